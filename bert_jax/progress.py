@@ -1,0 +1,31 @@
+"""Progress with an ETA for everything that takes longer than a breath."""
+
+import sys
+
+import tqdm
+
+
+def progress(description: str, total: float | None, unit: str) -> tqdm.tqdm:
+    """A progress bar on stderr; call ``update(n)`` on it and close it, or use it in a ``with``.
+
+    On a terminal the bar redraws itself; in a log file it writes one line about every 10 seconds,
+    so that a day of training does not become a gigabyte of carriage returns.
+
+    Args:
+      description: what is being done, in two or three words.
+      total: how many units there will be, or None where nobody knows; then there is no ETA.
+      unit: name of one unit, e.g. ``step``; ``B`` scales to kB, MB and GB.
+    """
+    live = sys.stderr.isatty()
+    layout = "{desc}: {percentage:3.0f}% |{bar:20}| {n_fmt}/{total_fmt} [{elapsed}, ETA {remaining}, {rate_fmt}{postfix}]"
+    return tqdm.tqdm(
+        desc=description,
+        total=total,
+        unit=unit,
+        unit_scale=unit == "B",
+        bar_format=(layout if live else layout + "\n") if total else None,
+        mininterval=0.2 if live else 10.0,
+        miniters=1,
+        dynamic_ncols=live,
+        file=sys.stderr,
+    )
