@@ -191,7 +191,7 @@ class Tokenizer:
 
 
 def wordpiece(pieces: Sequence[str], lowercase: bool | None, origin: str) -> Tokenizer:
-    """BERT's tokenizer over the given pieces: clean, lower and strip accents, split at punctuation, WordPiece.
+    """BERT's tokenizer over the given pieces: clean, fold case and accents, split at punctuation, WordPiece.
 
     Words are cut greedily, longest match first (Devlin et al. 2019, google-research/bert
     tokenization.py), and a word longer than 100 characters becomes [UNK].

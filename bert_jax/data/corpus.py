@@ -1,0 +1,327 @@
+"""Prepared corpora on disk: documents and sentences by index. Needs no jax and no TensorFlow.
+
+A corpus is a TFDS dataset directory (ArrayRecord shards, one record for at most 8,192 tokens of one
+document) with three arrays per split beside it, so that planning reads no record, and `corpus.json`,
+which is written last: a directory without it is not a corpus. docs/corpus.md is the contract.
+"""
+
+import atexit
+import bisect
+import dataclasses
+import functools
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import tempfile
+import threading
+from typing import NamedTuple
+
+import numpy as np
+from array_record.python import array_record_module
+from etils import epath
+
+from bert_jax.errors import UserError
+
+FORMAT_VERSION = 1
+MANIFEST = "corpus.json"
+INCOMPLETE = "corpus.incomplete"
+TOKENIZER = "tokenizer.json"
+SPLITS = ("train", "validation")
+MAX_RECORD_TOKENS = 8192
+
+
+def array_file(split: str, array: str) -> str:
+    """File name of one of the arrays sentence_lengths, document_offsets and record_offsets."""
+    return f"{split}.{array}.npy"
+
+
+def shard_file(name: str, split: str, index: int, count: int) -> str:
+    """File name of a shard, as TFDS expects it."""
+    return f"{name}-{split}.array_record-{index:05d}-of-{count:05d}"
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """Little-endian type of token ids in records: uint16 while every id fits, else uint32."""
+    return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+
+
+class Record(NamedTuple):
+    """A part of one document."""
+
+    document: int
+    """index of the document in its split"""
+    part: int
+    """0, 1, ... within the document"""
+    tokens: np.ndarray
+    """token ids [num_tokens], uint16 or uint32"""
+    sentence_ends: np.ndarray
+    """tokens up to and including each sentence [num_sentences], uint16; the last is num_tokens"""
+
+
+def read_manifest(directory: os.PathLike | str) -> dict:
+    """The content of corpus.json.
+
+    Raises:
+      UserError: no such directory, no finished corpus in it, or one of a newer format.
+    """
+    directory = epath.Path(directory)
+    if not directory.is_dir():
+        raise UserError(f"{directory}: no such corpus; make one with `bert-data build`")
+    path = directory / MANIFEST
+    if not path.exists():
+        raise UserError(
+            f"{directory}: not a finished corpus (it has no {MANIFEST}); build it with `bert-data build`"
+        )
+    try:
+        manifest = json.loads(path.read_text())
+        version = manifest["format_version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: damaged, it cannot be read as JSON; build the corpus again") from error
+    if version > FORMAT_VERSION:
+        raise UserError(
+            f"{directory}: corpus format {version} is newer than this program knows ({FORMAT_VERSION});"
+            " update bert_jax"
+        )
+    return manifest
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Corpus:
+    """One split of a prepared corpus.
+
+    May be shared by threads and pickled: each process opens the files it needs for itself, once it
+    needs them. Sentences are numbered through the whole split, documents too.
+
+    Attributes:
+      directory: where the corpus lies.
+      split: "train" or "validation".
+      name: the corpus' name.
+      vocab_size: token ids are in [0, vocab_size).
+      tokenizer_fingerprint: `Tokenizer.fingerprint` of the tokenizer that made the ids.
+      sentence_lengths: tokens of each sentence, uint16 [num_sentences], memory-mapped.
+      document_offsets: first sentence of each document, int64 [num_documents + 1].
+      record_offsets: first sentence of each record, int64 [num_records + 1].
+      num_tokens: tokens in the split.
+    """
+
+    directory: epath.Path
+    split: str
+    name: str
+    vocab_size: int
+    tokenizer_fingerprint: str
+    sentence_lengths: np.ndarray
+    document_offsets: np.ndarray
+    record_offsets: np.ndarray
+    num_tokens: int
+    _records: "Records"
+
+    @classmethod
+    def open(cls, directory: os.PathLike | str, split: str = "train") -> "Corpus":
+        """Opens a split; takes the same time for any size of corpus.
+
+        Raises:
+          UserError: no finished corpus of a known format there, no such split, or arrays and shards
+            that contradict corpus.json.
+        """
+        directory = epath.Path(directory)
+        manifest = read_manifest(directory)
+        if split not in manifest["splits"]:
+            raise UserError(f"{directory}: no split {split!r}; it has {', '.join(sorted(manifest['splits']))}")
+        counts = manifest["splits"][split]
+        expected = {
+            "sentence_lengths": (np.dtype("<u2"), counts["sentences"], None),
+            "document_offsets": (np.dtype("<i8"), counts["documents"] + 1, counts["sentences"]),
+            "record_offsets": (np.dtype("<i8"), counts["records"] + 1, counts["sentences"]),
+        }
+        arrays = {
+            array: _map_array(directory / array_file(split, array), *about) for array, about in expected.items()
+        }
+        records = Records(directory, manifest, split)
+        if len(records) != counts["records"]:
+            raise UserError(
+                f"{directory / MANIFEST}: its {split} shards hold {len(records)} records, but it counts"
+                f" {counts['records']}; build the corpus again"
+            )
+        return cls(
+            directory=directory,
+            split=split,
+            name=manifest["name"],
+            vocab_size=manifest["vocab_size"],
+            tokenizer_fingerprint=manifest["tokenizer"]["fingerprint"],
+            num_tokens=counts["tokens"],
+            _records=records,
+            **arrays,
+        )
+
+    def __reduce__(self):
+        # Memory-mapped arrays would be pickled with their whole content.
+        return Corpus.open, (os.fspath(self.directory), self.split)
+
+    @property
+    def num_documents(self) -> int:
+        """Documents in the split."""
+        return len(self.document_offsets) - 1
+
+    @property
+    def num_sentences(self) -> int:
+        """Sentences in the split."""
+        return len(self.sentence_lengths)
+
+    def sentences(self, start: int, stop: int) -> np.ndarray:
+        """Tokens of the sentences [start, stop) one after the other, int32 [sum of their lengths].
+
+        Reads only the records that hold them.
+
+        Raises:
+          IndexError: the range does not lie within [0, num_sentences].
+        """
+        if not 0 <= start <= stop <= self.num_sentences:
+            raise IndexError(f"sentences [{start}, {stop}) do not lie in [0, {self.num_sentences}]")
+        if start == stop:
+            return np.zeros(0, np.int32)
+        first = int(np.searchsorted(self.record_offsets, start, "right")) - 1
+        last = int(np.searchsorted(self.record_offsets, stop, "left"))
+        pieces = []
+        for index in range(first, last):
+            record = self._records[index]
+            offset = int(self.record_offsets[index])
+            ends = record.sentence_ends
+            low = ends[start - offset - 1] if start > offset else 0
+            high = ends[min(stop - offset, len(ends)) - 1]
+            pieces.append(record.tokens[low:high])
+        return np.concatenate(pieces, dtype=np.int32)
+
+
+class Records:
+    """The records of one split, by number, over all its shards."""
+
+    def __init__(self, directory: os.PathLike | str, manifest: dict, split: str):
+        """Opens no file yet; `manifest` is the content of corpus.json."""
+        shards = manifest["splits"][split]["shards"]
+        self._paths = [epath.Path(directory) / shard["file"] for shard in shards]
+        self._counts = [shard["records"] for shard in shards]
+        self._starts = list(itertools.accumulate(self._counts, initial=0))
+        self._dtype = token_dtype(manifest["vocab_size"])
+        self._readers: dict[tuple[int, int], array_record_module.ArrayRecordReader] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def __getitem__(self, index: int) -> Record:
+        if not 0 <= index < len(self):
+            raise IndexError(f"record {index} is not in [0, {len(self)})")
+        shard = bisect.bisect_right(self._starts, index) - 1
+        (raw,) = self._reader(shard).read([index - self._starts[shard]])
+        return parse_record(raw, self._dtype)
+
+    def _reader(self, shard: int) -> array_record_module.ArrayRecordReader:
+        # Keyed by process: a reader's threads do not survive a fork.
+        key = (os.getpid(), shard)
+        if key in self._readers:
+            return self._readers[key]
+        with self._lock:
+            if key not in self._readers:
+                self._readers[key] = self._open(shard)
+            return self._readers[key]
+
+    def _open(self, shard: int) -> array_record_module.ArrayRecordReader:
+        path = self._paths[shard]
+        if not path.exists():
+            raise UserError(f"{path}: this shard is missing; copy the corpus again or rebuild it")
+        try:
+            reader = array_record_module.ArrayRecordReader(
+                os.fspath(path), options="readahead_buffer_size:0", file_reader_buffer_size=1 << 15
+            )
+        except (ValueError, RuntimeError, IndexError) as error:
+            raise UserError(f"{path}: cannot be read as ArrayRecord ({error}); rebuild the corpus") from error
+        if reader.num_records() != self._counts[shard]:
+            raise UserError(
+                f"{path}: holds {reader.num_records()} records where {MANIFEST} says {self._counts[shard]};"
+                " copy the corpus again or rebuild it"
+            )
+        return reader
+
+
+def parse_record(raw: bytes, dtype: np.dtype) -> Record:
+    """Decodes a serialised tf.Example of our four features.
+
+    Twelve lines instead of TFDS's decoder: that one takes longer than reading the record does. Wire
+    format: protobuf's encoding.dev pages; tests compare with TFDS.
+
+    Args:
+      raw: the record's bytes.
+      dtype: type of the token ids, see `token_dtype`.
+
+    Raises:
+      ValueError: these bytes are not such a record.
+    """
+    try:
+        features, _ = _field(raw, 0)
+        values: dict[bytes, bytes] = {}
+        position = 0
+        while position < len(features):
+            entry, position = _field(features, position)
+            name, after_name = _field(entry, 0)
+            feature, _ = _field(entry, after_name)
+            value_list, _ = _field(feature, 0)
+            values[name], _ = _field(value_list, 0)
+        return Record(
+            document=_varint(values[b"document"], 0)[0],
+            part=_varint(values[b"part"], 0)[0],
+            tokens=np.frombuffer(values[b"tokens"], dtype),
+            sentence_ends=np.frombuffer(values[b"sentence_ends"], "<u2"),
+        )
+    except (IndexError, KeyError) as error:
+        raise ValueError("not a record of a bert_jax corpus") from error
+
+
+def _field(data: bytes, position: int) -> tuple[bytes, int]:
+    """The length-delimited field at a position, and where the next one begins."""
+    if data[position] & 7 != 2:
+        raise ValueError("not a record of a bert_jax corpus")
+    length, begin = _varint(data, position + 1)
+    return data[begin : begin + length], begin + length
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[position]
+        value |= (byte & 127) << shift
+        position += 1
+        if byte < 128:
+            return value, position
+        shift += 7
+
+
+def _map_array(path: epath.Path, dtype: np.dtype, length: int, last: int | None) -> np.ndarray:
+    try:
+        array = np.load(_on_this_host(path), mmap_mode="r")
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: missing; copy the corpus again or rebuild it") from error
+    except (ValueError, EOFError) as error:
+        raise UserError(f"{path}: damaged, not a .npy array; copy the corpus again or rebuild it") from error
+    if array.dtype != dtype or array.shape != (length,) or (last is not None and array[-1] != last):
+        raise UserError(f"{path}: contradicts {MANIFEST}; copy the corpus again or rebuild it")
+    return array
+
+
+@functools.cache
+def _host_cache() -> str:
+    directory = tempfile.mkdtemp(prefix="bert_jax-arrays-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return directory
+
+
+def _on_this_host(path: epath.Path) -> str:
+    """A local path of the file: object stores cannot be memory-mapped, so theirs are copied first."""
+    location = os.fspath(path)
+    if "://" not in location:
+        return location
+    local = epath.Path(_host_cache()) / hashlib.sha256(location.encode()).hexdigest()
+    if not local.exists():
+        path.copy(local)
+    return os.fspath(local)

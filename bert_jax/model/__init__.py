@@ -1,0 +1,1 @@
+"""The encoder and its heads: plain functions of plain trees of arrays."""

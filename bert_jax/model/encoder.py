@@ -1,0 +1,231 @@
+"""The encoder: embeddings, a block, a stack of blocks, a pooler.
+
+Shapes in names: B rows, S positions, H hidden, L layers, N heads, D head size, K packed examples per row.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from bert_jax.config import ModelConfig
+from bert_jax.model.attention import ATTENTIONS, rotate, visible
+from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, Noise, dropout, truncated_normal
+from bert_jax.model.plan import LayerPlan, NormPlacement, layer_plans, parameter_groups
+from bert_jax.model.stack import run_stack
+from bert_jax.shapes import Array, Float, Int, Key
+
+EMBEDDING_SITE, ATTENTION_SITE, PROJECTION_SITE, FEED_FORWARD_SITE = range(4)
+
+
+class EncoderInputs(NamedTuple):
+    """What an encoder reads; the names are those of a batch (ARCHITECTURE, contracts)."""
+
+    input_ids: Int[Array, "B S"]
+    token_type_ids: Int[Array, "B S"]
+    segment_ids: Int[Array, "B S"]
+    """Which packed example a token belongs to, from 1; 0 is padding."""
+    position_ids: Int[Array, "B S"]
+    cls_positions: Int[Array, "B K"]
+    """Where each packed example's [CLS] stands."""
+
+
+class EncoderOutput(NamedTuple):
+    """What an encoder returns; the optional parts only when asked for."""
+
+    hidden: Float[Array, "B S H"]
+    pooled: Float[Array, "B K H"] | None
+    """tanh projection of each example's [CLS]; None in a model without pooler."""
+    hidden_states: Float[Array, "L1 B S H"] | None
+    """Embedding output and the output of every layer: L + 1 entries."""
+    attentions: Float[Array, "L B N S S"] | None
+    """Attention probabilities before dropout."""
+
+
+class Embeddings(nnx.Module):
+    """Sum of word, position and token-type embeddings, normalised (Devlin et al. 2019, figure 2)."""
+
+    def __init__(self, config: ModelConfig, key: Key[Array, ""]):
+        init = truncated_normal(config.initializer_range)
+        word, position, token_type = jax.random.split(key, 3)
+        self.word = nnx.Param(init(word, (config.vocab_size, config.hidden_size)))
+        shape = (config.max_positions, config.hidden_size)
+        self.position = nnx.Param(init(position, shape)) if config.positions == "learned" else None
+        self.token_type = nnx.Param(init(token_type, (config.type_vocab_size, config.hidden_size)))
+        self.norm = LayerNorm(config.hidden_size, config.norm_epsilon)
+        self.dtype = jnp.dtype(config.compute_dtype)
+
+    def __call__(
+        self, inputs: EncoderInputs, inputs_embeds: Float[Array, "B S H"] | None
+    ) -> Float[Array, "B S H"]:
+        # Ids are checked on the host (data/batches.py); "clip" keeps XLA from adding a NaN fill.
+        if inputs_embeds is None:
+            inputs_embeds = jnp.take(self.word[...], inputs.input_ids, axis=0, mode="clip")
+        total = inputs_embeds.astype(jnp.float32)
+        if self.position is not None:
+            total += jnp.take(self.position[...], inputs.position_ids, axis=0, mode="clip")
+        # A product with one-hot rows: the gradient of a gather would add B x S rows onto two.
+        types = jax.nn.one_hot(inputs.token_type_ids, self.token_type.shape[0], dtype=jnp.float32)
+        total += types @ self.token_type[...]
+        return self.norm(total).astype(self.dtype)
+
+    def attend(self, hidden: Float[Array, "*rows H"]) -> Float[Array, "*rows V"]:
+        """Logits over the vocabulary, float32: the decoder that is tied to the word embeddings."""
+        table = self.word[...].astype(hidden.dtype)
+        return jnp.einsum("...h,vh->...v", hidden, table, preferred_element_type=jnp.float32)
+
+
+class Block(nnx.Module):
+    """Self-attention and feed-forward, each with its residual (Vaswani et al. 2017, section 3.1)."""
+
+    def __init__(self, config: ModelConfig, key: Key[Array, ""]):
+        init = truncated_normal(config.initializer_range)
+        qkv, projection, rise, fall = jax.random.split(key, 4)
+        heads = (config.num_heads, config.size_per_head)
+        width = (config.hidden_size,)
+        # Query, key and value are one product; LAMB and the converters treat axis "3" as three tensors.
+        self.qkv = Dense(width, (3, *heads), init, qkv)
+        self.projection = Dense(heads, width, init, projection)
+        self.attention_norm = LayerNorm(config.hidden_size, config.norm_epsilon)
+        self.rise = Dense(width, (config.intermediate_size,), init, rise)
+        self.fall = Dense((config.intermediate_size,), width, init, fall)
+        self.feed_forward_norm = LayerNorm(config.hidden_size, config.norm_epsilon)
+        self.config = config
+
+    def __call__(
+        self,
+        hidden: Float[Array, "B S H"],
+        plan: LayerPlan,
+        inputs: EncoderInputs,
+        head_mask: Float[Array, "N"] | None,
+        noise: Noise | None,
+        keep_probabilities: bool,
+    ) -> tuple[Float[Array, "B S H"], Float[Array, "B N S S"] | None]:
+        rate = self.config.hidden_dropout
+        before = self.attention_norm(hidden) if plan.norm is NormPlacement.PRE else hidden
+        attended, probabilities = self._attend(before, plan, inputs, head_mask, noise, keep_probabilities)
+        hidden = hidden + dropout(attended, rate, noise and noise.at(PROJECTION_SITE))
+        if plan.norm is NormPlacement.POST:
+            hidden = self.attention_norm(hidden)
+
+        before = hidden if plan.norm is NormPlacement.POST else self.feed_forward_norm(hidden)
+        fed = self.fall(ACTIVATIONS[self.config.activation](self.rise(before)))
+        hidden = hidden + dropout(fed, rate, noise and noise.at(FEED_FORWARD_SITE))
+        if plan.norm is NormPlacement.POST:
+            hidden = self.feed_forward_norm(hidden)
+        return hidden, probabilities
+
+    def _attend(
+        self,
+        hidden: Float[Array, "B S H"],
+        plan: LayerPlan,
+        inputs: EncoderInputs,
+        head_mask: Float[Array, "N"] | None,
+        noise: Noise | None,
+        keep_probabilities: bool,
+    ) -> tuple[Float[Array, "B S H"], Float[Array, "B N S S"] | None]:
+        query, key, value = jnp.moveaxis(self.qkv(hidden), 2, 0)
+        if plan.rotary_base is not None:
+            query, key = (rotate(x, inputs.position_ids, plan.rotary_base) for x in (query, key))
+        context_BSND, probabilities = ATTENTIONS[self.config.attention](
+            query,
+            key,
+            value,
+            visible(inputs.segment_ids, plan.window),
+            dropout_rate=self.config.attention_dropout,
+            noise=noise and noise.at(ATTENTION_SITE),
+            keep_probabilities=keep_probabilities,
+        )
+        if head_mask is not None:
+            context_BSND *= head_mask.astype(context_BSND.dtype)[None, None, :, None]
+        return self.projection(context_BSND), probabilities
+
+
+REMAT_POLICIES = {
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
+
+
+class Encoder(nnx.Module):
+    """Embeddings, layers stacked on a leading axis, pooler.
+
+    Surgery on layers (take, copy, drop, grow) is indexing the leading axis of ``params["layers"]``.
+    """
+
+    def __init__(self, config: ModelConfig, key: Key[Array, ""], *, pooler: bool):
+        embeddings, layers, pool = jax.random.split(key, 3)
+        self.embeddings = Embeddings(config, embeddings)
+        groups = len(set(parameter_groups(config)))
+        self.layers = nnx.vmap(lambda key: Block(config, key))(jax.random.split(layers, groups))
+        width = (config.hidden_size,)
+        final_norm = config.norm_placement == "pre"
+        self.final_norm = LayerNorm(config.hidden_size, config.norm_epsilon) if final_norm else None
+        init = truncated_normal(config.initializer_range)
+        self.pooler = Dense(width, width, init, pool) if pooler else None
+        self.config = config
+
+    def __call__(
+        self,
+        inputs: EncoderInputs,
+        *,
+        noise: Noise | None = None,
+        inputs_embeds: Float[Array, "B S H"] | None = None,
+        head_mask: Float[Array, "L N"] | None = None,
+        hidden_states: bool = False,
+        attentions: bool = False,
+    ) -> EncoderOutput:
+        """Encode a batch.
+
+        Args:
+          inputs: a batch; `input_ids` are ignored when `inputs_embeds` is given.
+          noise: where dropout gets its bits; None switches dropout off.
+          inputs_embeds: takes the place of the word embeddings.
+          head_mask: multiplies each head's context vectors; differentiable (Michel et al. 2019).
+          hidden_states: return all L + 1 of them.
+          attentions: return attention probabilities; only the `reference` attention has them.
+
+        Raises:
+          UserError: attentions asked of a fused implementation.
+        """
+        embedded = self.embeddings(inputs, inputs_embeds)
+        embedded = dropout(embedded, self.config.hidden_dropout, noise and noise.at(EMBEDDING_SITE))
+        hidden, states, probabilities = self._run_layers(
+            embedded, inputs, noise, head_mask, hidden_states, attentions
+        )
+        if self.final_norm is not None:
+            hidden = self.final_norm(hidden)
+            if states is not None:
+                states = states.at[-1].set(hidden)
+        pooled = None
+        if self.pooler is not None:
+            cls_BKH = jnp.take_along_axis(hidden, inputs.cls_positions[:, :, None], axis=1, mode="clip")
+            pooled = jnp.tanh(self.pooler(cls_BKH))
+        if states is not None:
+            states = jnp.concatenate([embedded[None], states])
+        return EncoderOutput(hidden, pooled, states, probabilities)
+
+    def _run_layers(self, hidden, inputs, noise, head_mask, keep_states, keep_probabilities):
+        """All layers; returns (hidden, states [L ...] or None, probabilities [L ...] or None)."""
+        graph, stacked = nnx.split(self.layers)
+
+        def apply_layer(hidden, parameters, layer, plan, mask):
+            block = nnx.merge(graph, parameters)
+            here = noise and noise.at(layer + 1)
+            hidden, probabilities = block(hidden, plan, inputs, mask, here, keep_probabilities)
+            return hidden, (hidden if keep_states else None, probabilities)
+
+        if self.config.remat != "none":
+            policy = REMAT_POLICIES[self.config.remat]
+            apply_layer = jax.checkpoint(apply_layer, policy=policy, static_argnums=(3,))
+        hidden, (states, probabilities) = run_stack(
+            apply_layer,
+            hidden,
+            stacked,
+            layer_plans(self.config),
+            parameter_groups(self.config),
+            head_mask,
+            self.config.scan_unroll,
+        )
+        return hidden, states, probabilities

@@ -1,0 +1,50 @@
+"""Heads that stand on the encoder: masked language model and sentence pair.
+
+Shapes: B rows, M predictions per row, K packed examples per row, H hidden, V vocabulary.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from bert_jax.config import ModelConfig
+from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, truncated_normal
+from bert_jax.shapes import Array, Float, Int, Key
+
+
+class MlmHead(nnx.Module):
+    """Dense, activation, LayerNorm; the decoder is the word embedding table plus a bias (BERT's modeling code)."""
+
+    def __init__(self, config: ModelConfig, key: Key[Array, ""]):
+        width = (config.hidden_size,)
+        self.transform = Dense(width, width, truncated_normal(config.initializer_range), key)
+        self.norm = LayerNorm(config.hidden_size, config.norm_epsilon)
+        self.bias = nnx.Param(jnp.zeros((config.vocab_size,), jnp.float32))
+        self.activation = config.activation
+
+    def __call__(self, hidden: Float[Array, "B M H"], attend) -> Float[Array, "B M V"]:
+        """Logits in float32; `attend` maps hidden to the vocabulary with the tied table."""
+        transformed = self.norm(ACTIVATIONS[self.activation](self.transform(hidden)))
+        return attend(transformed) + self.bias[...][None, None]
+
+
+class PairHead(nnx.Module):
+    """Two classes on the pooled [CLS]: 0, B follows A; 1, B is random."""
+
+    def __init__(self, config: ModelConfig, key: Key[Array, ""]):
+        self.dense = Dense((config.hidden_size,), (2,), truncated_normal(config.initializer_range), key)
+
+    def __call__(self, pooled: Float[Array, "B K H"]) -> Float[Array, "B K 2"]:
+        """Logits in float32."""
+        return self.dense(pooled.astype(jnp.float32))
+
+
+def gather_positions(hidden: Float[Array, "B S H"], positions: Int[Array, "B M"]) -> Float[Array, "B M H"]:
+    """The hidden vectors at the positions to predict, before the costly product with the vocabulary."""
+    return jnp.take_along_axis(hidden, positions[:, :, None], axis=1, mode="clip")
+
+
+def log_likelihood(logits: Float[Array, "*rows V"], labels: Int[Array, "*rows"]) -> Float[Array, "*rows"]:
+    """Natural-log likelihood of each label."""
+    chosen = jnp.take_along_axis(logits, labels[..., None], axis=-1, mode="clip")[..., 0]
+    return chosen - jax.nn.logsumexp(logits, axis=-1)

@@ -1,0 +1,19 @@
+"""Array types with shapes for signatures: jaxtyping's where it is installed, bare names where it is not.
+
+The test suite installs jaxtyping and checks every annotation at run time; training does not need it.
+"""
+
+try:
+    from jaxtyping import Array, Bool, Float, Int, Key, UInt32
+except ModuleNotFoundError:
+    from jax import Array
+
+    class _Unchecked:
+        """Stands for an array of any shape."""
+
+        def __class_getitem__(cls, item: object) -> type:
+            return Array
+
+    Bool = Float = Int = Key = UInt32 = _Unchecked
+
+__all__ = ["Array", "Bool", "Float", "Int", "Key", "UInt32"]
