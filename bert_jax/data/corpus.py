@@ -128,7 +128,9 @@ class Corpus:
         directory = epath.Path(directory)
         manifest = read_manifest(directory)
         if split not in manifest["splits"]:
-            raise UserError(f"{directory}: no split {split!r}; it has {', '.join(sorted(manifest['splits']))}")
+            raise UserError(
+                f"{directory}: no split {split!r}; it has {', '.join(sorted(manifest['splits']))}"
+            )
         counts = manifest["splits"][split]
         expected = {
             "sentence_lengths": (np.dtype("<u2"), counts["sentences"], None),
@@ -136,7 +138,8 @@ class Corpus:
             "record_offsets": (np.dtype("<i8"), counts["records"] + 1, counts["sentences"]),
         }
         arrays = {
-            array: _map_array(directory / array_file(split, array), *about) for array, about in expected.items()
+            array: _map_array(directory / array_file(split, array), *about)
+            for array, about in expected.items()
         }
         records = Records(directory, manifest, split)
         if len(records) != counts["records"]:
