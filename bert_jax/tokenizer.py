@@ -104,16 +104,25 @@ class Tokenizer:
             raise UserError(f"{path}: not UTF-8 at byte {error.start}, so not a vocabulary") from error
         if path.suffix != ".json":
             return wordpiece(_read_vocab(text, path), lowercase=lowercase, origin=str(path))
-        try:
-            backend = tokenizers.Tokenizer.from_str(text)
-        except Exception as error:  # the library raises bare Exception for whatever it cannot parse
-            raise UserError(f"{path}: not a tokenizer.json that can be read ({error})") from error
-        loaded = cls(backend, str(path))
+        loaded = cls.from_json(text, str(path))
         if lowercase is not None and lowercase != loaded.lowercase:
             raise UserError(
                 f"{path}: it sets lowercase={loaded.lowercase} itself; do not ask for {lowercase}"
             )
         return loaded
+
+    @classmethod
+    def from_json(cls, text: str, origin: str) -> "Tokenizer":
+        """Makes one from the text of a tokenizer.json; `origin` says where it came from in messages.
+
+        Raises:
+          UserError: the text is not that of a tokenizer.json, or a special token is missing.
+        """
+        try:
+            backend = tokenizers.Tokenizer.from_str(text)
+        except Exception as error:  # the library raises bare Exception for whatever it cannot parse
+            raise UserError(f"{origin}: not a tokenizer.json that can be read ({error})") from error
+        return cls(backend, origin)
 
     @functools.cached_property
     def _with_specials(self) -> tokenizers.Tokenizer:

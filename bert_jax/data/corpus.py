@@ -216,9 +216,16 @@ class Records:
     def __getitem__(self, index: int) -> Record:
         if not 0 <= index < len(self):
             raise IndexError(f"record {index} is not in [0, {len(self)})")
-        shard = bisect.bisect_right(self._starts, index) - 1
+        shard = self._shard(index)
         (raw,) = self._reader(shard).read([index - self._starts[shard]])
         return parse_record(raw, self._dtype)
+
+    def path(self, index: int) -> epath.Path:
+        """The shard that holds a record."""
+        return self._paths[self._shard(index)]
+
+    def _shard(self, index: int) -> int:
+        return bisect.bisect_right(self._starts, index) - 1
 
     def _reader(self, shard: int) -> array_record_module.ArrayRecordReader:
         # Keyed by process: a reader's threads do not survive a fork.

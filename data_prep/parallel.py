@@ -1,0 +1,62 @@
+"""Maps a function over tasks in worker processes: ordered results, bounded memory."""
+
+import collections
+import multiprocessing
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import TypeVar
+
+from bert_jax.errors import UserError
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+_IN_FLIGHT_PER_WORKER = 3
+
+
+def ordered_map(
+    function: Callable[[Task], Result],
+    tasks: Iterable[Task],
+    workers: int,
+    name: Callable[[Task], str],
+    initializer: Callable[..., None],
+    initargs: tuple = (),
+) -> Iterator[Result]:
+    """Results in the order of the tasks, from `workers` processes, or from this one if that is 1.
+
+    At most three tasks a worker are under way, so that a fast source does not fill the memory. Workers
+    are spawned, not forked: libraries here have threads, which a fork breaks.
+
+    Args:
+      function, initializer, initargs: importable, picklable; the initializer runs once in each process.
+      tasks: read as needed.
+      name: what a task is called in the message when its process dies.
+
+    Raises:
+      UserError: a worker process was killed, most often for want of memory.
+    """
+    if workers == 1:
+        initializer(*initargs)
+        yield from map(function, tasks)
+        return
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer, initargs)
+    pending = collections.deque()
+    try:
+        for task in tasks:
+            pending.append((task, pool.submit(function, task)))
+            if len(pending) >= workers * _IN_FLIGHT_PER_WORKER:
+                yield _result(*pending.popleft(), name)
+        while pending:
+            yield _result(*pending.popleft(), name)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _result(task, future, name):
+    try:
+        return future.result()
+    except BrokenProcessPool as error:
+        raise UserError(
+            f"a worker process died at or after {name(task)}; was it out of memory? Try fewer --workers"
+        ) from error

@@ -1,0 +1,171 @@
+"""The documentation that ships with Python itself: a real corpus of English without any download.
+
+pydoc's topics, and the docstrings of the standard library and of every installed package, read from
+the source files with `ast`; nothing is imported or executed.
+"""
+
+import ast
+import gc
+import hashlib
+import importlib.metadata
+import inspect
+import pathlib
+import platform
+import re
+import sysconfig
+import warnings
+from collections.abc import Iterator
+
+from bert_jax.progress import progress
+from data_prep.parallel import ordered_map
+
+MAX_BYTES = 24_000_000
+"""Where the corpus is cut, in UTF-8 bytes; an environment with many packages would make it huge."""
+MIN_CHARACTERS = 200
+"""A module whose docstrings are shorter tells no story."""
+
+# Tests document little; vendored copies say again what the package itself says; the standard library may
+# hold the site-packages of another environment.
+_SKIPPED_DIRECTORIES = frozenset({"test", "tests", "idle_test", "_vendor", "vendored", "site-packages"})
+_FILES_PER_TASK = 64
+
+_DOCTEST = re.compile(r"\s*(>>>|In \[\d+\]:|\$ )")
+_FENCE = re.compile(r"\s*(```|~~~)")
+_CODE_DIRECTIVE = re.compile(
+    r"\s*\.\. (code|code-block|sourcecode|math|doctest|test\w+|parsed-literal|plot|ipython|toctree"
+    r"|autosummary|jupyter-execute|productionlist|image|figure|bibliography)::"
+)
+_MARKUP = re.compile(r"\s*(\.\. |:\w+:\s*$|[\W_]*$)")
+_ITEM = re.compile(r"\s*([-*+•]\s|\d+[.)]\s|\*{0,2}[\w.]+( ?\([^)]*\))? ?:\s|:\w+ [^:]*:|\[\d+\])")
+
+
+def documents(workers: int = 1) -> Iterator[tuple[str, str]]:
+    """Name and text of every document; blank lines between paragraphs.
+
+    Topics come first, then the modules in an order drawn by a hash of their names, so that where
+    24 MB are reached every package has kept its share. A docstring that occurred before is left out.
+
+    Args:
+      workers: processes that read modules; the result does not depend on it.
+    """
+    seen: set[bytes] = set()
+    size = 0
+    for name, blocks in _candidates(workers):
+        text = "\n\n".join(_unseen(blocks, seen))
+        if len(text) < MIN_CHARACTERS:
+            continue
+        size += len(text.encode())
+        if size > MAX_BYTES:
+            return
+        yield name, text
+
+
+def versions() -> dict:
+    """What the documentation belongs to: Python's version and those of the installed packages."""
+    packages = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
+    return {"python": platform.python_version(), "packages": dict(sorted(packages.items()))}
+
+
+def module_blocks(source: bytes) -> list[str]:
+    """Docstrings of a module as prose: its own, then those of classes and functions in source order.
+
+    A file that this Python cannot parse (a template, Python 2) has none.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a stray backslash in somebody's string is not our matter
+            tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    return [block for docstring in _docstrings(tree) if (block := prose(docstring))]
+
+
+def prose(docstring: str) -> str:
+    """A docstring without what is not language: doctests, code blocks, rulers and directives.
+
+    Lines of a paragraph are joined; list items and parameters are paragraphs of their own.
+    """
+    paragraphs: list[list[str]] = [[]]
+    code_indent: int | None = None  # lines deeper than this are code
+    in_doctest = in_fence = False
+    previous_depth = 0
+    for line in inspect.cleandoc(docstring).split("\n"):
+        stripped = line.strip()
+        depth = len(line) - len(line.lstrip())
+        if _FENCE.match(line):
+            in_fence = not in_fence
+            paragraphs.append([])
+        elif not stripped:
+            in_doctest = False
+            paragraphs.append([])
+        elif in_fence or (code_indent is not None and depth > code_indent):
+            continue
+        elif in_doctest or _DOCTEST.match(line):
+            in_doctest = True  # up to the next blank line: what follows is its output
+        else:
+            is_code_next = stripped.endswith("::") or _CODE_DIRECTIVE.match(line) is not None
+            code_indent = depth if is_code_next else None
+            if _MARKUP.match(line):
+                paragraphs.append([])
+                continue
+            if _ITEM.match(line) or depth < previous_depth:
+                paragraphs.append([])
+            paragraphs[-1].append(stripped)
+            previous_depth = depth
+    return "\n\n".join(" ".join(" ".join(lines).split()) for lines in paragraphs if lines)
+
+
+def _docstrings(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        docstring = ast.get_docstring(node, clean=False)
+        if docstring:
+            yield docstring
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt):  # docstrings do not hide in expressions
+            yield from _docstrings(child)
+
+
+def _unseen(blocks: list[str], seen: set[bytes]) -> Iterator[str]:
+    for block in blocks:
+        digest = hashlib.sha256(block.encode()).digest()[:16]
+        if digest not in seen:
+            seen.add(digest)
+            yield block
+
+
+def _candidates(workers: int) -> Iterator[tuple[str, list[str]]]:
+    """Name and docstrings of the topics and of every module, in their final order."""
+    library = pathlib.Path(sysconfig.get_paths()["stdlib"])
+    yield from _topics(library / "pydoc_data" / "topics.py")
+    modules = _modules(library)
+    tasks = [modules[i : i + _FILES_PER_TASK] for i in range(0, len(modules), _FILES_PER_TASK)]
+    with progress("reading docstrings", len(modules), "module") as bar:
+        for batch in ordered_map(_read_modules, tasks, workers, lambda task: str(task[0][1]), gc.disable):
+            bar.update(len(batch))
+            yield from batch
+
+
+def _topics(path: pathlib.Path) -> Iterator[tuple[str, list[str]]]:
+    for node in ast.parse(path.read_bytes()).body:
+        if isinstance(node, ast.Assign):
+            for topic, text in sorted(ast.literal_eval(node.value).items()):
+                yield f"topic {topic}", [prose(text)]
+
+
+def _modules(library: pathlib.Path) -> list[tuple[str, pathlib.Path]]:
+    """Name and file of the modules, the standard library's first, then by a hash of the name."""
+    paths = sysconfig.get_paths()
+    found: dict[str, tuple[bool, bytes, pathlib.Path]] = {}
+    for root in dict.fromkeys([library, pathlib.Path(paths["purelib"]), pathlib.Path(paths["platlib"])]):
+        for path in root.rglob("*.py"):
+            inner = path.relative_to(root)
+            if _SKIPPED_DIRECTORIES.intersection(inner.parts[:-1]):
+                continue
+            name = ".".join(inner.with_suffix("").parts)
+            digest = hashlib.sha256(name.encode()).digest()
+            found.setdefault(name, (root != library, digest, path))
+    return [(name, found[name][2]) for name in sorted(found, key=lambda name: found[name][:2])]
+
+
+def _read_modules(modules: list[tuple[str, pathlib.Path]]) -> list[tuple[str, list[str]]]:
+    return [(name, module_blocks(path.read_bytes())) for name, path in modules]

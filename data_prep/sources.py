@@ -1,0 +1,153 @@
+"""Where text comes from: a SPEC (`KIND:GLOB`) is read as a stream of documents in a fixed order."""
+
+import codecs
+import dataclasses
+import difflib
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterator
+
+from etils import epath
+
+from bert_jax.errors import UserError
+from data_prep import python_docs
+
+_WILDCARD = re.compile(r"[*?\[]")
+
+
+@dataclasses.dataclass(frozen=True)
+class Document:
+    """One document as its source gave it, not yet cleaned."""
+
+    origin: str
+    """where it begins, for messages: a file, a file and its line, or a module"""
+    text: str
+    """paragraphs divided by blank lines, or one sentence on each line"""
+    sentence_per_line: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A parsed SPEC.
+
+    Reading `documents` fills `facts` with what was read (files with their SHA-256 and size, or
+    versions of packages), complete once the stream has ended.
+    """
+
+    spec: str
+    total_bytes: int | None
+    """size of all files, where it is known beforehand"""
+    documents: Callable[[], Iterator[Document]]
+    facts: dict
+
+
+def parse(spec: str, workers: int = 1) -> Source:
+    """The source a SPEC names.
+
+    Args:
+      spec: `text:GLOB` (blank line between documents), `text-files:GLOB` (a file is a document),
+        `lines:GLOB` (one sentence on each line, blank line between documents) or `python-docs`.
+      workers: processes that `python-docs` may use.
+
+    Raises:
+      UserError: unknown kind, a missing glob, or one that matches no file.
+    """
+    kind, _, pattern = spec.partition(":")
+    if kind not in KINDS:
+        near = difflib.get_close_matches(kind, KINDS, n=1, cutoff=0.0)[0]
+        raise UserError(
+            f"--source {spec}: unknown kind {kind!r}, did you mean {near!r}? Kinds: {', '.join(KINDS)}"
+        )
+    if kind == "python-docs":
+        if pattern:
+            raise UserError(f"--source {spec}: python-docs takes no glob; write just `python-docs`")
+        return _python_docs(workers)
+    if not pattern:
+        raise UserError(f"--source {spec}: say which files, e.g. `{kind}:texts/*.txt`")
+    paths = _matches(spec, pattern)
+    facts = {"spec": spec, "files": []}
+    read = KINDS[kind]
+
+    def documents() -> Iterator[Document]:
+        facts["files"].clear()
+        for path in paths:
+            yield from read(path, facts["files"])
+
+    return Source(spec, sum(path.stat().length for path in paths), documents, facts)
+
+
+def _matches(spec: str, pattern: str) -> list[epath.Path]:
+    """Files a glob matches, sorted by path."""
+    parts = epath.Path(pattern).parts
+    fixed = next((i for i, part in enumerate(parts) if _WILDCARD.search(part)), len(parts))
+    root = epath.Path(*parts[:fixed]) if fixed else epath.Path()
+    found = root.glob("/".join(parts[fixed:])) if fixed < len(parts) else [root]
+    files = sorted((path for path in found if path.exists() and not path.is_dir()), key=os.fspath)
+    if not files:
+        raise UserError(f"--source {spec}: no file matches {pattern}")
+    return files
+
+
+def _lines(path: epath.Path, files: list[dict]) -> Iterator[str]:
+    """Lines of a UTF-8 file, decoded one by one so that an error knows its place."""
+    digest, offset, only_blank = hashlib.sha256(), 0, True
+    with path.open("rb") as file:
+        for raw in file:
+            digest.update(raw)
+            body = raw.removeprefix(codecs.BOM_UTF8) if offset == 0 else raw
+            try:
+                line = body.decode()
+            except UnicodeDecodeError as error:
+                place = offset + len(raw) - len(body) + error.start
+                raise UserError(
+                    f"{path}: not UTF-8 at byte {place}; convert it, e.g. with `iconv -t UTF-8`"
+                ) from error
+            offset += len(raw)
+            only_blank = only_blank and not line.strip()
+            yield line
+    if only_blank:
+        raise UserError(f"{path}: no text in this file; leave it out of the source")
+    files.append({"path": os.fspath(path), "sha256": digest.hexdigest(), "bytes": offset})
+
+
+def _blocks(path: epath.Path, files: list[dict], sentence_per_line: bool) -> Iterator[Document]:
+    block, first = [], 0
+    for number, line in enumerate(_lines(path, files), 1):
+        if line.strip():
+            if not block:
+                first = number
+            block.append(line)
+        elif block:
+            yield Document(f"{path}:{first}", "".join(block), sentence_per_line)
+            block = []
+    if block:
+        yield Document(f"{path}:{first}", "".join(block), sentence_per_line)
+
+
+def _text(path: epath.Path, files: list[dict]) -> Iterator[Document]:
+    return _blocks(path, files, sentence_per_line=False)
+
+
+def _text_lines(path: epath.Path, files: list[dict]) -> Iterator[Document]:
+    return _blocks(path, files, sentence_per_line=True)
+
+
+def _text_file(path: epath.Path, files: list[dict]) -> Iterator[Document]:
+    yield Document(str(path), "".join(_lines(path, files)))
+
+
+def _python_docs(workers: int) -> Source:
+    def documents() -> Iterator[Document]:
+        for name, text in python_docs.documents(workers):
+            yield Document(f"python-docs {name}", text)
+
+    return Source("python-docs", None, documents, {"spec": "python-docs", **python_docs.versions()})
+
+
+KINDS: dict[str, Callable] = {
+    "text": _text,
+    "text-files": _text_file,
+    "lines": _text_lines,
+    "python-docs": _python_docs,
+}
