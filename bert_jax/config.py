@@ -296,8 +296,8 @@ def from_dict(values: dict[str, Any]) -> Config:
     return _build(Config, values, "")
 
 
-def fingerprint(config: Config) -> str:
-    """Hex SHA-256 of what decides the updates: everything but mesh, logging, prefetch and save intervals."""
+def decisive(config: Config) -> dict[str, Any]:
+    """The settings that decide the updates: all but mesh, logging, prefetch, save intervals and how to compute."""
     values = to_dict(config)
     for section in ("mesh", "checkpoint", "log", "evaluation"):
         del values[section]
@@ -306,7 +306,12 @@ def fingerprint(config: Config) -> str:
         del values["model"][name]
     for phase in values["phases"]:
         del phase["accumulation"]
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+    return values
+
+
+def fingerprint(config: Config) -> str:
+    """Hex SHA-256 of the decisive settings: two runs that share it, and the corpora, are the same run."""
+    return hashlib.sha256(json.dumps(decisive(config), sort_keys=True).encode()).hexdigest()
 
 
 def replace(config: Config, **changes: Any) -> Config:

@@ -1,0 +1,31 @@
+"""Floating-point operations that a model needs, counted from its shapes (a multiply-add is two).
+
+Recomputation, optimizer, embeddings and everything elementwise count nothing, so that MFU is comparable
+between programs (PaLM, Chowdhery et al. 2022, appendix B).
+"""
+
+from bert_jax.config import ModelConfig
+
+
+def pretraining_flops(model: ModelConfig, rows: int, seq_len: int, predictions: int) -> float:
+    """FLOPs of one training step: three times the forward pass.
+
+    Args:
+      model: shapes.
+      rows: rows in the batch.
+      seq_len: tokens per row; all count, padding too.
+      predictions: positions per row that pass through the MLM head.
+    """
+    width, heads = model.hidden_size, model.num_heads * model.size_per_head
+    linear = 2 * width * (4 * heads + 2 * model.intermediate_size)
+    # Local layers need less; what they need is bounded by their window.
+    seen = [
+        seq_len
+        if model.attention_window is None or layer % model.global_every == 0
+        else min(seq_len, 2 * model.attention_window + 1)
+        for layer in range(model.num_layers)
+    ]
+    attention = sum(4 * heads * keys for keys in seen)
+    per_token = model.num_layers * linear + attention
+    head = 2 * width * (width + model.vocab_size)
+    return 3.0 * rows * (seq_len * per_token + predictions * head)

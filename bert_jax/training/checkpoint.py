@@ -1,0 +1,176 @@
+"""Checkpoints that can be trusted: Orbax writes the arrays, a commit file with checksums comes last.
+
+``checkpoints/00001000/`` holds ``state/`` (Orbax), ``run.json`` (where the stream stands and what the run is)
+and ``COMMIT.json``: the SHA-256 of every other file, written when all of them are complete. A directory
+without it does not count, wherever the process died. Orbax alone restores flipped bits without a word, so
+the sums are checked on every restore.
+"""
+
+import concurrent.futures
+import hashlib
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any, Self
+
+import orbax.checkpoint as ocp
+from etils import epath
+
+from bert_jax.errors import UserError
+
+COMMIT = "COMMIT.json"
+FORMAT_VERSION = 1
+
+
+class Checkpoints:
+    """The checkpoints of one run, saved while training goes on."""
+
+    def __init__(self, directory: epath.PathLike, keep: int):
+        self.directory = epath.Path(directory)
+        self.keep = keep
+        self._orbax = ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler())
+        self._committer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="commit")
+        self._commit: concurrent.futures.Future | None = None
+
+    def save(self, step: int, state: Any, about: dict[str, Any]) -> None:
+        """Start saving; returns once the arrays have left the device, so that their buffers may be donated.
+
+        Waits for the save before it, and raises what went wrong there.
+
+        Args:
+          step: updates done; names the directory.
+          state: tree of arrays.
+          about: JSON values to keep beside them.
+        """
+        self.wait()
+        target = self.directory / f"{step:08d}"
+        if target.exists():
+            target.rmtree()  # a save that was cut short, or one that failed its checksums
+        target.mkdir(parents=True)
+        (target / "run.json").write_text(json.dumps({"format_version": FORMAT_VERSION, **about}, indent=1))
+        self._orbax.save(target / "state", args=ocp.args.StandardSave(state))
+        self._commit = self._committer.submit(self._finish, target)
+
+    def _finish(self, target: epath.Path) -> None:
+        self._orbax.wait_until_finished()
+        write_commit(target)
+        for old in list(committed(self.directory))[self.keep :]:
+            (old / COMMIT).unlink()  # first, so that a half-deleted checkpoint does not count
+            old.rmtree()
+
+    def wait(self) -> None:
+        """Until the last save is committed; raises what went wrong in it."""
+        if self._commit is not None:
+            self._commit.result()
+            self._commit = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Wait for the last save, and let go of the writer threads."""
+        try:
+            self.wait()
+        finally:
+            self._committer.shutdown()
+            self._orbax.close()
+
+    def restore(self, abstract: Any) -> tuple[Any, dict[str, Any]] | None:
+        """The newest checkpoint whose files are all intact, with what was said about it; None if there is none.
+
+        A damaged one is named on stderr and passed over for the one before.
+
+        Args:
+          abstract: tree of ShapeDtypeStruct with shardings: how to restore, not how it was saved.
+
+        Raises:
+          UserError: there are checkpoints, but all are damaged.
+        """
+        found = verified(self.directory)
+        if found is None:
+            return None
+        state = self._orbax.restore(found / "state", args=ocp.args.StandardRestore(abstract))
+        return state, read_about(found)
+
+
+def restore_subtree(directory: epath.Path, abstract: Any) -> Any:
+    """Part of a saved state, e.g. only ``{"params": ...}``: what `abstract` lacks is not read."""
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
+        arguments = ocp.args.PyTreeRestore(
+            item=abstract,
+            restore_args=ocp.checkpoint_utils.construct_restore_args(abstract),
+            partial_restore=True,
+        )
+        return orbax.restore(directory / "state", args=arguments)
+
+
+def read_about(checkpoint: epath.Path) -> dict[str, Any]:
+    """What was said about a checkpoint when it was saved.
+
+    Raises:
+      UserError: it was written by a later version of bert_jax.
+    """
+    about = json.loads((checkpoint / "run.json").read_text())
+    if about["format_version"] > FORMAT_VERSION:
+        raise UserError(
+            f"{checkpoint}: checkpoint format {about['format_version']} is newer than this bert_jax reads "
+            f"({FORMAT_VERSION}): update bert_jax"
+        )
+    return about
+
+
+def committed(directory: epath.Path) -> Iterator[epath.Path]:
+    """Complete checkpoints, newest first."""
+    if directory.exists():
+        for path in sorted(directory.iterdir(), key=lambda path: path.name, reverse=True):
+            if (path / COMMIT).exists():
+                yield path
+
+
+def verified(directory: epath.Path) -> epath.Path | None:
+    """The newest complete checkpoint whose files are intact; None if there is no complete one.
+
+    Raises:
+      UserError: all complete ones are damaged.
+    """
+    damage = None
+    for path in committed(directory):
+        damage = find_damage(path)
+        if damage is None:
+            return path
+        print(f"warning: checkpoint {path} is damaged ({damage}); trying the one before", file=sys.stderr)
+    if damage is not None:
+        raise UserError(f"{directory}: every checkpoint is damaged; restore a copy, or start in another --workdir")
+    return None
+
+
+def write_commit(checkpoint: epath.Path) -> None:
+    """Declare a checkpoint complete. The file appears whole or not at all, as far as a reader can tell."""
+    (checkpoint / COMMIT).write_text(json.dumps({"sha256": _sums(checkpoint)}, indent=1))
+
+
+def find_damage(checkpoint: epath.Path) -> str | None:
+    """The first file that is missing, added or altered since the commit, with what is wrong; None if none is."""
+    try:
+        expected = json.loads((checkpoint / COMMIT).read_text())["sha256"]
+    except (ValueError, KeyError):
+        return f"{COMMIT} is incomplete"
+    found = _sums(checkpoint)
+    for name in sorted(expected.keys() | found.keys()):
+        if name not in found:
+            return f"{name} is missing"
+        if name not in expected:
+            return f"{name} was added later"
+        if expected[name] != found[name]:
+            return f"{name} has changed"
+    return None
+
+
+def _sums(checkpoint: epath.Path) -> dict[str, str]:
+    sums = {}
+    for path in sorted(checkpoint.rglob("*")):
+        name = str(path.relative_to(checkpoint))
+        if name != COMMIT and path.is_file():
+            with path.open("rb") as file:
+                sums[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return sums

@@ -1,0 +1,132 @@
+"""train(task): build, restore, then step, log, evaluate and save until the run is done."""
+
+import contextlib
+import dataclasses
+import functools
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from bert_jax.data.cursor import Cursor
+from bert_jax.training import workdir as workdirs
+from bert_jax.training.checkpoint import Checkpoints
+from bert_jax.training.reporter import Reporter
+from bert_jax.training.sharding import check_rows, make_mesh, put_rows
+from bert_jax.training.state import TrainState, abstract_state, init_state
+from bert_jax.training.step import make_eval_step, make_train_step
+from bert_jax.training.task import Params, Task
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run stands; saved with every checkpoint."""
+
+    cursor: Cursor
+    """What the next update reads."""
+    tokens_seen: int
+    """Real tokens in all updates so far."""
+    evaluation: dict[str, float]
+    """Newest held-out metrics."""
+
+
+def train(task: Task, workdir: Path, about: dict[str, Any], profile: tuple[int, int] | None = None) -> Place:
+    """Run the task to its end, from its newest intact checkpoint if there is one.
+
+    On SIGTERM the run is saved after the current update and this returns; the same call continues it.
+
+    Args:
+      task: what to train.
+      workdir: of the run, claimed for it (workdir.claim).
+      about: JSON values to keep in every checkpoint.
+      profile: write a trace of updates [first, last) to workdir/profile.
+
+    Returns:
+      where the run stands; it is finished if the cursor's step is the config's total.
+
+    Raises:
+      UserError: a batch that the mesh cannot split, a loss that is not finite, damaged checkpoints.
+    """
+    config, mesh = task.config, checked_mesh(task)
+    train_step = functools.cache(lambda accumulation: make_train_step(task, mesh, accumulation))
+    evaluate = make_evaluator(task, mesh)
+    with contextlib.ExitStack() as stack:
+        checkpoints = stack.enter_context(Checkpoints(workdir / workdirs.CHECKPOINTS, config.checkpoint.keep))
+        state, place = _restore_or_init(task, mesh, checkpoints)
+        cursor, evaluation = place.cursor, place.evaluation
+        devices = list(mesh.devices.flat)
+        report = stack.enter_context(
+            Reporter(task, workdir, devices, cursor.step, place.tokens_seen, profile)
+        )
+        stopping = stack.enter_context(_sigterm())
+        stack.enter_context(jax.transfer_guard("disallow"))
+        for rows, following in task.batches(cursor) if cursor.step < config.total_steps else ():
+            phase = config.phases[cursor.phase]
+            report.before(cursor.step)
+            batch = put_rows(rows, mesh, phase.batch_size)
+            state, metrics = train_step(phase.accumulation)(state, batch)
+            report.push(following.step, rows, metrics)
+            cursor = following
+            last = cursor.step == config.total_steps
+            if last or _due(cursor.step, config.evaluation.every):
+                report.flush()
+                evaluation = evaluate(state.params)
+                report.held_out(cursor.step, evaluation)
+            place = Place(cursor, report.tokens_seen, evaluation)
+            if last or stopping.is_set() or _due(cursor.step, config.checkpoint.every):
+                report.flush()  # the lines that a committed checkpoint covers must be on disk before it
+                checkpoints.save(cursor.step, state, dataclasses.asdict(place) | about)
+            if stopping.is_set():
+                break
+    return place
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+def checked_mesh(task: Task) -> Mesh:
+    """The mesh of the task's config, on which all its batches can be split (else UserError)."""
+    mesh = make_mesh(task.config.mesh)
+    for i, phase in enumerate(task.config.phases):
+        check_rows(phase.batch_size, phase.accumulation, mesh, f"phases.{i}.batch_size")
+    check_rows(task.config.evaluation.batch_size, 1, mesh, "evaluation.batch_size")
+    return mesh
+
+
+def _restore_or_init(task: Task, mesh: Mesh, checkpoints: Checkpoints) -> tuple[TrainState, Place]:
+    restored = checkpoints.restore(abstract_state(task, mesh))
+    if restored is None:
+        return init_state(task, mesh), Place(Cursor(), 0, {})
+    state, saved = restored
+    place = Place(Cursor(**saved["cursor"]), saved["tokens_seen"], saved["evaluation"])
+    print(f"continuing from update {place.cursor.step}", file=sys.stderr)
+    return state, place
+
+
+def make_evaluator(task: Task, mesh: Mesh) -> Callable[[Params], dict[str, float]]:
+    """Held-out metrics as a function of parameters that are on the mesh."""
+    eval_step = make_eval_step(task, mesh)
+    rows = task.config.evaluation.batch_size
+
+    def evaluate(params: Params) -> dict[str, float]:
+        return task.evaluate(lambda batch: jax.device_get(eval_step(params, put_rows(batch, mesh, rows))))
+
+    return evaluate
+
+
+@contextlib.contextmanager
+def _sigterm() -> Iterator[threading.Event]:
+    """An event that SIGTERM sets, instead of ending the process."""
+    asked = threading.Event()
+    before = signal.signal(signal.SIGTERM, lambda *_: asked.set())
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGTERM, before)

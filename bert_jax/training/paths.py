@@ -1,0 +1,36 @@
+"""Names of leaves in a tree, and tables of (pattern, value) that every leaf must match."""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+
+def name_leaves(tree: Any) -> dict[str, Any]:
+    """Leaves by slash-separated path, e.g. ``encoder/layers/qkv/kernel``, in tree order."""
+    return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def path_name(path: tuple[Any, ...]) -> str:
+    """``encoder/layers/qkv/kernel`` for jax's key path."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def map_with_table(
+    table: Sequence[tuple[str, Any]], use: Callable[[Any, Any], Any], tree: Any
+) -> Any:
+    """``use(value, leaf)`` for every leaf, with the value of the first pattern that its path's end matches.
+
+    Raises:
+      LookupError: no pattern matches a leaf. A new parameter must be thought about, not defaulted.
+    """
+
+    def apply(path, leaf):
+        name = path_name(path)
+        for pattern, value in table:
+            if re.search(rf"(^|/)(?:{pattern})$", name):
+                return use(value, leaf)
+        raise LookupError(f"no rule matches parameter '{name}': add it to the table")
+
+    return jax.tree_util.tree_map_with_path(apply, tree)

@@ -1,0 +1,129 @@
+"""Turns the metrics of updates into lines, events, a progress bar and traces, one update late."""
+
+import math
+import time
+from pathlib import Path
+from typing import Any, Self
+
+import jax
+
+from bert_jax.data.batches import Rows
+from bert_jax.errors import UserError
+from bert_jax.progress import progress
+from bert_jax.training.metrics import MetricsWriter
+from bert_jax.training.task import Task
+from bert_jax.training.throughput import peak_flops
+
+
+class Reporter:
+    """The eyes of a run. Metrics of an update are read when the next one is already dispatched.
+
+    Use it in a ``with``; `tokens_seen` counts real tokens over the whole run, restarts included.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        workdir: Path,
+        devices: list[jax.Device],
+        step: int,
+        tokens_seen: int,
+        profile: tuple[int, int] | None,
+    ):
+        config = task.config
+        self.task, self.every, self.tokens_seen = task, config.log.every, tokens_seen
+        self.writer = MetricsWriter(workdir, step, tensorboard=config.log.tensorboard)
+        self.peak = peak_flops(devices)
+        self.bar = progress("pretraining", config.total_steps, "step")
+        self.bar.update(step)
+        self.trace_directory, self.profile, self.tracing = workdir / "profile", profile, False
+        self.step = step
+        self.pending: dict[str, Any] | None = None
+        self.window = _Window()
+
+    def before(self, step: int) -> None:
+        """Called before update `step` is dispatched: starts and ends the trace that --profile asked for."""
+        if self.profile and step == self.profile[0]:
+            self.flush()
+            jax.profiler.start_trace(str(self.trace_directory))
+            self.tracing = True
+        if self.profile and step == self.profile[1]:
+            self.flush()
+            self._stop_trace()
+
+    def push(self, step: int, rows: Rows, metrics: dict[str, jax.Array]) -> None:
+        """Take the metrics of an update that was just dispatched, and report the one before it.
+
+        Raises:
+          UserError: the loss of the one before is not finite.
+        """
+        waiting, self.pending = self.pending, metrics
+        before, self.step = self.step, step
+        if waiting is not None:
+            self._report(before, waiting)
+        # Rows of this process only: real tokens, and slots that hold padding or tokens.
+        real = int((rows["segment_ids"] > 0).sum()) * jax.process_count()
+        self.tokens_seen += real
+        self.window.add(real, rows["segment_ids"].size * jax.process_count(), self.task.step_flops(step - 1))
+
+    def flush(self) -> None:
+        """Report what is pending; waits for the device."""
+        if self.pending is not None:
+            waiting, self.pending = self.pending, None
+            self._report(self.step, waiting)
+
+    def _report(self, step: int, metrics: dict[str, jax.Array]) -> None:
+        jax.block_until_ready(metrics)
+        self.bar.update(1)
+        if step % self.every and step != self.task.config.total_steps:
+            return
+        values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        if not math.isfinite(values["loss"]):
+            raise UserError(
+                f"the loss is {values['loss']} after update {step}: lower the learning rate or lengthen the "
+                "warmup, and start in another --workdir"
+            )
+        self.bar.set_postfix_str(f"loss {values['loss']:.3f}", refresh=False)
+        self.writer.write(step, "train", values, self.window.close(self.peak))
+
+    def held_out(self, step: int, values: dict[str, float]) -> None:
+        """Report an evaluation; its time is taken out of the training speed."""
+        self.writer.write(step, "validation", values, {})
+        self.window = _Window()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop_trace()
+        self.bar.close()
+        self.writer.close()
+
+    def _stop_trace(self) -> None:
+        if self.tracing:
+            jax.profiler.stop_trace()
+            self.tracing = False
+
+
+class _Window:
+    """Counts what happens between two lines."""
+
+    def __init__(self) -> None:
+        self.start = time.perf_counter()
+        self.updates, self.real, self.slots, self.flops = 0, 0, 0, 0.0
+
+    def add(self, real: int, slots: int, flops: float) -> None:
+        self.updates += 1
+        self.real, self.slots, self.flops = self.real + real, self.slots + slots, self.flops + flops
+
+    def close(self, peak: float) -> dict[str, float]:
+        """Speed since the window was opened, and a new start. MFU counts real tokens only."""
+        seconds = max(time.perf_counter() - self.start, 1e-9)
+        useful = self.flops * self.real / max(self.slots, 1)
+        timing = {
+            "step_seconds": seconds / max(self.updates, 1),
+            "tokens_per_second": self.real / seconds,
+            "mfu": useful / seconds / peak,
+        }
+        self.__init__()
+        return timing

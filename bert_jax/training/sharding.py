@@ -1,0 +1,148 @@
+"""The mesh, and one table from parameter to PartitionSpec. No other file says PartitionSpec.
+
+Axes: ``data`` splits rows and copies parameters (it spans slices); ``fsdp`` splits rows, parameters and
+moments; ``tensor`` splits heads, feed-forward units and the vocabulary.
+"""
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from bert_jax.config import MeshConfig
+from bert_jax.errors import UserError
+from bert_jax.training.paths import map_with_table
+
+DATA_AXES = ("data", "fsdp")
+"""Axes over which rows are split; the step is manual over them and automatic over ``tensor``."""
+
+# First match wins. Moments have the parameter's path at the end of theirs, so they match the same rule.
+SPECS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
+    (r"embeddings/word", ("tensor", "fsdp")),
+    (r"embeddings/(position|token_type)", (None, "fsdp")),
+    (r"layers/qkv/kernel", (None, "fsdp", None, "tensor", None)),
+    (r"layers/qkv/bias", (None, None, "tensor", None)),
+    (r"layers/projection/kernel", (None, "tensor", None, "fsdp")),
+    (r"layers/rise/kernel", (None, "fsdp", "tensor")),
+    (r"layers/rise/bias", (None, "tensor")),
+    (r"layers/fall/kernel", (None, "tensor", "fsdp")),
+    (r"(pooler|transform)/kernel", ("fsdp", None)),
+    (r"pair/dense/kernel", ()),
+    (r"mlm/bias", ("tensor",)),
+    (r"bias|scale", ()),
+    (r"count|step", ()),
+)
+
+
+def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
+    """A mesh with axes data, fsdp and tensor over all devices.
+
+    Raises:
+      UserError: the axes do not multiply to the number of devices.
+    """
+    devices = jax.devices() if devices is None else devices
+    sizes = [config.data, config.fsdp, config.tensor]
+    wanted = f"mesh {config.data} x {config.fsdp} x {config.tensor} (data x fsdp x tensor)"
+    if sizes.count(-1) > 1 or any(size == 0 or size < -1 for size in sizes):
+        raise UserError(f"{wanted}: sizes must be positive, and at most one of them -1 for all that is left")
+    known = math.prod(size for size in sizes if size != -1)
+    if -1 in sizes and len(devices) % known == 0:
+        sizes[sizes.index(-1)] = len(devices) // known
+    if math.prod(sizes) != len(devices):
+        raise UserError(f"{wanted} does not fit {len(devices)} devices: change mesh.data, mesh.fsdp or mesh.tensor")
+    # Auto axes: the step says itself which axes are manual; jax.make_mesh now defaults to Explicit.
+    axes = ("data", "fsdp", "tensor")
+    return jax.make_mesh(sizes, axes, axis_types=(AxisType.Auto,) * 3, devices=devices)
+
+
+def state_shardings(mesh: Mesh, tree: Any) -> Any:
+    """NamedSharding of every leaf of a state, by the table.
+
+    An axis that does not divide its dimension is dropped, and that dimension stays whole: a vocabulary of
+    30,522 over 4 devices is copied.
+
+    Raises:
+      LookupError: a leaf that no rule matches.
+    """
+
+    def fit(axes: tuple[str | None, ...], leaf: Any) -> NamedSharding:
+        axes = axes if leaf.ndim else ()
+        divisible = [
+            axis if axis and size % mesh.shape[axis] == 0 else None
+            for axis, size in zip(axes, leaf.shape, strict=False)
+        ]
+        return NamedSharding(mesh, PartitionSpec(*divisible))
+
+    return map_with_table(SPECS, fit, tree)
+
+
+def row_sharding(mesh: Mesh) -> NamedSharding:
+    """Of batches: rows over data and fsdp."""
+    return NamedSharding(mesh, PartitionSpec(DATA_AXES))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """Of scalars."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def manual_specs(shardings: Any) -> Any:
+    """What a function that is manual over `DATA_AXES` is told of each array: its fsdp dimension only."""
+
+    def keep(sharding: NamedSharding) -> PartitionSpec:
+        return PartitionSpec(*(axis if axis == "fsdp" else None for axis in sharding.spec))
+
+    return jax.tree.map(keep, shardings)
+
+
+def row_spec() -> PartitionSpec:
+    """Of batches, inside the same function."""
+    return PartitionSpec(DATA_AXES)
+
+
+def gather_parameters(params: Any, shardings: Any) -> Any:
+    """Whole parameters from this device's shards (inside the manual region): one all-gather per array."""
+
+    def gather(shard: jax.Array, sharding: NamedSharding) -> jax.Array:
+        axis = _fsdp_axis(sharding)
+        return shard if axis is None else jax.lax.all_gather(shard, "fsdp", axis=axis, tiled=True)
+
+    return jax.tree.map(gather, params, shardings)
+
+
+def reduce_gradients(gradients: Any, shardings: Any) -> Any:
+    """Sum over all row axes, leaving each device with the shard it owns: one reduction per array."""
+
+    def reduce(gradient: jax.Array, sharding: NamedSharding) -> jax.Array:
+        axis = _fsdp_axis(sharding)
+        if axis is None:
+            return jax.lax.psum(gradient, DATA_AXES)
+        scattered = jax.lax.psum_scatter(gradient, "fsdp", scatter_dimension=axis, tiled=True)
+        return jax.lax.psum(scattered, "data")
+
+    return jax.tree.map(reduce, gradients, shardings)
+
+
+def _fsdp_axis(sharding: NamedSharding) -> int | None:
+    return next((i for i, axis in enumerate(sharding.spec) if axis == "fsdp"), None)
+
+
+def put_rows(rows: dict[str, np.ndarray], mesh: Mesh, global_rows: int) -> dict[str, jax.Array]:
+    """Global arrays from this process's rows; each device receives its own."""
+    sharding = row_sharding(mesh)
+    return {
+        name: jax.make_array_from_process_local_data(sharding, array, (global_rows, *array.shape[1:]))
+        for name, array in rows.items()
+    }
+
+
+def check_rows(batch_size: int, accumulation: int, mesh: Mesh, what: str) -> None:
+    """Raise UserError unless every device gets the same number of whole micro-batches."""
+    shards = math.prod(mesh.shape[axis] for axis in DATA_AXES)
+    if batch_size % (shards * accumulation):
+        raise UserError(
+            f"{what} {batch_size} is not divisible by {shards} row shards (mesh data x fsdp) x accumulation "
+            f"{accumulation}: use a multiple of {shards * accumulation}"
+        )

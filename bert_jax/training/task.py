@@ -1,0 +1,51 @@
+"""What a training job must say. Pretraining is one Task; fine-tuning, distillation and probing are others."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import numpy as np
+
+from bert_jax.config import Config
+from bert_jax.data.batches import HostBatch, Rows
+from bert_jax.data.cursor import Cursor
+from bert_jax.model.layers import Noise
+from bert_jax.objectives import Batch, Sum
+from bert_jax.shapes import Array, Float, Key
+
+Params = dict[str, Any]
+Score = Callable[[Rows], tuple[dict[str, np.ndarray], dict[str, tuple[float, float]]]]
+"""Scores one evaluation batch: (prepared rows, {name: (total, weight)})."""
+
+
+class Task(Protocol):
+    """A training job, as the loop sees it. jax traces the first four methods; the others run on the host."""
+
+    config: Config
+
+    def init_params(self, key: Key[Array, ""]) -> Params:
+        """Fresh parameters."""
+        ...
+
+    def prepare(self, batch: Batch, *, evaluating: bool) -> Batch:
+        """Work on a device's rows before they are cut into micro-batches, e.g. masking."""
+        ...
+
+    def loss_weights(self, batch: Batch) -> dict[str, Float[Array, ""]]:
+        """Weight of each loss term in prepared rows. The loss is the sum over terms of total / global weight."""
+        ...
+
+    def sums(self, params: Params, batch: Batch, noise: Noise | None) -> dict[str, Sum]:
+        """All quantities of prepared rows; has at least the terms of `loss_weights`."""
+        ...
+
+    def batches(self, cursor: Cursor) -> Iterator[HostBatch]:
+        """The stream from `cursor` to the end of the run."""
+        ...
+
+    def evaluate(self, score: Score) -> dict[str, float]:
+        """Held-out metrics, by global sums."""
+        ...
+
+    def step_flops(self, step: int) -> float:
+        """Floating-point operations that the model needs for update `step`, counted analytically."""
+        ...

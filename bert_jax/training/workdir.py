@@ -1,0 +1,95 @@
+"""A run's directory: what belongs to it, and whether it is this run's."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from bert_jax import config as config_lib
+from bert_jax.config import Config
+from bert_jax.errors import UserError
+
+CONFIG = "config.json"
+TOKENIZER = "tokenizer.json"
+CHECKPOINTS = "checkpoints"
+LEDGER = "ledger.jsonl"
+
+
+def claim(workdir: Path, config: Config, corpora: dict[str, str], tokenizer_text: str) -> None:
+    """Make `workdir` this run's, or see that it already is; nothing of another run is touched.
+
+    Args:
+      workdir: made if it does not exist.
+      config: of the run.
+      corpora: directory of each corpus and the SHA-256 of its manifest.
+      tokenizer_text: tokenizer.json, kept beside the checkpoints so that they can be used without the corpus.
+
+    Raises:
+      UserError: the directory holds a different run, or files that are no run's, or cannot be written.
+    """
+    described = {
+        "fingerprint": config_lib.fingerprint(config),
+        "corpora": sorted(corpora.values()),
+    }
+    path = workdir / CONFIG
+    if path.exists():
+        _refuse_other_run(workdir, config, described)
+        return
+    # What a kill left of an earlier call of this function is not somebody's.
+    ours = {TOKENIZER, LEDGER, CONFIG + ".new"}
+    if workdir.exists() and {entry.name for entry in workdir.iterdir()} - ours:
+        raise UserError(f"work directory {workdir} holds files, but no run of bert_jax: choose another --workdir")
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        (workdir / TOKENIZER).write_text(tokenizer_text, encoding="utf-8")
+        (workdir / LEDGER).touch()
+        text = json.dumps({**described, "corpus_paths": sorted(corpora), "config": config_lib.to_dict(config)}, indent=1)
+        temporary = workdir / (CONFIG + ".new")
+        temporary.write_text(text)
+        temporary.replace(path)
+    except OSError as error:
+        raise UserError(f"cannot write to work directory {workdir}: {error.strerror}") from error
+
+
+def _refuse_other_run(workdir: Path, config: Config, described: dict[str, Any]) -> None:
+    there = read(workdir)
+    advice = "choose another --workdir, or the settings it was started with"
+    if there["fingerprint"] != described["fingerprint"]:
+        before = config_lib.from_dict(there["config"])
+        old, new = (_flatten(config_lib.decisive(c)) for c in (before, config))
+        changed = [f"{k} {old.get(k)} -> {new.get(k)}" for k in sorted(old | new) if old.get(k) != new.get(k)]
+        raise UserError(f"work directory {workdir} holds a different run ({'; '.join(changed[:4])}): {advice}")
+    if there["corpora"] != described["corpora"]:
+        raise UserError(
+            f"work directory {workdir} holds a run on another corpus ({', '.join(there['corpus_paths'])}): {advice}"
+        )
+
+
+def read(workdir: Path) -> dict[str, Any]:
+    """What ``config.json`` says.
+
+    Raises:
+      UserError: the directory holds no run.
+    """
+    path = workdir / CONFIG
+    if not path.exists():
+        raise UserError(f"{os.fspath(workdir)} holds no run of bert_jax (there is no {CONFIG})")
+    return json.loads(path.read_text())
+
+
+def read_config(workdir: Path) -> Config:
+    """The config that the run was started with."""
+    return config_lib.from_dict(read(workdir)["config"])
+
+
+def _flatten(values: Any, path: str = "") -> dict[str, Any]:
+    if isinstance(values, dict):
+        items = values.items()
+    elif isinstance(values, list):
+        items = ((str(i), value) for i, value in enumerate(values))
+    else:
+        return {path: values}
+    flat = {}
+    for key, value in items:
+        flat |= _flatten(value, f"{path}.{key}" if path else key)
+    return flat
