@@ -1,1 +1,1 @@
-"""The corpus pipeline: sources, cleaning, sentences, tokenizer training, writing. Runs where there is no jax."""
+"""The corpus pipeline: sources, cleaning, sentences, tokenizer training, writing. Needs no jax."""

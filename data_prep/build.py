@@ -11,7 +11,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from bert_jax.errors import UserError
-from bert_jax.progress import progress
 from bert_jax.tokenizer import Tokenizer
 from data_prep.clean import clean
 from data_prep.parallel import ordered_map
@@ -36,7 +35,6 @@ class _Prepared:
     sentence_lengths: np.ndarray
     """tokens of each sentence [num_sentences], uint32, all positive"""
     text_bytes: int
-    source_bytes: int
 
 
 def build(
@@ -73,17 +71,11 @@ def build(
     dropped = {"empty_documents": 0, "duplicate_documents": 0}
     lowest, highest = 1.0, 0.0
     documents = itertools.chain.from_iterable(source.documents() for source in sources)
-    sizes = [source.total_bytes for source in sources]
-    total = None if None in sizes else sum(sizes)
-    with (
-        CorpusWriter(directory, name, tokenizer, max_shard_bytes) as writer,
-        progress("building corpus", total, "B") as bar,
-    ):
+    with CorpusWriter(directory, name, tokenizer, max_shard_bytes) as writer:
         prepared = ordered_map(
             _prepare, _tasks(documents), workers, _name, _initialize, (tokenizer.to_json(), str(directory))
         )
         for document in itertools.chain.from_iterable(prepared):
-            bar.update(document.source_bytes)
             key = document.digest[:16]
             if not len(document.tokens):
                 dropped["empty_documents"] += 1
@@ -112,13 +104,13 @@ def _check_splits(writer: CorpusWriter, lowest: float, highest: float) -> None:
     if not validation:
         enough = math.ceil((lowest + 1e-4) * 1e4) / 1e4
         raise UserError(
-            f"none of the {count} documents fell into the validation split; --validation-fraction {enough:.4f}"
-            " would hold one out, or give more text"
+            f"none of the {count} documents fell into the validation split;"
+            f" --validation-fraction {enough:.4f} would hold one out, or give more text"
         )
     less = math.floor((highest - 1e-4) * 1e4) / 1e4
     raise UserError(
-        f"all of the {count} documents fell into the validation split; --validation-fraction {less:.4f}"
-        " would leave one to train on"
+        f"all of the {count} documents fell into the validation split;"
+        f" --validation-fraction {less:.4f} would leave one to train on"
     )
 
 
@@ -168,6 +160,4 @@ def _prepare_one(document: Document) -> _Prepared:
     sentences = [ids for ids in _tokenizer.encode_batch(split(text)) if ids]
     lengths = np.array([len(ids) for ids in sentences], np.uint32)
     tokens = np.fromiter(itertools.chain.from_iterable(sentences), np.uint32, int(lengths.sum()))
-    return _Prepared(
-        hashlib.sha256(encoded).digest(), tokens, lengths, len(encoded), len(document.text.encode())
-    )
+    return _Prepared(hashlib.sha256(encoded).digest(), tokens, lengths, len(encoded))

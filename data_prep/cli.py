@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.progress import progress
 from bert_jax.tokenizer import Tokenizer
 from data_prep import build, inspection, sources
 from data_prep.clean import clean
@@ -126,17 +125,15 @@ def _train_tokenizer(arguments: argparse.Namespace) -> None:
     tokenizer.save(out)
     seconds = time.perf_counter() - started
     print(
-        f"{out}: WordPiece, {tokenizer.vocab_size} pieces, {'un' * arguments.lowercase}cased, in {seconds:.0f} s"
+        f"{out}: WordPiece, {tokenizer.vocab_size} pieces,"
+        f" {'un' * arguments.lowercase}cased, in {seconds:.0f} s"
     )
 
 
 def _texts(read: list[sources.Source]) -> Iterator[str]:
-    sizes = [source.total_bytes for source in read]
-    with progress("counting words", None if None in sizes else sum(sizes), "B") as bar:
-        for source in read:
-            for document in source.documents():
-                bar.update(len(document.text.encode()))
-                yield clean(document.text)
+    for source in read:
+        for document in source.documents():
+            yield clean(document.text)
 
 
 def _build(arguments: argparse.Namespace) -> None:

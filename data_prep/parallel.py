@@ -46,17 +46,15 @@ def ordered_map(
         for task in tasks:
             pending.append((task, pool.submit(function, task)))
             if len(pending) >= workers * _IN_FLIGHT_PER_WORKER:
-                yield _result(*pending.popleft(), name)
+                yield pending[0][1].result()
+                pending.popleft()
         while pending:
-            yield _result(*pending.popleft(), name)
+            yield pending[0][1].result()
+            pending.popleft()
+    except BrokenProcessPool as error:
+        where = name(pending[0][0] if pending else task)
+        raise UserError(
+            f"a worker process died at or after {where}; was it out of memory? Try fewer --workers"
+        ) from error
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _result(task, future, name):
-    try:
-        return future.result()
-    except BrokenProcessPool as error:
-        raise UserError(
-            f"a worker process died at or after {name(task)}; was it out of memory? Try fewer --workers"
-        ) from error

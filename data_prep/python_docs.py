@@ -35,6 +35,7 @@ _CODE_DIRECTIVE = re.compile(
     r"\s*\.\. (code|code-block|sourcecode|math|doctest|test\w+|parsed-literal|plot|ipython|toctree"
     r"|autosummary|jupyter-execute|productionlist|image|figure|bibliography)::"
 )
+_RULER = re.compile(r"\s*[-=~^#*]{3,}\s*$")
 _MARKUP = re.compile(r"\s*(\.\. |:\w+:\s*$|[\W_]*$)")
 _ITEM = re.compile(r"\s*([-*+•]\s|\d+[.)]\s|\*{0,2}[\w.]+( ?\([^)]*\))? ?:\s|:\w+ [^:]*:|\[\d+\])")
 
@@ -89,6 +90,8 @@ def prose(docstring: str) -> str:
     code_indent: int | None = None  # lines deeper than this are code
     in_doctest = in_fence = False
     previous_depth = 0
+    # An escape in a docstring can make half a surrogate pair, which no file can hold.
+    docstring = docstring.encode(errors="ignore").decode()
     for line in inspect.cleandoc(docstring).split("\n"):
         stripped = line.strip()
         depth = len(line) - len(line.lstrip())
@@ -105,6 +108,8 @@ def prose(docstring: str) -> str:
         else:
             is_code_next = stripped.endswith("::") or _CODE_DIRECTIVE.match(line) is not None
             code_indent = depth if is_code_next else None
+            if _RULER.match(line) and len(paragraphs[-1]) == 1 and len(paragraphs[-1][0].split()) < 3:
+                paragraphs.pop()  # "Parameters" over a ruler: a heading that says nothing by itself
             if _MARKUP.match(line):
                 paragraphs.append([])
                 continue

@@ -3,14 +3,17 @@
 import codecs
 import dataclasses
 import difflib
+import functools
 import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator
 
+import tqdm
 from etils import epath
 
 from bert_jax.errors import UserError
+from bert_jax.progress import progress
 from data_prep import python_docs
 
 _WILDCARD = re.compile(r"[*?\[]")
@@ -31,13 +34,11 @@ class Document:
 class Source:
     """A parsed SPEC.
 
-    Reading `documents` fills `facts` with what was read (files with their SHA-256 and size, or
-    versions of packages), complete once the stream has ended.
+    Reading `documents` shows progress and fills `facts` with what was read (files with their SHA-256
+    and size, or versions of packages), complete once the stream has ended.
     """
 
     spec: str
-    total_bytes: int | None
-    """size of all files, where it is known beforehand"""
     documents: Callable[[], Iterator[Document]]
     facts: dict
 
@@ -66,20 +67,20 @@ def parse(spec: str, workers: int = 1) -> Source:
     if not pattern:
         raise UserError(f"--source {spec}: say which files, e.g. `{kind}:texts/*.txt`")
     paths = _matches(spec, pattern)
-    facts = {"spec": spec, "files": []}
+    facts: dict = {"spec": spec, "files": []}
     read = KINDS[kind]
 
     def documents() -> Iterator[Document]:
-        facts["files"].clear()
-        for path in paths:
-            yield from read(path, facts["files"])
+        with progress(f"reading {pattern}", sum(path.stat().length for path in paths), "B") as bar:
+            for path in paths:
+                yield from read(path, _lines(path, facts["files"], bar))
 
-    return Source(spec, sum(path.stat().length for path in paths), documents, facts)
+    return Source(spec, documents, facts)
 
 
 def _matches(spec: str, pattern: str) -> list[epath.Path]:
     """Files a glob matches, sorted by path."""
-    parts = epath.Path(pattern).parts
+    parts = epath.Path(pattern).expanduser().parts
     fixed = next((i for i, part in enumerate(parts) if _WILDCARD.search(part)), len(parts))
     root = epath.Path(*parts[:fixed]) if fixed else epath.Path()
     found = root.glob("/".join(parts[fixed:])) if fixed < len(parts) else [root]
@@ -89,10 +90,14 @@ def _matches(spec: str, pattern: str) -> list[epath.Path]:
     return files
 
 
-def _lines(path: epath.Path, files: list[dict]) -> Iterator[str]:
-    """Lines of a UTF-8 file, decoded one by one so that an error knows its place."""
+def _lines(path: epath.Path, files: list[dict], bar: tqdm.tqdm) -> Iterator[str]:
+    """Lines of a UTF-8 file, decoded one by one so that an error knows its place; notes it in `files`."""
     digest, offset, only_blank = hashlib.sha256(), 0, True
-    with path.open("rb") as file:
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); leave it out of the source") from error
+    with file:
         for raw in file:
             digest.update(raw)
             body = raw.removeprefix(codecs.BOM_UTF8) if offset == 0 else raw
@@ -104,6 +109,7 @@ def _lines(path: epath.Path, files: list[dict]) -> Iterator[str]:
                     f"{path}: not UTF-8 at byte {place}; convert it, e.g. with `iconv -t UTF-8`"
                 ) from error
             offset += len(raw)
+            bar.update(len(raw))
             only_blank = only_blank and not line.strip()
             yield line
     if only_blank:
@@ -111,9 +117,9 @@ def _lines(path: epath.Path, files: list[dict]) -> Iterator[str]:
     files.append({"path": os.fspath(path), "sha256": digest.hexdigest(), "bytes": offset})
 
 
-def _blocks(path: epath.Path, files: list[dict], sentence_per_line: bool) -> Iterator[Document]:
+def _blocks(path: epath.Path, lines: Iterator[str], sentence_per_line: bool) -> Iterator[Document]:
     block, first = [], 0
-    for number, line in enumerate(_lines(path, files), 1):
+    for number, line in enumerate(lines, 1):
         if line.strip():
             if not block:
                 first = number
@@ -125,16 +131,8 @@ def _blocks(path: epath.Path, files: list[dict], sentence_per_line: bool) -> Ite
         yield Document(f"{path}:{first}", "".join(block), sentence_per_line)
 
 
-def _text(path: epath.Path, files: list[dict]) -> Iterator[Document]:
-    return _blocks(path, files, sentence_per_line=False)
-
-
-def _text_lines(path: epath.Path, files: list[dict]) -> Iterator[Document]:
-    return _blocks(path, files, sentence_per_line=True)
-
-
-def _text_file(path: epath.Path, files: list[dict]) -> Iterator[Document]:
-    yield Document(str(path), "".join(_lines(path, files)))
+def _text_file(path: epath.Path, lines: Iterator[str]) -> Iterator[Document]:
+    yield Document(str(path), "".join(lines))
 
 
 def _python_docs(workers: int) -> Source:
@@ -142,12 +140,12 @@ def _python_docs(workers: int) -> Source:
         for name, text in python_docs.documents(workers):
             yield Document(f"python-docs {name}", text)
 
-    return Source("python-docs", None, documents, {"spec": "python-docs", **python_docs.versions()})
+    return Source("python-docs", documents, {"spec": "python-docs", **python_docs.versions()})
 
 
 KINDS: dict[str, Callable] = {
-    "text": _text,
+    "text": functools.partial(_blocks, sentence_per_line=False),
     "text-files": _text_file,
-    "lines": _text_lines,
+    "lines": functools.partial(_blocks, sentence_per_line=True),
     "python-docs": _python_docs,
 }

@@ -65,8 +65,8 @@ def _verify_records(directory: epath.Path, manifest: dict, split: str) -> None:
             )
             if not sound:
                 raise UserError(
-                    f"{records.path(index)}: record {index} of {split} contradicts the arrays or the vocabulary;"
-                    " rebuild the corpus"
+                    f"{records.path(index)}: record {index} of {split} contradicts the arrays or the"
+                    " vocabulary; rebuild the corpus"
                 )
             document, part = record.document, record.part
             tokens += len(record.tokens)
