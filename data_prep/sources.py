@@ -6,6 +6,7 @@ import difflib
 import functools
 import hashlib
 import os
+import pathlib
 import re
 from collections.abc import Callable, Iterator
 
@@ -80,11 +81,16 @@ def parse(spec: str, workers: int = 1) -> Source:
 
 def _matches(spec: str, pattern: str) -> list[epath.Path]:
     """Files a glob matches, sorted by path."""
-    parts = epath.Path(pattern).expanduser().parts
+    # epath refuses "**" everywhere because object stores would take ages; a local disk does not.
+    path_type = epath.Path if "://" in pattern else pathlib.Path
+    parts = path_type(pattern).expanduser().parts
     fixed = next((i for i, part in enumerate(parts) if _WILDCARD.search(part)), len(parts))
-    root = epath.Path(*parts[:fixed]) if fixed else epath.Path()
-    found = root.glob("/".join(parts[fixed:])) if fixed < len(parts) else [root]
-    files = sorted((path for path in found if path.exists() and not path.is_dir()), key=os.fspath)
+    root = path_type(*parts[:fixed])
+    try:
+        found = list(root.glob("/".join(parts[fixed:]))) if fixed < len(parts) else [root]
+    except NotImplementedError as error:
+        raise UserError(f"--source {spec}: `**` works on local disks only; name the folders") from error
+    files = sorted((epath.Path(path) for path in found if path.exists() and not path.is_dir()), key=os.fspath)
     if not files:
         raise UserError(f"--source {spec}: no file matches {pattern}")
     return files

@@ -94,7 +94,13 @@ class CorpusWriter:
 
         Returns:
           the content of corpus.json.
+
+        Raises:
+          ValueError: a split has no documents, which TFDS cannot say.
         """
+        for split in corpus.SPLITS:
+            if not self.documents(split):
+                raise ValueError(f"the {split} split has no documents")
         split_facts, files, split_infos = {}, {}, []
         for split, writer in self._splits.items():
             facts, written = writer.finish(self._name)

@@ -1,0 +1,294 @@
+"""The on-disk format: what the writer writes, the reader, TFDS and a person's own eyes read alike."""
+
+import json
+import pathlib
+import pickle
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_jax.data.corpus import MAX_RECORD_TOKENS, Corpus, parse_record, token_dtype
+from bert_jax.errors import UserError
+from bert_jax.tokenizer import wordpiece
+from data_prep.verify import verify
+from data_prep.writer import CorpusWriter
+
+SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+def make_tokenizer(vocab_size=300):
+    return wordpiece(SPECIALS + [f"w{i}" for i in range(vocab_size - 5)], True, "test")
+
+
+def write(directory, documents, tokenizer=None, **options):
+    """`documents` are (split, list of sentences)."""
+    with CorpusWriter(directory, "tiny", tokenizer or make_tokenizer(), **options) as writer:
+        for split, sentences in documents:
+            writer.add(split, np.concatenate(sentences), np.array([len(s) for s in sentences]), text_bytes=7)
+        return writer.finish([{"spec": "test"}], {"empty_documents": 0, "duplicate_documents": 0})
+
+
+def random_documents(seed, count, vocab_size=300, validation_every=10):
+    rng = np.random.default_rng(seed)
+    return [
+        (
+            "validation" if i % validation_every == 0 else "train",
+            [rng.integers(0, vocab_size, n) for n in rng.integers(1, 40, rng.integers(1, 30))],
+        )
+        for i in range(count)
+    ]
+
+
+def check(directory, documents):
+    for split in ("train", "validation"):
+        corpus = Corpus.open(directory, split)
+        expected = [sentences for s, sentences in documents if s == split]
+        assert corpus.num_documents == len(expected)
+        for i, sentences in enumerate(expected):
+            first, end = corpus.document_offsets[i : i + 2]
+            np.testing.assert_array_equal(corpus.sentences(first, end), np.concatenate(sentences))
+        assert corpus.num_tokens == corpus.sentence_lengths.sum(dtype=np.int64)
+
+
+@pytest.fixture(scope="module")
+def corpus_and_documents(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("corpus") / "tiny"
+    documents = random_documents(0, 200)
+    write(directory, documents, max_shard_bytes=20_000)
+    return directory, documents
+
+
+def test_round_trip_over_shards(corpus_and_documents):
+    directory, documents = corpus_and_documents
+    assert len(list(directory.glob("*-train.array_record-*"))) > 3
+    check(directory, documents)
+    corpus = Corpus.open(directory)
+    assert (corpus.name, corpus.split, corpus.vocab_size) == ("tiny", "train", 300)
+    assert corpus.tokenizer_fingerprint == make_tokenizer().fingerprint
+
+
+def test_any_range_of_sentences(corpus_and_documents):
+    directory, documents = corpus_and_documents
+    corpus = Corpus.open(directory)
+    flat = [s for split, sentences in documents if split == "train" for s in sentences]
+    assert corpus.num_sentences == len(flat)
+    rng = np.random.default_rng(1)
+    for start in rng.integers(0, len(flat), 200):
+        stop = int(rng.integers(start, min(len(flat), start + 60) + 1))
+        tokens = corpus.sentences(int(start), stop)
+        assert tokens.dtype == np.int32
+        np.testing.assert_array_equal(tokens, np.concatenate([np.zeros(0, np.int32), *flat[start:stop]]))
+    np.testing.assert_array_equal(corpus.sentences(0, len(flat)), np.concatenate(flat))
+    for bad in ((-1, 2), (3, 2), (0, len(flat) + 1)):
+        with pytest.raises(IndexError):
+            corpus.sentences(*bad)
+
+
+def test_long_documents_and_sentences_span_records(tmp_path):
+    rng = np.random.default_rng(2)
+    lengths = [5, 20_001, MAX_RECORD_TOKENS, 3, 8189]
+    documents = [("train", [rng.integers(0, 300, n) for n in lengths]), ("validation", [np.array([5])])]
+    manifest = write(tmp_path / "c", documents)
+    check(tmp_path / "c", documents)
+    corpus = Corpus.open(tmp_path / "c")
+    assert manifest["splits"]["train"]["records"] == 6
+    assert corpus.sentence_lengths.tolist() == [5, 8192, 8192, 20_001 - 2 * 8192, 8192, 3, 8189]
+    source = tfds.builder_from_directory(tmp_path / "c").as_data_source("train")
+    assert [(int(r["document"]), int(r["part"])) for r in source] == [(0, i) for i in range(6)]
+    assert verify(tmp_path / "c") == 11
+
+
+def test_large_vocabulary_needs_uint32(tmp_path):
+    assert token_dtype(1 << 16) == np.uint16 and token_dtype((1 << 16) + 1) == np.uint32
+    vocab_size = (1 << 16) + 1
+    documents = [("train", [np.array([vocab_size - 1, 3])]), ("validation", [np.array([7])])]
+    write(tmp_path / "c", documents, make_tokenizer(vocab_size))
+    check(tmp_path / "c", documents)
+    source = tfds.builder_from_directory(tmp_path / "c").as_data_source("train")
+    assert source[0]["tokens"].dtype == np.uint32 and source[0]["tokens"][0] == vocab_size - 1
+
+
+def test_tfds_opens_it(corpus_and_documents):
+    directory, documents = corpus_and_documents
+    builder = tfds.builder_from_directory(directory)
+    assert set(builder.info.splits) == {"train", "validation"}
+    for split in builder.info.splits:
+        source = builder.as_data_source(split)
+        expected = [sentences for s, sentences in documents if s == split]
+        assert len(source) == len(expected)
+        for i in range(0, len(source), 7):
+            np.testing.assert_array_equal(source[i]["tokens"], np.concatenate(expected[i]))
+            np.testing.assert_array_equal(
+                source[i]["sentence_ends"], np.cumsum([len(s) for s in expected[i]])
+            )
+            assert source[i]["document"] == i
+    assert "tensorflow" not in sys.modules
+
+
+def test_same_documents_give_the_same_bytes(tmp_path):
+    for name in "ab":
+        write(tmp_path / name, random_documents(3, 60), max_shard_bytes=10_000)
+    names = sorted(path.name for path in (tmp_path / "a").iterdir())
+    assert names == sorted(path.name for path in (tmp_path / "b").iterdir())
+    for name in names:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
+
+
+def test_pickle_and_threads(corpus_and_documents):
+    directory, _ = corpus_and_documents
+    corpus = Corpus.open(directory)
+    whole = corpus.sentences(0, corpus.num_sentences)
+    raw = pickle.dumps(corpus)
+    assert len(raw) < 1000, "arrays must be opened again, not copied"
+    copy = pickle.loads(raw)
+    failures = []
+
+    def read(seed):
+        rng = np.random.default_rng(seed)
+        starts = np.concatenate([[0], np.cumsum(corpus.sentence_lengths, dtype=np.int64)])
+        for first in rng.integers(0, corpus.num_sentences - 5, 300):
+            expected = whole[starts[first] : starts[first + 5]]
+            if not np.array_equal(copy.sentences(int(first), int(first) + 5), expected):
+                failures.append(first)
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["train", "validation"]),
+            st.lists(st.lists(st.integers(0, 299), min_size=1, max_size=50), min_size=1, max_size=8),
+        ),
+        max_size=12,
+    ).filter(lambda documents: len({split for split, _ in documents}) == 2),
+    st.integers(100, 2000),
+)
+def test_round_trip_property(documents, max_shard_bytes):
+    with tempfile.TemporaryDirectory() as scratch:
+        write(f"{scratch}/c", documents, max_shard_bytes=max_shard_bytes)
+        check(f"{scratch}/c", documents)
+        verify(f"{scratch}/c")
+
+
+def test_our_decoder_and_protobuf_agree():
+    from tensorflow_datasets.proto import tf_example_pb2
+
+    example = tf_example_pb2.Example()
+    feature = example.features.feature
+    feature["document"].int64_list.value.append(2**40 + 5)
+    feature["part"].int64_list.value.append(300)
+    feature["tokens"].bytes_list.value.append(np.arange(900, dtype="<u2").tobytes())
+    feature["sentence_ends"].bytes_list.value.append(np.array([3, 900], "<u2").tobytes())
+    record = parse_record(example.SerializeToString(), np.dtype("<u2"))
+    assert (record.document, record.part, record.sentence_ends.tolist()) == (2**40 + 5, 300, [3, 900])
+    np.testing.assert_array_equal(record.tokens, np.arange(900))
+    for bad in (b"", b"\x08\x01", b"\n\x02\n\x00"):
+        with pytest.raises(ValueError, match="not a record"):
+            parse_record(bad, np.dtype("<u2"))
+
+
+def test_writer_refuses_what_contradicts_itself(tmp_path):
+    with CorpusWriter(tmp_path / "c", "tiny", make_tokenizer()) as writer:
+        for tokens, lengths in (([], []), ([1, 2], [1]), ([1, 2], [2, 0])):
+            with pytest.raises(ValueError, match="sentence lengths"):
+                writer.add("train", np.array(tokens), np.array(lengths, int), 0)
+        with pytest.raises(ValueError, match="token ids"):
+            writer.add("train", np.array([300]), np.array([1]), 0)
+        writer.add("train", np.array([299]), np.array([1]), 0)
+        with pytest.raises(ValueError, match="validation split has no documents"):
+            writer.finish([], {})
+
+
+def damage_manifest(directory, change):
+    path = directory / "corpus.json"
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    path.write_text(json.dumps(manifest))
+
+
+def drop_record_from_manifest(manifest):
+    manifest["splits"]["train"]["records"] -= 1
+
+
+def drop_shard_from_manifest(manifest):
+    manifest["splits"]["train"]["shards"].pop()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda d: (d / "corpus.json").unlink(), "not a finished corpus"),
+        (lambda d: (d / "corpus.json").write_text("{"), "damaged"),
+        (lambda d: damage_manifest(d, lambda m: m.update(format_version=2)), "format 2 is newer"),
+        (
+            lambda d: damage_manifest(d, lambda m: m["splits"].pop("train")),
+            "no split 'train'; it has validation",
+        ),
+        (lambda d: damage_manifest(d, drop_record_from_manifest), "record_offsets.npy: contradicts"),
+        (lambda d: damage_manifest(d, drop_shard_from_manifest), "shards hold"),
+        (lambda d: (d / "train.sentence_lengths.npy").unlink(), "sentence_lengths.npy: missing"),
+        (lambda d: (d / "train.sentence_lengths.npy").write_bytes(b"no"), "sentence_lengths.npy: damaged"),
+        (lambda d: np.save(d / "train.sentence_lengths.npy", np.zeros(3, np.uint16)), "contradicts"),
+    ],
+)
+def test_open_names_what_is_wrong(tmp_path, spoil, message):
+    write(tmp_path / "c", random_documents(4, 20))
+    spoil(tmp_path / "c")
+    with pytest.raises(UserError, match=message):
+        Corpus.open(tmp_path / "c")
+
+
+def test_open_without_a_directory(tmp_path):
+    with pytest.raises(UserError, match="no such corpus"):
+        Corpus.open(tmp_path / "absent")
+
+
+def test_shards_that_are_missing_or_exchanged(tmp_path):
+    write(tmp_path / "c", random_documents(5, 60), max_shard_bytes=10_000)
+    shards = sorted((tmp_path / "c").glob("*-train.array_record-*"))
+    last = shards[-1].read_bytes()
+    shards[-1].unlink()
+    with pytest.raises(UserError, match="missing"):
+        Corpus.open(tmp_path / "c").sentences(0, Corpus.open(tmp_path / "c").num_sentences)
+    shards[-1].write_bytes(last)
+    shards[0].write_bytes(last)
+    with pytest.raises(UserError, match=r"where corpus\.json says"):
+        Corpus.open(tmp_path / "c").sentences(0, 1)
+
+
+def test_works_where_jax_is_absent(corpus_and_documents):
+    script = """
+        import sys
+
+        class Block:
+            def find_spec(self, name, path=None, target=None):
+                if name.split(".")[0] in ("jax", "jaxlib", "flax"):
+                    raise ImportError(f"{name} is blocked")
+
+        sys.meta_path.insert(0, Block())
+        import data_prep.cli
+        from bert_jax.data.corpus import Corpus
+
+        corpus = Corpus.open(sys.argv[1])
+        assert len(corpus.sentences(0, 3)) == corpus.sentence_lengths[:3].sum()
+        sys.exit(data_prep.cli.main(["verify", sys.argv[1]]))
+    """
+    root = pathlib.Path(__file__).parents[2]
+    subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), str(corpus_and_documents[0])], check=True, cwd=root
+    )
