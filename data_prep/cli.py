@@ -42,9 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     add = commands.add_parser("tokenizer", help="train a tokenizer")
     _add_sources(add)
     add.add_argument("--kind", choices=["wordpiece"], default="wordpiece", help="kind of tokenizer")
-    add.add_argument(
-        "--vocab-size", type=_positive, default=30522, metavar="N", help="pieces (default 30522)"
-    )
+    add.add_argument("--vocab-size", type=_positive, default=30522, metavar="N", help="pieces (default 30522)")
     add.add_argument("--out", required=True, metavar="FILE", help="tokenizer.json to write; must not exist")
     add.add_argument(
         "--lowercase",
@@ -56,9 +54,7 @@ def _parser() -> argparse.ArgumentParser:
 
     add = commands.add_parser("build", help="build a corpus")
     _add_sources(add)
-    add.add_argument(
-        "--tokenizer", required=True, metavar="FILE", help="tokenizer.json, vocab.txt, or a directory"
-    )
+    add.add_argument("--tokenizer", required=True, metavar="FILE", help="tokenizer.json, vocab.txt, or a directory")
     add.add_argument("--out", required=True, metavar="DIR", help="directory to write; must not exist")
     add.add_argument("--name", type=_name, help="name of the corpus (default: from --out)")
     add.add_argument(
@@ -68,9 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="F",
         help="share of documents held out (default %(default)s)",
     )
-    add.add_argument(
-        "--max-shard-mb", type=_positive, default=256, metavar="MB", help="shard size (default 256)"
-    )
+    add.add_argument("--max-shard-mb", type=_positive, default=256, metavar="MB", help="shard size (default 256)")
     add.set_defaults(command=_build)
 
     add = commands.add_parser("inspect", help="describe a corpus and show a sample of it")
@@ -124,10 +118,7 @@ def _train_tokenizer(arguments: argparse.Namespace) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     tokenizer.save(out)
     seconds = time.perf_counter() - started
-    print(
-        f"{out}: WordPiece, {tokenizer.vocab_size} pieces,"
-        f" {'un' * arguments.lowercase}cased, in {seconds:.0f} s"
-    )
+    print(f"{out}: WordPiece, {tokenizer.vocab_size} pieces, {'un' * arguments.lowercase}cased, in {seconds:.0f} s")
 
 
 def _texts(read: list[sources.Source]) -> Iterator[str]:

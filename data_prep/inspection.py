@@ -24,8 +24,7 @@ def counts(manifest: dict) -> str:
     lines = [_row(row) for row in rows]
     dropped = manifest["dropped"]
     lines.append(
-        f"left out: {dropped['duplicate_documents']:,} duplicate and"
-        f" {dropped['empty_documents']:,} empty documents"
+        f"left out: {dropped['duplicate_documents']:,} duplicate and {dropped['empty_documents']:,} empty documents"
     )
     return "\n".join(lines)
 

@@ -58,9 +58,7 @@ def parse(spec: str, workers: int = 1) -> Source:
     kind, _, pattern = spec.partition(":")
     if kind not in KINDS:
         near = difflib.get_close_matches(kind, KINDS, n=1, cutoff=0.0)[0]
-        raise UserError(
-            f"--source {spec}: unknown kind {kind!r}, did you mean {near!r}? Kinds: {', '.join(KINDS)}"
-        )
+        raise UserError(f"--source {spec}: unknown kind {kind!r}, did you mean {near!r}? Kinds: {', '.join(KINDS)}")
     if kind == "python-docs":
         if pattern:
             raise UserError(f"--source {spec}: python-docs takes no glob; write just `python-docs`")
@@ -111,9 +109,7 @@ def _lines(path: epath.Path, files: list[dict], bar: tqdm.tqdm) -> Iterator[str]
                 line = body.decode()
             except UnicodeDecodeError as error:
                 place = offset + len(raw) - len(body) + error.start
-                raise UserError(
-                    f"{path}: not UTF-8 at byte {place}; convert it, e.g. with `iconv -t UTF-8`"
-                ) from error
+                raise UserError(f"{path}: not UTF-8 at byte {place}; convert it, e.g. with `iconv -t UTF-8`") from error
             offset += len(raw)
             bar.update(len(raw))
             only_blank = only_blank and not line.strip()

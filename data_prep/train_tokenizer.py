@@ -52,11 +52,9 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool = Tru
     counts = _count_words(texts, lowercase)
     if not counts:
         raise UserError("no words in the text; a tokenizer cannot be trained on it")
-    words = sorted(counts)
-    frequencies = [counts[word] for word in words]
-    alphabet = _alphabet(words, frequencies)
-    spelled = [_spell(word) for word in words if alphabet.issuperset(word)]
-    frequencies = [counts[word] for word in words if alphabet.issuperset(word)]
+    alphabet = _alphabet(counts)
+    words = [word for word in counts if alphabet.issuperset(word)]
+    spelled = [_spell(word) for word in words]
     characters = sorted(alphabet) + sorted({c for word in spelled for c in word[1:]})
     pieces = [*SPECIAL_TOKENS, *characters]
     if len(pieces) > vocab_size:
@@ -64,7 +62,7 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool = Tru
             f"--vocab-size {vocab_size} cannot hold the characters of this text; use at least {len(pieces)}"
         )
     ids = {piece: i for i, piece in enumerate(pieces)}
-    pieces = _merge([[ids[c] for c in word] for word in spelled], frequencies, pieces, vocab_size)
+    pieces = _merge([[ids[c] for c in word] for word in spelled], [counts[word] for word in words], pieces, vocab_size)
     if len(pieces) < vocab_size:
         print(f"note: the text gives only {len(pieces)} pieces, not {vocab_size}", file=sys.stderr)
     return wordpiece(pieces, lowercase, "the trained vocabulary")
@@ -103,9 +101,9 @@ def _chunks(texts: Iterable[str]) -> Iterator[str]:
     yield "\n".join(chunk)
 
 
-def _alphabet(words: list[str], frequencies: list[int]) -> frozenset[str]:
+def _alphabet(words: collections.Counter[str]) -> frozenset[str]:
     counts: collections.Counter[str] = collections.Counter()
-    for word, frequency in zip(words, frequencies, strict=True):
+    for word, frequency in words.items():
         for c in word:
             counts[c] += frequency
     return frozenset(sorted(counts, key=lambda c: (-counts[c], c))[:MAX_ALPHABET])
@@ -137,7 +135,7 @@ def _merge(words: list[list[int]], frequencies: list[int], pieces: list[str], vo
             if counts[pair] < MIN_FREQUENCY:
                 break
             piece = pieces[pair[0]] + pieces[pair[1]].removeprefix(CONTINUATION)
-            if piece not in ids:  # "abc" may come from ab+c and from a+bc
+            if piece not in ids:  # two ways to one piece: rare, if there are any
                 ids[piece] = len(pieces)
                 pieces.append(piece)
                 bar.update()

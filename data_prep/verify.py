@@ -30,15 +30,11 @@ def verify(directory: os.PathLike | str) -> int:
             if not path.exists():
                 raise UserError(f"{path}: missing; copy the corpus again or rebuild it")
             if file_facts(path) != facts:
-                raise UserError(
-                    f"{path}: damaged, its SHA-256 is not the recorded one; copy or rebuild the corpus"
-                )
+                raise UserError(f"{path}: damaged, its SHA-256 is not the recorded one; copy or rebuild the corpus")
             bar.update(facts["bytes"])
     fingerprint = Tokenizer.load(directory / TOKENIZER).fingerprint
     if fingerprint != manifest["tokenizer"]["fingerprint"]:
-        raise UserError(
-            f"{directory / TOKENIZER}: not the tokenizer this corpus was built with; rebuild the corpus"
-        )
+        raise UserError(f"{directory / TOKENIZER}: not the tokenizer this corpus was built with; rebuild the corpus")
     for split in SPLITS:
         _verify_records(directory, manifest, split)
     return len(files)

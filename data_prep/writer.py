@@ -29,9 +29,7 @@ class CorpusWriter:
     Shards are written to a local temporary directory and copied, so that object stores work too.
     """
 
-    def __init__(
-        self, directory: os.PathLike | str, name: str, tokenizer: Tokenizer, max_shard_bytes: int = 256 << 20
-    ):
+    def __init__(self, directory: os.PathLike | str, name: str, tokenizer: Tokenizer, max_shard_bytes: int = 256 << 20):
         """Makes the directory.
 
         Args:
@@ -192,12 +190,8 @@ class _SplitWriter:
         # The order of a protobuf map is otherwise free to change from run to run.
         raw = self._serializer.get_tf_example(example).SerializeToString(deterministic=True)
         if self._shard is None:
-            self._shard = array_record_module.ArrayRecordWriter(
-                os.fspath(self._scratch_file), _ARRAY_RECORD_OPTIONS
-            )
-            self._shards.append(
-                {"file": f"{self._split}-{len(self._shards):05d}.partial", "records": 0, "bytes": 0}
-            )
+            self._shard = array_record_module.ArrayRecordWriter(os.fspath(self._scratch_file), _ARRAY_RECORD_OPTIONS)
+            self._shards.append({"file": f"{self._split}-{len(self._shards):05d}.partial", "records": 0, "bytes": 0})
         self._shard.write(raw)
         self._shards[-1]["records"] += 1
         self._shards[-1]["bytes"] += len(raw)

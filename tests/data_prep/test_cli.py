@@ -4,6 +4,8 @@ import itertools
 import json
 import os
 import pathlib
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -35,10 +37,7 @@ def workspace(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     documents = make_text(0, 300)
     pathlib.Path("text.txt").write_text("\n\n".join(documents))
-    assert (
-        main(["tokenizer", "--source", "text:text.txt", "--vocab-size", "90", "--out", "t/tokenizer.json"])
-        == 0
-    )
+    assert main(["tokenizer", "--source", "text:text.txt", "--vocab-size", "90", "--out", "t/tokenizer.json"]) == 0
     return documents
 
 
@@ -229,9 +228,7 @@ def test_build_refuses_to_overwrite(workspace, capsys):
 def test_build_errors(workspace, capsys):
     pathlib.Path("one.txt").write_text("Only one document.")
     expect_error(capsys, build_arguments("c", "text:one.txt"), "hold 1 different documents")
-    expect_error(
-        capsys, ["build", "--source", "text:one.txt", "--tokenizer", "no", "--out", "c"], "no such tokenizer"
-    )
+    expect_error(capsys, ["build", "--source", "text:one.txt", "--tokenizer", "no", "--out", "c"], "no such tokenizer")
     expect_error(capsys, build_arguments("c/1"), "give one with --name")
     pathlib.Path("few.txt").write_text("\n\n".join(make_text(2, 4)))
     tiny = build_arguments("c", "text:few.txt", "--validation-fraction", "1e-9")
@@ -275,3 +272,19 @@ def test_python_docs_end_to_end(workspace, monkeypatch):
     assert time.perf_counter() - started < 60
     manifest = json.loads(pathlib.Path("c/corpus.json").read_text())
     assert "numpy" in manifest["sources"][0]["packages"]
+
+
+def test_the_commands_and_code_of_the_docs_page(tmp_path, monkeypatch):
+    """docs/corpus.md, word for word; only the vocabulary is smaller."""
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("texts").mkdir()
+    pathlib.Path("texts/a.txt").write_text("\n\n".join(make_text(3, 400)))
+    page = (ROOT / "docs" / "corpus.md").read_text()
+    bash = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)
+    commands = [shlex.split(line) for block in bash for line in block.splitlines()]
+    assert [command[:2] for command in commands] == [["bert-data", c] for c in ("tokenizer", "build", "inspect")]
+    for command in commands:
+        assert main(["90" if word == "8192" else word for word in command[1:]]) == 0
+    assert main(re.search(r"`bert-data (verify [^`]+)`", page)[1].split()) == 0
+    for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(compile(code, "docs/corpus.md", "exec"), {})

@@ -158,9 +158,7 @@ def small_library(tmp_path, monkeypatch):
         (library / path).parent.mkdir(parents=True, exist_ok=True)
         (library / path).write_text(text)
     (packages / "p").mkdir(parents=True)
-    (packages / "p/__init__.py").write_text(
-        f'"""{"The package. " * 20}"""\ndef f():\n    """Shared sentence."""'
-    )
+    (packages / "p/__init__.py").write_text(f'"""{"The package. " * 20}"""\ndef f():\n    """Shared sentence."""')
     paths = {"stdlib": str(library), "purelib": str(packages), "platlib": str(packages)}
     monkeypatch.setattr(python_docs.sysconfig, "get_paths", lambda: paths)
 

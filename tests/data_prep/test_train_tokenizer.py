@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, trainers
@@ -29,6 +30,13 @@ def test_worked_example():
     assert pieces(train_wordpiece([text], 26))[-3:] == ["##es", "##est", "lo"]
 
 
+def test_no_piece_occurs_twice():
+    rng = np.random.default_rng(0)
+    text = " ".join("".join(rng.choice(["a", "b"], size, p=[0.8, 0.2])) for size in rng.integers(1, 14, 3000))
+    made = pieces(train_wordpiece([text], 400))
+    assert len(made) == len(set(made)) == 400
+
+
 def test_specials_first_and_only_the_size_asked_for():
     tokenizer = train_wordpiece(TEXTS, 140)
     assert tokenizer.vocab_size == 140
@@ -47,15 +55,11 @@ def test_same_pieces_as_the_library_with_the_same_counts():
     """`tokenizers`' trainer breaks ties by chance, so compare the sets where no tie is cut in two."""
     backend = Backend(models.WordPiece(unk_token="[UNK]"))
     backend.normalizer, backend.pre_tokenizer = bert_normalizer(True), pre_tokenizers.BertPreTokenizer()
-    text = [
-        " ".join(f"{word} " * count for word, count in {"hug": 10, "pug": 5, "pun": 12, "bun": 4}.items())
-    ]
+    text = [" ".join(f"{word} " * count for word, count in {"hug": 10, "pug": 5, "pun": 12, "bun": 4}.items())]
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     backend.train_from_iterator(
         text,
-        trainers.WordPieceTrainer(
-            vocab_size=40, special_tokens=special, show_progress=False, min_frequency=2
-        ),
+        trainers.WordPieceTrainer(vocab_size=40, special_tokens=special, show_progress=False, min_frequency=2),
     )
     assert set(pieces(train_wordpiece(text, 40))) == set(backend.get_vocab())
 
