@@ -48,9 +48,7 @@ def prediction_counts(rate: float, seq_len: int) -> Int[np.ndarray, "..."]:
     return counts
 
 
-def mask_tokens(
-    batch: Batch, key: UInt32[Array, ""], objective: ObjectiveConfig, vocabulary: Vocabulary
-) -> Batch:
+def mask_tokens(batch: Batch, key: UInt32[Array, ""], objective: ObjectiveConfig, vocabulary: Vocabulary) -> Batch:
     """Choose the positions to predict and hide their tokens, on the device.
 
     The choice is a function of (key, mask_epoch, example_id, offset inside the example) and nothing else:
@@ -123,9 +121,7 @@ def _choose(
     return eligible & (rank < jnp.asarray(counts)[length])
 
 
-def _gather_chosen(
-    chosen: Bool[Array, "B S"], size: int
-) -> tuple[Int[Array, "B M"], Float[Array, "B M"]]:
+def _gather_chosen(chosen: Bool[Array, "B S"], size: int) -> tuple[Int[Array, "B M"], Float[Array, "B M"]]:
     """Positions of the chosen tokens in order, padded with 0, and 1.0 for each real one."""
     batch, seq_len = chosen.shape
     slot = jnp.where(chosen, jnp.cumsum(chosen, axis=1) - 1, size)

@@ -1,14 +1,18 @@
 """Pretraining as a Task: masked tokens, sentence pairs, and a held-out split with fixed masks."""
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from bert_jax import objectives
 from bert_jax.config import Config, ObjectiveConfig
 from bert_jax.data.batches import HostBatch, Stream
+from bert_jax.data.corpus import MANIFEST, TOKENIZER, Corpus
 from bert_jax.data.cursor import Cursor
 from bert_jax.errors import UserError
 from bert_jax.model import pretraining
@@ -17,6 +21,7 @@ from bert_jax.model.layers import Noise, fold
 from bert_jax.objectives import Batch, Sum, Vocabulary
 from bert_jax.shapes import Array, Float, Key
 from bert_jax.tokenizer import Tokenizer
+from bert_jax.training import loop, workdir
 from bert_jax.training.task import Params, Score
 
 MASK_STREAM, EVALUATION_STREAM = 0x3A5, 0xE7A1
@@ -100,3 +105,56 @@ class Pretraining:
             for name, pair in sums.items():
                 totals[name] = totals.get(name, 0.0) + np.asarray(pair, np.float64)
         return {name: float(total / max(weight, 1.0)) for name, (total, weight) in sorted(totals.items())}
+
+
+def open_task(config: Config, corpus: Path) -> Pretraining:
+    """The task on a prepared corpus, both splits open.
+
+    Raises:
+      UserError: no such corpus, or one with more token ids than the model has embeddings.
+    """
+    splits = [Corpus.open(corpus, split) for split in ("train", "validation")]
+    if splits[0].vocab_size > config.model.vocab_size:
+        raise UserError(
+            f"corpus {corpus} has token ids up to {splits[0].vocab_size - 1}, but model.vocab_size is "
+            f"{config.model.vocab_size}: set --model.vocab-size {splits[0].vocab_size}"
+        )
+    tokenizer = Tokenizer.load(corpus / TOKENIZER)
+    place = jax.process_index(), jax.process_count()
+    streams = (Stream(split, config, tokenizer, *place) for split in splits)
+    return Pretraining(config, vocabulary_of(tokenizer), *streams)
+
+
+def pretrain(config: Config, corpus: Path, directory: Path, profile: tuple[int, int] | None = None) -> loop.Place:
+    """Train in a work directory, or continue the run that it holds.
+
+    Raises:
+      UserError: see `open_task`, `workdir.claim` and `loop.train`; nothing is written before all is checked.
+    """
+    task = open_task(config, corpus)
+    assert task.train is not None
+    loop.checked_mesh(task)
+    task.train.plan(config.phases[0].seq_len, 0)
+    manifest = hashlib.sha256((corpus / MANIFEST).read_bytes()).hexdigest()
+    tokenizer_text = (corpus / TOKENIZER).read_text(encoding="utf-8")
+    workdir.claim(directory, config, {str(corpus.resolve()): manifest}, tokenizer_text)
+    about = {"tokenizer_fingerprint": task.train.tokenizer.fingerprint}
+    return loop.train(task, directory, about, profile)
+
+
+def evaluate(directory: Path, corpus: Path) -> dict[str, float]:
+    """Held-out metrics of a run's newest intact checkpoint on the validation split of a corpus.
+
+    Raises:
+      UserError: no run, no checkpoint, no corpus, or a corpus made with another tokenizer.
+    """
+    config = workdir.read_config(directory)
+    tokenizer = Tokenizer.load(directory / workdir.TOKENIZER)
+    task = open_task(config, corpus)
+    assert task.train is not None
+    if task.train.corpus.tokenizer_fingerprint != tokenizer.fingerprint:
+        raise UserError(
+            f"corpus {corpus} was built with another tokenizer than the run in {directory}: "
+            f"build it again with --tokenizer {directory / workdir.TOKENIZER}"
+        )
+    return loop.evaluate_newest(task, directory)

@@ -17,7 +17,9 @@ def progress(description: str, total: float | None, unit: str) -> tqdm.tqdm:
       unit: name of one unit, e.g. ``step``; ``B`` scales to kB, MB and GB.
     """
     live = sys.stderr.isatty()
-    layout = "{desc}: {percentage:3.0f}% |{bar:20}| {n_fmt}/{total_fmt} [{elapsed}, ETA {remaining}, {rate_fmt}{postfix}]"
+    layout = (
+        "{desc}: {percentage:3.0f}% |{bar:20}| {n_fmt}/{total_fmt} [{elapsed}, ETA {remaining}, {rate_fmt}{postfix}]"
+    )
     return tqdm.tqdm(
         desc=description,
         total=total,

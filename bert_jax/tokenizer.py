@@ -106,9 +106,7 @@ class Tokenizer:
             return wordpiece(_read_vocab(text, path), lowercase=lowercase, origin=str(path))
         loaded = cls.from_json(text, str(path))
         if lowercase is not None and lowercase != loaded.lowercase:
-            raise UserError(
-                f"{path}: it sets lowercase={loaded.lowercase} itself; do not ask for {lowercase}"
-            )
+            raise UserError(f"{path}: it sets lowercase={loaded.lowercase} itself; do not ask for {lowercase}")
         return loaded
 
     @classmethod
@@ -192,9 +190,7 @@ class Tokenizer:
           UserError: the model is not WordPiece.
         """
         if not isinstance(self._backend.model, models.WordPiece):
-            raise UserError(
-                f"{path}: only a WordPiece vocabulary can be written as vocab.txt; save a tokenizer.json"
-            )
+            raise UserError(f"{path}: only a WordPiece vocabulary can be written as vocab.txt; save a tokenizer.json")
         lines = "".join(f"{self.id_to_token(i)}\n" for i in range(self.vocab_size))
         epath.Path(path).write_text(lines)
 

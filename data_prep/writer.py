@@ -162,6 +162,8 @@ class _SplitWriter:
         self._shards: list[dict] = []
         self._tokens = self._unknown = self._text_bytes = 0
         self.record_bytes = 0
+        # How often each id occurs: the unigram model that a pretrained one is measured against.
+        self._token_counts = np.zeros(tokenizer.vocab_size, np.int64)
         self.lengths = array.array("H")
         self.document_offsets = array.array("q", [0])
         self.record_offsets = array.array("q", [0])
@@ -175,6 +177,7 @@ class _SplitWriter:
             begin = end
         self.document_offsets.append(len(self.lengths))
         self._tokens += len(tokens)
+        np.add.at(self._token_counts, tokens, 1)
         self._unknown += int(np.count_nonzero(tokens == self._unk_id))
         self._text_bytes += text_bytes
 
@@ -221,6 +224,7 @@ class _SplitWriter:
             "sentence_lengths": np.frombuffer(self.lengths, np.uint16).astype("<u2"),
             "document_offsets": np.frombuffer(self.document_offsets, np.int64).astype("<i8"),
             "record_offsets": np.frombuffer(self.record_offsets, np.int64).astype("<i8"),
+            "token_counts": self._token_counts.astype("<i8"),
         }
         for array_name, values in arrays.items():
             path = self._directory / corpus.array_file(self._split, array_name)

@@ -1,0 +1,1 @@
+"""Corpora on disk, and the stream of rows made from them."""

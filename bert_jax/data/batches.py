@@ -33,9 +33,7 @@ class HostBatch(NamedTuple):
 class Stream:
     """The training stream of a corpus; also reads validation rows, with a cursor of its own."""
 
-    def __init__(
-        self, corpus: Corpus, config: Config, tokenizer: Tokenizer, process: int = 0, processes: int = 1
-    ):
+    def __init__(self, corpus: Corpus, config: Config, tokenizer: Tokenizer, process: int = 0, processes: int = 1):
         self.corpus = corpus
         self.config = config
         self.tokenizer = tokenizer
@@ -115,7 +113,11 @@ class Stream:
         b = self.corpus.sentences(row["b_start"], row["b_stop"])[row["b_skip"] :][: row["b_tokens"]]
         a_end, length = len(a) + 2, len(a) + len(b) + 3
         ids = rows["input_ids"][i]
-        ids[0], ids[a_end - 1], ids[length - 1] = self.tokenizer.cls_id, self.tokenizer.sep_id, self.tokenizer.sep_id
+        ids[0], ids[a_end - 1], ids[length - 1] = (
+            self.tokenizer.cls_id,
+            self.tokenizer.sep_id,
+            self.tokenizer.sep_id,
+        )
         ids[1 : a_end - 1], ids[a_end : length - 1] = a, b
         rows["token_type_ids"][i, a_end:length] = 1
         rows["segment_ids"][i, :length] = 1
@@ -147,9 +149,7 @@ class _Updates:
 
 def empty_rows(count: int, seq_len: int, pad_id: int) -> Rows:
     """Rows of padding, one packed example's room each; example_id -1 says that there is none."""
-    rows = {
-        name: np.zeros((count, seq_len), np.int32) for name in ("token_type_ids", "segment_ids", "position_ids")
-    }
+    rows = {name: np.zeros((count, seq_len), np.int32) for name in ("token_type_ids", "segment_ids", "position_ids")}
     rows["input_ids"] = np.full((count, seq_len), pad_id, np.int32)
     rows["example_id"] = np.full((count, 1), -1, np.int32)
     rows["pair_labels"] = np.zeros((count, 1), np.int32)

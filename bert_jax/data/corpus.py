@@ -1,7 +1,7 @@
 """Prepared corpora on disk: documents and sentences by index. Needs no jax and no TensorFlow.
 
 A corpus is a TFDS dataset directory (ArrayRecord shards, one record for at most 8,192 tokens of one
-document) with three arrays per split beside it, so that planning reads no record, and `corpus.json`,
+document) with four arrays per split beside it, so that planning reads no record, and `corpus.json`,
 which is written last: a directory without it is not a corpus. docs/corpus.md is the contract.
 """
 
@@ -33,7 +33,7 @@ MAX_RECORD_TOKENS = 8192
 
 
 def array_file(split: str, array: str) -> str:
-    """File name of one of the arrays sentence_lengths, document_offsets and record_offsets."""
+    """File name of one of the arrays sentence_lengths, document_offsets, record_offsets and token_counts."""
     return f"{split}.{array}.npy"
 
 
@@ -71,9 +71,7 @@ def read_manifest(directory: os.PathLike | str) -> dict:
         raise UserError(f"{directory}: no such corpus; make one with `bert-data build`")
     path = directory / MANIFEST
     if not path.exists():
-        raise UserError(
-            f"{directory}: not a finished corpus (it has no {MANIFEST}); build it with `bert-data build`"
-        )
+        raise UserError(f"{directory}: not a finished corpus (it has no {MANIFEST}); build it with `bert-data build`")
     try:
         manifest = json.loads(path.read_text())
         version = manifest["format_version"]
@@ -81,8 +79,7 @@ def read_manifest(directory: os.PathLike | str) -> dict:
         raise UserError(f"{path}: damaged, it cannot be read as JSON; build the corpus again") from error
     if version > FORMAT_VERSION:
         raise UserError(
-            f"{directory}: corpus format {version} is newer than this program knows ({FORMAT_VERSION});"
-            " update bert_jax"
+            f"{directory}: corpus format {version} is newer than this program knows ({FORMAT_VERSION}); update bert_jax"
         )
     return manifest
 
@@ -103,6 +100,7 @@ class Corpus:
       sentence_lengths: tokens of each sentence, uint16 [num_sentences], memory-mapped.
       document_offsets: first sentence of each document, int64 [num_documents + 1].
       record_offsets: first sentence of each record, int64 [num_records + 1].
+      token_counts: how often each id occurs in the split, int64 [vocab_size].
       num_tokens: tokens in the split.
     """
 
@@ -114,6 +112,7 @@ class Corpus:
     sentence_lengths: np.ndarray
     document_offsets: np.ndarray
     record_offsets: np.ndarray
+    token_counts: np.ndarray
     num_tokens: int
     _records: "Records"
 
@@ -128,19 +127,15 @@ class Corpus:
         directory = epath.Path(directory)
         manifest = read_manifest(directory)
         if split not in manifest["splits"]:
-            raise UserError(
-                f"{directory}: no split {split!r}; it has {', '.join(sorted(manifest['splits']))}"
-            )
+            raise UserError(f"{directory}: no split {split!r}; it has {', '.join(sorted(manifest['splits']))}")
         counts = manifest["splits"][split]
         expected = {
             "sentence_lengths": (np.dtype("<u2"), counts["sentences"], None),
             "document_offsets": (np.dtype("<i8"), counts["documents"] + 1, counts["sentences"]),
             "record_offsets": (np.dtype("<i8"), counts["records"] + 1, counts["sentences"]),
+            "token_counts": (np.dtype("<i8"), manifest["vocab_size"], None),
         }
-        arrays = {
-            array: _map_array(directory / array_file(split, array), *about)
-            for array, about in expected.items()
-        }
+        arrays = {array: _map_array(directory / array_file(split, array), *about) for array, about in expected.items()}
         records = Records(directory, manifest, split)
         if len(records) != counts["records"]:
             raise UserError(
@@ -217,8 +212,15 @@ class Records:
         if not 0 <= index < len(self):
             raise IndexError(f"record {index} is not in [0, {len(self)})")
         shard = self._shard(index)
-        (raw,) = self._reader(shard).read([index - self._starts[shard]])
-        return parse_record(raw, self._dtype)
+        reader = self._reader(shard)
+        try:
+            (raw,) = reader.read([index - self._starts[shard]])
+            return parse_record(raw, self._dtype)
+        except (RuntimeError, ValueError) as error:
+            raise UserError(
+                f"{self._paths[shard]}: damaged at record {index} ({str(error).splitlines()[0][:120]});"
+                " copy the corpus again or rebuild it"
+            ) from error
 
     def path(self, index: int) -> epath.Path:
         """The shard that holds a record."""

@@ -25,9 +25,7 @@ class AttentionResult(NamedTuple):
 Attention = Callable[..., AttentionResult]
 
 
-def visible(
-    segment_ids: Int[Array, "B S"], window: int | None
-) -> Bool[Array, "B 1 S S"]:
+def visible(segment_ids: Int[Array, "B S"], window: int | None) -> Bool[Array, "B 1 S S"]:
     """Which key each query may look at.
 
     A token sees the tokens of its own packed example, with a window only those at most `window` away.
@@ -82,9 +80,7 @@ def _fused(implementation: str) -> Attention:
             )
         # Attention dropout with a fused kernel is refused when the config is made (ModelConfig).
         assert dropout_rate == 0.0 or noise is None
-        context_BSND = jax.nn.dot_product_attention(
-            query, key, value, mask=mask, implementation=implementation
-        )
+        context_BSND = jax.nn.dot_product_attention(query, key, value, mask=mask, implementation=implementation)
         return AttentionResult(context_BSND, None)
 
     return attention
@@ -97,9 +93,7 @@ ATTENTIONS: dict[str, Attention] = {
 }
 
 
-def rotate(
-    x: Float[Array, "B S N D"], position_ids: Int[Array, "B S"], base: float
-) -> Float[Array, "B S N D"]:
+def rotate(x: Float[Array, "B S N D"], position_ids: Int[Array, "B S"], base: float) -> Float[Array, "B S N D"]:
     """Rotary position encoding (Su et al. 2021, section 3.4), halves rotated against each other."""
     half = x.shape[-1] // 2
     wavelengths = base ** (-jnp.arange(half, dtype=jnp.float32) / half)

@@ -56,9 +56,8 @@ class Embeddings(nnx.Module):
         self.norm = LayerNorm(config.hidden_size, config.norm_epsilon)
         self.dtype = jnp.dtype(config.compute_dtype)
 
-    def __call__(
-        self, inputs: EncoderInputs, inputs_embeds: Float[Array, "B S H"] | None
-    ) -> Float[Array, "B S H"]:
+    def __call__(self, inputs: EncoderInputs, inputs_embeds: Float[Array, "B S H"] | None) -> Float[Array, "B S H"]:
+        """Embed a batch; `inputs_embeds` takes the place of the word embeddings."""
         # Ids are checked on the host (data/batches.py); "clip" keeps XLA from adding a NaN fill.
         if inputs_embeds is None:
             inputs_embeds = jnp.take(self.word[...], inputs.input_ids, axis=0, mode="clip")
@@ -102,6 +101,7 @@ class Block(nnx.Module):
         noise: Noise | None,
         keep_probabilities: bool,
     ) -> tuple[Float[Array, "B S H"], Float[Array, "B N S S"] | None]:
+        """One layer as its plan says; the second result is None unless `keep_probabilities`."""
         rate = self.config.hidden_dropout
         before = self.attention_norm(hidden) if plan.norm is NormPlacement.PRE else hidden
         attended, probabilities = self._attend(before, plan, inputs, head_mask, noise, keep_probabilities)
@@ -191,9 +191,7 @@ class Encoder(nnx.Module):
         """
         embedded = self.embeddings(inputs, inputs_embeds)
         embedded = dropout(embedded, self.config.hidden_dropout, noise and noise.at(EMBEDDING_SITE))
-        hidden, states, probabilities = self._run_layers(
-            embedded, inputs, noise, head_mask, hidden_states, attentions
-        )
+        hidden, states, probabilities = self._run_layers(embedded, inputs, noise, head_mask, hidden_states, attentions)
         if self.final_norm is not None:
             hidden = self.final_norm(hidden)
             if states is not None:

@@ -9,6 +9,7 @@ from typing import NamedTuple, Self
 import jax
 import jax.numpy as jnp
 from flax import nnx
+
 from bert_jax.shapes import Array, Float, Int, UInt32
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -86,14 +87,13 @@ def truncated_normal(deviation: float) -> Callable[..., Array]:
 class Dense(nnx.Module):
     """x @ kernel + bias over the last `inputs` axes of x, in the type of x."""
 
-    def __init__(
-        self, inputs: tuple[int, ...], outputs: tuple[int, ...], init: Callable[..., Array], key: Array
-    ):
+    def __init__(self, inputs: tuple[int, ...], outputs: tuple[int, ...], init: Callable[..., Array], key: Array):
         self.kernel = nnx.Param(init(key, inputs + outputs))
         self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32))
         self.num_inputs = len(inputs)
 
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Project; accumulation is the backend's, float32 on every one that matters."""
         kernel = self.kernel[...].astype(x.dtype)
         y = jnp.tensordot(x, kernel, axes=self.num_inputs)
         bias = self.bias[...].astype(x.dtype)
@@ -109,10 +109,11 @@ class LayerNorm(nnx.Module):
         self.epsilon = epsilon
 
     def __call__(self, x: Float[Array, "*rows H"]) -> Float[Array, "*rows H"]:
+        """Normalise; the result has the type of x."""
         lifted = x.astype(jnp.float32)
         mean = lifted.mean(-1, keepdims=True)
         centred = lifted - mean
         variance = jnp.square(centred).mean(-1, keepdims=True)
         leading = (1,) * (x.ndim - 1)
-        scale, bias = (p[...].reshape(leading + (-1,)) for p in (self.scale, self.bias))
+        scale, bias = (p[...].reshape((*leading, -1)) for p in (self.scale, self.bias))
         return (centred * jax.lax.rsqrt(variance + self.epsilon) * scale + bias).astype(x.dtype)

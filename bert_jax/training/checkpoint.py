@@ -13,6 +13,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any, Self
 
+import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
@@ -93,15 +95,23 @@ class Checkpoints:
         return state, read_about(found)
 
 
-def restore_subtree(directory: epath.Path, abstract: Any) -> Any:
-    """Part of a saved state, e.g. only ``{"params": ...}``: what `abstract` lacks is not read."""
+def restore_params(checkpoint: epath.Path, shapes: Any) -> Any:
+    """The parameters of a checkpoint as numpy arrays; moments are not read.
+
+    Args:
+      checkpoint: a verified one.
+      shapes: tree of ShapeDtypeStruct.
+    """
+    wanted = {"params": jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), shapes)}
+    restore_args = jax.tree.map(lambda x: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
-        arguments = ocp.args.PyTreeRestore(
-            item=abstract,
-            restore_args=ocp.checkpoint_utils.construct_restore_args(abstract),
-            partial_restore=True,
-        )
-        return orbax.restore(directory / "state", args=arguments)
+        arguments = ocp.args.PyTreeRestore(item=wanted, restore_args=restore_args, partial_restore=True)
+        return orbax.restore(checkpoint / "state", args=arguments)["params"]
+
+
+def directory_of(workdir: epath.PathLike) -> epath.Path:
+    """Where a run keeps its checkpoints."""
+    return epath.Path(workdir) / "checkpoints"
 
 
 def read_about(checkpoint: epath.Path) -> dict[str, Any]:
@@ -168,9 +178,17 @@ def find_damage(checkpoint: epath.Path) -> str | None:
 
 def _sums(checkpoint: epath.Path) -> dict[str, str]:
     sums = {}
-    for path in sorted(checkpoint.rglob("*")):
-        name = str(path.relative_to(checkpoint))
-        if name != COMMIT and path.is_file():
+    for path in _files(checkpoint):
+        name = path.relative_to(checkpoint).as_posix()
+        if name != COMMIT:
             with path.open("rb") as file:
                 sums[name] = hashlib.file_digest(file, "sha256").hexdigest()
     return sums
+
+
+def _files(directory: epath.Path) -> Iterator[epath.Path]:
+    for path in directory.iterdir():
+        if path.is_dir():
+            yield from _files(path)
+        else:
+            yield path

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import signal
 import sys
 import threading
@@ -15,8 +14,8 @@ import jax
 from jax.sharding import Mesh
 
 from bert_jax.data.cursor import Cursor
-from bert_jax.training import workdir as workdirs
-from bert_jax.training.checkpoint import Checkpoints
+from bert_jax.errors import UserError
+from bert_jax.training.checkpoint import Checkpoints, directory_of, restore_params, verified
 from bert_jax.training.reporter import Reporter
 from bert_jax.training.sharding import check_rows, make_mesh, put_rows
 from bert_jax.training.state import TrainState, abstract_state, init_state
@@ -54,23 +53,24 @@ def train(task: Task, workdir: Path, about: dict[str, Any], profile: tuple[int, 
       UserError: a batch that the mesh cannot split, a loss that is not finite, damaged checkpoints.
     """
     config, mesh = task.config, checked_mesh(task)
-    train_step = functools.cache(lambda accumulation: make_train_step(task, mesh, accumulation))
+    compiled: dict[int, Any] = {}  # by phase: each has its own shapes
     evaluate = make_evaluator(task, mesh)
     with contextlib.ExitStack() as stack:
-        checkpoints = stack.enter_context(Checkpoints(workdir / workdirs.CHECKPOINTS, config.checkpoint.keep))
+        checkpoints = stack.enter_context(Checkpoints(directory_of(workdir), config.checkpoint.keep))
         state, place = _restore_or_init(task, mesh, checkpoints)
         cursor, evaluation = place.cursor, place.evaluation
         devices = list(mesh.devices.flat)
-        report = stack.enter_context(
-            Reporter(task, workdir, devices, cursor.step, place.tokens_seen, profile)
-        )
+        report = stack.enter_context(Reporter(task, workdir, devices, cursor.step, place.tokens_seen, profile))
         stopping = stack.enter_context(_sigterm())
-        stack.enter_context(jax.transfer_guard("disallow"))
         for rows, following in task.batches(cursor) if cursor.step < config.total_steps else ():
             phase = config.phases[cursor.phase]
             report.before(cursor.step)
             batch = put_rows(rows, mesh, phase.batch_size)
-            state, metrics = train_step(phase.accumulation)(state, batch)
+            if cursor.phase not in compiled:
+                train_step = make_train_step(task, mesh, phase.accumulation)
+                compiled[cursor.phase] = train_step.lower(state, batch).compile()
+            with jax.transfer_guard("disallow"):
+                state, metrics = compiled[cursor.phase](state, batch)
             report.push(following.step, rows, metrics)
             cursor = following
             last = cursor.step == config.total_steps
@@ -119,6 +119,22 @@ def make_evaluator(task: Task, mesh: Mesh) -> Callable[[Params], dict[str, float
         return task.evaluate(lambda batch: jax.device_get(eval_step(params, put_rows(batch, mesh, rows))))
 
     return evaluate
+
+
+def evaluate_newest(task: Task, workdir: Path) -> dict[str, float]:
+    """Held-out metrics of the newest intact checkpoint of a run.
+
+    Raises:
+      UserError: there is none.
+    """
+    mesh = checked_mesh(task)
+    found = verified(directory_of(workdir))
+    if found is None:
+        raise UserError(f"{workdir} has no finished checkpoint yet: train it further with bert-jax pretrain")
+    abstract = abstract_state(task, mesh).params
+    params = restore_params(found, abstract)
+    on_mesh = jax.tree.map(lambda x, shape: jax.device_put(x, shape.sharding), params, abstract)
+    return make_evaluator(task, mesh)(on_mesh)
 
 
 @contextlib.contextmanager

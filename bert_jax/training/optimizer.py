@@ -11,9 +11,7 @@ from bert_jax.training.schedules import Schedule
 from bert_jax.training.treatment import treatments
 
 
-def make_optimizer(
-    config: OptimizerConfig, schedule: Schedule, params: Any
-) -> optax.GradientTransformation:
+def make_optimizer(config: OptimizerConfig, schedule: Schedule, params: Any) -> optax.GradientTransformation:
     """AdamW or LAMB with global-norm clipping, decay by table, and the run's learning rate.
 
     Args:

@@ -17,9 +17,7 @@ def path_name(path: tuple[Any, ...]) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def map_with_table(
-    table: Sequence[tuple[str, Any]], use: Callable[[Any, Any], Any], tree: Any
-) -> Any:
+def map_with_table(table: Sequence[tuple[str, Any]], use: Callable[[Any, Any], Any], tree: Any) -> Any:
     """``use(value, leaf)`` for every leaf, with the value of the first pattern that its path's end matches.
 
     Raises:

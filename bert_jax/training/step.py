@@ -28,7 +28,10 @@ Metrics = dict[str, Float[Array, ""]]
 DROPOUT_STREAM = 0x0D0
 
 
-def make_train_step(task: Task, mesh: Mesh, accumulation: int) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+
+
+def make_train_step(task: Task, mesh: Mesh, accumulation: int) -> TrainStep:
     """The compiled update. It donates the state: the one passed in must not be used again.
 
     Metrics, all global: for each of the task's sums its mean; `loss`; `learning_rate`; `gradient_norm`
@@ -121,6 +124,4 @@ def make_eval_step(task: Task, mesh: Mesh) -> Callable[[Params, Batch], tuple[Ba
         batch = task.prepare(batch, evaluating=True)
         return batch, task.sums(params, batch, None)
 
-    return jax.jit(
-        eval_step, in_shardings=(shardings, row_sharding(mesh)), out_shardings=replicated(mesh)
-    )
+    return jax.jit(eval_step, in_shardings=(shardings, row_sharding(mesh)), out_shardings=replicated(mesh))

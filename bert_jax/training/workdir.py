@@ -11,7 +11,6 @@ from bert_jax.errors import UserError
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
-CHECKPOINTS = "checkpoints"
 LEDGER = "ledger.jsonl"
 
 
@@ -43,7 +42,8 @@ def claim(workdir: Path, config: Config, corpora: dict[str, str], tokenizer_text
         workdir.mkdir(parents=True, exist_ok=True)
         (workdir / TOKENIZER).write_text(tokenizer_text, encoding="utf-8")
         (workdir / LEDGER).touch()
-        text = json.dumps({**described, "corpus_paths": sorted(corpora), "config": config_lib.to_dict(config)}, indent=1)
+        settings = {"corpus_paths": sorted(corpora), "config": config_lib.to_dict(config)}
+        text = json.dumps(described | settings, indent=1)
         temporary = workdir / (CONFIG + ".new")
         temporary.write_text(text)
         temporary.replace(path)

@@ -1,0 +1,7 @@
+"""``python -m bert_jax``."""
+
+import sys
+
+from bert_jax.cli import main
+
+sys.exit(main())

@@ -1,0 +1,202 @@
+"""The commands of ``bert-jax``: parse, call, print, exit code."""
+
+import contextlib
+import dataclasses
+import difflib
+import io
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+
+from bert_jax import presets
+from bert_jax.config import Config
+from bert_jax.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretrain(Config):
+    """Pretrain CONFIG on a corpus; the same command continues a run that was stopped.
+
+    Every field of the config can be set: --model.num-layers 6 --phases.0.steps 100 --objective.pair none.
+    """
+
+    corpus: Path
+    """Directory that `bert-data build` made."""
+    workdir: Path
+    """Directory of the run: checkpoints, metrics.jsonl, TensorBoard events."""
+    profile: str | None = None
+    """Trace updates A up to B, written A:B, into WORKDIR/profile."""
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Held-out metrics of a run's newest checkpoint, beside the unigram baseline."""
+
+    workdir: tyro.conf.Positional[Path]
+    """Directory of the run."""
+    corpus: Path
+    """Corpus whose validation split is scored; built with the run's tokenizer."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+
+@dataclass(frozen=True)
+class FillMask:
+    """Fill the [MASK]s of a text."""
+
+    model: tyro.conf.Positional[Path]
+    """Work directory of a run, or an exported model."""
+    text: tyro.conf.Positional[str]
+    """Text with one or more [MASK]."""
+    top: int = 5
+    """Candidates per [MASK]."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+
+@dataclass(frozen=True)
+class Convert:
+    """Write a trained model in another format."""
+
+    source: tyro.conf.Positional[Path]
+    """Work directory of a run, or an exported model."""
+    destination: tyro.conf.Positional[Path]
+    """Directory to make; it must not exist."""
+    to: Literal["huggingface"] = "huggingface"
+    """Format to write."""
+
+
+def pretrain(arguments: Sequence[str]) -> None:
+    """``bert-jax pretrain CONFIG --corpus DIR --workdir DIR [--FIELD VALUE ...]``."""
+    name, rest = _config_name(arguments)
+    preset = presets.load_config(name)
+    fields = {field.name: getattr(preset, field.name) for field in dataclasses.fields(Config)}
+    missing: Any = tyro.MISSING
+    asked = _parse(Pretrain, rest, f"pretrain {name}", Pretrain(**fields, corpus=missing, workdir=missing))
+    config = Config(**{name: getattr(asked, name) for name in fields})
+    window = None if asked.profile is None else _window(asked.profile)
+
+    from bert_jax import pretraining  # jax is loaded when it is needed, not for --help
+
+    place = pretraining.pretrain(config, asked.corpus, asked.workdir, window)
+    if place.cursor.step < config.total_steps:
+        print(f"stopped and saved at update {place.cursor.step} of {config.total_steps}; the same command continues")
+        return
+    print(f"finished: {place.cursor.step} updates, {place.tokens_seen:,} tokens; everything is in {asked.workdir}")
+    _print_table(place.evaluation)
+
+
+def evaluate(arguments: Sequence[str]) -> None:
+    """``bert-jax evaluate WORKDIR --corpus DIR``."""
+    asked = _parse(Evaluate, arguments, "evaluate")
+    from bert_jax import pretraining
+
+    metrics = pretraining.evaluate(asked.workdir, asked.corpus)
+    if asked.json:
+        print(json.dumps(metrics))
+    else:
+        _print_table(metrics)
+
+
+def fill_mask(arguments: Sequence[str]) -> None:
+    """``bert-jax fill-mask MODEL "text with [MASK]"``."""
+    asked = _parse(FillMask, arguments, "fill-mask")
+    from bert_jax import inference
+
+    filled = inference.load(asked.model).fill_mask(asked.text, asked.top)
+    if asked.json:
+        print(json.dumps([[candidate._asdict() for candidate in candidates] for candidates in filled]))
+        return
+    for i, candidates in enumerate(filled, start=1):
+        shown = "  ".join(f"{c.token} {c.probability:.1%}" for c in candidates)
+        print(f"[MASK] {i}: {shown}")
+
+
+def convert(arguments: Sequence[str]) -> None:
+    """``bert-jax convert SOURCE DESTINATION --to huggingface``."""
+    asked = _parse(Convert, arguments, "convert")
+    from bert_jax import inference
+
+    inference.export(asked.source, asked.destination)
+    print(f"wrote {asked.destination}")
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
+    "pretrain": pretrain,
+    "evaluate": evaluate,
+    "fill-mask": fill_mask,
+    "convert": convert,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. 0: done; 2: the user asked for something that cannot be done, said in one line."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_overview())
+        return 0 if arguments else 2
+    try:
+        if arguments[0] not in COMMANDS:
+            near = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
+            hint = f"did you mean '{near[0]}'? " if near else ""
+            raise UserError(f"there is no command '{arguments[0]}': {hint}Commands are {', '.join(COMMANDS)}")
+        COMMANDS[arguments[0]](arguments[1:])
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _overview() -> str:
+    lines = [f"  {command.__doc__.strip('`.')}" for command in COMMANDS.values() if command.__doc__]
+    return "usage: bert-jax COMMAND ...\n\n" + "\n".join(lines) + "\n\n`bert-jax COMMAND --help` explains each."
+
+
+def _config_name(arguments: Sequence[str]) -> tuple[str, Sequence[str]]:
+    if arguments and not arguments[0].startswith("-"):
+        return arguments[0], arguments[1:]
+    known = ", ".join(presets.preset_files())
+    if "--help" in arguments or "-h" in arguments:
+        return "bert_base", arguments
+    raise UserError(f"pretrain needs a config first, a preset's name or a file: presets are {known}")
+
+
+def _window(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+):(\d+)", text)
+    if not match or int(match[1]) >= int(match[2]):
+        raise UserError(f"--profile {text}: write the first update and the one after the last, as in 100:110")
+    return int(match[1]), int(match[2])
+
+
+def _parse(kind: type, arguments: Sequence[str], command: str, default: Any = None) -> Any:
+    """tyro's parse; what it would frame in a box of many lines becomes one."""
+    box = io.StringIO()
+    given = {} if default is None else {"default": default}
+    try:
+        if "--help" in arguments or "-h" in arguments:
+            return tyro.cli(kind, args=arguments, prog=f"bert-jax {command}", **given)
+        with contextlib.redirect_stderr(box), contextlib.redirect_stdout(box):
+            return tyro.cli(kind, args=arguments, prog=f"bert-jax {command}", **given)
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise UserError(_one_line(box.getvalue())) from None
+
+
+def _one_line(box: str) -> str:
+    """The text of a framed message, without frame and footer."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
+    lines = [re.sub(r"[│╭╮╰╯─━]|^\W{3,}$|-{3,}", "", line).strip() for line in plain.splitlines()]
+    return " ".join(line for line in lines if line and "full helptext" not in line)
+
+
+def _print_table(metrics: dict[str, float]) -> None:
+    width = max(map(len, metrics), default=0)
+    for name, value in metrics.items():
+        print(f"  {name:<{width}}  {value:.4f}")

@@ -1,0 +1,179 @@
+"""A trained model in a user's hands: ``load``, ``fill_mask``, ``encode``."""
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax.config import ModelConfig
+from bert_jax.convert import huggingface
+from bert_jax.errors import UserError
+from bert_jax.model import pretraining
+from bert_jax.model.encoder import EncoderInputs
+from bert_jax.tokenizer import Tokenizer
+from bert_jax.training import checkpoint, workdir
+
+Params = dict[str, Any]
+SHORTEST_BUCKET = 16
+
+
+class Candidate(NamedTuple):
+    """What the model would write at a [MASK]."""
+
+    token: str
+    token_id: int
+    probability: float
+
+
+class Model:
+    """An encoder with its MLM head and tokenizer. Make one with `load`.
+
+    Attributes:
+      config: shapes of the model.
+      params: nested dict of arrays (model/pretraining.py).
+      tokenizer: text to ids.
+    """
+
+    def __init__(self, config: ModelConfig, params: Params, tokenizer: Tokenizer):
+        self.config, self.params, self.tokenizer = config, params, tokenizer
+
+    def fill_mask(self, text: str, top: int = 5) -> list[list[Candidate]]:
+        """The likeliest tokens for every [MASK] in the text, likeliest first.
+
+        Raises:
+          UserError: no [MASK] in the text, or more tokens than the model has positions.
+        """
+        ids = self._with_specials([self.tokenizer.encode(text, specials=True)], "the text")
+        positions = [i for i, token in enumerate(ids[0]) if token == self.tokenizer.mask_id]
+        if not positions:
+            raise UserError(f"the text has no [MASK]: write one where a word is missing, as in '{text} [MASK]'")
+        logits = _mlm_logits(self.config, self.params, self._batch(ids))
+        probabilities = np.asarray(jax.nn.softmax(logits, axis=-1))[0]
+        filled = []
+        for position in positions:
+            best = np.argsort(-probabilities[position], kind="stable")[:top]
+            filled.append(
+                [Candidate(self.tokenizer.id_to_token(int(i)), int(i), float(probabilities[position, i])) for i in best]
+            )
+        return filled
+
+    def encode(
+        self, texts: Sequence[str], pooling: Literal["mean", "cls"] = "mean", batch_size: int = 32
+    ) -> np.ndarray:
+        """One vector per text, float32 [len(texts), hidden_size], from the last layer.
+
+        Args:
+          texts: each becomes ``[CLS] text [SEP]``.
+          pooling: mean over all its tokens, or the vector of [CLS].
+          batch_size: texts per forward pass; texts of similar length share one.
+
+        Raises:
+          UserError: a text has more tokens than the model has positions.
+        """
+        vectors = np.zeros((len(texts), self.config.hidden_size), np.float32)
+        pieces = [list(ids) for ids in self.tokenizer.encode_batch(list(texts))]
+        ids = self._with_specials(pieces, "text {}")
+        order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
+        for start in range(0, len(order), batch_size):
+            chosen = order[start : start + batch_size]
+            batch = self._batch([ids[i] for i in chosen], rows=batch_size)
+            vectors[chosen] = np.asarray(_vectors(self.config, pooling, self.params, batch))[: len(chosen)]
+        return vectors
+
+    def _with_specials(self, pieces: list[list[int]], name: str) -> list[list[int]]:
+        limit = self.config.max_positions
+        for i, ids in enumerate(pieces):
+            if len(ids) + 2 > limit:
+                raise UserError(
+                    f"{name.format(i)} has {len(ids) + 2} tokens, the model's position table {limit}: shorten it"
+                )
+        return [[self.tokenizer.cls_id, *ids, self.tokenizer.sep_id] for ids in pieces]
+
+    def _batch(self, ids: list[list[int]], rows: int | None = None) -> EncoderInputs:
+        """Padded to a power of two, so that few lengths are compiled."""
+        longest = max(map(len, ids))
+        seq_len = SHORTEST_BUCKET
+        while seq_len < longest:
+            seq_len *= 2
+        seq_len = min(seq_len, max(self.config.max_positions, longest))
+        rows = rows or len(ids)
+        input_ids = np.full((rows, seq_len), self.tokenizer.pad_id, np.int32)
+        segment_ids = np.zeros((rows, seq_len), np.int32)
+        for i, row in enumerate(ids):
+            input_ids[i, : len(row)], segment_ids[i, : len(row)] = row, 1
+        zeros = np.zeros((rows, seq_len), np.int32)
+        positions = zeros + np.arange(seq_len, dtype=np.int32)
+        return EncoderInputs(input_ids, zeros, segment_ids, positions, np.zeros((rows, 1), np.int32))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _mlm_logits(config: ModelConfig, params: Params, inputs: EncoderInputs) -> jax.Array:
+    model = pretraining.bind(config, params)
+    return model.mlm(model.encoder(inputs).hidden, model.encoder.embeddings.attend)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _vectors(config: ModelConfig, pooling: str, params: Params, inputs: EncoderInputs) -> jax.Array:
+    hidden = pretraining.bind(config, params).encoder(inputs).hidden.astype(jnp.float32)
+    if pooling == "cls":
+        return hidden[:, 0]
+    real = (inputs.segment_ids > 0).astype(jnp.float32)[:, :, None]
+    return (hidden * real).sum(1) / jnp.maximum(real.sum(1), 1.0)
+
+
+def load(source: str | Path) -> Model:
+    """A model from a run's work directory (its newest intact checkpoint) or from a Hugging Face export.
+
+    Raises:
+      UserError: neither is there, or what is there is damaged.
+    """
+    source = Path(source)
+    if not source.is_dir():
+        raise UserError(f"{source} is no directory: give the work directory of a run, or an exported model")
+    if (source / huggingface.WEIGHTS).exists():
+        config, params = huggingface.read(source, _shapes)
+        tokenizer = Tokenizer.load(source)
+    else:
+        config = workdir.read_config(source).model
+        params = load_params(source)
+        tokenizer = Tokenizer.load(source / workdir.TOKENIZER)
+    return Model(config, jax.tree.map(jnp.asarray, params), tokenizer)
+
+
+def load_params(directory: Path) -> Params:
+    """Parameters of a run's newest intact checkpoint, as numpy arrays.
+
+    Raises:
+      UserError: the directory holds no run, or the run no intact checkpoint.
+    """
+    config = workdir.read_config(directory)
+    found = checkpoint.verified(checkpoint.directory_of(directory))
+    if found is None:
+        raise UserError(f"{directory} has no finished checkpoint yet: train it further with bert-jax pretrain")
+    return checkpoint.restore_params(found, _shapes(config.model, config.objective.pair != "none"))
+
+
+def _shapes(config: ModelConfig, pair: bool) -> Params:
+    return jax.eval_shape(lambda: pretraining.init(config, jax.random.key(0), pair=pair))
+
+
+def export(source: Path, destination: Path) -> None:
+    """Write a model as a Hugging Face directory.
+
+    Raises:
+      UserError: no model at the source, a destination that exists, an encoder that is no plain BERT.
+    """
+    model = load(source)
+    params = jax.tree.map(np.asarray, model.params)
+    count = sum(array.size for array in jax.tree.leaves(params))
+    card = (
+        f"# {destination.name}\n\nA BERT with {model.config.num_layers} layers of width {model.config.hidden_size} "
+        f"({count:,} parameters), pretrained with bert_jax.\n\n"
+        f"```python\nfrom transformers import pipeline\n\n"
+        f'pipeline("fill-mask", model="{destination.name}")("A text with a [MASK].")\n```\n'
+    )
+    huggingface.write(destination, model.config, params, model.tokenizer, card)
