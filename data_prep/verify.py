@@ -5,7 +5,16 @@ import os
 import numpy as np
 from etils import epath
 
-from bert_jax.data.corpus import MAX_RECORD_TOKENS, SPLITS, TOKENIZER, Corpus, Records, read_manifest
+from bert_jax.data.corpus import (
+    MANIFEST,
+    MAX_RECORD_TOKENS,
+    SPLITS,
+    TOKENIZER,
+    Corpus,
+    Records,
+    array_file,
+    read_manifest,
+)
 from bert_jax.errors import UserError
 from bert_jax.progress import progress
 from bert_jax.tokenizer import Tokenizer
@@ -44,7 +53,7 @@ def _verify_records(directory: epath.Path, manifest: dict, split: str) -> None:
     corpus = Corpus.open(directory, split)
     records = Records(directory, manifest, split)
     document = part = -1
-    tokens = 0
+    token_counts = np.zeros(corpus.vocab_size, np.int64)
     with progress(f"reading {split}", len(records), "record") as bar:
         for index in range(len(records)):
             record = records[index]
@@ -65,7 +74,9 @@ def _verify_records(directory: epath.Path, manifest: dict, split: str) -> None:
                     " vocabulary; rebuild the corpus"
                 )
             document, part = record.document, record.part
-            tokens += len(record.tokens)
+            np.add.at(token_counts, record.tokens, 1)
             bar.update()
-    if (document + 1, tokens) != (corpus.num_documents, corpus.num_tokens):
-        raise UserError(f"{directory}: {split} holds other counts than corpus.json says; rebuild the corpus")
+    if (document + 1, token_counts.sum()) != (corpus.num_documents, corpus.num_tokens):
+        raise UserError(f"{directory}: {split} holds other counts than {MANIFEST} says; rebuild the corpus")
+    if not np.array_equal(token_counts, corpus.token_counts):
+        raise UserError(f"{directory / array_file(split, 'token_counts')}: contradicts the records; rebuild the corpus")

@@ -56,6 +56,8 @@ def check(directory, documents):
             first, end = corpus.document_offsets[i : i + 2]
             np.testing.assert_array_equal(corpus.sentences(first, end), np.concatenate(sentences))
         assert corpus.num_tokens == corpus.sentence_lengths.sum(dtype=np.int64)
+        flat = np.concatenate([sentence for sentences in expected for sentence in sentences])
+        np.testing.assert_array_equal(corpus.token_counts, np.bincount(flat, minlength=corpus.vocab_size))
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +105,7 @@ def test_long_documents_and_sentences_span_records(tmp_path):
     assert corpus.sentence_lengths.tolist() == [5, 8192, 8192, 20_001 - 2 * 8192, 8192, 3, 8189]
     source = tfds.builder_from_directory(tmp_path / "c").as_data_source("train")
     assert [(int(r["document"]), int(r["part"])) for r in source] == [(0, i) for i in range(6)]
-    assert verify(tmp_path / "c") == 11
+    assert verify(tmp_path / "c") == 13
 
 
 def test_large_vocabulary_needs_uint32(tmp_path):
@@ -126,9 +128,7 @@ def test_tfds_opens_it(corpus_and_documents):
         assert len(source) == len(expected)
         for i in range(0, len(source), 7):
             np.testing.assert_array_equal(source[i]["tokens"], np.concatenate(expected[i]))
-            np.testing.assert_array_equal(
-                source[i]["sentence_ends"], np.cumsum([len(s) for s in expected[i]])
-            )
+            np.testing.assert_array_equal(source[i]["sentence_ends"], np.cumsum([len(s) for s in expected[i]]))
             assert source[i]["document"] == i
     assert "tensorflow" not in sys.modules
 
@@ -271,6 +271,26 @@ def test_shards_that_are_missing_or_exchanged(tmp_path):
         Corpus.open(tmp_path / "c").sentences(0, 1)
 
 
+def test_no_flipped_bit_is_read_as_something_else(tmp_path):
+    write(tmp_path / "c", random_documents(6, 12))
+    corpus = Corpus.open(tmp_path / "c")
+    expected = corpus.sentences(0, corpus.num_sentences)
+    (shard,) = (tmp_path / "c").glob("*-train.array_record-*")
+    intact = shard.read_bytes()
+    used = [i for i, byte in enumerate(intact) if byte]
+    refused = 0
+    for position in used[:: len(used) // 150]:
+        shard.write_bytes(intact[:position] + bytes([intact[position] ^ 4]) + intact[position + 1 :])
+        try:
+            tokens = Corpus.open(tmp_path / "c").sentences(0, corpus.num_sentences)
+        except UserError as error:
+            assert str(shard) in str(error) and "\n" not in str(error)
+            refused += 1
+        else:
+            np.testing.assert_array_equal(tokens, expected)
+    assert refused > 100
+
+
 def test_works_where_jax_is_absent(corpus_and_documents):
     script = """
         import sys
@@ -289,6 +309,4 @@ def test_works_where_jax_is_absent(corpus_and_documents):
         sys.exit(data_prep.cli.main(["verify", sys.argv[1]]))
     """
     root = pathlib.Path(__file__).parents[2]
-    subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), str(corpus_and_documents[0])], check=True, cwd=root
-    )
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script), str(corpus_and_documents[0])], check=True, cwd=root)

@@ -69,7 +69,7 @@ def test_a_whole_build(workspace, capsys):
     description = capsys.readouterr().out
     assert "tokens in a sentence, train" in description and "text:text.txt" in description
     assert main(["verify", "c"]) == 0
-    assert "intact; 11 files" in capsys.readouterr().out
+    assert "intact; 13 files" in capsys.readouterr().out
     manifest = json.loads(pathlib.Path("c/corpus.json").read_text())
     assert manifest["sources"][0]["files"][0]["bytes"] == pathlib.Path("text.txt").stat().st_size
     assert not pathlib.Path("c/corpus.incomplete").exists()
@@ -149,7 +149,7 @@ def flip(path, position):
 def test_verify_names_the_file_with_one_flipped_bit(workspace, capsys):
     assert build("c") == 0
     files = [path for path in sorted(pathlib.Path("c").iterdir()) if path.name != "corpus.json"]
-    assert len(files) == 11
+    assert len(files) == 13
     for path in files:
         flip(path, path.stat().st_size // 2)
         capsys.readouterr()
@@ -160,21 +160,25 @@ def test_verify_names_the_file_with_one_flipped_bit(workspace, capsys):
     assert main(["verify", "c"]) == 0
 
 
-def test_verify_reads_records_too(workspace, capsys):
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [("sentence_lengths", "record 0 of train contradicts"), ("token_counts", "token_counts.npy: contradicts")],
+)
+def test_verify_reads_records_too(workspace, capsys, array, message):
     """Checksums that were written over wrong content do not help it."""
     from data_prep.writer import file_facts
 
     assert build("c") == 0
-    path = pathlib.Path("c/train.sentence_lengths.npy")
-    lengths = np.load(path)
-    lengths[0] += 1
-    lengths[-1] -= 1
-    np.save(path, lengths)
+    path = pathlib.Path(f"c/train.{array}.npy")
+    values = np.load(path)
+    values[0] += 1
+    values[-1] -= 1
+    np.save(path, values)
     manifest = json.loads(pathlib.Path("c/corpus.json").read_text())
     manifest["files"][path.name] = file_facts(path)
     pathlib.Path("c/corpus.json").write_text(json.dumps(manifest))
     assert main(["verify", "c"]) == 2
-    assert "record 0 of train contradicts" in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 TOKENIZER = ["tokenizer", "--vocab-size", "90", "--out", "new.json", "--source"]
