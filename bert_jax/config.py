@@ -72,12 +72,18 @@ class ModelConfig:
     """Layers per iteration of the scan over depth; num_layers unrolls it."""
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size"):
+        sizes = ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size", "max_positions")
+        for name in (*sizes, "type_vocab_size"):
             _require(getattr(self, name) >= 1, f"model.{name} is {getattr(self, name)}: it must be at least 1")
         _require(
             self.head_size is not None or self.hidden_size % self.num_heads == 0,
             f"model.hidden_size {self.hidden_size} is not divisible by model.num_heads {self.num_heads}: "
             "change one of them, or set model.head_size",
+        )
+        _require(self.head_size is None or self.head_size >= 1, f"model.head_size is {self.head_size}: use 1 or more")
+        _require(
+            self.positions == "learned" or self.size_per_head % 2 == 0,
+            f"model.positions 'rotary' turns pairs, but a head is {self.size_per_head} wide: set an even model.head_size",
         )
         for name in ("hidden_dropout", "attention_dropout"):
             _require(0 <= getattr(self, name) < 1, f"model.{name} is {getattr(self, name)}: it must be in [0, 1)")
@@ -165,6 +171,16 @@ class OptimizerConfig:
     clip_norm: float | None = 1.0
     """Largest global norm of the gradient; None never clips."""
 
+    def __post_init__(self) -> None:
+        for name in ("beta1", "beta2"):
+            _require(0 <= getattr(self, name) < 1, f"optimizer.{name} is {getattr(self, name)}: it must be in [0, 1)")
+        _require(self.epsilon > 0, f"optimizer.epsilon is {self.epsilon}: it must be positive")
+        _require(self.weight_decay >= 0, f"optimizer.weight_decay is {self.weight_decay}: it must not be negative")
+        _require(
+            self.clip_norm is None or self.clip_norm > 0,
+            f"optimizer.clip_norm is {self.clip_norm}: it must be positive, or None to clip never",
+        )
+
 
 @dataclass(frozen=True)
 class Phase:
@@ -190,6 +206,8 @@ class Phase:
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "accumulation"):
             _require(getattr(self, name) >= 1, f"phases: {name} is {getattr(self, name)}: it must be at least 1")
+        for name in ("learning_rate", "warmup_steps", "end_learning_rate", "decay_power"):
+            _require(getattr(self, name) >= 0, f"phases: {name} is {getattr(self, name)}: it must not be negative")
         _require(self.seq_len >= 8, f"phases: seq_len is {self.seq_len}: the shortest useful row has 8 tokens")
         _require(
             self.batch_size % self.accumulation == 0,
@@ -246,6 +264,11 @@ class EvaluationConfig:
     """Rows of the validation split that are scored; all of them if there are fewer."""
     batch_size: int = 32
     """Rows per evaluation batch."""
+
+    def __post_init__(self) -> None:
+        _require(self.every >= 0, f"evaluation.every is {self.every}: it must be at least 1, or 0 for only at the end")
+        for name in ("rows", "batch_size"):
+            _require(getattr(self, name) >= 1, f"evaluation.{name} is {getattr(self, name)}: it must be at least 1")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,100 @@
+"""Fixtures that many tests share, each made once per session: a tiny corpus and a tiny trained run."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_jax.config import (
+    CheckpointConfig,
+    Config,
+    DataConfig,
+    EvaluationConfig,
+    LogConfig,
+    ModelConfig,
+    Phase,
+)
+
+WORDS = "the a river mountain sings falls over quick slow light dark stone under green old wind runs near far".split()
+
+
+def make_documents(seed: int, count: int) -> list[str]:
+    """Documents of one to nine sentences of three to eleven words."""
+    rng = np.random.default_rng(seed)
+
+    def sentence() -> str:
+        return " ".join(rng.choice(WORDS, int(rng.integers(3, 12)))).capitalize() + "."
+
+    return [" ".join(sentence() for _ in range(rng.integers(1, 10))) for _ in range(count)]
+
+
+def build_corpus(directory: Path, documents: list[str], vocab_size: int) -> Path:
+    """Tokenizer and corpus as a user makes them; returns the corpus directory."""
+    from data_prep import cli
+
+    source = directory / "text.txt"
+    source.write_text("\n\n".join(documents))
+    tokenizer, corpus = directory / "tokenizer.json", directory / "corpus"
+    common = ["--source", f"text:{source}", "--workers", "1"]
+    assert cli.main(["tokenizer", *common, "--vocab-size", str(vocab_size), "--out", str(tokenizer)]) == 0
+    build = ["build", *common, "--tokenizer", str(tokenizer), "--out", str(corpus), "--validation-fraction", "0.2"]
+    assert cli.main(build) == 0
+    return corpus
+
+
+@pytest.fixture(scope="session")
+def tiny_corpus(tmp_path_factory) -> Path:
+    """A corpus of 60 documents and fewer than 120 token ids. Read only."""
+    return build_corpus(tmp_path_factory.mktemp("tiny"), make_documents(0, 60), 120)
+
+
+@pytest.fixture(scope="session")
+def other_corpus(tmp_path_factory) -> Path:
+    """Like `tiny_corpus`, with other text and another tokenizer. Read only."""
+    return build_corpus(tmp_path_factory.mktemp("other"), make_documents(1, 40), 100)
+
+
+@pytest.fixture(scope="session")
+def tiny_config() -> Config:
+    """Eight updates of one layer, 64 wide; everything that happens in a run happens."""
+    return Config(
+        name="tiny",
+        model=ModelConfig(
+            vocab_size=120, hidden_size=64, num_layers=1, num_heads=2, intermediate_size=96, max_positions=64
+        ),
+        data=DataConfig(prefetch=2),
+        phases=(Phase(steps=8, seq_len=32, batch_size=8, learning_rate=5e-3, warmup_steps=2),),
+        checkpoint=CheckpointConfig(every=4, keep=2),
+        log=LogConfig(every=2),
+        evaluation=EvaluationConfig(every=4, rows=12, batch_size=8),
+    )
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory, tiny_corpus, tiny_config) -> Path:
+    """The work directory of a finished run of `tiny_config` on `tiny_corpus`. Read only: copy it to change it."""
+    from bert_jax import pretraining
+
+    directory = tmp_path_factory.mktemp("run") / "workdir"
+    place = pretraining.pretrain(tiny_config, tiny_corpus, directory)
+    assert place.cursor.step == tiny_config.total_steps
+    return directory
+
+
+@pytest.fixture(scope="session")
+def tiny_export(tmp_path_factory, tiny_run) -> Path:
+    """`tiny_run` in Hugging Face form. Read only."""
+    from bert_jax import inference
+
+    directory = tmp_path_factory.mktemp("export") / "model"
+    inference.export(tiny_run, directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def two_phases(tiny_config) -> Config:
+    """`tiny_config` with a second, longer phase, for streams and schedules."""
+    first = dataclasses.replace(tiny_config.phases[0], steps=7, batch_size=12, seq_len=24)
+    second = dataclasses.replace(tiny_config.phases[0], steps=5, batch_size=4, seq_len=48)
+    return dataclasses.replace(tiny_config, phases=(first, second))

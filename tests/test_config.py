@@ -1,0 +1,302 @@
+"""Configs: round trip, strictness, what each error says, what a fingerprint covers, and the presets as golden files."""
+
+import dataclasses
+import difflib
+import os
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh, AxisType
+
+from bert_jax import config as config_lib
+from bert_jax import presets
+from bert_jax.config import (
+    CheckpointConfig,
+    Config,
+    DataConfig,
+    EvaluationConfig,
+    LogConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    Phase,
+)
+from bert_jax.errors import UserError
+from bert_jax.model import pretraining
+from bert_jax.training.paths import name_leaves
+from bert_jax.training.sharding import state_shardings
+from bert_jax.training.treatment import treatments
+
+GOLDEN = pathlib.Path(__file__).parent / "golden" / "configs"
+PRESETS = ["bert_base", "bert_large", "bert_medium", "bert_mini", "bert_small", "bert_tiny"]
+DRAWN = ["bert_mini", "bert_tiny"]
+"""Presets small enough to draw their weights in a test."""
+
+# (encoder and pooler, with both heads) for a vocabulary of 30,522.
+COUNTS = {
+    "bert_tiny": (4_385_920, 4_433_468),
+    "bert_mini": (11_170_560, 11_267_900),
+    "bert_small": (28_763_648, 29_058_876),
+    "bert_medium": (41_373_184, 41_668_412),
+    "bert_base": (109_482_240, 110_106_428),
+    "bert_large": (335_141_888, 336_226_108),
+}
+
+
+def flatten(values: Any, path: str = "") -> dict[str, Any]:
+    if isinstance(values, dict):
+        items = values.items()
+    elif isinstance(values, list):
+        items = ((str(i), value) for i, value in enumerate(values))
+    else:
+        return {path: values}
+    flat = {}
+    for name, value in items:
+        flat |= flatten(value, f"{path}.{name}" if path else name)
+    return flat
+
+
+def shapes_of(config: Config) -> Any:
+    pair = config.objective.pair != "none"
+    return jax.eval_shape(lambda: pretraining.init(config.model, jax.random.key(0), pair=pair))
+
+
+def test_the_presets_are_these():
+    assert list(presets.preset_files()) == PRESETS
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_round_trip(name):
+    config = presets.load_config(name)
+    assert config.name == name
+    described = config_lib.to_dict(config)
+    assert config_lib.from_dict(described) == config
+    assert isinstance(described["phases"], list) and isinstance(described["phases"][0], dict)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_parameter_counts(name):
+    shapes = shapes_of(presets.load_config(name))
+    encoder, everything = (sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (shapes["encoder"], shapes))
+    assert (encoder, everything) == COUNTS[name]
+
+
+def test_no_pair_objective_has_no_pooler():
+    config = config_lib.replace(presets.load_config("bert_base"), objective={"pair": "none"})
+    shapes = shapes_of(config)
+    assert "pair" not in shapes and "pooler" not in shapes["encoder"]
+    # BertForMaskedLM: the counts above less pooler and pair head.
+    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == 110_106_428 - (768 * 768 + 768) - (2 * 768 + 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda v: v.update(modle={}), "unknown field 'modle'"),
+        (lambda v: v["model"].update(layers=2), "unknown field 'model.layers'"),
+        (lambda v: v["phases"][0].update(lr=1.0), "unknown field 'phases.0.lr'"),
+        (lambda v: v.pop("name"), "missing field 'name'"),
+    ],
+)
+def test_keys_are_strict(change, message):
+    values = config_lib.to_dict(Config(name="x"))
+    change(values)
+    with pytest.raises(UserError, match=message):
+        config_lib.from_dict(values)
+
+
+# What is asked, and the words that must be in the message: the field, its value, and what to do.
+BAD = [
+    (lambda: ModelConfig(vocab_size=0), "model.vocab_size is 0", "at least 1"),
+    (lambda: ModelConfig(hidden_size=-1), "model.hidden_size is -1", "at least 1"),
+    (lambda: ModelConfig(num_layers=0), "model.num_layers is 0", "at least 1"),
+    (lambda: ModelConfig(num_heads=0), "model.num_heads is 0", "at least 1"),
+    (lambda: ModelConfig(intermediate_size=0), "model.intermediate_size is 0", "at least 1"),
+    (lambda: ModelConfig(num_heads=7), "model.hidden_size 768", "set model.head_size"),
+    (lambda: ModelConfig(hidden_dropout=1.0), "model.hidden_dropout is 1.0", "[0, 1)"),
+    (lambda: ModelConfig(attention_dropout=-0.1), "model.attention_dropout is -0.1", "[0, 1)"),
+    (lambda: ModelConfig(attention="xla"), "model.attention 'xla'", "set model.attention_dropout 0"),
+    (lambda: ModelConfig(parameter_groups=5), "model.parameter_groups 5", "model.num_layers 12"),
+    (lambda: ModelConfig(parameter_groups=0), "model.parameter_groups 0", "model.num_layers 12"),
+    (lambda: ModelConfig(global_every=0), "model.global_every is 0", "at least 1"),
+    (lambda: ModelConfig(scan_unroll=0), "model.scan_unroll is 0", "at least 1"),
+    (lambda: ObjectiveConfig(mask_rate=0.0), "objective.mask_rate is 0.0", "between 0 and 1"),
+    (lambda: ObjectiveConfig(mask_rate=1.0), "objective.mask_rate is 1.0", "between 0 and 1"),
+    (lambda: ObjectiveConfig(mask_token_share=0.95), "objective.mask_token_share 0.95", "must not exceed 1"),
+    (lambda: ObjectiveConfig(random_token_share=-0.1), "random_token_share -0.1", "must not"),
+    (lambda: DataConfig(example_copies=0), "data.example_copies is 0", "or None"),
+    (lambda: DataConfig(mask_copies=0), "data.mask_copies is 0", "or None"),
+    (lambda: DataConfig(short_example_rate=1.5), "data.short_example_rate is 1.5", "[0, 1]"),
+    (lambda: DataConfig(prefetch=0), "data.prefetch is 0", "at least 1"),
+    (lambda: Phase(steps=0), "steps is 0", "at least 1"),
+    (lambda: Phase(batch_size=0), "batch_size is 0", "at least 1"),
+    (lambda: Phase(accumulation=0), "accumulation is 0", "at least 1"),
+    (lambda: Phase(seq_len=7), "seq_len is 7", "8 tokens"),
+    (lambda: Phase(batch_size=10, accumulation=4), "batch_size 10", "accumulation 4"),
+    (lambda: CheckpointConfig(every=0), "checkpoint.every is 0", "at least 1"),
+    (lambda: CheckpointConfig(keep=0), "checkpoint.keep is 0", "at least 1"),
+    (lambda: LogConfig(every=0), "log.every is 0", "at least 1"),
+    (lambda: EvaluationConfig(batch_size=0), "evaluation.batch_size is 0", "at least 1"),
+    (lambda: EvaluationConfig(rows=0), "evaluation.rows is 0", "at least 1"),
+    (lambda: EvaluationConfig(every=-1), "evaluation.every is -1", "0 for only at the end"),
+    (lambda: ModelConfig(max_positions=0), "model.max_positions is 0", "at least 1"),
+    (lambda: ModelConfig(type_vocab_size=0), "model.type_vocab_size is 0", "at least 1"),
+    (lambda: ModelConfig(head_size=0), "model.head_size is 0", "1 or more"),
+    (lambda: ModelConfig(head_size=5, positions="rotary"), "5 wide", "even model.head_size"),
+    (lambda: Phase(learning_rate=-1e-4), "learning_rate is -0.0001", "not be negative"),
+    (lambda: Phase(warmup_steps=-1), "warmup_steps is -1", "not be negative"),
+    (lambda: OptimizerConfig(beta1=1.0), "optimizer.beta1 is 1.0", "[0, 1)"),
+    (lambda: OptimizerConfig(epsilon=0.0), "optimizer.epsilon is 0.0", "positive"),
+    (lambda: OptimizerConfig(weight_decay=-0.01), "optimizer.weight_decay is -0.01", "not be negative"),
+    (lambda: OptimizerConfig(clip_norm=0.0), "optimizer.clip_norm is 0.0", "or None"),
+    (lambda: Config(name="x", phases=()), "phases", "at least one"),
+    (lambda: Config(name="x", seed=-1), "seed is -1", "[0, 2^31)"),
+    (lambda: Config(name="x", seed=2**31), "seed is 2147483648", "[0, 2^31)"),
+    (lambda: Config(name="x", phases=(Phase(), Phase(seq_len=513))), "phases.1.seq_len 513", "model.max_positions"),
+]
+
+
+@pytest.mark.parametrize(("make", "what", "remedy"), BAD, ids=[what for _, what, _ in BAD])
+def test_bad_values_are_refused(make, what, remedy):
+    with pytest.raises(UserError) as caught:
+        make()
+    message = str(caught.value)
+    assert what in message and remedy in message and "\n" not in message
+
+
+UNDECISIVE = {
+    "name",
+    *(f"mesh.{name}" for name in ("data", "fsdp", "tensor")),
+    *("checkpoint.every", "checkpoint.keep", "log.every", "log.tensorboard"),
+    *("evaluation.every", "evaluation.rows", "evaluation.batch_size"),
+    *("data.prefetch", "model.attention", "model.remat", "model.scan_unroll", "phases.0.accumulation"),
+}
+OTHER_VALUES = {
+    "model.activation": "relu",
+    "model.positions": "rotary",
+    "model.norm_placement": "pre",
+    "model.attention": "xla",
+    "model.compute_dtype": "bfloat16",
+    "model.remat": "full",
+    "model.head_size": 32,
+    "model.attention_window": 4,
+    "model.parameter_groups": 1,
+    "model.hidden_size": 1536,
+    "model.num_heads": 6,
+    "optimizer.beta1": 0.95,
+    "model.num_layers": 6,
+    "model.max_positions": 1024,
+    "objective.mask_token_share": 0.7,
+    "objective.pair": "none",
+    "data.example_copies": 10,
+    "data.mask_copies": 10,
+    "optimizer.name": "lamb",
+    "optimizer.lamb_flavour": "paper",
+    "optimizer.clip_norm": None,
+    "mesh.data": 2,
+}
+
+
+def changed(config: Config, path: str) -> Config:
+    values = config_lib.to_dict(config)
+    *sections, name = path.split(".")
+    node = values
+    for section in sections:
+        node = node[int(section)] if section.isdigit() else node[section]
+    old = node[name]
+    if path in OTHER_VALUES:
+        node[name] = OTHER_VALUES[path]
+    elif isinstance(old, bool):
+        node[name] = not old
+    else:
+        node[name] = old + "x" if isinstance(old, str) else old / 2 if isinstance(old, float) and old else old + 1
+    assert node[name] != old, path
+    return config_lib.from_dict(values)
+
+
+def test_fingerprint_covers_what_decides_updates_and_nothing_else():
+    model = ModelConfig(attention_dropout=0.0)
+    base = Config(name="x", model=model, phases=(Phase(accumulation=1),))
+    fields = flatten(config_lib.to_dict(base))
+    assert UNDECISIVE <= fields.keys()
+    before = config_lib.fingerprint(base)
+    for path in fields.keys() - {"name", "model.attention_dropout", "phases.0.accumulation"}:
+        assert (config_lib.fingerprint(changed(base, path)) == before) == (path in UNDECISIVE), path
+    dropout = dataclasses.replace(base, model=dataclasses.replace(model, attention_dropout=0.1))
+    assert config_lib.fingerprint(dropout) != before
+    accumulated = dataclasses.replace(base, phases=(Phase(accumulation=2),))
+    assert config_lib.fingerprint(accumulated) == before
+    assert config_lib.fingerprint(dataclasses.replace(base, phases=(Phase(), Phase()))) != before
+
+
+def test_replace_takes_dicts_for_sections():
+    config = config_lib.replace(Config(name="x"), model={"num_layers": 2}, seed=3)
+    assert (config.model.num_layers, config.seed, config.model.hidden_size) == (2, 3, 768)
+    with pytest.raises(UserError):
+        config_lib.replace(config, model={"num_layers": 0})
+
+
+def describe(name: str) -> str:
+    """Config and parameters of a preset as lines that a diff can be read of."""
+    config = presets.load_config(name)
+    lines = [f"{path} = {value!r}" for path, value in flatten(config_lib.to_dict(config)).items()]
+    shapes = shapes_of(config)
+    axes = ("data", "fsdp", "tensor")
+    mesh = AbstractMesh((1, 2, 2), axes, axis_types=(AxisType.Auto,) * 3)
+    specs = name_leaves(jax.tree.map(lambda sharding: sharding.spec, state_shardings(mesh, shapes)))
+    treated = name_leaves(treatments(shapes))
+    leaves = name_leaves(shapes)
+    if name in DRAWN:
+        drawn = jax.jit(lambda: pretraining.init(config.model, jax.random.key(config.seed), pair=True))()
+        leaves = name_leaves(jax.tree.map(np.asarray, drawn))
+    lines += ["", "parameter | type and shape | first mean, deviation | decayed | tensor axes | split on mesh 1x2x2"]
+    for path, leaf in leaves.items():
+        first = "not drawn"
+        if name in DRAWN:
+            # + 0.0: no "-0.000"
+            first = f"{round(float(leaf.mean(dtype=np.float64)), 3) + 0.0:.3f}, {leaf.std(dtype=np.float64):.3f}"
+        treatment = treated[path]
+        about = (
+            f"{leaf.dtype}{list(leaf.shape)}",
+            first,
+            "decayed" if treatment.decayed else "undecayed",
+            f"{treatment.tensor_axes}",
+            f"{tuple(specs[path])}",
+        )
+        lines.append(" | ".join((path, *about)))
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_golden_config(name):
+    """A changed default, initialisation, decay or sharding shows as a diff; UPDATE_GOLDEN=1 accepts it."""
+    path, text = GOLDEN / f"{name}.txt", describe(name)
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    golden = path.read_text()
+    difference = "\n".join(difflib.unified_diff(golden.splitlines(), text.splitlines(), "golden", "now", n=0))
+    assert golden == text, f"{path.name} differs; UPDATE_GOLDEN=1 accepts this:\n{difference}"
+
+
+def test_golden_files_belong_to_presets():
+    assert sorted(path.stem for path in GOLDEN.glob("*.txt")) == PRESETS
+
+
+def test_config_files_by_path(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("from bert_jax.config import Config\ndef config():\n    return Config(name='mine', seed=4)\n")
+    assert presets.load_config(str(path)).seed == 4
+    with pytest.raises(UserError, match="did you mean 'bert_base'"):
+        presets.load_config("bert_bse")
+    with pytest.raises(UserError, match="must end in .py"):
+        presets.load_config(str(tmp_path / "no.json"))
+    path.write_text("x = 1\n")
+    with pytest.raises(UserError, match=r"no function config\(\)"):
+        presets.load_config(str(path))
+    path.write_text("def config():\n    return 3\n")
+    with pytest.raises(UserError, match="returned a int"):
+        presets.load_config(str(path))
