@@ -190,10 +190,17 @@ def _parse(kind: type, arguments: Sequence[str], command: str, default: Any = No
 
 
 def _one_line(box: str) -> str:
-    """The text of a framed message, without frame and footer."""
+    """What a framed message says, without its frame, title, help text and footer."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
-    lines = [re.sub(r"[│╭╮╰╯─━]|^\W{3,}$|-{3,}", "", line).strip() for line in plain.splitlines()]
-    return " ".join(line for line in lines if line and "full helptext" not in line)
+    lines = [re.sub(r"[│╭╮╰╯]", "", line).strip() for line in plain.splitlines()]
+    parts: list[list[str]] = [[]]
+    for line in filter(None, lines):
+        if re.fullmatch(r"[─-]{3,}|.*[─]{3,}", line):
+            parts.append([])
+        else:
+            parts[-1].append(line)
+    message, *hints = [" ".join(part) for part in parts[1:] if part]
+    return " ".join([message] + [hint for hint in hints if hint.startswith("Perhaps you meant")])
 
 
 def _print_table(metrics: dict[str, float]) -> None:

@@ -20,6 +20,7 @@ from bert_jax.training.sharding import (
     replicated,
     row_sharding,
     row_spec,
+    sum_over_rows,
 )
 from bert_jax.training.state import TrainState, abstract_state, task_optimizer
 from bert_jax.training.task import Params, Task
@@ -48,7 +49,7 @@ def make_train_step(task: Task, mesh: Mesh, accumulation: int) -> TrainStep:
     optimizer = task_optimizer(task)
     schedule = learning_rate(task.config.phases)
     gradients_of = jax.shard_map(
-        lambda params, step, batch: _local_gradients(task, shardings.params, accumulation, params, step, batch),
+        lambda params, step, batch: _local_gradients(task, mesh, shardings.params, accumulation, params, step, batch),
         mesh=mesh,
         in_specs=(manual_specs(shardings.params), replicated(mesh).spec, row_spec()),
         out_specs=(manual_specs(shardings.params), replicated(mesh).spec),
@@ -80,30 +81,38 @@ def make_train_step(task: Task, mesh: Mesh, accumulation: int) -> TrainStep:
 
 
 def _local_gradients(
-    task: Task, shardings: Any, accumulation: int, shards: Params, step: Array, batch: Batch
+    task: Task, mesh: Mesh, shardings: Any, accumulation: int, shards: Params, step: Array, batch: Batch
 ) -> tuple[Any, Metrics]:
     """Gradient of the global loss from this device's rows, reduced over devices at the end."""
     params = gather_parameters(shards, shardings)
     batch = task.prepare(batch, evaluating=False)
-    weights = jax.lax.psum(task.loss_weights(batch), DATA_AXES)
+    weights = sum_over_rows(task.loss_weights(batch), mesh)
     key = fold(jnp.uint32(task.config.seed), DROPOUT_STREAM, step)
 
     def micro_loss(params: Params, rows: Batch) -> tuple[Array, dict[str, Sum]]:
         sums = task.sums(params, rows, Noise(key, rows["row"]))
         return combine(sums, weights), sums
 
-    def accumulate(carry, rows):
+    def micro_step(rows: Batch) -> tuple[Params, dict[str, Sum]]:
         (_, sums), gradients = jax.value_and_grad(micro_loss, has_aux=True)(params, rows)
-        return jax.tree.map(jnp.add, carry, (gradients, sums)), None
+        return gradients, sums
 
-    micro_batches = jax.tree.map(lambda x: x.reshape(accumulation, -1, *x.shape[1:]), batch)
-    first = jax.tree.map(lambda x: x[0], micro_batches)
-    shapes = jax.eval_shape(lambda params, rows: micro_loss(params, rows)[1], params, first)
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (params, shapes))
-    (gradients, sums), _ = jax.lax.scan(accumulate, zeros, micro_batches)
-    sums = jax.lax.psum(sums, DATA_AXES)
+    if accumulation == 1:  # no accumulators to fill and to add to
+        gradients, sums = micro_step(batch)
+    else:
+        gradients, sums = _accumulate(micro_step, batch, accumulation)
+    sums = sum_over_rows(sums, mesh)
     metrics = means(sums) | {"loss": combine(sums, weights)}
     return reduce_gradients(gradients, shardings), metrics
+
+
+def _accumulate(micro_step: Callable[[Batch], Any], batch: Batch, accumulation: int) -> Any:
+    """Sum of ``micro_step`` over equal parts of the rows, one part in memory at a time."""
+    parts = jax.tree.map(lambda x: x.reshape(accumulation, -1, *x.shape[1:]), batch)
+    shapes = jax.eval_shape(micro_step, jax.tree.map(lambda x: x[0], parts))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    total, _ = jax.lax.scan(lambda sums, rows: (jax.tree.map(jnp.add, sums, micro_step(rows)), None), zeros, parts)
+    return total
 
 
 def combine(sums: dict[str, Sum], weights: dict[str, Float[Array, ""]]) -> Float[Array, ""]:

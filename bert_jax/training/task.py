@@ -1,19 +1,22 @@
 """What a training job must say. Pretraining is one Task; fine-tuning, distillation and probing are others."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from bert_jax.config import Config
-from bert_jax.data.batches import HostBatch, Rows
 from bert_jax.data.cursor import Cursor
 from bert_jax.model.layers import Noise
 from bert_jax.objectives import Batch, Sum
 from bert_jax.shapes import Array, Float, Key
 
+if TYPE_CHECKING:
+    # A step can be compiled and timed where no reader (grain, numba) is installed.
+    from bert_jax.data.batches import HostBatch
+
 Params = dict[str, Any]
-Score = Callable[[Rows], tuple[dict[str, np.ndarray], dict[str, tuple[float, float]]]]
+Score = Callable[[dict[str, np.ndarray]], tuple[dict[str, np.ndarray], dict[str, tuple[float, float]]]]
 """Scores one evaluation batch: (prepared rows, {name: (total, weight)})."""
 
 
@@ -38,7 +41,7 @@ class Task(Protocol):
         """All quantities of prepared rows; has at least the terms of `loss_weights`."""
         ...
 
-    def batches(self, cursor: Cursor) -> Iterator[HostBatch]:
+    def batches(self, cursor: Cursor) -> Iterator["HostBatch"]:
         """The stream from `cursor` to the end of the run."""
         ...
 
