@@ -66,9 +66,9 @@ def make_train_step(task: Task, mesh: Mesh, accumulation: int) -> TrainStep:
         params = optax.apply_updates(state.params, updates)
         metrics |= {
             "learning_rate": schedule(state.step),
-            "gradient_norm": optax.global_norm(gradients),
-            "update_norm": optax.global_norm(updates),
-            "parameter_norm": optax.global_norm(params),
+            "gradient_norm": optax.tree.norm(gradients),
+            "update_norm": optax.tree.norm(updates),
+            "parameter_norm": optax.tree.norm(params),
         }
         return TrainState(state.step + 1, params, optimizer_state), metrics
 

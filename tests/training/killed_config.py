@@ -1,0 +1,20 @@
+"""Config of the runs that are killed: two phases, several epochs, dropout, a checkpoint every 10 updates."""
+
+from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, ModelConfig, Phase
+
+
+def config() -> Config:
+    """A run of 60 updates, its 40th the first of the second phase."""
+    return Config(
+        name="killed",
+        model=ModelConfig(
+            vocab_size=120, hidden_size=128, num_layers=2, num_heads=2, intermediate_size=512, max_positions=64
+        ),
+        phases=(
+            Phase(steps=40, seq_len=32, batch_size=8, learning_rate=2e-3, warmup_steps=5),
+            Phase(steps=20, seq_len=48, batch_size=6, accumulation=2, learning_rate=1e-3, warmup_steps=2),
+        ),
+        checkpoint=CheckpointConfig(every=10, keep=2),
+        log=LogConfig(every=3),
+        evaluation=EvaluationConfig(every=15, rows=8, batch_size=8),
+    )

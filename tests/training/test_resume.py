@@ -1,0 +1,164 @@
+"""A run that is killed and started again ends bit-identical to one that was left alone."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax import pretraining
+from bert_jax.presets import load_config
+from bert_jax.training import checkpoint, loop, reporter
+from bert_jax.training.metrics import read_metrics
+from bert_jax.training.state import abstract_state
+
+HERE = Path(__file__).parent
+CONFIG = HERE / "killed_config.py"
+
+
+def final_state(workdir: Path, corpus: Path):
+    """Every array of the newest checkpoint, and where the run stands."""
+    task = pretraining.open_task(load_config(str(CONFIG)), corpus)
+    abstract = abstract_state(task, loop.checked_mesh(task))
+    with checkpoint.Checkpoints(checkpoint.directory_of(workdir), keep=2) as checkpoints:
+        state, about = checkpoints.restore(abstract)
+    return jax.tree.map(np.asarray, state), about
+
+
+def lines_without_timing(workdir: Path) -> list[dict]:
+    return [{k: v for k, v in line.items() if k != "timing"} for line in read_metrics(workdir / "metrics.jsonl")]
+
+
+def assert_same_run(workdir: Path, undisturbed: Path, corpus: Path) -> None:
+    (state, about), (expected, expected_about) = (final_state(w, corpus) for w in (workdir, undisturbed))
+    assert about == expected_about and about["cursor"]["step"] == 60
+    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(state), strict=True):
+        np.testing.assert_array_equal(a, b, err_msg=jax.tree_util.keystr(path))
+    assert lines_without_timing(workdir) == lines_without_timing(undisturbed)
+
+
+def command(workdir: Path, corpus: Path, point: str = "never", count: int = 1) -> list[str]:
+    run = ["pretrain", str(CONFIG), "--corpus", str(corpus), "--workdir", str(workdir)]
+    return [sys.executable, str(HERE / "killed_worker.py"), point, str(count), *run]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, tiny_corpus) -> Path:
+    workdir = tmp_path_factory.mktemp("undisturbed") / "run"
+    place = pretraining.pretrain(load_config(str(CONFIG)), tiny_corpus, workdir)
+    assert place.cursor.step == 60 and place.cursor.phase == 1 and place.cursor.epoch > 2
+    return workdir
+
+
+def test_the_run_learns_and_logs(undisturbed):
+    lines = lines_without_timing(undisturbed)
+    train = [line for line in lines if line["split"] == "train"]
+    assert train[0]["mlm_loss"] - train[-1]["mlm_loss"] > 0.5
+    assert [line["step"] for line in lines if line["split"] == "validation"] == [15, 30, 45, 60]
+
+
+def test_another_seed_is_another_run(undisturbed, tiny_corpus, tmp_path):
+    """So that equality below is not equality of anything with anything."""
+    config = load_config(str(CONFIG))
+    place = pretraining.pretrain(type(config)(**{**vars(config), "seed": 1}), tiny_corpus, tmp_path / "run")
+    assert place.evaluation["mlm_loss"] != lines_without_timing(undisturbed)[-1]["mlm_loss"]
+
+
+@pytest.mark.parametrize("step", [14, 40])
+def test_sigterm_saves_and_the_same_command_continues(undisturbed, tiny_corpus, tmp_path, monkeypatch, step):
+    """Within a phase and at the switch; the second call must start where the first one stopped."""
+    config, workdir = load_config(str(CONFIG)), tmp_path / "run"
+    push = reporter.Reporter.push
+
+    def push_and_terminate(self, done, *rest):
+        push(self, done, *rest)
+        if done == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reporter.Reporter, "push", push_and_terminate)
+        place = pretraining.pretrain(config, tiny_corpus, workdir)
+    assert place.cursor.step == step
+    place = pretraining.pretrain(config, tiny_corpus, workdir)
+    assert place.cursor.step == 60
+    assert_same_run(workdir, undisturbed, tiny_corpus)
+
+
+def test_a_finished_run_does_nothing_more(undisturbed, tiny_corpus):
+    before = sorted((path, path.stat().st_mtime_ns) for path in (undisturbed / "checkpoints").rglob("*"))
+    place = pretraining.pretrain(load_config(str(CONFIG)), tiny_corpus, undisturbed)
+    assert place.cursor.step == 60 and place.evaluation
+    assert before == sorted((path, path.stat().st_mtime_ns) for path in (undisturbed / "checkpoints").rglob("*"))
+
+
+def test_damage_falls_back_and_is_repaired(undisturbed, tiny_corpus, tmp_path, capfd):
+    """One flipped bit in the newest checkpoint: the run goes on from the one before, and says so."""
+    import shutil
+
+    workdir = tmp_path / "run"
+    shutil.copytree(undisturbed, workdir)
+    newest = next(checkpoint.committed(checkpoint.directory_of(workdir)))
+    data = max(Path(newest).rglob("d/*"), key=lambda path: path.stat().st_size)
+    raw = bytearray(data.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    data.write_bytes(raw)
+    pretraining.pretrain(load_config(str(CONFIG)), tiny_corpus, workdir)
+    said = capfd.readouterr().err
+    assert "is damaged" in said and "continuing from update 50" in said
+    assert_same_run(workdir, undisturbed, tiny_corpus)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("point", "count", "committed_after"),
+    [
+        ("array-write", 2, ["00000010"]),
+        ("before-commit", 2, ["00000010"]),
+        ("after-commit", 2, ["00000010", "00000020"]),
+        ("after-commit", 4, ["00000020", "00000030", "00000040"]),  # at the phase switch, before the oldest goes
+        ("metrics", 6, ["00000010"]),
+    ],
+)
+def test_killed_at_a_named_point(undisturbed, tiny_corpus, tmp_path, point, count, committed_after):
+    workdir = tmp_path / "run"
+    killed = subprocess.run(command(workdir, tiny_corpus, point, count), capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
+    there = [path.name for path in checkpoint.committed(checkpoint.directory_of(workdir))]
+    assert sorted(there) == committed_after
+    if point == "metrics":
+        assert not (workdir / "metrics.jsonl").read_text().endswith("\n")
+    again = subprocess.run(command(workdir, tiny_corpus), capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert f"continuing from update {int(committed_after[-1])}" in again.stderr
+    assert_same_run(workdir, undisturbed, tiny_corpus)
+
+
+@pytest.mark.slow
+def test_killed_at_five_random_moments(undisturbed, tiny_corpus, tmp_path):
+    """One run, killed five times wherever it happens to be; seeded, but the machine's load also decides where."""
+    workdir, chance, kills = tmp_path / "run", random.Random(0), 0
+    while kills < 5:
+        process = subprocess.Popen(command(workdir, tiny_corpus), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        started = len(read_metrics(workdir / "metrics.jsonl"))
+        # Not before something new has happened: five kills during start-up would show little.
+        while process.poll() is None and len(read_metrics(workdir / "metrics.jsonl")) in (0, started):
+            time.sleep(0.005)
+        time.sleep(chance.uniform(0, 0.15))
+        process.kill()
+        process.communicate()
+        assert process.returncode in (-signal.SIGKILL, 0)
+        if process.returncode == 0:
+            break
+        kills += 1
+    assert kills >= 3, "the run ended before it could be killed"
+    again = subprocess.run(command(workdir, tiny_corpus), capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert json.loads((workdir / "config.json").read_text())["config"]["name"] == "killed"
+    assert_same_run(workdir, undisturbed, tiny_corpus)
