@@ -1,3 +1,7 @@
-from setuptools import setup
+from setuptools import find_packages, setup
 
-setup()
+# The presets lie in configs/, beside the code, and are installed inside the package: found by name without a clone.
+setup(
+    packages=[*find_packages(include=["bert_jax*", "data_prep*"]), "bert_jax.configs"],
+    package_dir={"bert_jax.configs": "configs"},
+)

@@ -4,7 +4,7 @@ Shapes in names: B rows, S positions, H hidden, F feed-forward, N heads, D head,
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +44,7 @@ class Noise(NamedTuple):
     rows: Int[Array, "B"]
     """Index of each row within the global batch."""
 
-    def at(self, *words: Array | int) -> Self:
+    def at(self, *words: Array | int) -> "Noise":
         """Noise for a sub-place, e.g. ``noise.at(layer).at(SITE)``."""
         return self._replace(key=fold(self.key, *words))
 

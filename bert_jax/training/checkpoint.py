@@ -11,7 +11,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any
 
 import jax
 import numpy as np
@@ -66,7 +66,7 @@ class Checkpoints:
             self._commit.result()
             self._commit = None
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Checkpoints":
         return self
 
     def __exit__(self, *exception: object) -> None:

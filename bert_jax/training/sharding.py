@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.config import MeshConfig
 from bert_jax.errors import UserError
@@ -57,7 +57,7 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
     return jax.make_mesh(sizes, axes, axis_types=(AxisType.Auto,) * 3, devices=devices)
 
 
-def state_shardings(mesh: Mesh, tree: Any) -> Any:
+def state_shardings(mesh: Mesh | AbstractMesh, tree: Any) -> Any:
     """NamedSharding of every leaf of a state, by the table.
 
     An axis that does not divide its dimension is dropped, and that dimension stays whole: a vocabulary of

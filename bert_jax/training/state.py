@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from bert_jax.shapes import Array, Int
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.schedules import learning_rate
 from bert_jax.training.sharding import state_shardings
@@ -20,8 +19,8 @@ from bert_jax.training.task import Params, Task
 class TrainState:
     """Everything that an update reads and writes."""
 
-    step: Int[Array, ""]
-    """Updates done."""
+    step: Any
+    """Updates done, an int32 scalar. Any: jax also puts shapes, shardings and specs in the leaves' places."""
     params: Params
     """Nested dict of float32 arrays."""
     optimizer: Any

@@ -1,7 +1,7 @@
 """What a training job must say. Pretraining is one Task; fine-tuning, distillation and probing are others."""
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -20,6 +20,7 @@ Score = Callable[[dict[str, np.ndarray]], tuple[dict[str, np.ndarray], dict[str,
 """Scores one evaluation batch: (prepared rows, {name: (total, weight)})."""
 
 
+@runtime_checkable
 class Task(Protocol):
     """A training job, as the loop sees it. jax traces the first four methods; the others run on the host."""
 

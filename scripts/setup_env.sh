@@ -1,0 +1,109 @@
+#!/usr/bin/env bash
+# Make or bring up to date the environment that the scripts run in.
+#
+#   bash scripts/setup_env.sh EXTRA...      extras of setup.cfg, e.g. `test plot`
+#
+# The environment is $BERT_JAX_VENV or .venv in the project root; its Python is $PYTHON, or the first python3.12 or
+# python3.11 that works. pip is called only when something changed: a stamp in the environment holds a hash of what
+# decides its content, and the extras that are in it.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+venv=${BERT_JAX_VENV:-$root/.venv}
+[[ $venv == /* ]] || venv=$root/$venv
+stamp=$venv/bert_jax.stamp
+log=$venv/pip.log
+
+say() { printf '[%s] %s\n' "$(date +%H:%M:%S)" "$*" >&2; }
+
+fail() {
+    say "error: $*"
+    exit 2
+}
+
+# A shim of a version manager may exist and not run; a distribution's Python may lack the modules for environments.
+# Prints "3.11" or "3.12" for a Python that will do.
+version_of() {
+    "$1" -c 'import sys, venv, ensurepip; print("%d.%d" % sys.version_info[:2])' 2>/dev/null | grep -xE '3\.1[12]'
+}
+
+find_python() {
+    local candidate
+    while read -r candidate; do
+        if version_of "$candidate" >/dev/null; then
+            printf '%s\n' "$candidate"
+            return
+        fi
+    done < <(type -aP python3.12 python3.11 python3 python || true)
+    return 1
+}
+
+make_venv() {
+    local python
+    if [[ -n ${PYTHON:-} ]]; then
+        version_of "$PYTHON" >/dev/null ||
+            fail "PYTHON=$PYTHON is no Python 3.11 or 3.12 with the modules venv and ensurepip"
+        python=$PYTHON
+    else
+        python=$(find_python) ||
+            fail "no Python 3.11 or 3.12 with the modules venv and ensurepip was found; install one, or name it: PYTHON=/path/to/python3.12"
+    fi
+    [[ ! -e $venv || -f $venv/pyvenv.cfg || -z $(ls -A "$venv") ]] ||
+        fail "$venv exists and is no virtual environment; move it away or set BERT_JAX_VENV"
+    say "making $venv with $("$python" --version) ($python)"
+    "$python" -m venv --clear "$venv"
+}
+
+# Standard input: pip's messages. Kept in the log; on a terminal, shown as a count.
+follow() {
+    local line collected=0
+    while IFS= read -r line; do
+        printf '%s\n' "$line" >>"$log"
+        [[ -t 2 ]] || continue
+        case $line in
+            Collecting*) printf '\r  package %d of about %d ' $((++collected)) "$packages" >&2 ;;
+            "Installing collected"*) printf '\r  unpacking %d packages        ' "$collected" >&2 ;;
+        esac
+    done
+    [[ ! -t 2 || $collected -eq 0 ]] || printf '\n' >&2
+}
+
+version=$(version_of "$venv/bin/python") || version=
+if [[ -z $version || ( -n ${PYTHON:-} && $(version_of "$PYTHON") != "$version" ) ]]; then
+    make_venv
+    version=$(version_of "$venv/bin/python")
+fi
+
+# What is there already stays: quickstart must not take away what the tests need, nor the other way round.
+extras=$(printf '%s\n' "$@" $([[ ! -f $stamp ]] || tail -n +2 "$stamp") | sort -u)
+inputs=("$root/setup.cfg" "$root/setup.py" "$root/constraints/cpu-py${version/./}.txt")
+constraints=(--constraint "${inputs[2]}")
+if grep -qx parity <<<"$extras"; then
+    inputs+=("$root/constraints/parity.txt")
+    constraints+=(--constraint "${inputs[3]}")
+fi
+wanted=$("$venv/bin/python" -c '
+import hashlib, pathlib, sys
+root, files, extras = sys.argv[1], sys.argv[2].split("\n"), sys.argv[3]
+print(hashlib.sha256(b"\0".join([root.encode(), *(pathlib.Path(file).read_bytes() for file in files)])).hexdigest())
+print(extras)
+' "$root" "$(printf '%s\n' "${inputs[@]}")" "$extras")
+
+if [[ -f $stamp && $(<"$stamp") == "$wanted" ]]; then
+    say "$venv is up to date"
+    exit
+fi
+
+packages=$(grep -chv '^#' "${inputs[@]:2}" | awk '{ sum += $1 } END { print sum }')
+say "installing bert_jax[$(paste -sd, <<<"$extras")] and about $packages packages; minutes, mostly download"
+: >"$log"
+rm -f "$stamp"
+# PyTorch's own index has builds without CUDA, gigabytes smaller (CONTRIBUTING.md).
+if ! "$venv/bin/python" -m pip install --disable-pip-version-check --use-pep517 "${constraints[@]}" \
+    ${BERT_JAX_TORCH_INDEX:+--extra-index-url "$BERT_JAX_TORCH_INDEX"} \
+    --editable "$root[$(paste -sd, <<<"$extras")]" 2>&1 | follow; then
+    grep -E '^ERROR|error:' "$log" >&2 || tail -n 5 "$log" >&2
+    fail "pip did not finish (all of its messages: $log); is there a network?"
+fi
+printf '%s\n' "$wanted" >"$stamp"
+say "installed"

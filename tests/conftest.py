@@ -1,0 +1,21 @@
+"""What every test runs under: annotations checked at run time, no silent rank promotion, the CPU, no network."""
+
+import os
+from pathlib import Path
+
+import jaxtyping
+
+from tests import typecheck
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# Before anything imports bert_jax. Processes that a test starts are not checked.
+PACKAGE = Path(__file__).parent.parent / "bert_jax"
+jaxtyping.install_import_hook(typecheck.checked_modules(PACKAGE), f"{typecheck.__name__}.typecheck")
+
+import jax  # noqa: E402
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+pytest_plugins = ["tests.fixtures"]

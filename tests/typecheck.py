@@ -1,0 +1,20 @@
+"""How annotations are checked at run time: an int may be numpy's, a float may be any real number (PEP 484)."""
+
+from pathlib import Path
+
+import numpy as np
+from beartype import BeartypeConf, FrozenDict, beartype
+
+typecheck = beartype(
+    conf=BeartypeConf(hint_overrides=FrozenDict({int: int | np.integer, float: float | int | np.integer | np.floating}))
+)
+
+
+def checked_modules(package: Path) -> list[str]:
+    """Modules to check: all but those with numba kernels, which numba could not compile inside a check."""
+    files = [file for file in sorted(package.rglob("*.py")) if file.stem != "__init__"]
+    return [
+        ".".join(file.relative_to(package.parent).with_suffix("").parts)
+        for file in files
+        if "@numba." not in file.read_text()
+    ]
