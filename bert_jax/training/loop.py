@@ -71,18 +71,19 @@ def train(task: Task, workdir: Path, about: dict[str, Any], profile: tuple[int, 
                 compiled[cursor.phase] = train_step.lower(state, batch).compile()
             with jax.transfer_guard("disallow"):
                 state, metrics = compiled[cursor.phase](state, batch)
-            report.push(following.step, rows, metrics)
+            report.push(following.step, phase.batch_size * phase.seq_len, metrics)
             cursor = following
             last = cursor.step == config.total_steps
             if last or _due(cursor.step, config.evaluation.every):
                 report.flush()
                 evaluation = evaluate(state.params)
                 report.held_out(cursor.step, evaluation)
-            place = Place(cursor, report.tokens_seen, evaluation)
-            if last or stopping.is_set() or _due(cursor.step, config.checkpoint.every):
+            stop = stopping.is_set()  # asked once: SIGTERM between save and break must not skip the save
+            if last or stop or _due(cursor.step, config.checkpoint.every):
                 report.flush()  # the lines that a committed checkpoint covers must be on disk before it
+                place = Place(cursor, report.tokens_seen, evaluation)
                 checkpoints.save(cursor.step, state, dataclasses.asdict(place) | about)
-            if stopping.is_set():
+            if stop:
                 break
     return place
 

@@ -3,11 +3,10 @@
 import math
 import time
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import jax
 
-from bert_jax.data.batches import Rows
 from bert_jax.errors import UserError
 from bert_jax.progress import progress
 from bert_jax.training.metrics import MetricsWriter
@@ -37,8 +36,7 @@ class Reporter:
         self.bar = progress("pretraining", config.total_steps, "step")
         self.bar.update(step)
         self.trace_directory, self.profile, self.tracing = workdir / "profile", profile, False
-        self.step = step
-        self.pending: dict[str, Any] | None = None
+        self.pending: tuple[int, int, dict[str, Any]] | None = None
         self.window = _Window()
 
     def before(self, step: int) -> None:
@@ -51,39 +49,40 @@ class Reporter:
             self.flush()
             self._stop_trace()
 
-    def push(self, step: int, rows: Rows, metrics: dict[str, jax.Array]) -> None:
+    def push(self, step: int, slots: int, metrics: dict[str, jax.Array]) -> None:
         """Take the metrics of an update that was just dispatched, and report the one before it.
+
+        Args:
+          step: updates done with this one.
+          slots: token places in its global batch, padding included.
+          metrics: still on the device.
 
         Raises:
           UserError: the loss of the one before is not finite.
         """
-        waiting, self.pending = self.pending, metrics
-        before, self.step = self.step, step
-        if waiting is not None:
-            self._report(before, waiting)
-        # Rows of this process only: real tokens, and slots that hold padding or tokens.
-        real = int((rows["segment_ids"] > 0).sum()) * jax.process_count()
-        self.tokens_seen += real
-        self.window.add(real, rows["segment_ids"].size * jax.process_count(), self.task.step_flops(step - 1))
+        self.flush(then=(step, slots, metrics))
 
-    def flush(self) -> None:
+    def flush(self, then: tuple[int, int, dict[str, jax.Array]] | None = None) -> None:
         """Report what is pending; waits for the device."""
-        if self.pending is not None:
-            waiting, self.pending = self.pending, None
-            self._report(self.step, waiting)
+        waiting, self.pending = self.pending, then
+        if waiting is not None:
+            self._report(*waiting)
 
-    def _report(self, step: int, metrics: dict[str, jax.Array]) -> None:
-        jax.block_until_ready(metrics)
+    def _report(self, step: int, slots: int, metrics: dict[str, jax.Array]) -> None:
+        tokens = int(jax.device_get(metrics["tokens"]))
+        self.tokens_seen += tokens
+        self.window.add(tokens, slots, self.task.step_flops(step - 1))
         self.bar.update(1)
         if step % self.every and step != self.task.config.total_steps:
             return
-        values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        values = {name: float(value) for name, value in jax.device_get(metrics).items() if name != "tokens"}
         if not math.isfinite(values["loss"]):
             raise UserError(
                 f"the loss is {values['loss']} after update {step}: lower the learning rate or lengthen the "
                 "warmup, and start in another --workdir"
             )
         self.bar.set_postfix_str(f"loss {values['loss']:.3f}", refresh=False)
+        values["tokens_seen"] = self.tokens_seen
         self.writer.write(step, "train", values, self.window.close(self.peak))
 
     def held_out(self, step: int, values: dict[str, float]) -> None:
@@ -91,7 +90,7 @@ class Reporter:
         self.writer.write(step, "validation", values, {})
         self.window = _Window()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Reporter":
         return self
 
     def __exit__(self, *exception: object) -> None:

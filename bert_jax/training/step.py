@@ -35,8 +35,8 @@ TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 def make_train_step(task: Task, mesh: Mesh, accumulation: int) -> TrainStep:
     """The compiled update. It donates the state: the one passed in must not be used again.
 
-    Metrics, all global: for each of the task's sums its mean; `loss`; `learning_rate`; `gradient_norm`
-    (before clipping), `update_norm` and `parameter_norm` (2-norms over all parameters).
+    Metrics, all global: for each of the task's sums its mean; `loss`; `tokens`, the number of real ones;
+    `learning_rate`; `gradient_norm` (before clipping), `update_norm` and `parameter_norm` (2-norms over all parameters).
 
     Args:
       task: what is trained.
@@ -102,7 +102,8 @@ def _local_gradients(
     else:
         gradients, sums = _accumulate(micro_step, batch, accumulation)
     sums = sum_over_rows(sums, mesh)
-    metrics = means(sums) | {"loss": combine(sums, weights)}
+    tokens = sum_over_rows((batch["segment_ids"] > 0).sum(), mesh)
+    metrics = means(sums) | {"loss": combine(sums, weights), "tokens": tokens}
     return reduce_gradients(gradients, shardings), metrics
 
 

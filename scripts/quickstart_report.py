@@ -1,0 +1,110 @@
+"""The last page of the quickstart: fills a few masks, writes summary.json, draws the curve, prints the table.
+
+Usage: python scripts/quickstart_report.py DIRECTORY
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import bert_jax
+from bert_jax.training.metrics import read_metrics
+
+TEXTS = (
+    "Return a new [MASK] with the same elements.",
+    "If the file does not [MASK], an exception is raised.",
+    "The number of [MASK] along each axis.",
+    "This method must be called [MASK] any other.",
+)
+WIDTH = 78
+
+
+def summarize(directory: Path) -> dict:
+    """The figures of the closing table, also kept in summary.json."""
+    heldout = json.loads((directory / "heldout.json").read_text())
+    lines = [line for line in read_metrics(directory / "model" / "metrics.jsonl") if line["split"] == "train"]
+    speeds = sorted(line["timing"]["tokens_per_second"] for line in lines)
+    started = int((directory / "started").read_text())
+    return {
+        "heldout": {name: heldout[name] for name in ("mlm_loss", "mlm_accuracy", "pair_accuracy")},
+        "unigram": {name: heldout[f"unigram_{name[4:]}"] for name in ("mlm_loss", "mlm_accuracy")},
+        "tokens_seen": lines[-1]["tokens_seen"],
+        "tokens_per_second": speeds[len(speeds) // 2],
+        "seconds": time.time() - started,
+        "export": str(directory / "export"),
+    }
+
+
+def draw_curve(directory: Path, unigram_loss: float) -> Path:
+    """Training and held-out MLM loss over updates, with the unigram baseline."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    lines = read_metrics(directory / "model" / "metrics.jsonl")
+    figure, axes = plt.subplots(figsize=(7.2, 3.6), layout="constrained")
+    for split, style in (("train", {"color": "0.75", "linewidth": 1}), ("validation", {"color": "C0", "marker": "o"})):
+        points = [(line["step"], line["mlm_loss"]) for line in lines if line["split"] == split]
+        axes.plot(
+            *zip(*points, strict=True), label={"train": "training batch", "validation": "held out"}[split], **style
+        )
+    axes.axhline(unigram_loss, color="C3", linestyle="--", linewidth=1, label="unigram model, same positions")
+    axes.set(xlabel="update", ylabel="masked-token loss (nats)")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    path = directory / "curve.png"
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+    return path
+
+
+def print_masks(directory: Path) -> None:
+    """A few filled masks, from the exported model."""
+    model = bert_jax.load(directory / "export")
+    print("\nWhat it would write:")
+    for text in TEXTS:
+        best = model.fill_mask(text, top=3)[0]
+        print(f"  {text:<55} {', '.join(f'{c.token} {c.probability:.0%}' for c in best)}")
+
+
+def print_table(directory: Path, summary: dict, curve: Path) -> None:
+    """The closing table."""
+    heldout, unigram = summary["heldout"], summary["unigram"]
+    gain = unigram["mlm_loss"] - heldout["mlm_loss"]
+    rule = "─" * WIDTH
+    print(f"\n{rule}\n{'held out':<34}{'this model':>14}{'unigram':>14}\n{rule}")
+    print(f"{'masked-token loss (nats)':<34}{heldout['mlm_loss']:>14.3f}{unigram['mlm_loss']:>14.3f}   {-gain:+.3f}")
+    print(f"{'masked-token accuracy':<34}{heldout['mlm_accuracy']:>14.1%}{unigram['mlm_accuracy']:>14.1%}")
+    print(f"{'sentence-pair accuracy':<34}{heldout['pair_accuracy']:>14.1%}\n{rule}")
+    facts = {
+        "tokens seen": f"{summary['tokens_seen']:,} ({summary['tokens_per_second']:,.0f} a second)",
+        "minutes, from text to export": f"{summary['seconds'] / 60:.1f}",
+        "tokenizer and corpus": f"{directory}/tokenizer.json, {directory}/corpus/",
+        "run: checkpoints, metrics, events": f"{directory}/model/",
+        "model for other tools": f"{summary['export']}/",
+        "training curve": str(curve),
+        "these figures": f"{directory}/summary.json",
+    }
+    for name, value in facts.items():
+        print(f"{name:<34}{value}")
+    print(f"{rule}\nWhat to try next")
+    print(f'  bert-jax fill-mask {summary["export"]} "The [MASK] of the array."')
+    print(f"  tensorboard --logdir {directory}/model/tensorboard        (pip install tensorboard)")
+    print("  your own text: docs/corpus.md        without NSP: --objective.pair none        larger: bert_mini")
+
+
+def main(arguments: list[str]) -> int:
+    """Everything above, in order."""
+    directory = Path(arguments[0])
+    summary = summarize(directory)
+    (directory / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    curve = draw_curve(directory, summary["unigram"]["mlm_loss"])
+    print_masks(directory)
+    print_table(directory, summary, curve)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,139 @@
+"""Every command that the README and the task pages show is run, as written but smaller."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+# docs/corpus.md has its own test beside the code it documents (tests/data_prep/test_cli.py).
+PAGES = ["README.md", "docs/pretrain.md", "docs/ablation.md", "docs/conversion.md", "docs/pods.md"]
+SMALLER = {
+    "pretrain": (
+        "--model.vocab-size 120 --model.hidden-size 64 --model.num-layers 1 --model.num-heads 2 "
+        "--model.intermediate-size 64 --phases.0.steps 3 --phases.0.seq-len 32 --phases.0.batch-size 8 "
+        "--phases.0.accumulation 1 --evaluation.rows 8 --evaluation.batch-size 8"
+    ),
+    "tokenizer": "--vocab-size 120",
+    "build": "--workers 1 --validation-fraction 0.2",
+}
+
+
+def commands_of(page: str) -> list[str]:
+    """The lines of all ```bash blocks, continued lines joined."""
+    blocks = re.findall(r"^```bash\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [line.split("#")[0].strip() for line in lines if line.strip()]
+
+
+def shrink(line: str) -> list[str]:
+    """The words of a command, with later flags that make it small; they override those before."""
+    words = shlex.split(line)
+    smaller = shlex.split(SMALLER.get(words[1], ""))
+    if words[:2] == ["bert-jax", "pretrain"] and words[2] in ("bert_base", "bert_large"):
+        smaller += shlex.split("--phases.1.steps 1 --phases.1.seq-len 32 --phases.1.batch-size 8")
+    given = {flag for flag in smaller if flag.startswith("--")}
+    kept, skip = [], False
+    for word in words:
+        skip = word in given or (skip and not word.startswith("--"))
+        if not skip:
+            kept.append(word)
+    return kept + smaller
+
+
+@pytest.fixture
+def folder(tmp_path, tiny_corpus, tiny_run):
+    """A place with `my_texts/`, `corpus/` and a finished `runs/first`, as the pages assume."""
+    (tmp_path / "my_texts").mkdir()
+    shutil.copy(tiny_corpus.parent / "text.txt", tmp_path / "my_texts" / "one.txt")
+    shutil.copytree(tiny_corpus, tmp_path / "corpus")
+    shutil.copytree(tiny_run, tmp_path / "runs" / "first")
+    return tmp_path
+
+
+def run(words: list[str], folder: Path) -> None:
+    module = {"bert-jax": "bert_jax", "bert-data": "data_prep"}[words[0]]
+    command = [sys.executable, "-m", module, *words[1:]]
+    process = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment())
+    assert process.returncode == 0, f"{shlex.join(words)}\n{process.stderr[-3000:]}"
+
+
+def environment() -> dict[str, str]:
+    import os
+
+    return os.environ | {"PYTHONPATH": str(ROOT)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_of_a_page_run(page, folder):
+    lines = [line for line in commands_of(page) if line.startswith(("bert-jax", "bert-data"))]
+    assert lines, f"{page} shows no command"
+    makes_first = [line for line in lines if "pretrain" in line and "--workdir runs/first" in line]
+    if makes_first:
+        shutil.rmtree(folder / "runs" / "first")
+    if page == "README.md":
+        shutil.rmtree(folder / "corpus")
+    for line in lines:
+        run(shrink(line), folder)
+
+
+def test_every_page_is_linked_from_the_readme():
+    readme = (ROOT / "README.md").read_text()
+    for page in (ROOT / "docs").glob("*.md"):
+        assert f"docs/{page.name}" in readme, f"README.md does not link {page.name}"
+
+
+def test_readme_names_only_flags_that_exist():
+    """Flags in running text, too: `--phases.0.batch-size` and the like."""
+    import dataclasses
+
+    from bert_jax.presets import load_config
+
+    known = {"--help", "--all", "--json", "--to", "--corpus", "--workdir", "--profile", "--source", "--kind", "--out"}
+    known |= {"--vocab-size", "--tokenizer", "--workers", "--presets", "--budget", "--peer", "--validation-fraction"}
+
+    def flags(value, prefix):
+        for field in dataclasses.fields(value):
+            inner = getattr(value, field.name)
+            name = f"{prefix}{field.name.replace('_', '-')}"
+            if dataclasses.is_dataclass(inner):
+                yield from flags(inner, f"{name}.")
+            else:
+                yield f"--{name}"
+
+    config = load_config("bert_base")
+    known |= set(flags(config, "")) | set(flags(config.phases[0], "phases.0."))
+    for page in PAGES:
+        used = set(re.findall(r"(?<![\w-])--[a-z][\w.\-]*\w", (ROOT / page).read_text()))
+        assert used <= known, f"{page}: {sorted(used - known)}"
+
+
+@pytest.mark.slow
+def test_quickstart(tmp_path):
+    """The whole script, with a training of 30 updates, and again on what it left."""
+    import json
+    import os
+
+    directory = tmp_path / "quickstart"
+    venv = os.environ.get("BERT_JAX_VENV", sys.prefix)
+    smaller = ["--phases.0.steps", "30", "--evaluation.rows", "32"]
+    for _ in range(2):
+        process = subprocess.run(
+            ["bash", str(ROOT / "scripts" / "quickstart.sh"), str(directory), *smaller],
+            capture_output=True,
+            text=True,
+            env=os.environ | {"BERT_JAX_VENV": venv},
+        )
+        assert process.returncode == 0, process.stderr[-3000:]
+        assert "What to try next" in process.stdout
+    summary = json.loads((directory / "summary.json").read_text())
+    assert {"heldout", "unigram", "tokens_seen", "seconds", "export"} <= summary.keys()
+    assert {"mlm_loss", "mlm_accuracy", "pair_accuracy"} == summary["heldout"].keys()
+    assert {"mlm_loss", "mlm_accuracy"} == summary["unigram"].keys()
+    assert 4 < summary["unigram"]["mlm_loss"] < 8 and 5 < summary["heldout"]["mlm_loss"] < 10
+    assert (Path(summary["export"]) / "model.safetensors").is_file()
