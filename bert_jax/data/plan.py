@@ -87,7 +87,8 @@ def plan_epoch(corpus: Corpus, data: DataConfig, seq_len: int, seed: int, epoch:
 def _key(*words: int) -> np.uint64:
     key = np.uint64(0)
     for word in words:
-        key = _mix(_add(key, np.uint64(word)))
+        # Compiled functions return Python integers, which numba would take for signed ones.
+        key = np.uint64(_mix(np.uint64(_add(key, np.uint64(word)))))
     return key
 
 
