@@ -83,7 +83,7 @@ class ModelConfig:
         _require(self.head_size is None or self.head_size >= 1, f"model.head_size is {self.head_size}: use 1 or more")
         _require(
             self.positions == "learned" or self.size_per_head % 2 == 0,
-            f"model.positions 'rotary' turns pairs, but a head is {self.size_per_head} wide: set an even model.head_size",
+            f"model.positions 'rotary' needs even heads, not {self.size_per_head} wide: set model.head_size",
         )
         for name in ("hidden_dropout", "attention_dropout"):
             _require(0 <= getattr(self, name) < 1, f"model.{name} is {getattr(self, name)}: it must be in [0, 1)")

@@ -16,7 +16,27 @@ from bert_jax.config import (
     Phase,
 )
 
-WORDS = "the a river mountain sings falls over quick slow light dark stone under green old wind runs near far".split()
+WORDS = [
+    "the",
+    "a",
+    "river",
+    "mountain",
+    "sings",
+    "falls",
+    "over",
+    "quick",
+    "slow",
+    "light",
+    "dark",
+    "stone",
+    "under",
+    "green",
+    "old",
+    "wind",
+    "runs",
+    "near",
+    "far",
+]
 
 
 def make_documents(seed: int, count: int) -> list[str]:
@@ -95,6 +115,17 @@ def tiny_export(tmp_path_factory, tiny_run) -> Path:
 @pytest.fixture(scope="session")
 def two_phases(tiny_config) -> Config:
     """`tiny_config` with a second, longer phase, for streams and schedules."""
-    first = dataclasses.replace(tiny_config.phases[0], steps=7, batch_size=12, seq_len=24)
+    first = dataclasses.replace(tiny_config.phases[0], steps=7, batch_size=24, seq_len=24)
     second = dataclasses.replace(tiny_config.phases[0], steps=5, batch_size=4, seq_len=48)
     return dataclasses.replace(tiny_config, phases=(first, second))
+
+
+@pytest.fixture(scope="module")
+def quick_compilation():
+    """Half the time to compile for modules that do little else; what is computed is the same to rounding."""
+    import jax
+
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)

@@ -1,0 +1,144 @@
+"""Dropout's counter hash: rates, independence, and bits that hang on a row's own index only.
+
+Seeds are fixed, so a test passes or fails for ever; the thresholds are what chance would exceed with the
+probability stated.
+"""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from bert_jax.model.layers import Noise, dropout, fold
+from tests.model.toy import BERT, encode, inputs, parameters
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+RATE = 0.1
+ALPHA = 1e-4
+
+
+def keeps(key, rows, shape=(64, 96), rate=RATE) -> np.ndarray:
+    """1 where an element is kept, [rows, *shape]."""
+    noise = Noise(key, jnp.asarray(rows, jnp.int32))
+    return np.asarray(dropout(jnp.ones((len(rows), *shape)), rate, noise)) > 0
+
+
+def test_nothing_happens_without_noise_or_rate():
+    x = jnp.arange(12.0).reshape(2, 6)
+    noise = Noise(fold(jnp.uint32(0)), jnp.arange(2))
+    assert dropout(x, RATE, None) is x and dropout(x, 0.0, noise) is x
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.1, 0.5, 0.9])
+def test_rate_and_mean(rate):
+    """A million elements; two-sided binomial test at alpha 1e-4."""
+    x = jnp.full((16, 64, 1024), 3.0)
+    y = np.asarray(dropout(x, rate, Noise(fold(jnp.uint32(1), 2), jnp.arange(16))))
+    kept = int((y > 0).sum())
+    assert stats.binomtest(kept, y.size, 1 - rate).pvalue > ALPHA
+    np.testing.assert_allclose(y[y > 0], 3.0 / (1 - rate), rtol=1e-6)
+    deviation = 3.0 * np.sqrt(rate / (1 - rate) / y.size)
+    assert abs(y.mean(dtype=np.float64) - 3.0) < stats.norm.isf(ALPHA / 2) * deviation
+
+
+def test_gradient_passes_where_values_pass():
+    noise = Noise(jnp.uint32(5), jnp.arange(3))
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 50)), jnp.float32)
+    gradient = jax.grad(lambda x: dropout(x, RATE, noise).sum())(x)
+    np.testing.assert_allclose(gradient, np.where(dropout(x, RATE, noise) != 0, 1 / (1 - RATE), 0), rtol=1e-6)
+
+
+def test_every_row_column_and_diagonal_has_the_rate():
+    """Chi-square over the counts of each row, each column, and each flat position modulo 64, alpha 1e-4."""
+    kept = keeps(fold(jnp.uint32(3)), range(32), (128, 128))
+    flat = np.arange(128 * 128).reshape(128, 128)
+    for counts, trials in (
+        (kept.sum((1, 2)), 128 * 128),
+        (kept.sum((0, 2)), 32 * 128),
+        (kept.sum((0, 1)), 32 * 128),
+        (np.array([kept[:, flat % 64 == i].sum() for i in range(64)]), 32 * 256),
+    ):
+        statistic = np.square(counts - trials * (1 - RATE)).sum() / (trials * RATE * (1 - RATE))
+        assert ALPHA / 2 < stats.chi2.sf(statistic, len(counts)) < 1 - ALPHA / 2
+
+
+def masks_of_places() -> dict[str, np.ndarray]:
+    """Masks at places that differ in one thing each: row, layer, site, step, seed."""
+    masks = {}
+    for seed, step in ((0, 0), (0, 1), (1, 0), (0, 1000)):
+        key = fold(jnp.uint32(seed), 0x0D0, step)
+        for layer, site in ((0, 0), (1, 0), (1, 1), (1, 2), (2, 1), (12, 3)):
+            here = Noise(key, jnp.zeros(1)).at(layer).at(site).key
+            kept = keeps(here, [0, 1, 255, 65536])
+            masks |= {f"seed {seed} step {step} layer {layer} site {site} row {r}": m for r, m in enumerate(kept)}
+    return masks
+
+
+def test_places_are_independent():
+    """Correlation of every pair of places, as they stand and shifted by one element or one row of elements.
+
+    Under independence each is normal with deviation 1 / sqrt(n); the largest of all stays below the bound that
+    chance exceeds with probability 1e-4 (Bonferroni).
+    """
+    masks = masks_of_places()
+    assert len(masks) == 96
+    flat = np.stack([mask.ravel() for mask in masks.values()]).astype(np.float64)
+    flat = (flat - flat.mean(1, keepdims=True)) / flat.std(1, keepdims=True)
+    n, pairs = flat.shape[1], 3 * 96 * 96
+    bound = stats.norm.isf(ALPHA / pairs / 2) / np.sqrt(n)
+    names = list(masks)
+    for shift in (0, 1, 96):
+        correlation = np.abs(flat @ np.roll(flat, shift, axis=1).T / n)
+        if shift == 0:
+            np.fill_diagonal(correlation, 0.0)
+        worst = np.unravel_index(correlation.argmax(), correlation.shape)
+        assert correlation.max() < bound, (names[worst[0]], names[worst[1]], shift)
+
+
+def test_pairs_of_neighbours_are_independent():
+    """Chi-square of the 2 x 2 table of neighbouring elements along both axes, alpha 1e-4."""
+    kept = keeps(fold(jnp.uint32(8)), range(16), (128, 128))
+    for one, two in ((kept[:, :, ::2], kept[:, :, 1::2]), (kept[:, ::2], kept[:, 1::2]), (kept[::2], kept[1::2])):
+        table = np.array([[(one == a).ravel() @ (two == b).ravel().astype(int) for a in (0, 1)] for b in (0, 1)])
+        assert stats.chi2_contingency(table, correction=False).pvalue > ALPHA
+
+
+def test_order_of_words_matters():
+    words = list(itertools.permutations((0, 1, 2)))
+    assert len({int(fold(jnp.uint32(9), *order)) for order in words}) == len(words)
+
+
+def test_bits_of_a_row_do_not_hang_on_its_neighbours():
+    config = dataclasses.replace(BERT, hidden_dropout=0.2, attention_dropout=0.2)
+    batch, params, key = inputs(lengths=(12, 9)), parameters(BERT), fold(jnp.uint32(4), 11)
+    both = encode(config, params, batch, noise=Noise(key, jnp.array([3, 7]))).hidden
+    alone = jax.tree.map(lambda x: x[1:], batch)
+    second = encode(config, params, alone, noise=Noise(key, jnp.array([7]))).hidden
+    np.testing.assert_allclose(both[1], second[0], rtol=1e-4, atol=1e-5)
+    for other in (Noise(key, jnp.array([3])), Noise(fold(jnp.uint32(4), 12), jnp.array([7]))):
+        assert np.abs(encode(config, params, alone, noise=other).hidden - second).max() > 0.1
+    # Equal rows at different places in the batch get different bits.
+    twice = jax.tree.map(lambda x: jnp.concatenate([x[1:], x[1:]]), batch)
+    hidden = encode(config, params, twice, noise=Noise(key, jnp.array([3, 7]))).hidden
+    assert np.abs(hidden[0] - hidden[1]).max() > 0.1
+    quiet = encode(config, params, batch).hidden
+    np.testing.assert_allclose(quiet, encode(BERT, params, batch).hidden, rtol=1e-5, atol=1e-6)
+
+
+def test_every_site_drops():
+    """With a rate near one at one site only, the output tells that the site is there; rates are independent."""
+    batch, params, noise = inputs(), parameters(BERT), Noise(jnp.uint32(1), jnp.arange(3))
+    outputs = {}
+    for name in ("hidden_dropout", "attention_dropout"):
+        config = dataclasses.replace(BERT, **{name: 0.5})
+        outputs[name] = np.asarray(encode(config, params, batch, noise=noise, hidden_states=True).hidden_states)
+    quiet = np.asarray(encode(BERT, params, batch, hidden_states=True).hidden_states)
+    # Embeddings are dropped by hidden_dropout: half of them are 0. Attention dropout leaves them alone.
+    assert 0.4 < (outputs["hidden_dropout"][0] == 0).mean() < 0.6
+    np.testing.assert_allclose(outputs["attention_dropout"][0], quiet[0], rtol=1e-5, atol=1e-6)
+    assert np.abs(outputs["attention_dropout"][1] - quiet[1]).max() > 0.1

@@ -1,0 +1,329 @@
+"""The encoder against slow, obvious twins: values and gradients."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from bert_jax.config import ModelConfig
+from bert_jax.errors import UserError
+from bert_jax.model import pretraining
+from bert_jax.model.encoder import Block
+from bert_jax.model.plan import NormPlacement, find_repetition, layer_plans, parameter_groups
+from tests.jaxprs import primitives, scans
+from tests.model.toy import BERT, LENGTH, ROWS, assert_trees_close, encode, inputs, loss, parameters, probe, real
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+MODERN = dataclasses.replace(
+    BERT,
+    num_layers=5,
+    positions="rotary",
+    norm_placement="pre",
+    attention_window=2,
+    global_every=2,
+    local_rotary_base=100.0,
+)
+ALBERT = dataclasses.replace(BERT, num_layers=4, parameter_groups=2)
+
+
+def gradients(config, batch, params=None, **options):
+    params = parameters(config) if params is None else params
+    return jax.jit(jax.value_and_grad(lambda p: loss(config, p, batch, **options)))(params)
+
+
+def test_plans_repeat_as_little_as_possible():
+    def decomposed(config):
+        repetition = find_repetition(layer_plans(config))
+        prefix, body = repetition.prefix, repetition.body
+        assert prefix + body * repetition.repeats == layer_plans(config)
+        return len(prefix), len(body), repetition.repeats
+
+    assert decomposed(ModelConfig()) == (0, 1, 12)
+    assert decomposed(ModelConfig(parameter_groups=1)) == (0, 1, 12)
+    # ModernBERT-base: 22 layers, every third sees all, the first has no attention norm.
+    modern = dataclasses.replace(MODERN, num_layers=22, global_every=3)
+    assert decomposed(MODERN) == (1, 2, 2)
+    assert decomposed(modern) == (1, 3, 7)
+    assert decomposed(dataclasses.replace(modern, num_layers=1)) == (0, 1, 1)
+    plans = layer_plans(modern)
+    assert [i for i, plan in enumerate(plans) if plan.window is None] == [0, 3, 6, 9, 12, 15, 18, 21]
+    assert [plan.rotary_base for plan in plans[:4]] == [10000.0, 100.0, 100.0, 10000.0]
+    assert plans[0].norm is NormPlacement.PRE_FEED_FORWARD and {plan.norm for plan in plans[1:]} == {NormPlacement.PRE}
+
+
+def test_consecutive_layers_share_parameters():
+    assert parameter_groups(ModelConfig(parameter_groups=3)) == (0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2)
+    assert parameter_groups(ModelConfig()) == tuple(range(12))
+
+
+def weighted(hidden, batch):
+    return (hidden * probe((ROWS, LENGTH, BERT.hidden_size)) * real(batch)).sum()
+
+
+def looped(config, params, batch):
+    """All layers in a Python loop: no scan, no stack, no repetition."""
+    graph, _ = nnx.split(nnx.eval_shape(lambda: Block(config, jax.random.key(0))))
+    model = pretraining.bind(config, params)
+    hidden = model.encoder.embeddings(batch, None)
+    for layer, plan in enumerate(layer_plans(config)):
+        group = parameter_groups(config)[layer]
+        block = nnx.merge(graph, jax.tree.map(lambda x, group=group: x[group], params["encoder"]["layers"]))
+        hidden, _ = block(hidden, plan, batch, None, None, False)
+    return model.encoder.final_norm(hidden) if config.norm_placement == "pre" else hidden
+
+
+@functools.lru_cache
+def looped_gradients(config):
+    batch = inputs()
+    return jax.jit(jax.value_and_grad(lambda p: weighted(looped(config, p, batch), batch)))(parameters(config))
+
+
+@pytest.mark.parametrize(
+    ("config", "unroll"),
+    [(BERT, 1), (BERT, 3), (MODERN, 1), (MODERN, 2), (ALBERT, 1)],
+    ids=["bert", "bert-unrolled", "modern", "modern-unrolled", "albert"],
+)
+def test_scan_is_a_loop_over_layers(config, unroll):
+    unrolled, batch, params = dataclasses.replace(config, scan_unroll=unroll), inputs(), parameters(config)
+    repetition = find_repetition(layer_plans(config))
+
+    def scanned(params):
+        return encode(unrolled, params, batch).hidden
+
+    assert scans(scanned, params) == [(repetition.repeats, unroll)]
+    assert scans(lambda p: looped(config, p, batch), params) == []
+    # Six products in a layer; the scan traces only the layers of its prefix and body.
+    saved = config.num_layers - len(repetition.prefix) - len(repetition.body)
+    products = [primitives(f, params)["dot_general"] for f in (scanned, lambda p: looped(config, p, batch))]
+    # The pooler, one more product, is not in the loop.
+    assert products[1] == products[0] - 1 + 6 * saved
+    one, one_gradient = jax.jit(jax.value_and_grad(lambda p: weighted(scanned(p), batch)))(params)
+    two, two_gradient = looped_gradients(config)
+    np.testing.assert_allclose(one, two, rtol=1e-5)
+    assert_trees_close(one_gradient, two_gradient, rtol=1e-3, atol=2e-5)
+
+
+@pytest.mark.parametrize(("config", "policy"), [(BERT, "dots"), (BERT, "full"), (MODERN, "full")])
+def test_remat_recomputes_the_same(config, policy):
+    batch, params = inputs(), parameters(config)
+    remat = dataclasses.replace(config, remat=policy)
+
+    def traced(config):
+        return primitives(jax.grad(lambda p: loss(config, p, batch)), params)
+
+    plain, recomputing = traced(config), traced(remat)
+    names = {"checkpoint", "remat", "remat2"}
+    assert not names & plain.keys() and names & recomputing.keys()
+    # `full` runs every product of the forward pass twice; `dots` keeps all but attention's.
+    assert recomputing["dot_general"] > plain["dot_general"]
+    assert_trees_close(gradients(config, batch), gradients(remat, batch), rtol=1e-4, atol=1e-5)
+
+
+def test_policies_differ():
+    traced = [
+        primitives(jax.grad(lambda p, c=c: loss(c, p, inputs())), parameters(BERT))["dot_general"]
+        for c in (dataclasses.replace(BERT, remat=policy) for policy in ("none", "dots", "full"))
+    ]
+    assert traced[0] < traced[1] < traced[2]
+
+
+def test_head_mask_of_ones_is_none():
+    batch, ones = inputs(), jnp.ones((BERT.num_layers, BERT.num_heads))
+    plain, masked = (encode(BERT, parameters(BERT), batch, head_mask=mask).hidden for mask in (None, ones))
+    np.testing.assert_allclose(plain, masked, rtol=1e-6, atol=1e-6)
+
+
+def test_masking_a_head_is_removing_it():
+    """A different head in each layer; the pruned encoder really is smaller."""
+    batch, params = inputs(), parameters(BERT)
+    removed = np.array([0, 2, 1])
+    mask = jnp.ones((BERT.num_layers, BERT.num_heads)).at[np.arange(3), removed].set(0.0)
+    kept = np.array([[h for h in range(3) if h != gone] for gone in removed])
+    layers = np.arange(3)[:, None]
+    pruned = jax.tree.map(lambda x: x, params)
+    attention = pruned["encoder"]["layers"]
+    qkv, projection = attention["qkv"], attention["projection"]
+    qkv["kernel"] = jnp.stack([qkv["kernel"][i][:, :, kept[i]] for i in range(3)])
+    qkv["bias"] = jnp.stack([qkv["bias"][i][:, kept[i]] for i in range(3)])
+    projection["kernel"] = projection["kernel"][layers, kept]
+    smaller = dataclasses.replace(BERT, num_heads=2, head_size=8)
+    assert projection["kernel"].shape == (3, 2, 8, 24)
+    masked = encode(BERT, params, batch, head_mask=mask)
+    assert np.abs(masked.hidden - encode(BERT, params, batch).hidden).max() > 0.01
+    np.testing.assert_allclose(masked.hidden, encode(smaller, pruned, batch).hidden, rtol=1e-4, atol=1e-5)
+
+
+def test_gradient_of_head_mask():
+    batch, ones = inputs(), jnp.ones((BERT.num_layers, BERT.num_heads))
+    function = jax.jit(lambda mask: loss(BERT, parameters(BERT), batch, head_mask=mask))
+    gradient = np.asarray(jax.grad(function)(ones))
+    assert np.isfinite(gradient).all() and (np.abs(gradient) > 1e-4).all()
+    for layer, head in ((0, 0), (1, 1), (2, 2)):
+        step = jnp.zeros_like(ones).at[layer, head].set(0.01)
+        numerical = (function(ones + step) - function(ones - step)) / 0.02
+        np.testing.assert_allclose(gradient[layer, head], numerical, rtol=0.02, atol=5e-3)
+
+
+def test_inputs_embeds_take_the_place_of_the_lookup():
+    batch, params = inputs(), parameters(BERT)
+    vectors = params["encoder"]["embeddings"]["word"][batch.input_ids]
+    blind = batch._replace(input_ids=jnp.zeros_like(batch.input_ids))
+    looked_up = encode(BERT, params, batch).hidden
+    given = encode(BERT, params, blind, inputs_embeds=vectors).hidden
+    np.testing.assert_allclose(looked_up, given, rtol=1e-6, atol=1e-6)
+    assert np.abs(looked_up - encode(BERT, params, blind).hidden).max() > 0.1
+
+
+def test_what_is_returned_when_asked():
+    batch = inputs()
+    plain = encode(BERT, parameters(BERT), batch)
+    assert plain.hidden_states is None and plain.attentions is None
+    output = encode(BERT, parameters(BERT), batch, hidden_states=True, attentions=True)
+    assert output.hidden_states.shape == (4, 3, 12, 24) and output.attentions.shape == (3, 3, 3, 12, 12)
+    np.testing.assert_array_equal(output.hidden_states[-1], output.hidden)
+    np.testing.assert_allclose(output.hidden, plain.hidden, rtol=1e-6, atol=1e-6)
+    assert output.pooled.shape == (3, 1, 24)
+    pre = encode(MODERN, parameters(MODERN), batch, hidden_states=True)
+    np.testing.assert_array_equal(pre.hidden_states[-1], pre.hidden)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_attention_sums_to_one_over_what_may_be_seen(packed):
+    batch = inputs(packed=packed)
+    attentions = np.asarray(encode(BERT, parameters(BERT), batch, attentions=True).attentions)
+    segments = np.asarray(batch.segment_ids)
+    seen = np.broadcast_to((segments > 0)[None, :, None, None, :], attentions.shape)
+    np.testing.assert_allclose((attentions * seen).sum(-1), 1.0, atol=1e-5)
+    assert (attentions[~seen] == 0).all()
+    queries = segments > 0
+    same = segments[:, :, None] == segments[:, None, :]
+    across = np.broadcast_to((queries[:, :, None] & ~same)[None, :, None], attentions.shape)
+    assert (attentions[across] == 0).all()
+    within = np.broadcast_to((queries[:, :, None] & same)[None, :, None], attentions.shape)
+    assert (attentions[within] > 0).all()
+
+
+def test_local_windows():
+    batch = inputs()
+    attentions = np.asarray(encode(MODERN, parameters(MODERN), batch, attentions=True).attentions)
+    far = np.abs(np.arange(LENGTH)[:, None] - np.arange(LENGTH)[None, :]) > 2
+    for layer in range(5):
+        outside = attentions[layer, 0][:, far]
+        assert (outside > 0).all() if layer % 2 == 0 else (outside == 0).all()
+
+
+@pytest.mark.parametrize("config", [BERT, MODERN], ids=["bert", "modern"])
+def test_packed_examples_do_not_touch(config):
+    batch, params = inputs(lengths=(12, 10, 11), packed=True), parameters(config)
+    vectors = params["encoder"]["embeddings"]["word"][batch.input_ids]
+
+    @jax.jit
+    @jax.grad
+    def gradient_of(vectors, example):
+        output = encode(config, params, batch, inputs_embeds=vectors)
+        chosen = (batch.segment_ids == example)[:, :, None]
+        pooled = output.pooled[:, example - 1] * probe((ROWS, BERT.hidden_size))
+        return (output.hidden * chosen * probe(output.hidden.shape)).sum() + pooled.sum()
+
+    for example in (1, 2):
+        gradient = np.asarray(gradient_of(vectors, example))
+        own = np.broadcast_to(np.asarray(batch.segment_ids == example)[:, :, None], gradient.shape)
+        assert (gradient[~own] == 0).all() and np.abs(gradient[own]).max() > 0.1
+
+
+def test_a_packed_example_is_the_same_alone():
+    """The second example of each packed row, moved to a row of its own."""
+    batch, params = inputs(lengths=(12, 10, 11), packed=True), parameters(BERT)
+    together = encode(BERT, params, batch)
+    rows, places = np.nonzero(np.asarray(batch.segment_ids) == 2)
+    alone = [np.zeros((ROWS, LENGTH), np.int32) for _ in range(4)]
+    offsets = np.asarray(batch.position_ids)[rows, places]
+    for array, source in zip(alone, batch[:4], strict=True):
+        array[rows, offsets] = np.asarray(source)[rows, places]
+    alone[2] = (alone[2] > 0).astype(np.int32)
+    lone = type(batch)(*map(jnp.asarray, alone), jnp.zeros((ROWS, 1), jnp.int32))
+    output = encode(BERT, params, lone)
+    np.testing.assert_allclose(output.hidden[rows, offsets], together.hidden[rows, places], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(output.pooled[:, 0], together.pooled[:, 1], rtol=1e-4, atol=1e-5)
+
+
+def test_padding_is_not_seen():
+    batch, params = inputs(), parameters(BERT)
+    other = jnp.where(batch.segment_ids > 0, batch.input_ids, 1)
+    assert (other != batch.input_ids).any()
+    one, two = (encode(BERT, params, batch._replace(input_ids=ids)) for ids in (batch.input_ids, other))
+    np.testing.assert_array_equal(one.hidden * real(batch), two.hidden * real(batch))
+    assert (one.hidden != two.hidden).any()
+
+
+@pytest.mark.parametrize(("config", "packed"), [(BERT, False), (MODERN, False), (MODERN, True)])
+def test_xla_attention_equals_reference(config, packed, monkeypatch):
+    batch, fused = inputs(packed=packed), dataclasses.replace(config, attention="xla")
+    called = []
+    original = jax.nn.dot_product_attention
+
+    def spy(*arguments, **options):
+        called.append(options)
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", spy)
+    (one, one_gradient), (two, two_gradient) = gradients(config, batch), gradients(fused, batch, parameters(config))
+    assert {call["implementation"] for call in called} == {"xla"}
+    np.testing.assert_allclose(one, two, rtol=1e-4)
+    assert_trees_close(one_gradient, two_gradient, rtol=1e-3, atol=2e-5)
+
+
+def test_fused_attention_has_no_probabilities():
+    with pytest.raises(UserError, match=r"set model\.attention reference"):
+        encode(dataclasses.replace(BERT, attention="xla"), parameters(BERT), inputs(), attentions=True)
+
+
+def test_rotary_positions_are_relative():
+    config = dataclasses.replace(BERT, positions="rotary")
+    batch, params = inputs(), parameters(config)
+
+    def attentions(position_ids):
+        moved = batch._replace(position_ids=position_ids)
+        return np.asarray(encode(config, params, moved, attentions=True).attentions)
+
+    here = attentions(batch.position_ids)
+    np.testing.assert_allclose(here, attentions(batch.position_ids + 17), rtol=1e-3, atol=1e-5)
+    assert np.abs(here - attentions(batch.position_ids * 2)).max() > 1e-3
+    # Learned positions are absolute: the same shift changes them.
+    learned = [
+        encode(BERT, parameters(BERT), batch._replace(position_ids=batch.position_ids + shift)).hidden
+        for shift in (0, 17)
+    ]
+    assert np.abs(learned[0] - learned[1]).max() > 0.1
+
+
+def test_shared_groups_equal_copies():
+    batch, shared = inputs(), parameters(ALBERT)
+    copies = jax.tree.map(lambda x: x, shared)
+    separate = dataclasses.replace(ALBERT, parameter_groups=None)
+    copies["encoder"]["layers"] = jax.tree.map(lambda x: jnp.repeat(x, 2, axis=0), shared["encoder"]["layers"])
+    assert shared["encoder"]["layers"]["rise"]["bias"].shape[0] == 2
+    assert copies["encoder"]["layers"]["rise"]["bias"].shape[0] == 4
+    one, one_gradient = gradients(ALBERT, batch, shared)
+    two, two_gradient = gradients(separate, batch, copies)
+    np.testing.assert_allclose(one, two, rtol=1e-5)
+    summed = jax.tree.map(lambda g: g.reshape(2, 2, *g.shape[1:]).sum(1), two_gradient["encoder"]["layers"])
+    assert_trees_close(one_gradient["encoder"]["layers"], summed, rtol=1e-3, atol=1e-5)
+
+
+def test_bfloat16_is_close_to_float32():
+    config, batch, params = dataclasses.replace(BERT, compute_dtype="bfloat16"), inputs(), parameters(BERT)
+    half, full = encode(config, params, batch), encode(BERT, params, batch)
+    assert half.hidden.dtype == jnp.bfloat16 and full.hidden.dtype == jnp.float32
+    # 8 bits of mantissa through 4 layers: about 1 % of a unit-variance activation.
+    difference = np.asarray(half.hidden, np.float32) - np.asarray(full.hidden)
+    assert 1e-4 < np.sqrt(np.mean(np.square(difference))) < 0.03
+    (_, one), (_, two) = gradients(BERT, batch, params), gradients(config, batch, params)
+    assert {leaf.dtype for leaf in jax.tree.leaves(two)} == {jnp.dtype("float32")}
+    flat = [np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)]) for tree in (one, two)]
+    assert np.linalg.norm(flat[0] - flat[1]) < 0.05 * np.linalg.norm(flat[0])
