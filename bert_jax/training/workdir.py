@@ -69,12 +69,21 @@ def read(workdir: Path) -> dict[str, Any]:
     """What ``config.json`` says.
 
     Raises:
-      UserError: the directory holds no run.
+      UserError: the directory holds no run, or its config.json cannot be understood.
     """
     path = workdir / CONFIG
     if not path.exists():
         raise UserError(f"{os.fspath(workdir)} holds no run of bert_jax (there is no {CONFIG})")
-    return json.loads(path.read_text())
+    try:
+        there = json.loads(path.read_text())
+        config_lib.from_dict(there["config"])
+        there["fingerprint"], there["corpora"], there["corpus_paths"]
+    except (ValueError, KeyError, TypeError, AttributeError, UserError) as error:
+        raise UserError(
+            f"{path} is damaged, or of another version of bert_jax ({error}): restore a copy of it, or choose "
+            "another --workdir"
+        ) from error
+    return there
 
 
 def read_config(workdir: Path) -> Config:

@@ -1,0 +1,226 @@
+"""Checkpoints: what was saved comes back, and damage never goes unnoticed."""
+
+import json
+import pathlib
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from etils import epath
+
+from bert_jax.errors import UserError
+from bert_jax.training import checkpoint
+from bert_jax.training.checkpoint import COMMIT, Checkpoints, find_damage, restore_params, verified
+
+ABOUT = {"cursor": {"step": 3}, "note": "x"}
+
+
+def state_of(step: int):
+    rng = np.random.default_rng(step)
+    params = {"encoder": {"kernel": jnp.asarray(rng.normal(size=(7, 33)), jnp.float32)}, "bias": jnp.arange(5.0) * step}
+    return {"step": jnp.int32(step), "params": params, "optimizer": jax.tree.map(lambda x: x / 3, params)}
+
+
+ABSTRACT = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state_of(0))
+
+
+@pytest.fixture(scope="module")
+def saved_once(tmp_path_factory):
+    """Two checkpoints, of steps 2 and 4."""
+    directory = tmp_path_factory.mktemp("saved") / "checkpoints"
+    with Checkpoints(directory, keep=3) as checkpoints:
+        for step in (2, 4):
+            checkpoints.save(step, state_of(step), ABOUT | {"step": step})
+    return directory
+
+
+@pytest.fixture
+def saved(saved_once, tmp_path):
+    return shutil.copytree(saved_once, tmp_path / "checkpoints")
+
+
+def all_files(directory: pathlib.Path) -> list[str]:
+    return sorted(p.relative_to(directory).as_posix() for p in directory.rglob("*") if p.is_file())
+
+
+def restore(directory):
+    with Checkpoints(directory, keep=3) as checkpoints:
+        return checkpoints.restore(ABSTRACT)
+
+
+def assert_equal(left, right):
+    assert jax.tree.structure(left) == jax.tree.structure(right)
+    for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+
+
+def test_the_newest_comes_back_bit_for_bit(saved, capsys):
+    state, about = restore(saved)
+    assert_equal(state, state_of(4))
+    assert about == {"format_version": 1, "step": 4, **ABOUT}
+    assert capsys.readouterr().err == ""
+
+
+def test_nothing_saved_is_none(tmp_path):
+    assert restore(tmp_path / "none") is None
+    (tmp_path / "empty").mkdir()
+    assert restore(tmp_path / "empty") is None
+
+
+def test_parameters_alone(saved):
+    shapes = jax.eval_shape(lambda: state_of(0)["params"])
+    params = restore_params(verified(epath.Path(saved)), shapes)
+    assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(params))
+    assert_equal(params, jax.tree.map(np.asarray, state_of(4)["params"]))
+
+
+def test_retention_keeps_the_newest(tmp_path):
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        for step in (1, 2, 3, 10):
+            checkpoints.save(step, state_of(step), ABOUT)
+        checkpoints.wait()
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["00000003", "00000010"]
+
+
+def test_retention_counts_only_complete_ones(tmp_path):
+    (tmp_path / "00000005" / "state").mkdir(parents=True)
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        for step in (2, 4):
+            checkpoints.save(step, state_of(step), ABOUT)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["00000004", "00000005"]
+    assert restore(tmp_path)[1]["cursor"] == {"step": 3}
+
+
+def test_the_commit_comes_last(tmp_path, monkeypatch):
+    """When it is written, every file that it vouches for is there already, and later none is added."""
+    there, original = [], checkpoint.write_commit
+
+    def spy(directory):
+        there.append(set(all_files(pathlib.Path(directory))))
+        original(directory)
+
+    monkeypatch.setattr(checkpoint, "write_commit", spy)
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        checkpoints.save(1, state_of(1), ABOUT)
+    (before,) = there
+    target = tmp_path / "00000001"
+    assert COMMIT not in before and set(all_files(target)) == before | {COMMIT} and len(before) > 3
+    assert json.loads((target / COMMIT).read_text())["sha256"].keys() == before
+
+
+def test_what_is_not_committed_does_not_count(saved):
+    (saved / "00000004" / COMMIT).unlink()
+    state, about = restore(saved)
+    assert about["step"] == 2
+    assert_equal(state, state_of(2))
+    (saved / "00000002" / COMMIT).unlink()
+    assert restore(saved) is None
+
+
+def test_saving_again_replaces_an_unfinished_save(saved):
+    (saved / "00000004" / COMMIT).unlink()
+    (saved / "00000004" / "leftover").write_text("half")
+    with Checkpoints(saved, keep=3) as checkpoints:
+        checkpoints.save(4, state_of(40), ABOUT)
+    assert_equal(restore(saved)[0], state_of(40))
+    assert not (saved / "00000004" / "leftover").exists()
+
+
+def largest(directory):
+    return max(
+        (directory / name for name in all_files(directory) if name != COMMIT), key=lambda path: path.stat().st_size
+    )
+
+
+def flip(directory):
+    path = largest(directory)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+    return f"{path.relative_to(directory).as_posix()} has changed"
+
+
+def truncate(directory):
+    path = largest(directory)
+    path.write_bytes(path.read_bytes()[:-1])
+    return f"{path.relative_to(directory).as_posix()} has changed"
+
+
+def remove(directory):
+    path = largest(directory)
+    path.unlink()
+    return f"{path.relative_to(directory).as_posix()} is missing"
+
+
+def add(directory):
+    (directory / "state" / "more").write_text("x")
+    return "state/more was added later"
+
+
+def cut_commit(directory):
+    path = directory / COMMIT
+    path.write_text(path.read_text()[:-30])
+    return f"{COMMIT} is incomplete"
+
+
+def spoil_about(directory):
+    path = directory / "run.json"
+    path.write_text(path.read_text().replace('"step": 4', '"step": 5'))
+    return "run.json has changed"
+
+
+@pytest.mark.parametrize("damage", [flip, truncate, remove, add, cut_commit, spoil_about])
+def test_damage_is_noticed_and_passed_over(saved, capsys, damage):
+    newest = saved / "00000004"
+    what = damage(newest)
+    assert find_damage(epath.Path(newest)) == what
+    state, about = restore(saved)
+    assert about["step"] == 2
+    assert_equal(state, state_of(2))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"warning: checkpoint {newest} is damaged ({what}); trying the one before"
+
+
+def test_a_flipped_bit_in_any_file_is_noticed(saved):
+    newest = saved / "00000004"
+    names = [name for name in all_files(newest) if name != COMMIT]
+    assert len(names) > 3
+    for name in names:
+        path = newest / name
+        whole = path.read_bytes()
+        if not whole:
+            continue
+        path.write_bytes(bytes([whole[0] ^ 128]) + whole[1:])
+        assert find_damage(epath.Path(newest)) == f"{name} has changed"
+        path.write_bytes(whole)
+    assert find_damage(epath.Path(newest)) is None
+
+
+def test_all_damaged_is_the_users_to_decide(saved, capsys):
+    for step in ("00000002", "00000004"):
+        flip(saved / step)
+    with pytest.raises(UserError, match=r"every checkpoint is damaged; restore a copy, or start in another --workdir"):
+        restore(saved)
+    assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+def test_later_formats_are_refused(saved):
+    newest = saved / "00000004"
+    about = json.loads((newest / "run.json").read_text())
+    (newest / "run.json").write_text(json.dumps(about | {"format_version": 2}))
+    checkpoint.write_commit(epath.Path(newest))
+    with pytest.raises(UserError, match="newer than this bert_jax reads"):
+        restore(saved)
+
+
+def test_a_failed_save_is_not_silent(tmp_path, monkeypatch):
+    def fail(directory):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(checkpoint, "write_commit", fail)
+    with pytest.raises(OSError, match="disk full"), Checkpoints(tmp_path, keep=1) as checkpoints:
+        checkpoints.save(1, state_of(1), ABOUT)
+    assert restore(tmp_path) is None

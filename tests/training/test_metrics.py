@@ -1,0 +1,105 @@
+"""metrics.jsonl and TensorBoard events: appended while training, cut back on resume."""
+
+import json
+
+import pytest
+from tensorboardX.proto import event_pb2
+
+from bert_jax.training.metrics import MetricsWriter, cut_back, read_metrics
+
+
+def lines_to(path, steps, tail=""):
+    text = "".join(
+        json.dumps({"step": s, "split": "train", "loss": s / 10, "timing": {"unix": 1.0}}) + "\n" for s in steps
+    )
+    path.write_text(text + tail)
+
+
+def steps_in(path):
+    return [line["step"] for line in read_metrics(path)]
+
+
+def read_events(directory):
+    """(tag, step) -> value of all event files, read with nothing but the record format: length, crc, data, crc."""
+    found = {}
+    for path in directory.glob("events.*"):
+        data, at = path.read_bytes(), 0
+        while at < len(data):
+            size = int.from_bytes(data[at : at + 8], "little")
+            event = event_pb2.Event.FromString(data[at + 12 : at + 12 + size])
+            at += 12 + size + 4
+            for value in event.summary.value:
+                assert (value.tag, event.step) not in found
+                found[value.tag, event.step] = value.simple_value
+    return found
+
+
+@pytest.mark.parametrize("tail", ["", '{"step": 9', '{"step": 1, "loss": 2}'])
+@pytest.mark.parametrize(
+    ("step", "kept"), [(0, []), (2, [2, 2]), (5, [2, 2, 4]), (8, [2, 2, 4, 6, 8]), (99, [2, 2, 4, 6, 8])]
+)
+def test_cut_back(tmp_path, step, kept, tail):
+    path = tmp_path / "metrics.jsonl"
+    lines_to(path, [2, 2, 4, 6, 8], tail)
+    before = path.read_bytes()
+    lines = cut_back(path, step)
+    assert [line["step"] for line in lines] == steps_in(path) == kept
+    after = path.read_bytes()
+    assert before.startswith(after) and (not after or after.endswith(b"\n"))
+
+
+def test_cut_back_of_nothing(tmp_path):
+    assert cut_back(tmp_path / "none", 3) == [] and not (tmp_path / "none").exists()
+    (tmp_path / "empty").write_text("")
+    assert cut_back(tmp_path / "empty", 3) == []
+    (tmp_path / "half").write_text('{"st')
+    assert cut_back(tmp_path / "half", 3) == [] and (tmp_path / "half").read_bytes() == b""
+
+
+def test_lines_are_on_disk_at_once(tmp_path):
+    writer = MetricsWriter(tmp_path, 0, tensorboard=False)
+    writer.write(2, "train", {"loss": 1.5}, {"mfu": 0.25})
+    (line,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert line.pop("timing").keys() == {"unix", "mfu"}
+    assert line == {"step": 2, "split": "train", "loss": 1.5}
+    writer.close()
+    assert not (tmp_path / "tensorboard").exists()
+
+
+def test_events_are_written_and_written_again(tmp_path):
+    writer = MetricsWriter(tmp_path, 0, tensorboard=True)
+    for step in (2, 4, 6):
+        writer.write(step, "train", {"loss": step / 8, "bad": float("nan")}, {"mfu": 0.5})
+        if step == 4:
+            writer.write(4, "validation", {"mlm_loss": 3.0}, {})
+    writer.close()
+    directory = tmp_path / "tensorboard"
+    expected = {("train/loss", s): s / 8 for s in (2, 4, 6)} | {("train/mfu", s): 0.5 for s in (2, 4, 6)}
+    assert read_events(directory) == expected | {("validation/mlm_loss", 4): 3.0}
+
+    resumed = MetricsWriter(tmp_path, 4, tensorboard=True)
+    resumed.write(6, "train", {"loss": 0.25}, {})
+    resumed.close()
+    del expected["train/mfu", 6]
+    assert read_events(directory) == expected | {("train/loss", 6): 0.25, ("validation/mlm_loss", 4): 3.0}
+    assert steps_in(tmp_path / "metrics.jsonl") == [2, 4, 4, 6]
+
+
+def test_a_whole_run(tiny_run):
+    lines = read_metrics(tiny_run / "metrics.jsonl")
+    assert [(line["split"], line["step"]) for line in lines] == [
+        ("train", 2),
+        ("train", 4),
+        ("validation", 4),
+        ("train", 6),
+        ("train", 8),
+        ("validation", 8),
+    ]
+    train = lines[0]
+    assert {"loss", "mlm_loss", "pair_loss", "learning_rate", "gradient_norm", "update_norm"} <= train.keys()
+    assert {"tokens_per_second", "mfu", "step_seconds"} <= train["timing"].keys()
+    events = read_events(tiny_run / "tensorboard")
+    for line in lines:
+        for name, value in line.items():
+            if name not in ("step", "split", "timing"):
+                assert events[f"{line['split']}/{name}", line["step"]] == pytest.approx(value, rel=1e-6)
