@@ -10,7 +10,7 @@ import numpy as np
 
 from bert_jax.config import ObjectiveConfig
 from bert_jax.model.encoder import EncoderInputs
-from bert_jax.model.heads import gather_positions, log_likelihood
+from bert_jax.model.heads import gather_positions, score_labels
 from bert_jax.model.layers import Noise, fold
 from bert_jax.model.pretraining import PretrainingModel
 from bert_jax.shapes import Array, Bool, Float, Int, UInt32
@@ -157,8 +157,8 @@ def _classification(
     name: str, logits: Float[Array, "B N C"], labels: Int[Array, "B N"], weights: Float[Array, "B N"]
 ) -> dict[str, Sum]:
     weight = weights.sum()
-    right = (logits.argmax(-1) == labels).astype(jnp.float32)
+    likelihood, right = score_labels(logits, labels)
     return {
-        f"{name}_loss": Sum(-(log_likelihood(logits, labels) * weights).sum(), weight),
+        f"{name}_loss": Sum(-(likelihood * weights).sum(), weight),
         f"{name}_accuracy": Sum((right * weights).sum(), weight),
     }

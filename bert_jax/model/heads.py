@@ -44,7 +44,14 @@ def gather_positions(hidden: Float[Array, "B S H"], positions: Int[Array, "B M"]
     return jnp.take_along_axis(hidden, positions[:, :, None], axis=1, mode="clip")
 
 
-def log_likelihood(logits: Float[Array, "*rows V"], labels: Int[Array, "*rows"]) -> Float[Array, "*rows"]:
-    """Natural-log likelihood of each label."""
+def score_labels(
+    logits: Float[Array, "*rows V"], labels: Int[Array, "*rows"]
+) -> tuple[Float[Array, "*rows"], Float[Array, "*rows"]]:
+    """Natural-log likelihood of each label, and 1.0 where no other class scores higher.
+
+    Comparing with the maximum, which the softmax needs anyway, instead of taking an argmax: over 8,000
+    classes the argmax alone was 7 % of bert_tiny's step on a CPU.
+    """
     chosen = jnp.take_along_axis(logits, labels[..., None], axis=-1, mode="clip")[..., 0]
-    return chosen - jax.nn.logsumexp(logits, axis=-1)
+    right = chosen >= jax.lax.stop_gradient(logits).max(-1)
+    return chosen - jax.nn.logsumexp(logits, axis=-1), right.astype(jnp.float32)
