@@ -52,6 +52,8 @@ class Model:
         if not positions:
             raise UserError(f"the text has no [MASK]: write one where a word is missing, as in '{text} [MASK]'")
         logits = _mlm_logits(self.config, self.params, self._batch(ids))
+        # A model may have more rows in its table than the tokenizer has tokens; they stand for nothing.
+        logits = logits[..., : self.tokenizer.vocab_size]
         probabilities = np.asarray(jax.nn.softmax(logits, axis=-1))[0]
         filled = []
         for position in positions:

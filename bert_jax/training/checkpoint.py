@@ -110,8 +110,9 @@ def restore_params(checkpoint: epath.Path, shapes: Any) -> Any:
 
 
 def directory_of(workdir: epath.PathLike) -> epath.Path:
-    """Where a run keeps its checkpoints."""
-    return epath.Path(workdir) / "checkpoints"
+    """Where a run keeps its checkpoints: an absolute path, which Orbax insists on."""
+    directory = epath.Path(workdir) / "checkpoints"
+    return directory if "://" in str(directory) else directory.absolute()
 
 
 def read_about(checkpoint: epath.Path) -> dict[str, Any]:

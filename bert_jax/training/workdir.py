@@ -36,6 +36,8 @@ def claim(workdir: Path, config: Config, corpora: dict[str, str], tokenizer_text
         return
     # What a kill left of an earlier call of this function is not somebody's.
     ours = {TOKENIZER, LEDGER, CONFIG + ".new"}
+    if workdir.exists() and not workdir.is_dir():
+        raise UserError(f"work directory {workdir} is a file: choose another --workdir")
     if workdir.exists() and {entry.name for entry in workdir.iterdir()} - ours:
         raise UserError(f"work directory {workdir} holds files, but no run of bert_jax: choose another --workdir")
     try:
