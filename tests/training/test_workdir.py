@@ -90,6 +90,8 @@ def test_a_place_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match="cannot write to work directory"):
         workdir.claim(tmp_path / "file" / "run", CONFIG, CORPORA, "t")
+    with pytest.raises(UserError, match="is a file: choose another --workdir"):
+        workdir.claim(tmp_path / "file", CONFIG, CORPORA, "t")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"config": {"name": 3, "modle": {}}}'])

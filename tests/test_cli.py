@@ -1,0 +1,259 @@
+"""`bert-jax` as a user meets it: every mistake is one line that says what to do, exit code 2, and no file touched."""
+
+import hashlib
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from bert_jax import cli
+
+ROOT = pathlib.Path(__file__).parents[1]
+# The tiny preset of the session, as a config file.
+CONFIG_FILE = """
+import json
+from bert_jax.config import from_dict
+def config():
+    return from_dict(json.loads({text!r}))
+"""
+
+
+def listing(directory: pathlib.Path) -> dict[str, tuple]:
+    """Every file with its time and content, every directory."""
+    found = {}
+    for path in sorted(directory.rglob("*")):
+        name = path.relative_to(directory).as_posix()
+        about = path.stat()
+        found[name] = (
+            (about.st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest()) if path.is_file() else ("directory",)
+        )
+    return found
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, tiny_corpus, other_corpus, tiny_run, tiny_export, tiny_config):
+    """A directory with a config file, two corpora, a finished run and its export; nothing in it may change."""
+    from bert_jax.config import to_dict
+
+    directory = tmp_path_factory.mktemp("cli")
+    (directory / "tiny.py").write_text(CONFIG_FILE.format(text=json.dumps(to_dict(tiny_config))))
+    (directory / "notes").mkdir()
+    (directory / "notes" / "mine.txt").write_text("not a run")
+    (directory / "nothing.py").write_text("x = 1\n")
+    for name, source in (("corpus", tiny_corpus), ("other", other_corpus), ("run", tiny_run), ("export", tiny_export)):
+        shutil.copytree(source, directory / name)
+    shutil.copytree(tiny_run, directory / "damaged")
+    for state in (directory / "damaged" / "checkpoints").glob("*/run.json"):
+        state.write_text(state.read_text() + " ")
+    return directory
+
+
+@pytest.fixture
+def here(place, monkeypatch):
+    """Runs in `place`, and sees to it that nothing there was created, changed or touched."""
+    monkeypatch.chdir(place)
+    before = listing(place)
+    yield place
+    assert listing(place) == before
+
+
+PRETRAIN = ["pretrain", "tiny.py", "--corpus", "corpus", "--workdir", "new"]
+
+BAD = {
+    # name: (arguments, words that the line must have)
+    "no such command": (["pretrian"], ["'pretrian'", "did you mean 'pretrain'?"]),
+    "no config": (["pretrain", "--corpus", "corpus"], ["needs a config first", "bert_tiny"]),
+    "unknown preset": (["pretrain", "bert_tinny"], ["'bert_tinny'", "did you mean 'bert_tiny'?"]),
+    "config file without config()": (["pretrain", "nothing.py", *PRETRAIN[2:]], ["no function config()"]),
+    "unknown override": ([*PRETRAIN, "--model.num-layer", "3"], ["--model.num-layer", "--model.num-layers"]),
+    "unknown section": ([*PRETRAIN, "--modle.num-layers", "3"], ["--modle.num-layers"]),
+    "ill-typed integer": ([*PRETRAIN, "--model.num-layers", "three"], ["--model.num-layers", "three"]),
+    "ill-typed number": ([*PRETRAIN, "--phases.0.learning-rate", "fast"], ["learning-rate", "fast"]),
+    "unknown choice": ([*PRETRAIN, "--optimizer.name", "sgd"], ["--optimizer.name", "sgd", "adamw"]),
+    "unknown phase": ([*PRETRAIN, "--phases.1.steps", "3"], ["--phases.1.steps"]),
+    "a value too many": ([*PRETRAIN, "extra"], ["extra"]),
+    "out of range": ([*PRETRAIN, "--model.hidden-dropout", "1.5"], ["model.hidden_dropout is 1.5", "[0, 1)"]),
+    "contradiction": ([*PRETRAIN, "--model.num-heads", "5"], ["model.hidden_size 64", "set model.head_size"]),
+    "no corpus given": (["pretrain", "tiny.py", "--workdir", "new"], ["--corpus"]),
+    "no workdir given": (["pretrain", "tiny.py", "--corpus", "corpus"], ["--workdir"]),
+    "missing corpus": ([*PRETRAIN[:3], "nowhere", *PRETRAIN[4:]], ["nowhere", "no such corpus", "bert-data build"]),
+    "directory that is no corpus": ([*PRETRAIN[:3], "notes", *PRETRAIN[4:]], ["notes", "not a finished corpus"]),
+    "sequence beyond the position table": (
+        [*PRETRAIN, "--phases.0.seq-len", "65"],
+        ["phases.0.seq_len 65", "longer than the position table", "set model.max_positions to at least 65"],
+    ),
+    "token ids beyond the vocabulary": (
+        [*PRETRAIN, "--model.vocab-size", "90"],
+        ["token ids up to", "model.vocab_size is 90", "set --model.vocab-size"],
+    ),
+    "mesh that does not fit": ([*PRETRAIN, "--mesh.fsdp", "3"], ["does not fit", "mesh.fsdp"]),
+    "batch that accumulation does not divide": (
+        [*PRETRAIN, "--phases.0.accumulation", "3"],
+        ["batch_size 8 is not divisible by accumulation 3"],
+    ),
+    "work directory of a different run": (
+        ["pretrain", "tiny.py", "--corpus", "corpus", "--workdir", "run", "--seed", "5"],
+        ["run holds a different run", "seed 0 -> 5", "choose another --workdir"],
+    ),
+    "work directory of a run on another corpus": (
+        ["pretrain", "tiny.py", "--corpus", "other", "--workdir", "run"],
+        ["holds a run on another corpus", "choose another --workdir"],
+    ),
+    "work directory with other files": (
+        [*PRETRAIN[:-1], "notes"],
+        ["notes holds files, but no run", "choose another --workdir"],
+    ),
+    "work directory that is a file": ([*PRETRAIN[:-1], "tiny.py"], ["tiny.py is a file", "another --workdir"]),
+    "work directory below a file": ([*PRETRAIN[:-1], "tiny.py/run"], ["cannot write to work directory"]),
+    "no window": ([*PRETRAIN, "--profile", "5"], ["--profile 5", "100:110"]),
+    "empty window": ([*PRETRAIN, "--profile", "5:5"], ["--profile 5:5", "100:110"]),
+    "evaluate with another tokenizer": (
+        ["evaluate", "run", "--corpus", "other"],
+        ["other was built with another tokenizer", "build it again with --tokenizer run/tokenizer.json"],
+    ),
+    "evaluate nothing": (["evaluate", "notes", "--corpus", "corpus"], ["notes holds no run"]),
+    "evaluate on a missing corpus": (["evaluate", "run", "--corpus", "nowhere"], ["nowhere", "no such corpus"]),
+    "fill-mask without a mask": (["fill-mask", "run", "the river"], ["no [MASK]"]),
+    "fill-mask of a long text": (["fill-mask", "export", "[MASK] " + "stone " * 99], ["position table 64", "shorten"]),
+    "fill-mask without a model": (["fill-mask", "nowhere", "a [MASK]"], ["nowhere is no directory"]),
+    "fill-mask without a text": (["fill-mask", "run"], ["Text with one or more [MASK]"]),
+    "convert nothing": (["convert", "notes", "new"], ["notes holds no run"]),
+    "convert onto something": (["convert", "run", "notes"], ["notes exists already"]),
+    "convert to an unknown form": (["convert", "run", "new", "--to", "onnx"], ["onnx", "huggingface"]),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_mistakes_are_one_line(here, capfd, name):
+    arguments, words = BAD[name]
+    assert cli.main(arguments) == 2
+    captured = capfd.readouterr()
+    (line,) = captured.err.splitlines()
+    assert line.startswith("error: ") and captured.out == "" and len(line) < 400
+    for word in words:
+        assert word in line, line
+    assert not re.search(r"[│╭╰─\x1b]|  ", line)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["evaluate", "damaged", "--corpus", "corpus"],
+        ["fill-mask", "damaged", "a [MASK]"],
+        ["convert", "damaged", "new"],
+        ["pretrain", "tiny.py", "--corpus", "corpus", "--workdir", "damaged"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_damaged_checkpoints(here, capfd, arguments):
+    """One warning for each damaged checkpoint, then the error; a run is not started over onto them."""
+    assert cli.main(arguments) == 2
+    *warnings, line = capfd.readouterr().err.splitlines()
+    assert line.startswith("error: ") and "every checkpoint is damaged" in line and "restore a copy" in line
+    assert len(warnings) == 2 and all(w.startswith("warning: checkpoint ") for w in warnings)
+
+
+def test_batch_that_the_mesh_cannot_split(here):
+    """Two devices, so a process of its own: their number is fixed when jax starts."""
+    arguments = [*PRETRAIN, "--phases.0.batch-size", "9"]
+    environment = dict(os.environ, XLA_FLAGS="--xla_force_host_platform_device_count=2", JAX_PLATFORMS="cpu")
+    environment["PYTHONPATH"] = str(ROOT)
+    command = [sys.executable, "-m", "bert_jax", *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=here)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: phases.0.batch_size 9 is not divisible by 2 row shards")
+    assert line.endswith("use a multiple of 2")
+
+
+def test_nothing_asked(capsys):
+    assert cli.main([]) == 2
+    assert cli.main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    for command in cli.COMMANDS:
+        assert shown.count(f"  bert-jax {command} ") == 2
+
+
+@pytest.mark.parametrize(
+    "arguments", [[command, "--help"] for command in cli.COMMANDS] + [["pretrain", "bert_tiny", "-h"]]
+)
+def test_help(arguments, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(arguments)
+    shown = capsys.readouterr().out
+    assert not stop.value.code and arguments[0] in shown
+    if arguments[0] == "pretrain":
+        assert "--model.num-layers" in shown and "Depth (L)" in shown and "--phases.0.learning-rate" in shown
+        # bert_tiny's own value, not the class's.
+        assert ("(default: 128)" in shown) or "bert_tiny" not in arguments
+
+
+def test_help_documents_every_field(capsys):
+    """Each flag of pretrain stands in its help with words behind it."""
+    with pytest.raises(SystemExit):
+        cli.main(["pretrain", "bert_base", "--help"])
+    shown = capsys.readouterr().out
+    from bert_jax import presets
+    from bert_jax.config import to_dict
+
+    values = to_dict(presets.load_config("bert_base"))
+    for section in values.keys() - {"phases", "name", "seed"}:
+        for field in values[section]:
+            assert f"--{section}.{field}".replace("_", "-") in shown
+
+
+def test_pretrain_a_file_with_overrides(place, tmp_path, capsys, monkeypatch):
+    """Typed overrides end up in the run; the same command again finds it finished."""
+    monkeypatch.chdir(tmp_path)  # a relative --workdir
+    arguments = ["pretrain", str(place / "tiny.py"), "--corpus", str(place / "corpus"), "--workdir", "run"]
+    arguments += ["--phases.0.steps", "2", "--evaluation.every", "0"]
+    arguments += ["--phases.0.learning-rate", "3e-3", "--objective.pair", "none", "--log.no-tensorboard"]
+    arguments += ["--optimizer.clip-norm", "None", "--data.mask-copies", "3", "--evaluation.rows", "4"]
+    assert cli.main(arguments) == 0
+    assert "finished: 2 updates" in capsys.readouterr().out
+    config = json.loads((tmp_path / "run" / "config.json").read_text())["config"]
+    assert (config["phases"][0]["steps"], config["phases"][0]["learning_rate"]) == (2, 3e-3)
+    assert (config["objective"]["pair"], config["optimizer"]["clip_norm"]) == ("none", None)
+    assert (config["data"]["mask_copies"], config["log"]["tensorboard"], config["name"]) == (3, False, "tiny")
+    assert config["phases"][0]["seq_len"] == 32  # from the file
+    assert not (tmp_path / "run" / "tensorboard").exists()
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    assert cli.main(arguments) == 0
+    captured = capsys.readouterr()
+    assert "finished: 2 updates" in captured.out and "continuing from update 2" in captured.err
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+
+
+def test_evaluate(here, capsys):
+    assert cli.main(["evaluate", "run", "--corpus", "corpus", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    trained = [json.loads(line) for line in (here / "run" / "metrics.jsonl").read_text().splitlines()][-1]
+    assert trained["split"] == "validation"
+    for name, value in found.items():
+        assert value == pytest.approx(trained[name], rel=1e-6), name
+    assert {"mlm_loss", "mlm_accuracy", "pair_accuracy", "unigram_loss", "unigram_accuracy"} <= found.keys()
+    assert cli.main(["evaluate", "run", "--corpus", "corpus"]) == 0
+    assert re.search(r"^  mlm_loss +\d\.\d{4}$", capsys.readouterr().out, re.M)
+
+
+@pytest.mark.parametrize("model", ["run", "export"])
+def test_fill_mask(here, capsys, model):
+    assert cli.main(["fill-mask", model, "the [MASK] sings over [MASK].", "--top", "3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["[MASK] 1", "[MASK] 2"]
+    assert all(line.count("%") == 3 for line in lines)
+    assert cli.main(["fill-mask", model, "the [MASK]", "--json"]) == 0
+    (candidates,) = json.loads(capsys.readouterr().out)
+    assert len(candidates) == 5 and candidates[0].keys() == {"token", "token_id", "probability"}
+
+
+def test_convert(here, tmp_path, capsys):
+    for source in ("run", "export"):
+        assert cli.main(["convert", source, str(tmp_path / source)]) == 0
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == (here / "export/model.safetensors").read_bytes()
+    assert (tmp_path / "export" / "model.safetensors").read_bytes() == (here / "export/model.safetensors").read_bytes()

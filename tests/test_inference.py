@@ -1,0 +1,157 @@
+"""A trained model in a user's hands, from its run and from its export."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+import bert_jax
+from bert_jax import inference
+from bert_jax.errors import UserError
+
+TEXTS = [
+    "The river sings.",
+    "A",
+    "Quick wind falls over the old stone, and the dark mountain runs.",
+    "",
+    "the slow light",
+]
+
+
+@pytest.fixture(scope="module")
+def model(tiny_run):
+    return bert_jax.load(tiny_run)
+
+
+@pytest.fixture(scope="module")
+def exported(tiny_export):
+    return bert_jax.load(str(tiny_export))
+
+
+def test_both_forms_hold_the_same_model(model, exported):
+    for pooling in ("mean", "cls"):
+        one, two = (m.encode(TEXTS, pooling) for m in (model, exported))
+        assert one.shape == (5, 64) and one.dtype == np.float32
+        np.testing.assert_allclose(one, two, rtol=0, atol=1e-6)
+    assert np.abs(model.encode(TEXTS, "mean") - model.encode(TEXTS, "cls")).max() > 0.01
+    assert model.fill_mask("the [MASK] sings") == exported.fill_mask("the [MASK] sings")
+
+
+def test_export_is_bit_identical(model, exported):
+    import jax
+
+    assert jax.tree.structure(model.params) == jax.tree.structure(exported.params)
+    for one, two in zip(jax.tree.leaves(model.params), jax.tree.leaves(exported.params), strict=True):
+        np.testing.assert_array_equal(one, two)
+    assert model.tokenizer.fingerprint == exported.tokenizer.fingerprint
+
+
+def test_vectors_hang_on_the_text_alone(model):
+    together = model.encode(TEXTS)
+    for batch_size in (1, 2):
+        np.testing.assert_allclose(model.encode(TEXTS, batch_size=batch_size), together, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(model.encode(TEXTS[::-1])[::-1], together, rtol=0, atol=1e-5)
+    assert len({vector.tobytes() for vector in np.round(together, 4)}) == len(TEXTS)
+    assert model.encode([]).shape == (0, 64)
+
+
+def test_padding_is_not_part_of_the_mean(model):
+    """Against a plain mean over the real tokens of one row."""
+    import jax.numpy as jnp
+
+    from bert_jax.model import pretraining
+    from bert_jax.model.encoder import EncoderInputs
+
+    ids = [model.tokenizer.cls_id, *model.tokenizer.encode(TEXTS[0]), model.tokenizer.sep_id]
+    row, zeros = jnp.array([ids]), jnp.zeros((1, len(ids)), jnp.int32)
+    inputs = EncoderInputs(row, zeros, zeros + 1, jnp.arange(len(ids))[None], jnp.zeros((1, 1), jnp.int32))
+    hidden = pretraining.bind(model.config, model.params).encoder(inputs).hidden
+    np.testing.assert_allclose(model.encode(TEXTS[:1])[0], hidden[0].mean(0), atol=1e-5)
+    np.testing.assert_allclose(model.encode(TEXTS[:1], "cls")[0], hidden[0, 0], atol=1e-5)
+
+
+def test_fill_mask(model):
+    filled = model.fill_mask("the [MASK] sings over [MASK].", top=4)
+    assert [len(candidates) for candidates in filled] == [4, 4]
+    for candidates in filled:
+        probabilities = [candidate.probability for candidate in candidates]
+        assert probabilities == sorted(probabilities, reverse=True) and 0 < sum(probabilities) <= 1
+        assert all(model.tokenizer.token_to_id(c.token) == c.token_id for c in candidates)
+    (everything,) = model.fill_mask("the [MASK]", top=10_000)
+    # The model has rows for 120 tokens, the tokenizer has fewer: what no token stands for is no candidate.
+    assert len(everything) == model.tokenizer.vocab_size < model.config.vocab_size
+    np.testing.assert_allclose(sum(c.probability for c in everything), 1.0, atol=1e-4)
+
+
+def test_special_tokens_in_texts_are_text_when_encoding(model):
+    plain, masked = model.encode(["the [MASK] sings", "the [mask] sings"])
+    np.testing.assert_allclose(plain, masked, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (lambda m: m.fill_mask("the river"), "no [MASK]"),
+        (lambda m: m.fill_mask("stone " * 80 + "[MASK]"), "position table 64: shorten it"),
+        (lambda m: m.encode(["the", "stone " * 80]), "text 1 has"),
+    ],
+)
+def test_impossible_texts(model, use, message):
+    with pytest.raises(UserError) as caught:
+        use(model)
+    assert message in str(caught.value)
+
+
+def test_nothing_to_load(tmp_path, tiny_run, tiny_export):
+    with pytest.raises(UserError, match="is no directory"):
+        bert_jax.load(tmp_path / "none")
+    with pytest.raises(UserError, match="holds no run"):
+        bert_jax.load(tmp_path)
+    unfinished = shutil.copytree(tiny_run, tmp_path / "unfinished")
+    shutil.rmtree(unfinished / "checkpoints")
+    with pytest.raises(UserError, match="no finished checkpoint yet"):
+        bert_jax.load(unfinished)
+    damaged = shutil.copytree(tiny_export, tmp_path / "damaged")
+    weights = damaged / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(UserError, match="missing or damaged"):
+        bert_jax.load(damaged)
+    (damaged / "config.json").write_text("{")
+    with pytest.raises(UserError, match="missing or not JSON"):
+        bert_jax.load(damaged)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "t5"}, "only 'bert' is"),
+        ({"hidden_act": "swish"}, "hidden_act 'swish'"),
+        ({"hidden_size": 32}, "the config says"),
+        ({"num_hidden_layers": 2}, "is missing or unreadable"),
+    ],
+)
+def test_an_export_that_contradicts_itself(tmp_path, tiny_export, change, message):
+    copy = shutil.copytree(tiny_export, tmp_path / "copy")
+    described = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(described | change))
+    with pytest.raises(UserError, match=r"config\.json|model\.safetensors") as caught:
+        bert_jax.load(copy)
+    assert message in str(caught.value)
+
+
+def test_export_needs_a_free_place(tmp_path, tiny_run):
+    (tmp_path / "there").mkdir()
+    with pytest.raises(UserError, match="exists already"):
+        inference.export(tiny_run, tmp_path / "there")
+    assert list(tmp_path.iterdir()) == [tmp_path / "there"]
+
+
+def test_export_describes_itself(tiny_export, tiny_config):
+    assert {path.name for path in tiny_export.iterdir()} == {
+        *("config.json", "model.safetensors", "vocab.txt", "tokenizer.json", "tokenizer_config.json", "README.md")
+    }
+    described = json.loads((tiny_export / "config.json").read_text())
+    assert described["architectures"] == ["BertForPreTraining"]
+    assert described["num_hidden_layers"] == tiny_config.model.num_layers
+    assert "transformers" in (tiny_export / "README.md").read_text()
