@@ -11,9 +11,7 @@ from bert_jax.tokenizer import Tokenizer, wordpiece
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 UNCASED = "hello world ! , how are you ? ¿ res ##pu ##bl ##ica superior ##em av ##di ##ja vr ##sa ##jevic in"
 UNCASED += " [ ] un ##k mask [unused0] 力"
-CASED = (
-    "Hello World ! , how are you ? H ##é ##ll ##ó ¿ Re ##sp ##ub ##lica superior ##em A ##v ##di ##ja V ##r"
-)
+CASED = "Hello World ! , how are you ? H ##é ##ll ##ó ¿ Re ##sp ##ub ##lica superior ##em A ##v ##di ##ja V ##r"
 CASED += " ##ša ##je ##vić î ##n [ ] UN ##K"
 
 
@@ -137,9 +135,7 @@ def test_a_vocabulary_that_is_not_wordpiece_loads(tmp_path):
     from tokenizers import Tokenizer as Backend
     from tokenizers import models, pre_tokenizers
 
-    vocab = {
-        piece: i for i, piece in enumerate(["<pad>", "<s>", "</s>", "<unk>", "<mask>", "Ġ", "l", "o", "lo"])
-    }
+    vocab = {piece: i for i, piece in enumerate(["<pad>", "<s>", "</s>", "<unk>", "<mask>", "Ġ", "l", "o", "lo"])}
     backend = Backend(models.BPE(vocab, [("l", "o")]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     backend.save(str(tmp_path / "tokenizer.json"))

@@ -115,6 +115,17 @@ def test_cursors_against_counting_rows_one_by_one(whole, make, two_phases):
     assert whole[-1].following.step == two_phases.total_steps
 
 
+def test_a_phase_that_ends_with_an_epoch_skips_none(make, two_phases):
+    first, second = two_phases.phases
+    whole_epoch = dataclasses.replace(first, steps=1, batch_size=len(make().plan(24, 0)))
+    stream = make(dataclasses.replace(two_phases, phases=(whole_epoch, second)))
+    assert stream.cursor_at(Cursor(), 1) == Cursor(1, 1, 1, 0)
+    assert next(iter(stream.read(Cursor()))).following == Cursor(1, 1, 1, 0)
+    one_more = dataclasses.replace(whole_epoch, batch_size=whole_epoch.batch_size + 1)
+    stream = make(dataclasses.replace(two_phases, phases=(one_more, second)))
+    assert stream.cursor_at(Cursor(), 1) == Cursor(1, 1, 2, 0)
+
+
 def test_epochs_show_every_example_once(make, two_phases):
     long = dataclasses.replace(two_phases, phases=(dataclasses.replace(two_phases.phases[0], steps=60),))
     stream = make(long)

@@ -130,15 +130,36 @@ def test_bits_of_a_row_do_not_hang_on_its_neighbours():
     np.testing.assert_allclose(quiet, encode(BERT, params, batch).hidden, rtol=1e-5, atol=1e-6)
 
 
-def test_every_site_drops():
-    """With a rate near one at one site only, the output tells that the site is there; rates are independent."""
+def test_every_layer_and_site_has_bits_of_its_own():
+    """A pre-norm stack whose sub-layers give 10 and 1 everywhere: differences of hidden states are the masks."""
+    config = dataclasses.replace(BERT, num_layers=4, norm_placement="pre", hidden_dropout=0.5)
+    params = jax.tree.map(lambda x: x, parameters(config))
+    for name, value in (("projection", 10.0), ("fall", 1.0)):
+        dense = params["encoder"]["layers"][name]
+        params["encoder"]["layers"][name] = {
+            "kernel": jnp.zeros_like(dense["kernel"]),
+            "bias": jnp.full_like(dense["bias"], value),
+        }
+    noise = Noise(fold(jnp.uint32(2)), jnp.arange(3))
+    states = np.asarray(encode(config, params, inputs(), noise=noise, hidden_states=True).hidden_states)
+    masks = [states[0] != 0]
+    for layer in range(3):  # the last state is normalised
+        added = np.round((states[layer + 1] - states[layer]) / 2)
+        assert set(np.unique(added)) == {0, 1, 10, 11}
+        masks += [added >= 10, added % 10 == 1]
+    flat = np.stack([mask.ravel() for mask in masks]).astype(float)
+    assert np.abs(flat.mean(1) - 0.5).max() < 0.1
+    correlation = np.abs(np.corrcoef(flat)) - np.eye(len(masks))
+    assert correlation.max() < stats.norm.isf(ALPHA / 42) / np.sqrt(flat.shape[1])
+
+
+def test_attention_probabilities_are_dropped():
+    """In every layer, and after what `attentions` returns."""
     batch, params, noise = inputs(), parameters(BERT), Noise(jnp.uint32(1), jnp.arange(3))
-    outputs = {}
-    for name in ("hidden_dropout", "attention_dropout"):
-        config = dataclasses.replace(BERT, **{name: 0.5})
-        outputs[name] = np.asarray(encode(config, params, batch, noise=noise, hidden_states=True).hidden_states)
-    quiet = np.asarray(encode(BERT, params, batch, hidden_states=True).hidden_states)
-    # Embeddings are dropped by hidden_dropout: half of them are 0. Attention dropout leaves them alone.
-    assert 0.4 < (outputs["hidden_dropout"][0] == 0).mean() < 0.6
-    np.testing.assert_allclose(outputs["attention_dropout"][0], quiet[0], rtol=1e-5, atol=1e-6)
-    assert np.abs(outputs["attention_dropout"][1] - quiet[1]).max() > 0.1
+    config = dataclasses.replace(BERT, attention_dropout=0.5)
+    noisy = encode(config, params, batch, noise=noise, hidden_states=True, attentions=True)
+    quiet = encode(BERT, params, batch, hidden_states=True, attentions=True)
+    np.testing.assert_allclose(noisy.hidden_states[0], quiet.hidden_states[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(noisy.attentions[0], quiet.attentions[0], rtol=1e-5, atol=1e-6)
+    assert np.abs(noisy.hidden_states[1] - quiet.hidden_states[1]).max() > 0.1
+    np.testing.assert_allclose(noisy.attentions.sum(-1), 1.0, atol=1e-5)
