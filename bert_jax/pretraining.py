@@ -1,110 +1,19 @@
-"""Pretraining as a Task: masked tokens, sentence pairs, and a held-out split with fixed masks."""
+"""The pretraining job: open a corpus, claim a work directory, train; and score what came out."""
 
+import dataclasses
 import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
-from bert_jax import objectives
-from bert_jax.config import Config, ObjectiveConfig
-from bert_jax.data.batches import HostBatch, Stream
+from bert_jax.config import Config, DataConfig
+from bert_jax.data.batches import Stream
 from bert_jax.data.corpus import MANIFEST, TOKENIZER, Corpus
-from bert_jax.data.cursor import Cursor
 from bert_jax.errors import UserError
-from bert_jax.model import pretraining
-from bert_jax.model.flops import pretraining_flops
-from bert_jax.model.layers import Noise, fold
-from bert_jax.objectives import Batch, Sum, Vocabulary
-from bert_jax.shapes import Array, Float, Key
+from bert_jax.objectives import Vocabulary
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.training import loop, workdir
-from bert_jax.training.task import Params, Score
-
-MASK_STREAM, EVALUATION_STREAM = 0x3A5, 0xE7A1
-EVALUATION_MASKS = ObjectiveConfig(mask_rate=0.15)
-"""Held-out figures of runs with other mask rates stay comparable."""
-
-
-def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
-    """What masking must know of a tokenizer."""
-    return Vocabulary(tokenizer.vocab_size, tokenizer.mask_id, tokenizer.special_ids)
-
-
-@dataclass(frozen=True)
-class Pretraining:
-    """MLM with dynamic masking, and next-sentence prediction unless the config switches it off."""
-
-    config: Config
-    vocabulary: Vocabulary
-    train: Stream | None = None
-    """None: the task can be compiled but not fed."""
-    validation: Stream | None = None
-
-    def init_params(self, key: Key[Array, ""]) -> Params:
-        """Fresh parameters of encoder and heads."""
-        return pretraining.init(self.config.model, key, pair=self.config.objective.pair != "none")
-
-    def prepare(self, batch: Batch, *, evaluating: bool) -> Batch:
-        """Mask tokens; when evaluating, always 15 % and always the same."""
-        stream = EVALUATION_STREAM if evaluating else MASK_STREAM
-        key = fold(jnp.uint32(self.config.seed), stream)
-        objective = EVALUATION_MASKS if evaluating else self.config.objective
-        return objectives.mask_tokens(batch, key, objective, self.vocabulary)
-
-    def loss_weights(self, batch: Batch) -> dict[str, Float[Array, ""]]:
-        """Predicted tokens, and sentence pairs."""
-        return objectives.loss_weights(batch, self.config.objective)
-
-    def sums(self, params: Params, batch: Batch, noise: Noise | None) -> dict[str, Sum]:
-        """MLM and pair loss and accuracy, and the number of real tokens."""
-        model = pretraining.bind(self.config.model, params)
-        return objectives.pretraining_sums(model, batch, noise)
-
-    def batches(self, cursor: Cursor) -> Iterator[HostBatch]:
-        """The training stream."""
-        assert self.train is not None
-        return self.train.read(cursor)
-
-    def step_flops(self, step: int) -> float:
-        """FLOPs of the model in update `step`: forward and backward, MLM head on the gathered positions only."""
-        end = 0
-        for phase in self.config.phases:
-            end += phase.steps
-            if step < end:
-                break
-        predictions = int(objectives.prediction_counts(self.config.objective.mask_rate, phase.seq_len)[-1])
-        return pretraining_flops(self.config.model, phase.batch_size, phase.seq_len, predictions)
-
-    def evaluate(self, score: Score) -> dict[str, float]:
-        """Held-out MLM and pair metrics, beside a unigram model on the very same masked positions.
-
-        Rows have the length of the last phase. The unigram model knows how often each token occurs in the
-        training split, plus one.
-
-        Raises:
-          UserError: the validation split has no rows.
-        """
-        assert self.train is not None and self.validation is not None
-        settings, seq_len = self.config.evaluation, self.config.phases[-1].seq_len
-        rows = min(settings.rows, len(self.validation.plan(seq_len, 0)))
-        if not rows:
-            raise UserError(f"corpus {self.validation.corpus.directory}: its validation split has no rows to score")
-        counts = np.asarray(self.train.corpus.token_counts, np.float64) + 1.0
-        unigram = np.log(counts / counts.sum())
-        totals: dict[str, np.ndarray] = {}
-        for start in range(0, rows, settings.batch_size):
-            batch = self.validation.rows_of_epoch(seq_len, 0, start, start + settings.batch_size, limit=rows)
-            masked, sums = score(batch)
-            labels, weights = masked["masked_labels"], masked["masked_weights"]
-            sums["unigram_loss"] = (-(unigram[labels] * weights).sum(), weights.sum())
-            sums["unigram_accuracy"] = (((labels == unigram.argmax()) * weights).sum(), weights.sum())
-            for name, pair in sums.items():
-                totals[name] = totals.get(name, 0.0) + np.asarray(pair, np.float64)
-        return {name: float(total / max(weight, 1.0)) for name, (total, weight) in sorted(totals.items())}
+from bert_jax.training.masked_lm import Pretraining
 
 
 def open_task(config: Config, corpus: Path) -> Pretraining:
@@ -121,8 +30,11 @@ def open_task(config: Config, corpus: Path) -> Pretraining:
         )
     tokenizer = Tokenizer.load(corpus / TOKENIZER)
     place = jax.process_index(), jax.process_count()
-    streams = (Stream(split, config, tokenizer, *place) for split in splits)
-    return Pretraining(config, vocabulary_of(tokenizer), *streams)
+    vocabulary = Vocabulary(tokenizer.vocab_size, tokenizer.mask_id, tokenizer.special_ids)
+    train = Stream(splits[0], config, tokenizer, *place)
+    # The same held-out rows for every seed and every choice of data.*, so that runs can be compared.
+    held_out = dataclasses.replace(config, seed=0, data=DataConfig())
+    return Pretraining(config, vocabulary, train, Stream(splits[1], held_out, tokenizer, *place))
 
 
 def pretrain(config: Config, corpus: Path, directory: Path, profile: tuple[int, int] | None = None) -> loop.Place:

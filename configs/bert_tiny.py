@@ -18,7 +18,7 @@ def config() -> Config:
     model = families.bert(num_layers=2, hidden_size=128)
     return Config(
         name="bert_tiny",
-        model=dataclasses.replace(model, hidden_dropout=0.0, attention_dropout=0.0),
+        model=dataclasses.replace(model, hidden_dropout=0.0, attention_dropout=0.0, scan_unroll=2),
         phases=(Phase(steps=3000, seq_len=128, batch_size=16, learning_rate=2e-3, warmup_steps=300),),
         checkpoint=CheckpointConfig(every=500),
         log=LogConfig(every=50),

@@ -19,44 +19,19 @@ import optax
 from bert_jax import objectives
 from bert_jax.config import Config, ModelConfig, ObjectiveConfig, OptimizerConfig, Phase
 from bert_jax.errors import UserError
-from bert_jax.model import families, pretraining
+from bert_jax.model import families
 from bert_jax.model.flops import pretraining_flops
-from bert_jax.model.layers import Noise, fold
-from bert_jax.objectives import Batch, Sum, Vocabulary
+from bert_jax.objectives import Vocabulary
+from bert_jax.training.masked_lm import Pretraining
 from bert_jax.training.sharding import check_rows, make_mesh, put_rows
 from bert_jax.training.state import abstract_state, init_state
 from bert_jax.training.step import make_train_step
-from bert_jax.training.task import Params
 
 # bert-base-uncased: [PAD], [UNK], [CLS], [SEP], [MASK].
 PAD, UNK, CLS, SEP, MASK = 0, 100, 101, 102, 103
 VOCABULARY = Vocabulary(30522, MASK, (PAD, UNK, CLS, SEP, MASK))
 FIRST_WORD = 1000
 """Where bert-base-uncased's vocabulary leaves its special and unused ids."""
-
-
-@dataclasses.dataclass(frozen=True)
-class SyntheticPretraining:
-    """The pretraining task without a corpus; `bert_jax.pretraining` would bring readers and Orbax along."""
-
-    config: Config
-
-    def init_params(self, key: jax.Array) -> Params:
-        """As `bert_jax.pretraining.Pretraining`."""
-        return pretraining.init(self.config.model, key, pair=self.config.objective.pair != "none")
-
-    def prepare(self, batch: Batch, *, evaluating: bool) -> Batch:
-        """As `bert_jax.pretraining.Pretraining`: masking is part of the measured step."""
-        key = fold(jnp.uint32(self.config.seed), int(evaluating))
-        return objectives.mask_tokens(batch, key, self.config.objective, VOCABULARY)
-
-    def loss_weights(self, batch: Batch) -> dict[str, jax.Array]:
-        """As `bert_jax.pretraining.Pretraining`."""
-        return objectives.loss_weights(batch, self.config.objective)
-
-    def sums(self, params: Params, batch: Batch, noise: Noise | None) -> dict[str, Sum]:
-        """As `bert_jax.pretraining.Pretraining`."""
-        return objectives.pretraining_sums(pretraining.bind(self.config.model, params), batch, noise)
 
 
 def model_config(case: Any) -> ModelConfig:
@@ -122,7 +97,7 @@ class OurStep:
             optimizer=OptimizerConfig(name=case.optimizer),
             phases=(Phase(seq_len=case.seq_len, batch_size=case.batch, accumulation=case.accumulation),),
         )
-        task = SyntheticPretraining(config)
+        task = Pretraining(config, VOCABULARY)
         mesh = make_mesh(config.mesh, jax.devices()[:devices])
         check_rows(case.batch, case.accumulation, mesh, "batch")
         self.rows = put_rows(synthetic_rows(case.batch, case.seq_len), mesh, case.batch)

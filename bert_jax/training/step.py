@@ -36,7 +36,8 @@ def make_train_step(task: Task, mesh: Mesh, accumulation: int) -> TrainStep:
     """The compiled update. It donates the state: the one passed in must not be used again.
 
     Metrics, all global: for each of the task's sums its mean; `loss`; `tokens`, the number of real ones;
-    `learning_rate`; `gradient_norm` (before clipping), `update_norm` and `parameter_norm` (2-norms over all parameters).
+    `learning_rate`; and 2-norms over all parameters: `gradient_norm` (before clipping), `update_norm`,
+    `parameter_norm`.
 
     Args:
       task: what is trained.
