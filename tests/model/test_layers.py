@@ -1,0 +1,101 @@
+"""Small functions against numpy and scipy in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import special, stats
+
+from bert_jax.config import ModelConfig
+from bert_jax.model.flops import pretraining_flops
+from bert_jax.model.heads import gather_positions, score_labels
+from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, truncated_normal
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+X = np.concatenate([np.linspace(-9, 9, 1801), [0.0, -0.0, 1e-30, 30.0, -30.0]])
+
+
+def test_gelu_and_its_derivatives():
+    """The derivative is written out by hand: value, gradient, forward derivative and second derivative."""
+    gelu, x = ACTIVATIONS["gelu"], jnp.asarray(X, jnp.float32)
+    density = stats.norm.pdf(X)
+    first = special.ndtr(X) + X * density
+    second = density * (2 - X**2)
+    np.testing.assert_allclose(gelu(x), X * special.ndtr(X), rtol=1e-5, atol=3e-6)
+    np.testing.assert_allclose(jax.vmap(jax.grad(gelu))(x), first, rtol=1e-5, atol=3e-6)
+    np.testing.assert_allclose(jax.jvp(gelu, (x,), (2 * jnp.ones_like(x),))[1], 2 * first, rtol=1e-5, atol=6e-6)
+    np.testing.assert_allclose(jax.vmap(jax.grad(jax.grad(gelu)))(x), second, rtol=1e-4, atol=3e-6)
+
+
+@pytest.mark.parametrize("name", sorted(ACTIVATIONS))
+def test_activations_keep_their_type(name):
+    function = ACTIVATIONS[name]
+    for dtype in (jnp.bfloat16, jnp.float32):
+        x = jnp.linspace(-3, 3, 50, dtype=dtype)
+        y, gradient = jax.vmap(jax.value_and_grad(function))(x)
+        assert y.dtype == gradient.dtype == dtype
+        expected = {"relu": np.maximum(x, 0)}.get(name, np.float64(x) * special.ndtr(np.float64(x)))
+        np.testing.assert_allclose(np.float64(y), expected, atol=0.02)
+
+
+def test_gelu_tanh_is_not_gelu():
+    difference = np.abs(ACTIVATIONS["gelu"](jnp.asarray(X)) - ACTIVATIONS["gelu_tanh"](jnp.asarray(X))).max()
+    assert 1e-4 < difference < 1e-3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_layer_norm(dtype):
+    norm = LayerNorm(64, 1e-12)
+    rng = np.random.default_rng(0)
+    norm.scale[...], norm.bias[...] = (jnp.asarray(rng.normal(size=64), jnp.float32) for _ in range(2))
+    x = jnp.asarray(50 + rng.normal(size=(2, 3, 64)), dtype)
+    exact = np.asarray(x, np.float64)
+    exact = (exact - exact.mean(-1, keepdims=True)) / exact.std(-1, keepdims=True)
+    exact = exact * np.asarray(norm.scale[...]) + np.asarray(norm.bias[...])
+    y = norm(x)
+    assert y.dtype == x.dtype
+    np.testing.assert_allclose(np.float64(y), exact, atol=1e-4 if dtype == "float32" else 0.03)
+
+
+def test_dense_takes_several_axes_in_and_out():
+    dense = Dense((3, 4), (2, 5), truncated_normal(0.02), jax.random.key(0))
+    dense.bias[...] = jnp.arange(10.0).reshape(2, 5)
+    x = np.random.default_rng(0).normal(size=(6, 7, 3, 4)).astype(np.float32)
+    expected = np.einsum("abij,ijkl->abkl", x, dense.kernel[...]) + np.arange(10.0).reshape(2, 5)
+    np.testing.assert_allclose(dense(jnp.asarray(x)), expected, rtol=1e-5, atol=1e-6)
+    assert dense(jnp.asarray(x, jnp.bfloat16)).dtype == jnp.bfloat16
+
+
+def test_initial_weights_are_cut_off_at_two_deviations():
+    """Kolmogorov-Smirnov at alpha 1e-4 against the truncated normal distribution."""
+    drawn = np.asarray(truncated_normal(0.02)(jax.random.key(0), (100, 100))).ravel()
+    assert np.abs(drawn).max() <= 0.04
+    assert stats.kstest(drawn / 0.02, stats.truncnorm(-2, 2).cdf).pvalue > 1e-4
+    assert stats.kstest(drawn / 0.02, stats.norm.cdf).pvalue < 1e-4
+
+
+def test_scores_of_labels_and_gathering():
+    rng = np.random.default_rng(0)
+    logits, labels = rng.normal(0, 30, (2, 3, 11)), rng.integers(0, 11, (2, 3))
+    expected = np.take_along_axis(logits - special.logsumexp(logits, -1, keepdims=True), labels[..., None], -1)[..., 0]
+    labels[0] = logits[0].argmax(-1)
+    expected[0] = logits[0].max(-1) - special.logsumexp(logits[0], -1)
+    found, right = score_labels(jnp.asarray(logits, jnp.float32), jnp.asarray(labels))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(right, logits.argmax(-1) == labels)
+    assert right[0].all() and not right[1].all()
+    hidden, positions = rng.normal(size=(2, 5, 4)).astype(np.float32), np.array([[4, 0, 0], [1, 3, 2]])
+    gathered = gather_positions(jnp.asarray(hidden), jnp.asarray(positions))
+    np.testing.assert_array_equal(gathered, hidden[np.arange(2)[:, None], positions])
+
+
+def test_flops_of_bert_base():
+    """Counted by hand for 8 rows of 128 with 19 predictions: 2 per multiply-add, backward twice the forward."""
+    per_token = 12 * (2 * (4 * 768 * 768 + 2 * 768 * 3072) + 4 * 128 * 768)
+    head = 2 * (768 * 768 + 768 * 30522)
+    assert pretraining_flops(ModelConfig(), 8, 128, 19) == 3 * 8 * (128 * per_token + 19 * head)
+    local = ModelConfig(attention_window=10, global_every=3, num_layers=3)
+    everywhere = ModelConfig(num_layers=3)
+    saved = pretraining_flops(everywhere, 1, 128, 0) - pretraining_flops(local, 1, 128, 0)
+    assert saved == 3 * 128 * 2 * 4 * 768 * (128 - 21)
