@@ -44,9 +44,11 @@ def pretrain(config: Config, corpus: Path, directory: Path, profile: tuple[int, 
       UserError: see `open_task`, `workdir.claim` and `loop.train`; nothing is written before all is checked.
     """
     task = open_task(config, corpus)
-    assert task.train is not None
+    assert task.train is not None and task.validation is not None
     loop.checked_mesh(task)
+    # A split that cannot be read is refused now, not when its turn comes after hours.
     task.train.plan(config.phases[0].seq_len, 0)
+    task.validation.plan(config.phases[-1].seq_len, 0)
     manifest = hashlib.sha256((corpus / MANIFEST).read_bytes()).hexdigest()
     tokenizer_text = (corpus / TOKENIZER).read_text(encoding="utf-8")
     workdir.claim(directory, config, {str(corpus.resolve()): manifest}, tokenizer_text)

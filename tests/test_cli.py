@@ -9,9 +9,12 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from bert_jax import cli
+from bert_jax.tokenizer import Tokenizer
+from data_prep.writer import CorpusWriter
 
 ROOT = pathlib.Path(__file__).parents[1]
 # The tiny preset of the session, as a config file.
@@ -47,6 +50,11 @@ def place(tmp_path_factory, tiny_corpus, other_corpus, tiny_run, tiny_export, ti
     (directory / "nothing.py").write_text("x = 1\n")
     for name, source in (("corpus", tiny_corpus), ("other", other_corpus), ("run", tiny_run), ("export", tiny_export)):
         shutil.copytree(source, directory / name)
+    tokenizer = Tokenizer.load(tiny_corpus)
+    with CorpusWriter(directory / "short", "short", tokenizer) as writer:
+        for split in ("train", "train", "train", "validation"):
+            writer.add(split, np.arange(5, 15), np.array([5, 5]), text_bytes=9)
+        writer.finish([{"spec": "test"}], {"empty_documents": 0, "duplicate_documents": 0})
     shutil.copytree(tiny_run, directory / "damaged")
     for state in (directory / "damaged" / "checkpoints").glob("*/run.json"):
         state.write_text(state.read_text() + " ")
@@ -83,6 +91,10 @@ BAD = {
     "no workdir given": (["pretrain", "tiny.py", "--corpus", "corpus"], ["--workdir"]),
     "missing corpus": ([*PRETRAIN[:3], "nowhere", *PRETRAIN[4:]], ["nowhere", "no such corpus", "bert-data build"]),
     "directory that is no corpus": ([*PRETRAIN[:3], "notes", *PRETRAIN[4:]], ["notes", "not a finished corpus"]),
+    "corpus without pairs to evaluate on": (
+        [*PRETRAIN[:3], "short", *PRETRAIN[4:]],
+        ["split 'validation' has 1 document(s)", "need at least 2", "add text"],
+    ),
     "sequence beyond the position table": (
         [*PRETRAIN, "--phases.0.seq-len", "65"],
         ["phases.0.seq_len 65", "longer than the position table", "set model.max_positions to at least 65"],
