@@ -3,7 +3,6 @@
 Everything is a function of (corpus, config, cursor); readers, processes and prefetch change nothing.
 """
 
-import functools
 import threading
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -38,19 +37,19 @@ class Stream:
         self.config = config
         self.tokenizer = tokenizer
         self.process, self.processes = process, processes
+        self._plans: dict[tuple[int, int], EpochPlan] = {}
         self._lengths: dict[tuple[int, int], int] = {}
         self._lock = threading.Lock()
 
     def plan(self, seq_len: int, epoch: int) -> EpochPlan:
         """The plan of an epoch; the last two are kept, because a batch may straddle them."""
         with self._lock:
-            plan = self._plan(seq_len, epoch)
-            self._lengths[seq_len, epoch] = len(plan)
-            return plan
-
-    @functools.lru_cache(maxsize=2)  # noqa: B019 (a stream lives as long as the run)
-    def _plan(self, seq_len: int, epoch: int) -> EpochPlan:
-        return plan_epoch(self.corpus, self.config.data, seq_len, self.config.seed, epoch)
+            if (seq_len, epoch) not in self._plans:
+                plan = plan_epoch(self.corpus, self.config.data, seq_len, self.config.seed, epoch)
+                self._plans[seq_len, epoch], self._lengths[seq_len, epoch] = plan, len(plan)
+                while len(self._plans) > 2:
+                    del self._plans[next(iter(self._plans))]
+            return self._plans[seq_len, epoch]
 
     def _rows_in(self, seq_len: int, epoch: int) -> int:
         return self._lengths.get((seq_len, epoch)) or len(self.plan(seq_len, epoch))
@@ -113,11 +112,8 @@ class Stream:
         b = self.corpus.sentences(row["b_start"], row["b_stop"])[row["b_skip"] :][: row["b_tokens"]]
         a_end, length = len(a) + 2, len(a) + len(b) + 3
         ids = rows["input_ids"][i]
-        ids[0], ids[a_end - 1], ids[length - 1] = (
-            self.tokenizer.cls_id,
-            self.tokenizer.sep_id,
-            self.tokenizer.sep_id,
-        )
+        ids[0] = self.tokenizer.cls_id
+        ids[a_end - 1] = ids[length - 1] = self.tokenizer.sep_id
         ids[1 : a_end - 1], ids[a_end : length - 1] = a, b
         rows["token_type_ids"][i, a_end:length] = 1
         rows["segment_ids"][i, :length] = 1
