@@ -11,7 +11,14 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 # docs/corpus.md has its own test beside the code it documents (tests/data_prep/test_cli.py).
-PAGES = ["README.md", "docs/pretrain.md", "docs/ablation.md", "docs/conversion.md", "docs/pods.md"]
+PAGES = [
+    "README.md",
+    "docs/pretrain.md",
+    "docs/ablation.md",
+    "docs/conversion.md",
+    "docs/pods.md",
+    "docs/performance.md",
+]
 SMALLER = {
     "pretrain": (
         "--model.vocab-size 120 --model.hidden-size 64 --model.num-layers 1 --model.num-heads 2 "
@@ -20,6 +27,7 @@ SMALLER = {
     ),
     "tokenizer": "--vocab-size 120",
     "build": "--workers 1 --validation-fraction 0.2",
+    "scripts/bench.py": "--budget 30",
 }
 
 
@@ -56,8 +64,9 @@ def folder(tmp_path, tiny_corpus, tiny_run):
 
 
 def run(words: list[str], folder: Path) -> None:
-    module = {"bert-jax": "bert_jax", "bert-data": "data_prep"}[words[0]]
-    command = [sys.executable, "-m", module, *words[1:]]
+    program = {"bert-jax": ["-m", "bert_jax"], "bert-data": ["-m", "data_prep"], "python": []}[words[0]]
+    arguments = [str(ROOT / word) if word.startswith("scripts/") else word for word in words[1:]]
+    command = [sys.executable, *program, *arguments]
     process = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment())
     assert process.returncode == 0, f"{shlex.join(words)}\n{process.stderr[-3000:]}"
 
@@ -71,7 +80,7 @@ def environment() -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_of_a_page_run(page, folder):
-    lines = [line for line in commands_of(page) if line.startswith(("bert-jax", "bert-data"))]
+    lines = [line for line in commands_of(page) if line.startswith(("bert-jax", "bert-data", "python"))]
     assert lines, f"{page} shows no command"
     makes_first = [line for line in lines if "pretrain" in line and "--workdir runs/first" in line]
     if makes_first:

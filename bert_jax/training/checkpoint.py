@@ -58,7 +58,9 @@ class Checkpoints:
         write_commit(target)
         for old in list(committed(self.directory))[self.keep :]:
             (old / COMMIT).unlink()  # first, so that a half-deleted checkpoint does not count
-            old.rmtree()
+        for uncommitted in self.directory.iterdir():  # those, and what kills left behind
+            if not (uncommitted / COMMIT).exists():
+                uncommitted.rmtree()
 
     def wait(self) -> None:
         """Until the last save is committed; raises what went wrong in it."""
