@@ -11,14 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 # docs/corpus.md has its own test beside the code it documents (tests/data_prep/test_cli.py).
-PAGES = [
-    "README.md",
-    "docs/pretrain.md",
-    "docs/ablation.md",
-    "docs/conversion.md",
-    "docs/pods.md",
-    "docs/performance.md",
-]
+TASKS = ["pretrain", "ablation", "conversion", "pods", "performance"]
+PAGES = ["README.md", *(f"docs/{task}.md" for task in TASKS)]
 SMALLER = {
     "pretrain": (
         "--model.vocab-size 120 --model.hidden-size 64 --model.num-layers 1 --model.num-heads 2 "
