@@ -58,9 +58,9 @@ class Checkpoints:
         write_commit(target)
         for old in list(committed(self.directory))[self.keep :]:
             (old / COMMIT).unlink()  # first, so that a half-deleted checkpoint does not count
-        for uncommitted in self.directory.iterdir():  # those, and what kills left behind
-            if not (uncommitted / COMMIT).exists():
-                uncommitted.rmtree()
+        for save in _saves(self.directory):  # those, and what kills left behind
+            if not (save / COMMIT).exists():
+                save.rmtree()
 
     def wait(self) -> None:
         """Until the last save is committed; raises what went wrong in it."""
@@ -134,10 +134,15 @@ def read_about(checkpoint: epath.Path) -> dict[str, Any]:
 
 def committed(directory: epath.Path) -> Iterator[epath.Path]:
     """Complete checkpoints, newest first."""
-    if directory.exists():
-        for path in sorted(directory.iterdir(), key=lambda path: path.name, reverse=True):
-            if (path / COMMIT).exists():
-                yield path
+    return (save for save in _saves(directory) if (save / COMMIT).exists())
+
+
+def _saves(directory: epath.Path) -> list[epath.Path]:
+    """What `Checkpoints.save` made, complete or not, newest first; whatever else lies there is somebody's."""
+    if not directory.exists():
+        return []
+    ours = (path for path in directory.iterdir() if path.name.isdigit())
+    return sorted(ours, key=lambda path: int(path.name), reverse=True)
 
 
 def verified(directory: epath.Path) -> epath.Path | None:

@@ -62,16 +62,15 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def cut_back(path: Path, step: int) -> list[dict[str, Any]]:
-    """Drop every line after `step`, and an incomplete last one; returns the lines that stay."""
-    lines = read_metrics(path)
-    kept = [line for line in lines if line["step"] <= step]
+    """Cut the file before the first line after `step`, or an incomplete one; returns the lines that stay."""
+    kept: list[dict[str, Any]] = []
     if path.exists():
-        size = 0
-        with path.open("rb") as file:
+        with path.open("rb+") as file:
+            size = 0
             for raw in file:
                 if not raw.endswith(b"\n") or json.loads(raw)["step"] > step:
                     break
+                kept.append(json.loads(raw))
                 size += len(raw)
-        with path.open("rb+") as file:
             file.truncate(size)
     return kept

@@ -95,6 +95,19 @@ def test_retention_counts_only_complete_ones(tmp_path):
     assert restore(tmp_path)[1]["cursor"] == {"step": 3}
 
 
+def test_what_users_put_beside_checkpoints_is_theirs(tmp_path):
+    """A note is no checkpoint and is not removed; nor is a copy under another name the newest."""
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        checkpoints.save(2, state_of(2), ABOUT)
+        checkpoints.wait()
+        (tmp_path / "notes.txt").write_text("mine")
+        (tmp_path / "best").mkdir()
+        (tmp_path / "best" / COMMIT).write_text("{}")
+        checkpoints.save(4, state_of(4), ABOUT)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["00000004", "best", "notes.txt"]
+    assert [path.name for path in checkpoint.committed(epath.Path(tmp_path))] == ["00000004"]
+
+
 def test_the_commit_comes_last(tmp_path, monkeypatch):
     """When it is written, every file that it vouches for is there already, and later none is added."""
     there, original = [], checkpoint.write_commit
