@@ -4,110 +4,79 @@ Needs no jax: the corpus pipeline uses it where none is installed.
 """
 
 import functools
-import hashlib
-import json
+import itertools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
-import tokenizers
 from etils import epath
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
+from bert_jax import tokenizer_files, tokenizer_kinds
 from bert_jax.errors import UserError
+from bert_jax.tokenizer_kinds import CONTINUATION, SPECIAL_TOKENS
+from bert_jax.tokenizer_models import LibraryModel, Model
 
-PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-CONTINUATION = "##"
-
-# transformers' BERT tokenizers give up on longer words; google-research/bert did so at 200. An
-# exported model must meet the same ids in other people's tools, so theirs is the limit here.
-MAX_CHARS_PER_WORD = 100
-
-# What each role is called, the BERT name first; the others are RoBERTa's and SentencePiece's habits.
-_ROLE_NAMES = {
-    "pad": (PAD, "<pad>"),
-    "unk": (UNK, "<unk>"),
-    "cls": (CLS, "<s>"),
-    "sep": (SEP, "</s>"),
-    "mask": (MASK, "<mask>"),
-}
-_WORD_START_MARKS = ("Ġ", "▁")
-
-# Parts of a tokenizer.json that do not decide which ids a text gets here: [CLS] and [SEP] are added
-# by the caller, texts are never cut or padded, and `version` names the file format.
-_NOT_IN_FINGERPRINT = ("version", "truncation", "padding", "post_processor", "decoder")
+__all__ = ["CONTINUATION", "SPECIAL_TOKENS", "Tokenizer", "bpe", "byte_bpe", "sentencepiece", "wordpiece"]
 
 
 class Tokenizer:
     """Turns text into ids without adding [CLS] or [SEP], and ids into text.
 
-    Make one with `Tokenizer.load` or `wordpiece`. It is immutable, may be shared by threads, and can
-    be pickled.
+    Make one with `Tokenizer.load`, or of pieces with `wordpiece`, `bpe`, `byte_bpe` or `sentencepiece`. It is
+    immutable, may be shared by threads, and can be pickled.
+
+    Text is data: whatever it says, no id but that of the unknown piece is a special one, unless special
+    tokens are asked for.
 
     Attributes:
+      kind: name of the kind of model, for messages.
       vocab_size: number of ids; every id is in [0, vocab_size).
       pad_id, unk_id, cls_id, sep_id, mask_id: the special ids.
       special_ids: those five, sorted.
       lowercase: whether text is lower-cased before it is cut into pieces.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, origin: str):
-        """Wraps a `tokenizers` model.
+    def __init__(self, model: Model):
+        """Wraps a model, which is not to be changed any more."""
+        self._model = model
+        self.kind: str = model.kind
+        self.vocab_size: int = len(model.pieces)
+        self.pad_id: int = model.roles["pad"]
+        self.unk_id: int = model.roles["unk"]
+        self.cls_id: int = model.roles["cls"]
+        self.sep_id: int = model.roles["sep"]
+        self.mask_id: int = model.roles["mask"]
+        self.special_ids: tuple[int, ...] = tuple(sorted(model.roles.values()))
+        self.lowercase: bool = model.lowercase
+        self._ids = {piece: i for i, piece in enumerate(model.pieces)}
+        # Some models of other tools find "<mask>" in text as a piece like any other; then it is unknown.
+        self._not_text = frozenset(self.special_ids) - {self.unk_id}
+        self._as_text = np.arange(self.vocab_size, dtype=np.uint32)
+        self._as_text[list(self._not_text)] = self.unk_id
 
-        Args:
-          backend: the model; its truncation and padding are switched off.
-          origin: where it came from, for error messages.
-
-        Raises:
-          UserError: one of the five special tokens is missing, or ids are not 0..vocab_size-1.
-        """
-        backend.no_truncation()
-        backend.no_padding()
-        # Text is data: a document that talks about "[MASK]" must not contain the mask id.
-        backend.encode_special_tokens = True
-        self._backend = backend
-        vocab = backend.get_vocab(with_added_tokens=True)
-        self.vocab_size: int = len(vocab)
-        if set(vocab.values()) != set(range(self.vocab_size)):
-            raise UserError(f"{origin}: token ids are not 0..{self.vocab_size - 1} without gaps or repeats")
-        ids = {}
-        for role, names in _ROLE_NAMES.items():
-            ids[role] = next((vocab[name] for name in names if name in vocab), None)
-            if ids[role] is None:
-                raise UserError(f"{origin}: the vocabulary has no {names[0]} token; add it and load again")
-        self.pad_id: int = ids["pad"]
-        self.unk_id: int = ids["unk"]
-        self.cls_id: int = ids["cls"]
-        self.sep_id: int = ids["sep"]
-        self.mask_id: int = ids["mask"]
-        self.special_ids: tuple[int, ...] = tuple(sorted(ids.values()))
-        self.lowercase: bool = _lowercases(json.loads(backend.to_str())["normalizer"])
+    def __reduce__(self):
+        return Tokenizer, (self._model,)
 
     @classmethod
-    def load(cls, path: os.PathLike | str, lowercase: bool | None = None) -> "Tokenizer":
-        """Reads a `tokenizer.json`, a BERT `vocab.txt`, or a directory that holds one (the former first).
+    def load(
+        cls, path: os.PathLike | str, lowercase: bool | None = None, add_special_tokens: bool = False
+    ) -> "Tokenizer":
+        """Reads a vocabulary in any of the usual forms.
 
         Args:
-          path: file or directory.
+          path: a `tokenizer.json`, a BERT `vocab.txt`, a `merges.txt` of byte-level BPE with its `vocab.json`
+            beside it (GPT-2's `vocab.bpe` and `encoder.json`; anything may stand in front of these names), a
+            SentencePiece `.model`, or a directory that holds one, in this order.
           lowercase: for a vocab.txt, whether to lower-case and strip accents; None decides from the
-            vocabulary: one with upper-case letters outside its special tokens is cased. A
-            tokenizer.json says so itself.
+            vocabulary: one with upper-case letters outside its special tokens is cased. For merges, whether
+            to lower-case. The others say so themselves.
+          add_special_tokens: append those of the five special tokens that the vocabulary lacks, as new last ids.
 
         Raises:
           UserError: no such file, a file that is not a vocabulary, a missing special token, or a
-            `lowercase` that contradicts the tokenizer.json.
+            `lowercase` that contradicts what the file says.
         """
-        path = _find(epath.Path(path))
-        try:
-            text = path.read_text()
-        except UnicodeDecodeError as error:
-            raise UserError(f"{path}: not UTF-8 at byte {error.start}, so not a vocabulary") from error
-        if path.suffix != ".json":
-            return wordpiece(_read_vocab(text, path), lowercase=lowercase, origin=str(path))
-        loaded = cls.from_json(text, str(path))
-        if lowercase is not None and lowercase != loaded.lowercase:
-            raise UserError(f"{path}: it sets lowercase={loaded.lowercase} itself; do not ask for {lowercase}")
-        return loaded
+        return cls(tokenizer_files.read(epath.Path(path), lowercase, add_special_tokens))
 
     @classmethod
     def from_json(cls, text: str, origin: str) -> "Tokenizer":
@@ -116,68 +85,86 @@ class Tokenizer:
         Raises:
           UserError: the text is not that of a tokenizer.json, or a special token is missing.
         """
-        try:
-            backend = tokenizers.Tokenizer.from_str(text)
-        except Exception as error:  # the library raises bare Exception for whatever it cannot parse
-            raise UserError(f"{origin}: not a tokenizer.json that can be read ({error})") from error
-        return cls(backend, origin)
-
-    @functools.cached_property
-    def _with_specials(self) -> tokenizers.Tokenizer:
-        backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
-        backend.encode_special_tokens = False
-        return backend
+        return cls(tokenizer_files.from_json(text, origin))
 
     def encode(self, text: str, specials: bool = False) -> list[int]:
         """Ids of one text. "[MASK]" and the like are plain text unless `specials` is set."""
-        backend = self._with_specials if specials else self._backend
-        return backend.encode(text, add_special_tokens=False).ids
+        return self._model.encode_with_specials(text) if specials else self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of several texts, special tokens as plain text; uses the library's threads."""
-        encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
-        return [encoding.ids for encoding in encodings]
+        """Ids of several texts, special tokens as plain text; may use several threads."""
+        return [
+            ids if self._not_text.isdisjoint(ids) else self._as_text[ids].tolist() for ids in self._model.encode(texts)
+        ]
+
+    def encode_flat(self, sentences: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Ids of many texts, special tokens as plain text: those of `encode_batch`, faster where that is possible.
+
+        Returns:
+          ids of all texts one after the other, uint32 [num_tokens], and
+          how many each of them has, int64 [num_sentences].
+        """
+        if self._fast is not None and sentences:
+            return self._fast.encode(sentences)
+        encoded = self._model.encode(sentences)
+        lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
+        ids = np.fromiter(itertools.chain.from_iterable(encoded), np.uint32, int(lengths.sum()))
+        return self._as_text[ids], lengths
+
+    @functools.cached_property
+    def _fast(self):
+        """Compiled WordPiece, or None where the model is another."""
+        if not isinstance(self._model, LibraryModel):
+            return None
+        # Imported here: numba takes longer to import than a short text to encode.
+        from bert_jax.wordpiece import FastWordPiece
+
+        return FastWordPiece.of(self._model.library)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ids, special tokens included; what lower-casing and unknown pieces lost stays lost."""
-        return self._backend.decode([int(i) for i in ids], skip_special_tokens=False)
+        return self._model.decode([int(i) for i in ids])
 
     def id_to_token(self, token_id: int) -> str:
         """The piece of an id; IndexError outside [0, vocab_size)."""
-        token = self._backend.id_to_token(int(token_id)) if token_id >= 0 else None
-        if token is None:
+        if not 0 <= token_id < self.vocab_size:
             raise IndexError(f"token id {token_id} is outside [0, {self.vocab_size})")
-        return token
+        return self._model.pieces[token_id]
 
     def token_to_id(self, token: str) -> int | None:
         """The id of a piece, or None where the vocabulary lacks it."""
-        return self._backend.token_to_id(token)
+        return self._ids.get(token)
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Hex SHA-256 over what decides ids, equal for a vocab.txt and the tokenizer.json made of it."""
-        description = json.loads(self._backend.to_str())
-        for key in _NOT_IN_FINGERPRINT:
-            description.pop(key, None)
-        canonical = json.dumps(description, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()
+        """Hex SHA-256 over what decides ids, equal for a vocabulary and the tokenizer.json made of it."""
+        return self._model.fingerprint()
 
     @functools.cached_property
     def continues_word(self) -> np.ndarray:
-        """bool [vocab_size]: the piece continues the word of the piece before it ("##ing")."""
-        tokens = [self.id_to_token(i) for i in range(self.vocab_size)]
-        if isinstance(self._backend.model, models.WordPiece):
-            prefix = self._backend.model.continuing_subword_prefix
-            mask = np.array([token.startswith(prefix) for token in tokens])
-        else:
-            mask = np.array([not token.startswith(_WORD_START_MARKS) for token in tokens])
-        mask[list(self.special_ids)] = False
-        mask.setflags(write=False)
-        return mask
+        """bool [vocab_size]: the piece continues the word of the piece before it ("##ing").
+
+        A piece continues a word if it has WordPiece's mark for that, or else if it has no mark for a space in front
+        ("Ġ", "▁"). So punctuation is a word of its own where BERT's rules cut the text (WordPiece, `bpe`), and
+        elsewhere belongs to the word that it follows without a space. Special tokens never continue a word. The first
+        piece of a text begins one whatever this says: GPT-2's vocabulary does not mark it.
+
+        Raises:
+          UserError: the vocabulary marks no piece.
+        """
+        continues = self._model.continues_word()
+        if continues is None:
+            raise UserError(
+                "this vocabulary does not say which pieces begin a word (none has ##, Ġ or ▁), so whole words cannot be"
+                " masked; choose another vocabulary, or mask pieces"
+            )
+        continues[list(self.special_ids)] = False
+        continues.setflags(write=False)
+        return continues
 
     def to_json(self) -> str:
-        """The text of a tokenizer.json that `load` and the `tokenizers` library read."""
-        return self._backend.to_str(pretty=True) + "\n"
+        """The text of a file that `load` reads; the `tokenizers` library reads it too, but for SentencePiece models."""
+        return self._model.to_json()
 
     def save(self, path: os.PathLike | str) -> None:
         """Writes a tokenizer.json."""
@@ -189,10 +176,9 @@ class Tokenizer:
         Raises:
           UserError: the model is not WordPiece.
         """
-        if not isinstance(self._backend.model, models.WordPiece):
-            raise UserError(f"{path}: only a WordPiece vocabulary can be written as vocab.txt; save a tokenizer.json")
-        lines = "".join(f"{self.id_to_token(i)}\n" for i in range(self.vocab_size))
-        epath.Path(path).write_text(lines)
+        if self.kind != "WordPiece":
+            raise UserError(f"{path}: only a WordPiece vocabulary can be written as vocab.txt; this one is {self.kind}")
+        epath.Path(path).write_text("".join(f"{piece}\n" for piece in self._model.pieces))
 
 
 def wordpiece(pieces: Sequence[str], lowercase: bool | None, origin: str) -> Tokenizer:
@@ -209,61 +195,49 @@ def wordpiece(pieces: Sequence[str], lowercase: bool | None, origin: str) -> Tok
     Raises:
       UserError: a special token is missing, or a piece occurs twice.
     """
-    vocab = {piece: i for i, piece in enumerate(pieces)}
-    if len(vocab) != len(pieces):
-        twice = next(piece for i, piece in enumerate(pieces) if vocab[piece] != i)
-        raise UserError(f"{origin}: the piece {twice!r} occurs twice; ids would not be one to one")
-    if lowercase is None:
-        lowercase = not any(piece != piece.lower() for piece in vocab if not piece.startswith("["))
-    backend = tokenizers.Tokenizer(
-        models.WordPiece(
-            vocab,
-            unk_token=UNK,
-            max_input_chars_per_word=MAX_CHARS_PER_WORD,
-            continuing_subword_prefix=CONTINUATION,
-        )
-    )
-    backend.normalizer = bert_normalizer(lowercase)
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.decoder = decoders.WordPiece(prefix=CONTINUATION, cleanup=True)
-    backend.add_special_tokens([token for token in SPECIAL_TOKENS if token in vocab])
-    if CLS in vocab and SEP in vocab:
-        # Not used here; whoever loads the exported file with add_special_tokens expects it.
-        backend.post_processor = processors.BertProcessing((SEP, vocab[SEP]), (CLS, vocab[CLS]))
-    return Tokenizer(backend, origin)
+    return Tokenizer(LibraryModel(tokenizer_kinds.wordpiece(pieces, lowercase, origin), origin))
 
 
-def bert_normalizer(lowercase: bool) -> normalizers.Normalizer:
-    """BERT's text clean-up: control characters dropped, CJK characters spaced, case and accents folded."""
-    return normalizers.BertNormalizer(
-        clean_text=True, handle_chinese_chars=True, strip_accents=lowercase, lowercase=lowercase
-    )
+def bpe(pieces: Sequence[str], merges: tokenizer_kinds.Merges, lowercase: bool, origin: str) -> Tokenizer:
+    """BPE (Sennrich et al. 2016) over the words that BERT's tokenizer sees, each with "▁" in front.
+
+    Args:
+      pieces: in the order of ids, with BERT's special tokens, "▁", and every piece of the merges.
+      merges: pairs of pieces, in the order in which they are joined.
+      lowercase: lower-case and strip accents.
+      origin: where the pieces came from, for error messages.
+    """
+    return Tokenizer(LibraryModel(tokenizer_kinds.bpe(pieces, merges, lowercase), origin))
 
 
-def _find(path: epath.Path) -> epath.Path:
-    if not path.is_dir():
-        if not path.exists():
-            raise UserError(f"{path}: no such tokenizer; give a tokenizer.json or vocab.txt, or train one")
-        return path
-    for name in ("tokenizer.json", "vocab.txt"):
-        if (path / name).exists():
-            return path / name
-    raise UserError(f"{path}: holds neither tokenizer.json nor vocab.txt")
+def byte_bpe(
+    vocab: Mapping[str, int], merges: tokenizer_kinds.Merges, lowercase: bool, *, prefix_space: bool, origin: str
+) -> Tokenizer:
+    """Byte-level BPE as in GPT-2 (Radford et al. 2019) and RoBERTa: no text has unknown pieces.
+
+    Args:
+      vocab: ids of the pieces, with RoBERTa's special tokens.
+      merges: pairs of pieces, in the order in which they are joined.
+      lowercase: lower-case.
+      prefix_space: read every text as if a space stood before it, so that its first word is spelled like others;
+        GPT-2 does not.
+      origin: where the pieces came from, for error messages.
+
+    Raises:
+      UserError: a special token is missing.
+    """
+    library = tokenizer_kinds.byte_bpe(vocab, merges, lowercase, prefix_space=prefix_space)
+    return Tokenizer(LibraryModel(library, origin))
 
 
-def _read_vocab(text: str, path: epath.Path) -> list[str]:
-    # Not splitlines(): a piece may itself be a Unicode line separator.
-    pieces = [line.removesuffix("\r") for line in text.split("\n")]
-    while pieces and not pieces[-1]:
-        pieces.pop()
-    if not pieces or text.lstrip().startswith("{"):
-        raise UserError(f"{path}: not a vocabulary with one piece per line")
-    return pieces
+def sentencepiece(content: bytes, origin: str) -> Tokenizer:
+    """A SentencePiece model (Kudo and Richardson 2018), run by its own library.
 
+    Args:
+      content: of a .model file.
+      origin: where it came from, for error messages.
 
-def _lowercases(normalizer: dict | None) -> bool:
-    if normalizer is None:
-        return False
-    if normalizer["type"] == "Sequence":
-        return any(_lowercases(part) for part in normalizer["normalizers"])
-    return normalizer["type"] == "Lowercase" or bool(normalizer.get("lowercase"))
+    Raises:
+      UserError: a special token is missing, or the content is no such model.
+    """
+    return Tokenizer(tokenizer_files.from_sentencepiece(content, origin))

@@ -2,6 +2,9 @@
 
 import collections
 import multiprocessing
+import multiprocessing.connection
+import os
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -40,7 +43,8 @@ def ordered_map(
         initializer(*initargs)
         yield from map(function, tasks)
         return
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer, initargs)
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, context, _begin, (initializer, initargs))
     pending = collections.deque()
     try:
         for task in tasks:
@@ -58,3 +62,14 @@ def ordered_map(
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _begin(initializer: Callable[..., None], initargs: tuple) -> None:
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    initializer(*initargs)
+
+
+def _die_with_parent() -> None:
+    """Ends this worker when its parent is gone: killed, it could not tell us, and we would wait for ever."""
+    multiprocessing.connection.wait([multiprocessing.parent_process().sentinel])
+    os._exit(1)

@@ -1,8 +1,12 @@
 """Reads a corpus from end to end and compares it with what corpus.json says."""
 
+import dataclasses
+import json
 import os
+from collections.abc import Iterator, Mapping
 
 import numpy as np
+from array_record.python import array_record_module
 from etils import epath
 
 from bert_jax.data.corpus import (
@@ -11,72 +15,203 @@ from bert_jax.data.corpus import (
     SPLITS,
     TOKENIZER,
     Corpus,
-    Records,
+    Record,
     array_file,
+    parse_record,
     read_manifest,
+    token_dtype,
 )
 from bert_jax.errors import UserError
 from bert_jax.progress import progress
 from bert_jax.tokenizer import Tokenizer
-from data_prep.writer import file_facts
+from data_prep.checksums import file_facts
+
+_DATASET_INFO = "dataset_info.json"
+_ARRAYS = ("sentence_lengths", "document_offsets", "record_offsets", "token_counts")
+_BATCH_RECORDS = 256
+_BEYOND_ANY_DOCUMENT = 1 << 62
 
 
-def verify(directory: os.PathLike | str) -> int:
-    """Checks every file's SHA-256, every record, and that ids lie in the vocabulary.
+@dataclasses.dataclass(frozen=True)
+class Verified:
+    """What was read of a corpus in which all is well."""
 
-    Returns:
-      number of files checked.
+    files: int
+    """compared with their checksums"""
+    size: int
+    """of these files, bytes"""
+    records: int
+    """read and compared with the arrays"""
+    extra: tuple[str, ...]
+    """files and directories beside them that are not of the corpus"""
+
+    def __str__(self):
+        intact = (
+            f"intact; {self.files} files ({self.size / 1e6:,.1f} MB) and all {self.records:,} records agree"
+            f" with {MANIFEST}"
+        )
+        if not self.extra:
+            return intact
+        first, more = ", ".join(self.extra[:10]), len(self.extra) - 10
+        return f"{intact}\nnot of this corpus: {first}" + f" and {more} more" * (more > 0)
+
+
+def verify(directory: os.PathLike | str) -> Verified:
+    """Checks every file's SHA-256, every record, the arrays, the tokenizer, and that ids lie in the vocabulary.
 
     Raises:
       UserError: the first damage found, with the file it is in.
     """
     directory = epath.Path(directory)
     manifest = read_manifest(directory)
-    files = manifest["files"]
-    with progress("comparing checksums", sum(facts["bytes"] for facts in files.values()), "B") as bar:
+    files = _listed_files(directory, manifest)
+    size = sum(facts["bytes"] for facts in files.values())
+    with progress("comparing checksums", size, "B") as bar:
         for name, facts in files.items():
             path = directory / name
             if not path.exists():
                 raise UserError(f"{path}: missing; copy the corpus again or rebuild it")
-            if file_facts(path) != facts:
+            if file_facts(path, bar.update) != facts:
                 raise UserError(f"{path}: damaged, its SHA-256 is not the recorded one; copy or rebuild the corpus")
-            bar.update(facts["bytes"])
-    fingerprint = Tokenizer.load(directory / TOKENIZER).fingerprint
-    if fingerprint != manifest["tokenizer"]["fingerprint"]:
+    tokenizer = Tokenizer.load(directory / TOKENIZER)
+    if tokenizer.fingerprint != manifest["tokenizer"]["fingerprint"]:
         raise UserError(f"{directory / TOKENIZER}: not the tokenizer this corpus was built with; rebuild the corpus")
-    for split in SPLITS:
-        _verify_records(directory, manifest, split)
-    return len(files)
+    _verify_dataset_info(directory / _DATASET_INFO, manifest)
+    records = sum(_verify_split(directory, manifest, split, tokenizer.unk_id) for split in SPLITS)
+    extra = sorted({path.name for path in directory.iterdir()} - {*files, MANIFEST})
+    return Verified(len(files), size, records, tuple(extra))
 
 
-def _verify_records(directory: epath.Path, manifest: dict, split: str) -> None:
+def _listed_files(directory: epath.Path, manifest: Mapping) -> Mapping[str, Mapping]:
+    """Names and facts of all files of a corpus; corpus.json must not forget one."""
+    try:
+        files = manifest["files"]
+        needed = [TOKENIZER, _DATASET_INFO, "features.json"]
+        for split in SPLITS:
+            needed += [array_file(split, array) for array in _ARRAYS]
+            needed += [shard["file"] for shard in manifest["splits"][split]["shards"]]
+        complete = all({"sha256", "bytes"} == set(files[name]) for name in needed)
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{directory / MANIFEST}: damaged, it lacks {error}; rebuild the corpus") from error
+    if not complete:
+        raise UserError(f"{directory / MANIFEST}: damaged, checksums are missing; rebuild the corpus")
+    return files
+
+
+def _verify_dataset_info(path: epath.Path, manifest: Mapping) -> None:
+    """TFDS finds the same records in the same shards."""
+    told = {split["name"]: [int(n) for n in split["shardLengths"]] for split in json.loads(path.read_text())["splits"]}
+    if told != {split: [shard["records"] for shard in manifest["splits"][split]["shards"]] for split in SPLITS}:
+        raise UserError(f"{path}: holds other counts than {MANIFEST} says; rebuild the corpus")
+
+
+def _verify_split(directory: epath.Path, manifest: Mapping, split: str, unk_id: int) -> int:
+    """Reads every record of a split; returns how many."""
     corpus = Corpus.open(directory, split)
-    records = Records(directory, manifest, split)
-    document = part = -1
+    shards = manifest["splits"][split]["shards"]
     token_counts = np.zeros(corpus.vocab_size, np.int64)
-    with progress(f"reading {split}", len(records), "record") as bar:
-        for index in range(len(records)):
-            record = records[index]
-            first, end = corpus.record_offsets[index : index + 2]
-            continues = (record.document, record.part) == (document, part + 1)
-            starts = (record.document, record.part) == (document + 1, 0)
-            lengths = np.diff(record.sentence_ends, prepend=0)
-            sound = (
-                (continues or (starts and corpus.document_offsets[document + 1] == first))
-                and np.array_equal(lengths, corpus.sentence_lengths[first:end])
-                and 0 < len(record.tokens) == record.sentence_ends[-1]
-                and len(record.tokens) <= MAX_RECORD_TOKENS
-                and record.tokens.max() < corpus.vocab_size
-            )
-            if not sound:
-                raise UserError(
-                    f"{records.path(index)}: record {index} of {split} contradicts the arrays or the"
-                    " vocabulary; rebuild the corpus"
-                )
-            document, part = record.document, record.part
-            np.add.at(token_counts, record.tokens, 1)
-            bar.update()
-    if (document + 1, token_counts.sum()) != (corpus.num_documents, corpus.num_tokens):
+    reading = _Reading(corpus)
+    with progress(f"reading {split}", sum(shard["records"] for shard in shards), "record") as bar:
+        for shard in shards:
+            for records in _batches(directory / shard["file"], shard["records"], token_dtype(corpus.vocab_size)):
+                bad = reading.first_unsound(records)
+                if bad is not None:
+                    raise UserError(
+                        f"{directory / shard['file']}: record {reading.records + bad} of {split} contradicts the"
+                        " arrays or the vocabulary; rebuild the corpus"
+                    )
+                reading.advance(records, token_counts)
+                bar.update(len(records))
+    counts = manifest["splits"][split]
+    if (reading.document + 1, token_counts.sum()) != (counts["documents"], counts["tokens"]):
         raise UserError(f"{directory}: {split} holds other counts than {MANIFEST} says; rebuild the corpus")
     if not np.array_equal(token_counts, corpus.token_counts):
         raise UserError(f"{directory / array_file(split, 'token_counts')}: contradicts the records; rebuild the corpus")
+    unknown = int(token_counts[unk_id])
+    if unknown != counts["unknown_tokens"]:
+        raise UserError(
+            f"{directory / MANIFEST}: counts {counts['unknown_tokens']} unknown tokens in {split}, but the records"
+            f" hold {unknown}; rebuild the corpus"
+        )
+    return reading.records
+
+
+def _batches(path: epath.Path, count: int, dtype: np.dtype) -> Iterator[list[Record]]:
+    """The records of a shard in order, 256 at a time: at most some 12 MB."""
+    try:
+        reader = array_record_module.ArrayRecordReader(os.fspath(path), options="readahead_buffer_size:0")
+        if reader.num_records() != count:
+            raise UserError(
+                f"{path}: holds {reader.num_records()} records where {MANIFEST} says {count}; rebuild the corpus"
+            )
+        for start in range(0, count, _BATCH_RECORDS):
+            raw = reader.read(start, min(start + _BATCH_RECORDS, count))
+            yield [parse_record(one, dtype) for one in raw]
+        reader.close()
+    except (RuntimeError, ValueError, IndexError) as error:
+        # Checksums agree, so copying would not help: it was written like this.
+        raise UserError(f"{path}: damaged ({str(error).splitlines()[0][:120]}); rebuild the corpus") from error
+
+
+class _Reading:
+    """How far a split has been read, and whether what comes next fits."""
+
+    def __init__(self, corpus: Corpus):
+        self._corpus = corpus
+        self._part = self.document = -1
+        self._sentences = 0
+        self.records = 0
+
+    def first_unsound(self, records: list[Record]) -> int | None:
+        """The first of some records that does not go on where the last one ended, or None."""
+        for checks in (self._sizes, self._contents):
+            sound = checks(records)
+            if not sound.all():
+                return int(np.argmin(sound))
+        return None
+
+    def advance(self, records: list[Record], token_counts: np.ndarray) -> None:
+        """Goes past sound records and counts their ids."""
+        token_counts += np.bincount(np.concatenate([r.tokens for r in records]), minlength=len(token_counts))
+        self.document, self._part = records[-1].document, records[-1].part
+        self._sentences += sum(len(record.sentence_ends) for record in records)
+        self.records += len(records)
+
+    def _sizes(self, records: list[Record]) -> np.ndarray:
+        """bool [records]: it has tokens and sentences, and as many as record_offsets says."""
+        tokens = np.array([len(record.tokens) for record in records])
+        starts = self._starts(records)
+        expected = self._corpus.record_offsets[self.records : self.records + len(records) + 1]
+        return (tokens > 0) & (tokens <= MAX_RECORD_TOKENS) & (np.diff(starts) > 0) & (starts[1:] == expected[1:])
+
+    def _contents(self, records: list[Record]) -> np.ndarray:
+        """bool [records] of sound sizes: its lengths, place and ids are right."""
+        starts = self._starts(records)
+        first = starts[:-1] - starts[0]
+        ends = np.concatenate([record.sentence_ends for record in records]).astype(np.int64)
+        lengths = np.diff(ends, prepend=0)
+        lengths[first] = ends[first]
+        told = self._corpus.sentence_lengths[starts[0] : starts[-1]]
+        tokens = np.concatenate([record.tokens for record in records])
+        sizes = np.array([len(record.tokens) for record in records])
+        return (
+            np.logical_and.reduceat((lengths == told) & (lengths > 0), first)
+            & (np.add.reduceat(lengths, first) == sizes)
+            & (np.maximum.reduceat(tokens, np.cumsum(sizes) - sizes) < self._corpus.vocab_size)
+            & self._in_place(records, starts[:-1])
+        )
+
+    def _in_place(self, records: list[Record], starts: np.ndarray) -> np.ndarray:
+        """bool [records]: it continues a document, or begins the next one where document_offsets says."""
+        places = [(self.document, self._part), *((record.document, record.part) for record in records)]
+        document, part = np.minimum(np.array(places, object), _BEYOND_ANY_DOCUMENT).astype(np.int64).T
+        continues = (np.diff(document) == 0) & (np.diff(part) == 1)
+        begins = (np.diff(document) == 1) & (part[1:] == 0)
+        offsets = self._corpus.document_offsets
+        known = np.minimum(document[1:], self._corpus.num_documents)
+        return continues | begins & (starts == offsets[known])
+
+    def _starts(self, records: list[Record]) -> np.ndarray:
+        """int64 [records + 1]: the first sentence of each, and the end of the last."""
+        counts = [len(record.sentence_ends) for record in records]
+        return self._sentences + np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])

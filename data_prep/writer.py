@@ -1,39 +1,165 @@
-"""Writes a corpus: both splits at once, as a stream, in bounded memory. docs/corpus.md is the contract."""
+"""Makes a corpus of finished shards: length arrays, TFDS metadata and, last, corpus.json.
 
-import array
-import hashlib
+docs/corpus.md is the contract.
+"""
+
 import json
 import os
-import pathlib
-import tempfile
+import re
+import shutil
 from collections.abc import Iterator
 
 import numpy as np
 import tensorflow_datasets as tfds
-from array_record.python import array_record_module
 from etils import epath
 
 from bert_jax.data import corpus
 from bert_jax.errors import UserError
 from bert_jax.tokenizer import Tokenizer
+from data_prep import scratch
+from data_prep.checksums import file_facts
+from data_prep.records import cut_long_sentences
+from data_prep.shards import Piece, ShardWriter
 
-# One record per chunk, so that a record is read without its neighbours.
-_ARRAY_RECORD_OPTIONS = "group_size:1"
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_COUNTS = ("documents", "sentences", "tokens", "records", "unknown_tokens", "text_bytes")
+
+
+def finish_corpus(directory: epath.Path, marks: epath.Path, name: str, tokenizer: Tokenizer, report: dict) -> dict:
+    """Turns a directory whose shards are all written into a corpus.
+
+    Args:
+      directory: holds the shards.
+      marks: the directory with the arrays and facts of each shard, see `scratch.shard_name`.
+      name: of the corpus.
+      tokenizer: the one that made the ids.
+      report: what else corpus.json says; JSON values.
+
+    Returns:
+      the content of corpus.json.
+    """
+    splits, files, infos = {}, {}, []
+    for split in corpus.SPLITS:
+        shards = sorted(marks.glob(scratch.shard_name(split, 0).replace("00000", "*")))
+        facts = [scratch.read_facts(path) for path in shards]
+        splits[split] = {count: sum(shard[count] for shard in facts) for count in _COUNTS}
+        splits[split]["shards"] = [{"file": shard["file"], "records": shard["records"]} for shard in facts]
+        files |= {shard["file"]: {"sha256": shard["sha256"], "bytes": shard["bytes"]} for shard in facts}
+        files |= _write_arrays(directory, split, shards, splits[split], tokenizer.vocab_size)
+        infos.append(
+            tfds.core.SplitInfo(
+                name=split,
+                shard_lengths=[shard["records"] for shard in facts],
+                num_bytes=sum(shard["record_bytes"] for shard in facts),
+            )
+        )
+    tokenizer.save(directory / corpus.TOKENIZER)
+    _write_tfds_metadata(directory, name, tokenizer.vocab_size, infos)
+    for file in (corpus.TOKENIZER, "dataset_info.json", "features.json"):
+        files[file] = file_facts(directory / file)
+    manifest = {
+        "format_version": corpus.FORMAT_VERSION,
+        "name": name,
+        "tokenizer": {"file": corpus.TOKENIZER, "fingerprint": tokenizer.fingerprint},
+        "vocab_size": tokenizer.vocab_size,
+        "splits": splits,
+        **report,
+        "files": dict(sorted(files.items())),
+    }
+    partial = directory / (corpus.MANIFEST + ".partial")
+    partial.write_text(json.dumps(manifest, indent=1) + "\n")
+    partial.rename(directory / corpus.MANIFEST)
+    return manifest
+
+
+def _write_arrays(directory: epath.Path, split: str, shards: list[epath.Path], counts: dict, vocab_size: int) -> dict:
+    """Joins the shards' arrays, one shard at a time; facts of the files."""
+
+    def read(array: str) -> Iterator[np.ndarray]:
+        for path in shards:
+            yield scratch.read_arrays(path, (array,))[array]
+
+    def offsets(array: str) -> Iterator[np.ndarray]:
+        before = 0
+        yield np.zeros(1, "<i8")
+        for sizes in read(array):
+            ends = before + np.cumsum(sizes, dtype="<i8")
+            before = int(ends[-1])
+            yield ends
+
+    token_counts = np.zeros(vocab_size, "<i8")
+    for of_shard in read("token_counts"):
+        token_counts += of_shard
+    contents = {
+        "sentence_lengths": ("<u2", counts["sentences"], read("sentence_lengths")),
+        "document_offsets": ("<i8", counts["documents"] + 1, offsets("document_sentences")),
+        "record_offsets": ("<i8", counts["records"] + 1, offsets("record_sentences")),
+        "token_counts": ("<i8", vocab_size, iter([token_counts])),
+    }
+    files = {}
+    for array, (dtype, length, chunks) in contents.items():
+        path = directory / corpus.array_file(split, array)
+        with path.open("wb") as file:
+            header = {"descr": dtype, "fortran_order": False, "shape": (length,)}
+            np.lib.format.write_array_header_1_0(file, header)
+            for chunk in chunks:
+                file.write(chunk.astype(dtype).tobytes())
+        files[path.name] = file_facts(path)
+    return files
+
+
+def _write_tfds_metadata(directory: epath.Path, name: str, vocab_size: int, infos: list) -> None:
+    def raw(dtype):
+        return tfds.features.Tensor(shape=(None,), dtype=dtype, encoding="bytes")
+
+    features = tfds.features.FeaturesDict(
+        {
+            "document": np.int64,
+            "part": np.int32,
+            "tokens": raw(corpus.token_dtype(vocab_size).type),
+            "sentence_ends": raw(np.uint16),
+        }
+    )
+    template = tfds.core.ShardedFileTemplate(data_dir=directory, dataset_name=name, filetype_suffix="array_record")
+    tfds.folder_dataset.write_metadata(
+        data_dir=os.fspath(directory),
+        features=features,
+        split_infos=infos,
+        filename_template=template,
+        check_data=False,
+    )
+
+
+def claim_directory(directory: epath.Path) -> epath.Path:
+    """The scratch directory of a build to `directory`: new, or that of an earlier run that did not finish.
+
+    Raises:
+      UserError: the directory holds anything else.
+    """
+    if directory.exists():
+        if not directory.is_dir():
+            raise UserError(f"{directory}: is a file; choose another --out")
+        if (directory / corpus.MANIFEST).exists():
+            raise UserError(f"{directory}: already holds a corpus; choose another --out or remove it first")
+        if not (directory / corpus.INCOMPLETE).exists() and any(directory.iterdir()):
+            raise UserError(f"{directory}: is not empty and holds no corpus; choose another --out")
+    marks = directory / corpus.INCOMPLETE
+    marks.mkdir(parents=True, exist_ok=True)
+    return marks
 
 
 class CorpusWriter:
-    """Writes documents to `directory`; only `finish` makes it a corpus.
+    """Writes a corpus from documents that are tokens already; only `finish` makes it one.
 
-    Until then the directory holds the marker `corpus.incomplete`, and a new writer clears it. Length
-    arrays stay in memory (2 bytes a sentence, 8 bytes a document and a record); tokens do not.
-    Shards are written to a local temporary directory and copied, so that object stores work too.
+    In one process and in the order they come: for text there is `build`, which shares everything with
+    this but the loop.
     """
 
     def __init__(self, directory: os.PathLike | str, name: str, tokenizer: Tokenizer, max_shard_bytes: int = 256 << 20):
         """Makes the directory.
 
         Args:
-          directory: must not exist, be empty, or hold an unfinished corpus.
+          directory: must not exist, be empty, or hold an unfinished corpus, which is cleared.
           name: lower-case letters, digits and underscores, as TFDS wants a dataset's name.
           tokenizer: the one that makes the ids; it is stored in the corpus.
           max_shard_bytes: a shard is closed once its records, uncompressed, have this size.
@@ -41,24 +167,24 @@ class CorpusWriter:
         Raises:
           UserError: the directory holds something else.
         """
+        check_name(name)
         self._directory = epath.Path(directory)
         self._name = name
         self._tokenizer = tokenizer
-        claim_directory(self._directory)
-        self._scratch = tempfile.TemporaryDirectory(prefix="bert_jax-shard-")
-        features = _features(tokenizer.vocab_size)
-        self._splits = {
-            split: _SplitWriter(
-                self._directory, split, features, tokenizer, max_shard_bytes, pathlib.Path(self._scratch.name)
-            )
-            for split in corpus.SPLITS
-        }
+        self._max_shard_bytes = max_shard_bytes
+        self._marks = claim_directory(self._directory)
+        shutil.rmtree(self._directory)
+        self._marks.mkdir(parents=True)
+        self._writers: dict[str, ShardWriter] = {}
+        self._shards = dict.fromkeys(corpus.SPLITS, 0)
+        self._documents = dict.fromkeys(corpus.SPLITS, 0)
 
     def __enter__(self) -> "CorpusWriter":
         return self
 
     def __exit__(self, *_):
-        self._scratch.cleanup()
+        for writer in self._writers.values():
+            writer.__exit__()
 
     def add(self, split: str, tokens: np.ndarray, sentence_lengths: np.ndarray, text_bytes: int) -> None:
         """Adds one document.
@@ -77,225 +203,46 @@ class CorpusWriter:
             raise ValueError("sentence lengths must be positive and sum to the number of tokens, at least 1")
         if tokens.min() < 0 or tokens.max() >= self._tokenizer.vocab_size:
             raise ValueError(f"token ids must be in [0, {self._tokenizer.vocab_size})")
-        self._splits[split].add(tokens, sentence_lengths, text_bytes)
+        if split not in self._writers:
+            self._writers[split] = ShardWriter(self._tokenizer, self._documents[split])
+        writer = self._writers[split]
+        dtype = corpus.token_dtype(self._tokenizer.vocab_size)
+        writer.add([Piece(tokens.astype(dtype), cut_long_sentences(sentence_lengths), text_bytes)])
+        self._documents[split] += 1
+        if writer.record_bytes >= self._max_shard_bytes:
+            self._close(split)
 
-    def documents(self, split: str) -> int:
-        """Documents added to a split so far."""
-        return len(self._splits[split].document_offsets) - 1
+    def _close(self, split: str) -> None:
+        path = self._directory / f"{split}-{self._shards[split]:05d}.partial"
+        with self._writers.pop(split) as writer:
+            arrays, counts = writer.finish(path)
+        facts = counts | {"file": path.name} | file_facts(path)
+        scratch.write_arrays(self._marks / scratch.shard_name(split, self._shards[split]), arrays, facts)
+        self._shards[split] += 1
 
-    def finish(self, sources: list[dict], dropped: dict[str, int]) -> dict:
-        """Writes what is left and, last, corpus.json.
-
-        Args:
-          sources: where the text came from, JSON values without times.
-          dropped: what was left out, by reason.
-
-        Returns:
-          the content of corpus.json.
+    def finish(self, report: dict) -> dict:
+        """Writes what is left and, last, corpus.json; `report` is what else that says.
 
         Raises:
           ValueError: a split has no documents, which TFDS cannot say.
         """
         for split in corpus.SPLITS:
-            if not self.documents(split):
+            if not self._documents[split]:
                 raise ValueError(f"the {split} split has no documents")
-        split_facts, files, split_infos = {}, {}, []
-        for split, writer in self._splits.items():
-            facts, written = writer.finish(self._name)
-            split_facts[split] = facts
-            files |= written
-            split_infos.append(
-                tfds.core.SplitInfo(
-                    name=split,
-                    shard_lengths=[shard["records"] for shard in facts["shards"]],
-                    num_bytes=writer.record_bytes,
-                )
-            )
-        self._tokenizer.save(self._directory / corpus.TOKENIZER)
-        tfds.folder_dataset.write_metadata(
-            data_dir=os.fspath(self._directory),
-            features=_features(self._tokenizer.vocab_size),
-            split_infos=split_infos,
-            filename_template=tfds.core.ShardedFileTemplate(
-                data_dir=self._directory, dataset_name=self._name, filetype_suffix="array_record"
-            ),
-            check_data=False,
-        )
-        for name in (corpus.TOKENIZER, "dataset_info.json", "features.json"):
-            files[name] = file_facts(self._directory / name)
-        manifest = {
-            "format_version": corpus.FORMAT_VERSION,
-            "name": self._name,
-            "tokenizer": {"file": corpus.TOKENIZER, "fingerprint": self._tokenizer.fingerprint},
-            "vocab_size": self._tokenizer.vocab_size,
-            "splits": split_facts,
-            "dropped": dropped,
-            "sources": sources,
-            "files": dict(sorted(files.items())),
-        }
-        partial = self._directory / (corpus.MANIFEST + ".partial")
-        partial.write_text(json.dumps(manifest, indent=1) + "\n")
-        partial.rename(self._directory / corpus.MANIFEST)
-        (self._directory / corpus.INCOMPLETE).unlink()
+            if split in self._writers:
+                self._close(split)
+            for index in range(self._shards[split]):
+                mark = self._marks / scratch.shard_name(split, index)
+                facts = scratch.read_facts(mark)
+                final = corpus.shard_file(self._name, split, index, self._shards[split])
+                (self._directory / facts["file"]).rename(self._directory / final)
+                scratch.write_arrays(mark, scratch.read_arrays(mark), facts | {"file": final})
+        manifest = finish_corpus(self._directory, self._marks, self._name, self._tokenizer, report)
+        self._marks.rmtree()
         return manifest
 
 
-class _SplitWriter:
-    def __init__(
-        self,
-        directory: epath.Path,
-        split: str,
-        features: tfds.features.FeaturesDict,
-        tokenizer: Tokenizer,
-        max_shard_bytes: int,
-        scratch: pathlib.Path,
-    ):
-        self._directory = directory
-        self._split = split
-        self._features = features
-        self._serializer = tfds.core.example_serializer.ExampleSerializer(features.get_serialized_info())
-        self._dtype = corpus.token_dtype(tokenizer.vocab_size)
-        self._unk_id = tokenizer.unk_id
-        self._max_shard_bytes = max_shard_bytes
-        self._scratch_file = scratch / split
-        self._shard: array_record_module.ArrayRecordWriter | None = None
-        self._shards: list[dict] = []
-        self._tokens = self._unknown = self._text_bytes = 0
-        self.record_bytes = 0
-        # How often each id occurs: the unigram model that a pretrained one is measured against.
-        self._token_counts = np.zeros(tokenizer.vocab_size, np.int64)
-        self.lengths = array.array("H")
-        self.document_offsets = array.array("q", [0])
-        self.record_offsets = array.array("q", [0])
-
-    def add(self, tokens: np.ndarray, sentence_lengths: np.ndarray, text_bytes: int) -> None:
-        document = len(self.document_offsets) - 1
-        begin = 0
-        for part, lengths in enumerate(_parts(sentence_lengths)):
-            end = begin + int(lengths.sum())
-            self._write(document, part, tokens[begin:end], lengths)
-            begin = end
-        self.document_offsets.append(len(self.lengths))
-        self._tokens += len(tokens)
-        np.add.at(self._token_counts, tokens, 1)
-        self._unknown += int(np.count_nonzero(tokens == self._unk_id))
-        self._text_bytes += text_bytes
-
-    def _write(self, document: int, part: int, tokens: np.ndarray, lengths: np.ndarray) -> None:
-        example = self._features.encode_example(
-            {
-                "document": document,
-                "part": part,
-                "tokens": tokens.astype(self._dtype),
-                "sentence_ends": np.cumsum(lengths).astype("<u2"),
-            }
-        )
-        # The order of a protobuf map is otherwise free to change from run to run.
-        raw = self._serializer.get_tf_example(example).SerializeToString(deterministic=True)
-        if self._shard is None:
-            self._shard = array_record_module.ArrayRecordWriter(os.fspath(self._scratch_file), _ARRAY_RECORD_OPTIONS)
-            self._shards.append({"file": f"{self._split}-{len(self._shards):05d}.partial", "records": 0, "bytes": 0})
-        self._shard.write(raw)
-        self._shards[-1]["records"] += 1
-        self._shards[-1]["bytes"] += len(raw)
-        self.lengths.extend(lengths.tolist())
-        self.record_offsets.append(len(self.lengths))
-        if self._shards[-1]["bytes"] >= self._max_shard_bytes:
-            self._close_shard()
-
-    def _close_shard(self) -> None:
-        self._shard.close()
-        self._shard = None
-        self.record_bytes += self._shards[-1].pop("bytes")
-        epath.Path(self._scratch_file).copy(self._directory / self._shards[-1]["file"], overwrite=True)
-        self._scratch_file.unlink()
-
-    def finish(self, name: str) -> tuple[dict, dict[str, dict]]:
-        """Writes the arrays and names the shards; returns facts of the split and of its files."""
-        if self._shard is not None:
-            self._close_shard()
-        files = {}
-        for index, shard in enumerate(self._shards):
-            final = corpus.shard_file(name, self._split, index, len(self._shards))
-            (self._directory / shard["file"]).rename(self._directory / final)
-            shard["file"] = final
-            files[final] = file_facts(self._directory / final)
-        arrays = {
-            "sentence_lengths": np.frombuffer(self.lengths, np.uint16).astype("<u2"),
-            "document_offsets": np.frombuffer(self.document_offsets, np.int64).astype("<i8"),
-            "record_offsets": np.frombuffer(self.record_offsets, np.int64).astype("<i8"),
-            "token_counts": self._token_counts.astype("<i8"),
-        }
-        for array_name, values in arrays.items():
-            path = self._directory / corpus.array_file(self._split, array_name)
-            with path.open("wb") as file:
-                np.save(file, values)
-            files[path.name] = file_facts(path)
-        facts = {
-            "documents": len(self.document_offsets) - 1,
-            "sentences": len(self.lengths),
-            "tokens": self._tokens,
-            "records": len(self.record_offsets) - 1,
-            "unknown_tokens": self._unknown,
-            "text_bytes": self._text_bytes,
-            "shards": self._shards,
-        }
-        return facts, files
-
-
-def claim_directory(directory: epath.Path) -> None:
-    """Makes a directory ours: new, empty, or left by an unfinished build, which is cleared.
-
-    Raises:
-      UserError: it holds anything else.
-    """
-    if directory.exists():
-        if not directory.is_dir():
-            raise UserError(f"{directory}: is a file; choose another --out")
-        if (directory / corpus.MANIFEST).exists():
-            raise UserError(f"{directory}: already holds a corpus; choose another --out or remove it first")
-        if (directory / corpus.INCOMPLETE).exists():
-            directory.rmtree()
-        elif any(directory.iterdir()):
-            raise UserError(f"{directory}: is not empty and holds no corpus; choose another --out")
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / corpus.INCOMPLETE).write_text("bert-data build was here and has not finished\n")
-
-
-def file_facts(path: epath.Path) -> dict:
-    """SHA-256 and size of a file."""
-    digest, size = hashlib.sha256(), 0
-    with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            digest.update(block)
-            size += len(block)
-    return {"sha256": digest.hexdigest(), "bytes": size}
-
-
-def _parts(sentence_lengths: np.ndarray) -> Iterator[np.ndarray]:
-    """Cuts a document into records of at most MAX_RECORD_TOKENS, and longer sentences into several."""
-    limit = corpus.MAX_RECORD_TOKENS
-    part, size = [], 0
-    for length in sentence_lengths.tolist():
-        pieces = [limit] * (length // limit) + [length % limit] * (length % limit > 0)
-        for piece in pieces:
-            if size + piece > limit:
-                yield np.array(part)
-                part, size = [], 0
-            part.append(piece)
-            size += piece
-    yield np.array(part)
-
-
-def _features(vocab_size: int) -> tfds.features.FeaturesDict:
-    def raw(dtype):
-        return tfds.features.Tensor(shape=(None,), dtype=dtype, encoding="bytes")
-
-    return tfds.features.FeaturesDict(
-        {
-            "document": np.int64,
-            "part": np.int32,
-            "tokens": raw(corpus.token_dtype(vocab_size).type),
-            "sentence_ends": raw(np.uint16),
-        }
-    )
+def check_name(name: str) -> None:
+    """Raises UserError unless TFDS takes this as a dataset's name."""
+    if not _NAME.fullmatch(name):
+        raise UserError(f"--name {name!r}: must be lower-case letters, digits and _, a letter first")

@@ -2,7 +2,7 @@
 # Set up the environment, then check style, imports and behaviour.
 #
 #   bash scripts/test.sh             the quick set: at most 15 minutes on 2 cores, without torch
-#   bash scripts/test.sh --all       everything, live parity with torch + transformers included: at most 45 minutes
+#   bash scripts/test.sh --all       everything: live parity with torch + transformers, Apache Beam: at most 45 minutes
 #   bash scripts/test.sh -k masking  further arguments go to pytest
 set -euo pipefail
 
@@ -11,7 +11,7 @@ cd "$root"
 venv=${BERT_JAX_VENV:-$root/.venv}
 [[ $venv == /* ]] || venv=$root/$venv
 
-extras=(test plot)
+extras=(test plot formats)
 all=false
 arguments=(--durations=10)
 for argument in "$@"; do
@@ -21,7 +21,7 @@ for argument in "$@"; do
         arguments+=("$argument")
     fi
 done
-if $all; then extras+=(parity); else arguments=(-m "not slow" "${arguments[@]}"); fi
+if $all; then extras+=(parity beam); else arguments=(-m "not slow" "${arguments[@]}"); fi
 
 bash scripts/setup_env.sh "${extras[@]}"
 

@@ -54,7 +54,7 @@ def place(tmp_path_factory, tiny_corpus, other_corpus, tiny_run, tiny_export, ti
     with CorpusWriter(directory / "short", "short", tokenizer) as writer:
         for split in ("train", "train", "train", "validation"):
             writer.add(split, np.arange(5, 15), np.array([5, 5]), text_bytes=9)
-        writer.finish([{"spec": "test"}], {"empty_documents": 0, "duplicate_documents": 0})
+        writer.finish({"sources": [{"spec": "test"}]})
     shutil.copytree(tiny_run, directory / "damaged")
     for state in (directory / "damaged" / "checkpoints").glob("*/run.json"):
         state.write_text(state.read_text() + " ")

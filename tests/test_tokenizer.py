@@ -1,18 +1,78 @@
-"""Goldens are google-research/bert's own ids by name: the stand-in vocabulary holds the pieces they need."""
+"""Goldens are the published ids of google-research/bert and GPT-2; a stand-in vocabulary holds the pieces they need.
 
+Set BERT_JAX_SHARED_DATA to the folder that holds vocab/ and udhr/ to meet the real vocabularies.
+"""
+
+import concurrent.futures
+import io
+import json
+import os
 import pickle
+import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
+import sentencepiece as sentencepiece_library
+import tokenizers
+from sentencepiece import sentencepiece_model_pb2
+from tokenizers import models, normalizers, pre_tokenizers
 
 from bert_jax.errors import UserError
-from bert_jax.tokenizer import Tokenizer, wordpiece
+from bert_jax.tokenizer import Tokenizer, bpe, byte_bpe, sentencepiece, wordpiece
+from bert_jax.tokenizer_kinds import byte_alphabet
+
+SHARED = os.environ.get("BERT_JAX_SHARED_DATA")
+needs_shared_data = pytest.mark.skipif(not SHARED, reason="BERT_JAX_SHARED_DATA is not set")
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 UNCASED = "hello world ! , how are you ? ¿ res ##pu ##bl ##ica superior ##em av ##di ##ja vr ##sa ##jevic in"
 UNCASED += " [ ] un ##k mask [unused0] 力"
 CASED = "Hello World ! , how are you ? H ##é ##ll ##ó ¿ Re ##sp ##ub ##lica superior ##em A ##v ##di ##ja V ##r"
 CASED += " ##ša ##je ##vić î ##n [ ] UN ##K"
+
+TEXTS = [
+    "Hello World!, how are you?",
+    "Hélló  WoŕlḊ¿",
+    "Respublica superiorem",
+    "Avdija Vršajević în",
+]
+UNCASED_IDS = [
+    [7592, 2088, 999, 1010, 2129, 2024, 2017, 1029],
+    [7592, 2088, 1094],
+    [24501, 14289, 16558, 5555, 6020, 6633],
+    [20704, 4305, 3900, 27830, 3736, 26782, 1999],
+    [7592, 999, 2129, 2024, 2017, 1029, 1031, 4895, 2243, 1033],
+]
+UNCASED_TEXTS = [*TEXTS, " \tHeLLo!how  \n Are yoU? [UNK]"]
+CASED_IDS = [
+    [8667, 1291, 106, 117, 1293, 1132, 1128, 136],
+    [145, 2744, 2339, 7774, 100, 225],
+    [11336, 20080, 10354, 9538, 7298, 5521],
+    [138, 1964, 3309, 3174, 159, 1197, 23834, 5561, 10225, 260, 1179],
+]
+GPT2_TEXTS = [*TEXTS, "multi      space"]
+GPT2_IDS = [
+    [15496, 2159, 28265, 703, 389, 345, 30],
+    [39, 2634, 297, 10205, 220, 22173, 129, 243, 75, 41585, 232, 126, 123],
+    [4965, 11377, 64, 2208, 72, 29625],
+    [7355, 67, 34655, 569, 81, 32790, 1228, 1990, 72, 38325, 6184, 106, 77],
+    [41684, 220, 220, 220, 220, 220, 2272],
+]
+GPT2_PIECES = [
+    "Hello ĠWorld !, Ġhow Ġare Ġyou ?",
+    "H Ã© ll Ã³ Ġ ĠWo Å ķ l á¸ Ĭ Â ¿",
+    "Res public a Ġsuper i orem",
+    "Av d ija ĠV r Å¡ aj ev i Äĩ ĠÃ ® n",
+    "multi Ġ Ġ Ġ Ġ Ġ Ġspace",
+]
+# Those of GPT-2's 50,000 merges that the texts above go through, in their order.
+_JOINS = (
+    "Ġ a;r e;e r;Ġ s;o r;e s;o u;Ġ h;i c;l l;o w;a c;Ġ y;l d;Ġy ou;Ġ W;u l;o re;Ġa re;Ġs u;p er;u b;ac e;Ġ V;ul t;Ġs p;"
+    "l ic;e ll;Ġh ow;ub lic;a j;or ld;e v;ĠW orld;Ġsu per;Ġsp ace;Ã ©;i j;R es;Ġ Ã;A v;Ã ³;ell o;p ublic;H ello;m ult;"
+    "ĠW o;! ,;ore m;Å ¡;ij a;Ä ĩ;á ¸;mult i"
+)
+GPT2_MERGES = _JOINS.split(";")
 
 
 @pytest.fixture
@@ -108,8 +168,6 @@ def test_files_round_trip_and_fingerprint(uncased, cased, tmp_path):
 
 
 def test_fingerprint_ignores_what_does_not_decide_ids(uncased, tmp_path):
-    import json
-
     description = json.loads(uncased.to_json())
     description["post_processor"] = None
     description["truncation"] = {
@@ -132,11 +190,8 @@ def test_case_is_decided_by_letters_that_have_two_cases():
 
 
 def test_a_vocabulary_that_is_not_wordpiece_loads(tmp_path):
-    from tokenizers import Tokenizer as Backend
-    from tokenizers import models, pre_tokenizers
-
     vocab = {piece: i for i, piece in enumerate(["<pad>", "<s>", "</s>", "<unk>", "<mask>", "Ġ", "l", "o", "lo"])}
-    backend = Backend(models.BPE(vocab, [("l", "o")]))
+    backend = tokenizers.Tokenizer(models.BPE(vocab, [("l", "o")]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     backend.save(str(tmp_path / "tokenizer.json"))
     tokenizer = Tokenizer.load(tmp_path)
@@ -150,7 +205,7 @@ def test_a_vocabulary_that_is_not_wordpiece_loads(tmp_path):
 def test_user_errors(tmp_path, uncased):
     with pytest.raises(UserError, match="no such tokenizer"):
         Tokenizer.load(tmp_path / "absent.json")
-    with pytest.raises(UserError, match="neither"):
+    with pytest.raises(UserError, match="holds no tokenizer"):
         Tokenizer.load(tmp_path)
     cases = {
         "broken.json": (b"{", "not a tokenizer.json"),
@@ -166,3 +221,349 @@ def test_user_errors(tmp_path, uncased):
     uncased.save(tmp_path / "tokenizer.json")
     with pytest.raises(UserError, match="lowercase=True itself"):
         Tokenizer.load(tmp_path, lowercase=False)
+
+
+def assert_golden(tokenizer, texts, golden, spelled):
+    """Ids of a stand-in, translated through the pieces to the ids that the real vocabulary gives them."""
+    found = tokenizer.encode_batch(texts)
+    assert [" ".join(tokenizer.id_to_token(i) for i in ids) for ids in found] == spelled
+    real = {}
+    for ids, expected in zip(found, golden, strict=True):
+        assert len(ids) == len(expected)
+        real.update(zip(ids, expected, strict=True))
+        assert [real[i] for i in ids] == expected
+    assert len(set(real.values())) == len(real)
+
+
+def test_published_ids_with_stand_ins(uncased, cased, gpt2_files):
+    spelled = [
+        "hello world ! , how are you ?",
+        "hello world ¿",
+        "res ##pu ##bl ##ica superior ##em",
+        "av ##di ##ja vr ##sa ##jevic in",
+        "hello ! how are you ? [ un ##k ]",
+    ]
+    assert_golden(uncased, UNCASED_TEXTS, UNCASED_IDS, spelled)
+    spelled = [
+        "Hello World ! , how are you ?",
+        "H ##é ##ll ##ó [UNK] ¿",
+        "Re ##sp ##ub ##lica superior ##em",
+        "A ##v ##di ##ja V ##r ##ša ##je ##vić î ##n",
+    ]
+    assert_golden(cased, TEXTS, CASED_IDS, spelled)
+    gpt2 = Tokenizer.load(gpt2_files, add_special_tokens=True)
+    assert_golden(gpt2, GPT2_TEXTS, GPT2_IDS, GPT2_PIECES)
+
+
+@needs_shared_data
+def test_published_ids_with_the_real_vocabularies():
+    vocab = Path(SHARED) / "vocab"
+    assert Tokenizer.load(vocab / "bert_base_uncased_vocab.txt").encode_batch(UNCASED_TEXTS) == UNCASED_IDS
+    assert Tokenizer.load(vocab / "bert_base_cased_vocab.txt").encode_batch(TEXTS) == CASED_IDS
+    gpt2 = Tokenizer.load(vocab / "gpt2_vocab.bpe", add_special_tokens=True)
+    assert gpt2.encode_batch(GPT2_TEXTS) == GPT2_IDS
+    assert gpt2.special_ids == tuple(range(50257, 50262))
+
+
+@pytest.fixture
+def gpt2_files(tmp_path):
+    """A merges file and the vocabulary beside it, as Hugging Face names them."""
+    pieces = [*byte_alphabet(), *(merge.replace(" ", "") for merge in GPT2_MERGES), "<|endoftext|>"]
+    merges = tmp_path / "gpt2-merges.txt"
+    merges.write_text("#version: 0.2\n" + "\n".join(GPT2_MERGES) + "\n")
+    (tmp_path / "gpt2-vocab.json").write_text(json.dumps({piece: i for i, piece in enumerate(pieces)}))
+    return merges
+
+
+def test_a_vocabulary_without_special_tokens_is_one_error_that_names_the_way_round(gpt2_files, tmp_path):
+    with pytest.raises(UserError, match=r"no <pad>, <unk>, <s>, </s>, <mask> token; .*--from .*--add-special-tokens"):
+        Tokenizer.load(gpt2_files)
+    tokenizer = Tokenizer.load(gpt2_files, add_special_tokens=True)
+    size = 256 + len(GPT2_MERGES) + 1
+    assert (tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id) == (size, size + 1, size + 2)
+    assert (tokenizer.sep_id, tokenizer.mask_id, tokenizer.vocab_size) == (size + 3, size + 4, size + 5)
+    text = "<mask> how <|endoftext|>"
+    assert set(tokenizer.encode(text)).isdisjoint([size - 1, *tokenizer.special_ids])
+    assert pieces(tokenizer, "Hello <mask> space", specials=True) == "Hello <mask> Ġspace"
+    tokenizer.save(tmp_path / "tokenizer.json")
+    assert Tokenizer.load(tmp_path).fingerprint == tokenizer.fingerprint
+    continues = tokenizer.continues_word
+    assert not continues[[size - 1, *tokenizer.special_ids, tokenizer.token_to_id("ĠWorld")]].any()
+    assert continues[[tokenizer.token_to_id("!,"), tokenizer.token_to_id("Hello")]].all()
+
+
+def test_missing_special_tokens_are_named_as_the_others(tmp_path):
+    (tmp_path / "vocab.txt").write_text("a\n##b\n[MASK]\n")
+    tokenizer = Tokenizer.load(tmp_path, add_special_tokens=True)
+    assert [tokenizer.id_to_token(i) for i in range(7)] == ["a", "##b", "[MASK]", "[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    assert tokenizer.encode("ab c") == [0, 1, tokenizer.unk_id]
+    complete = Tokenizer.load(tmp_path, add_special_tokens=True)
+    assert complete.fingerprint == tokenizer.fingerprint
+
+
+def test_openai_names_and_broken_merges(gpt2_files, tmp_path):
+    openai = tmp_path / "openai"
+    openai.mkdir()
+    gpt2_files.rename(openai / "vocab.bpe")
+    with pytest.raises(UserError, match=r"need their vocabulary beside them, as encoder\.json"):
+        Tokenizer.load(openai)
+    vocabulary = (tmp_path / "gpt2-vocab.json").rename(openai / "encoder.json")
+    assert Tokenizer.load(openai, add_special_tokens=True).encode(GPT2_TEXTS[0])
+    assert Tokenizer.load(openai, lowercase=True, add_special_tokens=True).lowercase
+    with pytest.raises(UserError, match="half a tokenizer"):
+        Tokenizer.load(vocabulary)
+    with (openai / "vocab.bpe").open("a") as file:
+        file.write("Hello ĠWorld\n")
+    with pytest.raises(UserError, match=rf"vocab\.bpe:{len(GPT2_MERGES) + 2}: not two pieces"):
+        Tokenizer.load(openai, add_special_tokens=True)
+    vocabulary.write_text('{"a": 0, "b": 1}')
+    with pytest.raises(UserError, match="not byte-level BPE"):
+        Tokenizer.load(openai)
+    vocabulary.write_text("[]")
+    with pytest.raises(UserError, match="not a vocabulary"):
+        Tokenizer.load(openai)
+    vocabulary.write_text("{,}")
+    with pytest.raises(UserError, match="not JSON, line 1"):
+        Tokenizer.load(openai)
+
+
+def library_model(model, pre_tokenizer):
+    library = tokenizers.Tokenizer(model)
+    library.pre_tokenizer = pre_tokenizer
+    return Tokenizer.from_json(library.to_str(), "test")
+
+
+ROBERTA = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+
+
+def test_special_pieces_that_a_model_finds_in_text_become_unknown():
+    """XLM-R's tokenizer.json holds <mask> as a piece of its Unigram model, with the best score of all."""
+    scores = [(piece, 0.0) for piece in ROBERTA] + [("▁", -2.0), ("▁a", -1.0), ("b", -1.0)]
+    tokenizer = library_model(models.Unigram(scores, unk_id=3), pre_tokenizers.Metaspace())
+    assert tokenizer._model.encode(["ab<mask>"]) == [[6, 7, 4]], "the library alone would let the mask through"
+    assert tokenizer.encode("ab<mask>") == [6, 7, tokenizer.unk_id]
+    assert tokenizer.encode_flat(["ab<mask>", "a"])[0].tolist() == [6, 7, tokenizer.unk_id, 6]
+    assert tokenizer.encode("ab<mask>", specials=True) == [6, 7, tokenizer.mask_id]
+
+
+def test_marks_are_read_by_kind():
+    """Ġ is a letter of Maltese where pieces are not bytes."""
+    vocab = {piece: i for i, piece in enumerate([*ROBERTA, "▁", "Ġ", "a", "Ġa", "▁a"])}
+    tokenizer = library_model(models.BPE(vocab, [("Ġ", "a"), ("▁", "a")]), pre_tokenizers.Metaspace())
+    assert tokenizer.continues_word.tolist() == [False] * 6 + [True] * 3 + [False]
+    unmarked = library_model(models.BPE({p: i for i, p in enumerate([*ROBERTA, "a"])}, []), pre_tokenizers.Whitespace())
+    with pytest.raises(UserError, match="does not say which pieces begin a word"):
+        unmarked.continues_word  # noqa: B018
+    prefixed = models.BPE({p: i for i, p in enumerate([*ROBERTA, "a", "@a"])}, [], continuing_subword_prefix="@")
+    continues = library_model(prefixed, pre_tokenizers.Whitespace()).continues_word
+    assert continues.tolist() == [False] * 6 + [True]
+
+
+def test_lowercase_is_found_in_sequences():
+    library = tokenizers.Tokenizer(models.BPE({p: i for i, p in enumerate(ROBERTA)}, []))
+    assert not Tokenizer.from_json(library.to_str(), "test").lowercase
+    library.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Sequence([normalizers.Lowercase()])])
+    assert Tokenizer.from_json(library.to_str(), "test").lowercase
+
+
+LINES = [
+    "the quick brown fox jumps over the lazy dog, and the dog is not amused.",
+    "Foxes jumped; dogs slept. Nobody was amusing, nobody was quicker than the quickest fox!",
+    "über straßen und äcker: naïve café, 1984 (x_1 + y_2) = z. ﬁne ①",
+] * 3
+
+
+def train(lines, model_type="unigram", **options):
+    """The library's own training, with our special tokens where nothing else is asked for."""
+    ours = {"pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3, "pad_piece": "[PAD]", "unk_piece": "[UNK]"}
+    ours |= {"bos_piece": "[CLS]", "eos_piece": "[SEP]", "control_symbols": ["[MASK]"]}
+    model = io.BytesIO()
+    sentencepiece_library.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines),
+        model_writer=model,
+        model_type=model_type,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        **({"vocab_size": 90} | (options or ours)),
+    )
+    return model.getvalue()
+
+
+@pytest.fixture(scope="module", params=["unigram", "bpe"])
+def model(request):
+    return train(LINES, request.param)
+
+
+AWKWARD = [*LINES, "", "  two  spaces ", "[MASK] <mask> [CLS]", "ﬁnal ①", "e\u0301té", "力 x", "▁▁ a", "a\tb"]
+
+
+def test_sentencepiece_gives_the_ids_of_its_library(model, tmp_path):
+    (tmp_path / "spiece.model").write_bytes(model)
+    tokenizer = Tokenizer.load(tmp_path)
+    library = sentencepiece_library.SentencePieceProcessor(model_proto=model)
+    expected = library.encode(AWKWARD)
+    assert tokenizer.encode_batch(AWKWARD) == expected
+    assert [tokenizer.encode(text) for text in AWKWARD] == expected
+    assert tokenizer.special_ids == (0, 1, 2, 3, 4) and tokenizer.mask_id == 4
+    assert {i for ids in expected for i in ids}.isdisjoint([0, 2, 3, 4])
+    assert [tokenizer.id_to_token(i) for i in range(tokenizer.vocab_size)] == [
+        library.id_to_piece(i) for i in range(library.vocab_size())
+    ]
+
+
+def test_sentencepiece_in_every_form_is_the_same(model, tmp_path):
+    tokenizer = sentencepiece(model, "test")
+    (tmp_path / "a.model").write_bytes(model)
+    tokenizer.save(tmp_path / "tokenizer.json")
+    copies = [Tokenizer.load(tmp_path / "a.model"), Tokenizer.load(tmp_path), pickle.loads(pickle.dumps(tokenizer))]
+    for copy in copies:
+        assert copy.fingerprint == tokenizer.fingerprint
+        assert copy.encode_batch(AWKWARD) == tokenizer.encode_batch(AWKWARD)
+        assert copy.to_json() == tokenizer.to_json()
+    assert sentencepiece(train(LINES, "unigram", vocab_size=80, pad_id=0, unk_id=1, bos_id=2, eos_id=3,
+                               control_symbols=["<mask>"]), "other").fingerprint != tokenizer.fingerprint  # fmt: skip
+    with pytest.raises(UserError, match=r"only a WordPiece .* this one is SentencePiece"):
+        tokenizer.save_vocab(tmp_path / "vocab.txt")
+
+
+def test_sentencepiece_special_tokens_and_words(model):
+    tokenizer = sentencepiece(model, "test")
+    the = tokenizer.encode("the dog")
+    ids = tokenizer.encode("the [MASK] dog[SEP]the", specials=True)
+    first = tokenizer.encode("the")
+    assert ids == [*first, tokenizer.mask_id, *the[len(first) :], tokenizer.sep_id, *first]
+    assert tokenizer.decode(ids) == "the [MASK] dog [SEP] the"
+    assert tokenizer.decode(tokenizer.encode("the quick fox")) == "the quick fox"
+    continues = tokenizer.continues_word
+    spelled = [tokenizer.id_to_token(i) for i in range(tokenizer.vocab_size)]
+    assert continues.tolist() == [False] * 5 + [not piece.startswith("▁") for piece in spelled[5:]]
+    assert 0 < continues.sum() < len(spelled) - 5
+    assert not tokenizer.lowercase
+    with pytest.raises(IndexError):
+        tokenizer.id_to_token(tokenizer.vocab_size)
+
+
+def test_sentencepiece_vocabularies_of_others():
+    bare = train(LINES, vocab_size=90, normalization_rule_name="nmt_nfkc_cf")
+    with pytest.raises(UserError, match="no <pad>, <mask> token"):
+        sentencepiece(bare, "bare.model")
+    plain = train(LINES, pad_id=3, user_defined_symbols=["<mask>"])
+    library = sentencepiece_library.SentencePieceProcessor(model_proto=plain)
+    assert library.piece_to_id("<mask>") in library.encode("a <mask> b"), "this model takes the mask from the text"
+    tokenizer = sentencepiece(plain, "plain.model")
+    ids = tokenizer.encode("a <mask> b")
+    assert tokenizer.mask_id not in ids and tokenizer.unk_id in ids
+    assert not tokenizer.continues_word[list(tokenizer.special_ids)].any()
+    suffixed = train(LINES, pad_id=3, control_symbols=["<mask>"], treat_whitespace_as_suffix=True)
+    with pytest.raises(UserError, match="marks words at their end"):
+        sentencepiece(suffixed, "suffixed.model")
+
+
+def test_special_tokens_are_appended_to_sentencepiece(tmp_path):
+    bare = train(LINES, vocab_size=90, normalization_rule_name="nmt_nfkc_cf")
+    path = tmp_path / "bare.model"
+    path.write_bytes(bare)
+    tokenizer = Tokenizer.load(path, add_special_tokens=True)
+    library = sentencepiece_library.SentencePieceProcessor(model_proto=bare)
+    assert (tokenizer.pad_id, tokenizer.mask_id) == (library.vocab_size(), library.vocab_size() + 1)
+    assert tokenizer.encode_batch(AWKWARD) == library.encode(AWKWARD)
+    assert tokenizer.lowercase
+    with pytest.raises(UserError, match="sets lowercase=True itself"):
+        Tokenizer.load(path, lowercase=False, add_special_tokens=True)
+    (tmp_path / "second.model").write_bytes(bare)
+    with pytest.raises(UserError, match=r"holds 2 \.model files"):
+        Tokenizer.load(tmp_path)
+
+
+def test_damaged_sentencepiece_models(model, tmp_path):
+    path = tmp_path / "broken.model"
+    empty = sentencepiece_model_pb2.ModelProto().SerializeToString()
+    for content, message in [(model[:-3], "not a SentencePiece model"), (b"text", "not a"), (empty, "no pieces")]:
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=f"broken.model: .*{message}"):
+            Tokenizer.load(path)
+    proto = sentencepiece_model_pb2.ModelProto.FromString(model)
+    proto.pieces[1].type = sentencepiece_model_pb2.ModelProto.SentencePiece.NORMAL
+    with pytest.raises(UserError, match="broken: a SentencePiece model that its library refuses"):
+        sentencepiece(proto.SerializeToString(), "broken")
+    wrapped = json.loads(sentencepiece(model, "test").to_json())
+    for damage in ({"model": wrapped["model"][:-1]}, {"model": "é"}):
+        with pytest.raises(UserError, match="in it is damaged"):
+            Tokenizer.from_json(json.dumps(wrapped | damage), "wrapped")
+
+
+@needs_shared_data
+@pytest.mark.parametrize("model_type", ["unigram", "bpe"])
+def test_sentencepiece_ids_in_388_languages(model_type):
+    with zipfile.ZipFile(Path(SHARED) / "udhr" / "udhr2.zip") as archive:
+        texts = [archive.read(name).decode() for name in sorted(archive.namelist()) if not name.endswith("/")]
+    assert len(texts) == 388
+    lines = [line for text in texts for line in text.split("\n")]
+    model = train(lines[::4], model_type, vocab_size=6000, pad_id=3, control_symbols=["<mask>"])
+    expected = sentencepiece_library.SentencePieceProcessor(model_proto=model).encode(lines)
+    ids, lengths = Tokenizer.from_json(sentencepiece(model, "udhr").to_json(), "udhr").encode_flat(lines)
+    assert lengths.tolist() == [len(encoded) for encoded in expected]
+    assert ids.tolist() == [i for encoded in expected for i in encoded]
+
+
+def small_bpe():
+    merges = [("l", "o"), ("lo", "w"), ("▁", "low")]
+    return bpe([*SPECIALS, "▁", *"loweré!", "lo", "low", "▁low"], merges, True, "test")
+
+
+def small_byte_bpe():
+    names = [*ROBERTA, *byte_alphabet(), "lo", "low", "Ġlow"]
+    merges = [("l", "o"), ("lo", "w"), ("Ġ", "low")]
+    return byte_bpe({n: i for i, n in enumerate(names)}, merges, False, prefix_space=True, origin="test")
+
+
+def test_bpe_marks_the_words_that_bert_sees():
+    tokenizer = small_bpe()
+    assert pieces(tokenizer, "Low, lower! low") == "▁low ▁ [UNK] ▁low e r ▁ ! ▁low"
+    assert tokenizer.decode(tokenizer.encode("low lower")) == "low lower"
+    assert tokenizer.encode("[MASK]").count(tokenizer.mask_id) == 0
+    assert pieces(tokenizer, "low [MASK] low", specials=True) == "▁low [MASK] ▁low"
+    assert [tokenizer.id_to_token(i) for i in np.flatnonzero(~tokenizer.continues_word)] == [*SPECIALS, "▁", "▁low"]
+
+
+def test_byte_bpe_reads_a_space_before_every_text():
+    tokenizer = small_byte_bpe()
+    assert pieces(tokenizer, "low lower é") == "Ġlow Ġlow e r Ġ Ã ©"
+    assert tokenizer.decode(tokenizer.encode("low lower é")) == " low lower é"
+    assert pieces(tokenizer, "low <mask> low", specials=True) == "Ġlow <mask> Ġlow"
+    assert tokenizer.mask_id not in tokenizer.encode("low <mask>")
+    assert [tokenizer.id_to_token(i) for i in np.flatnonzero(~tokenizer.continues_word)] == [*ROBERTA, "Ġ", "Ġlow"]
+
+
+@pytest.fixture(params=["wordpiece", "bpe", "byte-bpe", "sentencepiece"])
+def any_kind(request, uncased):
+    if request.param == "sentencepiece":
+        return sentencepiece(train(LINES), "test")
+    return {"wordpiece": uncased, "bpe": small_bpe(), "byte-bpe": small_byte_bpe()}[request.param]
+
+
+def assert_flat_is_batch(tokenizer, sentences):
+    ids, lengths = tokenizer.encode_flat(sentences)
+    assert ids.dtype == np.uint32 and lengths.dtype == np.int64 and ids.ndim == lengths.ndim == 1
+    expected = tokenizer.encode_batch(sentences)
+    assert lengths.tolist() == [len(encoded) for encoded in expected]
+    assert ids.tolist() == [i for encoded in expected for i in encoded]
+
+
+def test_encode_flat_is_encode_batch(any_kind):
+    assert_flat_is_batch(any_kind, [*AWKWARD, *TEXTS, "x" * 101, "low [MASK]"])
+    assert_flat_is_batch(any_kind, [])
+    assert_flat_is_batch(any_kind, [""])
+    assert_flat_is_batch(any_kind, ["", "hello low", ""])
+
+
+def test_copies_and_threads_do_the_same(any_kind):
+    sentences = [*AWKWARD, *TEXTS, "[MASK] <mask>"] * 20
+    expected = any_kind.encode_batch(sentences)
+    any_kind.encode("a", specials=True)
+    copy = pickle.loads(pickle.dumps(any_kind))
+    assert copy.encode_batch(sentences) == expected
+    assert copy.fingerprint == any_kind.fingerprint
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for ids, _ in pool.map(copy.encode_flat, [sentences] * 8):
+            assert ids.tolist() == [i for encoded in expected for i in encoded]

@@ -237,7 +237,7 @@ def test_one_document_is_refused(tmp_path, tokenizer, two_phases):
     with CorpusWriter(tmp_path / "c", "one", tokenizer) as writer:
         for split in ("train", "validation"):
             writer.add(split, np.arange(10), np.array([5, 5]), text_bytes=9)
-        writer.finish([{"spec": "test"}], {"empty_documents": 0, "duplicate_documents": 0})
+        writer.finish({"sources": [{"spec": "test"}]})
     stream = Stream(Corpus.open(tmp_path / "c"), two_phases, tokenizer)
     with pytest.raises(UserError, match="need at least 2"):
         next(iter(stream.read(Cursor())))

@@ -33,7 +33,7 @@ def write(directory, documents, tokenizer=None, **options):
     with CorpusWriter(directory, "tiny", tokenizer or make_tokenizer(), **options) as writer:
         for split, sentences in documents:
             writer.add(split, np.concatenate(sentences), np.array([len(s) for s in sentences]), text_bytes=7)
-        return writer.finish([{"spec": "test"}], {"empty_documents": 0, "duplicate_documents": 0})
+        return writer.finish({"sources": [{"spec": "test"}]})
 
 
 def random_documents(seed, count, vocab_size=300, validation_every=10):
@@ -105,7 +105,7 @@ def test_long_documents_and_sentences_span_records(tmp_path):
     assert corpus.sentence_lengths.tolist() == [5, 8192, 8192, 20_001 - 2 * 8192, 8192, 3, 8189]
     source = tfds.builder_from_directory(tmp_path / "c").as_data_source("train")
     assert [(int(r["document"]), int(r["part"])) for r in source] == [(0, i) for i in range(6)]
-    assert verify(tmp_path / "c") == 13
+    assert verify(tmp_path / "c").files == 13
 
 
 def test_large_vocabulary_needs_uint32(tmp_path):
@@ -211,7 +211,7 @@ def test_writer_refuses_what_contradicts_itself(tmp_path):
             writer.add("train", np.array([300]), np.array([1]), 0)
         writer.add("train", np.array([299]), np.array([1]), 0)
         with pytest.raises(ValueError, match="validation split has no documents"):
-            writer.finish([], {})
+            writer.finish({})
 
 
 def damage_manifest(directory, change):

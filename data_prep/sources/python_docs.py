@@ -5,6 +5,7 @@ the source files with `ast`; nothing is imported or executed.
 """
 
 import ast
+import dataclasses
 import gc
 import hashlib
 import importlib.metadata
@@ -16,8 +17,8 @@ import sysconfig
 import warnings
 from collections.abc import Iterator
 
-from bert_jax.progress import progress
 from data_prep.parallel import ordered_map
+from data_prep.sources.base import BLOCK_BYTES, Block, Document, Input, Source
 
 MAX_BYTES = 24_000_000
 """Where the corpus is cut, in UTF-8 bytes; an environment with many packages would make it huge."""
@@ -38,6 +39,42 @@ _CODE_DIRECTIVE = re.compile(
 _RULER = re.compile(r"\s*[-=~^#*]{3,}\s*$")
 _MARKUP = re.compile(r"\s*(\.\. |:\w+:\s*$|[\W_]*$)")
 _ITEM = re.compile(r"\s*([-*+•]\s|\d+[.)]\s|\*{0,2}[\w.]+( ?\([^)]*\))? ?:\s|:\w+ [^:]*:|\[\d+\])")
+
+
+@dataclasses.dataclass(frozen=True)
+class PythonDocsSource(Source):
+    """`python-docs`: reading the modules is the cutting into blocks; each document depends on those before it."""
+
+    workers: int = 1
+    """processes that read modules; the result does not depend on it"""
+    block_bytes: int = BLOCK_BYTES
+
+    def inputs(self) -> list[Input]:
+        """All of it at once."""
+        return [Input((), MAX_BYTES)]
+
+    def blocks(self, part: Input, facts: list[dict]) -> Iterator[Block]:
+        """Names and texts of documents."""
+        gathered: list[tuple[str, str]] = []
+        size = reported = 0
+        for name, text in documents(self.workers):
+            length = len(text.encode())
+            if gathered and size + length > self.block_bytes:
+                yield Block(_origin(gathered[0][0]), tuple(gathered), size)
+                gathered, size, reported = [], 0, reported + size
+            gathered.append((name, text))
+            size += length
+        facts.extend(versions())
+        yield Block("python-docs", tuple(gathered), part.size - reported)
+
+    def documents(self, block: Block) -> Iterator[Document]:
+        """As they come."""
+        for name, text in block.payload:
+            yield Document(_origin(name), text)
+
+
+def _origin(name: str) -> str:
+    return f"python-docs {name}"
 
 
 def documents(workers: int = 1) -> Iterator[tuple[str, str]]:
@@ -61,10 +98,11 @@ def documents(workers: int = 1) -> Iterator[tuple[str, str]]:
         yield name, text
 
 
-def versions() -> dict:
-    """What the documentation belongs to: Python's version and those of the installed packages."""
+def versions() -> list[dict]:
+    """What the documentation belongs to: {"name", "version"} of Python and of the installed packages."""
     packages = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
-    return {"python": platform.python_version(), "packages": dict(sorted(packages.items()))}
+    found = [("python", platform.python_version()), *sorted(packages.items())]
+    return [{"name": name, "version": version} for name, version in found]
 
 
 def module_blocks(source: bytes) -> list[str]:
@@ -144,10 +182,8 @@ def _candidates(workers: int) -> Iterator[tuple[str, list[str]]]:
     yield from _topics(library / "pydoc_data" / "topics.py")
     modules = _modules(library)
     tasks = [modules[i : i + _FILES_PER_TASK] for i in range(0, len(modules), _FILES_PER_TASK)]
-    with progress("reading docstrings", len(modules), "module") as bar:
-        for batch in ordered_map(_read_modules, tasks, workers, lambda task: str(task[0][1]), gc.disable):
-            bar.update(len(batch))
-            yield from batch
+    for batch in ordered_map(_read_modules, tasks, workers, lambda task: str(task[0][1]), gc.disable):
+        yield from batch
 
 
 def _topics(path: pathlib.Path) -> Iterator[tuple[str, list[str]]]:

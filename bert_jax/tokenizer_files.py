@@ -1,0 +1,153 @@
+"""Vocabularies as other tools write them, read from disk."""
+
+import json
+from typing import Any
+
+import tokenizers
+from etils import epath
+from tokenizers import models
+
+from bert_jax import tokenizer_kinds as kinds
+from bert_jax.errors import UserError
+from bert_jax.tokenizer_models import LibraryModel, Model
+
+FORMS = "tokenizer.json, vocab.txt, merges.txt (with vocab.json beside it), or a SentencePiece .model"
+
+_NAMES = ("tokenizer.json", "vocab.txt", "merges.txt", "vocab.bpe")
+# A merges file ends like one of these, and the vocabulary beside it ends the other way.
+_VOCABULARY_OF = {"merges.txt": "vocab.json", "vocab.bpe": "encoder.json"}
+
+
+def read(path: epath.Path, lowercase: bool | None, add_special_tokens: bool) -> Model:
+    """Reads a vocabulary; what the arguments mean and what is raised is said at `Tokenizer.load`."""
+    path = _find(path)
+    origin = str(path)
+    if path.suffix == ".model":
+        model = from_sentencepiece(path.read_bytes(), origin, add_special_tokens)
+    else:
+        text = _text(path)
+        if path.name.endswith(tuple(_VOCABULARY_OF.values())):
+            raise UserError(f"{path}: half a tokenizer; name the merges file that goes with it")
+        if path.suffix == ".json":
+            model = from_json(text, origin, add_special_tokens)
+        elif _vocabulary_name(path):
+            return _read_merges(text, path, bool(lowercase), add_special_tokens)
+        else:
+            pieces = _read_vocab(text, path)
+            vocab = {piece: i for i, piece in enumerate(pieces)}
+            added = kinds.missing_roles(vocab, True) if add_special_tokens else []
+            return LibraryModel(kinds.wordpiece([*pieces, *added], lowercase, origin), origin)
+    if lowercase is not None and lowercase != model.lowercase:
+        raise UserError(f"{path}: it sets lowercase={model.lowercase} itself; do not ask for {lowercase}")
+    return model
+
+
+def from_json(text: str, origin: str, add_special_tokens: bool = False) -> Model:
+    """Makes a model of the text of a tokenizer.json, or of what `SentencePieceModel.to_json` wrote.
+
+    Raises:
+      UserError: it is neither, or a special token is missing.
+    """
+    # Only a file of ours says so at its beginning; parsing all of it twice would take long.
+    if '"bert_jax.' in text[:100]:
+        from bert_jax.tokenizer_sentencepiece import unwrap
+
+        return from_sentencepiece(unwrap(_parse_json(text, origin), origin), origin, add_special_tokens)
+    try:
+        library = tokenizers.Tokenizer.from_str(text)
+    except Exception as error:  # the library raises bare Exception for whatever it cannot parse
+        raise UserError(f"{origin}: not a tokenizer.json that can be read ({error})") from error
+    return _library(library, origin, add_special_tokens)
+
+
+def _library(library: tokenizers.Tokenizer, origin: str, add_special_tokens: bool) -> LibraryModel:
+    if add_special_tokens:
+        is_wordpiece = isinstance(library.model, models.WordPiece)
+        missing = kinds.missing_roles(library.get_vocab(with_added_tokens=True), is_wordpiece)
+        library.add_special_tokens(kinds.special_tokens(missing, is_wordpiece))
+    return LibraryModel(library, origin)
+
+
+def from_sentencepiece(content: bytes, origin: str, add_special_tokens: bool = False) -> Model:
+    """Makes a model of the content of a SentencePiece .model file; raises as `from_json`."""
+    # Imported here: most have no such model, and it takes longer than the rest of the tokenizer.
+    from bert_jax.tokenizer_sentencepiece import SentencePieceModel, with_special_tokens
+
+    return SentencePieceModel(with_special_tokens(content, origin) if add_special_tokens else content, origin)
+
+
+def _find(path: epath.Path) -> epath.Path:
+    if not path.exists():
+        raise UserError(f"{path}: no such tokenizer; give a {FORMS}, or train one")
+    if not path.is_dir():
+        return path
+    found = [path / name for name in _NAMES if (path / name).exists()]
+    found = found or sorted(path.glob("*.model"))
+    if not found:
+        raise UserError(f"{path}: holds no tokenizer; it should have a {FORMS}")
+    if found[0].suffix == ".model" and len(found) > 1:
+        raise UserError(f"{path}: holds {len(found)} .model files; name the one to use")
+    return found[0]
+
+
+def _text(path: epath.Path) -> str:
+    try:
+        return path.read_text()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 at byte {error.start}, so not a vocabulary") from error
+
+
+def _read_vocab(text: str, path: epath.Path) -> list[str]:
+    # Not splitlines(): a piece may itself be a Unicode line separator.
+    pieces = [line.removesuffix("\r") for line in text.split("\n")]
+    while pieces and not pieces[-1]:
+        pieces.pop()
+    if not pieces or text.lstrip().startswith("{"):
+        raise UserError(f"{path}: not a vocabulary with one piece per line")
+    return pieces
+
+
+def _vocabulary_name(path: epath.Path) -> str | None:
+    """What the vocabulary beside a merges file is called; None for a file that by its name holds no merges."""
+    for ending, vocabulary in _VOCABULARY_OF.items():
+        if path.name.endswith(ending):
+            return path.name.removesuffix(ending) + vocabulary
+    return None
+
+
+def _read_merges(text: str, path: epath.Path, lowercase: bool, add_special_tokens: bool) -> LibraryModel:
+    beside = path.parent / _vocabulary_name(path)
+    if not beside.exists():
+        raise UserError(f"{path}: these merges need their vocabulary beside them, as {beside.name}")
+    vocab = _parse_json(_text(beside), str(beside))
+    if not isinstance(vocab, dict) or not all(isinstance(i, int) for i in vocab.values()):
+        raise UserError(f"{beside}: not a vocabulary; it should be a JSON object of pieces and their ids")
+    missing = [byte for byte in kinds.byte_alphabet() if byte not in vocab]
+    if missing:
+        raise UserError(
+            f"{beside}: not byte-level BPE (it lacks the byte {missing[0]!r}), and merges do not say how their text is"
+            " cut into words; give a tokenizer.json"
+        )
+    merges = _merges(text, path, vocab)
+    library = kinds.byte_bpe(vocab, merges, lowercase, prefix_space=False)
+    return _library(library, str(path), add_special_tokens)
+
+
+def _merges(text: str, path: epath.Path, vocab: dict[str, int]) -> list[tuple[str, str]]:
+    merges = []
+    for number, line in enumerate(text.split("\n"), 1):
+        line = line.removesuffix("\r")
+        if not line or (number == 1 and line.startswith("#version")):
+            continue
+        pair = line.split(" ")
+        if len(pair) != 2 or not all(piece in vocab for piece in (*pair, "".join(pair))):
+            raise UserError(f"{path}:{number}: not two pieces of its vocabulary that make a third")
+        merges.append((pair[0], pair[1]))
+    return merges
+
+
+def _parse_json(text: str, origin: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{origin}: not JSON, line {error.lineno}: {error.msg}") from error

@@ -1,0 +1,330 @@
+"""BERT's tokenizer, compiled: the ids that the `tokenizers` library gives, in one pass over the text.
+
+What becomes of a character is asked of the library when that character is first met, and a sentence whose ids
+are not decided character by character goes to the library whole: the two cannot disagree about Unicode.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numba
+import numpy as np
+import tokenizers
+from tokenizers import models, normalizers, pre_tokenizers
+
+# What a character does to the text. An entry of the character table has the kind in bits 48 to 50.
+_UNSEEN = 0  # not asked yet
+_LETTER = 1  # goes on with a word; bits 0 to 15: its symbol
+_LETTERS = 2  # so do the two or three that it becomes; bits 0 to 47: their symbols, the first in the lowest bits
+_ALIEN = 3  # goes on with a word, but is in no piece, so that the word is unknown
+_BLANK = 4  # ends a word
+_SINGLE = 5  # ends a word and is one itself; bits 0 to 31: its id
+_DROPPED = 6  # leaves nothing
+_FOREIGN = 7  # none of these: its sentence is for the library
+_KIND = 48
+_MOVES = 1 << 51  # canonical reordering may exchange it with its neighbour, where both have this bit
+
+_MAX_SYMBOL = 0xFFFF
+_SEPARATOR = 0x110000  # what byte 0xff stands for; it is in no UTF-8, so no sentence holds it
+_ASCII = range(128)
+
+# Canonical combining classes 240, the highest there is, and 1, the lowest that moves (UAX #15; never reassigned).
+_CLASS_240, _CLASS_1 = "\u0345", "\u0334"
+
+
+class FastWordPiece:
+    """BERT's WordPiece encoder for one core, exact to the id.
+
+    Make one with `of`. It may be pickled, and shared by threads. Its character table takes 9 MB of address space; only
+    what the characters met so far lie in is real memory.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer):
+        """Takes what `of` has found to be of the right form."""
+        self._backend = backend
+        model, normalizer = backend.model, backend.normalizer
+        # By id, so that frequent pieces, which come first in most vocabularies, lie close together in memory.
+        vocab = dict(sorted(backend.get_vocab(with_added_tokens=False).items(), key=lambda item: item[1]))
+        prefix = model.continuing_subword_prefix
+        starts = {piece: i for piece, i in vocab.items() if piece}
+        rests = {piece[len(prefix) :]: i for piece, i in starts.items() if piece.startswith(prefix) and piece != prefix}
+        characters = "".join(starts) + "".join(rests)
+        self._symbols = {character: i for i, character in enumerate(sorted(set(characters)), 1)}
+        sizes = [len(piece) for pieces in (starts, rests) for piece in pieces]
+        begins = np.cumsum([0, *sizes])
+        symbols = np.array([self._symbols[character] for character in characters], np.uint16)
+        slots = np.zeros(2 << len(sizes).bit_length(), np.uint64)
+        _fill(slots, begins, symbols, len(starts))
+        ids = np.array([*starts.values(), *rests.values()], np.uint32)
+        self._pieces = slots, begins, symbols, ids, len(starts)
+        self._limits = max(sizes, default=0), model.max_input_chars_per_word, vocab[model.unk_token]
+        strips = normalizer.strip_accents
+        self._decomposes = normalizer.lowercase if strips is None else strips
+        self._table = np.zeros(_SEPARATOR + 1, np.int64)
+        self._table[_SEPARATOR] = _BLANK << _KIND
+        self._learn(_ASCII)
+
+    @classmethod
+    def of(cls, backend: tokenizers.Tokenizer) -> "FastWordPiece | None":
+        """The encoder with the ids of `backend`, or None where only the library knows them.
+
+        Known is BertNormalizer with any options, BertPreTokenizer and WordPiece, where no added token is looked for in
+        the text (`encode_special_tokens` is set and all added tokens are special) and nothing is cut or padded.
+        Do not change the backend afterwards.
+        """
+        known = (
+            isinstance(backend.normalizer, normalizers.BertNormalizer)
+            and isinstance(backend.pre_tokenizer, pre_tokenizers.BertPreTokenizer)
+            and isinstance(backend.model, models.WordPiece)
+            and backend.encode_special_tokens
+            and all(token.special for token in backend.get_added_tokens_decoder().values())
+            and backend.truncation is None
+            and backend.padding is None
+        )
+        if not known:
+            return None
+        vocab = backend.get_vocab(with_added_tokens=False)
+        if backend.model.unk_token not in vocab or len(set("".join(vocab))) > _MAX_SYMBOL:
+            return None
+        return cls(backend)
+
+    def __reduce__(self):
+        return _remake, (self._backend,)
+
+    def encode(self, sentences: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Ids of sentences, without [CLS] and [SEP]; "[MASK]" and the like are plain text.
+
+        Args:
+          sentences: of any length, line ends included.
+
+        Returns:
+          (uint32 [num_tokens], all ids in order; int64 [num_sentences], how many each sentence has, 0 if none).
+
+        Raises:
+          UnicodeEncodeError: a sentence holds half of a surrogate pair, which no UTF-8 can express.
+        """
+        parts = [sentence.encode() for sentence in sentences]
+        parts.append(b"")
+        text = np.frombuffer(b"\xff".join(parts), np.uint8)
+        # No character becomes more symbols, and so no text more tokens, than it has bytes.
+        ids, word = np.empty(len(text), np.uint32), np.empty(len(text), np.uint16)
+        lengths = np.empty(len(sentences), np.int64)
+        count = _encode(text, self._table, self._pieces, self._limits, word, ids, lengths)
+        if count < 0:
+            self._learn(_unseen(text, self._table))
+            count = _encode(text, self._table, self._pieces, self._limits, word, ids, lengths)
+        ids = ids[:count].copy()
+        foreign = np.flatnonzero(lengths < 0)
+        return self._with_foreign(sentences, foreign, ids, lengths) if len(foreign) else (ids, lengths)
+
+    def _with_foreign(
+        self, sentences: Sequence[str], foreign: np.ndarray, ids: np.ndarray, lengths: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        encodings = self._backend.encode_batch_fast([sentences[i] for i in foreign], add_special_tokens=False)
+        found = [np.array(encoding.ids, np.uint32) for encoding in encodings]
+        lengths[foreign] = 0
+        before, *after = np.split(ids, np.cumsum(lengths)[foreign])
+        lengths[foreign] = [len(part) for part in found]
+        parts = [part for pair in zip(found, after, strict=True) for part in pair]
+        return np.concatenate([before, *parts]), lengths
+
+    def _learn(self, codes: Iterable[int]) -> None:
+        for code in codes:
+            self._table[code] = self._entry(chr(code))
+
+    def _entry(self, character: str) -> int:
+        """What the library makes of one character, between two letters to see how it divides them."""
+        becomes = self._backend.normalizer.normalize_str(character)
+        words = [word for word, _ in self._backend.pre_tokenizer.pre_tokenize_str(f"a{becomes}a")]
+        moves = _MOVES if self._decomposes and any(map(_reorders, becomes)) else 0
+        if not becomes:
+            return _DROPPED << _KIND
+        if words == ["a", "a"]:
+            return _BLANK << _KIND
+        if words == [f"a{becomes}a"] and len(becomes) <= min(3, len(character.encode())):
+            symbols = [self._symbols.get(part) for part in becomes]
+            if None in symbols:
+                return _ALIEN << _KIND | moves
+            packed = sum(symbol << 16 * i for i, symbol in enumerate(symbols))
+            return (_LETTER if len(symbols) == 1 else _LETTERS) << _KIND | moves | packed
+        if len(words) == 3 and words[0] == words[2] == "a" and len(words[1]) == 1 and not moves:
+            [token] = self._backend.model.tokenize(words[1])
+            return _SINGLE << _KIND | token.id
+        return _FOREIGN << _KIND
+
+
+def _remake(backend: tokenizers.Tokenizer) -> FastWordPiece:
+    # The library forgets this one setting when it pickles.
+    backend.encode_special_tokens = True
+    return FastWordPiece(backend)
+
+
+def _reorders(character: str) -> bool:
+    """Whether its combining class is not 0, by the very tables that the library's normalizer has."""
+    pairs = _CLASS_240 + character, character + _CLASS_1
+    return any(normalizers.NFD().normalize_str(pair) != pair for pair in pairs)
+
+
+# Pieces lie one after another in `symbols`, piece p from begins[p] to begins[p + 1]: first those that begin a word,
+# then, from number `starts` on, those that continue one. An open hash table finds them: a slot is 0 or the upper half
+# of the hash and the piece's number plus 1. Every match is verified symbol by symbol.
+
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+_REST = np.uint64(0xA0761D6478BD642F)
+_UPPER, _LOWER = np.uint64(0xFFFFFFFF00000000), np.uint64(0x00000000FFFFFFFF)
+
+
+@numba.njit(cache=True, nogil=True)
+def _push(running, symbol):
+    return running * _FACTOR + np.uint64(symbol)
+
+
+@numba.njit(cache=True, nogil=True)
+def _hash(running, starts_word):
+    if not starts_word:
+        running ^= _REST
+    running *= np.uint64(0xD6E8FEB86659FD93)
+    return running ^ (running >> np.uint64(32))
+
+
+@numba.njit(cache=True, nogil=True)
+def _fill(slots, begins, symbols, starts):
+    mask = np.uint64(len(slots) - 1)
+    for piece in range(len(begins) - 1):
+        running = np.uint64(0)
+        for k in range(begins[piece], begins[piece + 1]):
+            running = _push(running, symbols[k])
+        key = _hash(running, piece < starts)
+        slot = key & mask
+        while slots[slot]:
+            slot = (slot + np.uint64(1)) & mask
+        slots[slot] = (key & _UPPER) | np.uint64(piece + 1)
+
+
+@numba.njit(cache=True, nogil=True)
+def _find(pieces, running, word, start, stop):
+    """The id of the piece word[start:stop], or -1."""
+    slots, begins, symbols, ids, starts = pieces
+    key = _hash(running, start == 0)
+    mask = np.uint64(len(slots) - 1)
+    slot = key & mask
+    while slots[slot]:
+        if (slots[slot] ^ key) & _UPPER == 0:
+            piece = np.int64(slots[slot] & _LOWER) - 1
+            begin = begins[piece]
+            if begins[piece + 1] - begin == stop - start and (piece < starts) == (start == 0):
+                same = 0
+                while same < stop - start and word[start + same] == symbols[begin + same]:
+                    same += 1
+                if same == stop - start:
+                    return np.int64(ids[piece])
+        slot = (slot + np.uint64(1)) & mask
+    return -1
+
+
+@numba.njit(cache=True, nogil=True)
+def _cut(word, size, pieces, longest, unknown, hashes, ids, count):
+    """Writes the ids of a word, the longest piece first (Devlin et al. 2019); returns how many ids there are now."""
+    first = count
+    start = 0
+    while start < size:
+        room = min(size - start, longest)
+        running = np.uint64(0)
+        for k in range(room):
+            running = _push(running, word[start + k])
+            hashes[k] = running
+        found = -1
+        while found < 0 and room > 0:
+            found = _find(pieces, hashes[room - 1], word, start, start + room)
+            room -= 1
+        if found < 0:
+            ids[first] = unknown
+            return first + 1
+        ids[count] = found
+        count += 1
+        start += room + 1
+    return count
+
+
+@numba.njit(cache=True, nogil=True)
+def _decode(text, i):
+    """The code point of the UTF-8 at byte i, and where the next one begins."""
+    byte = np.int64(text[i])
+    if byte < 0x80:
+        return byte, i + 1
+    if byte < 0xE0:
+        return (byte & 0x1F) << 6 | text[i + 1] & 0x3F, i + 2
+    if byte < 0xF0:
+        return (byte & 0x0F) << 12 | (text[i + 1] & 0x3F) << 6 | text[i + 2] & 0x3F, i + 3
+    if byte == 0xFF:
+        return _SEPARATOR, i + 1
+    return (byte & 7) << 18 | (text[i + 1] & 0x3F) << 12 | (text[i + 2] & 0x3F) << 6 | text[i + 3] & 0x3F, i + 4
+
+
+@numba.njit(cache=True, nogil=True)
+def _unseen(text, table):
+    """Code points of the text that have no entry yet."""
+    missing = np.zeros(len(table), np.bool_)
+    i = 0
+    while i < len(text):
+        code, i = _decode(text, i)
+        missing[code] = table[code] == 0
+    return np.flatnonzero(missing)
+
+
+@numba.njit(cache=True, nogil=True)
+def _encode(text, table, pieces, limits, word, ids, lengths):
+    """Fills `ids` and `lengths` (-1: for the library); returns the number of ids, or -1 at an unseen character."""
+    longest, max_size, unknown = limits
+    hashes = np.empty(longest, np.uint64)
+    count, first, sentence = 0, 0, 0
+    size, running, alien, foreign = 0, np.uint64(0), False, False
+    moved_count, moved_size = -1, -1
+    i = 0
+    while i < len(text):
+        code, i = _decode(text, i)
+        entry = table[code]
+        kind = entry >> _KIND
+        if kind == _LETTER:
+            word[size] = entry & _MAX_SYMBOL
+            running = _push(running, entry & _MAX_SYMBOL)
+            size += 1
+            continue
+        if kind == _UNSEEN:
+            return -1
+        if kind in (_BLANK, _SINGLE):
+            if size > 0:
+                found = -1 if alien or size > max_size else _find(pieces, running, word, 0, size)
+                if found < 0 and not alien and size <= max_size:
+                    count = _cut(word, size, pieces, longest, unknown, hashes, ids, count)
+                else:
+                    ids[count] = unknown if found < 0 else found
+                    count += 1
+                size, running, alien = 0, np.uint64(0), False
+            if kind == _SINGLE:
+                ids[count] = entry & 0xFFFFFFFF
+                count += 1
+            elif code == _SEPARATOR:
+                if foreign:
+                    count = first
+                lengths[sentence] = -1 if foreign else count - first
+                first, foreign, moved_count = count, False, -1
+                sentence += 1
+            continue
+        if entry & _MOVES:
+            # Where neither token nor symbol has been added since the last one that moves, the two may change places.
+            foreign |= moved_count == count and moved_size == size
+        if kind & 7 == _ALIEN:
+            alien = True
+            size += 1
+        elif kind & 7 == _FOREIGN:
+            foreign = True
+        elif kind & 7 != _DROPPED:
+            symbols = entry & 0xFFFFFFFFFFFF
+            while symbols:
+                word[size] = symbols & _MAX_SYMBOL
+                running = _push(running, symbols & _MAX_SYMBOL)
+                size += 1
+                symbols >>= 16
+        if entry & _MOVES:
+            moved_count, moved_size = count, size
+    return count

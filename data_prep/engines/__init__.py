@@ -1,0 +1,27 @@
+"""Who runs the phases of a build: processes of this machine (`local`), or a cluster (`beam`).
+
+An engine has two methods, both of which may find part of the work done by an earlier run:
+
+- `prepare(job, inputs)`: every input is cut to its end, and every block of it has its unit.
+- `assemble(assembler, plans)`: the shard of every plan is written.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from data_prep.assemble import Assembler
+from data_prep.prepare import Job
+from data_prep.sources.base import Input
+
+PlacedInput = tuple[int, int, Input]
+"""Index of the source, index in the source, the input"""
+
+
+class Engine(Protocol):
+    """Runs the tasks of a build."""
+
+    def prepare(self, job: Job, inputs: Sequence[PlacedInput]) -> None:
+        """Phase 1."""
+
+    def assemble(self, assembler: Assembler, plans: Sequence[str]) -> None:
+        """Phase 3."""

@@ -1,0 +1,105 @@
+"""Runs a build on an Apache Beam runner: Dataflow, Flink, Spark, Dask, or the direct runner.
+
+No text travels between workers. Each reads its share of the input itself, from where every worker can
+read, and writes units where every worker can write; a large input has several readers, each of which
+cuts all of it, which is cheap, and prepares every n-th block. So a task may run twice or be retried, and
+memory is a few blocks on any runner.
+"""
+
+import contextlib
+import dataclasses
+import uuid
+from collections.abc import Iterator, Sequence
+
+import apache_beam as beam
+from apache_beam.options.pipeline_options import PipelineOptions
+from etils import epath
+
+from bert_jax.errors import UserError
+from data_prep import disk
+from data_prep.assemble import Assembler
+from data_prep.engines import PlacedInput
+from data_prep.prepare import Job, Preparer, cut
+
+_BYTES_PER_READER = 256 << 20
+_MAX_READERS = 16
+_FAILURE = "failure-"
+# Beam has short names for its other runners.
+_LONG_NAMES = {"DaskRunner": "apache_beam.runners.dask.dask_runner.DaskRunner"}
+
+
+@dataclasses.dataclass(frozen=True)
+class BeamEngine:
+    """Runs the tasks as two pipelines, with the deciding between them in the launching process."""
+
+    runner: str | None
+    """Beam's name of the runner; None for its default, the direct runner"""
+    flags: Sequence[str] = ()
+    """pipeline options of Beam, as on its command line"""
+
+    def prepare(self, job: Job, inputs: Sequence[PlacedInput]) -> None:
+        """Phase 1."""
+        shares = [
+            (place, reader, readers)
+            for place in inputs
+            for readers in [min(_MAX_READERS, -(-place[2].size // _BYTES_PER_READER)) or 1]
+            for reader in range(readers)
+        ]
+        self._run(job.scratch, shares, _Prepare(job))
+
+    def assemble(self, assembler: Assembler, plans: Sequence[str]) -> None:
+        """Phase 3."""
+        self._run(assembler.scratch, plans, _Assemble(assembler))
+
+    def _run(self, scratch: str, tasks: Sequence, function: beam.DoFn) -> None:
+        if not tasks:
+            return
+        runner = [f"--runner={_LONG_NAMES.get(self.runner, self.runner)}"] if self.runner else []
+        flags = [*self.flags, *runner]
+        pipeline = beam.Pipeline(options=PipelineOptions(flags))
+        _ = pipeline | beam.Create(list(tasks)) | beam.Reshuffle() | beam.ParDo(function)
+        state = pipeline.run().wait_until_finish()
+        failures = sorted(epath.Path(scratch).glob(f"{_FAILURE}*"))
+        if failures:
+            message = failures[0].read_text()
+            for failure in failures:
+                failure.unlink()
+            raise UserError(message)
+        if state not in (None, "DONE"):
+            raise UserError(f"the Beam pipeline ended as {state}; its runner's log says why. Started again, it goes on")
+
+
+@contextlib.contextmanager
+def _failures_in(scratch: str) -> Iterator[None]:
+    """Hands the user's errors to the launching process: raised in a worker they would be retried and buried."""
+    try:
+        yield
+    except (UserError, OSError) as error:
+        message = error if isinstance(error, UserError) else disk.as_user_error(error)
+        if message is None:
+            raise
+        (epath.Path(scratch) / f"{_FAILURE}{uuid.uuid4().hex}").write_text(str(message))
+
+
+class _Prepare(beam.DoFn):
+    def __init__(self, job: Job):
+        self._job = job
+
+    def setup(self):
+        self._preparer = Preparer(self._job)
+
+    def process(self, share):
+        (source, index, part), reader, readers = share
+        with _failures_in(self._job.scratch):
+            for task in cut(self._job, source, index, part):
+                if task.index % readers == reader and not task.done:
+                    self._preparer(task)
+
+
+class _Assemble(beam.DoFn):
+    def __init__(self, assembler: Assembler):
+        self._assembler = assembler
+
+    def process(self, plan):
+        with _failures_in(self._assembler.scratch):
+            self._assembler(plan)

@@ -1,0 +1,89 @@
+"""Histograms of lengths: exact, and small whatever the corpus' size."""
+
+import dataclasses
+from collections.abc import Iterable
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Bin:
+    """Lengths from `first` to `last`, both included."""
+
+    first: int
+    last: int
+    count: int
+    """how many have such a length"""
+    tokens: int
+    """their tokens, all together"""
+
+    @property
+    def label(self) -> str:
+        """The range in figures."""
+        return f"{self.first:,}" if self.first == self.last else f"{self.first:,}–{self.last:,}"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Lengths:
+    """How often each length occurs.
+
+    Of T tokens at most sqrt(2 T) different lengths can be made, so this stays small: 63,000 for 2 billion.
+
+    Attributes:
+      values: the lengths that occur, positive, ascending, int64 [num_values].
+      counts: how often each does, int64 [num_values].
+    """
+
+    values: np.ndarray
+    counts: np.ndarray
+
+    @classmethod
+    def of(cls, lengths: np.ndarray) -> "Lengths":
+        """Counts lengths [any shape], all positive."""
+        return cls(*np.unique(np.asarray(lengths, np.int64), return_counts=True))
+
+    @classmethod
+    def merge(cls, parts: Iterable["Lengths"]) -> "Lengths":
+        """One histogram of several."""
+        parts = list(parts)
+        values, places = np.unique(np.concatenate([part.values for part in parts]), return_inverse=True)
+        counts = np.zeros(len(values), np.int64)
+        np.add.at(counts, places, np.concatenate([part.counts for part in parts]))
+        return cls(values, counts)
+
+    @property
+    def total(self) -> int:
+        """How many lengths were counted."""
+        return int(self.counts.sum())
+
+    @property
+    def tokens(self) -> int:
+        """Sum of all lengths."""
+        return int(self.values @ self.counts)
+
+    @property
+    def mean(self) -> float:
+        """Mean length."""
+        return self.tokens / self.total
+
+    def quantile(self, share: float) -> int:
+        """The smallest length that at least this share of all lengths, in (0, 1], does not exceed."""
+        return int(self.values[np.searchsorted(np.cumsum(self.counts), share * self.total, "left")])
+
+    def bins(self) -> list[Bin]:
+        """Two bins for each doubling, from the bin of the shortest length to that of the longest."""
+        edges = _edges(int(self.values[-1]))
+        edges = edges[np.searchsorted(edges, self.values[0], "right") - 1 :]
+        starts = np.searchsorted(self.values, edges)
+        counts = np.diff(np.concatenate([[0], np.cumsum(self.counts)])[starts]).tolist()
+        tokens = np.diff(np.concatenate([[0], np.cumsum(self.values * self.counts)])[starts]).tolist()
+        return [
+            Bin(*facts) for facts in zip(edges[:-1].tolist(), (edges[1:] - 1).tolist(), counts, tokens, strict=True)
+        ]
+
+
+def _edges(longest: int) -> np.ndarray:
+    """1, 2, 3, 4, 6, 8, 11, 16, 23, 32, ...: powers of the square root of 2, the last above `longest`."""
+    steps = 2 * longest.bit_length() + 1
+    edges = np.unique(np.round(2 ** (np.arange(steps) / 2)).astype(np.int64))
+    return edges[: np.searchsorted(edges, longest, "right") + 1]

@@ -1,0 +1,50 @@
+"""How often to read each of several corpora when a model is trained on all of them."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from data_prep.inspection.statistics import Statistics
+from data_prep.sampling import shares
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One corpus of a mixture."""
+
+    directory: str
+    tokens: int
+    """of its train split"""
+    share: float
+    """of the tokens of all"""
+    weight: float
+    """share of the examples to draw from it"""
+
+    @property
+    def repeats(self) -> float:
+        """Epochs of this corpus while as many tokens are read as all corpora hold."""
+        return self.weight / self.share
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixture:
+    """Weights for `bert-jax pretrain --corpus DIR=WEIGHT`."""
+
+    exponent: float
+    parts: tuple[Part, ...]
+    one_tokenizer: bool
+    """whether all corpora were made with the same tokenizer; otherwise they cannot be mixed"""
+
+
+def mix(corpora: Sequence[Statistics], exponent: float) -> Mixture:
+    """Weights q_i ~ p_i^exponent, where p_i is the share of corpus i in all tokens.
+
+    An exponent below 1 reads small corpora more often than their size says: multilingual BERT used 0.7.
+    """
+    tokens = [corpus.train_tokens for corpus in corpora]
+    weights = shares(tokens, exponent).tolist()
+    parts = [
+        Part(corpus.directory, size, size / sum(tokens), weight)
+        for corpus, size, weight in zip(corpora, tokens, weights, strict=True)
+    ]
+    fingerprints = {corpus.manifest["tokenizer"]["fingerprint"] for corpus in corpora}
+    return Mixture(exponent, tuple(parts), len(fingerprints) == 1)

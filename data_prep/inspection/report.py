@@ -1,0 +1,261 @@
+"""What a person is shown about corpora, in which order and words; `text` and `html` say how it looks."""
+
+import dataclasses
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+
+from bert_jax.data.corpus import SPLITS
+from data_prep.inspection.lengths import Bin, Lengths
+from data_prep.inspection.mixture import Mixture
+from data_prep.inspection.statistics import QUANTILES, Pieces, Sample, Statistics
+
+_PIECE_COLUMNS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Note:
+    """A sentence or two."""
+
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """A line to copy into a shell."""
+
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Rows of cells; cells after the first are figures unless `words` is set."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    words: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Histogram:
+    """How many things have which length, and where the tokens are."""
+
+    title: str
+    """e.g. "tokens in a sentence" """
+    things: str
+    """e.g. "sentences" """
+    bins: tuple[Bin, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Bars:
+    """Named shares in [0, 1], drawn up to 1 where `whole` is set and up to the greatest otherwise."""
+
+    labels: tuple[str, ...]
+    shares: tuple[float, ...]
+    whole: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """A heading and what stands under it."""
+
+    title: str
+    blocks: tuple[Note | Command | Table | Histogram | Bars | Sample, ...]
+    level: int = 2
+    """1 begins a corpus, 2 is a part of what is said about it"""
+
+
+def sections(statistics: Sequence[Statistics], mixed: Mixture | None) -> list[Section]:
+    """All of a page: the mixture first, where there are several corpora."""
+    every = mixture(mixed) if mixed else []
+    for one in statistics:
+        every += corpus(one)
+    return every
+
+
+def corpus(statistics: Statistics) -> list[Section]:
+    """Everything about one corpus."""
+    manifest = statistics.manifest
+    about = Note(
+        f"{statistics.directory}: {_size(statistics.disk_bytes)} on disk,"
+        f" {statistics.disk_bytes_per_token:.2f} bytes a token; {manifest['vocab_size']:,} pieces,"
+        f" tokenizer {manifest['tokenizer']['fingerprint'][:12]}"
+    )
+    parts = [Section(manifest["name"], (about, _counts(manifest)), level=1)]
+    parts += [*left_out(manifest), _lengths(statistics), _fill(statistics), _pieces(statistics.pieces)]
+    parts += [Section("How documents of train begin", statistics.samples), _sources(manifest)]
+    return parts
+
+
+def counts(manifest: Mapping) -> list[Section]:
+    """What a build reports at its end, from the content of corpus.json alone."""
+    return [Section(manifest["name"], (_counts(manifest),), level=1), *left_out(manifest)]
+
+
+def left_out(manifest: Mapping) -> list[Section]:
+    """What filters removed, cleaning changed and reading skipped."""
+    text_bytes = sum(manifest["splits"][split]["text_bytes"] for split in SPLITS)
+    text_bytes += sum(removed.get("text_bytes", 0) for removed in manifest["dropped"].values())
+    rows = []
+    for name, removed in manifest["dropped"].items():
+        what = ", ".join(f"{count:,} {unit}" for unit, count in removed.items() if unit != "text_bytes")
+        size = removed.get("text_bytes")
+        sizes = ("", "") if size is None else (_size(size), f"{size / text_bytes:.2%}")
+        rows.append((_words(name), what, *sizes))
+    blocks = [Table(("removed by filters", "how many", "text", "of all text"), tuple(rows))] if rows else []
+    cleaned = tuple((_words(name), f"{count:,}") for name, count in manifest["cleaned"].items())
+    if cleaned:
+        blocks.append(Table(("changed by cleaning", "how many"), cleaned))
+    if not blocks:
+        blocks.append(Note("Nothing was filtered or cleaned."))
+    skipped = manifest["skipped"]
+    if not skipped:
+        return [Section("Left out", (*blocks, Note("Nothing that was read had to be skipped.")))]
+    reasons = tuple((_words(reason), f"{about['count']:,}") for reason, about in skipped.items())
+    places = tuple((_words(reason), place) for reason, about in skipped.items() for place in about["first"])
+    blocks.append(Table(("skipped because it could not be read", "how many"), reasons))
+    blocks.append(Table(("skipped", "first places"), places, words=True))
+    return [Section("Left out", tuple(blocks))]
+
+
+def mixture(mixed: Mixture) -> list[Section]:
+    """How to train on several corpora."""
+    rows = [
+        (part.directory, f"{part.tokens:,}", f"{part.share:.2%}", f"{part.weight:.4g}", f"{part.repeats:.2f}")
+        for part in mixed.parts
+    ]
+    blocks = [
+        Note(f"Weights are the shares of tokens to the power {mixed.exponent:g}, made to sum to 1."),
+        Table(("corpus", "tokens of train", "share", "weight", "epochs of it in one of all"), tuple(rows)),
+    ]
+    if mixed.one_tokenizer:
+        weights = (shlex.quote(f"{part.directory}={part.weight:.4g}") for part in mixed.parts)
+        blocks.append(Command(" ".join(["bert-jax pretrain", *(f"--corpus {weight}" for weight in weights)])))
+    else:
+        blocks.append(Note("These corpora have different tokenizers: no model can be trained on them together."))
+    return [Section("Training on these corpora together", tuple(blocks), level=1)]
+
+
+def _counts(manifest: Mapping) -> Table:
+    splits = [manifest["splits"][split] for split in SPLITS]
+    rows = [(key, *(f"{split[key]:,}" for split in splits)) for key in ("documents", "sentences", "tokens")]
+    rows.append(("text", *(_size(split["text_bytes"]) for split in splits)))
+    rows.append(("bytes of text per token", *(f"{split['text_bytes'] / split['tokens']:.2f}" for split in splits)))
+    rows.append(("unknown tokens", *(f"{split['unknown_tokens']:,}" for split in splits)))
+    rows.append(("unknown rate", *(f"{split['unknown_tokens'] / split['tokens']:.4%}" for split in splits)))
+    rows.append(("records", *(f"{split['records']:,}" for split in splits)))
+    rows.append(("shards", *(f"{len(split['shards']):,}" for split in splits)))
+    return Table(("", *SPLITS), tuple(rows))
+
+
+def _lengths(statistics: Statistics) -> Section:
+    rows = []
+    for split, measured in statistics.splits.items():
+        rows.append(_quantiles(f"tokens in a sentence, {split}", measured.sentences))
+        rows.append(_quantiles(f"tokens in a document, {split}", measured.documents))
+    header = ("", *(f"{share:.0%}" for share in QUANTILES), "mean")
+    train = statistics.splits["train"]
+    return Section(
+        "Lengths",
+        (
+            Note("This share of sentences or documents has at most so many tokens:"),
+            Table(header, tuple(rows)),
+            Histogram("tokens in a sentence, train", "sentences", tuple(train.sentences.bins())),
+            Histogram("tokens in a document, train", "documents", tuple(train.documents.bins())),
+        ),
+    )
+
+
+def _quantiles(label: str, lengths: Lengths) -> tuple[str, ...]:
+    return (label, *(f"{lengths.quantile(share):,}" for share in QUANTILES), f"{lengths.mean:,.1f}")
+
+
+def _fill(statistics: Statistics) -> Section:
+    fills = statistics.splits["train"].fills
+    rows = [
+        (f"{fill.seq_len}", f"{fill.examples:,}", f"{fill.padded:.2%}", f"{fill.rows:,}", f"{fill.packed:.2%}")
+        for fill in fills
+    ]
+    labels = [f"{fill.seq_len}, {way}" for fill in fills for way in ("one example", "packed")]
+    shares = [share for fill in fills for share in (fill.padded, fill.packed)]
+    return Section(
+        "Expected fill of rows",
+        (
+            Note(
+                "Share of slots that hold a token in an epoch of train. An example is as many consecutive whole"
+                " sentences of one document as fit into a row (RoBERTa's doc-sentences; longer sentences are cut), with"
+                " one [CLS] and one [SEP]. Packed rows hold several examples, longest first, best fit, over the whole"
+                " epoch (Krell et al. 2021)."
+            ),
+            Table(("slots of a row", "examples", "one in a row", "packed rows", "packed"), tuple(rows)),
+            Bars(tuple(labels), tuple(shares), whole=True),
+        ),
+    )
+
+
+def _pieces(pieces: Pieces) -> Section:
+    cells = [(_visible(piece), f"{count / pieces.tokens:.2%}") for piece, count in pieces.frequent]
+    height = -(-len(cells) // _PIECE_COLUMNS)
+    cells += [("", "")] * (height * _PIECE_COLUMNS - len(cells))
+    rows = tuple(sum((cells[row + column * height] for column in range(_PIECE_COLUMNS)), ()) for row in range(height))
+    levels = (("never", pieces.never), *((f"{label} times", number) for label, number in pieces.decades))
+    return Section(
+        "Pieces of train",
+        (
+            Note(
+                f"{pieces.never:,} of {pieces.total:,} pieces ({pieces.never / pieces.total:.1%}) never occur; special"
+                " tokens are not counted. How many of the pieces occur how often:"
+            ),
+            Bars(
+                tuple(f"{label}: {number:,}" for label, number in levels),
+                tuple(number / pieces.total for _, number in levels),
+                whole=False,
+            ),
+            Note("The most frequent pieces and their share of tokens:"),
+            Table(("piece", "share") * _PIECE_COLUMNS, rows),
+        ),
+    )
+
+
+def _sources(manifest: Mapping) -> Section:
+    rows = [
+        (
+            source["spec"],
+            f"{source['documents']:,}",
+            _size(source["text_bytes"]),
+            f"{len(source['files']):,}",
+        )
+        for source in manifest["sources"]
+    ]
+    return Section(
+        "Where it came from",
+        (
+            Table(("source", "documents", "text", "files"), tuple(rows)),
+            Table(("setting of the build", "value"), tuple(_settings(manifest["settings"], "")), words=True),
+        ),
+    )
+
+
+def _settings(settings: Mapping, inside: str) -> Iterator[tuple[str, str]]:
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _settings(value, f"{inside}{_words(name)}: ")
+        else:
+            plain = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            yield inside + _words(name), {"null": "none", "true": "yes", "false": "no"}.get(plain, plain)
+
+
+def _size(count: int) -> str:
+    for unit, power in (("GB", 9), ("MB", 6), ("kB", 3)):
+        if count >= 10**power:
+            return f"{count / 10**power:,.2f} {unit}"
+    return f"{count:,} B"
+
+
+def _words(key: str) -> str:
+    return key.replace("_", " ")
+
+
+def _visible(piece: str) -> str:
+    return piece if piece.isprintable() else ascii(piece)[1:-1]

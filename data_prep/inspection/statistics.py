@@ -1,0 +1,192 @@
+"""Measures a corpus from its arrays and corpus.json; reads records only for the sample documents."""
+
+import dataclasses
+import os
+from collections.abc import Iterator
+
+import numba
+import numpy as np
+from etils import epath
+
+from bert_jax.data.corpus import MANIFEST, SPLITS, TOKENIZER, Corpus, read_manifest
+from bert_jax.errors import UserError
+from bert_jax.progress import progress
+from bert_jax.tokenizer import Tokenizer
+from data_prep import packing
+from data_prep.inspection.lengths import Lengths
+
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+ROW_LENGTHS = (128, 512)
+FREQUENT_PIECES = 40
+
+_SAMPLES_AT = (0.0, 0.25, 0.5, 0.75, 1.0)
+_SAMPLE_TOKENS = 96
+_BLOCK_DOCUMENTS = 1 << 16
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SplitStatistics:
+    """What is measured of one split; its counts stand in corpus.json."""
+
+    sentences: Lengths
+    """tokens in a sentence"""
+    documents: Lengths
+    """tokens in a document"""
+    fills: tuple[packing.Fill, ...]
+    """rows of an epoch, one for each of ROW_LENGTHS"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """The beginning of a document of the train split."""
+
+    document: int
+    """its index"""
+    tokens: int
+    """of the whole document"""
+    sentences: tuple[str, ...]
+    """decoded ids, at most 96 of them; what the tokenizer lost stays lost"""
+    cut: bool
+    """whether the document goes on"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Pieces:
+    """How the train split uses the vocabulary; the five special tokens, which no text holds, are left out."""
+
+    total: int
+    """pieces of the vocabulary"""
+    never: int
+    """pieces that do not occur"""
+    tokens: int
+    """of the split, [UNK] included"""
+    decades: tuple[tuple[str, int], ...]
+    """pieces by how often they occur: ("1–9", 812), ("10–99", 3055), ..."""
+    frequent: tuple[tuple[str, int], ...]
+    """the most frequent pieces and how often they occur, [UNK] included"""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Statistics:
+    """Everything `bert-data inspect` says about one corpus."""
+
+    directory: str
+    manifest: dict
+    """content of corpus.json"""
+    disk_bytes: int
+    """all files of the corpus"""
+    splits: dict[str, SplitStatistics]
+    pieces: Pieces
+    samples: tuple[Sample, ...]
+
+    @property
+    def train_tokens(self) -> int:
+        """Tokens of the train split."""
+        return self.manifest["splits"]["train"]["tokens"]
+
+    @property
+    def disk_bytes_per_token(self) -> float:
+        """Size of all files over the tokens of both splits."""
+        return self.disk_bytes / sum(self.manifest["splits"][split]["tokens"] for split in SPLITS)
+
+
+def collect(directory: os.PathLike | str) -> Statistics:
+    """Measures a corpus. Memory does not grow with its tokens: arrays are mapped and read in blocks.
+
+    Raises:
+      UserError: there is no finished corpus, or its arrays are damaged.
+    """
+    manifest = read_manifest(directory)
+    corpora = {split: Corpus.open(directory, split) for split in SPLITS}
+    with progress("measuring lengths", sum(c.num_sentences for c in corpora.values()), "sentence") as bar:
+        splits = {split: _measure(corpus, bar) for split, corpus in corpora.items()}
+    train = corpora["train"]
+    tokenizer = Tokenizer.load(train.directory / TOKENIZER)
+    return Statistics(
+        directory=os.fspath(directory),
+        manifest=manifest,
+        disk_bytes=sum(facts["bytes"] for facts in manifest["files"].values())
+        + (epath.Path(directory) / MANIFEST).stat().length,
+        splits=splits,
+        pieces=_pieces(train.token_counts, tokenizer),
+        samples=tuple(_samples(train, tokenizer)),
+    )
+
+
+def _measure(corpus: Corpus, bar) -> SplitStatistics:
+    sentence_counts = np.zeros(1 << 16, np.int64)
+    examples = [packing.example_counts(seq_len) for seq_len in ROW_LENGTHS]
+    documents = []
+    for offsets in _blocks(corpus):
+        documents.append(Lengths.of(_block_lengths(sentence_counts, np.asarray(corpus.sentence_lengths), offsets)))
+        for counts in examples:
+            packing.add_examples(counts, corpus.sentence_lengths, offsets)
+        bar.update(int(offsets[-1] - offsets[0]))
+    if sentence_counts[0]:
+        raise _damaged(corpus)
+    occurring = np.flatnonzero(sentence_counts)
+    return SplitStatistics(
+        sentences=Lengths(occurring, sentence_counts[occurring]),
+        documents=Lengths.merge(documents),
+        fills=tuple(packing.fill(counts) for counts in examples),
+    )
+
+
+def _blocks(corpus: Corpus) -> Iterator[np.ndarray]:
+    """Document offsets of 65,536 documents at a time."""
+    for start in range(0, corpus.num_documents, _BLOCK_DOCUMENTS):
+        offsets = np.array(corpus.document_offsets[start : start + _BLOCK_DOCUMENTS + 1])
+        # Compiled loops check no bounds.
+        if offsets[0] < 0 or offsets[-1] > corpus.num_sentences or (np.diff(offsets) < 1).any():
+            raise _damaged(corpus)
+        yield offsets
+
+
+def _damaged(corpus: Corpus) -> UserError:
+    return UserError(f"{corpus.directory}: the arrays of {corpus.split} are damaged; `bert-data verify` names the file")
+
+
+@numba.njit(cache=True)
+def _block_lengths(sentence_counts, sentence_lengths, document_offsets):
+    """Counts the sentences of a block by their length; returns the tokens of each document."""
+    documents = np.zeros(len(document_offsets) - 1, np.int64)
+    for document in range(len(documents)):
+        for sentence in range(document_offsets[document], document_offsets[document + 1]):
+            length = sentence_lengths[sentence]
+            sentence_counts[length] += 1
+            documents[document] += length
+    return documents
+
+
+def _pieces(token_counts: np.ndarray, tokenizer: Tokenizer) -> Pieces:
+    ordinary = np.ones(len(token_counts), bool)
+    ordinary[list(tokenizer.special_ids)] = False
+    counts = np.asarray(token_counts)[ordinary]
+    decades = []
+    start = 1
+    while start <= counts.max(initial=0):
+        number = int(((counts >= start) & (counts < 10 * start)).sum())
+        decades.append((f"{start:,}–{10 * start - 1:,}", number))
+        start *= 10
+    # Stable, so that pieces of the same count keep the order of their ids.
+    order = np.argsort(-np.asarray(token_counts), kind="stable")[:FREQUENT_PIECES]
+    return Pieces(
+        total=len(counts),
+        never=int((counts == 0).sum()),
+        tokens=int(np.sum(token_counts)),
+        decades=tuple(decades),
+        frequent=tuple((tokenizer.id_to_token(i), int(token_counts[i])) for i in order if token_counts[i]),
+    )
+
+
+def _samples(corpus: Corpus, tokenizer: Tokenizer) -> Iterator[Sample]:
+    for document in sorted({round(share * (corpus.num_documents - 1)) for share in _SAMPLES_AT}):
+        first, end = (int(i) for i in corpus.document_offsets[document : document + 2])
+        sentences, left, sentence = [], _SAMPLE_TOKENS, first
+        while left > 0 and sentence < end:
+            ids = corpus.sentences(sentence, sentence + 1)
+            sentences.append(tokenizer.decode(ids[:left]))
+            left -= len(ids)
+            sentence += 1
+        tokens = int(np.sum(corpus.sentence_lengths[first:end], dtype=np.int64))
+        yield Sample(document, tokens, tuple(sentences), cut=tokens > _SAMPLE_TOKENS)

@@ -1,0 +1,89 @@
+"""A record of a corpus in bytes: the tf.Example that TFDS reads, and sentences gathered into records."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from bert_jax.data.corpus import MAX_RECORD_TOKENS
+
+
+def serialize(document: int, part: int, tokens: np.ndarray, sentence_ends: np.ndarray) -> bytes:
+    """A tf.Example with the features `document`, `part`, `sentence_ends` and `tokens`, keys sorted.
+
+    The same bytes as TFDS's ExampleSerializer makes, in a third of its time and without importing TFDS
+    in every worker. Wire format: protobuf's encoding page.
+
+    Args:
+      document: index of the document in its split.
+      part: index of the record in the document.
+      tokens: ids [num_tokens], of the corpus' little-endian type.
+      sentence_ends: tokens up to and including each sentence [num_sentences], little-endian uint16.
+    """
+    entries = (
+        _entry(b"document", _field(3, _field(1, _varint(document)))),
+        _entry(b"part", _field(3, _field(1, _varint(part)))),
+        _entry(b"sentence_ends", _field(1, _field(1, sentence_ends.tobytes()))),
+        _entry(b"tokens", _field(1, _field(1, tokens.tobytes()))),
+    )
+    return _field(1, b"".join(entries))
+
+
+def _entry(key: bytes, feature: bytes) -> bytes:
+    return _field(1, _field(1, key) + _field(2, feature))
+
+
+def _field(number: int, content: bytes) -> bytes:
+    return bytes([number << 3 | 2]) + _varint(len(content)) + content
+
+
+def _varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 127:
+        encoded.append(value & 127 | 128)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def cut_long_sentences(lengths: np.ndarray) -> np.ndarray:
+    """Lengths with every sentence of more than MAX_RECORD_TOKENS in pieces, uint16.
+
+    Args:
+      lengths: tokens of each sentence, all positive.
+    """
+    if not len(lengths) or lengths.max() <= MAX_RECORD_TOKENS:
+        return lengths.astype(np.uint16)
+    pieces = -(-lengths // MAX_RECORD_TOKENS)
+    cut = np.full(int(pieces.sum()), MAX_RECORD_TOKENS, np.uint16)
+    cut[np.cumsum(pieces) - 1] = lengths - (pieces - 1) * MAX_RECORD_TOKENS
+    return cut
+
+
+class RecordCutter:
+    """Gathers the sentences of one document, which may come in several pieces, into records.
+
+    A record takes whole sentences as long as they fit into MAX_RECORD_TOKENS.
+    """
+
+    def __init__(self, dtype: np.dtype):
+        """`dtype` is the type of the token ids."""
+        self._tokens = np.zeros(0, dtype)
+        self._lengths = np.zeros(0, np.uint16)
+
+    def add(self, tokens: np.ndarray, lengths: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Takes a piece; yields tokens and sentence lengths of each record that is full."""
+        tokens, lengths = np.concatenate([self._tokens, tokens]), np.concatenate([self._lengths, lengths])
+        ends = np.cumsum(lengths, dtype=np.int64)
+        sentence = token = 0
+        while token + MAX_RECORD_TOKENS < len(tokens):
+            next_sentence = int(np.searchsorted(ends, token + MAX_RECORD_TOKENS, "right"))
+            next_token = int(ends[next_sentence - 1])
+            yield tokens[token:next_token], lengths[sentence:next_sentence]
+            sentence, token = next_sentence, next_token
+        self._tokens, self._lengths = tokens[token:], lengths[sentence:]
+
+    def rest(self) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens and sentence lengths of the last record; the next piece begins another document."""
+        tokens, lengths = self._tokens, self._lengths
+        self._tokens, self._lengths = tokens[:0], lengths[:0]
+        return tokens, lengths

@@ -1,0 +1,89 @@
+"""What a build keeps until it is done: one unit per block of input, markers of finished steps, columns.
+
+Every file is written under another name first and then renamed, so that a name that is there is whole:
+a build that was killed goes on from what it finds.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+from etils import epath
+
+from bert_jax.errors import UserError
+
+
+def unit_name(source: int, part: int, block: int) -> str:
+    """File of a prepared block; sorted by name, units have the order of the text."""
+    return f"unit-{source:04d}-{part:08d}-{block:08d}.safetensors"
+
+
+def input_name(source: int, part: int) -> str:
+    """File that says that an input was cut to its end, and into how many blocks."""
+    return f"input-{source:04d}-{part:08d}.json"
+
+
+PLANS = "plans.json"
+"""File that says that all is decided; names the plans of the shards."""
+
+
+def plan_name(split: str, index: int) -> str:
+    """File that says what belongs to a shard."""
+    return f"plan-{split}-{index:05d}.safetensors"
+
+
+def shard_name(split: str, index: int) -> str:
+    """File that says that a shard is written, and holds its arrays."""
+    return f"shard-{split}-{index:05d}.safetensors"
+
+
+def write(path: epath.Path, content: bytes) -> None:
+    """Writes a file that is either whole or not there."""
+    partial = path.parent / f"{path.name}.{os.getpid()}.partial"
+    partial.write_bytes(content)
+    partial.replace(path)
+
+
+def write_json(path: epath.Path, content: Any) -> None:
+    """Writes JSON, whole or not at all."""
+    write(path, json.dumps(content, indent=1).encode() + b"\n")
+
+
+def write_arrays(path: epath.Path, arrays: Mapping[str, np.ndarray], facts: dict) -> None:
+    """Writes arrays and, as JSON, facts about them."""
+    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    write(path, safetensors.numpy.save(contiguous, {"facts": json.dumps(facts)}))
+
+
+def read_facts(path: epath.Path) -> dict:
+    """The facts that `write_arrays` wrote; reads only the header."""
+    with path.open("rb") as file:
+        header = json.loads(file.read(_header_size(file.read(8), path)))
+    return json.loads(header["__metadata__"]["facts"])
+
+
+def read_arrays(path: epath.Path, names: Iterable[str] | None = None) -> dict[str, np.ndarray]:
+    """Arrays that `write_arrays` wrote; those of `names` that the file has, or all."""
+    try:
+        if "://" in os.fspath(path):
+            arrays = safetensors.numpy.load(path.read_bytes())
+            return {name: array for name, array in arrays.items() if names is None or name in names}
+        with safetensors.safe_open(path, "np") as file:
+            found = file.keys()
+            return {name: file.get_tensor(name) for name in found if names is None or name in names}
+    except safetensors.SafetensorError as error:
+        raise _damaged(path) from error
+
+
+def _header_size(raw: bytes, path: epath.Path) -> int:
+    if len(raw) < 8:
+        raise _damaged(path)
+    return int.from_bytes(raw, "little")
+
+
+def _damaged(path: epath.Path) -> UserError:
+    return UserError(f"{path}: damaged, which a crash of the machine may do; remove this file and start again")

@@ -1,0 +1,102 @@
+"""Where text comes from: a SPEC such as `text:books/*.txt` names files and how they are read.
+
+`parse` makes a source of it; base.py says what a source is.
+"""
+
+import difflib
+import re
+from collections.abc import Callable
+
+from bert_jax.errors import UserError
+from data_prep.sources.base import BLOCK_BYTES, Block, Document, Input, Skipped, Source
+from data_prep.sources.jsonl import JsonLinesSource
+from data_prep.sources.markdown import MarkdownSource
+from data_prep.sources.mediawiki import MediaWikiSource
+from data_prep.sources.parquet import ParquetSource
+from data_prep.sources.plain import TextFileSource, TextSource
+from data_prep.sources.python_docs import PythonDocsSource
+from data_prep.sources.wikiextractor import WikiExtractorSource
+
+# A slice of a split may hold a colon itself: train[:10%].
+_TFDS = re.compile(r"(?P<name>.+):(?P<split>[^:@\[\]]+(?:\[[^\[\]]*\])?)@(?P<field>[^@]+)")
+
+__all__ = ["BLOCK_BYTES", "KINDS", "KINDS_HELP", "Block", "Document", "Input", "Skipped", "Source", "parse"]
+
+
+def parse(spec: str, workers: int = 1) -> Source:
+    """The source a SPEC names; docs/corpus.md describes the kinds.
+
+    Args:
+      spec: `KIND:GLOB`, `KIND:GLOB@FIELD`, `tfds:NAME[/CONFIG]:SPLIT@FIELD` or `python-docs`.
+      workers: processes that `python-docs` may use.
+
+    Raises:
+      UserError: unknown kind, or a part of the SPEC is missing.
+    """
+    kind, _, rest = spec.partition(":")
+    if kind not in KINDS:
+        near = difflib.get_close_matches(kind, KINDS, n=1, cutoff=0.0)[0]
+        raise UserError(f"--source {spec}: unknown kind {kind!r}, did you mean {near!r}? Kinds: {', '.join(KINDS)}")
+    if kind == "python-docs":
+        if rest:
+            raise UserError(f"--source {spec}: python-docs takes no glob; write just `python-docs`")
+        return PythonDocsSource(spec, workers)
+    return KINDS[kind](spec, rest)
+
+
+def _glob(spec: str, pattern: str) -> str:
+    if not pattern:
+        raise UserError(f"--source {spec}: say which files, e.g. `{spec.partition(':')[0]}:texts/*.txt`")
+    return pattern
+
+
+def _with_field(source: Callable[..., Source]) -> Callable[[str, str], Source]:
+    def make(spec: str, rest: str) -> Source:
+        pattern, _, field = rest.rpartition("@")
+        if not pattern or not field:
+            kind = spec.partition(":")[0]
+            example = _glob(spec, rest).rstrip("@")
+            raise UserError(f"--source {spec}: say which field holds the text, e.g. `{kind}:{example}@text`")
+        return source(spec, pattern, field=field)
+
+    return make
+
+
+def _markdown(spec: str, rest: str) -> Source:
+    pattern, at, level = rest.rpartition("@")
+    if not at or "/" in level or "." in level:
+        return MarkdownSource(spec, _glob(spec, rest))
+    if level not in tuple("123456"):
+        raise UserError(f"--source {spec}: behind the @ stands the level of a heading, 1 to 6, e.g. `markdown:*.md@2`")
+    return MarkdownSource(spec, _glob(spec, pattern), level=int(level))
+
+
+def _tfds(spec: str, rest: str) -> Source:
+    from data_prep.sources.tensorflow_dataset import TfdsSource  # TFDS takes a second to import
+
+    found = _TFDS.fullmatch(rest)
+    if not found:
+        raise UserError(f"--source {spec}: write tfds:NAME:SPLIT@FIELD, e.g. `tfds:lm1b:train@text`")
+    return TfdsSource(spec, found["name"], found["split"], found["field"])
+
+
+KINDS: dict[str, Callable[..., Source]] = {
+    "text": lambda spec, rest: TextSource(spec, _glob(spec, rest)),
+    "text-files": lambda spec, rest: TextFileSource(spec, _glob(spec, rest)),
+    "lines": lambda spec, rest: TextSource(spec, _glob(spec, rest), sentence_per_line=True),
+    "markdown": _markdown,
+    "jsonl": _with_field(JsonLinesSource),
+    "parquet": _with_field(ParquetSource),
+    "wikiextractor": lambda spec, rest: WikiExtractorSource(spec, _glob(spec, rest)),
+    "mediawiki": lambda spec, rest: MediaWikiSource(spec, _glob(spec, rest)),
+    "tfds": _tfds,
+    "python-docs": PythonDocsSource,
+}
+
+KINDS_HELP = (
+    "what to read, may be repeated: text:GLOB (a blank line between documents), text-files:GLOB (a file is a"
+    " document), lines:GLOB (one sentence on each line, a blank line between documents), markdown:GLOB[@LEVEL],"
+    " jsonl:GLOB@FIELD, parquet:GLOB@FIELD, wikiextractor:GLOB, mediawiki:GLOB, tfds:NAME[/CONFIG]:SPLIT@FIELD, or"
+    " python-docs (the documentation installed with Python); files may be compressed (.gz, .bz2, .zst)"
+)
+"""For `--source` on the command line."""

@@ -1,0 +1,239 @@
+"""Files as sources read them: found by a glob, grouped, opened, decompressed, hashed, checked to be text."""
+
+import bz2
+import codecs
+import contextlib
+import hashlib
+import os
+import pathlib
+import re
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import BinaryIO, Protocol
+
+from etils import epath
+
+from bert_jax.errors import UserError
+from data_prep.sources.base import Input, library
+
+_WILDCARD = re.compile(r"[*?\[]")
+_RAW_BYTES = 1 << 20
+"""How much is read from the disk at a time where it is to be decompressed."""
+_HEAD_BYTES = 8192
+"""Where the first NUL byte of a binary file is looked for."""
+
+_NOT_TEXT = {
+    b"\x1f\x8b": "gzip-compressed; rename it to end in .gz",
+    b"BZh91AY&SY": "bzip2-compressed; rename it to end in .bz2",
+    b"\x28\xb5\x2f\xfd": "zstd-compressed; rename it to end in .zst",
+    b"\xfd7zXZ\x00": "xz-compressed; unpack it, or pack it as .gz, .bz2 or .zst",
+    b"7z\xbc\xaf\x27\x1c": "a 7z archive; unpack it",
+    b"PK\x03\x04": "a zip archive; unpack it",
+    b"PAR1": "a Parquet file; use the kind parquet",
+    b"%PDF-": "a PDF; convert it to text first",
+    codecs.BOM_UTF16_LE: "UTF-16; convert it, e.g. with `iconv -f UTF-16 -t UTF-8`",
+    codecs.BOM_UTF16_BE: "UTF-16; convert it, e.g. with `iconv -f UTF-16 -t UTF-8`",
+}
+
+
+def find(spec: str, pattern: str) -> list[tuple[str, int]]:
+    """Path and size in bytes of the files that a glob matches, sorted by path.
+
+    Raises:
+      UserError: there is none, or the glob has a `**` and is not of a local disk.
+    """
+    # epath refuses "**" everywhere because object stores would take ages; a local disk does not.
+    path_type = epath.Path if "://" in pattern else pathlib.Path
+    parts = path_type(pattern).expanduser().parts
+    fixed = next((i for i, part in enumerate(parts) if _WILDCARD.search(part)), len(parts))
+    root = path_type(*parts[:fixed])
+    try:
+        found = list(root.glob("/".join(parts[fixed:]))) if fixed < len(parts) else [root]
+    except NotImplementedError as error:
+        raise UserError(f"--source {spec}: `**` works on local disks only; name the folders") from error
+    files = sorted((epath.Path(path) for path in found if path.exists() and not path.is_dir()), key=os.fspath)
+    if not files:
+        raise UserError(f"--source {spec}: no file matches {pattern}")
+    return [(os.fspath(path), path.stat().length) for path in files]
+
+
+def group(sizes: Sequence[tuple[str, int]], most: int) -> list[Input]:
+    """Files, in their order, as inputs: neighbours share one while they have at most `most` bytes together."""
+    inputs: list[Input] = []
+    for path, size in sizes:
+        if inputs and inputs[-1].size + size <= most:
+            inputs[-1] = Input((*inputs[-1].paths, path), inputs[-1].size + size)
+        else:
+            inputs.append(Input((path,), size))
+    return inputs
+
+
+class Reader:
+    """The bytes of a file, decompressed, from begin to end; hashes what lies on the disk on the way.
+
+    .gz, .bz2 and .zst are decompressed, with any number of members, streams or frames in a file.
+    """
+
+    def __init__(self, path: str):
+        """Opens a file.
+
+        Raises:
+          UserError: it cannot be opened, is damaged at its very beginning, or is no text.
+        """
+        self.path = path
+        self.raw_bytes = 0
+        """how many bytes of the file have been read"""
+        self._digest = hashlib.sha256()
+        with _readable(path):
+            self._file: BinaryIO = epath.Path(path).open("rb")
+        try:
+            kind = pathlib.PurePath(path).suffix.lower()
+            self._chunks = _decompress(path, kind, self._raw) if kind in _DECOMPRESSORS else None
+            self._rest = b""
+            head = self.read(_HEAD_BYTES)
+            self._rest = head + self._rest
+            _check_is_text(path, head)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> "Reader":
+        return self
+
+    def __exit__(self, *_):
+        self._file.close()
+
+    def read(self, size: int) -> bytes:
+        """The next `size` bytes; fewer only where the file ends.
+
+        Raises:
+          UserError: the file cannot be read, or its compressed data is damaged or truncated.
+        """
+        parts = [self._rest[:size]] if self._rest else []
+        missing = size - len(self._rest)
+        self._rest = self._rest[size:]
+        while missing > 0:
+            part = self._raw(missing) if self._chunks is None else next(self._chunks, b"")
+            if not part:
+                break
+            parts.append(part[:missing])
+            self._rest = part[missing:]
+            missing -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def facts(self) -> dict:
+        """{"path", "sha256", "bytes"} of the file on the disk, once its end has been read."""
+        return {"path": self.path, "sha256": self._digest.hexdigest(), "bytes": self.raw_bytes}
+
+    def _raw(self, size: int) -> bytes:
+        with _readable(self.path):
+            data = self._file.read(size)
+        self._digest.update(data)
+        self.raw_bytes += len(data)
+        return data
+
+
+def hashed(path: str) -> dict:
+    """{"path", "sha256", "bytes"} of a file that another library reads."""
+    digest, size = hashlib.sha256(), 0
+    with _readable(path), epath.Path(path).open("rb") as file:
+        while data := file.read(_RAW_BYTES):
+            digest.update(data)
+            size += len(data)
+    return {"path": path, "sha256": digest.hexdigest(), "bytes": size}
+
+
+@contextlib.contextmanager
+def _readable(path: str) -> Iterator[None]:
+    """Turns the system's refusal to read a file into a UserError."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise UserError(f"{path}: cannot be read ({reason}); leave it out of the source") from error
+
+
+def _check_is_text(path: str, head: bytes) -> None:
+    for magic, what in _NOT_TEXT.items():
+        if head.startswith(magic):
+            raise UserError(f"{path}: is {what}, or leave it out of the source")
+    if b"\0" in head:
+        raise UserError(f"{path}: is a binary file, not text; leave it out of the source")
+
+
+class _Decompressor(Protocol):
+    """What bz2 and zstd have in common."""
+
+    eof: bool
+    needs_input: bool
+    unused_data: bytes
+
+    def decompress(self, data: bytes, max_length: int) -> bytes: ...
+
+
+class _Gzip:
+    """zlib's decompressor with the interface of the others."""
+
+    def __init__(self):
+        self._zlib = zlib.decompressobj(wbits=31)
+        self._pending = b""
+
+    @property
+    def eof(self) -> bool:
+        return self._zlib.eof
+
+    @property
+    def needs_input(self) -> bool:
+        return not self._pending
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._zlib.unused_data
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        result = self._zlib.decompress(self._pending + data, max_length)
+        self._pending = self._zlib.unconsumed_tail
+        return result
+
+
+def _zstd() -> tuple[Callable[[], _Decompressor], type[Exception]]:
+    zstd = library("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd", "reading .zst")
+    return zstd.ZstdDecompressor, zstd.ZstdError
+
+
+# What makes a decompressor, and what that raises.
+_DECOMPRESSORS: dict[str, Callable[[], tuple[Callable[[], _Decompressor], type[Exception]]]] = {
+    ".gz": lambda: (_Gzip, zlib.error),
+    ".bz2": lambda: (bz2.BZ2Decompressor, OSError),
+    ".zst": _zstd,
+}
+
+
+def _decompress(path: str, kind: str, read: Callable[[int], bytes]) -> Iterator[bytes]:
+    """Decompressed data in pieces of at most 1 MiB, however strongly it was compressed.
+
+    The file objects of bz2 and zstd are not used: they take what is damaged behind the first stream for
+    garbage that may be left out.
+    """
+    new, damage = _DECOMPRESSORS[kind]()
+    data = read(_RAW_BYTES)
+    while True:
+        decompressor = new()
+        while not decompressor.eof:
+            try:
+                result = decompressor.decompress(data, _RAW_BYTES)
+            except damage as error:
+                raise UserError(f"{path}: damaged {kind} data ({error}); download it again") from error
+            if result:
+                yield result
+            if decompressor.eof:
+                break
+            data = read(_RAW_BYTES) if decompressor.needs_input else b""
+            if decompressor.needs_input and not data and not result:
+                raise UserError(f"{path}: truncated, its {kind} data has no end; download it again")
+        data = decompressor.unused_data.lstrip(b"\0")  # some tools fill up with zeros
+        while not data and (more := read(_RAW_BYTES)):
+            data = more.lstrip(b"\0")
+        if not data:
+            return

@@ -1,0 +1,82 @@
+"""`mediawiki:GLOB`: XML dumps of MediaWiki (`pages-articles`): the articles, as plain text.
+
+Articles are the pages of namespace 0 that are no redirects; of several revisions the last one counts. Each page is
+parsed by itself, with the expat of Python's standard library, so that a damaged one costs no other.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from xml.etree import ElementTree
+
+from data_prep.sources import files, wikitext
+from data_prep.sources.base import MAX_RECORD_BYTES, Document, Skipped
+from data_prep.sources.cut import Piece, cut_records
+from data_prep.sources.plain import FileSource
+
+_BEGIN, _END = b"<page>", b"</page>"
+# Of files, of categories.
+_HIDDEN_NAMESPACE = re.compile(rb'<namespace key="(?:6|14)"[^>]*>([^<]+)</namespace>')
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Pages(Piece):
+    """Pages and what the head of their dump says."""
+
+    hidden: frozenset[str] = frozenset()
+    """the names, in the wiki's language, of the namespaces whose links show no text"""
+
+
+@dataclasses.dataclass(frozen=True)
+class MediaWikiSource(FileSource):
+    """`mediawiki:GLOB`."""
+
+    max_record_bytes: int = MAX_RECORD_BYTES
+
+    def _pieces(self, file: files.Reader) -> Iterator[Piece | Skipped]:
+        hidden: frozenset[str] | None = None
+        for piece in cut_records(file, _END, self.block_bytes, self.max_record_bytes):
+            if isinstance(piece, Skipped):
+                yield piece
+                continue
+            if hidden is None:
+                head = piece.data[: piece.data.find(_BEGIN)]
+                hidden = frozenset(name.decode(errors="replace") for name in _HIDDEN_NAMESPACE.findall(head))
+            fields = {field.name: getattr(piece, field.name) for field in dataclasses.fields(piece)}
+            yield _Pages(**fields, hidden=hidden)
+
+    def _documents(self, piece: _Pages) -> Iterator[Document | Skipped]:
+        data, line, counted, end = piece.data, piece.line, 0, 0
+        while (begin := data.find(_BEGIN, end)) >= 0:
+            line += data.count(b"\n", counted, begin)
+            counted = begin
+            origin = f"{piece.path}:{line}"
+            end = data.find(_END, begin)
+            if end < 0:
+                yield Skipped("malformed_xml", origin, "<page> without </page>; is the dump complete?")
+                return
+            end += len(_END)
+            try:
+                page = ElementTree.fromstring(memoryview(data)[begin:end])
+            except ElementTree.ParseError as error:
+                yield Skipped("malformed_xml", origin, f"in the page that begins here: {error}")
+                continue
+            yield from _article(page, piece, origin)
+
+
+def _article(page: ElementTree.Element, piece: _Pages, origin: str) -> Iterator[Document | Skipped]:
+    if page.findtext("ns", "0").strip() != "0" or page.find("redirect") is not None:
+        return
+    title = page.findtext("title")
+    if title:
+        origin = f"{piece.path}#{title}"
+    revision = page.find("revision[last()]")
+    text = None if revision is None else revision.findtext("text")
+    if text is None:
+        yield Skipped("missing_text", origin, "the page has no revision with text")
+    elif (model := revision.findtext("model", "wikitext")) != "wikitext":
+        yield Skipped("not_wikitext", origin, f"the page's content model is {model}")
+    elif plain := wikitext.plain_text(text, piece.hidden):
+        yield Document(origin, plain)
+    else:
+        yield Skipped("empty_document", origin, "the page has no text beside templates, tables and links")

@@ -1,0 +1,167 @@
+"""`parquet:GLOB@FIELD`: Parquet files, each row a record with the document in one of its columns.
+
+pyarrow reads them, column by column and page by page, so that neither the other columns nor a whole row group is
+ever in memory.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from bert_jax.errors import UserError
+from data_prep.sources import files
+from data_prep.sources.base import (
+    BLOCK_BYTES,
+    MAX_RECORD_BYTES,
+    Block,
+    Document,
+    Input,
+    Skipped,
+    Source,
+    library,
+)
+from data_prep.sources.fields import no_such_field, text_of_bytes
+
+_BLOCKS_PER_INPUT = 16
+_PAGE_BUFFER_BYTES = 1 << 20
+_MOST_ROWS = 1 << 14
+"""At a time: where values repeat, their size in the file says little about that in memory."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ParquetSource(Source):
+    """`parquet:GLOB@FIELD`; FIELD may be dotted: `meta.text` is the field `text` of the struct `meta`.
+
+    An input is a range of row groups; the payload of a block is the path, the number of its first row, and the
+    column's values, serialised by Arrow.
+    """
+
+    pattern: str
+    field: str
+    block_bytes: int = BLOCK_BYTES
+    max_record_bytes: int = MAX_RECORD_BYTES
+
+    def inputs(self) -> list[Input]:
+        """Ranges of row groups with about 16 blocks of the column each."""
+        inputs = []
+        for path, _ in files.find(self.spec, self.pattern):
+            with _opened(path) as parquet:
+                self._names(path, parquet.schema_arrow)
+                sizes = [self._sizes(parquet.metadata.row_group(group))[0] for group in range(parquet.num_row_groups)]
+            start = 0
+            for stop in range(1, len(sizes) + 1):
+                if stop == len(sizes) or sum(sizes[start:stop]) >= _BLOCKS_PER_INPUT * self.block_bytes:
+                    inputs.append(Input((path,), sum(sizes[start:stop]), start, stop))
+                    start = stop
+            if not sizes:
+                inputs.append(Input((path,), 0))
+        return inputs
+
+    def blocks(self, part: Input, facts: list[dict]) -> Iterator[Block]:
+        """Reads the column; the file is hashed behind its last row."""
+        (path,) = part.paths
+        with _opened(path) as parquet:
+            groups = [parquet.metadata.row_group(group) for group in range(part.start, part.stop)]
+            names = self._names(path, parquet.schema_arrow)
+            first = sum(parquet.metadata.row_group(group).num_rows for group in range(part.start))
+            rows = sum(group.num_rows for group in groups)
+            begin = first
+            for column in self._columns(parquet, part, names):
+                for start, stop in self._cuts(column):
+                    # In integers, so that the sizes sum to that of the input.
+                    done = [part.size * (row - first) // rows for row in (begin, begin + stop - start)]
+                    payload = path, begin, _serialized(column[start:stop])
+                    yield Block(f"{path}:row {begin}", payload, done[1] - done[0])
+                    begin += stop - start
+            complete = part.stop == parquet.num_row_groups
+        if not rows:
+            yield Block(path, (path, 0, None), part.size)
+        if complete:
+            facts.append(files.hashed(path))
+
+    def documents(self, block: Block) -> Iterator[Document | Skipped]:
+        """A document for each row."""
+        path, begin, data = block.payload
+        if data is None:
+            yield Skipped("empty_file", path, "has no rows")
+            return
+        for row, value in enumerate(_values(data), begin):
+            yield text_of_bytes(value, self.field, f"{path}:row {row}", self.max_record_bytes)
+
+    def _names(self, path: str, schema: Any) -> list[str]:
+        """The field as names from the outside in; also says whether it is there and text."""
+        names = [self.field] if self.field in schema.names else self.field.split(".")
+        kind = library("pyarrow", "reading Parquet").struct(list(schema))
+        for name in names:
+            fields = [field.name for field in kind] if hasattr(kind, "get_field_index") else []
+            if name not in fields:
+                raise UserError(f"--source {self.spec}: {path}: {no_such_field(name, fields)}")
+            kind = kind.field(name).type
+        if str(getattr(kind, "value_type", kind)) not in _TEXT_TYPES or hasattr(kind, "value_field"):
+            raise UserError(f"--source {self.spec}: {path}: the column {self.field!r} has type {kind}, not text")
+        return names
+
+    def _sizes(self, group: Any) -> tuple[int, int]:
+        """Bytes of the column in a row group on disk, and unpacked."""
+        columns = [group.column(index) for index in range(group.num_columns)]
+        mine = [column for column in columns if column.path_in_schema == self.field]
+        return sum(c.total_compressed_size for c in mine), sum(c.total_uncompressed_size for c in mine)
+
+    def _columns(self, parquet: Any, part: Input, names: list[str]) -> Iterator[Any]:
+        """The column's values, as large binary arrays of about a block."""
+        pyarrow, compute = (library(name, "reading Parquet") for name in ("pyarrow", "pyarrow.compute"))
+        for group in range(part.start, part.stop):
+            metadata = parquet.metadata.row_group(group)
+            rows = self.block_bytes * metadata.num_rows // max(1, self._sizes(metadata)[1])
+            rows = min(max(1, rows), _MOST_ROWS)
+            for batch in parquet.iter_batches(rows, row_groups=[group], columns=[self.field], use_threads=False):
+                column = batch.column(0)
+                for name in names[1:]:
+                    column = compute.struct_field(column, name)
+                if pyarrow.types.is_dictionary(column.type):
+                    column = column.dictionary_decode()
+                yield column.cast(pyarrow.large_binary())
+
+    def _cuts(self, column: Any) -> Iterator[tuple[int, int]]:
+        """Ranges of rows with about a block of text, at least a row."""
+        lengths = library("pyarrow.compute", "reading Parquet").binary_length(column).fill_null(0)
+        ends = np.cumsum(lengths.to_numpy(zero_copy_only=False))
+        start = 0
+        while start < len(column):
+            before = ends[start - 1] if start else 0
+            stop = max(start + 1, int(np.searchsorted(ends, before + self.block_bytes, side="right")))
+            yield start, stop
+            start = stop
+
+
+_TEXT_TYPES = frozenset({"string", "large_string", "string_view", "binary", "large_binary", "binary_view"})
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[Any]:
+    """A Parquet file; what is wrong with it while it is open becomes a UserError."""
+    pyarrow, parquet = (library(name, "reading Parquet") for name in ("pyarrow", "pyarrow.parquet"))
+    try:
+        with (
+            epath.Path(path).open("rb") as file,
+            parquet.ParquetFile(file, buffer_size=_PAGE_BUFFER_BYTES, pre_buffer=False) as opened,
+        ):
+            yield opened
+    except (OSError, pyarrow.ArrowException) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{path}: cannot be read as Parquet ({reason}); is it whole? download it again") from error
+
+
+def _serialized(column: Any) -> bytes:
+    pyarrow = library("pyarrow", "reading Parquet")
+    return pyarrow.RecordBatch.from_arrays([column], ["text"]).serialize().to_pybytes()
+
+
+def _values(data: bytes) -> list[bytes | None]:
+    pyarrow = library("pyarrow", "reading Parquet")
+    schema = pyarrow.schema([("text", pyarrow.large_binary())])
+    return pyarrow.ipc.read_record_batch(pyarrow.py_buffer(data), schema).column(0).to_pylist()

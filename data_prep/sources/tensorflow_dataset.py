@@ -1,0 +1,154 @@
+"""`tfds:NAME[/CONFIG]:SPLIT@FIELD`: a prepared TFDS dataset in the ArrayRecord form, read without TensorFlow."""
+
+import dataclasses
+import functools
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow_datasets as tfds
+from etils import epath
+from tensorflow_datasets.proto import tf_example_pb2
+
+from bert_jax.errors import UserError
+from data_prep.sources.base import BLOCK_BYTES, MAX_RECORD_BYTES, Block, Document, Input, Skipped, Source
+from data_prep.sources.fields import no_such_field, text_of_bytes
+
+_BLOCKS_PER_INPUT = 16
+_INFO = "dataset_info.json"
+_VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)/?")
+_WAY_ROUND = (
+    "on a machine with TensorFlow, prepare it with"
+    " tfds.builder(NAME, file_format='array_record').download_and_prepare() and copy it here"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class TfdsSource(Source):
+    """`tfds:NAME[/CONFIG][/VERSION]:SPLIT@FIELD`, or a directory for the name; FIELD may be dotted.
+
+    The name is looked for below $TFDS_DATA_DIR, by default ~/tensorflow_datasets; of several versions the highest is
+    read. SPLIT may be a slice, e.g. `train[:10%]`. The payload of a block is a range of examples.
+    """
+
+    name: str
+    split: str
+    field: str
+    block_bytes: int = BLOCK_BYTES
+    max_record_bytes: int = MAX_RECORD_BYTES
+
+    def inputs(self) -> list[Input]:
+        """Ranges of examples with about 16 blocks each."""
+        directory = os.fspath(_find(self.spec, self.name))
+        info = self._checked(directory)
+        examples = info.splits[self.split].num_examples
+        rows, size = self._rows(info), info.splits[self.split.partition("[")[0]].num_bytes
+        share = size / max(1, info.splits[self.split.partition("[")[0]].num_examples)
+        inputs = []
+        for start in range(0, examples, rows * _BLOCKS_PER_INPUT):
+            stop = min(examples, start + rows * _BLOCKS_PER_INPUT)
+            inputs.append(Input((directory,), int(share * stop) - int(share * start), start, stop))
+        if not inputs:
+            raise UserError(f"--source {self.spec}: the split {self.split!r} has no examples")
+        return inputs
+
+    def blocks(self, part: Input, facts: list[dict]) -> Iterator[Block]:
+        """Ranges of examples; the workers read them."""
+        (directory,) = part.paths
+        info = _builder(directory).info
+        rows, total = self._rows(info), part.stop - part.start
+        for start in range(part.start, part.stop, rows):
+            stop = min(part.stop, start + rows)
+            # In integers, so that the sizes sum to that of the input.
+            before, after = (part.size * (row - part.start) // total for row in (start, stop))
+            yield Block(f"{directory}:{self.split} {start}", (directory, start, stop), after - before)
+        split = info.splits[self.split]
+        if part.stop == split.num_examples:
+            facts.append({"name": f"{info.full_name}:{self.split}", "path": directory, "examples": split.num_examples})
+
+    def documents(self, block: Block) -> Iterator[Document | Skipped]:
+        """A document for each example."""
+        directory, start, stop = block.payload
+        key = self.field.replace(".", "/")
+        for row, record in enumerate(_records(directory, self.split, start, stop), start):
+            origin = f"{directory}:{self.split} {row}"
+            values = tf_example_pb2.Example.FromString(record).features.feature[key].bytes_list.value
+            if not values:
+                yield Skipped("missing_field", origin, f"the example has no {self.field!r}")
+            else:
+                yield text_of_bytes(values[0], self.field, origin, self.max_record_bytes)
+
+    def _rows(self, info: tfds.core.DatasetInfo) -> int:
+        """Examples in a block."""
+        split = info.splits[self.split.partition("[")[0]]
+        return max(1, self.block_bytes * split.num_examples // max(1, split.num_bytes))
+
+    def _checked(self, directory: str) -> tfds.core.DatasetInfo:
+        """What TFDS says of the dataset, if it can be read here."""
+        info = _builder(directory).info
+        if info.file_format is not tfds.core.FileFormat.ARRAY_RECORD:
+            form = info.file_format.value if info.file_format else "an unknown form"
+            raise UserError(f"--source {self.spec}: {directory} is {form}, which needs TensorFlow; {_WAY_ROUND}")
+        try:
+            _ = info.splits[self.split]
+        except (KeyError, ValueError) as error:
+            splits = ", ".join(sorted(info.splits)) or "none"
+            raise UserError(f"--source {self.spec}: no split {self.split!r}; there are: {splits}") from error
+        feature = info.features
+        for name in self.field.split("."):
+            names = list(feature) if isinstance(feature, tfds.features.FeaturesDict) else []
+            if name not in names:
+                raise UserError(f"--source {self.spec}: {no_such_field(name, names)}")
+            feature = feature[name]
+        if feature.shape != () or np.dtype(feature.np_dtype) != object:
+            kind = " ".join(str(feature).split())
+            raise UserError(f"--source {self.spec}: the field {self.field!r} is {kind}, not text")
+        return info
+
+
+def _find(spec: str, name: str) -> epath.Path:
+    """The directory of a dataset's version."""
+    base = epath.Path(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser()
+    places = [epath.Path(name).expanduser(), base / name]
+    for place in places:
+        if (place / _INFO).exists():
+            return place
+    configs: list[str] = []
+    for place in places:
+        if not place.is_dir():
+            continue
+        folders = [folder for folder in place.iterdir() if folder.is_dir()]
+        versions = [folder for folder in folders if _VERSION.fullmatch(folder.name) and (folder / _INFO).exists()]
+        if versions:
+            return max(versions, key=lambda folder: [int(number) for number in folder.name.split(".")])
+        configs += sorted(f.name for f in folders if any((v / _INFO).exists() for v in f.iterdir() if v.is_dir()))
+    if configs:
+        prepared = ", ".join(configs)
+        raise UserError(f"--source {spec}: say which configuration, e.g. {name}/{configs[0]}; prepared are: {prepared}")
+    raise UserError(f"--source {spec}: no dataset {name} prepared in {base} ($TFDS_DATA_DIR); {_WAY_ROUND}")
+
+
+@functools.lru_cache(maxsize=4)
+def _builder(directory: str) -> tfds.core.DatasetBuilder:
+    return tfds.builder_from_directory(directory)
+
+
+@functools.lru_cache(maxsize=4)
+def _data_source(directory: str, split: str) -> Any:
+    # Raw, because TFDS would decode every feature, images for example.
+    raw = tfds.decode.DeserializeMethod.RAW_BYTES
+    return _builder(directory).as_data_source(split, deserialize_method=raw)
+
+
+def _records(directory: str, split: str, start: int, stop: int) -> list[bytes]:
+    try:
+        records = _data_source(directory, split).__getitems__(range(start, stop))
+    except (OSError, RuntimeError, ValueError, IndexError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{directory}: cannot be read ({reason}); prepare the dataset again") from error
+    if b"" in records:  # what ArrayRecord gives where a shard is cut off or its checksum is wrong
+        row = start + records.index(b"")
+        raise UserError(f"{directory}: example {row} of {split} is damaged or cut off; prepare the dataset again")
+    return records

@@ -1,0 +1,1 @@
+"""Training of vocabularies: word counts, merges, and the kinds of tokenizers made of them."""

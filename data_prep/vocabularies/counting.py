@@ -1,0 +1,121 @@
+"""Counts words: for a vocabulary they are all that has to be known of a text."""
+
+import collections
+import dataclasses
+import itertools
+import sys
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from tokenizers import normalizers, pre_tokenizers
+
+from bert_jax.tokenizer_kinds import BYTE_SPACE, bert_normalizer
+
+MAX_WORDS = 1_500_000
+"""Different words that are kept; merging takes up to 0.9 kB of memory for each. When there are more, the rarest are
+forgotten: those seen once so far, then those seen twice, and so on, until half as many are left."""
+
+WEIGHT_SCALE = 1000
+"""Weighted counts are whole thousandths, so that they can be added and taken away without rounding."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BertWords:
+    """Counts words as BERT's tokenizer sees them: case and accents folded if `lowercase`, punctuation cut off."""
+
+    lowercase: bool
+
+    def __call__(self, texts: Iterable[str]) -> collections.Counter[str]:
+        """Counts, the words in the order in which they are met."""
+        counts: collections.Counter[str] = collections.Counter()
+        normalizer = bert_normalizer(self.lowercase)
+        for word, count in _between_spaces(texts).items():
+            if word.isascii() and word.isalnum():
+                counts[word.lower() if self.lowercase else word] += count
+            else:
+                for part in normalizer.normalize_str(word).translate(_SPACED_PUNCTUATION).split():
+                    counts[part] += count
+        return counts
+
+
+@dataclasses.dataclass(frozen=True)
+class ByteWords:
+    """Counts words as GPT-2's tokenizer sees them, in its byte alphabet, with a space in front of every text."""
+
+    lowercase: bool
+
+    def __call__(self, texts: Iterable[str]) -> collections.Counter[str]:
+        """Counts, the words in the order in which they are met."""
+        counts: collections.Counter[str] = collections.Counter()
+        for word, count in _between_spaces(texts).items():
+            if self.lowercase:
+                word = _LOWERCASE.normalize_str(word)
+            if word.isascii() and word.isalpha():
+                counts[BYTE_SPACE + word] += count
+            else:
+                # Its pattern puts a space nowhere but before a word, so what lies between spaces can be cut alone.
+                for part, _ in _BYTE_LEVEL.pre_tokenize_str(f" {word}"):
+                    counts[part] += count
+        return counts
+
+
+_LOWERCASE = normalizers.Lowercase()
+_BYTE_LEVEL = pre_tokenizers.ByteLevel(add_prefix_space=False)
+
+
+class _SpacedPunctuation(dict):
+    """For str.translate: spaces around what BERT's pre-tokenizer cuts off, found out once a character."""
+
+    def __missing__(self, code: int) -> str:
+        c = chr(code)
+        ascii_punctuation = 33 <= code < 127 and not c.isalnum()
+        is_punctuation = ascii_punctuation or unicodedata.category(c).startswith("P")
+        self[code] = f" {c} " if is_punctuation else c
+        return self[code]
+
+
+_SPACED_PUNCTUATION = _SpacedPunctuation()
+
+
+def _between_spaces(texts: Iterable[str]) -> collections.Counter[str]:
+    # Different words are few, so whatever is slow is done once for each.
+    return collections.Counter(itertools.chain.from_iterable(map(str.split, texts)))
+
+
+class Table:
+    """Counts of words that stay within `limit` different ones."""
+
+    def __init__(self, limit: int = MAX_WORDS):
+        self.counts: collections.Counter[str] = collections.Counter()
+        self._limit = limit
+        self._pruned = False
+
+    def add(self, counts: Mapping[str, int]) -> None:
+        """Adds counts; the table depends on the order in which they come only if it has to forget."""
+        self.counts.update(counts)
+        if len(self.counts) > self._limit:
+            self._prune()
+
+    def _prune(self) -> None:
+        if not self._pruned:
+            print(f"note: more than {self._limit:,} different words; the rarest are forgotten", file=sys.stderr)
+            self._pruned = True
+        least = 1
+        while len(self.counts) > self._limit // 2:
+            self.counts = collections.Counter({word: n for word, n in self.counts.items() if n > least})
+            least += 1
+
+
+def weighted(tables: Sequence[Mapping[str, int]], weights: np.ndarray) -> dict[str, int]:
+    """Sums counts of several texts with weights, in thousandths (`WEIGHT_SCALE`).
+
+    Args:
+      tables: counts of words.
+      weights: float64 [num_tables].
+    """
+    total: collections.Counter[str] = collections.Counter()
+    for table, weight in zip(tables, weights.tolist(), strict=True):
+        for word, count in table.items():
+            total[word] += round(count * weight * WEIGHT_SCALE)
+    return total

@@ -1,0 +1,155 @@
+"""Reads sources, cleans their text, and boils each block of it down to what is wanted of it, in worker processes."""
+
+import collections
+import dataclasses
+import hashlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from bert_jax.progress import progress
+from data_prep.clean import clean
+from data_prep.parallel import ordered_map
+from data_prep.sources.base import Block, Skipped, Source
+
+Digest = Callable[[list[str]], Any]
+"""What is wanted of the cleaned texts of a block; picklable."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Boiled:
+    """What is left of a block.
+
+    Attributes:
+      source: index of the source.
+      size: of the block, in units of progress.
+      documents: how many began here.
+      text_bytes: UTF-8 bytes of all cleaned text.
+      kept_bytes: of what was kept of it.
+      skipped: counts by reason.
+      first: the first thing skipped.
+      result: what the digest made of the texts kept.
+    """
+
+    source: int
+    size: int
+    documents: int
+    text_bytes: int
+    kept_bytes: int
+    skipped: collections.Counter[str]
+    first: Skipped | None
+    result: Any
+
+
+@dataclasses.dataclass
+class Total:
+    """What a source gave in all.
+
+    Attributes:
+      text_bytes: UTF-8 bytes of cleaned text.
+      kept_bytes: of what was kept of it.
+    """
+
+    text_bytes: int = 0
+    kept_bytes: int = 0
+    _documents: int = 0
+    _skipped: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    _first: Skipped | None = None
+
+    def add(self, boiled: Boiled) -> None:
+        """Counts a block."""
+        self.text_bytes += boiled.text_bytes
+        self.kept_bytes += boiled.kept_bytes
+        self._documents += boiled.documents
+        self._skipped += boiled.skipped
+        self._first = self._first or boiled.first
+
+    def report(self, source: Source) -> None:
+        """Says on stderr what was left out; raises what `Source.check` raises."""
+        source.check(self._documents, self._skipped, self._first)
+        if self._first:
+            counts = ", ".join(f"{count} x {reason}" for reason, count in self._skipped.items())
+            first = f"{self._first.origin}: {self._first.detail}"
+            print(f"note: --source {source.spec}: left out {counts}; the first: {first}", file=sys.stderr)
+
+
+def boil(
+    sources: Sequence[Source],
+    digest: Digest,
+    take: Callable[[int, Any], None],
+    workers: int,
+    description: str,
+    rates: Sequence[float] | None = None,
+) -> list[Total]:
+    """Hands what `digest` makes of each block to `take`, in the order of the text, whatever the number of workers.
+
+    Args:
+      sources: read one after the other.
+      digest: of the cleaned texts of a block.
+      take: gets the index of the source and the result.
+      workers: processes.
+      description: for the progress bar.
+      rates: part of each source's documents to keep; a hash of its text decides for each document, or part of a
+        long one. None keeps all.
+
+    Returns:
+      what each source gave.
+
+    Raises:
+      UserError: a source cannot be read.
+    """
+    totals = [Total() for _ in sources]
+    parts = [(index, source, part) for index, source in enumerate(sources) for part in source.inputs()]
+    rates = tuple(rates) if rates is not None else (1.0,) * len(sources)
+    with progress(description, sum(part.size for _, _, part in parts), "B") as bar:
+        for boiled in ordered_map(_boil, _tasks(parts), workers, _name, _initialize, (tuple(sources), digest, rates)):
+            totals[boiled.source].add(boiled)
+            take(boiled.source, boiled.result)
+            bar.update(boiled.size)
+    return totals
+
+
+_Task = tuple[int, Block]
+_state: tuple[tuple[Source, ...], Digest, tuple[float, ...]] | None = None
+
+
+def _tasks(parts) -> Iterator[_Task]:
+    for index, source, part in parts:
+        for block in source.blocks(part, []):
+            yield index, block
+
+
+def _name(task: _Task) -> str:
+    return task[1].origin
+
+
+def _initialize(*state) -> None:
+    global _state
+    _state = state
+
+
+def _boil(task: _Task) -> Boiled:
+    index, block = task
+    sources, digest, rates = _state
+    documents, text_bytes, kept_bytes, first = 0, 0, 0, None
+    skipped: collections.Counter[str] = collections.Counter()
+    kept: list[str] = []
+    for document in sources[index].documents(block):
+        if isinstance(document, Skipped):
+            skipped[document.reason] += 1
+            first = first or document
+            continue
+        documents += document.begins
+        text = clean(document.text)
+        content = text.encode()
+        text_bytes += len(content)
+        if _is_kept(content, rates[index]):
+            kept_bytes += len(content)
+            kept.append(text)
+    return Boiled(index, block.size, documents, text_bytes, kept_bytes, skipped, first, digest(kept))
+
+
+def _is_kept(content: bytes, rate: float) -> bool:
+    if rate >= 1:
+        return True
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest()) < rate * 2**64

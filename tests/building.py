@@ -1,0 +1,72 @@
+"""What tests of builds share: text, a tokenizer, and a build by its parts."""
+
+import dataclasses
+import itertools
+import pathlib
+
+import numpy as np
+
+from bert_jax.data.corpus import Corpus
+from bert_jax.tokenizer import SPECIAL_TOKENS, Tokenizer, wordpiece
+from data_prep import sources
+from data_prep.build import Request, build
+from data_prep.engines.local import LocalEngine
+from data_prep.options import Options
+
+WORDS = ["the", "a", "river", "mountain", "sings", "falls", "over", "quick", "slow", "light", "dark", "stone"]
+
+
+def make_sentence(rng: np.random.Generator) -> str:
+    return " ".join(rng.choice(WORDS, int(rng.integers(3, 12)))).capitalize() + "."
+
+
+def make_documents(seed: int, count: int, paragraphs: int = 1) -> list[str]:
+    """Documents of one or several paragraphs, which are divided by a line with a mark."""
+    rng = np.random.default_rng(seed)
+    return [
+        "\n\n".join(
+            " ".join(make_sentence(rng) for _ in range(rng.integers(1, 6)))
+            for _ in range(rng.integers(1, paragraphs + 1))
+        )
+        for _ in range(count)
+    ]
+
+
+def make_tokenizer() -> Tokenizer:
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    pieces = [*SPECIAL_TOKENS, *WORDS, ".", *letters, *(f"##{letter}" for letter in letters)]
+    return wordpiece(list(dict.fromkeys(pieces)), True, "the test's vocabulary")
+
+
+def parse(spec: str, block_bytes: int = 2000) -> sources.Source:
+    """A source in small blocks."""
+    return dataclasses.replace(sources.parse(spec), block_bytes=block_bytes)
+
+
+def run(directory, specs, options: Options | None = None, engine=None, block_bytes: int = 2000, **request) -> dict:
+    """Builds a corpus from SPECs; the content of corpus.json."""
+    options = options or Options(validation_fraction=0.1)
+    read = [parse(spec, block_bytes) for spec in specs]
+    wanted = Request(read, make_tokenizer(), directory, "tiny", options, **request)
+    return build(wanted, engine or LocalEngine(1))
+
+
+def texts(directory) -> list[str]:
+    """All documents of a corpus as text, sorted."""
+    found = []
+    for split in ("train", "validation"):
+        corpus = Corpus.open(directory, split)
+        tokenizer = Tokenizer.load(pathlib.Path(directory) / "tokenizer.json")
+        bounds = itertools.pairwise(corpus.document_offsets.tolist())
+        found += [tokenizer.decode(corpus.sentences(a, b)) for a, b in bounds]
+    return sorted(found)
+
+
+def normal(text: str) -> str:
+    """Text as decoding gives it back."""
+    return " ".join(text.lower().split()).replace(" .", ".")
+
+
+def files(directory) -> dict[str, bytes]:
+    """Name and content of every file."""
+    return {path.name: path.read_bytes() for path in sorted(pathlib.Path(directory).iterdir())}

@@ -1,0 +1,31 @@
+"""A source whose text stands in its blocks."""
+
+import dataclasses
+from collections.abc import Iterator
+
+from data_prep.sources.base import Block, Document, Input, Skipped, Source
+
+
+@dataclasses.dataclass(frozen=True)
+class FakeSource(Source):
+    """Each block is a tuple of texts; None stands for something that is skipped."""
+
+    contents: tuple[tuple[str | None, ...], ...] = ()
+
+    def inputs(self) -> list[Input]:
+        return [Input((), len(self.contents))]
+
+    def blocks(self, part: Input, facts: list[dict]) -> Iterator[Block]:
+        for index, texts in enumerate(self.contents):
+            yield Block(f"{self.spec}#{index}", texts, 1)
+
+    def documents(self, block: Block) -> Iterator[Document | Skipped]:
+        for text in block.payload:
+            if text is None:
+                yield Skipped("malformed_json", block.origin, "no brace")
+            else:
+                yield Document(block.origin, text)
+
+
+def fake(*texts: str | None, spec: str = "fake", per_block: int = 2) -> FakeSource:
+    return FakeSource(spec, tuple(texts[i : i + per_block] for i in range(0, len(texts), per_block)))

@@ -1,0 +1,64 @@
+"""Apache Beam builds the same bytes as local processes: on the direct runner, and on Dask with two workers."""
+
+import json
+import pathlib
+
+import pytest
+
+pytest.importorskip("apache_beam", reason="needs the extra `beam`")
+
+from bert_jax.errors import UserError
+from data_prep.engines import beam as beam_engine
+from data_prep.engines.beam import BeamEngine
+from data_prep.options import NearDuplicates, Options
+from tests.building import files, make_documents, run
+
+# The library's own: Beam 2.77 and Dask still use what newer Pythons and each other deprecate.
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
+
+SPECS = ["text:text.txt", "jsonl:data.jsonl@text"]
+OPTIONS = Options(validation_fraction=0.2, max_shard_bytes=8000, near_duplicates=NearDuplicates())
+
+
+@pytest.fixture
+def expected(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    documents = make_documents(0, 300)
+    pathlib.Path("text.txt").write_text("\n\n".join(documents))
+    lines = [
+        '{"text": "The river sings. A stone."}',
+        "{broken",
+        *(json.dumps({"text": text}) for text in documents[:5]),
+    ]
+    pathlib.Path("data.jsonl").write_text("\n".join(lines))
+    run("local", SPECS, OPTIONS)
+    return files("local")
+
+
+def test_direct_runner(expected, monkeypatch):
+    monkeypatch.setattr(beam_engine, "_BYTES_PER_READER", 5000)  # several readers for one file
+    run("beam", SPECS, OPTIONS, BeamEngine(None))
+    assert files("beam") == expected
+
+
+def test_dask_with_two_workers(expected):
+    distributed = pytest.importorskip("distributed")
+    with (
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        distributed.Client(cluster) as client,
+        distributed.get_task_stream(client) as stream,
+    ):
+        flags = [f"--dask_client_address={cluster.scheduler_address}"]
+        engine = BeamEngine("DaskRunner", flags)
+        run(pathlib.Path("beam").resolve(), SPECS, OPTIONS, engine)
+    assert len({task["worker"] for task in stream.data}) == 2
+    assert files("beam") == expected
+
+
+def test_errors_of_workers_reach_the_user(expected):
+    with pytest.raises(UserError, match="did you mean 'text'"):
+        run("c", ["jsonl:data.jsonl@txt"], OPTIONS, BeamEngine(None))
+    pathlib.Path("cut.txt.gz").write_bytes(b"\x1f\x8b\x08\x00\x00\x00\x00\x00")
+    with pytest.raises(UserError, match=r"cut\.txt\.gz"):
+        run("d", ["text:cut.txt.gz"], OPTIONS, BeamEngine(None))
+    assert not list(pathlib.Path("d/corpus.incomplete").glob("failure-*"))

@@ -1,0 +1,245 @@
+"""Whole builds: every filter, documents longer than a block, and what must not change a byte."""
+
+import dataclasses
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from bert_jax.data.corpus import Corpus
+from bert_jax.errors import UserError
+from data_prep.clean import Cleaning
+from data_prep.engines.local import LocalEngine
+from data_prep.options import NearDuplicates, Options
+from data_prep.verify import verify
+from tests.building import files, make_documents, normal, run, texts
+
+ALL_FILTERS = Options(
+    validation_fraction=0.1,
+    drop_repeated_lines=True,
+    min_characters=30,
+    drop_duplicate_paragraphs=20,
+    near_duplicates=NearDuplicates(),
+)
+# All but the one that knows no more of a document than a part of it.
+BY_DOCUMENT = dataclasses.replace(ALL_FILTERS, drop_repeated_lines=False)
+
+
+@pytest.fixture
+def text(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    documents = make_documents(0, 300)
+    documents += [documents[12], documents[200]]
+    pathlib.Path("text.txt").write_text("\n\n".join(documents))
+    return documents
+
+
+@pytest.fixture
+def books(tmp_path, monkeypatch):
+    """Documents of several paragraphs, a file each."""
+    monkeypatch.chdir(tmp_path)
+    documents = make_documents(1, 40, paragraphs=30)
+    pathlib.Path("books").mkdir()
+    for index, document in enumerate(documents):
+        pathlib.Path(f"books/{index:03d}.txt").write_text(document)
+    return documents
+
+
+def test_everything_arrives_once(text):
+    manifest = run("c", ["text:text.txt"])
+    assert texts("c") == sorted(normal(document) for document in set(text))
+    assert manifest["dropped"]["duplicate_documents"]["documents"] == 2 == len(text) - len(set(text))
+    assert manifest["dropped"]["empty_documents"] == {"documents": 0, "text_bytes": 0}
+    assert manifest["sources"][0]["documents"] == len(text)
+    assert manifest["sources"][0]["files"][0]["bytes"] == pathlib.Path("text.txt").stat().st_size
+    assert manifest["skipped"] == {} and manifest == json.loads(pathlib.Path("c/corpus.json").read_text())
+    assert not pathlib.Path("c/corpus.incomplete").exists()
+    verify("c")
+
+
+@pytest.mark.parametrize("options", [Options(validation_fraction=0.1), ALL_FILTERS])
+def test_no_byte_depends_on_workers_or_scratch(text, options):
+    run("one", ["text:text.txt"], options)
+    run("two", ["text:text.txt"], options, LocalEngine(2), scratch="elsewhere")
+    assert files("one") == files("two")
+    assert not pathlib.Path("elsewhere").exists()
+
+
+def test_blocks_leave_no_trace(books):
+    """Long documents come in parts; the corpus does not show it, but for the statistics of blank lines."""
+    for size in (300, 5000, 1 << 20):
+        run(f"c{size}", ["text-files:books/*.txt"], BY_DOCUMENT, block_bytes=size)
+        verify(f"c{size}")
+    assert max(len(document) for document in books) > 3000
+    contents = [files(f"c{size}") for size in (300, 5000, 1 << 20)]
+    for content in contents:
+        del content["corpus.json"]
+    assert contents[0] == contents[1] == contents[2]
+
+
+def test_several_shards(books):
+    run("whole", ["text-files:books/*.txt"], Options(validation_fraction=0.3))
+    manifest = run("split", ["text-files:books/*.txt"], Options(validation_fraction=0.3, max_shard_bytes=3000))
+    verify("split")
+    counts = [len(manifest["splits"][split]["shards"]) for split in ("train", "validation")]
+    assert counts[0] > 3 and counts[1] > 1
+    assert texts("split") == texts("whole")
+    for split in ("train", "validation"):
+        for name in ("sentence_lengths", "document_offsets", "record_offsets", "token_counts"):
+            np.testing.assert_array_equal(
+                getattr(Corpus.open("split", split), name), getattr(Corpus.open("whole", split), name)
+            )
+
+
+def test_adding_text_moves_no_document(text):
+    pathlib.Path("more.txt").write_text("\n\n".join(make_documents(9, 200)))
+    run("before", ["text:text.txt"])
+    run("after", ["text:text.txt", "text:more.txt"])
+    for split in ("train", "validation"):
+        before, after = Corpus.open("before", split), Corpus.open("after", split)
+        assert before.num_documents < after.num_documents
+        np.testing.assert_array_equal(after.sentence_lengths[: before.num_sentences], before.sentence_lengths)
+        tokens = before.sentences(0, before.num_sentences)
+        np.testing.assert_array_equal(after.sentences(0, before.num_sentences), tokens)
+
+
+def test_duplicates_up_to_space_and_empty_documents(text):
+    pathlib.Path("more.txt").write_text("\n\n".join([text[0], text[1].replace(" ", "  "), "\u200b\u00ad"]))
+    dropped = run("c", ["text:text.txt", "text:more.txt"])["dropped"]
+    assert dropped["duplicate_documents"]["documents"] == 2 + len(text) - len(set(text))
+    assert dropped["empty_documents"] == {"documents": 1, "text_bytes": 0}
+    kept = run("d", ["text:text.txt"], Options(validation_fraction=0.1, drop_duplicate_documents=False))
+    assert sum(split["documents"] for split in kept["splits"].values()) == len(text)
+    assert "duplicate_documents" not in kept["dropped"]
+
+
+def test_short_documents(text):
+    dropped = run("c", ["text:text.txt"], Options(validation_fraction=0.1, min_characters=60))["dropped"]
+    short = [document for document in text if len(document) < 60]
+    assert dropped["short_documents"] == {"documents": len(short), "text_bytes": sum(map(len, short))}
+    assert texts("c") == sorted(normal(document) for document in {*text} - {*short})
+
+
+def test_repeated_lines(text):
+    lines = ["The river sings.", "The stone falls.", "The river sings.", "A slow light.", "The river sings."]
+    pathlib.Path("lines.txt").write_text("\n".join(lines))
+    manifest = run(
+        "c", ["lines:lines.txt", "text:text.txt"], Options(validation_fraction=0.1, drop_repeated_lines=True)
+    )
+    assert manifest["dropped"]["repeated_lines"] == {"lines": 2, "text_bytes": 2 * len("The river sings.\n")}
+    assert "the river sings. the stone falls. a slow light." in texts("c")
+
+
+def test_duplicate_paragraphs(books):
+    shared = "The dark mountain falls over the quick slow river. A stone sings."
+    for index in (3, 7, 8):
+        pathlib.Path(f"books/{index:03d}.txt").write_text(f"{books[index]}\n\n{shared}")
+    pathlib.Path("books/900.txt").write_text(shared)
+    before = {normal(text) for text in books}
+    options = Options(validation_fraction=0.1, drop_duplicate_paragraphs=len(shared))
+    manifest = run("c", ["text-files:books/*.txt"], options)
+    repeats = manifest["dropped"]["duplicate_paragraphs"]
+    found = texts("c")
+    assert sum(normal(shared) in text for text in found) == 1
+    assert normal(f"{books[3]} {shared}") in found and normal(books[7]) in found and normal(books[8]) in found
+    assert repeats["documents"] == 1  # the file with nothing else in it
+    assert repeats["paragraphs"] >= 3 and repeats["text_bytes"] >= 3 * len(shared)
+    assert manifest["splits"]["train"]["documents"] + manifest["splits"]["validation"]["documents"] == len(before)
+    verify("c")
+    kept = Options(validation_fraction=0.1, drop_duplicate_paragraphs=10_000)
+    assert run("d", ["text-files:books/*.txt"], kept)["dropped"]["duplicate_paragraphs"]["paragraphs"] == 0
+
+
+def test_near_duplicates(books):
+    near = books[5].replace(" sings", " sang", 3)
+    assert near != books[5]
+    pathlib.Path("books/900.txt").write_text(near)
+    options = Options(validation_fraction=0.1, near_duplicates=NearDuplicates(threshold=0.8, shingle_words=5))
+    dropped = run("c", ["text-files:books/*.txt"], options)["dropped"]
+    assert dropped["near_duplicates"]["documents"] == 1
+    assert normal(books[5]) in texts("c") and normal(near) not in texts("c")
+    assert len(texts("c")) == len(books)
+
+
+def test_leaks(books):
+    from data_prep import sources
+
+    words = books[4].split()
+    pathlib.Path("questions.txt").write_text(" ".join(words[2:15]) + "\n\n" + "too short to check")
+    request = {"leak_check": [sources.parse("text:questions.txt")]}
+    manifest = run("c", ["text-files:books/*.txt"], **request)
+    assert manifest["dropped"]["leaked_documents"]["documents"] == 1
+    assert normal(books[4]) not in texts("c") and len(texts("c")) == len(books) - 1
+    assert manifest["leak_check"]["texts_too_short"] == 1 and manifest["leak_check"]["ngrams"] == 1
+    run("d", ["text-files:books/*.txt"], Options(validation_fraction=0.1, leak_words=14), **request)
+    assert len(texts("d")) == len(books)
+
+
+def test_cleaning_is_an_option_and_counted(text):
+    pathlib.Path("odd.txt").write_text("The river\u00ad  sings \u00e9 e\u0301.\n\nA  dark stone.")
+    counts = run("c", ["text:text.txt", "text:odd.txt"])["cleaned"]
+    assert counts == {"control_characters": 1, "normalized_documents": 1, "whitespace_characters": 2}
+    off = Options(validation_fraction=0.1, cleaning=Cleaning("none", control_characters=False, whitespace=False))
+    assert set(run("d", ["text:text.txt", "text:odd.txt"], off)["cleaned"].values()) == {0}
+
+
+def test_what_is_left_out_is_counted_with_its_places(text):
+    lines = [json.dumps({"text": document}) for document in text[:50]]
+    lines[7], lines[20], lines[30] = "{broken", json.dumps({"title": "x"}), json.dumps({"text": None})
+    pathlib.Path("data.jsonl").write_text("\n".join(lines))
+    pathlib.Path("odd.txt").write_bytes("\n\n".join(text[50:]).encode() + b"\n\ncaf\xe9 in Latin-1")
+    skipped = run("c", ["jsonl:data.jsonl@text", "text:odd.txt"])["skipped"]
+    assert sum(about["count"] for about in skipped.values()) == 4
+    places = [place for about in skipped.values() for place in about["first"]]
+    for line in (8, 21, 31):
+        assert any(place.startswith(f"data.jsonl:{line}:") for place in places), places
+    assert any(place.startswith("odd.txt:") for place in places)
+
+
+def test_nothing_usable_is_an_error(text):
+    pathlib.Path("data.jsonl").write_text("\n".join(json.dumps({"text": document}) for document in text[:50]))
+    with pytest.raises(UserError, match=r"did you mean 'text'"):
+        run("c", ["jsonl:data.jsonl@txt"])
+    assert not pathlib.Path("c/corpus.json").exists()
+
+
+def test_another_request_does_not_go_on_with_what_lies_there(text, monkeypatch):
+    from data_prep import writer
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "finish_corpus", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run("c", ["text:text.txt"], Options(validation_fraction=0.1, max_shard_bytes=3000))
+    with pytest.raises(UserError, match=r"left by an unfinished build .*\(drop_repeated_lines\)"):
+        run("c", ["text:text.txt"], Options(validation_fraction=0.1, drop_repeated_lines=True))
+    # What only the decisions depend on may change; what was decided is then decided again.
+    units = {path: path.stat().st_mtime_ns for path in pathlib.Path("c/corpus.incomplete").glob("unit-*")}
+    assert len(units) > 3
+    again = Options(validation_fraction=0.3, min_characters=50)
+    with monkeypatch.context() as patch:
+        patch.setattr("data_prep.prepare.Preparer.__call__", lambda *_: pytest.fail("prepared again"))
+        run("c", ["text:text.txt"], again)
+    run("fresh", ["text:text.txt"], again)
+    assert files("c") == files("fresh")
+
+
+def test_changed_input_is_noticed(text, monkeypatch):
+    from data_prep import build as build_module
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(build_module, "_decide", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run("c", ["text:text.txt"])
+    for mark in pathlib.Path("c/corpus.incomplete").glob("input-*"):
+        mark.unlink()
+    content = pathlib.Path("text.txt").read_text()
+    pathlib.Path("text.txt").write_text(content.replace("river", "RIVER", 1))
+    with pytest.raises(UserError, match="has changed since this build was begun"):
+        run("c", ["text:text.txt"])

@@ -1,0 +1,371 @@
+"""`bert-data inspect`: every figure against a plain count, and the three forms it is shown in."""
+
+import argparse
+import html.parser
+import itertools
+import json
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bert_jax.data.corpus import Corpus
+from bert_jax.errors import UserError
+from bert_jax.tokenizer import SPECIAL_TOKENS, wordpiece
+from data_prep import inspect_command, inspection
+from data_prep.inspection import report, statistics, text
+from data_prep.inspection.lengths import Lengths
+from data_prep.inspection.mixture import mix
+from data_prep.inspection.statistics import collect
+from data_prep.writer import CorpusWriter
+
+PIECES = ["the", "<b>", "rain", "##s", "&", *(f"word{i}" for i in range(20)), "never1", "never2"]
+REPORT = {
+    "dropped": {
+        "empty_documents": {"documents": 3},
+        "repeated_lines": {"lines": 7, "text_bytes": 500},
+        "near_duplicates": {"documents": 2, "text_bytes": 1500},
+    },
+    "cleaned": {"control_characters": 14, "normalized_documents": 5},
+    "skipped": {"malformed_json": {"count": 12, "first": ["a.jsonl:3: <script>", "a.jsonl:8: no colon"]}},
+    "settings": {
+        "validation_fraction": 0.1,
+        "near_duplicates": {"threshold": 0.8, "shingles": [5]},
+        "wide": None,
+        "fast": True,
+    },
+    "sources": [
+        {
+            "spec": "jsonl:a.jsonl",
+            "documents": 80,
+            "text_bytes": 43210,
+            "files": [{"path": "a.jsonl", "sha256": "0", "bytes": 1}],
+        }
+    ],
+}
+
+
+def make_corpus(directory, seed, documents, changes=()):
+    rng = np.random.default_rng(seed)
+    tokenizer = wordpiece([*SPECIAL_TOKENS, *PIECES, *changes], lowercase=True, origin="test")
+    with CorpusWriter(directory, "sample", tokenizer) as writer:
+        for document in range(documents):
+            lengths = rng.integers(1, 40, rng.integers(1, 9))
+            if document == 7:
+                lengths = np.array([700, 3])
+            tokens = 5 + rng.integers(0, 25, lengths.sum())
+            tokens[-1] = tokenizer.unk_id
+            writer.add("validation" if document % 10 == 9 else "train", tokens, lengths, int(lengths.sum()) * 5)
+        writer.finish(REPORT)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return make_corpus(tmp_path_factory.mktemp("inspection") / "sample", 0, 80)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return make_corpus(tmp_path_factory.mktemp("inspection") / "sm all", 1, 20)
+
+
+def inspect(*arguments):
+    parser = argparse.ArgumentParser()
+    inspect_command.add_parser(parser.add_subparsers())
+    parsed = parser.parse_args(["inspect", *map(str, arguments)])
+    parsed.command(parsed)
+
+
+def as_json(capsys, *arguments):
+    inspect(*arguments, "--json")
+    return json.loads(capsys.readouterr().out)
+
+
+def lengths_of(directory, split):
+    opened = Corpus.open(directory, split)
+    offsets = opened.document_offsets
+    documents = [int(opened.sentence_lengths[a:b].sum()) for a, b in itertools.pairwise(offsets)]
+    return opened.sentence_lengths.tolist(), documents
+
+
+positive_lengths = st.lists(st.integers(1, 3000), min_size=1, max_size=60)
+
+
+@given(positive_lengths)
+def test_quantiles_are_exact(values):
+    lengths = Lengths.of(np.array(values))
+    assert (lengths.total, lengths.tokens) == (len(values), sum(values))
+    assert lengths.mean == pytest.approx(np.mean(values))
+    for share in (0.05, 0.25, 0.5, 0.75, 1.0):
+        expected = np.quantile(values, share, method="inverted_cdf")
+        assert lengths.quantile(share) == expected
+
+
+@given(positive_lengths)
+def test_bins_hold_everything_once(values):
+    bins = Lengths.of(np.array(values)).bins()
+    for before, after in itertools.pairwise(bins):
+        assert after.first == before.last + 1
+    for one in bins:
+        inside = [value for value in values if one.first <= value <= one.last]
+        assert (one.count, one.tokens) == (len(inside), sum(inside))
+    assert sum(one.count for one in bins) == len(values)
+    assert bins[0].count and bins[-1].count
+    assert all(one.last < 2 * one.first + 1 for one in bins)
+
+
+@given(positive_lengths, positive_lengths)
+def test_merged_histograms(first, second):
+    merged = Lengths.merge([Lengths.of(np.array(first)), Lengths.of(np.array(second))])
+    together = Lengths.of(np.array(first + second))
+    np.testing.assert_array_equal(merged.values, together.values)
+    np.testing.assert_array_equal(merged.counts, together.counts)
+
+
+@pytest.mark.parametrize("block", [1, 7, 65536])
+def test_lengths_of_a_corpus(corpus, monkeypatch, block):
+    monkeypatch.setattr(statistics, "_BLOCK_DOCUMENTS", block)
+    found = collect(corpus)
+    for split in ("train", "validation"):
+        sentences, documents = lengths_of(corpus, split)
+        for lengths, values in ((found.splits[split].sentences, sentences), (found.splits[split].documents, documents)):
+            expected = Lengths.of(np.array(values))
+            np.testing.assert_array_equal(lengths.values, expected.values)
+            np.testing.assert_array_equal(lengths.counts, expected.counts)
+        fills = found.splits[split].fills
+        assert [fill.seq_len for fill in fills] == [128, 512]
+        assert all(fill.tokens == sum(sentences) + 2 * fill.examples for fill in fills)
+
+
+def test_json_says_what_corpus_json_says(corpus, capsys):
+    found = as_json(capsys, corpus)
+    (one,) = found["corpora"]
+    assert found["mixture"] is None
+    assert one["disk_bytes"] == sum(path.stat().st_size for path in corpus.iterdir())
+    tokens = [one["splits"][split]["tokens"] for split in ("train", "validation")]
+    assert tokens == [sum(lengths_of(corpus, split)[0]) for split in ("train", "validation")]
+    assert one["disk_bytes_per_token"] == one["disk_bytes"] / sum(tokens)
+    train = one["splits"]["train"]
+    assert train["text_bytes_per_token"] == 5
+    assert train["documents"] == train["unknown_tokens"] == 72
+    assert train["unknown_rate"] == 72 / train["tokens"]
+    for key in ("dropped", "cleaned", "skipped", "settings"):
+        assert one[key] == REPORT[key]
+    assert one["sources"] == [{"spec": "jsonl:a.jsonl", "documents": 80, "text_bytes": 43210, "files": 1}]
+    assert [bins["first"] for bins in train["sentence_tokens"]["bins"]][:3] == [1, 2, 3]
+    fills = {fill["seq_len"]: fill for fill in train["packing"]}
+    assert fills[128]["fill_one_example"] < fills[128]["fill_packed"] <= 1
+
+
+def test_pieces(corpus, capsys):
+    (one,) = as_json(capsys, corpus)["corpora"]
+    pieces, counts = one["pieces"], Corpus.open(corpus).token_counts
+    assert pieces["total"] == len(PIECES)
+    assert pieces["never_used"] == 2 and pieces["never_used_share"] == 2 / len(PIECES)
+    assert sum(pieces["by_times_used"].values()) == len(PIECES) - 2
+    assert {entry["piece"]: entry["count"] for entry in pieces["most_frequent"]} == {
+        "[UNK]": 72,
+        **{piece: counts[5 + i] for i, piece in enumerate(PIECES[:25])},
+    }
+    frequencies = [entry["count"] for entry in pieces["most_frequent"]]
+    assert frequencies == sorted(frequencies, reverse=True)
+
+
+def test_samples_are_the_beginnings_of_documents(corpus, capsys):
+    (one,) = as_json(capsys, corpus)["corpora"]
+    assert [sample["document"] for sample in one["samples"]] == [0, 18, 36, 53, 71]
+    _, documents = lengths_of(corpus, "train")
+    opened = Corpus.open(corpus)
+    for sample in one["samples"]:
+        document = sample["document"]
+        assert sample["tokens"] == documents[document]
+        assert sample["cut"] == (documents[document] > 96)
+        first = opened.document_offsets[document]
+        ids = opened.sentences(int(first), int(first) + 1)
+        words = [(*SPECIAL_TOKENS, *PIECES)[i] for i in ids]
+        assert sample["sentences"][0] == " ".join(words).replace(" ##", "")
+
+
+def test_a_sample_of_a_very_long_sentence_is_cut(tmp_path, corpus):
+    tokenizer = wordpiece([*SPECIAL_TOKENS, *PIECES], lowercase=True, origin="test")
+    with CorpusWriter(tmp_path / "c", "c", tokenizer) as writer:
+        for split in ("train", "validation"):
+            writer.add(split, np.full(9000, 5), np.array([9000]), 9000)
+        writer.finish(REPORT)
+    (sample,) = collect(tmp_path / "c").samples
+    assert sample.sentences == (" ".join(["the"] * 96),) and sample.cut and sample.tokens == 9000
+
+
+def test_terminal(corpus, capsys):
+    inspect(corpus)
+    lines = capsys.readouterr().out.splitlines()
+    squeezed = [re.sub(" +", " ", line) for line in lines]
+    for expected in (
+        "documents 72 8",
+        "bytes of text per token 5.00 5.00",
+        "empty documents 3 documents",
+        "control characters 14",
+        "malformed json 12",
+        "malformed json a.jsonl:8: no colon",
+        "document 18, ",
+        "validation fraction 0.1",
+        "near duplicates: shingles [5]",
+        "wide none",
+        "fast yes",
+        "jsonl:a.jsonl 80 43.21 kB 1",
+    ):
+        assert any(line.startswith(expected) for line in squeezed), expected
+    text_bytes = sum(Corpus.open(corpus, split).num_tokens for split in ("train", "validation")) * 5 + 2000
+    assert f"near duplicates 2 documents 1.50 kB {1500 / text_bytes:.2%}" in squeezed
+    assert any(re.match(r"128, packed +\d+\.\d\d%  █+", line) for line in lines)
+    assert "2 of 27 pieces (7.4%) never occur" in " ".join(squeezed)
+    assert not any(line.endswith(" ") for line in lines)
+
+
+def test_bars_are_as_long_as_what_they_show():
+    bins = Lengths.of(np.array([1] * 40 + [2] * 20 + [3])).bins()
+    drawn = text.render([report.Section("s", (report.Histogram("t", "things", tuple(bins)),))])
+    bars = [line.rpartition("  ")[2] for line in drawn.splitlines()[-3:]]
+    assert bars == ["█" * 40, "█" * 20, "█"]
+    drawn = text.render([report.Section("s", (report.Bars(("a", "b"), (0.5, 0.0001), whole=True),))])
+    assert [line.rpartition("  ")[2] for line in drawn.splitlines()[-2:]] == ["█" * 20, "▏"]
+
+
+def test_what_a_build_prints(corpus):
+    printed = inspection.counts(json.loads((corpus / "corpus.json").read_text()))
+    assert printed.startswith("sample\n======\n") and "repeated lines" in printed and "tokens in" not in printed
+    nothing = {"dropped": {}, "cleaned": {}, "skipped": {}}
+    splits = json.loads((corpus / "corpus.json").read_text())["splits"]
+    printed = inspection.counts({"name": "x", "splits": splits, **nothing})
+    assert "Nothing was filtered or cleaned." in printed and "Nothing that was read had to be skipped." in printed
+
+
+class Page(html.parser.HTMLParser):
+    """Checks that what is opened is closed; collects tags, attributes and text."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.open, self.tags, self.values, self.text = [], [], [], ""
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.values += [value for _, value in attributes]
+        if tag not in ("meta",):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.tags.append(tag)
+        self.values += [value for _, value in attributes]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_page(corpus, small, tmp_path, capsys):
+    inspect(corpus, small, "--html", tmp_path / "page.html")
+    printed = capsys.readouterr().out
+    content = (tmp_path / "page.html").read_text(encoding="utf-8")
+    page = Page(content)
+    assert page.open == []
+    assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
+    assert "http" not in content and "url(" not in content and "@import" not in content
+    assert page.tags.count("svg") == 8  # two histograms, fill, pieces; for each corpus
+    assert "a.jsonl:3: <script>" in page.text and "<b>" in page.text and "&" in page.text
+    titles = re.findall(r"<h[12]>(.*?)</h[12]>", content)
+    assert titles == re.findall(r"^(.+)\n[=-]+$", printed, re.MULTILINE)
+    numbers = [float(n) for value in page.values for n in re.findall(r"-?\d+\.\d+", value)]
+    assert min(numbers) >= 0 and max(numbers) <= 640
+
+
+def test_columns_of_the_plot_are_proportional(corpus, tmp_path):
+    inspect(corpus, "--html", tmp_path / "page.html")
+    plot = (tmp_path / "page.html").read_text(encoding="utf-8").split("<svg")[1]
+    heights = [float(h) for h in re.findall(r'height="([\d.]+)"><title>', plot)]
+    shares = [float(s) for s in re.findall(r"sentences \(([\d.]+)%\)", plot)]
+    assert len(heights) == len(shares) > 8 and sum(shares) == pytest.approx(100, abs=0.1)
+    np.testing.assert_allclose(np.array(heights) / max(heights), np.array(shares) / max(shares), atol=0.005)
+
+
+def test_same_page_every_time(corpus, tmp_path):
+    for name in ("a.html", "b.html"):
+        inspect(corpus, "--html", tmp_path / name)
+    assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
+
+
+def test_weights_for_several_corpora(corpus, small, capsys):
+    found = as_json(capsys, corpus, small)
+    tokens = np.array([one["splits"]["train"]["tokens"] for one in found["corpora"]])
+    shares = tokens / tokens.sum()
+    expected = shares**0.7 / (shares**0.7).sum()
+    mixture = found["mixture"]
+    assert mixture["sampling_exponent"] == 0.7 and mixture["one_tokenizer"]
+    assert [part["directory"] for part in mixture["corpora"]] == [str(corpus), str(small)]
+    np.testing.assert_allclose([part["share"] for part in mixture["corpora"]], shares)
+    np.testing.assert_allclose([part["weight"] for part in mixture["corpora"]], expected)
+    np.testing.assert_allclose([part["repeats"] for part in mixture["corpora"]], expected / shares)
+    inspect(corpus, small)
+    command = f"bert-jax pretrain --corpus {corpus}={expected[0]:.4g} --corpus '{small}={expected[1]:.4g}'"
+    assert f"    {command}\n" in capsys.readouterr().out
+    inspect(corpus, small, "--sampling-exponent", "0")
+    assert f"--corpus {corpus}=0.5" in capsys.readouterr().out
+
+
+def test_corpora_that_cannot_be_trained_on_together(corpus, tmp_path, capsys):
+    other = make_corpus(tmp_path / "other", 2, 20, changes=["more"])
+    assert not mix([collect(corpus), collect(other)], 0.7).one_tokenizer
+    inspect(corpus, other)
+    printed = capsys.readouterr().out
+    assert "different tokenizers" in printed and "--corpus" not in printed
+
+
+def test_pages_that_cannot_be_written(corpus, tmp_path, capsys):
+    page = tmp_path / "page.html"
+    page.write_text("mine")
+    with pytest.raises(UserError, match="exists already"):
+        inspect(corpus, "--html", page)
+    assert page.read_text() == "mine"
+    with pytest.raises(UserError, match="there is no directory"):
+        inspect(corpus, "--html", tmp_path / "absent" / "page.html")
+    with pytest.raises(UserError, match=r"cannot be written .File name too long"):
+        inspect(corpus, "--html", tmp_path / ("x" * 253 + ".html"))
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("value", ["-0.1", "1.5", "much"])
+def test_exponents_that_make_no_sense(corpus, value, capsys):
+    with pytest.raises(SystemExit):
+        inspect(corpus, f"--sampling-exponent={value}")
+    assert "--sampling-exponent" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("array", "place", "value"),
+    [
+        ("document_offsets", 0, -1),
+        ("document_offsets", 2, 1),
+        ("document_offsets", 3, 2**60),
+        ("sentence_lengths", 3, 0),
+    ],
+)
+def test_damaged_arrays_are_an_error_not_a_crash(tmp_path, monkeypatch, array, place, value):
+    """Three documents are a block, so that offset 3 is the end of one."""
+    monkeypatch.setattr(statistics, "_BLOCK_DOCUMENTS", 3)
+    directory = make_corpus(tmp_path / "c", 0, 20)
+    values = np.load(directory / f"train.{array}.npy")
+    values[place] = value
+    np.save(directory / f"train.{array}.npy", values)
+    with pytest.raises(UserError, match="arrays of train are damaged; `bert-data verify`"):
+        collect(directory)
+
+
+def test_no_corpus(tmp_path):
+    with pytest.raises(UserError, match="no such corpus"):
+        inspect(tmp_path / "absent")

@@ -1,0 +1,89 @@
+"""Expected fill of rows against slow, obvious twins."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_prep import packing
+
+documents = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=12), min_size=1, max_size=12)
+
+
+def histogram(seq_len, some_documents):
+    counts = packing.example_counts(seq_len)
+    lengths = np.concatenate([np.array(d, np.uint16) for d in some_documents])
+    offsets = np.cumsum([0, *map(len, some_documents)])
+    packing.add_examples(counts, lengths, offsets)
+    return counts
+
+
+def slow_examples(seq_len, some_documents):
+    budget = seq_len - 2
+    for sentences in some_documents:
+        example = []
+        for length in sentences:
+            if sum(example) + length > budget:
+                if example:
+                    yield sum(example) + 2
+                while length > budget:
+                    yield seq_len
+                    length -= budget
+                example = []
+            example.append(length)
+        yield sum(example) + 2
+
+
+def slow_best_fit(seq_len, lengths):
+    room = []
+    for length in sorted(lengths, reverse=True):
+        best = min((i for i in range(len(room)) if room[i] >= length), key=lambda i: room[i], default=None)
+        if best is None:
+            room.append(seq_len)
+            best = -1
+        room[best] -= length
+    return len(room)
+
+
+def test_known_examples():
+    """Rows of 10 hold 8 tokens of text: 3 + 5 | 4 | 8, 8, 4 + 1 (a sentence of 20, then one of 1) || 2."""
+    counts = histogram(10, [[3, 5, 4, 20, 1], [2]])
+    assert counts.tolist() == [0, 0, 0, 0, 1, 0, 1, 1, 0, 0, 3]
+    fill = packing.fill(counts)
+    assert (fill.seq_len, fill.examples, fill.tokens) == (10, 6, 30 + 7 + 6 + 4)
+    assert fill.rows == 5  # 4 and 6 share one
+    assert fill.padded == 47 / 60 and fill.packed == 47 / 50
+
+
+@given(documents, st.integers(3, 50))
+def test_examples_are_those_of_the_slow_twin(some_documents, seq_len):
+    counts = histogram(seq_len, some_documents)
+    expected = np.bincount(list(slow_examples(seq_len, some_documents)), minlength=seq_len + 1)
+    np.testing.assert_array_equal(counts, expected)
+    tokens = sum(map(sum, some_documents))
+    assert packing.fill(counts).tokens == tokens + 2 * counts.sum()
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=80))
+def test_rows_are_those_of_best_fit(lengths):
+    counts = np.bincount(lengths, minlength=31)
+    fill = packing.fill(counts)
+    assert fill.rows == slow_best_fit(30, lengths)
+    assert 0 < fill.padded <= fill.packed <= 1
+
+
+def test_best_fit_beats_worst_fit_where_they_differ():
+    """9 of 9 + 4 leaves room 6 and 7 beside 9 and 8: best fit keeps the large gap for the 7."""
+    lengths = [9, 8, 6, 3, 2, 2]
+    assert packing.fill(np.bincount(lengths, minlength=16)).rows == slow_best_fit(15, lengths) == 2
+
+
+def test_blocks_of_documents_add_up():
+    both = histogram(12, [[3, 9], [5], [40, 1]])
+    parts = histogram(12, [[3, 9]]) + histogram(12, [[5], [40, 1]])
+    np.testing.assert_array_equal(both, parts)
+
+
+def test_rows_without_room_for_text():
+    with pytest.raises(ValueError, match="a row of 2 slots has no room"):
+        packing.example_counts(2)

@@ -1,0 +1,381 @@
+"""Markup becomes plain text: Markdown, WikiExtractor's files, MediaWiki's dumps and wikitext."""
+
+import bz2
+import os
+import pathlib
+
+import pytest
+
+from bert_jax.errors import UserError
+from data_prep.sources import wikitext
+from data_prep.sources.wikitext import plain_text
+from tests.data_prep.test_sources_reading import read
+
+MARKDOWN = """\
+---
+title: Metadata
+tags:
+- a
+---
+Preface with *emphasis*, `code`, [a link](http://x.org "t"), a[^1] footnote &amp; <b>HTML</b>.
+
+[^1]: The note.
+
+# One _title_
+
+A wrapped
+paragraph, 1\\. not a list.\x20\x20
+After a hard break.<br>And another.
+
+![An image](x.png)
+
+> A quotation
+> of two lines.
+>
+> And its second paragraph.
+
+* first item
+* second item
+
+  with a second paragraph
+  1. nested
+
+| Name | Place |
+|------|-------|
+| Ada  | *London* |
+
+    Indented verse,
+    as in books.
+
+```python
+# no heading
+code = 1
+
+more = 2
+```
+
+<!-- a comment
+
+with a blank line -->
+<div>Text in <i>a block</i> of HTML &lt;</div>
+
+-----
+
+Setext
+------
+
+~~Gone~~ text. - [x] no task
+
+### Third
+
+Deep.
+
+# Last
+"""
+PARAGRAPHS = [
+    "Preface with emphasis, code, a link, a footnote & HTML.",
+    "The note.",
+    "One title",
+    "A wrapped\nparagraph, 1. not a list.\nAfter a hard break.\nAnd another.",
+    "A quotation\nof two lines.",
+    "And its second paragraph.",
+    "first item",
+    "second item",
+    "with a second paragraph",
+    "nested",
+    "Name Place\nAda London",
+    "Indented verse,\nas in books.",
+    "Text in a block of HTML <",
+    "Setext",
+    "Gone text. - [x] no task",
+    "Third",
+    "Deep.",
+    "Last",
+]
+
+
+@pytest.fixture
+def pyromark():
+    return pytest.importorskip("pyromark")
+
+
+def test_markdown(tmp_path, pyromark):
+    path = tmp_path / "a.md"
+    path.write_text(MARKDOWN)
+    reading = read(f"markdown:{path}")
+    assert reading.documents[0].origin == str(path)
+    assert reading.texts[0].split("\n\n") == PARAGRAPHS
+
+
+def test_markdown_headings_begin_documents(tmp_path, pyromark):
+    path = tmp_path / "a.md"
+    path.write_text(MARKDOWN)
+    beginnings = {1: [0, 2, 17], 2: [0, 2, 13, 17], 3: [0, 2, 13, 15, 17]}
+    lines = MARKDOWN.split("\n")
+    for level, begins in beginnings.items():
+        reading = read(f"markdown:{path}@{level}")
+        ends = [*begins[1:], None]
+        assert reading.texts == ["\n\n".join(PARAGRAPHS[a:b]) for a, b in zip(begins, ends, strict=True)]
+        places = [int(document.origin.rpartition(":")[2]) for document in reading.documents]
+        named = {2: "# One _title_", 13: "Setext", 15: "### Third", 17: "# Last"}
+        assert places == [6, *(lines.index(named[begin]) + 1 for begin in begins[1:])]
+    path.write_text("# A\n## B\ntext")
+    assert read(f"markdown:{path}@2").texts == ["A", "B\n\ntext"], "nothing stands before the first heading"
+
+
+def test_long_markdown(tmp_path, pyromark):
+    """Fences and comments are not cut, nor is a heading in them taken for one."""
+    path = tmp_path / "a.md"
+    chapter = MARKDOWN.split("---", 2)[2].replace("[^1]: ", "").replace("[^1]", "")
+    path.write_text("\n\n".join(f"# Chapter {i}\n\n{chapter}" for i in range(5)))
+    for level in ("", "@1", "@2"):
+        whole = read(f"markdown:{path}{level}")
+        for block_bytes in (150, 200, 300, 1000, 5000):
+            reading = read(f"markdown:{path}{level}", block_bytes=block_bytes)
+            assert [text.rstrip() for text in reading.texts] == whole.texts
+            assert [d.origin for d in reading.documents] == [d.origin for d in whole.documents]
+        assert len(read(f"markdown:{path}{level}", block_bytes=150).parts) > 2 * len(whole.documents) - 1
+
+
+def test_metadata_stands_only_at_the_beginning_of_a_file(tmp_path, pyromark):
+    path = tmp_path / "a.md"
+    path.write_text(f"{'word ' * 20}\n\n---\nnote: kept\n---\n\nmore")
+    for block_bytes in (110, 1000):
+        assert "note: kept" in read(f"markdown:{path}", block_bytes=block_bytes).texts[0]
+
+
+def test_markdown_without_text(tmp_path, pyromark):
+    (tmp_path / "a.md").write_text("![only](an_image.png)\n")
+    (tmp_path / "b.md").write_text("\n")
+    (tmp_path / "c.md").write_bytes(b"text \xff")
+    (tmp_path / "d.md").write_text("---\n\na ruler, no metadata\n\n---\n")
+    reading = read(f"markdown:{tmp_path}/*.md")
+    assert reading.texts == ["a ruler, no metadata"]
+    reasons = ["empty_document", "empty_file", "invalid_utf8"]
+    assert [reason for reason, _ in reading.places] == reasons
+
+
+@pytest.mark.skipif("BERT_JAX_SHARED_DATA" not in os.environ, reason="needs the shared data")
+def test_real_books(pyromark):
+    books = pathlib.Path(os.environ["BERT_JAX_SHARED_DATA"]) / "books"
+    whole = read(f"markdown:{books}/*.md@3")
+    assert len(whole.documents) > 3000 and not whole.skipped
+    cut = read(f"markdown:{books}/*.md@3", block_bytes=1 << 14)
+    assert [text.rstrip() for text in cut.texts] == whole.texts
+    everything = "".join(whole.texts)
+    assert "\n# " not in everything and "](" not in everything
+
+
+WIKIEXTRACTOR = """\
+<doc id="1" url="https://x.org?curid=1" title="Tom &amp; Jerry">
+Tom &amp; Jerry
+
+They say &lt;doc&gt;.
+A second line.
+
+A third one.
+</doc>
+<doc id="2" url="https://x.org?curid=2" title="Empty">
+Empty
+
+</doc>
+<doc id="3" url="u" title="No title line">
+Text at once.
+</doc>
+"""
+
+
+def test_wikiextractor(tmp_path):
+    path = tmp_path / "wiki_00"
+    path.write_text(WIKIEXTRACTOR)
+    (tmp_path / "wiki_01.bz2").write_bytes(bz2.compress(WIKIEXTRACTOR.encode()))
+    texts = ["They say <doc>.\n\nA second line.\n\nA third one.", "Text at once."]
+    for block_bytes in (16, 100, 1 << 20):
+        reading = read(f"wikiextractor:{path}", block_bytes=block_bytes)
+        assert reading.texts == texts
+        assert [document.origin for document in reading.documents] == [f"{path}#Tom & Jerry", f"{path}#No title line"]
+        assert reading.places == [("empty_document", f"{path}#Empty")]
+    assert read(f"wikiextractor:{tmp_path}/*").texts == texts * 2
+
+
+def test_damaged_wikiextractor_files(tmp_path):
+    path = tmp_path / "wiki_00"
+    path.write_bytes(
+        b'stray text\n<doc id="1" url="" title="A">\nnever ends\n<doc id="2" url="" title="B">\nB\n\nfine\n</doc>\n'
+        b'<doc id="3" url="" title="C">\n\xff\n</doc>\n<doc id="4" url="" title="D">\ncut o'
+    )
+    for block_bytes in (64, 1 << 20):
+        reading = read(f"wikiextractor:{path}", block_bytes=block_bytes)
+        assert reading.texts == ["fine"]
+        assert reading.places == [
+            ("outside_document", f"{path}:1"),
+            ("malformed_document", f"{path}:2"),
+            ("invalid_utf8", f"{path}:9"),
+            ("malformed_document", f"{path}:12"),
+        ]
+    (tmp_path / "plain").write_text("no articles at all")
+    with pytest.raises(UserError, match="outside_document"):
+        read(f"wikiextractor:{tmp_path}/plain")
+
+
+def page(title, text, ns=0, more="", model="wikitext"):
+    return f"""\
+  <page>
+    <title>{title}</title>
+    <ns>{ns}</ns>
+    <id>7</id>{more}
+    <revision>
+      <id>8</id>
+      <model>{model}</model>
+      <text bytes="9" xml:space="preserve">{text}</text>
+    </revision>
+  </page>
+"""
+
+
+HEAD = """\
+<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" version="0.11" xml:lang="de">
+  <siteinfo>
+    <sitename>Wikipedia</sitename>
+    <namespaces>
+      <namespace key="0" case="first-letter" />
+      <namespace key="1" case="first-letter">Diskussion</namespace>
+      <namespace key="6" case="first-letter">Datei</namespace>
+      <namespace key="14" case="first-letter">Kategorie</namespace>
+    </namespaces>
+  </siteinfo>
+"""
+TAIL = "</mediawiki>\n"
+
+
+def test_mediawiki(tmp_path):
+    pages = [
+        page("Eins", "'''Eins''' &amp;amp; [[Datei:X|mini|Ein Bild]]mehr.\n[[Kategorie:Zahl]]"),
+        page("Diskussion:Eins", "Was soll das?", ns=1),
+        page("Weiter", "#REDIRECT [[Eins]]", more='<redirect title="Eins" />'),
+        page("Skript", "return 1", model="Scribunto"),
+        page("Nichts", "{{nur|Vorlage}}"),
+        page("Kaputt", "a &unknown; b"),
+        page("Gelöscht", "").replace('<text bytes="9" xml:space="preserve"></text>', ""),
+        page("Zwei", "Zwei &lt;ref&gt;weg&lt;/ref&gt;ist."),
+    ]
+    path = tmp_path / "dewiki.xml"
+    path.write_text(HEAD + "".join(pages) + TAIL)
+    streams = [HEAD, *pages, TAIL]
+    (tmp_path / "dewiki.xml.bz2").write_bytes(b"".join(bz2.compress(stream.encode()) for stream in streams))
+    for name in ("dewiki.xml", "dewiki.xml.bz2"):
+        for block_bytes in (64, 500, 1000, 1 << 20):
+            reading = read(f"mediawiki:{tmp_path}/{name}", block_bytes=block_bytes)
+            assert reading.texts == ["Eins & mehr.", "Zwei ist."]
+            assert [document.origin.partition("#")[2] for document in reading.documents] == ["Eins", "Zwei"]
+            line = 1 + (HEAD + "".join(pages[:5])).count("\n")
+            assert reading.places == [
+                ("not_wikitext", f"{tmp_path}/{name}#Skript"),
+                ("empty_document", f"{tmp_path}/{name}#Nichts"),
+                ("malformed_xml", f"{tmp_path}/{name}:{line}"),
+                ("missing_text", f"{tmp_path}/{name}#Gelöscht"),
+            ]
+
+
+def test_a_dump_that_is_cut_off(tmp_path):
+    path = tmp_path / "dump.xml"
+    path.write_text(HEAD + page("A", "Text.") + page("B", "Lost.")[:-20])
+    reading = read(f"mediawiki:{path}")
+    assert reading.texts == ["Text."]
+    assert reading.places == [("malformed_xml", f"{path}:21")]
+    assert "is the dump complete?" in reading.skipped[0].detail
+
+
+def test_the_last_revision_counts(tmp_path):
+    first = page("A", "Old.")
+    old, new = first.index("    <revision>"), first.index("  </page>")
+    path = tmp_path / "dump.xml"
+    path.write_text(HEAD + first[:new] + first[old:new].replace("Old.", "New.") + first[new:] + TAIL)
+    assert read(f"mediawiki:{path}").texts == ["New."]
+
+
+@pytest.mark.parametrize(
+    ("markup", "expected"),
+    [
+        ("'''Bold''', ''italics'' and '''''both'''''.", "Bold, italics and both."),
+        ("L'''amour''\n''Titanic'''s band", "L'amour\nTitanic's band"),
+        ("''{{x}}'' '''{{y}}'''a", "a"),
+        ("''[[A|'''b''']]''", "b"),
+        ("[[Link]], [[target|shown]], [[plural]]s, [[:Category:C]]", "Link, shown, plurals, Category:C"),
+        ("a [[Help:X|b]] [[2001: A Space Odyssey]]", "a b 2001: A Space Odyssey"),
+        ("[http://x.org shown] [http://x.org] //x [https://x.org/a]", "shown  //x"),
+        ("x{{template|a={{inner|[[b]]}}\n|c=d}}y", "xy"),
+        ("a {{unclosed [[b]] c", "a unclosed b c"),
+        ("a }} [[b]] c", "a  b c"),
+        ("a {{b [[c}} d]] e", "a  d]] e"),
+        ('a<ref name="x">{{cite|t=[[y]]}}</ref>b<ref name=z />c<REF>d</REF>', "abc"),
+        ("a<ref>never ends", "anever ends"),
+        ("a<!-- [[b]] -->c<!-- never ends", "ac"),
+        ("[[File:A.jpg|thumb|A [[link]] in ''it''\nover lines]]text", "text"),
+        ("[[Bild:A.jpg|mini|x]][[Image:b.png]][[Category:C|key]][[de:Ein Artikel]]text", "text"),
+        ("[[Datei:X]]text [[Doi:10.1]] [[doi:10.1]]", "text Doi:10.1 doi:10.1"),
+        ('{| class="x"\n! H\n|-\n| a || {{b}}\n{| \n| nested\n|}\n|}\ntext', "text"),
+        (":{|\n| indented table\n|}\ntext", "text"),
+        ("<table><tr><td>x<table>y</table></td></tr></table>text", "text"),
+        ("before\n{|\n| never ends\ntext", "before\n\ntext"),
+        ("* a\n** b\n# c\n; d : e\n: f", "a\n\nb\n\nc\n\nd : e\n\nf"),
+        ("one\ntwo\n\nthree", "one\ntwo\n\nthree"),
+        ("a<br>b<br />c<div>d</div>e", "a\nb\nc\nd\ne"),
+        ("H<sub>2</sub>O <span style='x'>y</span>", "H2O y"),
+        ("a <math>x < y</math>b <nowiki>''[[c]]'' {{d}} <e></nowiki>", "a b ''[[c]]'' {{d}} <e>"),
+        ("<nowiki>* no item</nowiki>", "* no item"),
+        ("<syntaxhighlight lang='c'>x</syntaxhighlight>a<gallery>\nFile:x.jpg|y\n</gallery>", "a"),
+        ("A&nbsp;B &amp;lt; &lt;b&gt; &#65;&#x42; &unknown; AT&T", "A\u00a0B &lt; <b> AB &unknown; AT&T"),
+        ("Paris ({{lang|fr|x}}; {{ipa|y}}) is ( ) a city ({{x}}, a) .", "Paris is a city (, a)."),
+        ("__NOTOC__ text\n----\nmore", "text\n\nmore"),
+        ("a < b and c > d, x<y", "a < b and c > d, x<y"),
+    ],
+)
+def test_wikitext(markup, expected):
+    assert plain_text(markup, frozenset({"Datei"})) == expected
+
+
+def test_headings_without_text_are_left_out():
+    empty = "== A ==\n=== A1 ===\n{{x}}\n"
+    text = "== B ==\n=== ''B1'' ===\nText.\n===B2===\n"
+    assert plain_text(f"Lead.\n{empty}{text}== See also ==\n{{{{y}}}}\n[[Category:Z]]") == "Lead.\n\nB\n\nB1\n\nText."
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        *(
+            "{{a|",
+            "[[",
+            "[[aaaaaaaa",
+            "<x>",
+            "\n{|",
+            "'''a''",
+            "<ref>",
+            "<ref>{{",
+            "<!--",
+            "<a",
+            "[http://a",
+            "(",
+            "( ",
+        ),
+        *(" ", "=", "&", "'", "{{{{", "[", "__", "\n::::", "<nowiki>", "|}", "[[a:", "&#1", "[[a|[[b|"),
+    ],
+)
+def test_unclosed_markup_costs_no_time(start):
+    """Time is linear; a parser that tries again from every bracket would hang here for many minutes."""
+    for text in (start * (200_000 // len(start)), start * 50_000 + "]]" * 50_000, start * 50_000 + "}}" * 50_000):
+        assert len(plain_text(text)) <= len(text)
+
+
+def test_what_bounds_the_time(monkeypatch):
+    searched = []
+
+    class EndTag:
+        def search(self, text, place):
+            searched.append(place)
+
+    monkeypatch.setitem(wikitext._END_TAGS, "ref", EndTag())
+    assert plain_text("a<ref>b<ref>c<ref>d") == "abcd"
+    assert searched == [7], "an end tag that is missing is looked for once"
+    assert plain_text("[[a" * 20 + "]]" * 20).count("[[") == 20 - wikitext._MOST_LINKS

@@ -1,0 +1,299 @@
+"""Records with fields: JSON lines, Parquet, TFDS."""
+
+import gzip
+import json
+import sys
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+from array_record.python import array_record_module
+
+from bert_jax.errors import UserError
+from data_prep.sources import parse
+from tests.data_prep.test_sources_reading import read
+
+TEXTS = [f"Text {i}, mit Ümläuten.\n\nA second paragraph {'x' * (i % 7)}." for i in range(120)]
+
+
+@pytest.fixture
+def orjson():
+    return pytest.importorskip("orjson")
+
+
+@pytest.fixture
+def parquet():
+    return pytest.importorskip("pyarrow.parquet")
+
+
+def test_json_lines(tmp_path, orjson):
+    lines = "\n".join(json.dumps({"id": i, "text": text}, ensure_ascii=i % 2 == 0) for i, text in enumerate(TEXTS))
+    (tmp_path / "a.jsonl").write_text(f"\n{lines}")
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(f"{lines}\n".encode()))
+    for block_bytes in (64, 1000, 1 << 20):
+        reading = read(f"jsonl:{tmp_path}/*@text", block_bytes=block_bytes)
+        assert reading.texts == TEXTS * 2
+        assert not reading.skipped
+        assert reading.documents[0].origin == f"{tmp_path}/a.jsonl:2"
+        assert reading.documents[-1].origin == f"{tmp_path}/b.jsonl.gz:120"
+        assert all(part.begins and part.ends for part in reading.parts)
+    assert [file["bytes"] for file in reading.facts] == [path.stat().st_size for path in sorted(tmp_path.iterdir())]
+
+
+def test_what_is_wrong_with_a_json_line(tmp_path, orjson):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(
+        b'{"text": "fine"}\n'
+        b'{"text": "no end\n'
+        b'{"text": "\xe9"}\n'
+        b'{"Text": "x", "url": "y"}\n'
+        b'{"text": null}\n'
+        b'{"text": ["x"]}\n'
+        b'{"text": " "}\n'
+        b'["text"]\n'
+        b"  \n"
+        b'{"text": "also fine"}'
+    )
+    reading = read(f"jsonl:{path}@text")
+    assert reading.texts == ["fine", "also fine"]
+    reasons = ["malformed_json", "invalid_utf8", "missing_field", "null_field", "field_not_text", "empty_document"]
+    assert reading.places == [(reason, f"{path}:{line}") for line, reason in enumerate([*reasons, "missing_field"], 2)]
+    details = [skipped.detail for skipped in reading.skipped]
+    assert "end of data" in details[0] or "line 1 column" in details[0]
+    assert "not UTF-8 at byte 44" in details[1]
+    assert details[2] == "no field 'text', did you mean 'Text'? there are: Text, url".replace("? there", "; there")
+    assert details[4] == "the field 'text' is a list, not text"
+    assert details[6] == "the line is a list, not an object with a field 'text'"
+
+
+def test_dotted_fields(tmp_path, orjson):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"meta": {"text": "x"}}\n{"meta": {"title": "y"}}\n{"meta": 3}\n{"meta": {"text": "z"}}\n')
+    reading = read(f"jsonl:{path}@meta.text")
+    assert reading.texts == ["x", "z"]
+    assert [skipped.detail for skipped in reading.skipped] == [
+        "no field 'text'; there are: title",
+        "meta is a number, not an object with a field 'text'",
+    ]
+
+
+def test_a_mistyped_json_field(tmp_path, orjson):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"content": "x", "id": 1}\n' * 3)
+    message = (
+        r"nothing could be used.*3 x missing_field.*no field 'contnet', did you mean 'content'; there are: content, id"
+    )
+    with pytest.raises(UserError, match=message):
+        read(f"jsonl:{path}@contnet")
+
+
+def test_long_json_lines(tmp_path, orjson):
+    path = tmp_path / "a.jsonl"
+    texts = ["a" * 5, "b" * 500, "c" * 7]
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    assert read(f"jsonl:{path}@text", block_bytes=64).texts == texts
+    reading = read(f"jsonl:{path}@text", block_bytes=64, max_record_bytes=300)
+    assert reading.texts == ["a" * 5, "c" * 7]
+    assert reading.places == [("record_too_long", f"{path}:2")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("jsonl:{}@text", "orjson"), ("parquet:{}@text", "pyarrow"), ("markdown:{}", "pyromark")]
+)
+def test_libraries_that_are_missing(tmp_path, monkeypatch, kind, name):
+    from data_prep.sources import markdown
+
+    markdown._parser.cache_clear()
+    (tmp_path / "a").write_text("{}")
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(UserError, match=rf"needs {name}, which is missing; run pip install 'bert_jax\[formats\]'"):
+        read(kind.format(tmp_path / "a"))
+
+
+@pytest.mark.parametrize("kind", ["string", "large_string", "binary", "dictionary"])
+def test_parquet(tmp_path, parquet, kind):
+    import pyarrow
+
+    types = {"dictionary": pyarrow.dictionary(pyarrow.int32(), pyarrow.string())}
+    column = pyarrow.array(TEXTS, types.get(kind) or getattr(pyarrow, kind)())
+    table = pyarrow.table({"id": list(range(len(TEXTS))), "text": column})
+    parquet.write_table(table, tmp_path / "a.parquet", row_group_size=50)
+    parquet.write_table(table.slice(0, 3), tmp_path / "b.parquet")
+    parquet.write_table(table.slice(0, 0), tmp_path / "c.parquet")
+    for block_bytes in (20, 64, 1000, 1 << 20):
+        reading = read(f"parquet:{tmp_path}/*@text", block_bytes=block_bytes)
+        assert reading.texts == TEXTS + TEXTS[:3]
+        assert reading.places == [("empty_file", f"{tmp_path}/c.parquet")]
+        assert [d.origin for d in reading.documents][119:121] == [
+            f"{tmp_path}/a.parquet:row 119",
+            f"{tmp_path}/b.parquet:row 0",
+        ]
+        assert [file["path"][-9] for file in reading.facts] == ["a", "b", "c"]
+        assert all(len(file["sha256"]) == 64 for file in reading.facts)
+    inputs = parse(f"parquet:{tmp_path}/a.parquet@text").inputs()
+    assert [(part.start, part.stop) for part in inputs] == [(0, 3)]
+
+
+def test_parquet_row_groups_are_inputs(tmp_path, parquet):
+    import pyarrow
+
+    path = tmp_path / "a.parquet"
+    other = [f"{i} is in no size".center(1000) for i in range(len(TEXTS))]
+    parquet.write_table(pyarrow.table({"text": TEXTS, "other": other}), path, row_group_size=10, compression="none")
+    source = parse(f"parquet:{path}@text")
+    source = type(source)(source.spec, source.pattern, source.field, block_bytes=64)
+    inputs = source.inputs()
+    assert len(inputs) > 3
+    assert sum(part.size for part in inputs) < 10_000 < 100_000 < path.stat().st_size
+    assert [part.start for part in inputs] == [0, *(part.stop for part in inputs[:-1])]
+    assert inputs[-1].stop == 12
+    texts = [[d.text for b in source.blocks(part, []) for d in source.documents(b)] for part in inputs]
+    assert [text for group in texts for text in group] == TEXTS
+
+
+def test_parquet_values(tmp_path, parquet):
+    import pyarrow
+
+    path = tmp_path / "a.parquet"
+    struct = [
+        {"text": b"x"},
+        {"text": None},
+        None,
+        {"text": b" "},
+        {"text": b"\xff"},
+        {"text": b"y" * 99},
+        {"text": b"z"},
+    ]
+    kind = pyarrow.struct({"text": pyarrow.binary()})
+    parquet.write_table(pyarrow.table({"meta": pyarrow.array(struct, kind), "n": list(range(7))}), path)
+    reading = read(f"parquet:{path}@meta.text", max_record_bytes=98)
+    assert reading.texts == ["x", "z"]
+    reasons = ["null_field", "null_field", "empty_document", "invalid_utf8", "record_too_long"]
+    assert reading.places == [(reason, f"{path}:row {row}") for row, reason in enumerate(reasons, 1)]
+
+
+def test_parquet_mistakes(tmp_path, parquet):
+    import pyarrow
+
+    path = tmp_path / "a.parquet"
+    parquet.write_table(
+        pyarrow.table({"text": TEXTS, "id": list(range(120)), "tags": [["a"]] * 120, "meta": [{"title": "x"}] * 120}),
+        path,
+    )
+    for field, message in {
+        "txt": "no field 'txt', did you mean 'text'; there are: id, meta, tags, text",
+        "id": "the column 'id' has type int64, not text",
+        "tags": "the column 'tags' has type list<.*>, not text",
+        "meta": "the column 'meta' has type struct<.*>, not text",
+        "meta.titel": "no field 'titel', did you mean 'title'",
+        "text.x": "no field 'x'; there are none here",
+    }.items():
+        with pytest.raises(UserError, match=message):
+            parse(f"parquet:{path}@{field}").inputs()
+    whole = path.read_bytes()
+    for content in (whole[: len(whole) // 2], b"", b"no Parquet at all, but some text"):
+        path.write_bytes(content)
+        with pytest.raises(
+            UserError, match=r"a\.parquet: cannot be read as Parquet .* is it whole\? download it again"
+        ):
+            read(f"parquet:{path}@text")
+    damaged = bytearray(whole)
+    damaged[4:300] = bytes(296)
+    path.write_bytes(damaged)
+    with pytest.raises(UserError, match=r"a\.parquet: cannot be read as Parquet"):
+        read(f"parquet:{path}@text")
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(UserError, match=r"no file matches"):
+        read(f"parquet:{path}@text")
+
+
+FEATURES = tfds.features.FeaturesDict(
+    {
+        "text": tfds.features.Text(),
+        "id": tfds.features.Scalar(np.int64),
+        "meta": {"title": tfds.features.Text()},
+        "image": tfds.features.Image(shape=(1, 1, 3)),
+        "words": tfds.features.Sequence(tfds.features.Text()),
+    }
+)
+
+
+def write_tfds(base, name="my_text", config="cfg", version="1.0.0", suffix="array_record"):
+    directory = base / name / config / version if config else base / name / version
+    directory.mkdir(parents=True)
+    serializer = tfds.core.example_serializer.ExampleSerializer(FEATURES.get_serialized_info())
+    size, shards = 0, [TEXTS[:50], TEXTS[50:]]
+    for index, texts in enumerate(shards):
+        path = directory / f"{name}-train.{suffix}-{index:05d}-of-00002"
+        writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1")
+        for i, text in enumerate(texts):
+            example = {"text": text, "id": i, "meta": {"title": f"T{version}"}, "words": ["a"]}
+            example["image"] = b"no image at all: it is not decoded"
+            record = serializer.serialize_example(example)
+            size += len(record)
+            writer.write(record)
+        writer.close()
+    template = tfds.core.ShardedFileTemplate(
+        data_dir=directory, dataset_name=name, split="train", filetype_suffix=suffix
+    )
+    split = tfds.core.SplitInfo(
+        name="train", shard_lengths=[len(s) for s in shards], num_bytes=size, filename_template=template
+    )
+    tfds.folder_dataset.write_metadata(data_dir=directory, features=FEATURES, split_infos=[split], check_data=False)
+    return directory
+
+
+def test_tfds(tmp_path, monkeypatch):
+    directory = write_tfds(tmp_path)
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+    for name in ("my_text/cfg", "my_text/cfg/1.0.0", directory, directory.parent):
+        for block_bytes in (64, 1000, 1 << 20):
+            reading = read(f"tfds:{name}:train@text", block_bytes=block_bytes)
+            assert reading.texts == TEXTS
+        assert reading.documents[7].origin == f"{directory}:train 7"
+        assert reading.facts == [{"name": "my_text/1.0.0:train", "path": str(directory), "examples": 120}]
+    assert read("tfds:my_text/cfg:train[40:60]@text", block_bytes=100).texts == TEXTS[40:60]
+    assert read("tfds:my_text/cfg:train[:10%]@meta.title").texts == ["T1.0.0"] * 12
+    for version in ("1.10.0", "1.9.0"):
+        write_tfds(tmp_path, version=version)
+    assert read("tfds:my_text/cfg:train[:1]@meta.title").texts == ["T1.10.0"]
+    assert "tensorflow" not in sys.modules
+
+
+def test_tfds_mistakes(tmp_path, monkeypatch):
+    write_tfds(tmp_path)
+    tfrecord = write_tfds(tmp_path, name="old", config="", suffix="tfrecord")
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+    way_round = r"with TensorFlow, prepare it with tfds\.builder\(NAME, file_format='array_record'\)"
+    for rest, message in {
+        "my_text:train@text": r"say which configuration, e\.g\. my_text/cfg; prepared are: cfg",
+        "my_txt:train@text": rf"no dataset my_txt prepared in {tmp_path} \(\$TFDS_DATA_DIR\); .*{way_round}",
+        "my_text/cfg:test@text": "no split 'test'; there are: train",
+        "my_text/cfg:train[5:9999]@text": "no split",
+        "my_text/cfg:train[5:5]@text": "has no examples",
+        "my_text/cfg:train@txt": "no field 'txt', did you mean 'text'; there are: id, image, meta, text, words",
+        "my_text/cfg:train@meta": "the field 'meta' is FeaturesDict.*not text",
+        "my_text/cfg:train@id": "the field 'id' is .*int64.*not text",
+        "my_text/cfg:train@words": "the field 'words' is .*not text",
+        "my_text/cfg:train@text.x": "no field 'x'; there are none here",
+        "old:train@text": rf"{tfrecord} is tfrecord, which needs TensorFlow; .*{way_round}",
+    }.items():
+        with pytest.raises(UserError, match=f"(?s)--source tfds:.*{message}") as error:
+            parse(f"tfds:{rest}").inputs()
+        assert "\n" not in str(error.value)
+
+
+def test_tfds_damage(tmp_path):
+    directory = write_tfds(tmp_path)
+    shard = directory / "my_text-train.array_record-00001-of-00002"
+    whole = shard.read_bytes()
+    from data_prep.sources import tensorflow_dataset
+
+    for content in (whole[: len(whole) // 2], None):
+        tensorflow_dataset._data_source.cache_clear()
+        shard.unlink()
+        if content is not None:
+            shard.write_bytes(content)
+        with pytest.raises(UserError, match=rf"{directory}: .*; prepare the dataset again"):
+            read(f"tfds:{directory}:train@text")

@@ -1,0 +1,169 @@
+"""`bert-data tokenizer` as a user meets it, and the commands of its page."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_jax.tokenizer import Tokenizer, wordpiece
+from bert_jax.tokenizer_kinds import SPECIAL_TOKENS, byte_alphabet
+from data_prep.cli import main
+from data_prep.vocabularies.train import KINDS
+from tests.test_tokenizer import LINES, train
+
+ROOT = Path(__file__).parents[2]
+WORDS = {
+    "en": "the a river mountain sings falls over quick slow light dark stone water cloud",
+    "de": "der die das fluss berg singt fällt über schnell langsam licht dunkel stein wasser wolke",
+    "is": "áin fjallið syngur fellur yfir hratt hægt ljós dimmt steinn vatn ský og þetta er",
+}
+
+
+def make_texts(language, documents):
+    rng = np.random.default_rng(len(language) + documents)
+    words = WORDS[language].split()
+    sentences = [" ".join(rng.choice(words, rng.integers(3, 12))).capitalize() + "." for _ in range(4 * documents)]
+    return "\n\n".join(" ".join(sentences[i : i + 4]) for i in range(0, len(sentences), 4))
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Texts in three languages, and vocabularies as other tools write them."""
+    monkeypatch.chdir(tmp_path)
+    Path("texts").mkdir()
+    for language, documents in (("en", 300), ("de", 100), ("is", 20)):
+        Path(f"texts/{language}.txt").write_text(make_texts(language, documents))
+    wordpiece([*SPECIAL_TOKENS, "a", "##b"], None, "test").save_vocab("vocab.txt")
+    Path("spiece.model").write_bytes(train(LINES, "unigram"))
+    Path("gpt2").mkdir()
+    Path("gpt2/merges.txt").write_text("#version: 0.2\nl o\n")
+    Path("gpt2/vocab.json").write_text(json.dumps({piece: i for i, piece in enumerate([*byte_alphabet(), "lo"])}))
+    return tmp_path
+
+
+def run(*words):
+    return main(["tokenizer", "--workers", "1", *words])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind(folder, capsys, kind):
+    assert run("--source", "text:texts/*.txt", "--kind", kind, "--vocab-size", "300", "--out", "new/t.json") == 0
+    tokenizer = Tokenizer.load("new/t.json")
+    case = "uncased" if kind in ("wordpiece", "bpe") else "cased"
+    summary = capsys.readouterr().out
+    assert summary.startswith(f"new/t.json: {tokenizer.kind}, {tokenizer.vocab_size} pieces, {case}, in ")
+    assert tokenizer.lowercase == (case == "uncased")
+
+
+def test_defaults_are_those_of_bert(folder, capsys):
+    assert run("--source", "text:texts/en.txt", "--out", "a.json") == 0
+    assert run("--source", "text:texts/en.txt", "--out", "b.json", "--kind", "wordpiece", "--score", "count") == 0
+    assert Path("a.json").read_bytes() == Path("b.json").read_bytes()
+    captured = capsys.readouterr()
+    assert "not 30522" in captured.err and "WordPiece" in captured.out and "uncased" in captured.out
+    assert run("--source", "text:texts/en.txt", "--out", "c.json", "--no-lowercase") == 0
+    assert not Tokenizer.load("c.json").lowercase
+    for flags in (["--score", "likelihood"], ["--max-characters", "5"], ["--vocab-size", "70"]):
+        assert run("--source", "text:texts/en.txt", "--out", "d.json", *flags) == 0
+        assert Path("d.json").read_bytes() != Path("a.json").read_bytes(), flags
+        Path("d.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("vocab.txt", "WordPiece"), ("spiece.model", "SentencePiece unigram"), ("gpt2", "byte-level BPE")],
+)
+def test_taking_over(folder, capsys, path, kind):
+    assert run("--from", path, "--add-special-tokens", "--out", "t.json") == 0
+    assert f"t.json: {kind}, " in capsys.readouterr().out
+    tokenizer = Tokenizer.load("t.json")
+    assert tokenizer.fingerprint == Tokenizer.load(path, add_special_tokens=True).fingerprint
+    assert run("--from", "t.json", "--out", "again.json") == 0
+    assert Path("again.json").read_bytes() == Path("t.json").read_bytes()
+
+
+SOURCE = ["--source", "text:texts/en.txt", "--out", "new.json"]
+FROM = ["--from", "vocab.txt", "--out", "new.json"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--from", "gpt2", "--out", "new.json"], "no <pad>, <unk>, <s>, </s>, <mask> token"),
+        (["--from", "absent.json", "--out", "new.json"], "absent.json: no such tokenizer"),
+        (["--from", "texts/en.txt", "--out", "new.json"], "twice"),
+        ([*FROM, "--kind", "bpe"], "--kind goes with --source"),
+        ([*FROM, "--vocab-size", "9"], "--vocab-size goes with --source"),
+        ([*FROM, "--sample-mb", "9"], "--sample-mb goes with --source"),
+        ([*FROM, "--out", "vocab.txt"], "vocab.txt: exists already"),
+        ([*SOURCE, "--add-special-tokens"], "goes with --from"),
+        ([*SOURCE, "--kind", "bpe", "--score", "count"], "--score goes with --kind wordpiece, not with bpe"),
+        ([*SOURCE, "--kind", "byte-bpe", "--max-characters", "9"], "goes with --kind wordpiece or bpe"),
+        ([*SOURCE, "--vocab-size", "9"], "use at least"),
+        (["--source", "text:absent/*", "--out", "new.json"], "no file matches"),
+    ],
+)
+def test_user_errors(folder, capsys, words, message):
+    before = sorted(Path().rglob("*"))
+    assert run(*words) == 2
+    captured = capsys.readouterr()
+    errors = [line for line in captured.err.splitlines() if line.startswith("error:")]
+    assert len(errors) == 1 and message in errors[0], captured.err
+    assert not captured.out and sorted(Path().rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--out", "new.json"], "one of the arguments --source --from is required"),
+        ([*SOURCE, "--from", "vocab.txt"], "not allowed with"),
+        ([*SOURCE, "--sampling-exponent", "1.5"], "not between 0"),
+        ([*SOURCE, "--sample-mb", "0"], "not a positive number"),
+        ([*SOURCE, "--kind", "morphemes"], "invalid choice"),
+    ],
+)
+def test_flags_that_cannot_be(folder, capsys, words, message):
+    with pytest.raises(SystemExit) as exit_info:
+        run(*words)
+    assert exit_info.value.code == 2 and message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece-unigram"])
+def test_same_bytes_whatever_the_machine_does(folder, kind):
+    """Another number of processes, of threads, another hash seed, another process."""
+    files = []
+    for name, workers, changes in (
+        ("a", "1", {}),
+        ("b", "2", {"RAYON_NUM_THREADS": "1"}),
+        ("c", "1", {"PYTHONHASHSEED": "3"}),
+    ):
+        command = ["tokenizer", "--source", "text:texts/en.txt", "--source", "text:texts/de.txt", "--kind", kind]
+        command += ["--vocab-size", "300", "--sampling-exponent", "0.7", "--sample-mb", "1", "--workers", workers]
+        subprocess.run(
+            [sys.executable, "-m", "data_prep", *command, "--out", f"{name}.json"],
+            check=True,
+            capture_output=True,
+            env=os.environ | changes | {"PYTHONPATH": str(ROOT)},
+        )
+        files.append(Path(f"{name}.json").read_bytes())
+    assert files[0] == files[1] == files[2]
+
+
+def test_the_commands_of_the_page(folder):
+    """docs/tokenizers.md, word for word; only the vocabularies are smaller, and there is one process."""
+    page = (ROOT / "docs" / "tokenizers.md").read_text()
+    blocks = "\n".join(re.findall(r"^```bash\n(.*?)^```", page, re.M | re.S)).replace("\\\n", " ")
+    commands = [shlex.split(line) for line in blocks.splitlines() if line.strip()]
+    assert len(commands) >= 8 and {tuple(command[:2]) for command in commands} == {("bert-data", "tokenizer")}
+    smaller = {"30522": "300", "50265": "300", "120000": "300"}
+    for command in commands:
+        assert main([*(smaller.get(word, word) for word in command[1:]), "--workers", "1"]) == 0, command
+        assert Tokenizer.load(command[command.index("--out") + 1]).continues_word.any()
+    for code in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S):
+        exec(compile(code, "docs/tokenizers.md", "exec"), {})

@@ -1,0 +1,274 @@
+"""Words from text, and vocabularies from words: every kind, from sources to ids."""
+
+import collections
+
+import numpy as np
+import pytest
+import tokenizers
+from tokenizers import models, normalizers, pre_tokenizers, trainers
+
+from bert_jax.errors import UserError
+from bert_jax.tokenizer import Tokenizer
+from bert_jax.tokenizer_kinds import bert_normalizer
+from data_prep.vocabularies import counting, sentences
+from data_prep.vocabularies.counting import BertWords, ByteWords, Table, weighted
+from data_prep.vocabularies.kinds import train_bpe, train_wordpiece
+from data_prep.vocabularies.train import KINDS, Recipe, train
+from tests.data_prep.fakes import fake
+
+TEXTS = [
+    "The quick brown fox jumps over the lazy dog, and the dog is not amused.",
+    "Foxes jumped; dogs slept. Nobody was amusing, nobody was quicker than the quickest fox!",
+    "Über Straßen und Äcker — naïve café, 力加 1984 (x_1 + y_2) = z. It's ΣΊΣΥΦΟΣ' $5,000.00 <s> [MASK] ▁",
+] * 3
+SIZES = {"wordpiece": 140, "bpe": 140, "byte-bpe": 300, "sentencepiece-unigram": 80, "sentencepiece-bpe": 110}
+
+
+def pieces(tokenizer):
+    return [tokenizer.id_to_token(i) for i in range(tokenizer.vocab_size)]
+
+
+def recipe(kind, **more):
+    return Recipe(**{"kind": kind, "vocab_size": SIZES[kind], "lowercase": False} | more)
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_words_are_those_of_bert(lowercase):
+    library = tokenizers.Tokenizer(models.WordPiece({"[UNK]": 0}, unk_token="[UNK]"))
+    library.normalizer, library.pre_tokenizer = bert_normalizer(lowercase), pre_tokenizers.BertPreTokenizer()
+    expected = collections.Counter(
+        word
+        for text in TEXTS
+        for word, _ in library.pre_tokenizer.pre_tokenize_str(library.normalizer.normalize_str(text))
+    )
+    found = BertWords(lowercase)(TEXTS)
+    assert found == expected and ("über" in found or "uber" in found) == lowercase
+    assert next(iter(found)) == ("the" if lowercase else "The")
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_words_are_those_of_gpt2(lowercase):
+    pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    normalize = normalizers.Lowercase().normalize_str if lowercase else str
+    expected = collections.Counter(
+        word for text in TEXTS for word, _ in pre_tokenizer.pre_tokenize_str(normalize(text))
+    )
+    assert ByteWords(lowercase)(TEXTS) == expected
+    assert ByteWords(lowercase)(["a\nb  c"]) == {"Ġa": 1, "Ġb": 1, "Ġc": 1}, "spaces are one, as in sentences"
+
+
+def test_rare_words_are_forgotten_beyond_the_limit(capsys):
+    table = Table(limit=6)
+    table.add({"a": 3, "b": 1, "c": 2, "d": 1})
+    assert len(table.counts) == 4 and not capsys.readouterr().err
+    table.add({"e": 1, "f": 2, "g": 2, "a": 1})
+    assert table.counts == {"a": 4}, "words seen once, and as that left more than half of the limit, twice"
+    assert "more than 6 different words" in capsys.readouterr().err
+    table.add({"h": 1})
+    assert table.counts == {"a": 4, "h": 1}
+
+
+def test_weights_are_thousandths():
+    total = weighted([{"a": 2, "b": 1}, {"b": 3}], np.array([1.0, 1.5]))
+    assert total == {"a": 2000, "b": 1000 + 4500}
+
+
+def test_worked_example():
+    # Counts of pairs: ##e+##s 9, ##s+##t 9, l+##o 7, ... so counting starts with "##es".
+    counts = {"low": 5, "lower": 2, "newest": 6, "widest": 3}
+    # 5 specials, 10 letters, 8 letters inside a word, 3 merges
+    assert pieces(train_wordpiece(counts, 26, True))[-3:] == ["##es", "##est", "lo"]
+    assert pieces(train_wordpiece(counts, 24, True, score="likelihood"))[-1:] == ["wi"]
+    # 5 specials, ▁, 10 letters; every word begins with ▁, so ▁+l is as frequent as l+o, and comes first
+    assert pieces(train_bpe(counts, 20, True))[-4:] == ["es", "est", "▁l", "ow"]
+
+
+def test_no_piece_occurs_twice():
+    rng = np.random.default_rng(0)
+    words = ["".join(rng.choice(["a", "b"], size, p=[0.8, 0.2])) for size in rng.integers(1, 14, 3000)]
+    made = pieces(train_wordpiece(collections.Counter(words), 400, True))
+    assert len(made) == len(set(made)) == 400
+
+
+def test_same_pieces_as_the_library_with_the_same_counts():
+    """`tokenizers`' trainer breaks ties by chance, so compare the sets where no tie is cut in two."""
+    backend = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    backend.normalizer, backend.pre_tokenizer = bert_normalizer(True), pre_tokenizers.BertPreTokenizer()
+    counts = {"hug": 10, "pug": 5, "pun": 12, "bun": 4}
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    backend.train_from_iterator(
+        [" ".join(f"{word} " * count for word, count in counts.items())],
+        trainers.WordPieceTrainer(vocab_size=40, special_tokens=special, show_progress=False, min_frequency=2),
+    )
+    assert set(pieces(train_wordpiece(counts, 40, True))) == set(backend.get_vocab())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_from_source_to_ids(kind, tmp_path, capsys):
+    tokenizer = train(recipe(kind), [fake(*TEXTS)], workers=1)
+    assert tokenizer.vocab_size == SIZES[kind] and "gives only" not in capsys.readouterr().err
+    assert tokenizer.special_ids == (0, 1, 2, 3, 4)
+    expected = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    if kind != "byte-bpe":
+        expected = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    assert pieces(tokenizer)[:5] == expected
+    ids = {i for encoded in tokenizer.encode_batch(["[MASK] <mask> fox", *TEXTS]) for i in encoded}
+    assert ids.isdisjoint({*tokenizer.special_ids} - {tokenizer.unk_id})
+    assert tokenizer.unk_id not in tokenizer.encode("Nobody quicker than the dogs")
+    assert tokenizer.decode(tokenizer.encode("nobody was quicker")).strip() == "nobody was quicker"
+    tokenizer.save(tmp_path / "tokenizer.json")
+    assert Tokenizer.load(tmp_path).fingerprint == tokenizer.fingerprint
+    again = train(recipe(kind), [fake(*TEXTS, per_block=5)], workers=1)
+    assert again.to_json() == tokenizer.to_json(), "neither chance nor the cut into blocks decides anything"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_first_word_of_a_text_is_spelled_like_others(kind):
+    tokenizer = train(recipe(kind), [fake(*TEXTS)], workers=1)
+    once, twice = tokenizer.encode("fox"), tokenizer.encode("fox fox")
+    assert twice == once + once
+    begins = ~tokenizer.continues_word[twice]
+    assert begins.sum() == 2 and begins[0] and begins[len(once)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_lowercase(kind):
+    tokenizer = train(recipe(kind, lowercase=True), [fake(*TEXTS)], workers=1)
+    assert tokenizer.lowercase
+    assert tokenizer.encode("FOX") == tokenizer.encode("fox") != tokenizer.encode("box")
+    cased = train(recipe(kind), [fake(*TEXTS)], workers=1)
+    assert not cased.lowercase and cased.encode("FOX") != cased.encode("fox")
+
+
+def test_processes_do_not_matter():
+    counts = [train(recipe("bpe"), [fake(*TEXTS, per_block=1)], workers) for workers in (1, 2)]
+    assert counts[0].to_json() == counts[1].to_json()
+
+
+def test_a_short_text_gives_fewer_pieces_and_says_so(capsys):
+    for kind in KINDS:
+        size = 600 if kind == "byte-bpe" else 500
+        tokenizer = train(recipe(kind, vocab_size=size), [fake("low low lower", "lower low")], workers=1)
+        assert tokenizer.vocab_size < size
+        assert f"gives only {tokenizer.vocab_size} pieces, not {size}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_user_errors(kind):
+    with pytest.raises(UserError, match=r"no words|leaves no text"):
+        train(recipe(kind), [fake("  ")], workers=1)
+    with pytest.raises(UserError, match="use at least") as error:
+        train(recipe(kind, vocab_size=20), [fake(*TEXTS)], workers=1)
+    least = int(str(error.value).split()[-1])
+    assert train(recipe(kind, vocab_size=least), [fake(*TEXTS)], workers=1).vocab_size == least
+    with pytest.raises(UserError, match="holds no document"):
+        train(recipe(kind), [fake()], workers=1)
+
+
+def test_what_is_skipped_is_said(capsys):
+    train(recipe("bpe"), [fake(*TEXTS, None, "x", None, spec="some")], workers=1)
+    assert "--source some: left out 2 x malformed_json; the first: some#4: no brace" in capsys.readouterr().err
+    train(recipe("sentencepiece-bpe"), [fake(*TEXTS, None, spec="some")], workers=1)
+    assert capsys.readouterr().err.count("left out") == 1, "two passes, one note"
+
+
+def test_max_characters():
+    tokenizer = train(recipe("bpe", max_characters=3), [fake("aaa bb bb cc d", "aaa")], workers=1)
+    assert {"a", "b", "c"} <= set(pieces(tokenizer)) and "d" not in pieces(tokenizer)
+    assert tokenizer.unk_id in tokenizer.encode("d")
+
+
+def test_long_words_are_left_to_wordpiece_and_cut_for_bpe():
+    text = "ab" * 300
+    with pytest.raises(UserError, match="no words"):
+        train(recipe("wordpiece"), [fake(text)], workers=1)
+    for kind in ("bpe", "byte-bpe"):
+        tokenizer = train(recipe(kind), [fake(text)], workers=1)
+        assert max(map(len, pieces(tokenizer))) > 8 and len(tokenizer.encode(text)) < 100
+
+
+LANGUAGES = [f"aa{i % 7}b{i}" for i in range(900)], [f"zz{i % 7}y{i}" for i in range(100)]
+
+
+def mixed(kind, exponent, **more):
+    sources = [fake(*words, spec=spec, per_block=50) for words, spec in zip(LANGUAGES, "az", strict=True)]
+    return train(recipe(kind, sampling_exponent=exponent, **more), sources, workers=1)
+
+
+def test_sampling_exponent_weights_counts(monkeypatch):
+    """At 0 the small language has as large a part in the counts as the large one."""
+    seen = []
+    learn = counting.weighted
+    monkeypatch.setattr("data_prep.vocabularies.train.weighted", lambda *args: seen.append(learn(*args)) or seen[-1])
+    mixed("bpe", 1.0)
+    assert not seen
+    large, small = (sum(map(len, words)) for words in LANGUAGES)
+    for exponent in (0.0, 0.7):
+        mixed("bpe", exponent)
+        counts = seen.pop()
+        sizes = [sum(n * len(word) for word, n in counts.items() if word.startswith(letter)) for letter in "az"]
+        assert sizes[1] / sizes[0] == pytest.approx((small / large) ** exponent, rel=0.002)
+
+
+def test_sampling_exponent_helps_the_small_language():
+    def small(tokenizer):
+        return sum(len(ids) for ids in tokenizer.encode_batch(LANGUAGES[1]))
+
+    assert small(mixed("wordpiece", 0.0, vocab_size=60)) < small(mixed("wordpiece", 1.0, vocab_size=60))
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.7, 1.0])
+def test_sampling_exponent_for_text_takes_no_document_twice(exponent, monkeypatch):
+    seen = []
+    real = sentences.train_sentencepiece
+    monkeypatch.setattr(sentences, "train_sentencepiece", lambda lines, *rest: seen.extend(lines) or real(lines, *rest))
+    mixed("sentencepiece-bpe", exponent)
+    assert len(seen) == len(set(seen))
+    sizes = [sum(len(line) for line in seen if line.startswith(letter)) for letter in "az"]
+    large, small = (sum(map(len, words)) for words in LANGUAGES)
+    assert sizes[1] == small, "the small one is used whole"
+    assert sizes[1] / sizes[0] == pytest.approx((small / large) ** exponent, rel=0.15)
+
+
+def test_a_sample_is_about_as_large_as_asked_and_always_the_same(monkeypatch):
+    words = [f"{i:x}g" for i in range(4000)]
+    size = sum(map(len, words))
+    seen = []
+    real = counting.Table.add
+    monkeypatch.setattr(counting.Table, "add", lambda self, counts: seen.append(dict(counts)) or real(self, counts))
+
+    def sample(per_block, limit):
+        seen.clear()
+        train(recipe("byte-bpe", sample_bytes=limit), [fake(*words, per_block=per_block)], workers=1)
+        return [word for counts in seen for word, n in counts.items() if word.startswith("Ġ") for _ in range(n)]
+
+    third = sample(100, size // 3)
+    assert len(third) == pytest.approx(len(words) / 3, rel=0.1)
+    assert third == sample(77, size // 3)
+    assert set(third) < set(sample(100, size // 2))
+    assert len(sample(100, size * 2)) == len(words)
+
+
+def test_a_source_without_text_in_a_mixture():
+    sources = [fake(*TEXTS), fake("\u200b", spec="invisible")]
+    with pytest.raises(UserError, match="--source invisible: cleaning leaves no text"):
+        train(recipe("bpe", sampling_exponent=0.7), sources, workers=1)
+    assert train(recipe("bpe"), sources, workers=1).vocab_size == SIZES["bpe"]
+
+
+def test_lines_for_sentencepiece_are_not_too_long():
+    cut = sentences.Lines()
+    assert cut(["a\nb\n\nc d", "", "e"]) == ["a", "b", "c d", "e"]
+    spaced = "wörd " * 3000
+    parts = cut([spaced])
+    assert "".join(parts) == spaced and all(part.endswith("wörd ") for part in parts)
+    assert max(len(part.encode()) for part in parts) <= sentences.MAX_LINE_BYTES
+    solid = "語" * 5000
+    parts = cut([solid])
+    assert "".join(parts) == solid and len(parts) == 4
+
+
+def test_long_lines_count_for_sentencepiece():
+    """The library leaves out what is longer than 4192 bytes; cut, it is used."""
+    tokenizer = train(recipe("sentencepiece-bpe"), [fake("qu" * 6000, *TEXTS)], workers=1)
+    assert max(len(piece) for piece in pieces(tokenizer) if set(piece) == {"q", "u"}) >= 8

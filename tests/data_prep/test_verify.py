@@ -1,0 +1,252 @@
+"""`verify`: everything a corpus on disk can contradict is found and named."""
+
+import json
+
+import numpy as np
+import pytest
+from array_record.python import array_record_module
+
+from bert_jax.data.corpus import Record, parse_record
+from bert_jax.errors import UserError
+from bert_jax.tokenizer import SPECIAL_TOKENS, wordpiece
+from data_prep import verify as verify_module
+from data_prep.checksums import file_facts
+from data_prep.records import serialize
+from data_prep.verify import verify
+from data_prep.writer import CorpusWriter
+
+REPORT = {"dropped": {}, "cleaned": {}, "skipped": {}, "settings": {}, "sources": []}
+WORDS = [f"word{i}" for i in range(15)]
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """Three shards of train with documents of 1 to 5 sentences, one of them in three records."""
+    rng = np.random.default_rng(0)
+    tokenizer = wordpiece([*SPECIAL_TOKENS, *WORDS], lowercase=True, origin="test")
+    with CorpusWriter(tmp_path / "c", "c", tokenizer, max_shard_bytes=40_000) as writer:
+        for document in range(60):
+            lengths = rng.integers(1, 9, document % 5 + 1)
+            if document == 20:
+                lengths = np.full(2500, 8)
+            tokens = rng.integers(5, 20, lengths.sum())
+            if document == 30:
+                tokens[:3] = tokenizer.unk_id
+            writer.add("validation" if document % 10 == 9 else "train", tokens, lengths, int(lengths.sum()) * 4)
+        writer.finish(REPORT)
+    return tmp_path / "c"
+
+
+def manifest_of(directory):
+    return json.loads((directory / "corpus.json").read_text())
+
+
+def update_checksum(directory, name):
+    manifest = manifest_of(directory)
+    manifest["files"][name] = file_facts(directory / name)
+    (directory / "corpus.json").write_text(json.dumps(manifest))
+
+
+def rewrite_shard(directory, shard, change):
+    """Changes the records of a shard of train, and the checksum with them."""
+    name = manifest_of(directory)["splits"]["train"]["shards"][shard]["file"]
+    reader = array_record_module.ArrayRecordReader(str(directory / name))
+    records = [parse_record(raw, np.dtype("<u2")) for raw in reader.read_all()]
+    reader.close()
+    records = change(records)
+    writer = array_record_module.ArrayRecordWriter(str(directory / name), "group_size:1")
+    for record in records:
+        writer.write(record if isinstance(record, bytes) else serialize(*record))
+    writer.close()
+    update_checksum(directory, name)
+    return directory / name
+
+
+def test_intact(corpus):
+    found = verify(corpus)
+    manifest = manifest_of(corpus)
+    assert len(manifest["splits"]["train"]["shards"]) == 2
+    assert found.files == len(manifest["files"]) == 14
+    assert found.records == sum(manifest["splits"][split]["records"] for split in ("train", "validation")) == 62
+    assert found.size == sum(path.stat().st_size for path in corpus.iterdir() if path.name != "corpus.json")
+    assert found.extra == () and str(found).startswith("intact; 14 files")
+
+
+def test_what_does_not_belong_is_mentioned(corpus):
+    (corpus / "notes.txt").write_text("mine")
+    (corpus / "corpus.incomplete").mkdir()
+    found = verify(corpus)
+    assert found.extra == ("corpus.incomplete", "notes.txt")
+    assert "not of this corpus: corpus.incomplete, notes.txt" in str(found)
+
+
+def test_one_flipped_bit_in_any_file(corpus):
+    files = sorted(path for path in corpus.iterdir() if path.name != "corpus.json")
+    assert len(files) == 14
+    for path in files:
+        sound = path.read_bytes()
+        content = bytearray(sound)
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=f"{path.name}: damaged, its SHA-256"):
+            verify(corpus)
+        path.unlink()
+        with pytest.raises(UserError, match=f"{path.name}: missing"):
+            verify(corpus)
+        path.write_bytes(sound)
+    verify(corpus)
+
+
+def replace(position, **fields):
+    return lambda records: [r._replace(**fields) if i == position else r for i, r in enumerate(records)]
+
+
+def swapped(records):
+    return [*records[:4], records[5], records[4], *records[6:]]
+
+
+def other_cut(records):
+    """The same tokens; the first sentence of a record with several gets longer by one."""
+    position = next(i for i, record in enumerate(records) if len(record.sentence_ends) > 1)
+    ends = records[position].sentence_ends.copy()
+    ends[0] += 1
+    return replace(position, sentence_ends=ends)(records)
+
+
+def long_record(records):
+    tokens = np.full(8193, 7, np.uint16)
+    return replace(1, tokens=tokens, sentence_ends=np.array([8193], np.uint16))(records)
+
+
+def without_tokens(records):
+    return [*records[:-1], records[-1]._replace(tokens=EMPTY)]
+
+
+def one_token_more(records):
+    return replace(2, tokens=np.append(records[2].tokens, np.uint16(7)))(records)
+
+
+def beyond_the_vocabulary(records):
+    tokens = records[5].tokens.copy()
+    tokens[-1] = 20
+    return replace(5, tokens=tokens)(records)
+
+
+EMPTY = np.zeros(0, np.uint16)
+
+CHANGES = [
+    (swapped, "record 4 of train contradicts"),
+    (other_cut, "of train contradicts"),
+    (long_record, "record 1 of train contradicts"),
+    (beyond_the_vocabulary, "record 5 of train contradicts"),
+    (one_token_more, "record 2 of train contradicts"),
+    (without_tokens, "of train contradicts"),
+    (replace(3, tokens=EMPTY, sentence_ends=EMPTY), "record 3 of train contradicts"),
+    (replace(3, document=4), "record 3 of train contradicts"),
+    (replace(3, document=2**64 - 1), "record 3 of train contradicts"),
+    (replace(3, part=1), "record 3 of train contradicts"),
+    (lambda records: records[:-1], "records where corpus.json says"),
+    (lambda records: [*records[:-1], b"\x0a\x03abc"], "damaged .not a record"),
+    (lambda records: [*records[:-1], b""], "damaged .not a record"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), CHANGES)
+@pytest.mark.parametrize("batch", [1, 3, 1000])
+def test_wrong_records_under_right_checksums(corpus, monkeypatch, change, message, batch):
+    monkeypatch.setattr(verify_module, "_BATCH_RECORDS", batch)
+    shard = rewrite_shard(corpus, 0, change)
+    with pytest.raises(UserError, match=f"{shard.name}: .*{message}"):
+        verify(corpus)
+
+
+@pytest.mark.parametrize("ends", [[0, 9], [9, 9], [8193]])
+def test_arrays_that_agree_with_records_that_must_not_be(corpus, ends):
+    """A sentence without tokens, and a record longer than 8,192 tokens."""
+    ends = np.array(ends, np.uint16)
+    offsets = np.load(corpus / "train.record_offsets.npy")
+    position = int(np.argmax(np.diff(offsets) == len(ends)))
+    rewrite_shard(corpus, 0, replace(position, tokens=np.full(ends[-1], 7, np.uint16), sentence_ends=ends))
+    lengths = np.load(corpus / "train.sentence_lengths.npy")
+    lengths[offsets[position] : offsets[position + 1]] = np.diff(ends, prepend=0)
+    np.save(corpus / "train.sentence_lengths.npy", lengths)
+    update_checksum(corpus, "train.sentence_lengths.npy")
+    with pytest.raises(UserError, match=f"record {position} of train contradicts"):
+        verify(corpus)
+
+
+def test_rewriting_alone_is_not_damage(corpus):
+    rewrite_shard(corpus, 0, lambda records: records)
+    verify(corpus)
+
+
+def test_the_bad_shard_is_named_and_records_are_numbered_through_the_split(corpus):
+    first = manifest_of(corpus)["splits"]["train"]["shards"][0]["records"]
+    shard = rewrite_shard(corpus, 1, replace(2, part=5))
+    with pytest.raises(UserError, match=f"{shard.name}: record {first + 2} of train"):
+        verify(corpus)
+
+
+def test_a_part_that_is_lost_between_two_shards(corpus):
+    """Sizes all agree, but the last record of shard 0 claims to be a part further."""
+    shard = rewrite_shard(corpus, 0, lambda records: [*records[:-1], records[-1]._replace(part=records[-1].part + 1)])
+    with pytest.raises(UserError, match=f"{shard.name}: record"):
+        verify(corpus)
+
+
+@pytest.mark.parametrize(
+    ("array", "place", "message"),
+    [
+        ("sentence_lengths", 3, "of train contradicts the arrays"),
+        ("record_offsets", 3, "record 2 of train contradicts the arrays"),
+        ("document_offsets", 3, "of train contradicts the arrays"),
+        ("token_counts", 6, "token_counts.npy: contradicts the records"),
+    ],
+)
+def test_wrong_arrays_under_right_checksums(corpus, array, place, message):
+    path = corpus / f"train.{array}.npy"
+    values = np.load(path)
+    values[place] += 1
+    np.save(path, values)
+    update_checksum(corpus, path.name)
+    with pytest.raises(UserError, match=message):
+        verify(corpus)
+
+
+def change_manifest(directory, change):
+    manifest = manifest_of(directory)
+    change(manifest)
+    (directory / "corpus.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m["files"].pop("train.sentence_lengths.npy"), "lacks 'train.sentence_lengths.npy'"),
+        (lambda m: m["files"].pop("c-train.array_record-00001-of-00002"), "lacks 'c-train.array_record-00001"),
+        (lambda m: m.pop("files"), "lacks 'files'"),
+        (lambda m: m["files"]["features.json"].pop("sha256"), "checksums are missing"),
+        (lambda m: m["tokenizer"].update(fingerprint="0" * 64), "not the tokenizer this corpus was built with"),
+        (lambda m: m["splits"]["train"].update(unknown_tokens=4), "counts 4 unknown tokens in train, but .* 3;"),
+        (lambda m: m["splits"]["train"].update(tokens=4), "train holds other counts than corpus.json"),
+    ],
+)
+def test_a_corpus_json_that_says_something_else(corpus, change, message):
+    change_manifest(corpus, change)
+    with pytest.raises(UserError, match=message):
+        verify(corpus)
+
+
+def test_tfds_would_see_other_shards(corpus):
+    path = corpus / "dataset_info.json"
+    info = json.loads(path.read_text())
+    info["splits"][0]["shardLengths"][0] = "1"
+    path.write_text(json.dumps(info))
+    update_checksum(corpus, path.name)
+    with pytest.raises(UserError, match=r"dataset_info\.json: holds other counts"):
+        verify(corpus)
+
+
+def test_records_are_named_tuples_in_the_order_of_serialize():
+    """What `rewrite_shard` relies on."""
+    assert Record._fields == ("document", "part", "tokens", "sentence_ends")
