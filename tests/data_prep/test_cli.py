@@ -7,7 +7,6 @@ import json
 import os
 import pathlib
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -273,24 +272,3 @@ def test_python_docs_end_to_end(workspace, monkeypatch):
     assert Corpus.open("c").num_documents > 20
     manifest = json.loads(pathlib.Path("c/corpus.json").read_text())
     assert any(about["name"] == "numpy" for about in manifest["sources"][0]["files"])
-
-
-def commands_of(page):
-    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
-    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
-    return [shlex.split(line) for line in lines if line.strip()]
-
-
-def test_the_commands_and_code_of_the_page_on_corpora(tmp_path, monkeypatch):
-    """docs/corpus.md, word for word; only the vocabulary is smaller."""
-    monkeypatch.chdir(tmp_path)
-    pathlib.Path("texts").mkdir()
-    pathlib.Path("texts/a.txt").write_text("\n\n".join(make_documents(3, 400)))
-    page = (ROOT / "docs" / "corpus.md").read_text()
-    commands = commands_of("corpus.md")
-    assert [command[1] for command in commands] == ["tokenizer", "build", "inspect", "inspect"]
-    for command in commands:
-        assert main(["90" if word == "8192" else word for word in command[1:]]) == 0
-    assert main(re.search(r"`bert-data (verify [^`]+)`", page)[1].split()) == 0
-    for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
-        exec(compile(code, "docs/corpus.md", "exec"), {})

@@ -1,0 +1,76 @@
+"""The pages on corpora, word for word; only the vocabularies are smaller."""
+
+import pathlib
+import re
+import shlex
+
+import pytest
+
+from data_prep.cli import main
+from tests.building import make_documents
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def commands_of(page):
+    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [shlex.split(line) for line in lines if line.strip()]
+
+
+def test_the_commands_and_code_of_the_page_on_corpora(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("texts").mkdir()
+    pathlib.Path("texts/a.txt").write_text("\n\n".join(make_documents(3, 400)))
+    page = (ROOT / "docs" / "corpus.md").read_text()
+    commands = commands_of("corpus.md")
+    assert [command[1] for command in commands] == ["tokenizer", "build", "inspect", "inspect"]
+    for command in commands:
+        assert main(["90" if word == "8192" else word for word in command[1:]]) == 0
+    assert main(re.search(r"`bert-data (verify [^`]+)`", page)[1].split()) == 0
+    for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(compile(code, "docs/corpus.md", "exec"), {})
+
+
+PAGE = """  <page>
+    <title>{title}</title>
+    <ns>0</ns>
+    <id>{number}</id>
+    <revision><id>{number}</id><text xml:space="preserve">'''{title}''' {{{{short|template}}}} {text}</text></revision>
+  </page>
+"""
+
+
+@pytest.fixture
+def dump(tmp_path, monkeypatch):
+    """Two small files of a dump, and questions to evaluate on."""
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("dump").mkdir()
+    pathlib.Path("evaluation").mkdir()
+    documents = make_documents(4, 400, paragraphs=8)
+    for part in range(2):
+        pages = [
+            PAGE.format(title=f"Article {i}", number=i, text=text)
+            for i, text in enumerate(documents[part * 200 : part * 200 + 200])
+        ]
+        content = "<mediawiki>\n" + "".join(pages) + "</mediawiki>\n"
+        pathlib.Path(f"dump/part{part}.xml").write_text(content)
+    pathlib.Path("evaluation/one.jsonl").write_text('{"question": "too short to matter"}\n')
+
+
+def test_the_commands_of_the_page_on_wikipedia(dump):
+    commands = [command for command in commands_of("wikipedia.md") if "beam" not in command]
+    assert [command[1] for command in commands] == ["install", "tokenizer", "build", "verify", "inspect", "install"]
+    for command in commands:
+        if command[0] == "bert-data":
+            assert main(["90" if word == "30522" else word for word in command[1:]]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_the_cluster_command_of_the_page_on_wikipedia(dump):
+    pytest.importorskip("apache_beam", reason="needs the extra `beam`")
+    (command,) = [command for command in commands_of("wikipedia.md") if "beam" in command]
+    tokenizer = commands_of("wikipedia.md")[1]
+    assert main(["90" if word == "30522" else word for word in tokenizer[1:]]) == 0
+    assert main(command[1:]) == 0
