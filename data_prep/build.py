@@ -75,10 +75,10 @@ def build(request: Request, engine: Engine) -> dict:
         options=request.options,
         leaks=leaks,
     )
-    engine.prepare(job, [place for place in inputs if not _is_prepared(marks, place)])
-    plans, report = _decide(request, marks, inputs)
-    assembler = Assembler(job.scratch, os.fspath(directory), request.name, job.tokenizer_json)
-    engine.assemble(assembler, plans)
+    with engine:
+        engine.prepare(job, [place for place in inputs if not _is_prepared(marks, place)])
+        plans, report = _decide(request, marks, inputs)
+        engine.assemble(Assembler(job.scratch, os.fspath(directory), request.name, job.tokenizer_json), plans)
     report = _report(request, marks, inputs, report, leaks)
     manifest = writer.finish_corpus(directory, marks, request.name, request.tokenizer, report)
     marks.rmtree()

@@ -43,7 +43,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         metavar="F",
         help="share of documents held out (default %(default)s)",
     )
-    add.add_argument("--max-shard-mb", type=flags.positive, default=256, metavar="MB", help="shard size (default 256)")
+    add.add_argument("--max-shard-mb", type=flags.positive, default=64, metavar="MB", help="shard size (default 64)")
     add.add_argument("--scratch", metavar="DIR", help=f"where unfinished work lies (default: {INCOMPLETE} in --out)")
     add.add_argument(
         "--engine",

@@ -38,7 +38,7 @@ class Options:
     """documents that share this many words in a row with an evaluation text are left out"""
     validation_fraction: float = 0.01
     """expected share of documents held out, in (0, 1)"""
-    max_shard_bytes: int = 256 << 20
+    max_shard_bytes: int = 64 << 20
     """a shard is full once its tokens, uncompressed, have this size"""
 
     def __post_init__(self):

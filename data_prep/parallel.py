@@ -1,6 +1,8 @@
 """Maps a function over tasks in worker processes: ordered results, bounded memory."""
 
 import collections
+import contextlib
+import functools
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -18,6 +20,64 @@ Result = TypeVar("Result")
 _IN_FLIGHT_PER_WORKER = 3
 
 
+class Workers(contextlib.AbstractContextManager):
+    """Processes for one piece of work after the other; with `count` 1 there is none but this one.
+
+    They are spawned, not forked: libraries here have threads, which a fork breaks.
+    """
+
+    def __init__(self, count: int, initializer: Callable[..., None], initargs: tuple = ()):
+        """The initializer, importable, runs once in each process, when there is something to do for it."""
+        self._count = count
+        self._begun = False
+        self._initialize = functools.partial(initializer, *initargs)
+        self._pool = None
+        if count > 1:
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(count, context, _begin, (initializer, initargs))
+
+    def __exit__(self, *_) -> None:
+        if self._pool:
+            self._pool.shutdown(cancel_futures=True)
+
+    def map(
+        self, function: Callable[[Task], Result], tasks: Iterable[Task], name: Callable[[Task], str]
+    ) -> Iterator[Result]:
+        """Results in the order of the tasks.
+
+        At most three tasks a worker are under way, so that a fast source does not fill the memory.
+
+        Args:
+          function: importable, or picklable.
+          tasks: read as needed.
+          name: what a task is called in the message when its process dies.
+
+        Raises:
+          UserError: a worker process was killed, most often for want of memory.
+        """
+        if self._pool is None:
+            if not self._begun:
+                self._initialize()
+                self._begun = True
+            yield from map(function, tasks)
+            return
+        pending = collections.deque()
+        try:
+            for task in tasks:
+                pending.append((task, self._pool.submit(function, task)))
+                if len(pending) >= self._count * _IN_FLIGHT_PER_WORKER:
+                    yield pending[0][1].result()
+                    pending.popleft()
+            while pending:
+                yield pending[0][1].result()
+                pending.popleft()
+        except BrokenProcessPool as error:
+            where = name(pending[0][0] if pending else task)
+            raise UserError(
+                f"a worker process died at or after {where}; was it out of memory? Try fewer --workers"
+            ) from error
+
+
 def ordered_map(
     function: Callable[[Task], Result],
     tasks: Iterable[Task],
@@ -26,42 +86,9 @@ def ordered_map(
     initializer: Callable[..., None],
     initargs: tuple = (),
 ) -> Iterator[Result]:
-    """Results in the order of the tasks, from `workers` processes, or from this one if that is 1.
-
-    At most three tasks a worker are under way, so that a fast source does not fill the memory. Workers
-    are spawned, not forked: libraries here have threads, which a fork breaks.
-
-    Args:
-      function, initializer, initargs: importable, picklable; the initializer runs once in each process.
-      tasks: read as needed.
-      name: what a task is called in the message when its process dies.
-
-    Raises:
-      UserError: a worker process was killed, most often for want of memory.
-    """
-    if workers == 1:
-        initializer(*initargs)
-        yield from map(function, tasks)
-        return
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, context, _begin, (initializer, initargs))
-    pending = collections.deque()
-    try:
-        for task in tasks:
-            pending.append((task, pool.submit(function, task)))
-            if len(pending) >= workers * _IN_FLIGHT_PER_WORKER:
-                yield pending[0][1].result()
-                pending.popleft()
-        while pending:
-            yield pending[0][1].result()
-            pending.popleft()
-    except BrokenProcessPool as error:
-        where = name(pending[0][0] if pending else task)
-        raise UserError(
-            f"a worker process died at or after {where}; was it out of memory? Try fewer --workers"
-        ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
+    """`Workers.map` with processes for this piece of work alone."""
+    with Workers(workers, initializer, initargs) as processes:
+        yield from processes.map(function, tasks, name)
 
 
 def _begin(initializer: Callable[..., None], initargs: tuple) -> None:

@@ -6,8 +6,9 @@ An engine has two methods, both of which may find part of the work done by an ea
 - `assemble(assembler, plans)`: the shard of every plan is written.
 """
 
+import abc
+import contextlib
 from collections.abc import Sequence
-from typing import Protocol
 
 from data_prep.assemble import Assembler
 from data_prep.prepare import Job
@@ -17,11 +18,16 @@ PlacedInput = tuple[int, int, Input]
 """Index of the source, index in the source, the input"""
 
 
-class Engine(Protocol):
-    """Runs the tasks of a build."""
+class Engine(contextlib.AbstractContextManager):
+    """Runs the tasks of a build; entered for the time of one build."""
 
+    def __exit__(self, *error) -> None:
+        """Lets go of what it holds."""
+
+    @abc.abstractmethod
     def prepare(self, job: Job, inputs: Sequence[PlacedInput]) -> None:
         """Phase 1."""
 
+    @abc.abstractmethod
     def assemble(self, assembler: Assembler, plans: Sequence[str]) -> None:
         """Phase 3."""

@@ -18,7 +18,7 @@ from etils import epath
 from bert_jax.errors import UserError
 from data_prep import disk
 from data_prep.assemble import Assembler
-from data_prep.engines import PlacedInput
+from data_prep.engines import Engine, PlacedInput
 from data_prep.prepare import Job, Preparer, cut
 
 _BYTES_PER_READER = 256 << 20
@@ -29,7 +29,7 @@ _LONG_NAMES = {"DaskRunner": "apache_beam.runners.dask.dask_runner.DaskRunner"}
 
 
 @dataclasses.dataclass(frozen=True)
-class BeamEngine:
+class BeamEngine(Engine):
     """Runs the tasks as two pipelines, with the deciding between them in the launching process."""
 
     runner: str | None

@@ -1,37 +1,40 @@
 """Runs a build in processes of this machine."""
 
-import dataclasses
+import contextlib
 from collections.abc import Iterator, Sequence
 
 import tqdm
 
 from bert_jax.progress import progress
 from data_prep.assemble import Assembler
-from data_prep.engines import PlacedInput
-from data_prep.parallel import ordered_map
+from data_prep.engines import Engine, PlacedInput
+from data_prep.parallel import Workers
 from data_prep.prepare import Job, Preparer, Task, cut
 
 _preparer: Preparer | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class LocalEngine:
+class LocalEngine(Engine):
     """This process reads and cuts, `workers` processes do the rest; with one worker, this process does all."""
 
-    workers: int = 1
+    def __init__(self, workers: int = 1):
+        self._count = workers
+        self._stack = contextlib.ExitStack()
+
+    def __exit__(self, *error) -> None:
+        self._stack.close()
 
     def prepare(self, job: Job, inputs: Sequence[PlacedInput]) -> None:
         """Phase 1; a few blocks for each worker are in memory at a time."""
+        self._workers = self._stack.enter_context(Workers(self._count, _initialize, (job,)))
         with progress("preparing", sum(part.size for _, _, part in inputs), "B") as bar:
-            sizes = ordered_map(_prepare, _tasks(job, inputs, bar), self.workers, _origin, _initialize, (job,))
-            for size in sizes:
+            for size in self._workers.map(_prepare, _tasks(job, inputs, bar), _origin):
                 bar.update(size)
 
     def assemble(self, assembler: Assembler, plans: Sequence[str]) -> None:
         """Phase 3, a shard at a time in each worker."""
         with progress("writing", len(plans), "shard") as bar:
-            workers = min(self.workers, len(plans))
-            for _ in ordered_map(assembler, plans, workers, str, _nothing, ()):
+            for _ in self._workers.map(assembler, plans, str):
                 bar.update()
 
 
@@ -56,7 +59,3 @@ def _initialize(job: Job) -> None:
 def _prepare(task: Task) -> int:
     _preparer(task)
     return task.block.size
-
-
-def _nothing() -> None:
-    """Workers that write shards need no preparation."""
