@@ -100,10 +100,12 @@ def _claim(request: Request, directory: epath.Path, inputs: list[PlacedInput]) -
         "tokenizer": request.tokenizer.fingerprint,
         "sources": [source.spec for source in request.sources],
         "leak_check": [source.spec for source in request.leak_check],
-        "files": hashlib.sha256(repr(inputs).encode()).hexdigest(),
+        "files": _fingerprint(inputs),
+        "leak_check_files": _fingerprint([source.inputs() for source in request.leak_check]),
         **request.options.of_units(),
     }
-    wanted = json.loads(json.dumps({"units": units, "name": request.name, "settings": request.options.to_dict()}))
+    rest = {"name": request.name, "out": os.fspath(directory), "settings": request.options.to_dict()}
+    wanted = json.loads(json.dumps({"units": units, **rest}))
     begun = marks / _BEGUN
     if not begun.exists():
         if any(marks.iterdir()):
@@ -122,6 +124,11 @@ def _claim(request: Request, directory: epath.Path, inputs: list[PlacedInput]) -
             path.unlink()
         scratch.write_json(begun, wanted)
     return marks
+
+
+def _fingerprint(inputs: list) -> str:
+    """Of the names and sizes of files."""
+    return hashlib.sha256(repr(inputs).encode()).hexdigest()
 
 
 def _is_prepared(marks: epath.Path, place: PlacedInput) -> bool:

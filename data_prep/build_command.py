@@ -52,7 +52,6 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         help="processes of this machine, or an Apache Beam runner (default local)",
     )
     add.add_argument("--runner", metavar="NAME", help="Beam's runner, e.g. DataflowRunner; flags behind -- go to it")
-    add.add_argument("beam_flags", nargs="*", metavar="-- BEAM_FLAG", help=argparse.SUPPRESS)
     add.set_defaults(command=run)
 
 
@@ -174,11 +173,11 @@ def _options(arguments: argparse.Namespace) -> Options:
 
 def _engine(arguments: argparse.Namespace):
     if arguments.engine == "local":
-        if arguments.runner or arguments.beam_flags:
+        if arguments.runner or arguments.behind_dashes:
             raise UserError("--runner and flags behind -- belong to Apache Beam; add --engine beam")
         from data_prep.engines.local import LocalEngine
 
         return LocalEngine(arguments.workers)
     from data_prep.engines.beam import BeamEngine
 
-    return BeamEngine(arguments.runner, arguments.beam_flags)
+    return BeamEngine(arguments.runner, arguments.behind_dashes)

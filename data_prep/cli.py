@@ -12,8 +12,13 @@ from data_prep.verify import verify
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; 0 when it did its work, 2 when the user has something to change."""
-    arguments = _parser().parse_args(argv)
+    argv = sys.argv[1:] if argv is None else list(argv)
+    end = argv.index("--") if "--" in argv else len(argv)
+    arguments = _parser().parse_args(argv[:end])
+    arguments.behind_dashes = argv[end + 1 :]
     try:
+        if arguments.behind_dashes and arguments.command is not build_command.run:
+            raise UserError(f"{' '.join(argv[end:])}: only `build` passes flags behind -- on; leave them out")
         arguments.command(arguments)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -79,9 +79,21 @@ def cut(job: Job, source: int, part: int, wanted: Input) -> Iterator[Task]:
     scratch.write_json(directory / scratch.input_name(source, part), {"blocks": blocks, "files": facts})
 
 
+class _Checksum:
+    """A file for pickle that keeps nothing but the CRC-32 of what is written to it."""
+
+    def __init__(self):
+        self.value = 0
+
+    def write(self, data: bytes) -> None:
+        self.value = zlib.crc32(data, self.value)
+
+
 def checksum(block: Block) -> int:
     """CRC-32 of what a block holds."""
-    return zlib.crc32(block.payload if isinstance(block.payload, bytes) else pickle.dumps(block.payload, 5))
+    file = _Checksum()
+    pickle.dump(block.payload, file, 5)
+    return file.value
 
 
 class Preparer:
@@ -93,7 +105,7 @@ class Preparer:
 
     def __call__(self, task: Task) -> None:
         """Writes the unit of a block."""
-        unit = _Unit(self._job.options, self._job.leaks)
+        unit = _Unit(self._job.options, self._job.leaks, self._tokenizer)
         for item in self._job.sources[task.source].documents(task.block):
             if isinstance(item, Skipped):
                 unit.skip(item)
@@ -104,7 +116,7 @@ class Preparer:
             except Exception as error:
                 error.add_note(f"while preparing the document at {item.origin}")
                 raise
-        arrays, facts = unit.finish(self._tokenizer)
+        arrays, facts = unit.finish()
         facts["checksum"] = checksum(task.block)
         scratch.write_arrays(epath.Path(self._job.scratch) / task.unit, arrays, facts)
 
@@ -124,9 +136,10 @@ def _parts(document: Document) -> Iterator[Document]:
 class _Unit:
     """Gathers the parts of documents in a block."""
 
-    def __init__(self, options: Options, leaks: LeakIndex | None):
+    def __init__(self, options: Options, leaks: LeakIndex | None, tokenizer: Tokenizer):
         self._options = options
         self._leaks = leaks
+        self._tokenizer = tokenizer
         self._cleaned = Cleaned()
         self._skipped: dict[str, dict] = {}
         self._repeated = {"lines": 0, "text_bytes": 0}
@@ -137,6 +150,9 @@ class _Unit:
         self._paragraph_bytes: list[int] = []
         self._paragraph_sentences: list[int] = []
         self._sentences: list[str] = []
+        self._characters = 0
+        self._tokens: list[np.ndarray] = []
+        self._lengths: list[np.ndarray] = []
 
     def skip(self, skipped: Skipped) -> None:
         """Counts what a source left out."""
@@ -172,6 +188,9 @@ class _Unit:
         self._paragraph_sentences += [len(of_paragraph) for of_paragraph in sentences]
         for of_paragraph in sentences:
             self._sentences += of_paragraph
+        self._characters += len(text)
+        if self._characters >= PART_CHARACTERS:
+            self._tokenize()
         self._parts.append((part.begins, part.ends, len(text), len(data), leaks, len(paragraphs)))
 
     def _without_repeated_lines(self, text: str) -> str:
@@ -191,14 +210,21 @@ class _Unit:
         self._paragraph_bytes += sizes
         self._paragraph_keys.append(keys.paragraph_keys(b"".join(encoded), np.cumsum(sizes, dtype=np.int64)))
 
-    def finish(self, tokenizer: Tokenizer) -> tuple[dict[str, np.ndarray], dict]:
-        """Tokenises; the arrays and facts of the unit."""
-        tokens, lengths = tokenizer.encode_flat(self._sentences)
+    def _tokenize(self) -> None:
+        tokens, lengths = self._tokenizer.encode_flat(self._sentences)
+        self._tokens.append(tokens.astype(token_dtype(self._tokenizer.vocab_size)))
+        self._lengths.append(lengths.astype(np.uint32))
+        self._sentences, self._characters = [], 0
+
+    def finish(self) -> tuple[dict[str, np.ndarray], dict]:
+        """The arrays and facts of the unit."""
+        self._tokenize()
+        lengths = np.concatenate(self._lengths)
         paragraph = np.repeat(np.arange(len(self._paragraph_sentences)), self._paragraph_sentences)[lengths > 0]
         begins, ends, characters, text_bytes, leaks, paragraphs = np.array(self._parts, np.int64).reshape(-1, 6).T
         arrays = {
-            "tokens": tokens.astype(token_dtype(tokenizer.vocab_size)),
-            "sentence_lengths": lengths[lengths > 0].astype(np.uint32),
+            "tokens": np.concatenate(self._tokens),
+            "sentence_lengths": lengths[lengths > 0],
             "paragraph_sentences": np.bincount(paragraph, minlength=len(self._paragraph_sentences)).astype(np.uint32),
             "part_begins": begins.astype(np.uint8),
             "part_ends": ends.astype(np.uint8),

@@ -23,7 +23,7 @@ from data_prep import sources
 from data_prep.clean import clean
 from data_prep.sentences import split_paragraphs, split_sentences
 
-_POLL_SECONDS = 0.05
+_POLL_SECONDS = 0.25
 _LONG_DOCUMENT_BYTES = 300_000_000
 
 
@@ -38,8 +38,9 @@ def main() -> None:
     parser.add_argument("--gb", type=float, default=2.0)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("flags", nargs="*", help="for `bert-data build`, behind --")
-    arguments = parser.parse_args()
+    end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    arguments = parser.parse_args(sys.argv[1:end])
+    arguments.flags = sys.argv[end + 1 :]  # for `bert-data build`
     with tempfile.TemporaryDirectory(prefix="bench-corpus-") as directory:
         measure = {"speed": measure_speed, "memory": measure_memory}[arguments.what]
         result = measure(arguments, pathlib.Path(directory))
@@ -120,7 +121,6 @@ def measure_memory(arguments: argparse.Namespace, directory: pathlib.Path) -> di
         "MB/s": round(size / 1e6 / seconds, 1),
         "peak MB of a process": max(peaks),
         "peak MB of each process": sorted(peaks, reverse=True),
-        "scratch and corpus": "see docs/corpus.md",
     }
 
 

@@ -8,10 +8,11 @@ import pytest
 pytest.importorskip("apache_beam", reason="needs the extra `beam`")
 
 from bert_jax.errors import UserError
+from data_prep.cli import main
 from data_prep.engines import beam as beam_engine
 from data_prep.engines.beam import BeamEngine
 from data_prep.options import NearDuplicates, Options
-from tests.building import files, make_documents, run
+from tests.building import files, make_documents, make_tokenizer, run
 
 # The library's own: Beam 2.77 and Dask still use what newer Pythons and each other deprecate.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
@@ -41,6 +42,16 @@ def test_direct_runner(expected, monkeypatch):
     assert files("beam") == expected
 
 
+def test_the_command(expected):
+    """Flags behind -- reach Beam: it refuses one that it does not know to be a number."""
+    make_tokenizer().save("tokenizer.json")
+    command = ["build", "--source", "text:text.txt", "--tokenizer", "tokenizer.json", "--validation-fraction", "0.2"]
+    command += ["--out", "c", "--engine", "beam", "--runner", "DirectRunner", "--"]
+    with pytest.raises(SystemExit):
+        main([*command, "--direct_num_workers=two"])
+    assert main([*command, "--direct_num_workers=1"]) == 0
+
+
 def test_dask_with_two_workers(expected):
     distributed = pytest.importorskip("distributed")
     with (
@@ -48,7 +59,8 @@ def test_dask_with_two_workers(expected):
         distributed.Client(cluster) as client,
         distributed.get_task_stream(client) as stream,
     ):
-        flags = [f"--dask_client_address={cluster.scheduler_address}"]
+        # As many partitions as inputs: Dask's own guess is one worker for as little as this.
+        flags = [f"--dask_client_address={cluster.scheduler_address}", "--dask_partition_size=1"]
         engine = BeamEngine("DaskRunner", flags)
         run(pathlib.Path("beam").resolve(), SPECS, OPTIONS, engine)
     assert len({task["worker"] for task in stream.data}) == 2

@@ -138,6 +138,8 @@ TOKENIZER = ["tokenizer", "--vocab-size", "90", "--out", "new.json", "--source"]
         (build_arguments("/proc/nowhere/c"), "/proc/nowhere"),
         (build_arguments("text.txt/c"), "text.txt"),
         (build_arguments("c", "text:text.txt", "--runner", "DirectRunner"), "add --engine beam"),
+        (build_arguments("c", "text:text.txt", "--", "--direct_num_workers=2"), "add --engine beam"),
+        (["verify", "c", "--", "--fast"], "only `build` passes flags behind -- on"),
         (build_arguments("c", "text:text.txt", "--tokenizer", "no"), "no such tokenizer"),
         (build_arguments("c", "text:text.txt", "--tokenizer", "maskless.txt"), "maskless.txt: the vocabulary has no"),
     ],
