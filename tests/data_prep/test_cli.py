@@ -240,6 +240,8 @@ def test_a_really_full_disk(workspace, capsys, kilobytes):
         subprocess.run(["mount", "-o", "remount,size=20m", str(disk)], check=True)
         assert build("disk/c", "text:text.txt", "--name", "c") == 0
         assert main(["verify", "disk/c"]) == 0
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        expect_error(capsys, build_arguments("disk/d"), "Read-only file system; choose a directory that can be written")
     finally:
         subprocess.run(["umount", str(disk)], check=True)
 

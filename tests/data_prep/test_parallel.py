@@ -1,9 +1,15 @@
+"""Work in several processes: order, errors, and no process left behind."""
+
 import os
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
 from bert_jax.errors import UserError
-from data_prep.parallel import ordered_map
+from data_prep.parallel import Workers, ordered_map
 
 
 def double(task):
@@ -41,6 +47,28 @@ def test_order_and_laziness(workers):
     assert list(results) == [2 * task for task in range(3, 100)]
 
 
+begun = 0
+
+
+def begin():
+    global begun
+    begun += 1
+
+
+def times_begun(task):
+    return task, os.getpid(), begun
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_processes_are_begun_once_for_all_their_work(workers, monkeypatch):
+    monkeypatch.setattr(f"{__name__}.begun", 0)
+    with Workers(workers, begin) as processes:
+        results = [*processes.map(times_begun, range(20), str), *processes.map(times_begun, range(20), str)]
+    assert [task for task, _, _ in results] == 2 * list(range(20))
+    assert {count for _, _, count in results} == {1}
+    assert len({pid for _, pid, _ in results}) <= workers
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_exception_comes_back(workers):
     with pytest.raises(ZeroDivisionError, match="five"):
@@ -50,3 +78,38 @@ def test_an_exception_comes_back(workers):
 def test_a_dead_worker_is_reported():
     with pytest.raises(UserError, match=r"a worker process died at or after task \d"):
         list(ordered_map(die_at_five, range(20), 2, lambda task: f"task {task}", nothing))
+
+
+LONELY = """
+import os, sys, time
+sys.path.insert(0, sys.argv[1])
+from data_prep.parallel import ordered_map
+
+def work(seconds):
+    print(os.getpid(), flush=True)
+    time.sleep(seconds)
+
+if __name__ == "__main__":
+    list(ordered_map(work, [600, 600], 2, str, int))
+"""
+
+
+def test_workers_do_not_outlive_a_killed_parent(tmp_path):
+    script = tmp_path / "lonely.py"
+    script.write_text(LONELY)
+    root = str(Path(__file__).parents[2])
+    with subprocess.Popen([sys.executable, str(script), root], stdout=subprocess.PIPE, text=True) as process:
+        workers = [int(process.stdout.readline()) for _ in range(2)]
+        assert all(Path(f"/proc/{pid}").exists() for pid in workers)
+        process.kill()
+    deadline = time.monotonic() + 60
+    while any(_alive(pid) for pid in workers) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(_alive(pid) for pid in workers)
+
+
+def _alive(pid):
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
