@@ -10,9 +10,9 @@ COPY constraints constraints
 COPY bert_jax bert_jax
 COPY data_prep data_prep
 COPY configs configs
-# The CPU needs no extra of its own.
+# The CPU's image is the one that prepares corpora.
 RUN case "$PLATFORM" in \
-        cpu) extra= ;; \
+        cpu) extra="[formats]" ;; \
         cuda | tpu) extra="[$PLATFORM]" ;; \
         *) echo "PLATFORM is cpu, cuda or tpu, not $PLATFORM" >&2; exit 2 ;; \
     esac \

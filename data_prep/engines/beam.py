@@ -58,7 +58,12 @@ class BeamEngine(Engine):
         flags = [*self.flags, *runner]
         pipeline = beam.Pipeline(options=PipelineOptions(flags))
         _ = pipeline | beam.Create(list(tasks)) | beam.Reshuffle() | beam.ParDo(function)
-        state = pipeline.run().wait_until_finish()
+        result = pipeline.run()
+        try:
+            state = result.wait_until_finish()
+        finally:
+            if client := getattr(result, "client", None):
+                client.close()  # Dask's, which would go on looking for its cluster
         failures = sorted(epath.Path(scratch).glob(f"{_FAILURE}*"))
         if failures:
             message = failures[0].read_text()

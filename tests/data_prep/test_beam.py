@@ -15,7 +15,7 @@ from data_prep.options import NearDuplicates, Options
 from tests.building import files, make_documents, make_tokenizer, run
 
 # The library's own: Beam 2.77 and Dask still use what newer Pythons and each other deprecate.
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
+pytestmark = [pytest.mark.slow, pytest.mark.beam, pytest.mark.filterwarnings("default")]
 
 SPECS = ["text:text.txt", "jsonl:data.jsonl@text"]
 OPTIONS = Options(validation_fraction=0.2, max_shard_bytes=8000, near_duplicates=NearDuplicates())

@@ -67,6 +67,7 @@ def test_the_commands_of_the_page_on_wikipedia(dump):
 
 
 @pytest.mark.slow
+@pytest.mark.beam
 @pytest.mark.filterwarnings("default")
 def test_the_cluster_command_of_the_page_on_wikipedia(dump):
     pytest.importorskip("apache_beam", reason="needs the extra `beam`")
