@@ -39,16 +39,20 @@ class Assembler:
         directory = epath.Path(self.scratch)
         facts = scratch.read_facts(directory / plan)
         done = directory / scratch.shard_name(facts["split"], facts["index"])
-        if done.exists():
-            return
         target = epath.Path(self.directory) / shard_file(self.name, facts["split"], facts["index"], facts["count"])
+        if done.exists() and target.exists() and target.stat().length == scratch.read_facts(done)["bytes"]:
+            return
         tokenizer = Tokenizer.from_json(self.tokenizer_json, "the tokenizer")
-        with ShardWriter(tokenizer, facts["document"]) as writer:
+        with ShardWriter(tokenizer, facts["document"], self._temporary()) as writer:
             parts = _parts(directory, facts["units"], scratch.read_arrays(directory / plan))
             for _, document in itertools.groupby(parts, operator.itemgetter(0)):
                 writer.add(piece for _, piece in document)
             arrays, counts = writer.finish(target)
         scratch.write_arrays(done, arrays, counts | {"file": target.name} | file_facts(target))
+
+    def _temporary(self) -> str | None:
+        """Where to write shards: beside the units, unless those are in an object store."""
+        return None if "://" in self.scratch else self.scratch
 
 
 def _parts(directory: epath.Path, units: list[str], plan: dict[str, np.ndarray]) -> Iterator[tuple[int, Piece]]:

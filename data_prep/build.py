@@ -6,8 +6,6 @@ whatever stopped it, it goes on from there and makes the same bytes as if nothin
 
 import collections
 import dataclasses
-import hashlib
-import json
 import os
 import pathlib
 import tempfile
@@ -15,19 +13,16 @@ from collections.abc import Sequence
 
 from etils import epath
 
-from bert_jax.data.corpus import INCOMPLETE, token_dtype
-from bert_jax.errors import UserError
+from bert_jax.data.corpus import token_dtype
 from bert_jax.tokenizer import Tokenizer
-from data_prep import scratch, writer
+from data_prep import claim, scratch, writer
 from data_prep.assemble import Assembler
 from data_prep.decide import Unit, decide
 from data_prep.engines import Engine, PlacedInput
-from data_prep.leaks import LeakIndex
+from data_prep.leak_check import leak_check
 from data_prep.options import Options
 from data_prep.prepare import Job
-from data_prep.sources.base import Document, Skipped, Source
-
-_BEGUN = "build.json"
+from data_prep.sources.base import Skipped, Source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,8 +61,21 @@ def build(request: Request, engine: Engine) -> dict:
         for index, source in enumerate(request.sources)
         for number, part in enumerate(source.inputs())
     ]
-    marks = _claim(request, directory, inputs)
-    leaks = _leak_index(request)
+    leaks, leak_report = leak_check(request.leak_check, request.options)
+    units = {
+        "tokenizer": request.tokenizer.fingerprint,
+        "sources": [source.spec for source in request.sources],
+        "leak_check": leak_report,
+        **request.options.of_units(bool(leaks)),
+    }
+    # Where a file is another one than in an earlier run, its input is prepared and all is decided again.
+    decisions = {
+        "name": request.name,
+        "out": os.fspath(directory.resolve()),
+        "settings": request.options.to_dict(),
+        "inputs": scratch.fingerprint(inputs),
+    }
+    marks = claim.scratch_directory(directory, request.name, request.scratch)
     job = Job(
         scratch=os.fspath(marks),
         sources=tuple(request.sources),
@@ -75,79 +83,35 @@ def build(request: Request, engine: Engine) -> dict:
         options=request.options,
         leaks=leaks,
     )
-    with engine:
+    with claim.only_one(marks), engine:
+        claim.go_on(marks, directory, units, decisions)
         engine.prepare(job, [place for place in inputs if not _is_prepared(marks, place)])
-        plans, report = _decide(request, marks, inputs)
+        plans, report = _decide(request, marks, inputs, leaks is not None)
         engine.assemble(Assembler(job.scratch, os.fspath(directory), request.name, job.tokenizer_json), plans)
-    report = _report(request, marks, inputs, report, leaks)
-    manifest = writer.finish_corpus(directory, marks, request.name, request.tokenizer, report)
-    marks.rmtree()
-    if request.scratch is not None:
-        (directory / INCOMPLETE).rmtree()
+        report = _report(request, marks, inputs, report, leak_report)
+        manifest = writer.finish_corpus(directory, marks, request.name, request.tokenizer, report)
+        claim.clear(marks, directory)
     return manifest
 
 
-def _claim(request: Request, directory: epath.Path, inputs: list[PlacedInput]) -> epath.Path:
-    """The scratch directory: new, or left by an earlier run from which this one can go on.
-
-    Units are kept if what they depend on is the same; what was decided, only if all is.
-    """
-    marks = writer.claim_directory(directory)
-    if request.scratch is not None:
-        marks = epath.Path(request.scratch)
-        marks.mkdir(parents=True, exist_ok=True)
-    units = {
-        "tokenizer": request.tokenizer.fingerprint,
-        "sources": [source.spec for source in request.sources],
-        "leak_check": [source.spec for source in request.leak_check],
-        "files": _fingerprint(inputs),
-        "leak_check_files": _fingerprint([source.inputs() for source in request.leak_check]),
-        **request.options.of_units(),
-    }
-    rest = {"name": request.name, "out": os.fspath(directory), "settings": request.options.to_dict()}
-    wanted = json.loads(json.dumps({"units": units, **rest}))
-    begun = marks / _BEGUN
-    if not begun.exists():
-        if any(marks.iterdir()):
-            raise UserError(f"{marks}: is not empty and was not left by a build; choose another directory")
-        scratch.write_json(begun, wanted)
-        return marks
-    found = json.loads(begun.read_text())
-    if found["units"] != wanted["units"]:
-        different = ", ".join(key for key in units if found["units"].get(key) != wanted["units"][key])
-        raise UserError(
-            f"{marks}: left by an unfinished build with other arguments or input ({different});"
-            f" repeat that one to finish it, or remove {directory} to start this one"
-        )
-    if found != wanted:
-        for path in (*marks.glob("plan*"), *marks.glob("shard-*"), *directory.glob("*.array_record-*")):
-            path.unlink()
-        scratch.write_json(begun, wanted)
-    return marks
-
-
-def _fingerprint(inputs: list) -> str:
-    """Of the names and sizes of files."""
-    return hashlib.sha256(repr(inputs).encode()).hexdigest()
-
-
 def _is_prepared(marks: epath.Path, place: PlacedInput) -> bool:
-    source, number, _ = place
+    source, number, part = place
     done = marks / scratch.input_name(source, number)
     if not done.exists():
         return False
-    blocks = json.loads(done.read_text())["blocks"]
-    return all((marks / scratch.unit_name(source, number, block)).exists() for block in range(blocks))
+    note = scratch.read_json(done)
+    names = (scratch.unit_name(source, number, block) for block in range(note["blocks"]))
+    return note["input"] == scratch.fingerprint(part) and all((marks / name).exists() for name in names)
 
 
-def _decide(request: Request, marks: epath.Path, inputs: list[PlacedInput]) -> tuple[list[str], dict]:
+def _decide(request: Request, marks: epath.Path, inputs: list[PlacedInput], has_leaks: bool) -> tuple[list[str], dict]:
     decided = marks / scratch.PLANS
     if decided.exists():
-        content = json.loads(decided.read_text())
+        content = scratch.read_json(decided)
         return content["plans"], content["report"]
     units = []
     for source, number, _ in inputs:
-        blocks = json.loads((marks / scratch.input_name(source, number)).read_text())["blocks"]
+        blocks = scratch.read_json(marks / scratch.input_name(source, number))["blocks"]
         names = [scratch.unit_name(source, number, block) for block in range(blocks)]
         units += [Unit(name, source, scratch.read_facts(marks / name)) for name in names]
     for index, source in enumerate(request.sources):
@@ -156,7 +120,7 @@ def _decide(request: Request, marks: epath.Path, inputs: list[PlacedInput]) -> t
     # Columns are memory-mapped, so they need a local disk: the scratch directory's own where it is one.
     parent = None if "://" in os.fspath(marks) else os.fspath(marks)
     with tempfile.TemporaryDirectory(prefix="columns-", dir=parent) as local:
-        return decide(marks, units, request.options, bool(request.leak_check), token_bytes, pathlib.Path(local))
+        return decide(marks, units, request.options, has_leaks, token_bytes, pathlib.Path(local))
 
 
 def _check_source(source: Source, facts: list[dict]) -> None:
@@ -170,35 +134,17 @@ def _check_source(source: Source, facts: list[dict]) -> None:
     source.check(sum(of_unit["parts"] for of_unit in facts), skipped, places[0] if places else None)
 
 
-def _leak_index(request: Request) -> LeakIndex | None:
-    if not request.leak_check:
-        return None
-    texts = (
-        document.text
-        for source in request.leak_check
-        for part in source.inputs()
-        for block in source.blocks(part, [])
-        for document in source.documents(block)
-        if isinstance(document, Document)
-    )
-    return LeakIndex.build(texts, request.options.leak_words)
-
-
 def _report(
-    request: Request, marks: epath.Path, inputs: list[PlacedInput], report: dict, leaks: LeakIndex | None
+    request: Request, marks: epath.Path, inputs: list[PlacedInput], report: dict, leak_report: dict | None
 ) -> dict:
     """What corpus.json says beside the counts: where the text came from and what became of it."""
     sources = []
     for index, source in enumerate(request.sources):
         numbers = [number for of, number, _ in inputs if of == index]
-        notes = [json.loads((marks / scratch.input_name(index, number)).read_text()) for number in numbers]
+        notes = [scratch.read_json(marks / scratch.input_name(index, number)) for number in numbers]
         read = report["read"].get(str(index), {"documents": 0, "text_bytes": 0})
         sources.append({"spec": source.spec, **read, "files": [file for note in notes for file in note["files"]]})
     content = {key: report[key] for key in ("dropped", "cleaned", "skipped")}
-    if leaks:
-        content["leak_check"] = {
-            "sources": [source.spec for source in request.leak_check],
-            "ngrams": leaks.num_ngrams,
-            "texts_too_short": leaks.too_short,
-        }
+    if leak_report:
+        content["leak_check"] = leak_report
     return {**content, "settings": request.options.to_dict(), "sources": sources}

@@ -3,6 +3,7 @@
 import argparse
 import os
 import re
+import sys
 import time
 
 from etils import epath
@@ -17,6 +18,8 @@ from data_prep.options import NearDuplicates, Options
 
 _DEFAULT = Options()
 _NEAR = NearDuplicates()
+_MANY_UNKNOWN = 0.05
+_LANGUAGE = re.compile(r"[a-z]{2,3}(-[a-z]+)*")
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
@@ -32,7 +35,10 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     add.add_argument("--out", required=True, metavar="DIR", help="directory to write; must not hold anything")
     add.add_argument("--name", help="name of the corpus (default: from --out)")
     add.add_argument(
-        "--language", default=_DEFAULT.language, help="ISO 639 code, for the end of sentences (default en)"
+        "--language",
+        type=_language,
+        default=_DEFAULT.language,
+        help="ISO 639 code, for the end of sentences (default en)",
     )
     _add_cleaning(add)
     _add_filters(add)
@@ -93,16 +99,14 @@ def _add_filters(add: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--shingle-words",
         type=flags.positive,
-        default=_NEAR.shingle_words,
         metavar="N",
-        help="words of a shingle, for near-duplicates (default %(default)s)",
+        help=f"words of a shingle, for near-duplicates (default {_NEAR.shingle_words})",
     )
     group.add_argument(
         "--permutations",
         type=flags.positive,
-        default=_NEAR.permutations,
         metavar="N",
-        help="length of a MinHash signature, for near-duplicates (default %(default)s)",
+        help=f"length of a MinHash signature, for near-duplicates (default {_NEAR.permutations})",
     )
     group.add_argument(
         "--leak-check",
@@ -114,9 +118,8 @@ def _add_filters(add: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--leak-words",
         type=flags.positive,
-        default=_DEFAULT.leak_words,
         metavar="N",
-        help="so many words in a row are an overlap (default %(default)s)",
+        help=f"so many words in a row are an overlap (default {_DEFAULT.leak_words})",
     )
 
 
@@ -144,6 +147,12 @@ def run(arguments: argparse.Namespace) -> None:
         _engine(arguments),
     )
     print(inspection.counts(manifest))
+    train = manifest["splits"]["train"]
+    if train["unknown_tokens"] > _MANY_UNKNOWN * train["tokens"]:
+        share = train["unknown_tokens"] / train["tokens"]
+        print(
+            f"note: {share:.0%} of the tokens are unknown; is {arguments.tokenizer} for this language?", file=sys.stderr
+        )
     print(
         f"{out}: ready in {time.perf_counter() - started:.0f} s; look at it with `bert-data inspect {os.fspath(out)}`"
     )
@@ -152,7 +161,15 @@ def run(arguments: argparse.Namespace) -> None:
 def _options(arguments: argparse.Namespace) -> Options:
     near = None
     if arguments.drop_near_duplicates is not None:
-        near = NearDuplicates(arguments.shingle_words, arguments.drop_near_duplicates, arguments.permutations)
+        near = NearDuplicates(
+            arguments.shingle_words or _NEAR.shingle_words,
+            arguments.drop_near_duplicates,
+            arguments.permutations or _NEAR.permutations,
+        )
+    elif arguments.shingle_words or arguments.permutations:
+        raise UserError("--shingle-words and --permutations are for near-duplicates; add --drop-near-duplicates")
+    if arguments.leak_words and not arguments.leak_check:
+        raise UserError("--leak-words does nothing by itself; add --leak-check with evaluation texts")
     return Options(
         language=arguments.language,
         cleaning=Cleaning(
@@ -165,10 +182,17 @@ def _options(arguments: argparse.Namespace) -> Options:
         drop_duplicate_documents=not arguments.keep_duplicates,
         drop_duplicate_paragraphs=arguments.drop_duplicate_paragraphs,
         near_duplicates=near,
-        leak_words=arguments.leak_words,
+        leak_words=arguments.leak_words or _DEFAULT.leak_words,
         validation_fraction=arguments.validation_fraction,
         max_shard_bytes=arguments.max_shard_mb << 20,
     )
+
+
+def _language(text: str) -> str:
+    """An ISO 639 code."""
+    if not _LANGUAGE.fullmatch(text.lower()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not an ISO 639 code such as en, de or zh")
+    return text.lower()
 
 
 def _engine(arguments: argparse.Namespace):
@@ -178,6 +202,9 @@ def _engine(arguments: argparse.Namespace):
         from data_prep.engines.local import LocalEngine
 
         return LocalEngine(arguments.workers)
-    from data_prep.engines.beam import BeamEngine
+    try:
+        from data_prep.engines.beam import BeamEngine
+    except ImportError as error:
+        raise UserError("--engine beam needs Apache Beam; install it with `pip install 'bert_jax[beam]'`") from error
 
     return BeamEngine(arguments.runner, arguments.behind_dashes)

@@ -16,6 +16,7 @@ NORMALIZATIONS = ("nfc", "nfkc", "none")
 _INVISIBLE = re.compile(
     "[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\u00ad\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff\ufffd\ud800-\udfff]"
 )
+_SURROGATES = re.compile("[\ud800-\udfff]")
 _LINE_ENDS = re.compile("\r\n?|[\x0b\x0c\x85\u2028\u2029]")
 _OTHER_SPACES = re.compile(r"[^\S\n ]")
 
@@ -33,7 +34,7 @@ class Cleaning:
     Attributes:
       normalization: "nfc", "nfkc" or "none". NFC is the default and not NFKC: the latter rewrites what
         an author wrote (x² becomes x2).
-      control_characters: drop invisible characters.
+      control_characters: drop invisible characters; lone surrogates go in any case.
       whitespace: make runs of spaces one space and more than one blank line one, drop spaces at the ends
         of lines. Line ends become "\\n" in any case: everything after cleaning counts on it.
     """
@@ -75,8 +76,9 @@ def clean(text: str, cleaning: Cleaning = DEFAULT, counts: Cleaned | None = None
     if found & _LINE_END:
         text = _LINE_ENDS.sub("\n", text)
         found |= _RUN
-    if cleaning.control_characters and found & _CONTROL:
-        kept = _INVISIBLE.sub("", text)
+    if found & _CONTROL:
+        # Lone surrogates, which no UTF-8 can hold, go in any case.
+        kept = (_INVISIBLE if cleaning.control_characters else _SURROGATES).sub("", text)
         counts.control_characters += len(text) - len(kept)
         text = kept
         found |= _NOT_NORMAL | _RUN  # what stood on both sides of them are neighbours now

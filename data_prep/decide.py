@@ -22,7 +22,7 @@ from data_prep.tables import UNIT_ARRAYS, Tables
 
 SPLIT_FATES = {"train": 0, "validation": 1}
 # Why a document is left out; in the order in which the filters are applied.
-_EMPTY, _SHORT, _DUPLICATE, _EMPTIED, _NEAR_DUPLICATE, _LEAKED = range(2, 8)
+_EMPTY, _SHORT, _LEAKED, _DUPLICATE, _NEAR_DUPLICATE, _EMPTIED = range(2, 8)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,8 +101,14 @@ def _fates(tables: Tables, options: Options, has_leaks: bool) -> tuple[np.ndarra
     drop("empty_documents", _EMPTY, tokens == 0)
     if options.min_characters > 1:
         drop("short_documents", _SHORT, tables.characters[:count] < options.min_characters)
+    if has_leaks:
+        drop("leaked_documents", _LEAKED, tables.leaks[:count])
     if options.drop_duplicate_documents:
         drop("duplicate_documents", _DUPLICATE, duplicates.repeats(tables.keys[:count, :2], fates == 0))
+    if near := options.near_duplicates:
+        similar = duplicates.near_duplicates(tables.signatures[:count], fates == 0, near.threshold)
+        drop("near_duplicates", _NEAR_DUPLICATE, similar)
+    # Last: what a paragraph repeats must stay itself.
     paragraph_repeats = None
     if tables.paragraph_keys is not None:
         long_enough = tables.paragraph_bytes >= options.drop_duplicate_paragraphs
@@ -115,11 +121,6 @@ def _fates(tables: Tables, options: Options, has_leaks: bool) -> tuple[np.ndarra
             "paragraphs": int(paragraph_repeats.sum()),
             "text_bytes": int(tables.paragraph_bytes[paragraph_repeats].sum(dtype=np.int64)),
         }
-    if near := options.near_duplicates:
-        similar = duplicates.near_duplicates(tables.signatures[:count], fates == 0, near.threshold)
-        drop("near_duplicates", _NEAR_DUPLICATE, similar)
-    if has_leaks:
-        drop("leaked_documents", _LEAKED, tables.leaks[:count])
     places = keys.place(tables.keys[:count, :2])
     fates[(fates == 0) & (places < options.validation_fraction)] = SPLIT_FATES["validation"]
     _check_splits(fates, places)
@@ -133,8 +134,8 @@ def _check_splits(fates: np.ndarray, places: np.ndarray) -> None:
         return
     if len(kept) < 2:
         raise UserError(
-            f"the sources hold {len(kept)} different documents with text; a corpus needs at least 2, one to train"
-            " on and one held out (with `text:` and `lines:` a blank line divides documents)"
+            f"{len(kept)} different documents with text are left after the filters; a corpus needs at least 2, one to"
+            " train on and one held out (with `text:` and `lines:` a blank line divides documents)"
         )
     if not validation:
         enough = math.ceil((kept.min() + 1e-4) * 1e4) / 1e4

@@ -10,7 +10,7 @@ _REMEDIES = {
     errno.EROFS: "choose a directory that can be written",
     errno.EACCES: "choose a directory that you may write, or change its permissions",
     errno.EPERM: "choose a directory that you may write, or change its permissions",
-    errno.ENOENT: "choose a directory that can be made",
+    errno.ENOENT: "it is not there, or cannot be made",
     errno.ENOTDIR: "choose a directory, not something inside a file",
     errno.EIO: "the disk could not read or write; check it, then start the same command again",
     errno.EMFILE: "too many open files; raise the limit with `ulimit -n` or use fewer --workers",

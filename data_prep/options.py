@@ -52,7 +52,7 @@ class Options:
         """The choices as JSON values, for corpus.json."""
         return dataclasses.asdict(self)
 
-    def of_units(self) -> dict:
+    def of_units(self, leak_check: bool) -> dict:
         """The choices that phase 1 depends on, as JSON values; the others can change without preparing again."""
         near = self.near_duplicates
         return {
@@ -61,5 +61,5 @@ class Options:
             "drop_repeated_lines": self.drop_repeated_lines,
             "paragraph_keys": self.drop_duplicate_paragraphs is not None,
             "signatures": [near.shingle_words, near.permutations] if near else None,
-            "leak_words": self.leak_words,
+            "leak_words": self.leak_words if leak_check else None,
         }

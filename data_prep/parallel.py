@@ -6,6 +6,7 @@ import functools
 import multiprocessing
 import multiprocessing.connection
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -74,7 +75,8 @@ class Workers(contextlib.AbstractContextManager):
         except BrokenProcessPool as error:
             where = name(pending[0][0] if pending else task)
             raise UserError(
-                f"a worker process died at or after {where}; was it out of memory? Try fewer --workers"
+                f"a worker process died at or after {where}; was it out of memory? Start the same command again,"
+                " perhaps with fewer --workers"
             ) from error
 
 
@@ -92,6 +94,7 @@ def ordered_map(
 
 
 def _begin(initializer: Callable[..., None], initargs: tuple) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it too, and ends us
     threading.Thread(target=_die_with_parent, daemon=True).start()
     initializer(*initargs)
 

@@ -13,7 +13,6 @@ import numpy as np
 from etils import epath
 
 from bert_jax.data.corpus import token_dtype
-from bert_jax.errors import UserError
 from bert_jax.tokenizer import Tokenizer
 from data_prep import keys, minhash, scratch, words
 from data_prep.clean import Cleaned, clean
@@ -56,27 +55,25 @@ class Task:
         return scratch.unit_name(self.source, self.part, self.index)
 
 
-def cut(job: Job, source: int, part: int, wanted: Input) -> Iterator[Task]:
-    """The blocks of an input; notes the end of the input when it is reached.
+def cut(job: Job, source: int, part: int, wanted: Input, reader: int = 0, readers: int = 1) -> Iterator[Task]:
+    """Blocks of an input: of several readers, each gets every n-th, and the first one notes that the end was reached.
 
     Raises:
-      UserError: the input cannot be read, or is not what an earlier, unfinished run read.
+      UserError: the input cannot be read.
     """
     directory = epath.Path(job.scratch)
     facts: list[dict] = []
     blocks = 0
     for block in job.sources[source].blocks(wanted, facts):
-        task = Task(source, part, blocks, block)
-        path = directory / task.unit
-        if path.exists():
-            if scratch.read_facts(path)["checksum"] != checksum(block):
-                raise UserError(
-                    f"{block.origin}: has changed since this build was begun; remove its --out and start again"
-                )
-            task = dataclasses.replace(task, done=True)
-        yield task
+        if blocks % readers == reader:
+            task = Task(source, part, blocks, block)
+            path = directory / task.unit
+            done = path.exists() and scratch.read_facts(path)["checksum"] == checksum(block)
+            yield dataclasses.replace(task, done=done)
         blocks += 1
-    scratch.write_json(directory / scratch.input_name(source, part), {"blocks": blocks, "files": facts})
+    if reader == 0:
+        note = {"blocks": blocks, "files": facts, "input": scratch.fingerprint(wanted)}
+        scratch.write_json(directory / scratch.input_name(source, part), note)
 
 
 class _Checksum:

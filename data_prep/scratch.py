@@ -4,8 +4,10 @@ Every file is written under another name first and then renamed, so that a name 
 a build that was killed goes on from what it finds.
 """
 
+import hashlib
 import json
 import os
+import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -27,6 +29,11 @@ def input_name(source: int, part: int) -> str:
     return f"input-{source:04d}-{part:08d}.json"
 
 
+def fingerprint(value: object) -> str:
+    """Of something whose repr says what it is, such as names and sizes of files."""
+    return hashlib.sha256(repr(value).encode()).hexdigest()
+
+
 PLANS = "plans.json"
 """File that says that all is decided; names the plans of the shards."""
 
@@ -43,14 +50,27 @@ def shard_name(split: str, index: int) -> str:
 
 def write(path: epath.Path, content: bytes) -> None:
     """Writes a file that is either whole or not there."""
-    partial = path.parent / f"{path.name}.{os.getpid()}.partial"
-    partial.write_bytes(content)
-    partial.replace(path)
+    # Of several writers in threads, processes and containers, each needs a name of its own.
+    partial = path.parent / f"{path.name}.{uuid.uuid4().hex}.partial"
+    try:
+        partial.write_bytes(content)
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def write_json(path: epath.Path, content: Any) -> None:
     """Writes JSON, whole or not at all."""
     write(path, json.dumps(content, indent=1).encode() + b"\n")
+
+
+def read_json(path: epath.Path) -> Any:
+    """What `write_json` wrote."""
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise _damaged(path) from error
 
 
 def write_arrays(path: epath.Path, arrays: Mapping[str, np.ndarray], facts: dict) -> None:
@@ -62,8 +82,11 @@ def write_arrays(path: epath.Path, arrays: Mapping[str, np.ndarray], facts: dict
 def read_facts(path: epath.Path) -> dict:
     """The facts that `write_arrays` wrote; reads only the header."""
     with path.open("rb") as file:
-        header = json.loads(file.read(_header_size(file.read(8), path)))
-    return json.loads(header["__metadata__"]["facts"])
+        raw = file.read(_header_size(file.read(8), path))
+    try:
+        return json.loads(json.loads(raw)["__metadata__"]["facts"])
+    except (ValueError, KeyError) as error:
+        raise _damaged(path) from error
 
 
 def read_arrays(path: epath.Path, names: Iterable[str] | None = None) -> dict[str, np.ndarray]:

@@ -1,10 +1,11 @@
 """One shard of a corpus: an ArrayRecord file, and the arrays that go into the corpus' length arrays."""
 
 import array
+import contextlib
 import os
 import pathlib
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from array_record.python import array_record_module
 from etils import epath
 
 from bert_jax.data.corpus import token_dtype
+from bert_jax.errors import UserError
 from bert_jax.tokenizer import Tokenizer
 from data_prep.records import RecordCutter, serialize
 
@@ -26,6 +28,18 @@ ARRAYS = {
     "token_counts": np.int64,
 }
 """Tokens of each sentence, sentences of each document and of each record, occurrences of each id."""
+
+
+@contextlib.contextmanager
+def _disk_errors(file: pathlib.Path) -> Iterator[None]:
+    """ArrayRecord says that a disk is full with an error of its own."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        raise UserError(
+            f"{file}: cannot be written ({str(error).splitlines()[0][:120]}); if the disk is full, make room, then"
+            " start the same command again, it goes on where it was"
+        ) from error
 
 
 class Piece(NamedTuple):
@@ -45,12 +59,18 @@ class ShardWriter:
     The file is written to a local temporary directory and copied, so that object stores work too.
     """
 
-    def __init__(self, tokenizer: Tokenizer, first_document: int):
-        """Begins a shard whose first document has the index `first_document` in its split."""
+    def __init__(self, tokenizer: Tokenizer, first_document: int, temporary: os.PathLike | str | None = None):
+        """Begins a shard.
+
+        Args:
+          tokenizer: the one that made the ids.
+          first_document: index, in its split, of the first document in the shard.
+          temporary: a local directory to write in; by default the system's.
+        """
         self._dtype = token_dtype(tokenizer.vocab_size)
         self._unk_id = tokenizer.unk_id
         self._document = first_document
-        self._scratch = tempfile.TemporaryDirectory(prefix="bert_jax-shard-")
+        self._scratch = tempfile.TemporaryDirectory(prefix="writing-", dir=temporary)
         self._file = pathlib.Path(self._scratch.name) / "shard"
         self._writer = array_record_module.ArrayRecordWriter(os.fspath(self._file), _ARRAY_RECORD_OPTIONS)
         self._cutter = RecordCutter(self._dtype)
@@ -68,7 +88,6 @@ class ShardWriter:
         return self
 
     def __exit__(self, *_):
-        self._writer.close()
         self._scratch.cleanup()
 
     def add(self, document: Iterable[Piece]) -> None:
@@ -99,13 +118,15 @@ class ShardWriter:
 
     def _write(self, part: int, tokens: np.ndarray, lengths: np.ndarray) -> None:
         raw = serialize(self._document, part, tokens, np.cumsum(lengths).astype("<u2"))
-        self._writer.write(raw)
+        with _disk_errors(self._file):
+            self._writer.write(raw)
         self.record_bytes += len(raw)
         self._record_sentences.append(len(lengths))
 
     def finish(self, target: epath.Path) -> tuple[dict[str, np.ndarray], dict]:
         """Puts the shard in its place; its arrays (see ARRAYS) and counts."""
-        self._writer.close()
+        with _disk_errors(self._file):
+            self._writer.close()
         epath.Path(self._file).copy(target, overwrite=True)
         self._count_now()
         arrays = {

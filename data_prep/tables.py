@@ -117,9 +117,10 @@ def _new_column(path: pathlib.Path, dtype: np.dtype, shape: tuple[int, ...]) -> 
     if 0 in shape:
         return np.zeros(shape, dtype)  # an empty file cannot be mapped
     column = np.lib.format.open_memmap(path, "w+", dtype, shape)
-    # A full disk is an error here; later it would be a signal that kills the process.
-    with path.open("r+b") as file:
-        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    # A full disk is an error here; later it would be a signal that kills the process. macOS lacks the call.
+    if hasattr(os, "posix_fallocate"):
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
     return column
 
 

@@ -140,6 +140,8 @@ def claim_directory(directory: epath.Path) -> epath.Path:
         if not directory.is_dir():
             raise UserError(f"{directory}: is a file; choose another --out")
         if (directory / corpus.MANIFEST).exists():
+            if (directory / corpus.INCOMPLETE).exists():
+                (directory / corpus.INCOMPLETE).rmtree()  # a kill came between the last two steps
             raise UserError(f"{directory}: already holds a corpus; choose another --out or remove it first")
         if not (directory / corpus.INCOMPLETE).exists() and any(directory.iterdir()):
             raise UserError(f"{directory}: is not empty and holds no corpus; choose another --out")

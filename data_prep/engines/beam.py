@@ -55,8 +55,12 @@ class BeamEngine(Engine):
         if not tasks:
             return
         runner = [f"--runner={_LONG_NAMES.get(self.runner, self.runner)}"] if self.runner else []
-        flags = [*self.flags, *runner]
-        pipeline = beam.Pipeline(options=PipelineOptions(flags))
+        for failure in epath.Path(scratch).glob(f"{_FAILURE}*"):
+            failure.unlink()  # of an earlier run
+        try:
+            pipeline = beam.Pipeline(options=PipelineOptions([*self.flags, *runner]))
+        except (ValueError, ImportError, AttributeError) as error:
+            raise UserError(f"--runner {self.runner}: Beam cannot use it ({error})") from error
         _ = pipeline | beam.Create(list(tasks)) | beam.Reshuffle() | beam.ParDo(function)
         result = pipeline.run()
         try:
@@ -64,12 +68,9 @@ class BeamEngine(Engine):
         finally:
             if client := getattr(result, "client", None):
                 client.close()  # Dask's, which would go on looking for its cluster
-        failures = sorted(epath.Path(scratch).glob(f"{_FAILURE}*"))
+        failures = list(epath.Path(scratch).glob(f"{_FAILURE}*"))
         if failures:
-            message = failures[0].read_text()
-            for failure in failures:
-                failure.unlink()
-            raise UserError(message)
+            raise UserError(min(failure.read_text() for failure in failures))
         if state not in (None, "DONE"):
             raise UserError(f"the Beam pipeline ended as {state}; its runner's log says why. Started again, it goes on")
 
@@ -96,8 +97,8 @@ class _Prepare(beam.DoFn):
     def process(self, share):
         (source, index, part), reader, readers = share
         with _failures_in(self._job.scratch):
-            for task in cut(self._job, source, index, part):
-                if task.index % readers == reader and not task.done:
+            for task in cut(self._job, source, index, part, reader, readers):
+                if not task.done:
                     self._preparer(task)
 
 

@@ -52,7 +52,7 @@ def find(spec: str, pattern: str) -> list[tuple[str, int]]:
         found = list(root.glob("/".join(parts[fixed:]))) if fixed < len(parts) else [root]
     except NotImplementedError as error:
         raise UserError(f"--source {spec}: `**` works on local disks only; name the folders") from error
-    files = sorted((epath.Path(path) for path in found if path.exists() and not path.is_dir()), key=os.fspath)
+    files = sorted((epath.Path(path) for path in found if path.is_file()), key=os.fspath)
     if not files:
         raise UserError(f"--source {spec}: no file matches {pattern}")
     return [(os.fspath(path), path.stat().length) for path in files]

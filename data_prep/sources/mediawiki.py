@@ -23,7 +23,7 @@ _HIDDEN_NAMESPACE = re.compile(rb'<namespace key="(?:6|14)"[^>]*>([^<]+)</namesp
 class _Pages(Piece):
     """Pages and what the head of their dump says."""
 
-    hidden: frozenset[str] = frozenset()
+    hidden: tuple[str, ...] = ()
     """the names, in the wiki's language, of the namespaces whose links show no text"""
 
 
@@ -34,14 +34,14 @@ class MediaWikiSource(FileSource):
     max_record_bytes: int = MAX_RECORD_BYTES
 
     def _pieces(self, file: files.Reader) -> Iterator[Piece | Skipped]:
-        hidden: frozenset[str] | None = None
+        hidden: tuple[str, ...] | None = None
         for piece in cut_records(file, _END, self.block_bytes, self.max_record_bytes):
             if isinstance(piece, Skipped):
                 yield piece
                 continue
             if hidden is None:
                 head = piece.data[: piece.data.find(_BEGIN)]
-                hidden = frozenset(name.decode(errors="replace") for name in _HIDDEN_NAMESPACE.findall(head))
+                hidden = tuple(name.decode(errors="replace") for name in _HIDDEN_NAMESPACE.findall(head))
             fields = {field.name: getattr(piece, field.name) for field in dataclasses.fields(piece)}
             yield _Pages(**fields, hidden=hidden)
 
@@ -76,7 +76,7 @@ def _article(page: ElementTree.Element, piece: _Pages, origin: str) -> Iterator[
         yield Skipped("missing_text", origin, "the page has no revision with text")
     elif (model := revision.findtext("model", "wikitext")) != "wikitext":
         yield Skipped("not_wikitext", origin, f"the page's content model is {model}")
-    elif plain := wikitext.plain_text(text, piece.hidden):
+    elif plain := wikitext.plain_text(text, frozenset(piece.hidden)):
         yield Document(origin, plain)
     else:
         yield Skipped("empty_document", origin, "the page has no text beside templates, tables and links")

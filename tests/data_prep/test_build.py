@@ -1,17 +1,27 @@
 """Whole builds: every filter, documents longer than a block, and what must not change a byte."""
 
+import concurrent.futures
 import dataclasses
+import gzip
 import json
+import os
 import pathlib
+import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
+from etils import epath
 
 from bert_jax.data.corpus import Corpus
 from bert_jax.errors import UserError
+from data_prep import scratch, sources
+from data_prep.claim import only_one
 from data_prep.clean import Cleaning
 from data_prep.engines.local import LocalEngine
 from data_prep.options import NearDuplicates, Options
+from data_prep.prepare import Preparer
 from data_prep.verify import verify
 from tests.building import files, make_documents, normal, run, texts
 
@@ -63,7 +73,7 @@ def test_no_byte_depends_on_workers_or_scratch(text, options):
     run("one", ["text:text.txt"], options)
     run("two", ["text:text.txt"], options, LocalEngine(2), scratch="elsewhere")
     assert files("one") == files("two")
-    assert not pathlib.Path("elsewhere").exists()
+    assert list(pathlib.Path("elsewhere").iterdir()) == []
 
 
 def test_blocks_leave_no_trace(books):
@@ -163,15 +173,15 @@ def test_near_duplicates(books):
 
 
 def test_leaks(books):
-    from data_prep import sources
-
     words = books[4].split()
-    pathlib.Path("questions.txt").write_text(" ".join(words[2:15]) + "\n\n" + "too short to check")
+    pathlib.Path("questions.txt").write_text(
+        " ".join([*words[2:15], "unheard", "of", "here"]) + "\n\n" + "too short to check"
+    )
     request = {"leak_check": [sources.parse("text:questions.txt")]}
     manifest = run("c", ["text-files:books/*.txt"], **request)
     assert manifest["dropped"]["leaked_documents"]["documents"] == 1
     assert normal(books[4]) not in texts("c") and len(texts("c")) == len(books) - 1
-    assert manifest["leak_check"]["texts_too_short"] == 1 and manifest["leak_check"]["ngrams"] == 1
+    assert manifest["leak_check"]["texts_too_short"] == 1 and manifest["leak_check"]["ngrams"] == 4
     run("d", ["text-files:books/*.txt"], Options(validation_fraction=0.1, leak_words=14), **request)
     assert len(texts("d")) == len(books)
 
@@ -207,9 +217,6 @@ def test_nothing_usable_is_an_error(text):
 def test_another_request_does_not_go_on_with_what_lies_there(text, monkeypatch):
     from data_prep import writer
 
-    def stop(*_):
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
         patch.setattr(writer, "finish_corpus", stop)
         with pytest.raises(KeyboardInterrupt):
@@ -227,19 +234,134 @@ def test_another_request_does_not_go_on_with_what_lies_there(text, monkeypatch):
     assert files("c") == files("fresh")
 
 
-def test_changed_input_is_noticed(text, monkeypatch):
-    from data_prep import build as build_module
+def stop(*_):
+    raise KeyboardInterrupt
 
-    def stop(*_):
-        raise KeyboardInterrupt
 
+def test_what_changed_is_prepared_again(text, monkeypatch):
+    pathlib.Path("books").mkdir()
+    for index, document in enumerate(make_documents(5, 30, paragraphs=20)):
+        pathlib.Path(f"books/{index}.txt").write_text(document)
+    specs = ["text:text.txt", "text-files:books/*.txt"]
     with monkeypatch.context() as patch:
-        patch.setattr(build_module, "_decide", stop)
+        patch.setattr("data_prep.writer.finish_corpus", stop)
         with pytest.raises(KeyboardInterrupt):
-            run("c", ["text:text.txt"])
-    for mark in pathlib.Path("c/corpus.incomplete").glob("input-*"):
-        mark.unlink()
-    content = pathlib.Path("text.txt").read_text()
-    pathlib.Path("text.txt").write_text(content.replace("river", "RIVER", 1))
-    with pytest.raises(UserError, match="has changed since this build was begun"):
+            run("c", specs)
+    pathlib.Path("books/3.txt").write_text("Quite another mountain.")
+    pathlib.Path("books/99.txt").write_text("A new stone falls.")
+    prepared = []
+    prepare = Preparer.__call__
+    with monkeypatch.context() as patch:
+        patch.setattr(Preparer, "__call__", lambda self, task: prepared.append(task.source) or prepare(self, task))
+        run("c", specs)
+    assert prepared and set(prepared) == {1}
+    run("fresh", specs)
+    assert files("c") == files("fresh")
+
+
+def test_a_mended_file_is_enough(text):
+    content = gzip.compress(pathlib.Path("text.txt").read_bytes())
+    pathlib.Path("more.txt.gz").write_bytes(content[:-50])
+    with pytest.raises(UserError, match="truncated"):
+        run("c", ["text:text.txt", "text:more.txt.gz"])
+    pathlib.Path("more.txt.gz").write_bytes(content)
+    run("c", ["text:text.txt", "text:more.txt.gz"])
+    run("fresh", ["text:text.txt", "text:more.txt.gz"])
+    assert files("c") == files("fresh")
+
+
+def test_marks_without_their_shards_do_not_count(text, monkeypatch):
+    """What lies in --scratch says that shards are written, but --out was removed."""
+    options = Options(validation_fraction=0.1, max_shard_bytes=3000)
+    with monkeypatch.context() as patch:
+        patch.setattr("data_prep.writer.finish_corpus", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run("c", ["text:text.txt"], options, scratch="elsewhere")
+    shutil.rmtree("c")
+    run("c", ["text:text.txt"], options, scratch="elsewhere")
+    verify("c")
+    run("fresh", ["text:text.txt"], options)
+    assert files("c") == files("fresh")
+    assert list(pathlib.Path("elsewhere").iterdir()) == []
+
+
+def test_one_build_at_a_time(text):
+    pathlib.Path("c").mkdir()
+    (pathlib.Path("c") / "corpus.incomplete").mkdir()
+    with only_one(epath.Path("c/corpus.incomplete")), pytest.raises(UserError, match="another build is at work here"):
         run("c", ["text:text.txt"])
+    run("c", ["text:text.txt"])
+
+
+def test_a_paragraph_goes_only_if_the_other_stays(books):
+    """The first of two equal paragraphs stands in a near-duplicate, which goes as a whole."""
+    shared = "The dark mountain falls over the quick slow river. A stone sings."
+    pathlib.Path("books/900.txt").write_text(books[5].replace(" sings", " sang", 3) + "\n\n" + shared)
+    pathlib.Path("books/901.txt").write_text(shared + "\n\n" + make_documents(77, 1, paragraphs=9)[0])
+    near = NearDuplicates(threshold=0.6, shingle_words=5)
+    options = Options(validation_fraction=0.1, near_duplicates=near, drop_duplicate_paragraphs=len(shared))
+    dropped = run("c", ["text-files:books/*.txt"], options)["dropped"]
+    assert dropped["near_duplicates"]["documents"] == 1
+    assert sum(normal(shared) in text for text in texts("c")) == 1
+
+
+def test_evaluation_texts_are_cleaned_and_must_be_usable(books):
+    pathlib.Path("books/900.txt").write_text("Caf\u00e9 " + books[4])
+    leak = " ".join(["Cafe\u0301", *books[4].split()[:12]])
+    pathlib.Path("questions.jsonl").write_text(json.dumps({"question": leak}) + "\n{broken\n")
+    request = {"leak_check": [sources.parse("jsonl:questions.jsonl@question")]}
+    manifest = run("c", ["text-files:books/*.txt"], **request)
+    assert manifest["dropped"]["leaked_documents"]["documents"] == 1
+    assert manifest["leak_check"]["skipped"] == {"malformed_json": 1}
+    with pytest.raises(UserError, match="did you mean 'question'"):
+        run("d", ["text-files:books/*.txt"], leak_check=[sources.parse("jsonl:questions.jsonl@questoin")])
+    with pytest.raises(UserError, match="none of the 1 evaluation texts has 99 words"):
+        run("d", ["text-files:books/*.txt"], Options(validation_fraction=0.1, leak_words=99), **request)
+
+
+CHECKSUMS = """
+import sys
+from data_prep import sources
+from data_prep.prepare import checksum
+
+source = sources.parse(sys.argv[1])
+print([checksum(block) for part in source.inputs() for block in source.blocks(part, [])])
+"""
+
+
+@pytest.mark.parametrize("kind", ["mediawiki:dump.xml", "text:dump.xml", "jsonl:data.jsonl@text", "wikiextractor:doc"])
+def test_checksums_of_blocks_do_not_depend_on_the_hash_seed(kind, tmp_path):
+    names = ("Datei", "Kategorie", "Bild", "Medium")
+    spaces = "".join(
+        f'<namespace key="{6 + 8 * (i % 2)}" case="first-letter">{n}</namespace>' for i, n in enumerate(names)
+    )
+    page = "<page><title>A</title><ns>0</ns><id>1</id><revision><id>1</id><text>The river.</text></revision></page>"
+    (tmp_path / "dump.xml").write_text(f"<mediawiki><siteinfo>{spaces}</siteinfo>\n{page}\n</mediawiki>\n")
+    (tmp_path / "data.jsonl").write_text('{"text": "The river."}\n')
+    (tmp_path / "doc").write_text('<doc id="1" url="u" title="A">\nA\n\nThe river.\n</doc>\n')
+    root = str(pathlib.Path(__file__).parents[2])
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", CHECKSUMS, kind],
+            env=os.environ | {"PYTHONPATH": root, "PYTHONHASHSEED": str(seed)},
+            cwd=tmp_path,
+            check=True,
+            capture_output=True,
+        ).stdout
+        for seed in range(5)
+    }
+    assert len(found) == 1
+
+
+def test_files_are_whole_with_many_writers(tmp_path):
+    path = epath.Path(tmp_path / "file")
+    contents = [bytes([letter]) * 20_000 for letter in b"abcd"]
+
+    def write_often(content):
+        for _ in range(50):
+            scratch.write(path, content)
+            assert path.read_bytes() in contents
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(write_often, contents))
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]

@@ -1,5 +1,6 @@
 """The pages on corpora, word for word; only the vocabularies are smaller."""
 
+import json
 import pathlib
 import re
 import shlex
@@ -55,7 +56,7 @@ def dump(tmp_path, monkeypatch):
         ]
         content = "<mediawiki>\n" + "".join(pages) + "</mediawiki>\n"
         pathlib.Path(f"dump/part{part}.xml").write_text(content)
-    pathlib.Path("evaluation/one.jsonl").write_text('{"question": "too short to matter"}\n')
+    pathlib.Path("evaluation/one.jsonl").write_text(json.dumps({"context": " ".join(["unheard"] * 20)}))
 
 
 def test_the_commands_of_the_page_on_wikipedia(dump):
