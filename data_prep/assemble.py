@@ -9,7 +9,6 @@ import numpy as np
 from etils import epath
 
 from bert_jax.data.corpus import shard_file
-from bert_jax.tokenizer import Tokenizer
 from data_prep import scratch
 from data_prep.checksums import file_facts
 from data_prep.records import cut_long_sentences
@@ -32,7 +31,8 @@ class Assembler:
     scratch: str
     directory: str
     name: str
-    tokenizer_json: str
+    vocab_size: int
+    unk_id: int
 
     def __call__(self, plan: str) -> None:
         """Writes the shard of a plan and, last, its arrays; does nothing if those are there."""
@@ -42,8 +42,7 @@ class Assembler:
         target = epath.Path(self.directory) / shard_file(self.name, facts["split"], facts["index"], facts["count"])
         if done.exists() and target.exists() and target.stat().length == scratch.read_facts(done)["bytes"]:
             return
-        tokenizer = Tokenizer.from_json(self.tokenizer_json, "the tokenizer")
-        with ShardWriter(tokenizer, facts["document"], self._temporary()) as writer:
+        with ShardWriter(self.vocab_size, self.unk_id, facts["document"], self._temporary()) as writer:
             parts = _parts(directory, facts["units"], scratch.read_arrays(directory / plan))
             for _, document in itertools.groupby(parts, operator.itemgetter(0)):
                 writer.add(piece for _, piece in document)

@@ -87,7 +87,9 @@ def build(request: Request, engine: Engine) -> dict:
         claim.go_on(marks, directory, units, decisions)
         engine.prepare(job, [place for place in inputs if not _is_prepared(marks, place)])
         plans, report = _decide(request, marks, inputs, leaks is not None)
-        engine.assemble(Assembler(job.scratch, os.fspath(directory), request.name, job.tokenizer_json), plans)
+        tokenizer = request.tokenizer
+        assembler = Assembler(job.scratch, os.fspath(directory), request.name, tokenizer.vocab_size, tokenizer.unk_id)
+        engine.assemble(assembler, plans)
         report = _report(request, marks, inputs, report, leak_report)
         manifest = writer.finish_corpus(directory, marks, request.name, request.tokenizer, report)
         claim.clear(marks, directory)

@@ -69,10 +69,7 @@ def decide(
     tables.finish()
     fates, paragraph_repeats, dropped = _fates(tables, options, has_leaks)
     if options.drop_repeated_lines:
-        lines = collections.Counter()
-        for survey in surveys:
-            lines.update(survey["repeated_lines"])
-        dropped["repeated_lines"] = dict(lines)
+        dropped["repeated_lines"] = _sum_counts(survey["repeated_lines"] for survey in surveys)
     plans = []
     for split in SPLIT_FATES:
         plans += _plan_split(directory, units, tables, split, fates, paragraph_repeats, options, token_bytes)

@@ -48,6 +48,11 @@ def shard_name(split: str, index: int) -> str:
     return f"shard-{split}-{index:05d}.safetensors"
 
 
+def shard_marks(directory: epath.Path, split: str) -> list[epath.Path]:
+    """The files named so of a split, in order."""
+    return sorted(directory.glob(f"shard-{split}-*.safetensors"))
+
+
 def write(path: epath.Path, content: bytes) -> None:
     """Writes a file that is either whole or not there."""
     # Of several writers in threads, processes and containers, each needs a name of its own.

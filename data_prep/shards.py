@@ -14,20 +14,11 @@ from etils import epath
 
 from bert_jax.data.corpus import token_dtype
 from bert_jax.errors import UserError
-from bert_jax.tokenizer import Tokenizer
 from data_prep.records import RecordCutter, serialize
 
 # One record per chunk, so that a record is read without its neighbours.
 _ARRAY_RECORD_OPTIONS = "group_size:1"
 _COUNTED_AT_ONCE = 1 << 20
-
-ARRAYS = {
-    "sentence_lengths": np.uint16,
-    "document_sentences": np.uint32,
-    "record_sentences": np.uint32,
-    "token_counts": np.int64,
-}
-"""Tokens of each sentence, sentences of each document and of each record, occurrences of each id."""
 
 
 @contextlib.contextmanager
@@ -59,16 +50,17 @@ class ShardWriter:
     The file is written to a local temporary directory and copied, so that object stores work too.
     """
 
-    def __init__(self, tokenizer: Tokenizer, first_document: int, temporary: os.PathLike | str | None = None):
+    def __init__(self, vocab_size: int, unk_id: int, first_document: int, temporary: os.PathLike | str | None = None):
         """Begins a shard.
 
         Args:
-          tokenizer: the one that made the ids.
+          vocab_size: token ids are in [0, vocab_size).
+          unk_id: the id that is counted as unknown.
           first_document: index, in its split, of the first document in the shard.
           temporary: a local directory to write in; by default the system's.
         """
-        self._dtype = token_dtype(tokenizer.vocab_size)
-        self._unk_id = tokenizer.unk_id
+        self._dtype = token_dtype(vocab_size)
+        self._unk_id = unk_id
         self._document = first_document
         self._scratch = tempfile.TemporaryDirectory(prefix="writing-", dir=temporary)
         self._file = pathlib.Path(self._scratch.name) / "shard"
@@ -77,7 +69,7 @@ class ShardWriter:
         self._lengths: list[np.ndarray] = []
         self._document_sentences = array.array("I")
         self._record_sentences = array.array("I")
-        self._token_counts = np.zeros(tokenizer.vocab_size, np.int64)
+        self._token_counts = np.zeros(vocab_size, np.int64)
         self._uncounted: list[np.ndarray] = []
         self._num_uncounted = 0
         self._text_bytes = 0
@@ -124,7 +116,12 @@ class ShardWriter:
         self._record_sentences.append(len(lengths))
 
     def finish(self, target: epath.Path) -> tuple[dict[str, np.ndarray], dict]:
-        """Puts the shard in its place; its arrays (see ARRAYS) and counts."""
+        """Puts the shard in its place.
+
+        Returns:
+          its arrays: tokens of each sentence, sentences of each document and of each record, occurrences of
+          each id; and its counts.
+        """
         with _disk_errors(self._file):
             self._writer.close()
         epath.Path(self._file).copy(target, overwrite=True)

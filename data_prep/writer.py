@@ -3,10 +3,8 @@
 docs/corpus.md is the contract.
 """
 
-import json
 import os
 import re
-import shutil
 from collections.abc import Iterator
 
 import numpy as np
@@ -40,7 +38,7 @@ def finish_corpus(directory: epath.Path, marks: epath.Path, name: str, tokenizer
     """
     splits, files, infos = {}, {}, []
     for split in corpus.SPLITS:
-        shards = sorted(marks.glob(scratch.shard_name(split, 0).replace("00000", "*")))
+        shards = scratch.shard_marks(marks, split)
         facts = [scratch.read_facts(path) for path in shards]
         splits[split] = {count: sum(shard[count] for shard in facts) for count in _COUNTS}
         splits[split]["shards"] = [{"file": shard["file"], "records": shard["records"]} for shard in facts]
@@ -66,9 +64,7 @@ def finish_corpus(directory: epath.Path, marks: epath.Path, name: str, tokenizer
         **report,
         "files": dict(sorted(files.items())),
     }
-    partial = directory / (corpus.MANIFEST + ".partial")
-    partial.write_text(json.dumps(manifest, indent=1) + "\n")
-    partial.rename(directory / corpus.MANIFEST)
+    scratch.write_json(directory / corpus.MANIFEST, manifest)
     return manifest
 
 
@@ -175,7 +171,7 @@ class CorpusWriter:
         self._tokenizer = tokenizer
         self._max_shard_bytes = max_shard_bytes
         self._marks = claim_directory(self._directory)
-        shutil.rmtree(self._directory)
+        self._directory.rmtree()
         self._marks.mkdir(parents=True)
         self._writers: dict[str, ShardWriter] = {}
         self._shards = dict.fromkeys(corpus.SPLITS, 0)
@@ -206,7 +202,9 @@ class CorpusWriter:
         if tokens.min() < 0 or tokens.max() >= self._tokenizer.vocab_size:
             raise ValueError(f"token ids must be in [0, {self._tokenizer.vocab_size})")
         if split not in self._writers:
-            self._writers[split] = ShardWriter(self._tokenizer, self._documents[split])
+            self._writers[split] = ShardWriter(
+                self._tokenizer.vocab_size, self._tokenizer.unk_id, self._documents[split]
+            )
         writer = self._writers[split]
         dtype = corpus.token_dtype(self._tokenizer.vocab_size)
         writer.add([Piece(tokens.astype(dtype), cut_long_sentences(sentence_lengths), text_bytes)])

@@ -12,6 +12,7 @@ of every process.
 import argparse
 import json
 import pathlib
+import shutil
 import statistics
 import subprocess
 import sys
@@ -91,7 +92,7 @@ def _documents(spec: str):
     source = sources.parse(spec)
     for part in source.inputs():
         for block in source.blocks(part, []):
-            yield from (item for item in source.documents(block) if hasattr(item, "text"))
+            yield from (item for item in source.documents(block) if isinstance(item, sources.Document))
 
 
 def _write_text(documents: list[str], directory: pathlib.Path, repeat_to_mb: int) -> int:
@@ -152,7 +153,7 @@ def _build(
 ) -> tuple[float, list[int]]:
     """Seconds of a whole build as a command, and the peak memory in MB of each of its processes."""
     out = directory / "corpus"
-    subprocess.run(["rm", "-rf", str(out)], check=True)
+    shutil.rmtree(out, ignore_errors=True)
     command = [sys.executable, "-m", "data_prep", "build", "--tokenizer", arguments.tokenizer, "--out", str(out)]
     command += [flag for spec in specs for flag in ("--source", spec)]
     command += ["--workers", str(workers), "--validation-fraction", "0.05", *arguments.flags]
