@@ -4,4 +4,5 @@ import sys
 
 from bert_jax.cli import main
 
-sys.exit(main())
+if __name__ == "__main__":  # reader processes import this file, too
+    sys.exit(main())

@@ -10,13 +10,19 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from bert_jax import presets
 from bert_jax.config import Config
+from bert_jax.data import parts
 from bert_jax.errors import UserError
+
+_MISSING: Any = tyro.MISSING
+
+
+Corpora = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="DIR[=WEIGHT]")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,12 +32,26 @@ class Pretrain(Config):
     Every field of the config can be set: --model.num-layers 6 --phases.0.steps 100 --objective.pair none.
     """
 
-    corpus: Path
-    """Directory that `bert-data build` made."""
+    corpus: Corpora
+    """Directory that `bert-data build` made, and how many of its rows are read per row of a corpus with weight 1.
+    Give it once for each corpus of a mixture; without weights, data.mixture-exponent says what each gets."""
     workdir: Path
     """Directory of the run: checkpoints, metrics.jsonl, TensorBoard events."""
     profile: str | None = None
     """Trace updates A up to B, written A:B, into WORKDIR/profile."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doctor(Config):
+    """Check a run before it is paid for: what CONFIG makes of these corpora. Nothing is trained or written.
+
+    It takes every flag of the config that `pretrain` takes.
+    """
+
+    corpus: Corpora
+    """As for `bert-jax pretrain`; once for each corpus of a mixture."""
+    json: bool = False
+    """Print JSON instead of lines: a list of {level, name, text, values}."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +60,8 @@ class Evaluate:
 
     workdir: tyro.conf.Positional[Path]
     """Directory of the run."""
-    corpus: Path
-    """Corpus whose validation split is scored; built with the run's tokenizer."""
+    corpus: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="DIR")]
+    """Corpus whose validation split is scored; built with the run's tokenizer. Give it once for each of several."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -73,18 +93,14 @@ class Convert:
 
 
 def pretrain(arguments: Sequence[str]) -> None:
-    """``bert-jax pretrain CONFIG --corpus DIR --workdir DIR [--FIELD VALUE ...]``."""
-    name, rest = _config_name(arguments)
-    preset = presets.load_config(name)
-    fields = {field.name: getattr(preset, field.name) for field in dataclasses.fields(Config)}
-    missing: Any = tyro.MISSING
-    asked = _parse(Pretrain, rest, f"pretrain {name}", Pretrain(**fields, corpus=missing, workdir=missing))
-    config = Config(**{name: getattr(asked, name) for name in fields})
+    """``bert-jax pretrain CONFIG --corpus DIR[=WEIGHT] --workdir DIR [--FIELD VALUE ...]``."""
+    config, asked = _configured(Pretrain, arguments, "pretrain", workdir=_MISSING)
     window = None if asked.profile is None else _window(asked.profile)
+    mixture = [parts.parse(text) for text in asked.corpus]
 
     from bert_jax import pretraining  # jax is loaded when it is needed, not for --help
 
-    place = pretraining.pretrain(config, asked.corpus, asked.workdir, window)
+    place = pretraining.pretrain(config, mixture, asked.workdir, window)
     if place.cursor.step < config.total_steps:
         print(f"stopped and saved at update {place.cursor.step} of {config.total_steps}; the same command continues")
         return
@@ -92,12 +108,30 @@ def pretrain(arguments: Sequence[str]) -> None:
     _print_table(place.evaluation)
 
 
+def doctor(arguments: Sequence[str]) -> int:
+    """``bert-jax doctor CONFIG --corpus DIR[=WEIGHT] [--FIELD VALUE ...]``."""
+    config, asked = _configured(Doctor, arguments, "doctor")
+    mixture = [parts.parse(text) for text in asked.corpus]
+    from bert_jax.planning.doctor import examine
+
+    lines = []
+    for line in examine(config, mixture):
+        lines.append(line)
+        if not asked.json:
+            print(line, flush=True)
+    if asked.json:
+        print(json.dumps([line._asdict() for line in lines]))
+    return 2 if any(line.level == "error" for line in lines) else 0
+
+
 def evaluate(arguments: Sequence[str]) -> None:
     """``bert-jax evaluate WORKDIR --corpus DIR``."""
     asked = _parse(Evaluate, arguments, "evaluate")
+    # Validation splits are scored one by one, so shares mean nothing; equal ones are never too small.
+    mixture = [parts.Part(parts.path(text), 1.0) for text in asked.corpus]
     from bert_jax import pretraining
 
-    metrics = pretraining.evaluate(asked.workdir, asked.corpus)
+    metrics = pretraining.evaluate(asked.workdir, mixture)
     if asked.json:
         print(json.dumps(metrics))
     else:
@@ -127,8 +161,9 @@ def convert(arguments: Sequence[str]) -> None:
     print(f"wrote {asked.destination}")
 
 
-COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
+COMMANDS: dict[str, Callable[[Sequence[str]], int | None]] = {
     "pretrain": pretrain,
+    "doctor": doctor,
     "evaluate": evaluate,
     "fill-mask": fill_mask,
     "convert": convert,
@@ -136,7 +171,9 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. 0: done; 2: the user asked for something that cannot be done, said in one line."""
+    """Run one command. 0: done; 2: the user asked for something that cannot be done, said in one line; or `doctor`
+    found an error.
+    """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_overview())
@@ -146,11 +183,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             near = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
             hint = f"did you mean '{near[0]}'? " if near else ""
             raise UserError(f"there is no command '{arguments[0]}': {hint}Commands are {', '.join(COMMANDS)}")
-        COMMANDS[arguments[0]](arguments[1:])
+        return COMMANDS[arguments[0]](arguments[1:]) or 0
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    return 0
 
 
 def _overview() -> str:
@@ -158,13 +194,22 @@ def _overview() -> str:
     return "usage: bert-jax COMMAND ...\n\n" + "\n".join(lines) + "\n\n`bert-jax COMMAND --help` explains each."
 
 
-def _config_name(arguments: Sequence[str]) -> tuple[str, Sequence[str]]:
+def _configured(kind: type, arguments: Sequence[str], command: str, **more: Any) -> tuple[Config, Any]:
+    """A command that begins with CONFIG and takes all its fields as flags: the config, and everything asked."""
+    name, rest = _config_name(arguments, command)
+    preset = presets.load_config(name)
+    fields = {field.name: getattr(preset, field.name) for field in dataclasses.fields(Config)}
+    asked = _parse(kind, rest, f"{command} {name}", kind(**fields, corpus=_MISSING, **more))
+    return Config(**{name: getattr(asked, name) for name in fields}), asked
+
+
+def _config_name(arguments: Sequence[str], command: str) -> tuple[str, Sequence[str]]:
     if arguments and not arguments[0].startswith("-"):
         return arguments[0], arguments[1:]
     known = ", ".join(presets.preset_files())
     if "--help" in arguments or "-h" in arguments:
         return "bert_base", arguments
-    raise UserError(f"pretrain needs a config first, a preset's name or a file: presets are {known}")
+    raise UserError(f"{command} needs a config first, a preset's name or a file: presets are {known}")
 
 
 def _window(text: str) -> tuple[int, int]:

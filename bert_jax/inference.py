@@ -19,6 +19,11 @@ from bert_jax.training import checkpoint, workdir
 
 Params = dict[str, Any]
 SHORTEST_BUCKET = 16
+PAIR_LABELS = {
+    "nsp": "whether the second text follows the first (label 0) or is a random one (label 1)",
+    "sop": "whether the two texts stand in their order (label 0) or were swapped (label 1)",
+}
+"""What the pair head tells, by objective.pair. The class in transformers calls it next-sentence prediction always."""
 
 
 class Candidate(NamedTuple):
@@ -45,8 +50,10 @@ class Model:
         """The likeliest tokens for every [MASK] in the text, likeliest first.
 
         Raises:
-          UserError: no [MASK] in the text, or more tokens than the model has positions.
+          UserError: no [MASK] in the text, more tokens than the model has positions, or a causal model.
         """
+        if self.config.direction == "causal":
+            raise UserError("a causal model fills no [MASK]: use one trained with model.direction bidirectional")
         ids = self._with_specials([self.tokenizer.encode(text, specials=True)], "the text")
         positions = [i for i, token in enumerate(ids[0]) if token == self.tokenizer.mask_id]
         if not positions:
@@ -70,12 +77,14 @@ class Model:
 
         Args:
           texts: each becomes ``[CLS] text [SEP]``.
-          pooling: mean over all its tokens, or the vector of [CLS].
+          pooling: mean over all its tokens, or the vector of [CLS]; a causal model has only the mean.
           batch_size: texts per forward pass; texts of similar length share one.
 
         Raises:
-          UserError: a text has more tokens than the model has positions.
+          UserError: a text has more tokens than the model has positions, or pooling 'cls' of a causal model.
         """
+        if pooling == "cls" and self.config.direction == "causal":
+            raise UserError("a causal model shows [CLS] no token of the text: use pooling 'mean'")
         vectors = np.zeros((len(texts), self.config.hidden_size), np.float32)
         pieces = [list(ids) for ids in self.tokenizer.encode_batch(list(texts))]
         ids = self._with_specials(pieces, "text {}")
@@ -166,6 +175,8 @@ def _shapes(config: ModelConfig, pair: bool) -> Params:
 def export(source: Path, destination: Path) -> None:
     """Write a model as a Hugging Face directory.
 
+    The card says what the labels of the pair head mean, if the source is a run; an exported model does not tell.
+
     Raises:
       UserError: no model at the source, a destination that exists, an encoder that is no plain BERT.
     """
@@ -178,4 +189,7 @@ def export(source: Path, destination: Path) -> None:
         f"```python\nfrom transformers import pipeline\n\n"
         f'pipeline("fill-mask", model="{destination.name}")("A text with a [MASK].")\n```\n'
     )
+    if "pair" in params and not (source / huggingface.WEIGHTS).exists():
+        objective = workdir.read_config(source).objective
+        card += f"\nIts `seq_relationship` head tells {PAIR_LABELS[objective.pair]}.\n"
     huggingface.write(destination, model.config, params, model.tokenizer, card)

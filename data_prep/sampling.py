@@ -1,25 +1,8 @@
-"""How much of a mixture each of its parts gets."""
+"""How much text to take of each part of a mixture; `bert_jax.data.mixture` says which shares they get."""
 
 from collections.abc import Sequence
 
 import numpy as np
-
-
-def shares(sizes: Sequence[float] | np.ndarray, exponent: float) -> np.ndarray:
-    """Share of each part, float64 [num_parts], proportional to its share of all sizes to the power of `exponent`.
-
-    Below 1, small parts get more than their size says. Multilingual BERT took 0.7 for its languages
-    (google-research/bert, multilingual.md).
-
-    Args:
-      sizes: positive, e.g. bytes of text.
-      exponent: 1 for shares by size, 0 for equal ones.
-    """
-    sizes = np.asarray(sizes, np.float64)
-    if not (sizes > 0).all():
-        raise ValueError(f"sizes must be positive, not {sizes.tolist()}")
-    powers = (sizes / sizes.sum()) ** exponent
-    return powers / powers.sum()
 
 
 def keep_rates(sizes: Sequence[float] | np.ndarray, wanted: np.ndarray, limit: float) -> np.ndarray:

@@ -21,13 +21,11 @@ from bert_jax.data.corpus import (
     read_manifest,
     token_dtype,
 )
+from bert_jax.data.integrity import DATASET_INFO, check_checksums, check_records, check_sizes, listed_files
 from bert_jax.errors import UserError
 from bert_jax.progress import progress
 from bert_jax.tokenizer import Tokenizer
-from data_prep.checksums import file_facts
 
-_DATASET_INFO = "dataset_info.json"
-_ARRAYS = ("sentence_lengths", "document_offsets", "record_offsets", "token_counts")
 _BATCH_RECORDS = 256
 _BEYOND_ANY_DOCUMENT = 1 << 62
 
@@ -64,38 +62,18 @@ def verify(directory: os.PathLike | str) -> Verified:
     """
     directory = epath.Path(directory)
     manifest = read_manifest(directory)
-    files = _listed_files(directory, manifest)
-    size = sum(facts["bytes"] for facts in files.values())
+    files = listed_files(directory, manifest)
+    size = sum(file.size for file in files)
+    check_sizes(files)
     with progress("comparing checksums", size, "B") as bar:
-        for name, facts in files.items():
-            path = directory / name
-            if not path.exists():
-                raise UserError(f"{path}: missing; copy the corpus again or rebuild it")
-            if file_facts(path, bar.update) != facts:
-                raise UserError(f"{path}: damaged, its SHA-256 is not the recorded one; copy or rebuild the corpus")
+        check_checksums(files, bar.update)
     tokenizer = Tokenizer.load(directory / TOKENIZER)
     if tokenizer.fingerprint != manifest["tokenizer"]["fingerprint"]:
         raise UserError(f"{directory / TOKENIZER}: not the tokenizer this corpus was built with; rebuild the corpus")
-    _verify_dataset_info(directory / _DATASET_INFO, manifest)
+    _verify_dataset_info(directory / DATASET_INFO, manifest)
     records = sum(_verify_split(directory, manifest, split, tokenizer.unk_id) for split in SPLITS)
-    extra = sorted({path.name for path in directory.iterdir()} - {*files, MANIFEST})
+    extra = sorted({path.name for path in directory.iterdir()} - {*(file.path.name for file in files), MANIFEST})
     return Verified(len(files), size, records, tuple(extra))
-
-
-def _listed_files(directory: epath.Path, manifest: Mapping) -> Mapping[str, Mapping]:
-    """Names and facts of all files of a corpus; corpus.json must not forget one."""
-    try:
-        files = manifest["files"]
-        needed = [TOKENIZER, _DATASET_INFO, "features.json"]
-        for split in SPLITS:
-            needed += [array_file(split, array) for array in _ARRAYS]
-            needed += [shard["file"] for shard in manifest["splits"][split]["shards"]]
-        complete = all({"sha256", "bytes"} == set(files[name]) for name in needed)
-    except (KeyError, TypeError) as error:
-        raise UserError(f"{directory / MANIFEST}: damaged, it lacks {error}; rebuild the corpus") from error
-    if not complete:
-        raise UserError(f"{directory / MANIFEST}: damaged, checksums are missing; rebuild the corpus")
-    return files
 
 
 def _verify_dataset_info(path: epath.Path, manifest: Mapping) -> None:
@@ -138,12 +116,9 @@ def _verify_split(directory: epath.Path, manifest: Mapping, split: str, unk_id: 
 
 def _batches(path: epath.Path, count: int, dtype: np.dtype) -> Iterator[list[Record]]:
     """The records of a shard in order, 256 at a time: at most some 12 MB."""
+    check_records(path, count)
     try:
         reader = array_record_module.ArrayRecordReader(os.fspath(path), options="readahead_buffer_size:0")
-        if reader.num_records() != count:
-            raise UserError(
-                f"{path}: holds {reader.num_records()} records where {MANIFEST} says {count}; rebuild the corpus"
-            )
         for start in range(0, count, _BATCH_RECORDS):
             raw = reader.read(start, min(start + _BATCH_RECORDS, count))
             yield [parse_record(one, dtype) for one in raw]

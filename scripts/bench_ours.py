@@ -16,12 +16,12 @@ import jaxlib
 import numpy as np
 import optax
 
-from bert_jax import objectives
+from bert_jax import masking
 from bert_jax.config import Config, ModelConfig, ObjectiveConfig, OptimizerConfig, Phase
 from bert_jax.errors import UserError
+from bert_jax.masking import Vocabulary
 from bert_jax.model import families
 from bert_jax.model.flops import pretraining_flops
-from bert_jax.objectives import Vocabulary
 from bert_jax.training.masked_lm import Pretraining
 from bert_jax.training.sharding import check_rows, make_mesh, put_rows
 from bert_jax.training.state import abstract_state, init_state
@@ -55,7 +55,7 @@ def model_config(case: Any) -> ModelConfig:
 
 def predictions(seq_len: int) -> int:
     """Masked positions in a full row."""
-    return int(objectives.prediction_counts(ObjectiveConfig().mask_rate, seq_len)[-1])
+    return int(masking.prediction_counts(ObjectiveConfig().mask_rate, seq_len)[-1])
 
 
 def step_flops(case: Any) -> float:

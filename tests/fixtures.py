@@ -70,6 +70,19 @@ def tiny_corpus(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def second_corpus(tmp_path_factory, tiny_corpus) -> Path:
+    """Other text with the tokenizer of `tiny_corpus`, for mixtures. Read only."""
+    from data_prep import cli
+
+    directory = tmp_path_factory.mktemp("second")
+    source, corpus = directory / "text.txt", directory / "second"
+    source.write_text("\n\n".join(make_documents(5, 30)))
+    build = ["build", "--source", f"text:{source}", "--tokenizer", str(tiny_corpus / "tokenizer.json")]
+    assert cli.main([*build, "--out", str(corpus), "--workers", "1", "--validation-fraction", "0.3"]) == 0
+    return corpus
+
+
+@pytest.fixture(scope="session")
 def other_corpus(tmp_path_factory) -> Path:
     """Like `tiny_corpus`, with other text and another tokenizer. Read only."""
     return build_corpus(tmp_path_factory.mktemp("other"), make_documents(1, 40), 100)
@@ -95,9 +108,10 @@ def tiny_config() -> Config:
 def tiny_run(tmp_path_factory, tiny_corpus, tiny_config) -> Path:
     """The work directory of a finished run of `tiny_config` on `tiny_corpus`. Read only: copy it to change it."""
     from bert_jax import pretraining
+    from bert_jax.data.parts import Part
 
     directory = tmp_path_factory.mktemp("run") / "workdir"
-    place = pretraining.pretrain(tiny_config, tiny_corpus, directory)
+    place = pretraining.pretrain(tiny_config, [Part(tiny_corpus)], directory)
     assert place.cursor.step == tiny_config.total_steps
     return directory
 

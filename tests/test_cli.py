@@ -88,12 +88,15 @@ BAD = {
     "out of range": ([*PRETRAIN, "--model.hidden-dropout", "1.5"], ["model.hidden_dropout is 1.5", "[0, 1)"]),
     "contradiction": ([*PRETRAIN, "--model.num-heads", "5"], ["model.hidden_size 64", "set model.head_size"]),
     "no corpus given": (["pretrain", "tiny.py", "--workdir", "new"], ["--corpus"]),
+    "no corpus to evaluate on": (["evaluate", "run"], ["--corpus"]),
+    "doctor without a config": (["doctor", "--corpus", "corpus"], ["doctor needs a config first"]),
+    "doctor with an unknown field": (["doctor", "tiny.py", "--corpus", "corpus", "--sed", "3"], ["--sed", "--seed"]),
     "no workdir given": (["pretrain", "tiny.py", "--corpus", "corpus"], ["--workdir"]),
     "missing corpus": ([*PRETRAIN[:3], "nowhere", *PRETRAIN[4:]], ["nowhere", "no such corpus", "bert-data build"]),
     "directory that is no corpus": ([*PRETRAIN[:3], "notes", *PRETRAIN[4:]], ["notes", "not a finished corpus"]),
     "corpus without pairs to evaluate on": (
         [*PRETRAIN[:3], "short", *PRETRAIN[4:]],
-        ["split 'validation' has 1 document(s)", "need at least 2", "add text"],
+        ["split 'validation' has 1 document(s)", "needs at least 2", "add text"],
     ),
     "sequence beyond the position table": (
         [*PRETRAIN, "--phases.0.seq-len", "65"],
@@ -114,7 +117,7 @@ BAD = {
     ),
     "work directory of a run on another corpus": (
         ["pretrain", "tiny.py", "--corpus", "other", "--workdir", "run"],
-        ["holds a run on another corpus", "choose another --workdir"],
+        ["holds a run on other corpora (", "/corpus instead of other)", "choose another --workdir"],
     ),
     "work directory with other files": (
         [*PRETRAIN[:-1], "notes"],
@@ -239,6 +242,44 @@ def test_pretrain_a_file_with_overrides(place, tmp_path, capsys, monkeypatch):
     captured = capsys.readouterr()
     assert "finished: 2 updates" in captured.out and "continuing from update 2" in captured.err
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+
+
+def test_pretrain_and_evaluate_a_mixture(place, tmp_path, capsys, monkeypatch):
+    """Shares are kept; the order of flags does not matter, other shares and other corpora do."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(place / "corpus", tmp_path / "twin")
+    manifest = json.loads((place / "corpus" / "corpus.json").read_text())
+    (tmp_path / "twin" / "corpus.json").write_text(json.dumps(manifest | {"name": "twin"}))
+    one, two = f"--corpus={place / 'corpus'}", "--corpus=twin"
+    arguments = [
+        "pretrain",
+        str(place / "tiny.py"),
+        "--workdir",
+        "run",
+        "--phases.0.steps",
+        "2",
+        "--evaluation.rows",
+        "4",
+    ]
+    assert cli.main([*arguments, f"{one}=3", f"{two}=1"]) == 0
+    shares = json.loads((tmp_path / "run" / "config.json").read_text())["corpora"]
+    assert sorted(shares.values()) == [0.25, 0.75]
+    assert shares[hashlib.sha256((tmp_path / "twin" / "corpus.json").read_bytes()).hexdigest()] == 0.25
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    assert cli.main([*arguments, f"{two}=0.5", f"{one}=1.5"]) == 0
+    assert "continuing from update 2" in capsys.readouterr().err
+    for mixture, words in (
+        ([f"{one}=1", f"{two}=1"], ["other shares", "twin 0.25 -> 0.5", "corpus 0.75 -> 0.5"]),
+        ([one], ["on other corpora (twin too)"]),
+        ([one, two, f"--corpus={place / 'other'}"], ["both named 'corpus'"]),
+    ):
+        assert cli.main([*arguments, *mixture]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert all(word in line for word in words), line
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+    assert cli.main(["evaluate", "run", one, two, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {name for name in found if "twin" in name}, found
 
 
 def test_evaluate(here, capsys):

@@ -108,6 +108,14 @@ def test_keys_are_strict(change, message):
         config_lib.from_dict(values)
 
 
+def with_objective(**settings) -> Config:
+    return Config(name="x", objective=ObjectiveConfig(**settings))
+
+
+def with_data(**settings) -> Config:
+    return Config(name="x", data=DataConfig(**settings))
+
+
 # What is asked, and the words that must be in the message: the field, its value, and what to do.
 BAD = [
     (lambda: ModelConfig(vocab_size=0), "model.vocab_size is 0", "at least 1"),
@@ -153,6 +161,25 @@ BAD = [
     (lambda: OptimizerConfig(weight_decay=-0.01), "optimizer.weight_decay is -0.01", "not be negative"),
     (lambda: OptimizerConfig(clip_norm=0.0), "optimizer.clip_norm is 0.0", "or None"),
     (lambda: Config(name="x", phases=()), "phases", "at least one"),
+    (lambda: DataConfig(examples_per_row=0), "data.examples_per_row is 0", "1 (no packing) to 64"),
+    (lambda: DataConfig(mixture_exponent=-0.1), "data.mixture_exponent is -0.1", "[0, 1]"),
+    (lambda: DataConfig(reader_processes=-1), "data.reader_processes is -1", "0 or more"),
+    (lambda: ObjectiveConfig(max_ngram=0), "objective.max_ngram is 0", "1 to 64"),
+    (lambda: ObjectiveConfig(max_span=65), "objective.max_span is 65", "1 to 64"),
+    (lambda: ObjectiveConfig(span_rate=0.0), "objective.span_rate is 0.0", "above 0"),
+    (lambda: Phase(start_batch_size=8), "batch ramp", "ramp_steps"),
+    (lambda: Phase(ramp_steps=8), "batch ramp", "start_batch_size"),
+    (lambda: Phase(start_batch_size=100, ramp_steps=8), "start_batch_size 100", "does not divide batch_size 256"),
+    (lambda: Phase(start_batch_size=64, ramp_steps=8), "micro-batch of 256 rows", "raise accumulation"),
+    (lambda: with_objective(mask_rate=0.003), "objective.mask_rate 0.003 rounds to no token", "use at least 0.0078"),
+    (lambda: with_data(format="doc_sentences"), "objective.pair 'nsp' needs data.format segment_pair", "pair none"),
+    (lambda: with_data(format="sentence_order"), "objective.pair 'nsp'", "not 'sentence_order'"),
+    (lambda: with_objective(pair="sop"), "objective.pair 'sop' needs data.format sentence_order", "not 'segment_pair'"),
+    (
+        lambda: Config(name="x", model=ModelConfig(direction="causal")),
+        "model.direction 'causal'",
+        "objective.pair none",
+    ),
     (lambda: Config(name="x", seed=-1), "seed is -1", "[0, 2^31)"),
     (lambda: Config(name="x", seed=2**31), "seed is 2147483648", "[0, 2^31)"),
     (lambda: Config(name="x", phases=(Phase(), Phase(seq_len=513))), "phases.1.seq_len 513", "model.max_positions"),
@@ -171,7 +198,15 @@ UNDECISIVE = {
     *(f"mesh.{name}" for name in ("data", "fsdp", "tensor")),
     *("checkpoint.every", "checkpoint.keep", "log.every", "log.tensorboard"),
     *("evaluation.every", "evaluation.rows", "evaluation.batch_size"),
-    *("data.prefetch", "model.attention", "model.remat", "model.scan_unroll", "phases.0.accumulation"),
+    *(
+        "data.prefetch",
+        "data.reader_processes",
+        "data.verify",
+        "model.attention",
+        "model.remat",
+        "model.scan_unroll",
+        "phases.0.accumulation",
+    ),
 }
 OTHER_VALUES = {
     "model.activation": "relu",
@@ -189,9 +224,16 @@ OTHER_VALUES = {
     "model.num_layers": 6,
     "model.max_positions": 1024,
     "objective.mask_token_share": 0.7,
-    "objective.pair": "none",
+    "objective.pair": "nsp",
     "data.example_copies": 10,
     "data.mask_copies": 10,
+    "data.format": "doc_sentences",
+    "data.example_end": "row",
+    "data.mixture_exponent": 0.7,
+    "data.verify": "counts",
+    "model.direction": "causal",
+    "objective.mask_unit": "span",
+    "phases.0.start_batch_size": 128,
     "optimizer.name": "lamb",
     "optimizer.lamb_flavour": "paper",
     "optimizer.clip_norm": None,
@@ -218,16 +260,19 @@ def changed(config: Config, path: str) -> Config:
 
 def test_fingerprint_covers_what_decides_updates_and_nothing_else():
     model = ModelConfig(attention_dropout=0.0)
-    base = Config(name="x", model=model, phases=(Phase(accumulation=1),))
+    phase = Phase(accumulation=4, start_batch_size=64, ramp_steps=10)
+    base = Config(name="x", model=model, objective=ObjectiveConfig(pair="none"), phases=(phase,))
     fields = flatten(config_lib.to_dict(base))
     assert fields.keys() >= UNDECISIVE
     before = config_lib.fingerprint(base)
-    for path in fields.keys() - {"name", "model.attention_dropout", "phases.0.accumulation"}:
+    for path in fields.keys() - {"name", "model.attention_dropout", "phases.0.accumulation", "phases.0.batch_size"}:
         assert (config_lib.fingerprint(changed(base, path)) == before) == (path in UNDECISIVE), path
     dropout = dataclasses.replace(base, model=dataclasses.replace(model, attention_dropout=0.1))
     assert config_lib.fingerprint(dropout) != before
-    accumulated = dataclasses.replace(base, phases=(Phase(accumulation=2),))
+    accumulated = dataclasses.replace(base, phases=(dataclasses.replace(phase, accumulation=8),))
     assert config_lib.fingerprint(accumulated) == before
+    larger = dataclasses.replace(base, phases=(dataclasses.replace(phase, batch_size=512, accumulation=8),))
+    assert config_lib.fingerprint(larger) != before
     assert config_lib.fingerprint(dataclasses.replace(base, phases=(Phase(), Phase()))) != before
 
 

@@ -11,14 +11,16 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 # docs/corpus.md has its own test beside the code it documents (tests/data_prep/test_cli.py).
-TASKS = ["pretrain", "ablation", "conversion", "pods", "performance"]
+TASKS = ["pretrain", "stream", "ablation", "conversion", "pods", "performance"]
 PAGES = ["README.md", *(f"docs/{task}.md" for task in TASKS)]
+SMALL_RUN = (
+    "--model.vocab-size 120 --model.hidden-size 64 --model.num-layers 1 --model.num-heads 2 "
+    "--model.intermediate-size 64 --phases.0.steps 3 --phases.0.seq-len 32 --phases.0.batch-size 8 "
+    "--phases.0.accumulation 1 --evaluation.rows 8 --evaluation.batch-size 8"
+)
 SMALLER = {
-    "pretrain": (
-        "--model.vocab-size 120 --model.hidden-size 64 --model.num-layers 1 --model.num-heads 2 "
-        "--model.intermediate-size 64 --phases.0.steps 3 --phases.0.seq-len 32 --phases.0.batch-size 8 "
-        "--phases.0.accumulation 1 --evaluation.rows 8 --evaluation.batch-size 8"
-    ),
+    "pretrain": SMALL_RUN,
+    "doctor": SMALL_RUN,
     "tokenizer": "--vocab-size 120",
     "build": "--workers 1 --validation-fraction 0.2",
     "scripts/bench.py": "--budget 30",
@@ -48,11 +50,12 @@ def shrink(line: str) -> list[str]:
 
 
 @pytest.fixture
-def folder(tmp_path, tiny_corpus, tiny_run):
-    """A place with `my_texts/`, `corpus/` and a finished `runs/first`, as the pages assume."""
+def folder(tmp_path, tiny_corpus, second_corpus, tiny_run):
+    """A place with `my_texts/`, `corpus/`, `other/` and a finished `runs/first`, as the pages assume."""
     (tmp_path / "my_texts").mkdir()
     shutil.copy(tiny_corpus.parent / "text.txt", tmp_path / "my_texts" / "one.txt")
     shutil.copytree(tiny_corpus, tmp_path / "corpus")
+    shutil.copytree(second_corpus, tmp_path / "other")
     shutil.copytree(tiny_run, tmp_path / "runs" / "first")
     return tmp_path
 

@@ -126,6 +126,8 @@ def test_nothing_to_load(tmp_path, tiny_run, tiny_export):
     ("change", "message"),
     [
         ({"model_type": "t5"}, "only 'bert' is"),
+        ({"is_decoder": True}, "models that only look back"),
+        ({"is_decoder": True}, "models that only look back"),
         ({"hidden_act": "swish"}, "hidden_act 'swish'"),
         ({"hidden_size": 32}, "the config says"),
         ({"num_hidden_layers": 2}, "is missing or unreadable"),

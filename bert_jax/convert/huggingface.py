@@ -161,6 +161,7 @@ def describe(config: ModelConfig, tokenizer: Tokenizer, *, pair: bool) -> dict[s
       UserError: the encoder is not a BERT as they know it.
     """
     foreign = {
+        "direction": config.direction != "bidirectional",
         "positions": config.positions != "learned",
         "norm_placement": config.norm_placement != "post",
         "attention_window": config.attention_window is not None,
@@ -204,6 +205,8 @@ def parse_config(directory: Path) -> ModelConfig:
         raise UserError(f"{path} is missing or not JSON: {directory} is no Hugging Face model") from error
     if theirs.get("model_type") != "bert":
         raise UserError(f"{path}: model_type '{theirs.get('model_type')}' is not supported: only 'bert' is")
+    if theirs.get("is_decoder"):
+        raise UserError(f"{path}: is_decoder is set: models that only look back cannot be read yet")
     activations = {name: ours for ours, name in ACTIVATION_NAMES.items()}
     activation = theirs.get("hidden_act", "gelu")
     if activation not in activations:

@@ -16,6 +16,7 @@ import os
 import shutil
 import tempfile
 import threading
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -95,6 +96,7 @@ class Corpus:
       directory: where the corpus lies.
       split: "train" or "validation".
       name: the corpus' name.
+      identity: SHA-256 of corpus.json in hex: two corpora that share it are copies.
       vocab_size: token ids are in [0, vocab_size).
       tokenizer_fingerprint: `Tokenizer.fingerprint` of the tokenizer that made the ids.
       sentence_lengths: tokens of each sentence, uint16 [num_sentences], memory-mapped.
@@ -107,6 +109,7 @@ class Corpus:
     directory: epath.Path
     split: str
     name: str
+    identity: str
     vocab_size: int
     tokenizer_fingerprint: str
     sentence_lengths: np.ndarray
@@ -146,6 +149,7 @@ class Corpus:
             directory=directory,
             split=split,
             name=manifest["name"],
+            identity=hashlib.sha256((directory / MANIFEST).read_bytes()).hexdigest(),
             vocab_size=manifest["vocab_size"],
             tokenizer_fingerprint=manifest["tokenizer"]["fingerprint"],
             num_tokens=counts["tokens"],
@@ -155,7 +159,7 @@ class Corpus:
 
     def __reduce__(self):
         # Memory-mapped arrays would be pickled with their whole content.
-        return Corpus.open, (os.fspath(self.directory), self.split)
+        return _open_again, (os.fspath(self.directory), self.split)
 
     @property
     def num_documents(self) -> int:
@@ -182,14 +186,49 @@ class Corpus:
         first = int(np.searchsorted(self.record_offsets, start, "right")) - 1
         last = int(np.searchsorted(self.record_offsets, stop, "left"))
         pieces = []
-        for index in range(first, last):
-            record = self._records[index]
+        for index, record in enumerate(self.records(range(first, last)), first):
             offset = int(self.record_offsets[index])
             ends = record.sentence_ends
             low = ends[start - offset - 1] if start > offset else 0
             high = ends[min(stop - offset, len(ends)) - 1]
             pieces.append(record.tokens[low:high])
         return np.concatenate(pieces, dtype=np.int32)
+
+    def records(self, indices: Sequence[int]) -> "list[Record]":
+        """Some records in the order asked for; many at once cost less than one by one.
+
+        Raises:
+          UserError: a record cannot be read, or contradicts the arrays; it names the shard and the document.
+        """
+        try:
+            found = self._records.read(indices)
+            for index, record in zip(indices, found, strict=True):
+                self._check(index, record)
+        except DamagedRecordError as damage:
+            sentence = self.record_offsets[damage.index]
+            document = int(np.searchsorted(self.document_offsets, sentence, "right")) - 1
+            raise UserError(
+                f"{self._records.path(damage.index)}: damaged at record {damage.index}, document {document} of split "
+                f"'{self.split}' ({damage.reason}); copy the corpus again or rebuild it"
+            ) from damage
+        return found
+
+    def _check(self, index: int, record: "Record") -> None:
+        lengths = self.sentence_lengths[self.record_offsets[index] : self.record_offsets[index + 1]]
+        if len(record.sentence_ends) != len(lengths) or len(record.tokens) != lengths.sum(dtype=np.int64):
+            raise DamagedRecordError(index, f"it contradicts {array_file(self.split, 'sentence_lengths')}")
+
+
+def _open_again(directory: str, split: str) -> Corpus:
+    return Corpus.open(directory, split)
+
+
+class DamagedRecordError(Exception):
+    """A record that cannot be used; `Corpus.records` says it to the user."""
+
+    def __init__(self, index: int, reason: str):
+        super().__init__(index, reason)
+        self.index, self.reason = index, reason
 
 
 class Records:
@@ -208,19 +247,32 @@ class Records:
     def __len__(self) -> int:
         return self._starts[-1]
 
-    def __getitem__(self, index: int) -> Record:
-        if not 0 <= index < len(self):
-            raise IndexError(f"record {index} is not in [0, {len(self)})")
-        shard = self._shard(index)
-        reader = self._reader(shard)
+    def read(self, indices: Sequence[int]) -> list[Record]:
+        """Some records in the order asked for.
+
+        Raises:
+          DamagedRecordError: one cannot be read.
+          UserError: its shard cannot be opened.
+        """
+        found: dict[int, Record] = {}
+        for shard, wanted in itertools.groupby(sorted(set(indices)), self._shard):
+            here, start = list(wanted), self._starts[shard]
+            try:
+                raws = self._reader(shard).read([index - start for index in here])
+            except (RuntimeError, ValueError):  # it does not say which
+                raws = [self._read_one(shard, index) for index in here]
+            for index, raw in zip(here, raws, strict=True):
+                try:
+                    found[index] = parse_record(raw, self._dtype)
+                except ValueError as error:
+                    raise DamagedRecordError(index, str(error)) from error
+        return [found[index] for index in indices]
+
+    def _read_one(self, shard: int, index: int) -> bytes:
         try:
-            (raw,) = reader.read([index - self._starts[shard]])
-            return parse_record(raw, self._dtype)
+            return self._reader(shard).read([index - self._starts[shard]])[0]
         except (RuntimeError, ValueError) as error:
-            raise UserError(
-                f"{self._paths[shard]}: damaged at record {index} ({str(error).splitlines()[0][:120]});"
-                " copy the corpus again or rebuild it"
-            ) from error
+            raise DamagedRecordError(index, str(error).splitlines()[0][:120]) from error
 
     def path(self, index: int) -> epath.Path:
         """The shard that holds a record."""

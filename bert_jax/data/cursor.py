@@ -1,17 +1,50 @@
-"""The place in the training stream."""
+"""The place in the training stream. It is all that is needed to resume: nothing is replayed."""
 
+import dataclasses
 from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Position:
+    """The next row of one corpus."""
+
+    epoch: int = 0
+    """Epochs of this corpus done; a phase starts with an epoch of its own."""
+    window: int = 0
+    """Windows of the epoch done (data/plan.py)."""
+    row: int = 0
+    """Rows of the window done."""
 
 
 @dataclass(frozen=True)
 class Cursor:
-    """Where the next update reads. It is all that is needed to resume: nothing is replayed."""
+    """Where the next update reads."""
 
     step: int = 0
     """Updates done."""
     phase: int = 0
     """Phase of the next update."""
-    epoch: int = 0
-    """Epoch of the next row; a phase starts with an epoch of its own."""
-    row: int = 0
-    """Rows of this epoch already consumed."""
+    data_step: int = 0
+    """Batches passed, those of skipped intervals included."""
+    rows: int = 0
+    """Rows passed; says whose turn it is in a mixture."""
+    positions: tuple[Position, ...] = ()
+    """Of each corpus; empty at the very start."""
+    skipped: tuple[tuple[int, int], ...] = ()
+    """Intervals [first, last) of batches, counted by `data_step`, that are passed over without an update."""
+
+    def skipping(self, first: int, last: int) -> "Cursor":
+        """This place with one more interval to pass over, as after going back before a batch that did harm."""
+        return dataclasses.replace(self, skipped=(*self.skipped, (first, last)))
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Cursor":
+        """Inverse of ``dataclasses.asdict``, also after a way through JSON."""
+        return cls(
+            **values
+            | {
+                "positions": tuple(Position(**position) for position in values["positions"]),
+                "skipped": tuple((first, last) for first, last in values["skipped"]),
+            }
+        )

@@ -25,20 +25,27 @@ class AttentionResult(NamedTuple):
 Attention = Callable[..., AttentionResult]
 
 
-def visible(segment_ids: Int[Array, "B S"], window: int | None) -> Bool[Array, "B 1 S S"]:
+def visible(segment_ids: Int[Array, "B S"], before: int | None, after: int | None) -> Bool[Array, "B 1 S S"]:
     """Which key each query may look at.
 
-    A token sees the tokens of its own packed example, with a window only those at most `window` away.
-    Padding (segment 0) is seen by nobody, but itself looks at all real tokens, so that no query is left
-    without a key; `transformers` fills its padded positions the same way.
+    A token sees itself and the tokens of its own packed example that stand at most `before` places before it
+    and `after` places after it. Padding (segment 0) is seen by nobody, but itself looks at all real tokens,
+    near or far, so that no query is left without a key; `transformers` fills its padded positions the same way.
+
+    Args:
+      segment_ids: which packed example a token belongs to, from 1; 0 is padding.
+      before: None: as far as the example goes.
+      after: the same; 0 makes attention causal.
     """
     query, key = segment_ids[:, None, :, None], segment_ids[:, None, None, :]
-    allowed = (key > 0) & ((query == key) | (query == 0))
-    if window is not None:
-        place = jnp.arange(segment_ids.shape[1])
-        near = jnp.abs(place[:, None] - place[None, :]) <= window
-        allowed &= near[None, None]
-    return allowed
+    place = jnp.arange(segment_ids.shape[1])
+    ahead_ST = place[None, :] - place[:, None]
+    allowed = query == key
+    if before is not None:
+        allowed &= (ahead_ST >= -before)[None, None]
+    if after is not None:
+        allowed &= (ahead_ST <= after)[None, None]
+    return (key > 0) & (allowed | (query == 0))
 
 
 def reference(

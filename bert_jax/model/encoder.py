@@ -128,11 +128,12 @@ class Block(nnx.Module):
         query, key, value = jnp.moveaxis(self.qkv(hidden), 2, 0)
         if plan.rotary_base is not None:
             query, key = (rotate(x, inputs.position_ids, plan.rotary_base) for x in (query, key))
+        after = 0 if self.config.direction == "causal" else plan.window
         context_BSND, probabilities = ATTENTIONS[self.config.attention](
             query,
             key,
             value,
-            visible(inputs.segment_ids, plan.window),
+            visible(inputs.segment_ids, before=plan.window, after=after),
             dropout_rate=self.config.attention_dropout,
             noise=noise and noise.at(ATTENTION_SITE),
             keep_probabilities=keep_probabilities,

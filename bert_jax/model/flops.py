@@ -14,15 +14,17 @@ def pretraining_flops(model: ModelConfig, rows: int, seq_len: int, predictions: 
       model: shapes.
       rows: rows in the batch.
       seq_len: tokens per row; all count, padding too.
-      predictions: positions per row that pass through the MLM head.
+      predictions: positions per row that pass through the head over the vocabulary.
     """
     width, heads = model.hidden_size, model.num_heads * model.size_per_head
     linear = 2 * width * (4 * heads + 2 * model.intermediate_size)
-    # Local layers need less; what they need is bounded by their window.
+    # Local layers need less; what they need is bounded by their window. A causal layer that sees everything
+    # counts whole, as in PaLM, though half its keys are masked.
+    sides = 1 if model.direction == "causal" else 2
     seen = [
         seq_len
         if model.attention_window is None or layer % model.global_every == 0
-        else min(seq_len, 2 * model.attention_window + 1)
+        else min(seq_len, sides * model.attention_window + 1)
         for layer in range(model.num_layers)
     ]
     attention = sum(4 * heads * keys for keys in seen)

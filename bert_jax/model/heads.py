@@ -29,7 +29,7 @@ class MlmHead(nnx.Module):
 
 
 class PairHead(nnx.Module):
-    """Two classes on the pooled [CLS]: 0, B follows A; 1, B is random."""
+    """Two classes on the pooled [CLS]: 0, B follows A; 1, it does not (NSP), or stands before it (SOP)."""
 
     def __init__(self, config: ModelConfig, key: Key[Array, ""]):
         self.dense = Dense((config.hidden_size,), (2,), truncated_normal(config.initializer_range), key)

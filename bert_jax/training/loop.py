@@ -53,7 +53,7 @@ def train(task: Task, workdir: Path, about: dict[str, Any], profile: tuple[int, 
       UserError: a batch that the mesh cannot split, a loss that is not finite, damaged checkpoints.
     """
     config, mesh = task.config, checked_mesh(task)
-    compiled: dict[int, Any] = {}  # by phase: each has its own shapes
+    compiled: dict[tuple[int, int], Any] = {}  # by phase and rows: each has its own shapes
     evaluate = make_evaluator(task, mesh)
     with contextlib.ExitStack() as stack:
         checkpoints = stack.enter_context(Checkpoints(directory_of(workdir), config.checkpoint.keep))
@@ -62,16 +62,17 @@ def train(task: Task, workdir: Path, about: dict[str, Any], profile: tuple[int, 
         devices = list(mesh.devices.flat)
         report = stack.enter_context(Reporter(task, workdir, devices, cursor.step, place.tokens_seen, profile))
         stopping = stack.enter_context(_sigterm())
-        for rows, following in task.batches(cursor) if cursor.step < config.total_steps else ():
-            phase = config.phases[cursor.phase]
+        batches = stack.enter_context(contextlib.closing(task.batches(cursor)))
+        for rows, size, following in report.timed(batches):
+            phase, shapes = config.phases[cursor.phase], (cursor.phase, size)
             report.before(cursor.step)
-            batch = put_rows(rows, mesh, phase.batch_size)
-            if cursor.phase not in compiled:
-                train_step = make_train_step(task, mesh, phase.accumulation)
-                compiled[cursor.phase] = train_step.lower(state, batch).compile()
+            batch = put_rows(rows, mesh, size)
+            if shapes not in compiled:
+                train_step = make_train_step(task, mesh, phase.accumulation_of(size))
+                compiled[shapes] = train_step.lower(state, batch).compile()
             with jax.transfer_guard("disallow"):
-                state, metrics = compiled[cursor.phase](state, batch)
-            report.push(following.step, phase.batch_size * phase.seq_len, metrics)
+                state, metrics = compiled[shapes](state, batch)
+            report.push(following.step, size * phase.seq_len, metrics)
             cursor = following
             last = cursor.step == config.total_steps
             if last or _due(cursor.step, config.evaluation.every):
@@ -96,7 +97,9 @@ def checked_mesh(task: Task) -> Mesh:
     """The mesh of the task's config, on which all its batches can be split (else UserError)."""
     mesh = make_mesh(task.config.mesh)
     for i, phase in enumerate(task.config.phases):
-        check_rows(phase.batch_size, phase.accumulation, mesh, f"phases.{i}.batch_size")
+        first = phase.batch_size_at(0)  # later ones are multiples of it
+        name = "start_batch_size" if phase.start_batch_size else "batch_size"
+        check_rows(first, phase.accumulation_of(first), mesh, f"phases.{i}.{name}")
     check_rows(task.config.evaluation.batch_size, 1, mesh, "evaluation.batch_size")
     return mesh
 
@@ -106,7 +109,7 @@ def _restore_or_init(task: Task, mesh: Mesh, checkpoints: Checkpoints) -> tuple[
     if restored is None:
         return init_state(task, mesh), Place(Cursor(), 0, {})
     state, saved = restored
-    place = Place(Cursor(**saved["cursor"]), saved["tokens_seen"], saved["evaluation"])
+    place = Place(Cursor.from_dict(saved["cursor"]), saved["tokens_seen"], saved["evaluation"])
     print(f"continuing from update {place.cursor.step}", file=sys.stderr)
     return state, place
 

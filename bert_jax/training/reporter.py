@@ -2,8 +2,9 @@
 
 import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -12,6 +13,9 @@ from bert_jax.progress import progress
 from bert_jax.training.metrics import MetricsWriter
 from bert_jax.training.task import Task
 from bert_jax.training.throughput import peak_flops
+
+if TYPE_CHECKING:
+    from bert_jax.data.batches import HostBatch
 
 
 class Reporter:
@@ -48,6 +52,16 @@ class Reporter:
         if self.profile and step == self.profile[1]:
             self.flush()
             self._stop_trace()
+
+    def timed(self, batches: Iterator["HostBatch"]) -> Iterator["HostBatch"]:
+        """The same batches; how long each let itself be waited for counts in `data_wait`."""
+        while True:
+            start = time.perf_counter()
+            batch = next(batches, None)
+            self.window.waited += time.perf_counter() - start
+            if batch is None:
+                return
+            yield batch
 
     def push(self, step: int, slots: int, metrics: dict[str, jax.Array]) -> None:
         """Take the metrics of an update that was just dispatched, and report the one before it.
@@ -109,7 +123,7 @@ class _Window:
 
     def __init__(self) -> None:
         self.start = time.perf_counter()
-        self.updates, self.real, self.slots, self.flops = 0, 0, 0, 0.0
+        self.updates, self.real, self.slots, self.flops, self.waited = 0, 0, 0, 0.0, 0.0
 
     def add(self, real: int, slots: int, flops: float) -> None:
         self.updates += 1
@@ -123,6 +137,8 @@ class _Window:
             "step_seconds": seconds / max(self.updates, 1),
             "tokens_per_second": self.real / seconds,
             "mfu": useful / seconds / peak,
+            # Of the loop, which runs ahead of the device: the device waits for at most this share.
+            "data_wait": self.waited / seconds,
         }
         self.__init__()
         return timing

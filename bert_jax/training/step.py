@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
+from bert_jax.masking import Batch
 from bert_jax.model.layers import Noise, fold
-from bert_jax.objectives import Batch, Sum
+from bert_jax.objectives import Sum
 from bert_jax.shapes import Array, Float
 from bert_jax.training.schedules import learning_rate
 from bert_jax.training.sharding import (

@@ -1,14 +1,15 @@
 """What a training job must say. Pretraining is one Task; fine-tuning, distillation and probing are others."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from bert_jax.config import Config
 from bert_jax.data.cursor import Cursor
+from bert_jax.masking import Batch
 from bert_jax.model.layers import Noise
-from bert_jax.objectives import Batch, Sum
+from bert_jax.objectives import Sum
 from bert_jax.shapes import Array, Float, Key
 
 if TYPE_CHECKING:
@@ -42,8 +43,8 @@ class Task(Protocol):
         """All quantities of prepared rows; has at least the terms of `loss_weights`."""
         ...
 
-    def batches(self, cursor: Cursor) -> Iterator["HostBatch"]:
-        """The stream from `cursor` to the end of the run."""
+    def batches(self, cursor: Cursor) -> Generator["HostBatch", None, None]:
+        """The stream from `cursor` to the end of the run; closing it ends its readers."""
         ...
 
     def evaluate(self, score: Score) -> dict[str, float]:

@@ -1,12 +1,18 @@
 """A run's directory: what belongs to it, and whether it is this run's."""
 
+import contextlib
+import hashlib
 import json
 import os
 from pathlib import Path
 from typing import Any
 
+from etils import epath
+
 from bert_jax import config as config_lib
 from bert_jax.config import Config
+from bert_jax.data.corpus import MANIFEST
+from bert_jax.data.mixture import CYCLE, rounded
 from bert_jax.errors import UserError
 
 CONFIG = "config.json"
@@ -14,25 +20,31 @@ TOKENIZER = "tokenizer.json"
 LEDGER = "ledger.jsonl"
 
 
-def claim(workdir: Path, config: Config, corpora: dict[str, str], tokenizer_text: str) -> None:
+def claim(
+    workdir: Path, config: Config, mixture: dict[str, float], corpus_paths: list[str], tokenizer_text: str
+) -> None:
     """Make `workdir` this run's, or see that it already is; nothing of another run is touched.
 
     Args:
       workdir: made if it does not exist.
       config: of the run.
-      corpora: directory of each corpus and the SHA-256 of its manifest.
+      mixture: `Corpus.identity` of each corpus and its share of the rows; positive, summing to 1.
+      corpus_paths: where they lie, in any order. They may lie elsewhere when the run is continued.
       tokenizer_text: tokenizer.json, kept beside the checkpoints so that they can be used without the corpus.
 
     Raises:
       UserError: the directory holds a different run, or files that are no run's, or cannot be written.
     """
+    identities = sorted(mixture)
+    counts = rounded([mixture[identity] for identity in identities]).tolist()
     described = {
         "fingerprint": config_lib.fingerprint(config),
-        "corpora": sorted(corpora.values()),
+        # As the stream uses them: whole rows of a cycle.
+        "corpora": {identity: count / CYCLE for identity, count in zip(identities, counts, strict=True)},
     }
     path = workdir / CONFIG
     if path.exists():
-        _refuse_other_run(workdir, config, described)
+        _refuse_other_run(workdir, config, described, corpus_paths)
         return
     # What a kill left of an earlier call of this function is not somebody's.
     ours = {TOKENIZER, LEDGER, CONFIG + ".new"}
@@ -44,7 +56,7 @@ def claim(workdir: Path, config: Config, corpora: dict[str, str], tokenizer_text
         workdir.mkdir(parents=True, exist_ok=True)
         (workdir / TOKENIZER).write_text(tokenizer_text, encoding="utf-8")
         (workdir / LEDGER).touch()
-        settings = {"corpus_paths": sorted(corpora), "config": config_lib.to_dict(config)}
+        settings = {"corpus_paths": sorted(corpus_paths), "config": config_lib.to_dict(config)}
         text = json.dumps(described | settings, indent=1)
         temporary = workdir / (CONFIG + ".new")
         temporary.write_text(text)
@@ -53,7 +65,7 @@ def claim(workdir: Path, config: Config, corpora: dict[str, str], tokenizer_text
         raise UserError(f"cannot write to work directory {workdir}: {error.strerror}") from error
 
 
-def _refuse_other_run(workdir: Path, config: Config, described: dict[str, Any]) -> None:
+def _refuse_other_run(workdir: Path, config: Config, described: dict[str, Any], paths: list[str]) -> None:
     there = read(workdir)
     advice = "choose another --workdir, or the settings it was started with"
     if there["fingerprint"] != described["fingerprint"]:
@@ -61,10 +73,26 @@ def _refuse_other_run(workdir: Path, config: Config, described: dict[str, Any]) 
         old, new = (_flatten(config_lib.decisive(c)) for c in (before, config))
         changed = [f"{k} {old.get(k)} -> {new.get(k)}" for k in sorted(old | new) if old.get(k) != new.get(k)]
         raise UserError(f"work directory {workdir} holds a different run ({'; '.join(changed[:4])}): {advice}")
-    if there["corpora"] != described["corpora"]:
-        raise UserError(
-            f"work directory {workdir} holds a run on another corpus ({', '.join(there['corpus_paths'])}): {advice}"
-        )
+    was, now = there["corpora"], described["corpora"]
+    if was == now:
+        return
+    names = _named(there["corpus_paths"]) | _named(paths)
+    shown = {one: names.get(one, f"one whose {MANIFEST} has SHA-256 {one[:12]}") for one in was | now}
+    lost, new = (", ".join(shown[one] for one in a if one not in b) for a, b in ((was, now), (now, was)))
+    if lost or new:
+        change = f"{lost} instead of {new}" if lost and new else f"{lost} too" if lost else f"without {new}"
+        raise UserError(f"work directory {workdir} holds a run on other corpora ({change}): {advice}")
+    changes = [f"{shown[one]} {was[one]:g} -> {now[one]:g}" for one in was if was[one] != now[one]]
+    raise UserError(f"work directory {workdir} holds a run with other shares ({'; '.join(changes[:4])}): {advice}")
+
+
+def _named(paths: list[str]) -> dict[str, str]:
+    """Identities of the corpora that lie there still, and where."""
+    found = {}
+    for path in paths:
+        with contextlib.suppress(OSError, ImportError):  # ImportError: a bucket that cannot be reached from here
+            found[hashlib.sha256((epath.Path(path) / MANIFEST).read_bytes()).hexdigest()] = path
+    return found
 
 
 def read(workdir: Path) -> dict[str, Any]:
@@ -79,7 +107,7 @@ def read(workdir: Path) -> dict[str, Any]:
     try:
         there = json.loads(path.read_text())
         config_lib.from_dict(there["config"])
-        there["fingerprint"], there["corpora"], there["corpus_paths"]
+        there["fingerprint"], there["corpora"].items(), there["corpus_paths"]
     except (ValueError, KeyError, TypeError, AttributeError, UserError) as error:
         raise UserError(
             f"{path} is damaged, or of another version of bert_jax ({error}): restore a copy of it, or choose "

@@ -3,8 +3,8 @@
 import dataclasses
 from collections.abc import Sequence
 
+from bert_jax.data.mixture import shares
 from data_prep.inspection.statistics import Statistics
-from data_prep.sampling import shares
 
 
 @dataclasses.dataclass(frozen=True)

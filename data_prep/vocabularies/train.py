@@ -5,9 +5,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from bert_jax.data.mixture import shares
 from bert_jax.errors import UserError
 from bert_jax.tokenizer import Tokenizer
-from data_prep.sampling import keep_rates, largest_sample, shares
+from data_prep.sampling import keep_rates, largest_sample
 from data_prep.sources.base import Source
 from data_prep.vocabularies import kinds
 from data_prep.vocabularies.counting import MAX_WORDS, WEIGHT_SCALE, BertWords, ByteWords, Table, weighted

@@ -1,20 +1,32 @@
 """The stream: one set of batches, whoever reads them, from wherever, however fast."""
 
 import dataclasses
-import gc
 import itertools
-import threading
-import time
+import json
+import pickle
 
 import numpy as np
 import pytest
 
 from bert_jax import config as config_lib
-from bert_jax.data.batches import Stream, empty_rows
+from bert_jax.data import plan as plan_module
+from bert_jax.data.batches import Stream
 from bert_jax.data.corpus import Corpus
-from bert_jax.data.cursor import Cursor
-from bert_jax.errors import UserError
+from bert_jax.data.cursor import Cursor, Position
+from bert_jax.data.gather import Marks, empty_rows
+from bert_jax.data.mixture import CYCLE
 from bert_jax.tokenizer import Tokenizer
+from tests.data.memory import MARKS, make_corpus, random_documents
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_windows():
+    """Several windows in an epoch of a small corpus."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(plan_module, "STRETCH_TOKENS", 100)
+    patch.setattr(plan_module, "WINDOW_STRETCHES", 6)
+    yield
+    patch.undo()
 
 
 @pytest.fixture(scope="module")
@@ -23,22 +35,23 @@ def corpus(tiny_corpus):
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tiny_corpus):
-    return Tokenizer.load(tiny_corpus)
+def marks(tiny_corpus):
+    tokenizer = Tokenizer.load(tiny_corpus)
+    return Marks(tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id)
 
 
 @pytest.fixture
-def make(corpus, tokenizer, two_phases):
+def make(corpus, marks, two_phases):
     def make_stream(config=two_phases, process=0, processes=1, **data):
-        return Stream(corpus, config_lib.replace(config, data=data), tokenizer, process, processes)
+        return Stream([corpus], [1.0], config_lib.replace(config, data=data), marks, process, processes)
 
     return make_stream
 
 
 @pytest.fixture(scope="module")
-def whole(corpus, tokenizer, two_phases):
+def whole(corpus, marks, two_phases):
     """Every update of the run."""
-    return list(Stream(corpus, two_phases, tokenizer).read(Cursor()))
+    return list(Stream([corpus], [1.0], two_phases, marks).read(Cursor()))
 
 
 def assert_same(left, right):
@@ -47,66 +60,66 @@ def assert_same(left, right):
         np.testing.assert_array_equal(left[name], right[name], err_msg=name)
 
 
+def assert_same_updates(left, right):
+    for one, two in zip(left, right, strict=True):
+        assert (one.following, one.size) == (two.following, two.size)
+        assert_same(one.rows, two.rows)
+
+
 def test_shapes_and_kinds(whole, two_phases):
     assert len(whole) == 12
-    for i, (rows, following) in enumerate(whole):
+    for i, (rows, size, following) in enumerate(whole):
         phase = two_phases.phases[i >= 7]
         batch, seq = phase.batch_size, phase.seq_len
-        assert following.step == i + 1
+        assert following.step == following.data_step == i + 1 and size == batch
         assert {name: array.shape for name, array in rows.items()} == {
             **dict.fromkeys(("input_ids", "token_type_ids", "segment_ids", "position_ids"), (batch, seq)),
-            **dict.fromkeys(("example_id", "pair_labels", "cls_positions"), (batch, 1)),
+            **dict.fromkeys(("example_id", "pair_labels", "cls_positions"), (batch, 4)),
             **dict.fromkeys(("row", "mask_epoch"), (batch,)),
         }
         assert {array.dtype for array in rows.values()} == {np.dtype(np.int32)}
         np.testing.assert_array_equal(rows["row"], np.arange(batch))
 
 
-def test_rows_say_what_the_plan_says(whole, make, corpus, tokenizer, two_phases):
-    """[CLS] A [SEP] B [SEP], rebuilt from the plan sentence by sentence."""
-    stream, sizes = make(), set()
-    for i, (rows, _) in enumerate(whole):
-        seq_len = two_phases.phases[i >= 7].seq_len
-        for r in range(len(rows["row"])):
-            plan = stream.plan(seq_len, int(rows["mask_epoch"][r]))
-            planned = plan.rows[rows["example_id"][r, 0]]
-            segments = []
-            for side in ("a", "b"):
-                sentences = [
-                    corpus.sentences(s, s + 1) for s in range(planned[f"{side}_start"], planned[f"{side}_stop"])
-                ]
-                segments.append(np.concatenate(sentences)[planned[f"{side}_skip"] :][: planned[f"{side}_tokens"]])
-            a, b = segments
-            expected = [tokenizer.cls_id, *a, tokenizer.sep_id, *b, tokenizer.sep_id]
-            n, types = len(expected), [0] * (len(a) + 2) + [1] * (len(b) + 1)
-            assert n <= seq_len
-            padding = seq_len - n
-            sizes.add(padding)
-            assert rows["input_ids"][r].tolist() == expected + [tokenizer.pad_id] * padding
-            assert rows["token_type_ids"][r].tolist() == types + [0] * padding
-            assert rows["segment_ids"][r].tolist() == [1] * n + [0] * padding
-            assert rows["position_ids"][r].tolist() == list(range(n)) + [0] * padding
-            assert rows["pair_labels"][r, 0] == planned["pair_label"] and rows["cls_positions"][r, 0] == 0
-    assert 0 in sizes and len(sizes) > 5
+def test_tokens_are_the_corpus(whole, corpus, marks):
+    """Segments A of segment pairs stand in the corpus, word for word."""
+    text = corpus.sentences(0, corpus.num_sentences)
+    everything = text.tobytes()
+    for rows, _, _ in whole[:3]:
+        for ids, segments, types in zip(rows["input_ids"], rows["segment_ids"], rows["token_type_ids"], strict=True):
+            for place in range(1, segments.max() + 1):
+                a = ids[(segments == place) & (types == 0)][1:-1]
+                assert marks.cls_id not in a and len(a)
+                at = everything.find(a.astype(np.int32).tobytes())
+                while at % 4:
+                    at = everything.find(a.astype(np.int32).tobytes(), at + 1)
+                assert at >= 0
 
 
 def test_cursors_against_counting_rows_one_by_one(whole, make, two_phases):
-    """A slow twin: rows are counted, epochs end where their plan does, phases open epochs of their own."""
+    """A slow twin: rows are counted, windows and epochs end where the plan says, phases open epochs of their own."""
     stream = make()
-    epoch, row, step, epochs_seen, straddled = 0, 0, 0, set(), 0
+    (source,) = stream.corpora
+    at, step, epochs_seen, straddled = [0, 0, 0], 0, set(), 0
     for number, phase in enumerate(two_phases.phases):
-        if row:
-            epoch, row = epoch + 1, 0
+        plan = source.plan(phase.seq_len)
+        if at[1:] != [0, 0]:
+            at = [at[0] + 1, 0, 0]
         for _ in range(phase.steps):
-            assert stream.cursor_at(Cursor(), step) == Cursor(step, number, epoch, row)
+            here = stream.cursor_at(Cursor(), step)
+            assert (here.step, here.phase, here.positions) == (step, number, (Position(*at),))
             epochs = []
             for r in range(phase.batch_size):
-                plan = stream.plan(phase.seq_len, epoch)
-                assert whole[step].rows["example_id"][r, 0] == plan.example_at(row)[0]
-                epochs.append(epoch)
-                row += 1
-                if row == len(plan):
-                    epoch, row = epoch + 1, 0
+                window = plan.window(at[0], at[1])
+                row = window.order[at[2]]
+                first = window.members[window.row_starts[row]]
+                assert whole[step].rows["example_id"][r, 0] == window.examples["example_id"][first]
+                epochs.append(at[0])
+                at[2] += 1
+                if at[2] == len(window):
+                    at = [at[0], at[1] + 1, 0]
+                if at[1] == plan.windows:
+                    at = [at[0] + 1, 0, 0]
             assert whole[step].rows["mask_epoch"].tolist() == epochs
             epochs_seen |= set(epochs)
             straddled += len(set(epochs)) > 1
@@ -117,74 +130,99 @@ def test_cursors_against_counting_rows_one_by_one(whole, make, two_phases):
 
 def test_a_phase_that_ends_with_an_epoch_skips_none(make, two_phases):
     first, second = two_phases.phases
-    whole_epoch = dataclasses.replace(first, steps=1, batch_size=len(make().plan(24, 0)))
+    (source,) = make().corpora
+    rows = sum(len(window) for window in source.epoch(first.seq_len, 0))
+    whole_epoch = dataclasses.replace(first, steps=1, batch_size=rows)
     stream = make(dataclasses.replace(two_phases, phases=(whole_epoch, second)))
-    assert stream.cursor_at(Cursor(), 1) == Cursor(1, 1, 1, 0)
-    assert next(iter(stream.read(Cursor()))).following == Cursor(1, 1, 1, 0)
-    one_more = dataclasses.replace(whole_epoch, batch_size=whole_epoch.batch_size + 1)
+    assert stream.cursor_at(Cursor(), 1) == Cursor(1, 1, 1, rows, (Position(1),))
+    one_more = dataclasses.replace(whole_epoch, batch_size=rows + 1)
     stream = make(dataclasses.replace(two_phases, phases=(one_more, second)))
-    assert stream.cursor_at(Cursor(), 1) == Cursor(1, 1, 2, 0)
+    assert stream.cursor_at(Cursor(), 1) == Cursor(1, 1, 1, rows + 1, (Position(2),))
 
 
-def test_epochs_show_every_example_once(make, two_phases):
-    long = dataclasses.replace(two_phases, phases=(dataclasses.replace(two_phases.phases[0], steps=60),))
-    stream = make(long)
+def examples_by_epoch(stream) -> dict[int, list[int]]:
+    """Example ids of every epoch, by the masks' epoch, and the last one cut off."""
     seen = {}
-    for rows, _ in stream.read(Cursor()):
-        for epoch, example in zip(rows["mask_epoch"], rows["example_id"][:, 0], strict=True):
-            seen.setdefault(int(epoch), []).append(int(example))
+    for rows, _, _ in stream.read(Cursor()):
+        for epoch, examples in zip(rows["mask_epoch"].tolist(), rows["example_id"], strict=True):
+            seen.setdefault(epoch, []).extend(examples[examples >= 0].tolist())
+    return seen
+
+
+@pytest.fixture(scope="module")
+def long(two_phases):
+    """Some epochs of rows of 24."""
+    return dataclasses.replace(two_phases, phases=(dataclasses.replace(two_phases.phases[0], steps=90),))
+
+
+def test_epochs_show_every_example_once(make, long):
+    stream = make(long)
+    seen = examples_by_epoch(stream)
     assert len(seen) >= 4
     for epoch, examples in list(seen.items())[:-1]:
-        assert sorted(examples) == list(range(len(stream.plan(24, epoch))))
+        planned = [window.examples["example_id"] for window in stream.corpora[0].epoch(24, epoch)]
+        assert sorted(examples) == sorted(np.concatenate(planned).tolist())
     assert seen[0] != seen[1]
 
 
 @pytest.mark.parametrize("processes", [2, 4])
 def test_processes_share_one_batch(whole, make, processes):
     streams = [make(process=i, processes=processes).read(Cursor()) for i in range(processes)]
-    for (rows, following), *shares in zip(whole, *streams, strict=True):
-        assert {share.following for share in shares} == {following}
+    for (rows, size, following), *shares in zip(whole, *streams, strict=True):
+        assert {share.following for share in shares} == {following} and {share.size for share in shares} == {size}
         assert len({len(share.rows["row"]) for share in shares}) == 1
         joined = {name: np.concatenate([share.rows[name] for share in shares]) for name in rows}
         assert_same(joined, rows)
 
 
-@pytest.mark.parametrize("prefetch", [1, 7])
-def test_prefetch_changes_nothing(whole, make, prefetch):
-    for one, two in zip(whole, make(prefetch=prefetch).read(Cursor()), strict=True):
-        assert one.following == two.following
-        assert_same(one.rows, two.rows)
+def test_a_process_reads_only_its_own_records(corpus, marks, two_phases, monkeypatch):
+    read = {0: set(), 1: set()}
+    original = Corpus.records
+    config = config_lib.replace(two_phases, data={"format": "doc_sentences"}, objective={"pair": "none"})
+    for process in (0, 1):
+
+        def spy(self, indices, process=process):
+            read[process].update(indices)
+            return original(self, indices)
+
+        monkeypatch.setattr(Corpus, "records", spy)
+        stream = Stream([corpus], [1.0], config, marks, process, 2)
+        stream.batch(stream.start(Cursor()))
+    assert read[0] and read[1] and read[0] != read[1]
+    assert max(map(len, read.values())) < len(corpus.record_offsets) - 1
+
+
+@pytest.mark.parametrize("data", [{"prefetch": 1}, {"prefetch": 7}])
+def test_prefetch_changes_nothing(whole, make, data):
+    assert_same_updates(whole, make(**data).read(Cursor()))
 
 
 def test_resume_from_every_cursor(whole, make):
-    for step, (_, cursor) in enumerate(whole[:-1]):
-        # A fresh stream: nothing is remembered from before.
-        resumed = list(itertools.islice(make().read(cursor), 2))
-        for one, two in zip(whole[step + 1 : step + 3], resumed, strict=step < len(whole) - 2):
-            assert one.following == two.following
-            assert_same(one.rows, two.rows)
+    for step, (_, _, cursor) in enumerate(whole[:-1]):
+        # A fresh stream, and a cursor that was in a checkpoint: nothing is remembered from before.
+        saved = Cursor.from_dict(json.loads(json.dumps(dataclasses.asdict(cursor))))
+        assert saved == cursor
+        resumed = list(itertools.islice(make().read(saved), 2))
+        assert_same_updates(whole[step + 1 : step + 3], resumed)
     assert list(make().read(whole[-1].following)) == []
 
 
-def test_resume_plans_no_earlier_epoch(make, two_phases, monkeypatch):
-    from bert_jax.data import batches
+def test_resume_plans_no_earlier_window(make, monkeypatch):
+    planned, original = [], plan_module.Plan.window
 
-    planned, original = [], batches.plan_epoch
+    def spy(self, epoch, index):
+        planned.append((epoch, index))
+        return original(self, epoch, index)
 
-    def spy(corpus, data, seq_len, seed, epoch):
-        planned.append(epoch)
-        return original(corpus, data, seq_len, seed, epoch)
-
-    monkeypatch.setattr(batches, "plan_epoch", spy)
-    next(iter(make().read(Cursor(step=5, phase=0, epoch=70, row=3))))
-    assert min(planned) == 70
+    monkeypatch.setattr(plan_module.Plan, "window", spy)
+    next(iter(make().read(Cursor(step=5, phase=0, data_step=5, rows=120, positions=(Position(70, 2, 3),)))))
+    assert min(planned) == (70, 2)
 
 
 def test_more_steps_change_no_earlier_row(whole, make, two_phases):
     longer = dataclasses.replace(two_phases.phases[1], steps=50)
     extended = make(dataclasses.replace(two_phases, phases=(two_phases.phases[0], longer)))
-    for one, two in zip(whole, itertools.islice(extended.read(Cursor()), 12), strict=True):
-        assert_same(one.rows, two.rows)
+    assert_same_updates(whole, itertools.islice(extended.read(Cursor()), 12))
     first = dataclasses.replace(two_phases.phases[0], steps=40)
     extended = make(dataclasses.replace(two_phases, phases=(first, two_phases.phases[1])))
     for one, two in zip(whole[:7], itertools.islice(extended.read(Cursor()), 7), strict=True):
@@ -196,68 +234,85 @@ def test_seed_decides(whole, make, two_phases):
     assert (other.rows["input_ids"] != whole[0].rows["input_ids"]).any()
 
 
-def test_copies_repeat_masks_and_examples_separately(make, two_phases):
-    long = dataclasses.replace(two_phases, phases=(dataclasses.replace(two_phases.phases[0], steps=60),))
-
-    def epochs_and_texts(**data):
-        found = {}
-        for rows, following in make(long, **data).read(Cursor()):
-            for example, ids, epoch in zip(
-                rows["example_id"][:, 0], rows["input_ids"], rows["mask_epoch"], strict=True
-            ):
-                found.setdefault(int(epoch), {})[int(example)] = ids.tobytes()
-            last = following
-        return found, last
-
-    plain, last = epochs_and_texts()
-    assert last.epoch >= 4 and plain.keys() == set(range(last.epoch + 1))
-    static, _ = epochs_and_texts(mask_copies=2)
+def test_copies_repeat_masks_and_examples_separately(make, long):
+    plain = examples_by_epoch(make(long))
+    last = make(long).cursor_at(Cursor(), 90).positions[0].epoch
+    assert last >= 4 and plain.keys() == set(range(last + 1))
+    static = examples_by_epoch(make(long, mask_copies=2))
     assert static.keys() == {0, 1}
-    repeated, _ = epochs_and_texts(example_copies=1)
-    assert repeated.keys() >= {0, 1, 2}
-    assert repeated[0] == repeated[1] == plain[0] != plain[1]
+    assert sorted(static[0] + static[1]) == sorted(itertools.chain.from_iterable(plain.values()))
+    repeated = examples_by_epoch(make(long, example_copies=1))
+    assert repeated.keys() >= {0, 1}
+    assert sorted(repeated[0]) == sorted(repeated[1]) == sorted(plain[0]) != sorted(plain[1])
+    assert repeated[0] != repeated[1]  # the order is new
 
 
-def test_evaluation_rows_stop_at_the_limit(make):
-    stream = make()
-    rows = stream.rows_of_epoch(24, 0, 4, 12, limit=7)
-    assert (rows["example_id"][:3] >= 0).all() and (rows["example_id"][3:] == -1).all()
-    assert (rows["segment_ids"][3:] == 0).all() and (rows["mask_epoch"] == 0).all()
-    np.testing.assert_array_equal(rows["example_id"][:3, 0], stream.plan(24, 0).example_at(np.arange(4, 7)))
+def test_a_ramp_moves_the_cursor_by_what_it_reads(make, two_phases):
+    ramp = dataclasses.replace(
+        two_phases.phases[0], steps=9, batch_size=24, accumulation=3, start_batch_size=8, ramp_steps=6
+    )
+    ramped = list(make(dataclasses.replace(two_phases, phases=(ramp,))).read(Cursor()))
+    assert [update.size for update in ramped] == [8, 8, 16, 16, 24, 24, 24, 24, 24]
+    flat = dataclasses.replace(ramp, batch_size=8, accumulation=1, start_batch_size=None, ramp_steps=0, steps=21)
+    stream = make(dataclasses.replace(two_phases, phases=(flat,)))
+    eights = [update.rows["input_ids"] for update in stream.read(Cursor())]
+    np.testing.assert_array_equal(
+        np.concatenate([update.rows["input_ids"] for update in ramped]), np.concatenate(eights)
+    )
+    assert ramped[-1].following.positions == stream.cursor_at(Cursor(), 21).positions
+
+
+def test_skipped_intervals(whole, make, two_phases):
+    """After going back to update 3, batches 4 to 6 and 9 are passed over; the others come as they would have."""
+    back = whole[2].following.skipping(4, 7).skipping(9, 10)
+    updates = list(make().read(back))
+    assert [update.following.step for update in updates] == list(range(4, 13))
+    assert [update.following.data_step for update in updates][:4] == [7, 8, 10, 11]
+    # A phase has its updates, whatever was skipped: the second begins three batches later.
+    longer = dataclasses.replace(two_phases.phases[0], steps=12)
+    straight = list(make(dataclasses.replace(two_phases, phases=(longer,))).read(Cursor()))
+    for update, number in zip(updates[:4], (3, 7, 8, 10), strict=True):
+        assert_same(update.rows, straight[number].rows)
+    assert updates[4].rows["input_ids"].shape[1] == two_phases.phases[1].seq_len
+    # Going on from a cursor behind them, or inside one, changes nothing.
+    assert_same_updates(make().read(updates[0].following), updates[1:])
+    inside = whole[4].following.skipping(4, 7)
+    assert make().start(inside).data_step == 7
+
+
+def test_mixture_takes_turns(two_phases):
+    """Exact shares in every cycle; each corpus's rows are those it has alone, in its own order and epochs."""
+    corpora = [make_corpus(random_documents(i, 20 * i), name=f"part{i}") for i in (1, 2, 3)]
+    shares = [0.2, 0.25, 0.55]
+    config = dataclasses.replace(two_phases, phases=(dataclasses.replace(two_phases.phases[0], steps=84),))
+    config = config_lib.replace(config, data={"examples_per_row": 1})
+    stream = Stream(corpora, shares, config, MARKS)
+    updates = list(stream.read(Cursor()))
+    ids = np.concatenate([update.rows["input_ids"] for update in updates])
+    turns = stream.turns.of(0, len(ids))
+    assert np.bincount(stream.turns.of(0, CYCLE)).tolist() == [CYCLE // 5, CYCLE // 4, CYCLE * 11 // 20]
+    np.testing.assert_allclose(np.bincount(turns) / len(turns), shares, atol=2 / len(turns))
+    for i, corpus in enumerate(corpora):
+        alone = dataclasses.replace(config.phases[0], steps=100)
+        rows = Stream([corpus], [1.0], dataclasses.replace(config, phases=(alone,)), MARKS).read(Cursor())
+        expected = np.concatenate([update.rows["input_ids"] for update in rows])
+        count = (turns == i).sum()
+        np.testing.assert_array_equal(ids[turns == i], expected[:count])
+    epochs = [position.epoch for position in updates[-1].following.positions]
+    assert len(set(epochs)) == 3  # they go round at their own pace
+    resumed = Stream(corpora, shares, config, MARKS).read(updates[40].following)
+    assert_same_updates(updates[41:44], itertools.islice(resumed, 3))
+    halves = [Stream(corpora, shares, config, MARKS, i, 2).read(Cursor()) for i in (0, 1)]
+    for update, left, right in zip(updates[:20], *halves, strict=False):
+        assert_same(update.rows, {n: np.concatenate([left.rows[n], right.rows[n]]) for n in update.rows})
+
+
+def test_pickled_streams_are_the_stream(whole, make):
+    copy = pickle.loads(pickle.dumps(make()))
+    assert_same_updates(whole[:3], itertools.islice(copy.read(Cursor()), 3))
 
 
 def test_empty_rows_are_padding():
-    rows = empty_rows(2, 8, 9)
+    rows = empty_rows(2, 8, 3, 9)
     assert (rows["input_ids"] == 9).all() and (rows["segment_ids"] == 0).all() and (rows["example_id"] == -1).all()
-
-
-def test_one_document_is_refused(tmp_path, tokenizer, two_phases):
-    from data_prep.writer import CorpusWriter
-
-    with CorpusWriter(tmp_path / "c", "one", tokenizer) as writer:
-        for split in ("train", "validation"):
-            writer.add(split, np.arange(10), np.array([5, 5]), text_bytes=9)
-        writer.finish({"sources": [{"spec": "test"}]})
-    stream = Stream(Corpus.open(tmp_path / "c"), two_phases, tokenizer)
-    with pytest.raises(UserError, match="need at least 2"):
-        next(iter(stream.read(Cursor())))
-
-
-def test_readers_end_with_their_iterator(make):
-    """Neither a finished, nor a dropped, nor a never started iterator leaves a thread."""
-    list(make().read(Cursor()))
-    gc.collect()
-    time.sleep(0.3)
-    before = set(threading.enumerate())
-    half_read = make().read(Cursor())
-    next(half_read)
-    assert set(threading.enumerate()) - before  # there are threads to leak
-    finished = make().read(Cursor())
-    list(finished)
-    untouched = make().read(Cursor())
-    del half_read, finished, untouched
-    gc.collect()
-    deadline = time.monotonic() + 10
-    while set(threading.enumerate()) - before and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not set(threading.enumerate()) - before
+    assert rows["pair_labels"].shape == (2, 3) and (rows["pair_labels"] == -1).all()

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from data_prep.sampling import keep_rates, largest_sample, shares
+from bert_jax.data.mixture import shares
+from data_prep.sampling import keep_rates, largest_sample
 
 
 def test_shares_of_multilingual_bert():

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.config import Config, MeshConfig, OptimizerConfig, Phase
+from bert_jax.masking import Vocabulary
 from bert_jax.model import families
-from bert_jax.objectives import Vocabulary
 from bert_jax.training.masked_lm import Pretraining
 from bert_jax.training.paths import name_leaves
 from bert_jax.training.sharding import make_mesh, put_rows
@@ -109,7 +109,7 @@ def masked_counts_per_micro_batch() -> list[float]:
     """How many tokens each quarter of the first batch predicts."""
     task = make_task("adamw", MeshConfig())
     batch = task.prepare(jax.tree.map(jnp.asarray, rows_of_step(0)), evaluating=False)
-    return [float(part.sum()) for part in batch["masked_weights"].reshape(4, ROWS // 4, -1)]
+    return [float(part.sum()) for part in batch["target_weights"].reshape(4, ROWS // 4, -1)]
 
 
 def relative_distance(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from bert_jax import pretraining
+from bert_jax.data.parts import Part
 from bert_jax.presets import load_config
 from bert_jax.training import checkpoint, loop, reporter
 from bert_jax.training.metrics import read_metrics
@@ -25,7 +26,7 @@ CONFIG = HERE / "killed_config.py"
 
 def final_state(workdir: Path, corpus: Path):
     """Every array of the newest checkpoint, and where the run stands."""
-    task = pretraining.open_task(load_config(str(CONFIG)), corpus)
+    task = pretraining.open_task(load_config(str(CONFIG)), [Part(corpus)])
     abstract = abstract_state(task, loop.checked_mesh(task))
     with checkpoint.Checkpoints(checkpoint.directory_of(workdir), keep=2) as checkpoints:
         state, about = checkpoints.restore(abstract)
@@ -52,8 +53,8 @@ def command(workdir: Path, corpus: Path, point: str = "never", count: int = 1) -
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, tiny_corpus) -> Path:
     workdir = tmp_path_factory.mktemp("undisturbed") / "run"
-    place = pretraining.pretrain(load_config(str(CONFIG)), tiny_corpus, workdir)
-    assert place.cursor.step == 60 and place.cursor.phase == 1 and place.cursor.epoch > 2
+    place = pretraining.pretrain(load_config(str(CONFIG)), [Part(tiny_corpus)], workdir)
+    assert place.cursor.step == 60 and place.cursor.phase == 1 and place.cursor.positions[0].epoch > 2
     return workdir
 
 
@@ -67,7 +68,7 @@ def test_the_run_learns_and_logs(undisturbed):
 def test_another_seed_is_another_run(undisturbed, tiny_corpus, tmp_path):
     """So that equality below is not equality of anything with anything."""
     config = load_config(str(CONFIG))
-    place = pretraining.pretrain(type(config)(**{**vars(config), "seed": 1}), tiny_corpus, tmp_path / "run")
+    place = pretraining.pretrain(type(config)(**{**vars(config), "seed": 1}), [Part(tiny_corpus)], tmp_path / "run")
     assert place.evaluation["mlm_loss"] != lines_without_timing(undisturbed)[-1]["mlm_loss"]
 
 
@@ -84,16 +85,16 @@ def test_sigterm_saves_and_the_same_command_continues(undisturbed, tiny_corpus, 
 
     with monkeypatch.context() as patch:
         patch.setattr(reporter.Reporter, "push", push_and_terminate)
-        place = pretraining.pretrain(config, tiny_corpus, workdir)
+        place = pretraining.pretrain(config, [Part(tiny_corpus)], workdir)
     assert place.cursor.step == step
-    place = pretraining.pretrain(config, tiny_corpus, workdir)
+    place = pretraining.pretrain(config, [Part(tiny_corpus)], workdir)
     assert place.cursor.step == 60
     assert_same_run(workdir, undisturbed, tiny_corpus)
 
 
 def test_a_finished_run_does_nothing_more(undisturbed, tiny_corpus):
     before = sorted((path, path.stat().st_mtime_ns) for path in (undisturbed / "checkpoints").rglob("*"))
-    place = pretraining.pretrain(load_config(str(CONFIG)), tiny_corpus, undisturbed)
+    place = pretraining.pretrain(load_config(str(CONFIG)), [Part(tiny_corpus)], undisturbed)
     assert place.cursor.step == 60 and place.evaluation
     assert before == sorted((path, path.stat().st_mtime_ns) for path in (undisturbed / "checkpoints").rglob("*"))
 
@@ -109,7 +110,7 @@ def test_damage_falls_back_and_is_repaired(undisturbed, tiny_corpus, tmp_path, c
     raw = bytearray(data.read_bytes())
     raw[len(raw) // 2] ^= 1
     data.write_bytes(raw)
-    pretraining.pretrain(load_config(str(CONFIG)), tiny_corpus, workdir)
+    pretraining.pretrain(load_config(str(CONFIG)), [Part(tiny_corpus)], workdir)
     said = capfd.readouterr().err
     assert "is damaged" in said and "continuing from update 50" in said
     assert_same_run(workdir, undisturbed, tiny_corpus)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from bert_jax.config import Config, ModelConfig, OptimizerConfig, Phase
-from bert_jax.objectives import Vocabulary
+from bert_jax.masking import Vocabulary
 from bert_jax.training.masked_lm import Pretraining
 from bert_jax.training.sharding import make_mesh, put_rows
 from bert_jax.training.state import init_state

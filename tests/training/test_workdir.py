@@ -1,6 +1,7 @@
 """Whose work directory it is: claimed once, continued by the same run, refused to every other."""
 
 import dataclasses
+import hashlib
 import json
 
 import pytest
@@ -11,7 +12,8 @@ from bert_jax.errors import UserError
 from bert_jax.training import workdir
 
 CONFIG = Config(name="x")
-CORPORA = {"/corpus": "ab12"}
+MIXTURE = {"ab12": 0.7, "cd34": 0.3}
+PATHS = ["/books", "/wiki"]
 
 
 def contents(directory):
@@ -20,21 +22,24 @@ def contents(directory):
 
 def test_claim_writes_what_the_run_is(tmp_path):
     directory = tmp_path / "deep" / "run"
-    workdir.claim(directory, CONFIG, CORPORA, "{tokenizer}")
+    workdir.claim(directory, CONFIG, MIXTURE, PATHS, "{tokenizer}")
     assert contents(directory).keys() == {"config.json", "tokenizer.json", "ledger.jsonl"}
     assert (directory / "tokenizer.json").read_text() == "{tokenizer}"
     assert workdir.read_config(directory) == CONFIG
     described = json.loads((directory / "config.json").read_text())
-    assert described["fingerprint"] == config_lib.fingerprint(CONFIG) and described["corpora"] == ["ab12"]
+    assert described["fingerprint"] == config_lib.fingerprint(CONFIG) and described["corpora"] == MIXTURE
+    assert described["corpus_paths"] == PATHS
 
 
 def test_the_same_run_changes_nothing(tmp_path):
-    workdir.claim(tmp_path, CONFIG, CORPORA, "t")
+    workdir.claim(tmp_path, CONFIG, MIXTURE, PATHS, "t")
     (tmp_path / "ledger.jsonl").write_text("kept\n")
     before = contents(tmp_path)
     # Where it runs and how often it saves may change; so may the place of the same corpus.
     other = config_lib.replace(CONFIG, checkpoint={"every": 7}, mesh={"fsdp": 2}, model={"remat": "full"})
-    workdir.claim(tmp_path, other, {"/moved": "ab12"}, "t")
+    workdir.claim(tmp_path, other, MIXTURE, ["/moved", "/there"], "t")
+    # So may the order they are named in, and what the stream rounds away.
+    workdir.claim(tmp_path, other, {"cd34": 0.30001, "ab12": 0.69999}, PATHS, "t")
     assert contents(tmp_path) == before
 
 
@@ -48,32 +53,74 @@ def test_the_same_run_changes_nothing(tmp_path):
     ],
 )
 def test_another_config_is_refused(tmp_path, change, words):
-    workdir.claim(tmp_path, CONFIG, CORPORA, "t")
+    workdir.claim(tmp_path, CONFIG, MIXTURE, PATHS, "t")
     before = contents(tmp_path)
     with pytest.raises(UserError, match="holds a different run") as caught:
-        workdir.claim(tmp_path, config_lib.replace(CONFIG, **change), CORPORA, "t")
+        workdir.claim(tmp_path, config_lib.replace(CONFIG, **change), MIXTURE, PATHS, "t")
     assert words in str(caught.value) and "choose another --workdir" in str(caught.value)
     assert contents(tmp_path) == before
 
 
 def test_more_phases_are_another_run(tmp_path):
-    workdir.claim(tmp_path, CONFIG, CORPORA, "t")
+    workdir.claim(tmp_path, CONFIG, MIXTURE, PATHS, "t")
     with pytest.raises(UserError, match=r"phases\.1\.\w+ None -> "):
-        workdir.claim(tmp_path, dataclasses.replace(CONFIG, phases=CONFIG.phases * 2), CORPORA, "t")
+        workdir.claim(tmp_path, dataclasses.replace(CONFIG, phases=CONFIG.phases * 2), MIXTURE, PATHS, "t")
 
 
-def test_another_corpus_is_refused(tmp_path):
-    workdir.claim(tmp_path, CONFIG, CORPORA, "t")
-    before = contents(tmp_path)
-    with pytest.raises(UserError, match=r"run on another corpus \(/corpus\)"):
-        workdir.claim(tmp_path, CONFIG, {"/corpus": "cd34"}, "t")
-    assert contents(tmp_path) == before
+def test_shares_are_kept_as_the_stream_uses_them(tmp_path):
+    workdir.claim(tmp_path, CONFIG, {"b": 2 / 3, "a": 1 / 3}, PATHS, "t")
+    assert workdir.read(tmp_path)["corpora"] == {"a": 0.3333, "b": 0.6667}
+    workdir.claim(tmp_path / "even", CONFIG, dict.fromkeys("cba", 1 / 3), PATHS, "t")
+    assert workdir.read(tmp_path / "even")["corpora"] == {"a": 0.334, "b": 0.333, "c": 0.333}
+
+
+@pytest.fixture
+def places(tmp_path):
+    """Directories with a corpus.json each, and their identities."""
+    found = {}
+    for name in ("books", "wiki", "news"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "corpus.json").write_text(name)
+        found[name] = (hashlib.sha256(name.encode()).hexdigest(), str(tmp_path / name))
+    return found
+
+
+def claim(directory, places, shares):
+    mixture = {places[name][0]: share for name, share in shares.items()}
+    workdir.claim(directory, CONFIG, mixture, [places[name][1] for name in shares], "t")
+
+
+@pytest.mark.parametrize(
+    ("shares", "words"),
+    [
+        ({"books": 0.5, "news": 0.5}, "holds a run on other corpora ({wiki} instead of {news}): choose"),
+        ({"books": 1.0}, "holds a run on other corpora ({wiki} too): choose"),
+        ({"books": 0.4, "wiki": 0.4, "news": 0.2}, "holds a run on other corpora (without {news}): choose"),
+        ({"wiki": 0.3, "books": 0.7}, "{books} 0.5 -> 0.7"),
+        ({"wiki": 0.3, "books": 0.7}, "{wiki} 0.5 -> 0.3"),
+    ],
+)
+def test_another_mixture_is_refused(tmp_path, places, shares, words):
+    """In one line that says which corpora or shares differ, by where they lie."""
+    claim(tmp_path / "run", places, {"books": 0.5, "wiki": 0.5})
+    before = contents(tmp_path / "run")
+    with pytest.raises(UserError) as caught:
+        claim(tmp_path / "run", places, shares)
+    assert words.format(**{name: path for name, (_, path) in places.items()}) in str(caught.value)
+    assert "\n" not in str(caught.value) and "choose another --workdir" in str(caught.value)
+    assert contents(tmp_path / "run") == before
+
+
+def test_a_corpus_that_is_gone_is_named_by_its_checksum(tmp_path):
+    workdir.claim(tmp_path, CONFIG, MIXTURE, PATHS, "t")
+    with pytest.raises(UserError, match=r"\(one whose corpus.json has SHA-256 cd34 instead of one .* ef56\)"):
+        workdir.claim(tmp_path, CONFIG, {"ab12": 0.7, "ef56": 0.3}, PATHS, "t")
 
 
 def test_somebody_elses_files_are_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("years")
     with pytest.raises(UserError, match="holds files, but no run of bert_jax"):
-        workdir.claim(tmp_path, CONFIG, CORPORA, "t")
+        workdir.claim(tmp_path, CONFIG, MIXTURE, PATHS, "t")
     assert contents(tmp_path) == {"thesis.tex": b"years"}
 
 
@@ -81,7 +128,7 @@ def test_somebody_elses_files_are_left_alone(tmp_path):
 def test_what_a_kill_left_of_a_claim_is_taken_over(tmp_path, left):
     for name in left:
         (tmp_path / name).write_text("ha")
-    workdir.claim(tmp_path, CONFIG, CORPORA, "t")
+    workdir.claim(tmp_path, CONFIG, MIXTURE, PATHS, "t")
     assert workdir.read_config(tmp_path) == CONFIG
     assert (tmp_path / "tokenizer.json").read_text() == "t" and not (tmp_path / "config.json.new").exists()
 
@@ -89,16 +136,19 @@ def test_what_a_kill_left_of_a_claim_is_taken_over(tmp_path, left):
 def test_a_place_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match="cannot write to work directory"):
-        workdir.claim(tmp_path / "file" / "run", CONFIG, CORPORA, "t")
+        workdir.claim(tmp_path / "file" / "run", CONFIG, MIXTURE, PATHS, "t")
     with pytest.raises(UserError, match="is a file: choose another --workdir"):
-        workdir.claim(tmp_path / "file", CONFIG, CORPORA, "t")
+        workdir.claim(tmp_path / "file", CONFIG, MIXTURE, PATHS, "t")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"config": {"name": 3, "modle": {}}}'])
+OLDER = json.dumps({"config": config_lib.to_dict(CONFIG), "fingerprint": "", "corpora": ["ab12"], "corpus_paths": []})
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", OLDER, '{"config": {"name": 3, "modle": {}}}'])
 def test_a_damaged_config_is_said_to_be_one(tmp_path, text):
-    workdir.claim(tmp_path, CONFIG, CORPORA, "t")
+    workdir.claim(tmp_path, CONFIG, MIXTURE, PATHS, "t")
     (tmp_path / "config.json").write_text(text)
-    for use in (lambda: workdir.read_config(tmp_path), lambda: workdir.claim(tmp_path, CONFIG, CORPORA, "t")):
+    for use in (lambda: workdir.read_config(tmp_path), lambda: workdir.claim(tmp_path, CONFIG, MIXTURE, PATHS, "t")):
         with pytest.raises(UserError, match=r"config\.json"):
             use()
 

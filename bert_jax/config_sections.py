@@ -1,0 +1,343 @@
+"""The sections of a config: frozen, validated dataclasses. One default for every field, documented in its unit."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from bert_jax.errors import UserError
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise UserError with this message unless the condition holds."""
+    if not condition:
+        raise UserError(message)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The encoder and its heads. The defaults are BERT-base, uncased (Devlin et al. 2019, section 3)."""
+
+    vocab_size: int = 30522
+    """Number of token ids, special tokens included."""
+    hidden_size: int = 768
+    """Width of the residual stream (H)."""
+    num_layers: int = 12
+    """Depth (L)."""
+    num_heads: int = 12
+    """Attention heads per layer (A)."""
+    head_size: int | None = None
+    """Width of one head; None is hidden_size / num_heads."""
+    intermediate_size: int = 3072
+    """Width of the feed-forward layer."""
+    max_positions: int = 512
+    """Longest sequence that the position table serves, in tokens."""
+    type_vocab_size: int = 2
+    """Number of token types (sentence A and B)."""
+    activation: Literal["gelu", "gelu_tanh", "relu"] = "gelu"
+    """Of the feed-forward layer and the MLM head. `gelu` is the exact, erf form, as published BERTs use."""
+    norm_epsilon: float = 1e-12
+    """Added to the variance in every LayerNorm."""
+    initializer_range: float = 0.02
+    """Standard deviation of the truncated normal (at two deviations) that draws all weights."""
+    hidden_dropout: float = 0.1
+    """Dropout rate on embeddings and on the output of each sub-layer."""
+    attention_dropout: float = 0.1
+    """Dropout rate on attention probabilities; only the `reference` attention has it."""
+    positions: Literal["learned", "rotary"] = "learned"
+    """Learned absolute positions (BERT), or rotary ones inside attention (Su et al. 2021)."""
+    rotary_base: float = 10000.0
+    """Base of the rotary wavelengths in layers that see the whole sequence."""
+    local_rotary_base: float = 10000.0
+    """Base of the rotary wavelengths in layers with a local window."""
+    norm_placement: Literal["post", "pre"] = "post"
+    """LayerNorm after the residual sum (BERT), or before each sub-layer and once at the end."""
+    attention_window: int | None = None
+    """Local layers see this many tokens to each side; None lets every layer see everything."""
+    global_every: int = 1
+    """With attention_window set, every n-th layer, the first included, still sees everything."""
+    parameter_groups: int | None = None
+    """Number of parameter sets shared by consecutive layers (ALBERT: 1); None gives each layer its own."""
+    direction: Literal["bidirectional", "causal"] = "bidirectional"
+    """What a token sees: its whole example, or only itself and what comes before. A causal model is trained to
+    predict the next token instead of masked ones (the "LTR" of Devlin et al. 2019, section 5.1)."""
+    attention: Literal["reference", "xla", "cudnn"] = "reference"
+    """Implementation: ours in plain jnp, or `jax.nn.dot_product_attention` lowered by XLA or cuDNN."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of activations and matrix products. Parameters, norms, softmax and losses stay in float32."""
+    remat: Literal["none", "dots", "full"] = "none"
+    """What the backward pass recomputes: nothing, all but matrix products, or whole layers."""
+    scan_unroll: int = 1
+    """Layers per iteration of the scan over depth; num_layers unrolls it."""
+
+    def __post_init__(self) -> None:
+        sizes = ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size", "max_positions")
+        for name in (*sizes, "type_vocab_size"):
+            require(getattr(self, name) >= 1, f"model.{name} is {getattr(self, name)}: it must be at least 1")
+        require(
+            self.head_size is not None or self.hidden_size % self.num_heads == 0,
+            f"model.hidden_size {self.hidden_size} is not divisible by model.num_heads {self.num_heads}: "
+            "change one of them, or set model.head_size",
+        )
+        require(self.head_size is None or self.head_size >= 1, f"model.head_size is {self.head_size}: use 1 or more")
+        require(
+            self.positions == "learned" or self.size_per_head % 2 == 0,
+            f"model.positions 'rotary' needs even heads, not {self.size_per_head} wide: set model.head_size",
+        )
+        for name in ("hidden_dropout", "attention_dropout"):
+            require(0 <= getattr(self, name) < 1, f"model.{name} is {getattr(self, name)}: it must be in [0, 1)")
+        require(
+            self.attention == "reference" or self.attention_dropout == 0,
+            f"model.attention '{self.attention}' has no dropout on attention probabilities: "
+            "set model.attention_dropout 0, or model.attention reference",
+        )
+        groups = self.parameter_groups
+        require(
+            groups is None or (groups >= 1 and self.num_layers % groups == 0),
+            f"model.parameter_groups {groups} does not divide model.num_layers {self.num_layers}",
+        )
+        require(self.global_every >= 1, f"model.global_every is {self.global_every}: it must be at least 1")
+        require(self.scan_unroll >= 1, f"model.scan_unroll is {self.scan_unroll}: it must be at least 1")
+
+    @property
+    def size_per_head(self) -> int:
+        """Width of one attention head."""
+        return self.head_size or self.hidden_size // self.num_heads
+
+
+@dataclass(frozen=True)
+class ObjectiveConfig:
+    """What the model learns (Devlin et al. 2019, section 3.1). A causal model ignores all but `pair`."""
+
+    mask_rate: float = 0.15
+    """Share of an example's tokens to predict: max(1, round(rate * length)), special tokens counted in length."""
+    mask_token_share: float = 0.8
+    """Of the predicted positions, the share that shows [MASK]."""
+    random_token_share: float = 0.1
+    """Of the predicted positions, the share that shows a random ordinary token; the rest stay as they are."""
+    mask_unit: Literal["token", "word", "ngram", "span"] = "token"
+    """What is chosen together: single tokens (BERT), whole words, n-grams of whole words with a chance in
+    proportion to 1/n (ALBERT), or spans of whole words of geometric length, replaced as one (SpanBERT)."""
+    max_ngram: int = 3
+    """Longest n-gram, in words."""
+    span_rate: float = 0.2
+    """Chance that a span ends after each of its words; 0.2, cut at ten words, makes 3.8 on average."""
+    max_span: int = 10
+    """Longest span, in words."""
+    pair: Literal["nsp", "sop", "none"] = "nsp"
+    """Pair objective on [CLS]: next-sentence prediction (label 0: B follows A; 1: random B), sentence order
+    (0: in order; 1: swapped; Lan et al. 2020), or none."""
+
+    def __post_init__(self) -> None:
+        require(0 < self.mask_rate < 1, f"objective.mask_rate is {self.mask_rate}: it must be between 0 and 1")
+        shares = self.mask_token_share, self.random_token_share
+        require(
+            min(shares) >= 0 and sum(shares) <= 1,
+            f"objective.mask_token_share {shares[0]} and random_token_share {shares[1]} must not exceed 1 together",
+        )
+        for name in ("max_ngram", "max_span"):
+            require(1 <= getattr(self, name) <= 64, f"objective.{name} is {getattr(self, name)}: it must be in 1 to 64")
+        require(0 < self.span_rate <= 1, f"objective.span_rate is {self.span_rate}: it must be above 0, at most 1")
+
+
+PAIR_FORMATS = {"nsp": ("segment_pair", "sentence_pair"), "sop": ("sentence_order",)}
+"""Which formats have the label that a pair objective learns."""
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """How examples and rows are made from the corpora, and how often they repeat."""
+
+    format: Literal["segment_pair", "sentence_pair", "sentence_order", "full_sentences", "doc_sentences"] = (
+        "segment_pair"
+    )
+    """What an example is: two segments of which the second follows or is random (BERT), the same with single
+    sentences, two segments in order or swapped (ALBERT), whole sentences up to the row's length that may
+    cross documents, or that may not (RoBERTa)."""
+    short_example_rate: float = 0.1
+    """Share of chunks whose target length is drawn uniformly from [2, seq_len - 3], as BERT does; only
+    segment_pair and sentence_order have it."""
+    example_end: Literal["sentence", "row"] = "sentence"
+    """Where full_sentences and doc_sentences end an example: before the sentence that no longer fits, or where
+    the row ends, with the rest of that sentence in the next example (fuller rows)."""
+    examples_per_row: int = 4
+    """At most so many examples share a row, none of which sees another; 1 switches packing off."""
+    example_copies: int | None = None
+    """Sets of examples: epoch e uses set e mod K. None makes new examples every epoch."""
+    mask_copies: int | None = None
+    """Sets of masks: epoch e uses set e mod K (static masking). None draws new masks every epoch (dynamic)."""
+    mixture_exponent: float = 1.0
+    """Share of each corpus of a mixture that has no weight: its share of tokens to this power, scaled to sum
+    to 1 (multilingual BERT: 0.7)."""
+    verify: Literal["checksums", "counts"] = "checksums"
+    """Before the first update, compare every shard with its SHA-256, or only its number of records."""
+    reader_processes: int = 0
+    """Processes that prepare batches; 0: threads of this process do."""
+    prefetch: int = 4
+    """Batches prepared ahead of the device."""
+
+    def __post_init__(self) -> None:
+        for name in ("example_copies", "mask_copies"):
+            copies = getattr(self, name)
+            require(copies is None or copies >= 1, f"data.{name} is {copies}: it must be at least 1, or None")
+        require(
+            0 <= self.short_example_rate <= 1,
+            f"data.short_example_rate is {self.short_example_rate}: it must be in [0, 1]",
+        )
+        require(
+            1 <= self.examples_per_row <= 64,
+            f"data.examples_per_row is {self.examples_per_row}: it must be in 1 (no packing) to 64",
+        )
+        require(
+            0 <= self.mixture_exponent <= 1,
+            f"data.mixture_exponent is {self.mixture_exponent}: it must be in [0, 1]",
+        )
+        require(self.reader_processes >= 0, f"data.reader_processes is {self.reader_processes}: use 0 or more")
+        require(self.prefetch >= 1, f"data.prefetch is {self.prefetch}: it must be at least 1")
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW or LAMB; biases and LayerNorms are never decayed (training/optimizer.py holds the table)."""
+
+    name: Literal["adamw", "lamb"] = "adamw"
+    """AdamW (Loshchilov and Hutter 2019) or LAMB (You et al. 2020)."""
+    lamb_flavour: Literal["paper", "google", "nvidia"] = "nvidia"
+    """Whose LAMB: they differ in bias correction and in what excluded tensors get (training/lamb.py)."""
+    beta1: float = 0.9
+    """Decay of the first moment."""
+    beta2: float = 0.999
+    """Decay of the second moment."""
+    epsilon: float = 1e-6
+    """Added to the root of the second moment."""
+    weight_decay: float = 0.01
+    """Decoupled weight decay."""
+    clip_norm: float | None = 1.0
+    """Largest global norm of the gradient; None never clips."""
+
+    def __post_init__(self) -> None:
+        for name in ("beta1", "beta2"):
+            require(0 <= getattr(self, name) < 1, f"optimizer.{name} is {getattr(self, name)}: it must be in [0, 1)")
+        require(self.epsilon > 0, f"optimizer.epsilon is {self.epsilon}: it must be positive")
+        require(self.weight_decay >= 0, f"optimizer.weight_decay is {self.weight_decay}: it must not be negative")
+        require(
+            self.clip_norm is None or self.clip_norm > 0,
+            f"optimizer.clip_norm is {self.clip_norm}: it must be positive, or None to clip never",
+        )
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of training with one sequence length, batch and schedule. Its schedule starts at its own step 0."""
+
+    steps: int = 100_000
+    """Updates in this phase."""
+    seq_len: int = 128
+    """Tokens per row."""
+    batch_size: int = 256
+    """Rows per update, over all devices and micro-batches."""
+    start_batch_size: int | None = None
+    """Rows of the phase's first updates; batch_size is reached in equal steps of this size. None: no ramp."""
+    ramp_steps: int = 0
+    """Updates after which the ramp has reached batch_size."""
+    accumulation: int = 1
+    """Micro-batches per update; each device splits its own rows."""
+    learning_rate: float = 1e-4
+    """Peak learning rate."""
+    warmup_steps: int = 10_000
+    """Updates over which the learning rate rises linearly from 0 to its peak."""
+    end_learning_rate: float = 0.0
+    """Learning rate after the last update of the phase."""
+    decay_power: float = 1.0
+    """Power of the polynomial decay; 1 is linear."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "accumulation"):
+            require(getattr(self, name) >= 1, f"phases: {name} is {getattr(self, name)}: it must be at least 1")
+        for name in ("learning_rate", "warmup_steps", "end_learning_rate", "decay_power"):
+            require(getattr(self, name) >= 0, f"phases: {name} is {getattr(self, name)}: it must not be negative")
+        require(self.seq_len >= 8, f"phases: seq_len is {self.seq_len}: the shortest useful row has 8 tokens")
+        start = self.start_batch_size
+        require(
+            (start is None) == (self.ramp_steps == 0) and self.ramp_steps >= 0,
+            "phases: a batch ramp needs both start_batch_size and ramp_steps",
+        )
+        require(
+            start is None or (start >= 1 and self.batch_size % start == 0),
+            f"phases: start_batch_size {start} does not divide batch_size {self.batch_size}",
+        )
+        require(
+            self.batch_size % self.accumulation == 0,
+            f"phases: batch_size {self.batch_size} is not divisible by accumulation {self.accumulation}",
+        )
+        micro = self.batch_size // self.accumulation
+        require(
+            start is None or start % micro == 0,
+            f"phases: start_batch_size {start} is no multiple of a micro-batch of {micro} rows "
+            "(batch_size / accumulation): raise accumulation",
+        )
+
+    def batch_size_at(self, step: int) -> int:
+        """Rows of update `step`, counted from the phase's start."""
+        if self.start_batch_size is None or step >= self.ramp_steps:
+            return self.batch_size
+        sizes = self.batch_size // self.start_batch_size
+        return self.start_batch_size * (1 + step * sizes // self.ramp_steps)
+
+    def accumulation_of(self, batch_size: int) -> int:
+        """Micro-batches of an update with so many rows: they have the same rows through a ramp."""
+        return batch_size * self.accumulation // self.batch_size
+
+
+@dataclass(frozen=True)
+class MeshConfig:
+    """How many devices each mesh axis spans; -1 takes all that are left."""
+
+    data: int = -1
+    """Batch rows are split over it; parameters are copied."""
+    fsdp: int = 1
+    """Batch rows are split over it, and so are parameters and moments."""
+    tensor: int = 1
+    """Attention heads, feed-forward units and the vocabulary are split over it."""
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When the run is saved; it is always saved at its end and on SIGTERM."""
+
+    every: int = 1000
+    """Updates between checkpoints."""
+    keep: int = 3
+    """Checkpoints that stay on disk."""
+
+    def __post_init__(self) -> None:
+        require(self.every >= 1, f"checkpoint.every is {self.every}: it must be at least 1")
+        require(self.keep >= 1, f"checkpoint.keep is {self.keep}: it must be at least 1")
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    """What is written while training."""
+
+    every: int = 100
+    """Updates between lines in metrics.jsonl."""
+    tensorboard: bool = True
+    """Also write TensorBoard events."""
+
+    def __post_init__(self) -> None:
+        require(self.every >= 1, f"log.every is {self.every}: it must be at least 1")
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """Held-out evaluation; its masks are fixed, single tokens, and always 15 % of them. A causal model has none."""
+
+    every: int = 1000
+    """Updates between evaluations during training; one always runs at the end. 0: only at the end."""
+    rows: int = 512
+    """Rows of each validation split that are scored; all of them if there are fewer."""
+    batch_size: int = 32
+    """Rows per evaluation batch."""
+
+    def __post_init__(self) -> None:
+        require(self.every >= 0, f"evaluation.every is {self.every}: it must be at least 1, or 0 for only at the end")
+        for name in ("rows", "batch_size"):
+            require(getattr(self, name) >= 1, f"evaluation.{name} is {getattr(self, name)}: it must be at least 1")

@@ -1,0 +1,162 @@
+"""Whether the files of a corpus are those that corpus.json lists. Needs no jax."""
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal, NamedTuple
+
+from array_record.python import array_record_module
+from etils import epath
+
+from bert_jax.data.corpus import MANIFEST, SPLITS, TOKENIZER, Corpus, array_file, read_manifest
+from bert_jax.errors import UserError
+from bert_jax.progress import progress
+
+DATASET_INFO = "dataset_info.json"
+ARRAYS = ("sentence_lengths", "document_offsets", "record_offsets", "token_counts")
+THREADS = 8
+"""Files hashed at once; hashlib lets other threads run meanwhile."""
+BLOCK_BYTES = 1 << 22
+SHOWN_BYTES = 1 << 30
+"""From so many on a bar is shown; below, hashing takes a breath or two."""
+REMEDY = "copy the corpus again or rebuild it"
+
+
+class Listed(NamedTuple):
+    """A file, and what corpus.json says of it."""
+
+    path: epath.Path
+    sha256: str
+    """in hex"""
+    size: int
+    """bytes"""
+
+
+def listed_files(directory: epath.Path, manifest: Mapping) -> list[Listed]:
+    """All files that corpus.json lists; `manifest` is its content.
+
+    Raises:
+      UserError: it forgets a file of the corpus, or its size or checksum.
+    """
+    try:
+        files = manifest["files"]
+        needed = [TOKENIZER, DATASET_INFO, "features.json"]
+        for split in SPLITS:
+            needed += [array_file(split, array) for array in ARRAYS]
+            needed += [shard["file"] for shard in manifest["splits"][split]["shards"]]
+        complete = all({"sha256", "bytes"} == set(files[name]) for name in needed)
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{directory / MANIFEST}: damaged, it lacks {error}; rebuild the corpus") from error
+    if not complete:
+        raise UserError(f"{directory / MANIFEST}: damaged, checksums are missing; rebuild the corpus")
+    return [Listed(directory / name, facts["sha256"], facts["bytes"]) for name, facts in files.items()]
+
+
+def check_sizes(files: Sequence[Listed]) -> None:
+    """See that each file is there and as long as it was; reads none.
+
+    Raises:
+      UserError: the first of them that is not.
+    """
+    for file in files:
+        if not file.path.exists():
+            raise UserError(f"{file.path}: missing; {REMEDY}")
+        if (size := file.path.stat().length) != file.size:
+            raise UserError(f"{file.path}: damaged, it has {size} bytes where {MANIFEST} says {file.size}; {REMEDY}")
+
+
+def check_checksums(files: Sequence[Listed], on_bytes: Callable[[int], object] | None = None) -> None:
+    """Compare each file with its SHA-256, several at a time; `on_bytes` hears how much was read, for progress.
+
+    Raises:
+      UserError: the first of them that differs.
+    """
+    lock = threading.Lock()
+
+    def heard(size: int) -> None:
+        with lock:
+            if on_bytes:
+                on_bytes(size)
+
+    with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
+        found = [pool.submit(_sha256, file.path, heard) for file in files]
+        try:
+            for file, sha256 in zip(files, found, strict=True):
+                if sha256.result() != file.sha256:
+                    raise UserError(f"{file.path}: damaged, its SHA-256 is not the recorded one; {REMEDY}")
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _sha256(path: epath.Path, on_bytes: Callable[[int], None]) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            digest.update(block)
+            on_bytes(len(block))
+    return digest.hexdigest()
+
+
+def check_records(path: epath.Path, count: int) -> None:
+    """See that a shard holds as many records as corpus.json says; reads none.
+
+    Raises:
+      UserError: it does not, or is no shard.
+    """
+    try:
+        reader = array_record_module.ArrayRecordReader(os.fspath(path), options="readahead_buffer_size:0")
+        found = reader.num_records()
+        reader.close()
+    except (RuntimeError, ValueError, IndexError) as error:
+        reason = str(error).splitlines()[0][:120]
+        raise UserError(f"{path}: damaged, it cannot be read as ArrayRecord ({reason}); {REMEDY}") from error
+    if found != count:
+        raise UserError(f"{path}: holds {found} records where {MANIFEST} says {count}; {REMEDY}")
+
+
+def check_shards(
+    corpora: Sequence[Corpus],
+    verify: Literal["checksums", "counts"],
+    process: int = 0,
+    processes: int = 1,
+) -> None:
+    """See that the files of some corpora, of all their splits, are what corpus.json says.
+
+    The processes of a run share the work: file i of all is checked by process i mod `processes`.
+
+    Args:
+      corpora: any split of each.
+      verify: "checksums" reads every file and compares its SHA-256; "counts" reads none and compares sizes and,
+        as "checksums" does too, the number of records of each shard.
+      process, processes: who of how many this is.
+
+    Raises:
+      UserError: the first file of this process that is missing or differs, how, and what to do.
+    """
+    files: list[tuple[Listed, int | None]] = []  # with the records of shards
+    for corpus in corpora:
+        manifest = read_manifest(corpus.directory)
+        shards = [shard for split in SPLITS for shard in manifest["splits"][split]["shards"]]
+        records = {shard["file"]: shard["records"] for shard in shards}
+        files += [(file, records.get(file.path.name)) for file in listed_files(corpus.directory, manifest)]
+    mine = files[process::processes]
+    listed = [file for file, _ in mine]
+    check_sizes(listed)
+    if verify == "checksums":
+        _check_contents(listed)
+    for file, count in mine:
+        if count is not None:
+            check_records(file.path, count)
+
+
+def _check_contents(files: Sequence[Listed]) -> None:
+    size = sum(file.size for file in files)
+    if size < SHOWN_BYTES:
+        check_checksums(files)
+        return
+    # The way out stands where somebody waits.
+    with progress("checksums (--data.verify counts skips them)", size, "B") as bar:
+        check_checksums(files, bar.update)

@@ -1,0 +1,85 @@
+"""Several examples in one row: best fit, longest first.
+
+Histogram packing (Krell et al. 2021, arXiv:2107.02027) looks at lengths alone; so does this, but it keeps
+the examples apart and bounds how many share a row.
+"""
+
+import numba
+import numpy as np
+
+from bert_jax.data.draws import permuted
+
+
+def pack(lengths: np.ndarray, seq_len: int, slots: int, key: np.uint64) -> tuple[np.ndarray, np.ndarray]:
+    """Put every example into a row.
+
+    An example goes into the row with the least room that still holds it; examples of one length take their
+    turns in a keyed order. The same arguments give the same rows.
+
+    Args:
+      lengths: tokens of each example, special ones included, int32 [n], none above `seq_len`.
+      seq_len: tokens of a row.
+      slots: most examples of a row; with 1, every example has a row of its own.
+      key: decides which of the examples of one length share a row.
+
+    Returns:
+      first member of each row, int64 [rows + 1], and
+      the members, indices of examples, int64 [n].
+    """
+    if slots == 1:
+        return np.arange(len(lengths) + 1), np.arange(len(lengths))
+    return _pack(lengths, seq_len, slots, permuted(np.arange(len(lengths)), len(lengths), key))
+
+
+@numba.njit(cache=True, nogil=True)
+def _pack(lengths, seq_len, slots, order):
+    count = len(lengths)
+    row_of = np.empty(count, np.int64)
+    rows_with_room = np.full(seq_len + 1, -1)  # the newest row that has exactly this much left
+    before = np.empty(count, np.int64)  # the row that was the newest before
+    taken = np.zeros(count, np.int64)  # slots of each row
+    rows = 0
+    by_length = _longest_first(lengths, seq_len, order)
+    for place in range(count):
+        example = by_length[place]
+        length = lengths[example]
+        room = length
+        while room <= seq_len and rows_with_room[room] < 0:
+            room += 1
+        if room <= seq_len:
+            row = rows_with_room[room]
+            rows_with_room[room] = before[row]
+        else:
+            row, room = rows, seq_len
+            rows += 1
+        row_of[example] = row
+        taken[row] += 1
+        if taken[row] < slots and room > length:
+            before[row] = rows_with_room[room - length]
+            rows_with_room[room - length] = row
+    first = np.zeros(rows + 1, np.int64)
+    for row in range(rows):
+        first[row + 1] = first[row] + taken[row]
+    members = np.empty(count, np.int64)
+    next_place = first[:-1].copy()
+    for place in range(count):
+        example = by_length[place]
+        members[next_place[row_of[example]]] = example
+        next_place[row_of[example]] += 1
+    return first, members
+
+
+@numba.njit(cache=True, nogil=True)
+def _longest_first(lengths, seq_len, order):
+    """Counting sort; examples of one length stay in the given order."""
+    place = np.zeros(seq_len + 2, np.int64)
+    for length in lengths:
+        place[seq_len - length + 1] += 1
+    for i in range(seq_len + 1):
+        place[i + 1] += place[i]
+    out = np.empty(len(lengths), np.int64)
+    for example in order:
+        slot = seq_len - lengths[example]
+        out[place[slot]] = example
+        place[slot] += 1
+    return out

@@ -1,0 +1,120 @@
+"""The corpora of a run as a user names them: which directories, and how much of each."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from etils import epath
+
+from bert_jax.data.corpus import TOKENIZER, Corpus
+from bert_jax.data.mixture import shares
+from bert_jax.errors import UserError
+from bert_jax.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Part:
+    """One corpus of a mixture."""
+
+    directory: Path | epath.Path
+    """Where it lies."""
+    weight: float | None = None
+    """Rows of it per row of a corpus with weight 1; None leaves it to the corpora's sizes."""
+
+
+def parse(text: str) -> Part:
+    """What ``--corpus DIR`` or ``--corpus DIR=WEIGHT`` says; a path that exists as it is written has no weight.
+
+    Raises:
+      UserError: the weight is no positive, finite number.
+    """
+    directory, equals, weight = text.rpartition("=")
+    if not equals or path(text).exists():
+        return Part(path(text), None)
+    try:
+        value = float(weight)
+    except ValueError:
+        value = math.nan
+    if not directory or not 0 < value < math.inf:
+        raise UserError(
+            f"--corpus {text}: there is no such directory, and '{weight}' is no weight: write a positive number "
+            "behind the '=', as in --corpus books=0.3"
+        )
+    return Part(path(directory), value)
+
+
+def path(text: str) -> Path | epath.Path:
+    """A directory on disk or in a bucket, as ``gs://bucket/corpus``."""
+    # pathlib would take gs://bucket for gs:/bucket.
+    return epath.Path(text) if "://" in text else Path(text)
+
+
+def opened(parts: Sequence[Part], split: str = "train") -> tuple[list[Part], list[Corpus]]:
+    """The parts and one split of each, in the order of `Corpus.identity`: the order of flags decides nothing.
+
+    Raises:
+      UserError: no part, one that cannot be opened, the same corpus twice, or two of one name: metrics are named
+        by it.
+    """
+    if not parts:
+        raise UserError("no corpus is given: add --corpus DIR, a directory that `bert-data build` made")
+    found = sorted(((part, Corpus.open(part.directory, split)) for part in parts), key=lambda one: one[1].identity)
+    names: dict[str, Corpus] = {}
+    for _, corpus in found:
+        other = names.setdefault(corpus.name, corpus)
+        if other is not corpus and other.identity == corpus.identity:
+            raise UserError(
+                f"{other.directory} and {corpus.directory} are the same corpus: name it once, with the weight of both"
+            )
+        if other is not corpus:
+            raise UserError(
+                f"corpora {other.directory} and {corpus.directory} are both named '{corpus.name}', and metrics are "
+                "named by corpus: build one of them again with another --name"
+            )
+    return [part for part, _ in found], [corpus for _, corpus in found]
+
+
+def common_tokenizer(corpora: Sequence[Corpus]) -> Tokenizer:
+    """The one tokenizer of all corpora.
+
+    Raises:
+      UserError: a corpus's tokenizer.json is not what it was built with, or two were built with different ones.
+    """
+    for corpus in corpora:
+        file = corpus.directory / TOKENIZER
+        found = Tokenizer.load(file)
+        if found.fingerprint != corpus.tokenizer_fingerprint:
+            raise UserError(
+                f"{file} is not the tokenizer that the corpus was built with: its ids would mean other words; copy the "
+                "corpus again or rebuild it"
+            )
+        if corpus.tokenizer_fingerprint != corpora[0].tokenizer_fingerprint:
+            raise UserError(
+                f"corpora {corpora[0].directory} and {corpus.directory} were built with different tokenizers: build "
+                f"one again with --tokenizer {corpora[0].directory / TOKENIZER}"
+            )
+    return found
+
+
+def resolve(parts: Sequence[Part], tokens: Sequence[int], exponent: float) -> list[float]:
+    """Share of each part in the rows of the stream; they sum to 1.
+
+    Args:
+      parts: all with a weight, or none.
+      tokens: of each part; they count where there are no weights.
+      exponent: of each part's share of all tokens, see `mixture.shares`.
+
+    Raises:
+      UserError: only some of the parts have a weight.
+    """
+    weights = [part.weight for part in parts if part.weight is not None]
+    if not weights:
+        return shares(tokens, exponent).tolist()
+    if len(weights) < len(parts):
+        bare = next(part for part in parts if part.weight is None)
+        raise UserError(
+            f"--corpus {bare.directory} has no weight, but another corpus has one: give all of them a weight "
+            f"(--corpus {bare.directory}=1), or none"
+        )
+    return shares([weight / max(weights) for weight in weights], 1.0).tolist()

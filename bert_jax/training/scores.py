@@ -1,0 +1,54 @@
+"""What held-out rows add up to, and what a model that only knows word frequencies makes of the same targets."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+
+class Scores:
+    """Sums over evaluation batches; divided once, at the end."""
+
+    def __init__(self, token_counts: np.ndarray, sep_id: int):
+        """Nothing is scored yet.
+
+        Args:
+          token_counts: how often each id occurs in the training splits, float64 [vocab_size].
+          sep_id: of [SEP], which no corpus holds but a causal model predicts.
+        """
+        self.token_counts, self.sep_id = token_counts, sep_id
+        self.totals: dict[str, np.ndarray] = {}
+        self.targets = np.zeros_like(token_counts)
+
+    def add(self, prepared: dict[str, np.ndarray], sums: dict[str, tuple]) -> None:
+        """Count one batch: its prepared rows, and (total, weight) of every quantity."""
+        for name, pair in sums.items():
+            self.totals[name] = self.totals.get(name, 0.0) + np.asarray(pair, np.float64)
+        labels, weights = np.ravel(prepared["target_labels"]), np.ravel(prepared["target_weights"])
+        self.targets += np.bincount(labels, weights, minlength=len(self.targets))
+
+    @classmethod
+    def together(cls, parts: Iterable["Scores"]) -> "Scores":
+        """The scores of several sets of batches as those of one."""
+        parts = list(parts)
+        whole = cls(parts[0].token_counts, parts[0].sep_id)
+        for part in parts:
+            whole.targets += part.targets
+            for name, pair in part.totals.items():
+                whole.totals[name] = whole.totals.get(name, 0.0) + pair
+        return whole
+
+    def means(self) -> dict[str, float]:
+        """Every quantity over its weight, with `unigram_loss` and `unigram_accuracy` on the same targets.
+
+        The unigram model counts the training splits, plus one for every id; for [SEP] it takes the share that
+        [SEP] has among the targets.
+        """
+        counts, predicted = self.token_counts + 1.0, self.targets.sum()
+        of_sep = self.targets[self.sep_id]
+        counts[self.sep_id] += counts.sum() * of_sep / max(predicted - of_sep, 1.0)
+        unigram = counts / counts.sum()
+        totals = self.totals | {
+            "unigram_loss": np.array([-(self.targets * np.log(unigram)).sum(), predicted]),
+            "unigram_accuracy": np.array([self.targets[unigram.argmax()], predicted]),
+        }
+        return {name: float(total / max(weight, 1.0)) for name, (total, weight) in sorted(totals.items())}

@@ -1,0 +1,336 @@
+"""Examples of every format against a slow, obvious twin."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from bert_jax.config import DataConfig
+from bert_jax.data.draws import key_of
+from bert_jax.data.examples import Layout, make_examples
+from tests.data.memory import make_corpus, random_documents
+
+ALPHA = 1e-4
+WORD = 2**64 - 1
+FORMATS = ["segment_pair", "sentence_pair", "sentence_order", "full_sentences", "doc_sentences"]
+PAIRS = FORMATS[:3]
+
+
+class Draws:
+    """The counter hash in Python's own integers: SplitMix64 over a folded key."""
+
+    def __init__(self, *words: int):
+        self.key, self.count = 0, 0
+        for word in words:
+            self.key = self.mix(self.fold(self.key, word))
+
+    @staticmethod
+    def fold(a: int, b: int) -> int:
+        return (a * 0x9E3779B97F4A7C15 + b + 1) & WORD
+
+    @staticmethod
+    def mix(z: int) -> int:
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & WORD
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & WORD
+        return z ^ (z >> 31)
+
+    def next(self) -> int:
+        self.count += 1
+        return self.mix(self.fold(self.key, self.count))
+
+    def below(self, bound: int) -> int:
+        return ((self.next() >> 32) * bound) >> 32
+
+    def happens(self, rate: float) -> bool:
+        return (self.next() >> 11) < round(rate * 2**53)
+
+
+def flat(lists) -> list:
+    return list(itertools.chain.from_iterable(lists))
+
+
+def texts_of(documents: list[list[int]]) -> list[list[list[int]]]:
+    """Documents of sentences of tokens; a token is its number in the corpus."""
+    texts, token = [], 0
+    for document in documents:
+        texts.append([])
+        for length in document:
+            texts[-1].append(list(range(token, token + length)))
+            token += length
+    return texts
+
+
+def twin_of_pairs(documents, stretch, data, seq_len, key):
+    """(A, B, label, whether B is random) of all pairs of a stretch of sentences, and the tokens cut away.
+
+    The recipe of google-research/bert create_pretraining_data.py, with sentences as lists of tokens.
+    """
+    room, pairs, truncated, sentence = seq_len - 3, [], 0, 0
+    texts = texts_of(documents)
+    for number, document in enumerate(texts):
+        inside = [s for s in range(sentence, sentence + len(document)) if stretch[0] <= s < stretch[1]]
+        waiting = [document[s - sentence] for s in inside]
+        draws = Draws(*key, inside[0] if inside else 0)
+        sentence += len(document)
+        while waiting:
+            target = room
+            if data.format == "sentence_pair":
+                chunk = [waiting.pop(0) for _ in range(min(2, len(waiting)))]
+                cut = 1
+            else:
+                if draws.happens(data.short_example_rate):
+                    target = 2 + draws.below(room - 1)
+                chunk, size = [], 0
+                while waiting and size < target:
+                    chunk.append(waiting.pop(0))
+                    size += len(chunk[-1])
+                cut = 1 + draws.below(len(chunk) - 1) if len(chunk) >= 2 else 1
+            a, b, label = flat(chunk[:cut]), flat(chunk[cut:]), 0
+            random = len(chunk) == 1 or (data.format != "sentence_order" and draws.happens(0.5))
+            swapped = data.format == "sentence_order" and len(chunk) > 1 and draws.happens(0.5)
+            if random:
+                waiting, label = chunk[cut:] + waiting, 1
+                other = draws.below(len(texts) - 1)
+                source = texts[other + (other >= number)]
+                b, at = [], draws.below(len(source))
+                while True:
+                    b = b + source[at]
+                    at += 1
+                    if at == len(source) or data.format == "sentence_pair" or len(b) >= target - len(a):
+                        break
+            before = len(a), len(b)
+            while len(a) + len(b) > room:
+                longer = a if len(a) > len(b) else b
+                longer.pop(0 if draws.happens(0.5) else -1)
+            truncated += before[0] - len(a) + (not random) * (before[1] - len(b))
+            pairs.append((b, a, 1, random) if swapped else (a, b, label, random))
+    return pairs, truncated
+
+
+def twin_of_runs(documents, stretch, data, seq_len):
+    """Examples as lists of parts, one per document, of tokens. Separators count as tokens do."""
+    budget, examples, sentence = seq_len - 2, [], 0
+    open_ = []
+
+    def size():
+        return sum(map(len, open_)) + max(len(open_) - 1, 0)
+
+    def close():
+        nonlocal open_
+        if open_:
+            examples.append(open_)
+        open_ = []
+
+    for document in texts_of(documents):
+        begun = False
+        for tokens in document:
+            inside, sentence = stretch[0] <= sentence < stretch[1], sentence + 1
+            if not inside:
+                continue
+            if not begun and data.format == "doc_sentences":
+                close()
+            new_part = not begun
+            begun = True
+            left = tokens
+            while left:
+                separator = 1 if new_part and open_ else 0
+                room = budget - size() - separator
+                if len(left) <= room:
+                    taken = len(left)
+                elif open_ and not (data.example_end == "row" and room > 0):
+                    close()
+                    continue
+                else:
+                    taken = min(room, len(left))
+                if new_part or not open_:
+                    open_.append([])
+                open_[-1] = open_[-1] + left[:taken]
+                new_part, left = False, left[taken:]
+                if left:
+                    close()
+    close()
+    return examples
+
+
+def shown(example, corpus) -> tuple[list[int], list[int]]:
+    """Tokens of both segments, found by sentences and by the window's offsets, which must agree."""
+    found = []
+    for side in "ab":
+        size = int(example[f"{side}_tokens"])
+        start, stop = int(example[f"{side}_start"]), int(example[f"{side}_stop"])
+        first = int(corpus.token_offsets[start]) + int(example[f"{side}_skip"])
+        if size:
+            assert start < stop and first + size <= corpus.token_offsets[stop]
+            # The kept tokens begin in or behind the first sentence; runs begin in it.
+            assert example["b_tokens"] or corpus.token_offsets[start + 1] > first
+            assert example["b_tokens"] or corpus.token_offsets[stop - 1] < first + size
+        found.append(list(range(first, first + size)))
+    return tuple(found)
+
+
+def examples_of(corpus, data, seq_len, stretches, key=(7, 1)):
+    starts, stops = (np.array(side, np.int64) for side in zip(*stretches, strict=True))
+    layout = Layout(corpus.sentence_lengths, corpus.document_offsets)
+    return make_examples(layout, starts, stops, data, seq_len, key_of(*key), np.uint64(5))
+
+
+def check_offsets(examples, corpus, stretches):
+    """a_offset and b_offset count tokens of the stretches, one behind the other."""
+    window = np.concatenate([np.arange(*corpus.token_offsets[list(stretch)]) for stretch in stretches])
+    for example in examples:
+        for side, tokens in zip("ab", shown(example, corpus), strict=True):
+            offset = int(example[f"{side}_offset"])
+            if tokens and offset >= 0:
+                assert window[offset : offset + len(tokens)].tolist() == tokens
+
+
+def document_of(corpus, token: int) -> int:
+    sentence = np.searchsorted(corpus.token_offsets, token, "right") - 1
+    return int(np.searchsorted(corpus.document_offsets, sentence, "right")) - 1
+
+
+CASES = [(32, 0.1), (64, 0.5), (8, 1.0), (128, 0.0)]
+
+
+@pytest.mark.parametrize("form", PAIRS)
+@pytest.mark.parametrize(("seq_len", "short"), CASES)
+def test_pairs_equal_their_twin(form, seq_len, short):
+    documents = random_documents(seq_len, 60)
+    corpus = make_corpus(documents)
+    data = DataConfig(format=form, short_example_rate=short)
+    sentences = len(corpus.sentence_lengths)
+    # Two stretches in the wrong order, cut inside a document.
+    cut = int(corpus.document_offsets[20]) + 1
+    stretches = [(cut, sentences), (0, cut)]
+    made = examples_of(corpus, data, seq_len, stretches)
+    twins = [twin_of_pairs(documents, stretch, data, seq_len, (7, 1)) for stretch in stretches]
+    expected = flat((pairs for pairs, _ in twins))
+    assert len(made.examples) == len(expected) > 60
+    assert made.truncated == sum(truncated for _, truncated in twins)
+    assert {0, 1} == set(made.examples["pair_label"].tolist())
+    assert form == "sentence_pair" or made.truncated
+    singles = 0
+    for example, (a, b, label, random) in zip(made.examples, expected, strict=True):
+        assert shown(example, corpus) == (a, b)
+        assert example["pair_label"] == label and example["length"] == len(a) + len(b) + 3
+        assert (example["b_offset"] < 0) == random and example["a_offset"] >= 0
+        singles += random if form == "sentence_order" else 0
+    check_offsets(made.examples, corpus, stretches)
+    assert form != "sentence_order" or made.singles == singles
+
+
+@pytest.mark.parametrize("form", ["full_sentences", "doc_sentences"])
+@pytest.mark.parametrize("end", ["sentence", "row"])
+@pytest.mark.parametrize("seq_len", [8, 24, 64])
+def test_runs_equal_their_twin(form, end, seq_len):
+    documents = random_documents(seq_len, 60)
+    corpus = make_corpus(documents)
+    data = DataConfig(format=form, example_end=end)
+    cut = int(corpus.document_offsets[20]) + 1
+    stretches = [(cut, len(corpus.sentence_lengths)), (0, cut)]
+    made = examples_of(corpus, data, seq_len, stretches)
+    expected = flat(twin_of_runs(documents, stretch, data, seq_len) for stretch in stretches)
+    assert [shown(example, corpus)[0] for example in made.examples] == [flat(parts) for parts in expected]
+    crossing = sum(len(parts) > 1 for parts in expected)
+    assert (crossing > 0) == (form == "full_sentences")
+    for example, parts in zip(made.examples, expected, strict=True):
+        assert example["length"] == sum(map(len, parts)) + len(parts) + 1
+        assert example["pair_label"] == -1 and example["b_tokens"] == 0
+    check_offsets(made.examples, corpus, stretches)
+
+
+documents_of_any_kind = st.lists(
+    st.lists(st.one_of(st.integers(1, 9), st.integers(1, 90)), min_size=1, max_size=8), min_size=2, max_size=8
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(documents_of_any_kind, st.data())
+def test_every_token_is_shown_once_or_counted(documents, data):
+    """Odd documents: one sentence, one token, longer than a row. Random segments are not counted as shown."""
+    corpus = make_corpus(documents)
+    form = data.draw(st.sampled_from(FORMATS))
+    config = DataConfig(
+        format=form,
+        short_example_rate=data.draw(st.sampled_from([0.0, 0.1, 1.0])),
+        example_end=data.draw(st.sampled_from(["sentence", "row"])),
+    )
+    seq_len = data.draw(st.integers(8, 70))
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(corpus.sentence_lengths)), max_size=3)))
+    bounds = [0, *cuts, len(corpus.sentence_lengths)]
+    stretches = [(a, b) for a, b in itertools.pairwise(bounds) if a < b]
+    made = examples_of(corpus, config, seq_len, stretches, (data.draw(st.integers(0, 2**31 - 1)), 3))
+    seen, separators = [], 0
+    for example in made.examples:
+        a, b = shown(example, corpus)
+        assert a and example["length"] <= seq_len and (form in PAIRS) == bool(b)
+        follows = b and example["b_offset"] >= 0
+        seen += a + (b if follows else [])
+        if form in PAIRS:
+            own, other = document_of(corpus, a[0]), document_of(corpus, b[0])
+            assert document_of(corpus, a[-1]) == own and document_of(corpus, b[-1]) == other
+            assert (own == other) == bool(follows)
+            if not follows:
+                assert example["pair_label"] == 1
+            elif form == "sentence_order":
+                assert example["pair_label"] == (a[0] > b[0])
+            else:
+                assert example["pair_label"] == 0 and b[0] > a[-1]
+            separators = 1
+        else:
+            assert example["pair_label"] == -1
+            separators = document_of(corpus, a[-1]) - document_of(corpus, a[0])
+            assert form == "full_sentences" or not separators
+        assert example["length"] == len(a) + len(b) + separators + 2
+    assert len(seen) == len(set(seen)) and len(seen) + made.truncated == corpus.num_tokens
+    assert form in PAIRS or made.truncated == 0
+    assert len(np.unique(made.examples["example_id"])) == len(made.examples) and made.examples["example_id"].min() >= 0
+
+
+@pytest.mark.parametrize("form", ["segment_pair", "sentence_order"])
+def test_share_of_negatives(form):
+    """0.5 + 0.5 P(chunk of one sentence), by a two-sided binomial test at alpha 1e-4.
+
+    Sentences of 10 tokens into 12 tokens of room: a chunk takes two sentences, unless only one is left.
+    """
+    corpus = make_corpus([[10] * 5] * 4000)
+    made = examples_of(corpus, DataConfig(format=form, short_example_rate=0.0), 15, [(0, 20000)])
+    random = made.examples["b_offset"] < 0
+    single = np.minimum(made.examples["a_start"], np.where(random, 10**9, made.examples["b_start"])) % 5 == 4
+    assert made.singles == single.sum() > 1000 and (made.examples["pair_label"][single] == 1).all()
+    label = made.examples["pair_label"][~single]
+    assert stats.binomtest(int(label.sum()), len(label), 0.5).pvalue > ALPHA
+    expected = 0.5 + 0.5 * single.mean()
+    assert 0.55 < expected < 0.7
+    bound = stats.norm.isf(ALPHA / 2) * 0.5 * np.sqrt(len(label)) / len(made.examples)
+    assert abs(made.examples["pair_label"].mean() - expected) < bound
+
+
+def test_random_documents_are_uniform():
+    """Where random Bs come from: chi-square at alpha 1e-4 over the other documents, seen from the first."""
+    corpus, found = make_corpus([[3] * 6] * 12), []
+    for epoch in range(400):
+        examples = examples_of(corpus, DataConfig(short_example_rate=0.0), 16, [(0, 72)], (1, epoch)).examples
+        found.append(examples[(examples["b_offset"] < 0) & (examples["a_start"] < 6)]["b_start"])
+    starts = np.concatenate(found)
+    counts = np.bincount(starts // 6, minlength=12)
+    assert counts[0] == 0 and counts.sum() > 500
+    assert stats.chisquare(counts[1:]).pvalue > ALPHA
+    assert stats.chisquare(np.bincount(starts % 6, minlength=6)).pvalue > ALPHA
+
+
+def test_salt_and_place_name_an_example():
+    corpus = make_corpus(random_documents(0, 50))
+    stretches = [(0, len(corpus.sentence_lengths))]
+    layout = Layout(corpus.sentence_lengths, corpus.document_offsets)
+
+    def ids(salt, data=DataConfig()):  # noqa: B008
+        bounds = (np.array([stretches[0][i]], np.int64) for i in (0, 1))
+        return make_examples(layout, *bounds, data, 32, key_of(0), np.uint64(salt)).examples["example_id"]
+
+    assert not np.isin(ids(1), ids(2)).any()
+    order = set(ids(1, DataConfig(format="sentence_order")).tolist())
+    assert order & set(ids(1).tolist())  # the same first sentence, whatever becomes of it

@@ -1,0 +1,157 @@
+"""Rows of tokens, read back without knowing how they were planned."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_jax.config import DataConfig
+from bert_jax.data import plan as plan_module
+from bert_jax.data.corpus_rows import CorpusRows
+from bert_jax.data.cursor import Position
+from bert_jax.data.gather import empty_rows
+from tests.data.memory import FIRST, MARKS, make_corpus, random_documents
+
+FORMATS = ["segment_pair", "sentence_pair", "sentence_order", "full_sentences", "doc_sentences"]
+PAIRS = FORMATS[:3]
+
+
+def read_epoch(corpus, seq_len, **data):
+    """All rows of epoch 0, as one batch."""
+    source = CorpusRows(corpus, DataConfig(**data), MARKS, 0)
+    total = sum(len(window) for window in source.epoch(seq_len, 0))
+    rows = empty_rows(total, seq_len, source.data.examples_per_row, MARKS.pad_id)
+    rows["mask_epoch"] = np.full(total, -1, np.int32)
+    source.fill(rows, np.arange(total), Position(), before=0)
+    assert (rows["mask_epoch"] == 0).all()
+    return rows
+
+
+def split(row, ids):
+    """The examples of a row: (place, token ids, types, positions)."""
+    for place in range(1, row["segment_ids"].max() + 1):
+        where = np.flatnonzero(row["segment_ids"] == place)
+        assert (np.diff(where) == 1).all()
+        yield place - 1, where, ids[where], row["token_type_ids"][where], row["position_ids"][where]
+
+
+def check_row(row, form, document_of) -> tuple[list[int], int]:
+    """All invariants of one row; returns the corpus tokens that count as shown, and its number of examples."""
+    seen, end = [], 0
+    for place, where, ids, types, positions in split(row, row["input_ids"]):
+        assert where[0] == end == row["cls_positions"][place]
+        end = where[-1] + 1
+        assert positions.tolist() == list(range(len(ids)))
+        assert ids[0] == MARKS.cls_id and ids[-1] == MARKS.sep_id and row["example_id"][place] >= 0
+        ends = np.flatnonzero(ids == MARKS.sep_id)
+        segments = [part[part >= FIRST] - FIRST for part in np.split(ids, ends)[:-1]]
+        assert all(len(segment) and (np.diff(segment) == 1).all() for segment in segments)
+        assert len(ids) == sum(map(len, segments)) + len(segments) + 1
+        label, documents = row["pair_labels"][place], [{*map(document_of, segment)} for segment in segments]
+        assert all(len(documents_of_one) == 1 for documents_of_one in documents)
+        if form in PAIRS:
+            a, b = segments
+            assert types.tolist() == [0] * (len(a) + 2) + [1] * (len(b) + 1)
+            follows = documents[0] == documents[1]
+            expected = (a[0] > b[0]) if follows and form == "sentence_order" else not follows
+            assert label == expected
+            seen += [*a, *b] if follows else [*a]
+        else:
+            assert label == -1 and not types.any() and (form == "full_sentences" or len(segments) == 1)
+            assert len(set.union(*documents)) == len(documents)
+            seen += [token for segment in segments for token in segment]
+    assert (row["input_ids"][end:] == MARKS.pad_id).all() and not row["segment_ids"][end:].any()
+    assert not row["position_ids"][end:].any() and not row["token_type_ids"][end:].any()
+    count = int(row["segment_ids"].max())
+    assert (row["example_id"][count:] == -1).all() and (row["pair_labels"][count:] == -1).all()
+    return [int(token) for token in seen], count
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.lists(st.one_of(st.integers(1, 9), st.integers(1, 90)), min_size=1, max_size=8), min_size=2, max_size=20
+    ),
+    st.sampled_from(FORMATS),
+    st.sampled_from(["sentence", "row"]),
+    st.integers(1, 6),
+    st.integers(8, 70),
+)
+def test_rows_say_what_they_are(documents, form, end, slots, seq_len):
+    """Lengths, separators, types, segments, labels, positions; every token once or counted as truncated."""
+    corpus = make_corpus(documents)
+    rows = read_epoch(corpus, seq_len, format=form, example_end=end, examples_per_row=slots)
+    sentence_of = np.repeat(np.arange(len(corpus.sentence_lengths)), corpus.sentence_lengths)
+
+    def document_of(token):
+        return int(np.searchsorted(corpus.document_offsets, sentence_of[token], "right")) - 1
+
+    seen, examples = Counter(), 0
+    for i in range(len(rows["input_ids"])):
+        row = {name: array[i] for name, array in rows.items()}
+        tokens, count = check_row(row, form, document_of)
+        assert 1 <= count <= slots
+        seen.update(tokens)
+        examples += count
+    source = CorpusRows(corpus, DataConfig(format=form, example_end=end), MARKS, 0)
+    truncated = sum(window.truncated for window in source.epoch(seq_len, 0))
+    assert not seen or max(seen.values()) == 1
+    assert len(seen) + truncated == corpus.num_tokens
+    assert examples == sum(len(window.examples) for window in source.epoch(seq_len, 0))
+
+
+def test_documents_without_sentences_do_no_harm():
+    corpus = make_corpus([[5, 6], [], [], [7], [8, 2]])
+    for form in ("full_sentences", "doc_sentences"):
+        rows = read_epoch(corpus, 64, format=form, examples_per_row=4)
+        assert (rows["input_ids"] >= FIRST).sum() == corpus.num_tokens
+        # [CLS], and a [SEP] behind each of the three documents that say something.
+        assert (rows["input_ids"] == MARKS.sep_id).sum() == 3
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_any_rows_in_any_order(monkeypatch, form):
+    """Rows read one by one, backwards and by many readers are the rows of the epoch."""
+    monkeypatch.setattr(plan_module, "STRETCH_TOKENS", 200)
+    monkeypatch.setattr(plan_module, "WINDOW_STRETCHES", 4)
+    corpus = make_corpus(random_documents(5, 150))
+    whole = read_epoch(corpus, 48, format=form)
+    total = len(whole["input_ids"])
+    source = CorpusRows(corpus, DataConfig(format=form), MARKS, 0)
+    position, positions = Position(), []
+    for _ in range(total):
+        positions.append(position)
+        position = source.advance(48, position, 1)
+    assert position == Position(1) and positions[-1].window == source.plan(48).windows - 1 >= 4
+    for i in reversed(range(total)):
+        rows = empty_rows(1, 48, 4, MARKS.pad_id) | {"mask_epoch": np.zeros(1, np.int32)}
+        source.fill(rows, np.zeros(1, np.int64), positions[i], before=0)
+        for name, array in rows.items():
+            np.testing.assert_array_equal(array[0], whole[name][i], err_msg=name)
+    middle = total // 2
+    assert source.advance(48, positions[3], middle) == positions[3 + middle]
+    rows = empty_rows(5, 48, 4, MARKS.pad_id) | {"mask_epoch": np.zeros(5, np.int32)}
+    source.fill(rows, np.arange(5), positions[3], before=middle)
+    np.testing.assert_array_equal(rows["input_ids"], whole["input_ids"][3 + middle :][:5])
+
+
+def test_a_window_reads_each_record_once(monkeypatch):
+    corpus, read = make_corpus(random_documents(6, 80)), Counter()
+    original = type(corpus).records
+
+    def spy(self, indices):
+        read.update(indices)
+        return original(self, indices)
+
+    monkeypatch.setattr(type(corpus), "records", spy)
+    source = CorpusRows(corpus, DataConfig(format="doc_sentences"), MARKS, 0)
+    position = Position()
+    while position.epoch == 0:
+        rows = empty_rows(3, 32, 4, MARKS.pad_id) | {"mask_epoch": np.zeros(3, np.int32)}
+        source.fill(rows, np.arange(3), position, before=0)
+        if not position.row:
+            assert len(read) < (len(corpus.record_offsets) - 1) / 2  # only what these rows need
+        position = source.advance(32, position, 3)
+    assert set(read) == set(range(len(corpus.record_offsets) - 1)) and max(read.values()) <= 2

@@ -1,0 +1,193 @@
+"""Files that are not those of corpus.json are found before the first update, by one process or by many."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from array_record.python import array_record_module
+
+from bert_jax.data import integrity
+from bert_jax.data.corpus import Corpus
+from bert_jax.data.integrity import check_shards
+from bert_jax.errors import UserError
+from bert_jax.tokenizer import SPECIAL_TOKENS, wordpiece
+from data_prep.checksums import file_facts
+from data_prep.writer import CorpusWriter
+
+REPORT = {"dropped": {}, "cleaned": {}, "skipped": {}, "settings": {}, "sources": []}
+
+
+def write(directory, seed: int) -> None:
+    """Two shards of train, one of validation: 14 files."""
+    rng = np.random.default_rng(seed)
+    tokenizer = wordpiece([*SPECIAL_TOKENS, *(f"word{i}" for i in range(15))], lowercase=True, origin="test")
+    with CorpusWriter(directory, directory.name, tokenizer, max_shard_bytes=20_000) as writer:
+        for document in range(60):
+            lengths = np.full(1500, 8) if document == 20 else rng.integers(1, 9, document % 5 + 1)
+            tokens = rng.integers(5, 20, lengths.sum())
+            writer.add("validation" if document % 10 == 9 else "train", tokens, lengths, int(lengths.sum()) * 4)
+        writer.finish(REPORT)
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("sound")
+    write(directory / "one", 0)
+    write(directory / "two", 1)
+    return directory
+
+
+@pytest.fixture
+def corpora(sound, tmp_path):
+    """Copies to break, opened."""
+    shutil.copytree(sound, tmp_path / "c")
+    return [Corpus.open(tmp_path / "c" / name) for name in ("one", "two")]
+
+
+def files_of(corpora):
+    return [path for one in corpora for path in sorted(one.directory.iterdir()) if path.name != "corpus.json"]
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def change_manifest(corpus, change):
+    path = corpus.directory / "corpus.json"
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    path.write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize("verify", ["checksums", "counts"])
+@pytest.mark.parametrize("processes", [1, 3, 64])
+def test_sound(corpora, verify, processes):
+    assert len(files_of(corpora)) == 28
+    for process in range(processes):
+        check_shards(corpora, verify, process, processes)
+
+
+def test_one_flipped_bit_in_any_file(corpora):
+    for path in files_of(corpora):
+        content = path.read_bytes()
+        flip(path)
+        words = (
+            f"{path.parent.name}/{path.name}: damaged, its SHA-256 is not the recorded one; copy the corpus again or"
+        )
+        with pytest.raises(UserError, match=words):
+            check_shards(corpora, "checksums")
+        path.write_bytes(content)
+    check_shards(corpora, "checksums")
+
+
+@pytest.mark.parametrize("verify", ["checksums", "counts"])
+def test_missing_or_cut_files(corpora, verify):
+    for path in files_of(corpora):
+        content = path.read_bytes()
+        path.unlink()
+        with pytest.raises(UserError, match=rf"{path.parent.name}/{path.name}: missing; copy the corpus again or"):
+            check_shards(corpora, verify)
+        path.write_bytes(content[:-1])
+        words = f"{path.name}: damaged, it has {len(content) - 1} bytes where corpus.json says {len(content)}; copy"
+        with pytest.raises(UserError, match=words):
+            check_shards(corpora, verify)
+        path.write_bytes(content)
+
+
+def test_counts_reads_no_content(corpora):
+    """What it does not promise: a flipped bit in the middle of an array."""
+    flip(corpora[0].directory / "train.token_counts.npy")
+    check_shards(corpora, "counts")
+    with pytest.raises(UserError):
+        check_shards(corpora, "checksums")
+
+
+@pytest.mark.parametrize("verify", ["checksums", "counts"])
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_another_number_of_records(corpora, verify, split):
+    """A shard with a record less, of which corpus.json knows all but the number."""
+    manifest = json.loads((corpora[1].directory / "corpus.json").read_text())
+    shard = manifest["splits"][split]["shards"][0]
+    path = corpora[1].directory / shard["file"]
+    reader = array_record_module.ArrayRecordReader(str(path))
+    records = reader.read_all()
+    reader.close()
+    writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1")
+    for record in records[:-1]:
+        writer.write(record)
+    writer.close()
+    change_manifest(corpora[1], lambda m: m["files"].update({shard["file"]: file_facts(path)}))
+    count = len(records)
+    with pytest.raises(UserError, match=f"{path.name}: holds {count - 1} records where corpus.json says {count}; copy"):
+        check_shards(corpora, verify)
+
+
+@pytest.mark.parametrize("verify", ["checksums", "counts"])
+def test_a_shard_that_is_none(corpora, verify):
+    (path,) = corpora[0].directory.glob("*validation.array_record*")
+    path.write_bytes(bytes(path.stat().length))
+    change_manifest(corpora[0], lambda m: m["files"].update({path.name: file_facts(path)}))
+    with pytest.raises(UserError, match=f"{path.name}: damaged, it cannot be read as ArrayRecord .*rebuild it"):
+        check_shards(corpora, verify)
+
+
+def test_each_file_is_checked_by_exactly_one_process(corpora):
+    for path in files_of(corpora):
+        content = path.read_bytes()
+        path.write_bytes(content + b"x")
+        found = []
+        for process in range(5):
+            try:
+                check_shards(corpora, "counts", process, 5)
+            except UserError:
+                found.append(process)
+        assert len(found) == 1
+        path.write_bytes(content)
+
+
+def test_a_process_reads_only_its_files(corpora, monkeypatch):
+    read = []
+    monkeypatch.setattr(integrity, "_sha256", lambda path, heard: read.append(path) or file_facts(path)["sha256"])
+    for process in range(3):
+        before = len(read)
+        check_shards(corpora, "checksums", process, 3)
+        assert len(read) - before in (9, 10)
+    assert sorted(read) == sorted(files_of(corpora))
+    read.clear()
+    check_shards(corpora, "counts")
+    assert not read
+
+
+def test_the_first_file_is_named_however_threads_run(corpora):
+    for path in files_of(corpora)[2:]:
+        if path.suffix == ".npy":
+            flip(path)
+    listed = list(json.loads((corpora[0].directory / "corpus.json").read_text())["files"])
+    first = next(name for name in listed if name.endswith(".npy"))
+    for _ in range(5):
+        with pytest.raises(UserError, match=f"one/{first}: damaged"):
+            check_shards(corpora, "checksums")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m["files"].pop("train.sentence_lengths.npy"), "lacks 'train.sentence_lengths.npy'"),
+        (lambda m: m["files"]["tokenizer.json"].pop("sha256"), "checksums are missing"),
+    ],
+)
+def test_a_corpus_json_that_forgets(corpora, change, message):
+    change_manifest(corpora[0], change)
+    with pytest.raises(UserError, match=message):
+        check_shards(corpora, "counts")
+
+
+@pytest.mark.parametrize(("bound", "shown"), [(1, True), (1 << 40, False)])
+def test_large_corpora_show_progress_and_the_way_out(corpora, monkeypatch, capfd, bound, shown):
+    monkeypatch.setattr(integrity, "SHOWN_BYTES", bound)
+    check_shards(corpora, "checksums")
+    printed = capfd.readouterr().err
+    assert ("--data.verify counts" in printed) == shown == ("100%" in printed)

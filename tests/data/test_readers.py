@@ -1,0 +1,86 @@
+"""Reader threads and processes: what they read, how their errors surface, and that they end."""
+
+import gc
+import itertools
+import multiprocessing
+import re
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from bert_jax import config as config_lib
+from bert_jax.data.batches import Stream
+from bert_jax.data.corpus import Corpus
+from bert_jax.data.cursor import Cursor
+from bert_jax.data.gather import Marks
+from bert_jax.errors import UserError
+from bert_jax.tokenizer import Tokenizer
+from tests.data.test_batches import assert_same_updates
+
+
+@pytest.fixture(scope="module")
+def marks(tiny_corpus):
+    tokenizer = Tokenizer.load(tiny_corpus)
+    return Marks(tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id)
+
+
+@pytest.fixture
+def make(tiny_corpus, marks, two_phases):
+    def make_stream(processes):
+        config = config_lib.replace(two_phases, data={"reader_processes": processes})
+        return Stream([Corpus.open(tiny_corpus)], [1.0], config, marks)
+
+    return make_stream
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_a_damaged_record_names_its_document(tmp_path, tiny_corpus, marks, two_phases, processes):
+    """Raised by readers, threads or processes, where the loop asks for the batch."""
+    shutil.copytree(tiny_corpus, tmp_path / "corpus")
+    (shard,) = tmp_path.glob("corpus/*train*array_record*")
+    raw = bytearray(shard.read_bytes())
+    raw[5000:5024] = bytes(24)  # in the middle of one record
+    shard.write_bytes(raw)
+    config = config_lib.replace(two_phases, data={"reader_processes": processes})
+    stream = Stream([Corpus.open(tmp_path / "corpus")], [1.0], config, marks)
+    with pytest.raises(UserError) as caught:
+        list(stream.read(Cursor()))
+    message = str(caught.value)
+    assert re.search(r"damaged at record \d+, document \d+ of split 'train' .*; copy the corpus", message)
+    assert "\n" not in message
+    assert not multiprocessing.active_children()
+
+
+def test_threads_end_with_their_iterator(make):
+    """Neither a finished, nor a dropped, nor a never started iterator leaves a thread."""
+    list(make(0).read(Cursor()))
+    gc.collect()
+    time.sleep(0.3)
+    before = set(threading.enumerate())
+    half_read = make(0).read(Cursor())
+    next(half_read)
+    assert set(threading.enumerate()) - before  # there are threads to leak
+    finished = make(0).read(Cursor())
+    list(finished)
+    untouched = make(0).read(Cursor())
+    del half_read, finished, untouched
+    gc.collect()
+    deadline = time.monotonic() + 10
+    while set(threading.enumerate()) - before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not set(threading.enumerate()) - before
+
+
+def test_processes_change_nothing_and_end(make):
+    shared_before = set(Path("/dev/shm").iterdir())
+    whole = list(make(0).read(Cursor()))
+    assert_same_updates(whole, make(2).read(Cursor()))
+    resumed = make(2).read(whole[3].following)
+    assert_same_updates(whole[4:6], itertools.islice(resumed, 2))
+    assert len(multiprocessing.active_children()) == 2  # there are processes to leak
+    resumed.close()
+    assert not multiprocessing.active_children()
+    assert set(Path("/dev/shm").iterdir()) <= shared_before

@@ -1,0 +1,58 @@
+"""Rows of made-up examples for the tests of masking and of the losses."""
+
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax.config import ObjectiveConfig
+from bert_jax.masking import Vocabulary, mask_tokens
+from bert_jax.model.layers import fold
+
+PAD, UNK, CLS, SEP, MASK = 0, 7, 30, 31, 60
+VOCABULARY = Vocabulary(size=64, mask_id=MASK, special_ids=(PAD, UNK, CLS, SEP, MASK))
+ORDINARY = np.setdiff1d(np.arange(64), VOCABULARY.special_ids)
+KEY = fold(jnp.uint32(0), 1)
+OBJECTIVE = ObjectiveConfig()
+
+masked = functools.partial(jax.jit, static_argnums=(2, 3))(mask_tokens)
+
+Pack = Sequence[tuple[int, Sequence[int]]]
+
+
+def pack_rows(packs: Sequence[Pack], seq_len: int, epoch: int = 0, slots: int | None = None) -> dict:
+    """Rows of packed examples, each (example id, token ids)."""
+    slots = slots or max(map(len, packs))
+    shape = len(packs), seq_len
+    batch = {n: np.zeros(shape, np.int32) for n in ("segment_ids", "position_ids", "token_type_ids")}
+    batch["input_ids"] = np.full(shape, PAD, np.int32)
+    batch |= {n: np.zeros((len(packs), slots), np.int32) for n in ("pair_labels", "cls_positions")}
+    batch["example_id"] = np.full((len(packs), slots), -1, np.int32)
+    batch["mask_epoch"] = np.full(len(packs), epoch, np.int32)
+    for row, pack in enumerate(packs):
+        start = 0
+        for k, (example, tokens) in enumerate(pack):
+            length = len(tokens)
+            here = slice(start, start + length)
+            batch["input_ids"][row, here] = tokens
+            batch["segment_ids"][row, here], batch["position_ids"][row, here] = k + 1, np.arange(length)
+            batch["token_type_ids"][row, start + length // 2 + 1 : start + length] = 1
+            batch["example_id"][row, k], batch["cls_positions"][row, k] = example, start
+            batch["pair_labels"][row, k] = example % 2
+            start += length
+        assert start <= seq_len
+    return {name: jnp.asarray(array) for name, array in batch.items()}
+
+
+def make_batch(packs: list[list[tuple[int, int]]], seq_len: int, epoch: int = 0, slots: int | None = None) -> dict:
+    """Rows of packed examples, each (example id, length); what an example says hangs on its id alone."""
+
+    def tokens(example: int, length: int) -> np.ndarray:
+        ids = np.random.default_rng(example).choice(ORDINARY, length)
+        ids[0], ids[length // 2], ids[-1] = CLS, SEP, SEP
+        return ids
+
+    rows = [[(example, tokens(example, length)) for example, length in pack] for pack in packs]
+    return pack_rows(rows, seq_len, epoch, slots)

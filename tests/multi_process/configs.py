@@ -1,0 +1,76 @@
+"""What the processes train on and how: corpora whose sentences are all distinct, and the configs of all cases."""
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+import numpy as np
+
+from bert_jax.config import Config, DataConfig, EvaluationConfig, ModelConfig, ObjectiveConfig, Phase
+from data_prep.build import Request, build
+from data_prep.engines.local import LocalEngine
+from data_prep.options import Options
+from tests import building
+
+UPDATES = 51
+"""Updates 0 to 50."""
+STRETCH_TOKENS, WINDOW_STRETCHES = 200, 6
+"""Instead of the real ones (data/plan.py), so that an epoch has several windows."""
+PREFETCH = {1: 1, 2: 4, 4: 7}
+READER_PROCESSES = {1: 0, 2: 2, 4: 0}
+"""By number of processes, so that what prepares batches differs where they are compared; in one case each."""
+
+MODEL = ModelConfig(vocab_size=96, hidden_size=64, num_layers=2, num_heads=2, intermediate_size=128, max_positions=64)
+PHASES = (
+    Phase(steps=30, seq_len=48, batch_size=16, accumulation=2, start_batch_size=8, ramp_steps=10, warmup_steps=2),
+    Phase(steps=UPDATES - 30, seq_len=64, batch_size=8, warmup_steps=2),
+)
+RUNS = Config(
+    name="runs",
+    model=MODEL,
+    objective=ObjectiveConfig(pair="none"),
+    data=DataConfig(format="doc_sentences"),
+    phases=PHASES,
+    evaluation=EvaluationConfig(rows=64, batch_size=8),
+)
+STREAMS = {
+    "doc_sentences": RUNS,
+    "full_sentences": dataclasses.replace(
+        RUNS,
+        data=DataConfig(format="full_sentences"),
+        objective=ObjectiveConfig(pair="none", mask_unit="ngram"),
+    ),
+    "mixture": dataclasses.replace(RUNS, data=DataConfig(mixture_exponent=0.7), objective=ObjectiveConfig()),
+}
+"""The last one reads two corpora, and in some processes through reader processes."""
+LOSSES = dataclasses.replace(
+    RUNS,
+    data=DataConfig(),
+    objective=ObjectiveConfig(),
+    phases=(Phase(steps=20, seq_len=48, batch_size=16, learning_rate=3e-3, warmup_steps=0),),
+)
+
+
+def make_document(rng: np.random.Generator, prefixes) -> str:
+    """One to eight sentences of 3 to 14 words, the first three as no other sentence has them; a few of 70."""
+
+    def sentence() -> str:
+        size = 67 if rng.random() < 0.02 else int(rng.integers(0, 12))
+        return " ".join([*next(prefixes), *rng.choice(building.WORDS, size)]).capitalize() + "."
+
+    return " ".join(sentence() for _ in range(rng.integers(1, 9)))
+
+
+def build_corpora(directory: Path) -> list[Path]:
+    """A corpus of 150 documents and one of 60, with one tokenizer."""
+    rng = np.random.default_rng(0)
+    prefixes = iter(rng.permutation(list(itertools.product(building.WORDS, repeat=3))))
+    found = []
+    for name, count in (("large", 150), ("small", 60)):
+        text = directory / f"{name}.txt"
+        text.write_text("\n\n".join(make_document(rng, prefixes) for _ in range(count)))
+        options = Options(validation_fraction=0.15)
+        sources = [building.parse(f"text:{text}")]
+        build(Request(sources, building.make_tokenizer(), directory / name, name, options), LocalEngine(1))
+        found.append(directory / name)
+    return found

@@ -1,0 +1,312 @@
+"""`bert-jax doctor`: its figures against a slow count over the rows themselves, its levels, its two forms."""
+
+import json
+import shutil
+from itertools import product
+
+import numpy as np
+import pytest
+
+from bert_jax import cli
+from bert_jax import config as config_lib
+from bert_jax.config import Config, DataConfig, ObjectiveConfig, Phase
+from bert_jax.data import plan as plan_module
+from bert_jax.data.batches import Stream
+from bert_jax.data.corpus import Corpus
+from bert_jax.data.corpus_rows import CorpusRows
+from bert_jax.data.cursor import Cursor, Position
+from bert_jax.data.gather import empty_rows
+from bert_jax.data.mixture import Turns
+from bert_jax.data.parts import Part
+from bert_jax.data.plan import Plan
+from bert_jax.planning import data_checks, epochs
+from bert_jax.planning.data_checks import Asked, streams
+from bert_jax.planning.doctor import examine
+from bert_jax.planning.epochs import measure, rows_by_phase, rows_of, stay
+from tests.data.memory import FIRST, MARKS, make_corpus, random_documents
+
+FORMATS = ["segment_pair", "sentence_pair", "sentence_order", "full_sentences", "doc_sentences"]
+PAIRS = {"segment_pair": "nsp", "sentence_pair": "nsp", "sentence_order": "sop"}
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Stretches and windows small enough that a test's corpus has many."""
+    monkeypatch.setattr(plan_module, "STRETCH_TOKENS", 200)
+    monkeypatch.setattr(plan_module, "WINDOW_STRETCHES", 4)
+
+
+def counted(corpus, data: DataConfig, seq_len: int, windows=None) -> dict[str, int]:
+    """What `Epoch` has, counted over rows: every token of a `make_corpus` has an id of its own."""
+    rows_of_corpus, shown = CorpusRows(corpus, data, MARKS, 0), []
+    document_of = np.repeat(np.arange(corpus.num_documents), np.diff(corpus.document_offsets))
+    document_of = np.repeat(document_of, corpus.sentence_lengths)
+    found = dict.fromkeys(("examples", "rows", "filled", "labelled", "negatives"), 0)
+    for index in range(rows_of_corpus.plan(seq_len).windows) if windows is None else windows:
+        here = Position(0, index, 0)
+        count = len(rows_of_corpus.window(seq_len, here).window)
+        rows = empty_rows(count, seq_len, data.examples_per_row, MARKS.pad_id) | {
+            "mask_epoch": np.zeros(count, np.int32)
+        }
+        rows_of_corpus.fill(rows, np.arange(count), here, before=0)
+        found["rows"] += count
+        found["filled"] += int((rows["input_ids"] != MARKS.pad_id).sum())
+        for row, slot in product(range(count), range(data.examples_per_row)):
+            if rows["example_id"][row, slot] < 0:
+                continue
+            found["examples"] += 1
+            found["labelled"] += int(rows["pair_labels"][row, slot] != -1)
+            found["negatives"] += int(rows["pair_labels"][row, slot] == 1)
+            mine = rows["segment_ids"][row] == slot + 1
+            a, b = (rows["input_ids"][row][mine & (rows["token_type_ids"][row] == kind)] - FIRST for kind in (0, 1))
+            a, b = a[a >= 0], b[b >= 0]
+            shown += a.tolist()
+            # A random segment is of another document, and nothing else is.
+            if len(b) and document_of[b[0]] == document_of[a[0]]:
+                shown += b.tolist()
+    assert len(set(shown)) == len(shown)
+    return found | {"shown": len(shown)}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(("slots", "seq_len"), [(1, 32), (8, 32), (3, 12)])
+def test_an_epoch_is_counted_right(small, form, slots, seq_len):
+    corpus = make_corpus(random_documents(1, 150, longest=20))
+    data = DataConfig(format=form, examples_per_row=slots)
+    measured = measure(Plan(corpus, data, seq_len, 0))
+    expected = counted(corpus, data, seq_len)
+    assert measured.windows == measured.all_windows > 4 and measured.scale == 1
+    assert {name: getattr(measured, name) for name in expected} == expected
+    assert measured.tokens == measured.all_tokens == corpus.num_tokens
+    assert measured.truncated == corpus.num_tokens - expected["shown"]
+    assert (measured.truncated > 0) == (form in PAIRS)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_sample_is_its_windows(small, form):
+    """Evenly spaced, counted right, and scaled to the epoch."""
+    corpus = make_corpus(random_documents(2, 600, longest=14))
+    data = DataConfig(format=form)
+    plan = Plan(corpus, data, 32, 0)
+    measured, every = measure(plan, budget=corpus.num_tokens // 3), measure(plan)
+    assert measured.all_windows == plan.windows > 20 and measured.windows == plan.windows // 3
+    step = plan.windows / measured.windows
+    chosen = [int(step * (i + 0.5)) for i in range(measured.windows)]
+    expected = counted(corpus, data, 32, chosen)
+    assert {name: getattr(measured, name) for name in expected} == expected
+    assert measured.tokens < measured.all_tokens == corpus.num_tokens
+    assert measured.rows * measured.scale == pytest.approx(every.rows, rel=0.03)
+    assert measure(plan, budget=1).windows == 1
+
+
+@pytest.mark.parametrize("form", PAIRS)
+def test_negatives_are_what_the_formula_says(form):
+    """Within five deviations of some 8,000 fair coins."""
+    data = DataConfig(format=form)
+    measured = measure(Plan(make_corpus(random_documents(3, 4000)), data, 48, 0))
+    coins = measured.labelled - measured.singles
+    assert coins > 5000 and measured.singles > 500
+    assert abs(measured.negatives - measured.singles - coins / 2) < 5 * np.sqrt(coins / 4)
+    lone = measure(Plan(make_corpus([[20]] * 50), data, 48, 0))
+    assert lone.singles == lone.negatives == lone.labelled == lone.examples
+
+
+SHORT = (Phase(steps=3, seq_len=32, batch_size=20),)
+
+
+def config_of(form="segment_pair", phases=SHORT, **data) -> Config:
+    objective = ObjectiveConfig(pair=PAIRS.get(form, "none"))
+    return Config(name="x", objective=objective, data=DataConfig(format=form, **data), phases=phases)
+
+
+def lines_of(corpora, config, shares=(1.0,)):
+    return list(streams(Asked(config, list(corpora), Turns(shares))))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_lines_say_what_was_counted(small, form):
+    corpus, phases = make_corpus(random_documents(4, 150)), (Phase(seq_len=24), Phase(seq_len=64, batch_size=8))
+    config = config_of(form, phases)
+    lines = lines_of([corpus], config)
+    assert [line.name for line in lines] == ["rows", "coverage", "fill", "pairs", "epochs"] * 2
+    for number, phase in enumerate(phases):
+        truth = counted(corpus, config.data, phase.seq_len)
+        alone = counted(corpus, DataConfig(format=form, examples_per_row=1), phase.seq_len)
+        found = {line.name: line.values for line in lines if line.values["phase"] == number}
+        assert all(values["corpus"] == "memory" for values in found.values())
+        assert all(values["seq_len"] == phase.seq_len for values in found.values())
+        assert found["rows"]["rows_per_epoch"] == truth["rows"]
+        assert found["rows"]["examples_per_epoch"] == truth["examples"]
+        assert found["rows"]["updates_per_epoch"] == truth["rows"] / phase.batch_size
+        assert found["coverage"]["covered"] == truth["shown"] / corpus.num_tokens
+        assert found["coverage"]["covered"] + found["coverage"]["truncated"] == pytest.approx(1, abs=1e-12)
+        assert found["fill"]["fill"] == pytest.approx(truth["filled"] / truth["rows"] / phase.seq_len)
+        assert found["fill"]["fill_unpacked"] == pytest.approx(alone["filled"] / alone["rows"] / phase.seq_len)
+        assert found["pairs"]["unlabelled"] == 1 - truth["labelled"] / truth["examples"]
+        if form in PAIRS:
+            assert found["pairs"]["negatives"] == truth["negatives"] / truth["labelled"]
+            assert found["pairs"]["expected_negatives"] == 0.5 + 0.5 * found["pairs"]["single_chunks"]
+
+
+def test_rows_of_a_phase():
+    for phase in (
+        Phase(steps=50, batch_size=64),
+        Phase(steps=50, batch_size=64, start_batch_size=16, ramp_steps=23, accumulation=4),
+        Phase(steps=5, batch_size=64, start_batch_size=16, ramp_steps=23, accumulation=4),
+    ):
+        assert rows_of(phase) == sum(phase.batch_size_at(step) for step in range(phase.steps))
+
+
+@pytest.mark.parametrize("steps", [1, 7, 40])
+def test_epochs_and_the_start_of_a_phase_are_those_of_the_stream(small, steps):
+    ramp = Phase(steps=steps, seq_len=32, batch_size=12, start_batch_size=4, ramp_steps=6, accumulation=3)
+    config = config_of(phases=(ramp, Phase(steps=9, seq_len=64, batch_size=30), Phase(steps=1, seq_len=32)))
+    corpora = [make_corpus(random_documents(i, count), name=str(i)) for i, count in enumerate((12, 60))]
+    stream = Stream(corpora, (0.35, 0.65), config, MARKS)
+    found = [line.values for line in lines_of(corpora, config, (0.35, 0.65)) if line.name == "epochs"]
+    cursor = stream.start(Cursor())
+    while cursor.step < config.total_steps - 1:
+        before, cursor = cursor, stream.following(cursor)
+        if cursor.phase == before.phase:
+            continue
+        for i, position in enumerate(cursor.positions):
+            (here,) = [v for v in found if v["corpus"] == str(i) and v["phase"] == cursor.phase]
+            assert here["first_epoch"] == position.epoch and here["first_epoch_exact"] and here["epochs_exact"]
+            (ended,) = [v for v in found if v["corpus"] == str(i) and v["phase"] == before.phase]
+            # Epochs of one corpus differ in rows by little, and the last update is not yet in `before`.
+            assert ended["first_epoch"] + ended["epochs"] <= position.epoch
+            assert ended["first_epoch"] + ended["epochs"] > position.epoch - 1
+
+
+def test_a_phase_that_ends_with_an_epoch_opens_the_next_one(small):
+    """And one row less or more does not."""
+    corpus = make_corpus(random_documents(5, 60))
+    plan = Plan(corpus, DataConfig(), 32, 0)
+    measured = measure(plan)
+    second = measure(plan, epoch=1).rows
+    for extra, following in ((-1, 2), (0, 2), (1, 3)):
+        stays = stay(plan, measured, 0, measured.rows + second + extra)
+        assert (stays.following, stays.exact) == (following, True)
+        assert stays.epochs == pytest.approx(2 + extra / second, abs=0.1 * abs(extra))
+    assert stay(plan, measured, 3, 0) == (3, 0.0, True)
+    rough = stay(plan, measured, 1, 3 * measured.rows, most=4 * plan.windows - 1)
+    assert rough == (1, 3.0, False)
+
+
+def test_rows_of_each_corpus_by_phase():
+    config = config_of(phases=(Phase(steps=333, batch_size=7), Phase(steps=41, batch_size=9)))
+    turns = Turns([0.2, 0.5, 0.3])
+    expected = [np.bincount(turns.of(start, count)) for start, count in ((0, 2331), (2331, 369))]
+    np.testing.assert_array_equal(rows_by_phase(config, turns), expected)
+
+
+def level_of(lines, name) -> str:
+    (line,) = [line for line in lines if line.name == name]
+    return line.level
+
+
+def test_warnings(small):
+    """Each of them once where there is a reason for it, and not where there is none."""
+    plain = make_corpus(random_documents(6, 100, most=40))
+    lines = lines_of([plain], config_of(phases=(Phase(steps=40, seq_len=64, batch_size=8),)))
+    assert [line.level for line in lines] == ["ok"] * 5
+    epoch = lines[0].values["rows_per_epoch"]
+    for rows, level in ((39 * epoch, "ok"), (42 * epoch, "warning")):
+        many = lines_of([plain], config_of(phases=(Phase(steps=rows, seq_len=64, batch_size=1),)))
+        assert level_of(many, "epochs") == level
+        # Two phases together, of which none alone makes more than 40.
+        halves = (Phase(steps=rows // 2, seq_len=64, batch_size=1),) * 2
+        assert [line.level for line in lines_of([plain], config_of(phases=halves))][4::5] == ["ok", level]
+    lone = lines_of([make_corpus([[20]] * 90)], config_of())
+    assert level_of(lone, "pairs") == "warning" and level_of(lone, "coverage") == "ok"
+    long = lines_of([make_corpus([[200, 30]] * 20)], config_of())
+    assert level_of(long, "coverage") == "warning"
+    short = make_corpus([[3, 3]] * 200)
+    for slots, level in ((2, "warning"), (8, "ok"), (1, "ok")):
+        four = (Phase(steps=3, seq_len=36, batch_size=20),)
+        lines = lines_of([short], config_of("sentence_pair", four, examples_per_row=slots))
+        assert level_of(lines, "fill") == level, lines[2]
+
+
+def test_tokens_that_nobody_accounts_for_are_an_error(small, monkeypatch):
+    counts = epochs._counts
+    monkeypatch.setattr(
+        epochs, "_counts", lambda plan, window: (counts(plan, window)[0] + 1, *counts(plan, window)[1:])
+    )
+    lines = lines_of([make_corpus(random_documents(6, 100))], config_of())
+    assert level_of(lines, "coverage") == "error" and "not accounted for" in lines[1].text
+
+
+def test_a_sample_says_so(small, monkeypatch):
+    corpus = make_corpus(random_documents(2, 400))
+    monkeypatch.setattr(data_checks, "measure", lambda plan: measure(plan, budget=corpus.num_tokens // 4))
+    windows = Plan(corpus, DataConfig(), 32, 0).windows
+    for line in lines_of([corpus], config_of()):
+        assert line.text.startswith(f"memory, phase 0, from {windows // 4} of {windows} windows: ")
+
+
+@pytest.fixture(scope="module")
+def preset(tmp_path_factory, tiny_config):
+    path = tmp_path_factory.mktemp("preset") / "tiny.py"
+    text = repr(json.dumps(config_lib.to_dict(tiny_config)))
+    path.write_text("import json\nfrom bert_jax.config import from_dict\n")
+    with path.open("a") as file:
+        file.write(f"def config():\n    return from_dict(json.loads({text}))\n")
+    return str(path)
+
+
+def test_the_command(preset, tiny_corpus, tiny_config, capsys):
+    asked = ["doctor", preset, "--corpus", str(tiny_corpus), "--phases.0.steps", "5"]
+    assert cli.main(asked) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert cli.main([*asked, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [line.split()[1] for line in printed] == [line["name"] for line in told]
+    assert all(line["text"] in shown for line, shown in zip(told, printed, strict=True))
+    values = {line["name"]: line["values"] for line in told}
+    assert values.keys() >= {"mixture", "files", "vocabulary", "format", "rows", "coverage", "held-out"}
+    measured = measure(Plan(Corpus.open(tiny_corpus), tiny_config.data, 32, tiny_config.seed))
+    assert values["rows"]["rows_per_epoch"] == measured.rows
+    assert values["epochs"]["epochs"] == pytest.approx(5 * 8 / measured.rows, rel=0.1)
+    assert values["held-out"] == {"corpus": "corpus", "rows": 12} and values["mixture"]["shares"] == {"corpus": 1.0}
+
+
+def test_a_mixture(tiny_corpus, tiny_config, tmp_path):
+    """The twin of a corpus under another name, whatever the order of flags."""
+    twin = tmp_path / "twin"
+    shutil.copytree(tiny_corpus, twin)
+    manifest = json.loads((twin / "corpus.json").read_text())
+    (twin / "corpus.json").write_text(json.dumps(manifest | {"name": "twin"}))
+    parts = [Part(tiny_corpus, 3.0), Part(twin, 1.0)]
+    lines = list(examine(tiny_config, parts))
+    assert lines == list(examine(tiny_config, parts[::-1]))
+    assert not [line for line in lines if line.level == "error"]
+    assert lines[0].values["shares"] == {"corpus": 0.75, "twin": 0.25}
+    (one, two) = sorted((line.values for line in lines if line.name == "rows"), key=lambda v: v["corpus"])
+    assert two["updates_per_epoch"] == pytest.approx(3 * one["updates_per_epoch"], rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "name", "words"),
+    [
+        (["--corpus", "{tiny}", "--corpus", "{other}"], "corpora", "both named 'corpus'"),
+        (["--corpus", "/nowhere"], "corpora", "no such corpus"),
+        ([], "corpora", "add --corpus DIR"),
+        (["--corpus", "{tiny}", "--model.vocab-size", "90"], "vocabulary", "set --model.vocab-size"),
+    ],
+)
+def test_errors(preset, tiny_corpus, other_corpus, capsys, flags, name, words):
+    flags = [flag.format(tiny=tiny_corpus, other=other_corpus) for flag in flags]
+    assert cli.main(["doctor", preset, *flags]) == 2
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("error")]
+    assert line.split()[1] == name and words in line
+
+
+def test_the_other_checks_go_on(preset, tiny_corpus, tmp_path, capsys):
+    broken = tmp_path / "broken"
+    shutil.copytree(tiny_corpus, broken)
+    (broken / "features.json").unlink()
+    assert cli.main(["doctor", preset, "--corpus", str(broken), "--json"]) == 2
+    told = json.loads(capsys.readouterr().out)
+    assert [line["name"] for line in told if line["level"] == "error"] == ["files"]
+    assert {"rows", "held-out"} <= {line["name"] for line in told}

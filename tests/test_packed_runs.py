@@ -1,0 +1,113 @@
+"""Packed or not, an example is masked alike and has the same loss."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax import config as config_lib
+from bert_jax.data.batches import Stream
+from bert_jax.data.corpus import Corpus
+from bert_jax.data.cursor import Cursor
+from bert_jax.data.gather import Marks
+from bert_jax.masking import Vocabulary
+from bert_jax.model import pretraining
+from bert_jax.model.encoder import EncoderInputs
+from bert_jax.model.heads import gather_positions, score_labels
+from bert_jax.tokenizer import Tokenizer
+from bert_jax.training.masked_lm import Pretraining
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+SEQ_LEN, ROWS = 48, 16
+
+
+@pytest.fixture(scope="module")
+def setting(tiny_corpus, tiny_config):
+    corpus, tokenizer = Corpus.open(tiny_corpus), Tokenizer.load(tiny_corpus)
+    marks = Marks(tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id)
+    continues = tokenizer.continues_word.tobytes()
+    vocabulary = Vocabulary(tokenizer.vocab_size, tokenizer.mask_id, tokenizer.special_ids, continues)
+    model = config_lib.replace(tiny_config, model={"hidden_dropout": 0.0, "attention_dropout": 0.0})
+    return corpus, marks, vocabulary, model
+
+
+@functools.lru_cache
+def parameters(model, pair):
+    params = jax.jit(lambda key: pretraining.init(model, key, pair=pair))(jax.random.key(1))
+    # Larger than an initialisation, so that what a token sees shows in its loss.
+    return jax.tree.map(
+        lambda x: x + 0.2 * np.random.default_rng(x.size).normal(size=x.shape).astype(np.float32), params
+    )
+
+
+def losses_of_an_epoch(corpus, marks, vocabulary, config):
+    """Per example: its id, (places and labels of its targets), its token losses, its pair loss."""
+    stream = Stream([corpus], [1.0], config, marks)
+    task = Pretraining(config, vocabulary)
+    params = parameters(config.model, config.objective.pair != "none")
+
+    @jax.jit
+    def score(batch):
+        batch = task.prepare(batch, evaluating=False)
+        model = pretraining.bind(config.model, params)
+        output = model.encoder(EncoderInputs(*(batch[name] for name in EncoderInputs._fields)))
+        hidden = gather_positions(output.hidden, batch["target_positions"])
+        tokens, _ = score_labels(model.mlm(hidden, model.encoder.embeddings.attend), batch["target_labels"])
+        pairs = jnp.zeros(batch["example_id"].shape)
+        if model.pair is not None:
+            pairs, _ = score_labels(model.pair(output.pooled), jnp.maximum(batch["pair_labels"], 0))
+        return batch, tokens, pairs
+
+    found, cursor = {}, stream.start(Cursor())
+    while cursor.positions[0].epoch == 0:
+        batch, tokens, pairs = jax.tree.map(np.asarray, score(stream.batch(cursor)))
+        for row, place in np.argwhere(batch["example_id"] >= 0):
+            at = batch["target_positions"][row]
+            mine = (batch["segment_ids"][row, at] == place + 1) & (batch["target_weights"][row] > 0)
+            offsets = batch["position_ids"][row, at[mine]].tolist()
+            masks = tuple(offsets), tuple(batch["target_labels"][row, mine].tolist())
+            key = int(batch["mask_epoch"][row]), int(batch["example_id"][row, place])
+            found[key] = masks, tokens[row, mine], pairs[row, place]
+        cursor = stream.following(cursor)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("form", "pair", "unit", "direction"),
+    [
+        ("segment_pair", "nsp", "token", "bidirectional"),
+        ("sentence_order", "sop", "span", "bidirectional"),
+        ("sentence_pair", "none", "word", "bidirectional"),
+        ("doc_sentences", "none", "ngram", "bidirectional"),
+        ("full_sentences", "none", "token", "causal"),
+    ],
+)
+def test_packing_changes_neither_masks_nor_losses(setting, form, pair, unit, direction):
+    """Losses to 1e-5 relative, in float32 without dropout."""
+    corpus, marks, vocabulary, config = setting
+
+    def epoch(slots):
+        phase = {"steps": 10_000, "seq_len": SEQ_LEN, "batch_size": ROWS}
+        changed = config_lib.replace(
+            config,
+            model={"direction": direction},
+            data={"format": form, "examples_per_row": slots},
+            objective={"pair": pair, "mask_unit": unit},
+            phases=(dataclasses.replace(config.phases[0], **phase),),
+        )
+        return losses_of_an_epoch(corpus, marks, vocabulary, changed)
+
+    packed, alone = epoch(4), epoch(1)
+    shared = [key for key in packed if key in alone and key[0] == 0]
+    # The last batch of the longer epoch reaches into the next one.
+    assert len(shared) == len([key for key in packed if key[0] == 0]) > 20
+    for key in shared:
+        (masks, tokens, pairs), (expected, alone_tokens, alone_pairs) = packed[key], alone[key]
+        assert masks == expected
+        np.testing.assert_allclose(tokens, alone_tokens, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(pairs, alone_pairs, rtol=1e-5, atol=1e-6)
+    everything = np.concatenate([tokens for _, tokens, _ in packed.values()])
+    assert everything.std() > 0.5  # or equal losses would say nothing
