@@ -71,7 +71,7 @@ def test_shares_are_kept_as_the_stream_uses_them(tmp_path):
     workdir.claim(tmp_path, CONFIG, {"b": 2 / 3, "a": 1 / 3}, PATHS, "t")
     assert workdir.read(tmp_path)["corpora"] == {"a": 0.3333, "b": 0.6667}
     workdir.claim(tmp_path / "even", CONFIG, dict.fromkeys("cba", 1 / 3), PATHS, "t")
-    assert workdir.read(tmp_path / "even")["corpora"] == {"a": 0.334, "b": 0.333, "c": 0.333}
+    assert workdir.read(tmp_path / "even")["corpora"] == {"a": 0.3334, "b": 0.3333, "c": 0.3333}
 
 
 @pytest.fixture
