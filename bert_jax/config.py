@@ -83,6 +83,10 @@ class Config:
             "change one of them, or set objective.pair none",
         )
         require(
+            self.model.type_vocab_size >= 2 or not self.data.paired,
+            f"data.format {form} marks its second segment with token type 1: set model.type_vocab_size 2",
+        )
+        require(
             pair == "none" or self.model.direction == "bidirectional",
             "model.direction 'causal' shows [CLS] no other token, so it cannot learn pairs: set objective.pair none",
         )

@@ -153,13 +153,14 @@ class DataConfig:
     sentences, two segments in order or swapped (ALBERT), whole sentences up to the row's length that may
     cross documents, or that may not (RoBERTa)."""
     short_example_rate: float = 0.1
-    """Share of chunks whose target length is drawn uniformly from [2, seq_len - 3], as BERT does; only
-    segment_pair and sentence_order have it."""
+    """Share of documents whose examples are shorter: their target length is drawn uniformly from [2, seq_len - 3],
+    as BERT does; only segment_pair and sentence_order have it."""
     example_end: Literal["sentence", "row"] = "sentence"
     """Where full_sentences and doc_sentences end an example: before the sentence that no longer fits, or where
     the row ends, with the rest of that sentence in the next example (fuller rows)."""
-    examples_per_row: int = 4
-    """At most so many examples share a row, none of which sees another; 1 switches packing off."""
+    examples_per_row: int | None = None
+    """At most so many examples share a row, none of which sees another; 1 switches packing off. None: one for
+    every 24 tokens of the row."""
     example_copies: int | None = None
     """Sets of examples: epoch e uses set e mod K. None makes new examples every epoch."""
     mask_copies: int | None = None
@@ -172,7 +173,7 @@ class DataConfig:
     reader_processes: int = 0
     """Processes that prepare batches; 0: threads of this process do."""
     prefetch: int = 4
-    """Batches prepared ahead of the device."""
+    """Batches prepared ahead of the device, by each reader process if there are any."""
 
     def __post_init__(self) -> None:
         for name in ("example_copies", "mask_copies"):
@@ -183,7 +184,7 @@ class DataConfig:
             f"data.short_example_rate is {self.short_example_rate}: it must be in [0, 1]",
         )
         require(
-            1 <= self.examples_per_row <= 64,
+            self.examples_per_row is None or 1 <= self.examples_per_row <= 64,
             f"data.examples_per_row is {self.examples_per_row}: it must be in 1 (no packing) to 64",
         )
         require(
@@ -192,6 +193,15 @@ class DataConfig:
         )
         require(self.reader_processes >= 0, f"data.reader_processes is {self.reader_processes}: use 0 or more")
         require(self.prefetch >= 1, f"data.prefetch is {self.prefetch}: it must be at least 1")
+
+    @property
+    def paired(self) -> bool:
+        """Whether examples have a second segment."""
+        return any(self.format in formats for formats in PAIR_FORMATS.values())
+
+    def slots(self, seq_len: int) -> int:
+        """Examples that a row of so many tokens has room for."""
+        return max(1, seq_len // 24) if self.examples_per_row is None else self.examples_per_row
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,11 @@
 """The pretraining job: open corpora, claim a work directory, train; and score what came out."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
 from bert_jax.config import Config
 from bert_jax.data.batches import Stream
@@ -26,12 +29,7 @@ def open_task(config: Config, parts: list[Part]) -> Pretraining:
         differ from corpus to corpus or from what a corpus was built with, splits too small for the format.
     """
     parts, corpora = opened(parts)
-    tokenizer = common_tokenizer(corpora)
-    if tokenizer.vocab_size > config.model.vocab_size:
-        raise UserError(
-            f"corpus {parts[0].directory} has token ids up to {tokenizer.vocab_size - 1}, but model.vocab_size is "
-            f"{config.model.vocab_size}: set --model.vocab-size {tokenizer.vocab_size}"
-        )
+    tokenizer = common_tokenizer(corpora, config.model.vocab_size)
     place = jax.process_index(), jax.process_count()
     marks = Marks(tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id)
     vocabulary = Vocabulary(
@@ -40,11 +38,10 @@ def open_task(config: Config, parts: list[Part]) -> Pretraining:
     shares = resolve(parts, [corpus.num_tokens for corpus in corpora], config.data.mixture_exponent)
     train = Stream(corpora, shares, config, marks, *place)
     held_out = HeldOut([Corpus.open(part.directory, "validation") for part in parts], config.data, marks, *place)
-    for phase in config.phases:  # a split that makes no rows is refused now, not when its turn comes after hours
-        for rows in train.corpora:
+    # A split that cannot be read is refused now, not when its turn comes after hours.
+    for rows in (*train.corpora, *held_out.corpora):
+        for phase in config.phases:
             rows.plan(phase.seq_len)
-    for rows in held_out.corpora:
-        held_out.count(rows, config.phases[-1].seq_len, 1)
     return Pretraining(config, vocabulary, train, held_out)
 
 
@@ -59,12 +56,27 @@ def pretrain(config: Config, parts: list[Part], directory: Path, profile: tuple[
     assert task.train is not None
     loop.checked_mesh(task)
     corpora = [rows.corpus for rows in task.train.corpora]
-    check_shards(corpora, config.data.verify, *task.train.place)
+    _refuse_together(lambda: check_shards(corpora, config.data.verify, *task.train.place))
     tokenizer_text = (corpora[0].directory / TOKENIZER).read_text(encoding="utf-8")
     mixture = {corpus.identity: share for corpus, share in zip(corpora, task.train.shares, strict=True)}
     workdir.claim(directory, config, mixture, [str(part.directory) for part in parts], tokenizer_text)
     about = {"tokenizer_fingerprint": corpora[0].tokenizer_fingerprint}
     return loop.train(task, directory, about, profile)
+
+
+def _refuse_together(check: Callable[[], None]) -> None:
+    """Run a check of which every process does its share: if one refuses, none is left waiting for it."""
+    refusal = None
+    try:
+        check()
+    except UserError as error:
+        refusal = error
+    if jax.process_count() > 1:
+        refused = np.ravel(multihost_utils.process_allgather(np.array(refusal is not None)))
+        if refusal is None and refused.any():
+            raise UserError(f"process {int(refused.argmax())} refuses to start; its own message says why")
+    if refusal is not None:
+        raise refusal
 
 
 def evaluate(directory: Path, parts: list[Part]) -> dict[str, float]:

@@ -96,7 +96,7 @@ def tiny_config() -> Config:
         model=ModelConfig(
             vocab_size=120, hidden_size=64, num_layers=1, num_heads=2, intermediate_size=96, max_positions=64
         ),
-        data=DataConfig(prefetch=2),
+        data=DataConfig(prefetch=2, examples_per_row=4),
         phases=(Phase(steps=8, seq_len=32, batch_size=8, learning_rate=5e-3, warmup_steps=2),),
         checkpoint=CheckpointConfig(every=4, keep=2),
         log=LogConfig(every=2),

@@ -61,7 +61,7 @@ FLAGS = {
     "weight nan": (["--corpus", "corpus=nan"], ["'nan' is no weight"]),
     "weight infinite": (["--corpus", "corpus=inf"], ["'inf' is no weight"]),
     "no weight behind the sign": (["--corpus", "corpus="], ["'' is no weight"]),
-    "the same corpus twice": (["--corpus", "corpus", "--corpus", "./corpus"], ["are the same corpus"]),
+    "the same corpus twice": (["--corpus", "corpus", "--corpus", "./corpus"], ["is given twice"]),
     "two corpora of one name": (["--corpus", "corpus", "--corpus", "other"], ["both named 'corpus'", "--name"]),
     "some weights": (["--corpus", "corpus=2", "--corpus", "named"], ["has no weight", "give all of them a weight"]),
     "a share too small": (["--corpus", "corpus=1", "--corpus", "named=99999"], ["never be read", "give it more"]),

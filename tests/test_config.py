@@ -225,6 +225,7 @@ OTHER_VALUES = {
     "model.max_positions": 1024,
     "objective.mask_token_share": 0.7,
     "objective.pair": "nsp",
+    "data.examples_per_row": 2,
     "data.example_copies": 10,
     "data.mask_copies": 10,
     "data.format": "doc_sentences",

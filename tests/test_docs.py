@@ -24,6 +24,10 @@ SMALLER = {
     "tokenizer": "--vocab-size 120",
     "build": "--workers 1 --validation-fraction 0.2",
     "scripts/bench.py": "--budget 30",
+    "scripts/bench_stream.py": (
+        "--rounds 1 --seconds 0.1 --seq-lens 32 --documents 1000 --tokens 100000 --preset bert_tiny --steps 4 --batch 8"
+    ),
+    "scripts/bench_masking.py": "--preset bert_tiny --seq-len 16 --batch 2 --rounds 1 --calls 1",
 }
 
 
@@ -101,6 +105,7 @@ def test_readme_names_only_flags_that_exist():
     from bert_jax.presets import load_config
 
     known = {"--help", "--all", "--json", "--to", "--corpus", "--workdir", "--profile", "--source", "--kind", "--out"}
+    known |= {"--formats", "--documents", "--tokens", "--preset", "--seq-len", "--batch"}
     known |= {"--vocab-size", "--tokenizer", "--workers", "--presets", "--budget", "--peer", "--validation-fraction"}
 
     def flags(value, prefix):

@@ -81,14 +81,14 @@ class Stream:
         """The cursor with a position for every corpus, behind the intervals to be skipped that it stands in."""
         positions = cursor.positions or (Position(),) * len(self.corpora)
         cursor = dataclasses.replace(cursor, positions=positions)
-        while any(first <= cursor.data_step < last for first, last in cursor.skipped):
-            cursor = self._consumed(cursor)
+        for first, last in sorted(cursor.skipped):
+            if first <= cursor.rows < last:
+                cursor = self._behind(cursor, last - cursor.rows)
         return cursor
 
     def following(self, cursor: Cursor) -> Cursor:
         """The cursor after the update at `cursor`."""
-        cursor = self._consumed(cursor)
-        cursor = dataclasses.replace(cursor, step=cursor.step + 1)
+        cursor = dataclasses.replace(self._behind(cursor, self.batch_size(cursor)), step=cursor.step + 1)
         last = cursor.phase + 1 == len(self.config.phases)
         if not last and cursor.step == sum(p.steps for p in self.config.phases[: cursor.phase + 1]):
             # A new phase opens an epoch of its own, unless the old one has just ended.
@@ -98,15 +98,15 @@ class Stream:
             cursor = dataclasses.replace(cursor, phase=cursor.phase + 1, positions=tuple(opened))
         return self.start(cursor)
 
-    def _consumed(self, cursor: Cursor) -> Cursor:
-        """The cursor behind one batch, update or not."""
-        size, seq_len = self.batch_size(cursor), self.config.phases[cursor.phase].seq_len
-        taken = np.bincount(self.turns.of(cursor.rows, size), minlength=len(self.corpora))
+    def _behind(self, cursor: Cursor, count: int) -> Cursor:
+        """The cursor behind some more rows, whether an update sees them or not."""
+        seq_len = self.config.phases[cursor.phase].seq_len
+        taken = np.bincount(self.turns.of(cursor.rows, count), minlength=len(self.corpora))
         positions = tuple(
-            corpus.advance(seq_len, position, int(count))
-            for corpus, position, count in zip(self.corpora, cursor.positions, taken, strict=True)
+            corpus.advance(seq_len, position, int(own))
+            for corpus, position, own in zip(self.corpora, cursor.positions, taken, strict=True)
         )
-        return dataclasses.replace(cursor, data_step=cursor.data_step + 1, rows=cursor.rows + size, positions=positions)
+        return dataclasses.replace(cursor, rows=cursor.rows + count, positions=positions)
 
     def cursor_at(self, start: Cursor, step: int) -> Cursor:
         """The cursor before update `step`, counted on from `start`; nothing before `start` is planned."""
@@ -127,7 +127,7 @@ class Stream:
         process, processes = self.place
         share = size // processes
         first = process * share
-        rows = empty_rows(share, seq_len, self.config.data.examples_per_row, self.marks.pad_id)
+        rows = empty_rows(share, seq_len, self.config.data.slots(seq_len), self.marks.pad_id)
         rows["row"] = np.arange(first, first + share, dtype=np.int32)
         rows["mask_epoch"] = np.zeros(share, np.int32)
         turns = self.turns.of(cursor.rows, first + share)
@@ -153,7 +153,7 @@ class Stream:
             dataset = grain.experimental.WithOptionsIterDataset(dataset, NO_SHARED_MEMORY)
             dataset = dataset.mp_prefetch(workers, worker_init_fn=begin)
         else:
-            dataset = dataset.to_iter_dataset(grain.ReadOptions(READ_THREADS, data.prefetch))
+            dataset = dataset.to_iter_dataset(grain.ReadOptions(min(READ_THREADS, data.prefetch), data.prefetch))
         with contextlib.closing(iter(dataset)) as batches:
             yield from batches
 

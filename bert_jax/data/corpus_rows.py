@@ -10,10 +10,10 @@ from bert_jax.data.corpus import Corpus
 from bert_jax.data.cursor import Position
 from bert_jax.data.gather import LoadedWindow, Marks, Rows
 from bert_jax.data.plan import Plan, Window
-from bert_jax.errors import UserError
 
-WINDOWS_KEPT = 4
-"""A batch may straddle two windows, and readers ahead of it two more."""
+WINDOWS_KEPT = 2
+"""What is read now and what comes next: 10 to 25 MB for each, most of it tokens. One that is asked for again is
+planned and read again."""
 
 
 class CorpusRows:
@@ -50,15 +50,10 @@ class CorpusRows:
 
     def runs(self, seq_len: int, position: Position, count: int) -> Iterator[tuple[Position, int]]:
         """The next `count` rows as runs of rows of one window: where each starts, and how many it has."""
-        barren = 0
         while count:
             left = len(self.window(seq_len, position).window) - position.row
-            if left > 0:
-                yield position, min(left, count)
-                count -= min(left, count)
-            barren = 0 if left > 0 else barren + 1
-            if barren > self.plan(seq_len).windows:
-                raise UserError(f"corpus {self.corpus.directory}: split '{self.corpus.split}' makes no row")
+            yield position, min(left, count)
+            count -= min(left, count)
             position = self._next_window(seq_len, position)
 
     def advance(self, seq_len: int, position: Position, count: int) -> Position:

@@ -25,17 +25,17 @@ class Cursor:
     """Updates done."""
     phase: int = 0
     """Phase of the next update."""
-    data_step: int = 0
-    """Batches passed, those of skipped intervals included."""
     rows: int = 0
-    """Rows passed; says whose turn it is in a mixture."""
+    """Rows passed, with or without an update; says whose turn it is in a mixture."""
     positions: tuple[Position, ...] = ()
     """Of each corpus; empty at the very start."""
     skipped: tuple[tuple[int, int], ...] = ()
-    """Intervals [first, last) of batches, counted by `data_step`, that are passed over without an update."""
+    """Intervals [first, last) of rows that are passed over without an update; each lies within a phase."""
 
     def skipping(self, first: int, last: int) -> "Cursor":
-        """This place with one more interval to pass over, as after going back before a batch that did harm."""
+        """This place with one more interval of rows to pass over, for going back before updates that did harm:
+        from `rows` of the cursor before the first of them to `rows` of the cursor behind the last.
+        """
         return dataclasses.replace(self, skipped=(*self.skipped, (first, last)))
 
     @classmethod

@@ -1,7 +1,8 @@
 """Which sentences make which example: one compiled walk over sentence lengths per kind of format.
 
-No record is read here. An example's draws hash (seed, example epoch, first sentence of its stretch of a
-document), so that it hangs neither on what else is planned with it nor on how examples are packed.
+No record is read here. An example's draws hash (seed, example epoch, document, first sentence of its stretch of
+the document), so that it hangs neither on what else is planned with it nor on how examples are packed.
+Every document has a sentence and every sentence a token, which `plan.stretches` makes sure of.
 """
 
 from typing import NamedTuple
@@ -14,11 +15,11 @@ from bert_jax.data.draws import HALF, add, draw, happens, mix, threshold
 
 EXAMPLE = np.dtype(
     [
-        ("a_start", np.int64),  # first sentence that segment A shows a token of
+        ("a_start", np.int64),  # first sentence of segment A, before it is cut to fit
         ("a_stop", np.int64),  # one past the last
         ("b_start", np.int64),  # of segment B; 0 where there is none
         ("b_stop", np.int64),
-        ("a_skip", np.int32),  # tokens of sentence a_start before A's first one
+        ("a_skip", np.int32),  # tokens between the start of sentence a_start and A's first one
         ("a_tokens", np.int32),
         ("b_skip", np.int32),
         ("b_tokens", np.int32),  # 0: there is no segment B
@@ -33,6 +34,7 @@ EXAMPLE = np.dtype(
 PAIR_SPECIALS, RUN_SPECIALS = 3, 2
 """[CLS] A [SEP] B [SEP], and [CLS] sentences [SEP]."""
 SEGMENTS, SENTENCES, ORDER = range(3)
+DOCUMENT = np.uint64(0xD0C)
 PAIR_KINDS = {"segment_pair": SEGMENTS, "sentence_pair": SENTENCES, "sentence_order": ORDER}
 
 
@@ -68,9 +70,10 @@ def make_examples(
     """All examples of some stretches of a corpus, in order.
 
     Pairs (google-research/bert and google-research/albert, create_pretraining_data.py): sentences of a
-    document are collected up to a target length, a random cut makes A, and B is the rest, or with
-    probability one half, and always where the chunk has one sentence, a random place of another document;
-    what a random B displaces goes into the next example. Pairs are cut token by token from the longer
+    document are collected up to a target length (the full row, or, drawn once for the document, a shorter
+    one), a random cut makes A, and B is the rest, or with probability one half, and always where the chunk
+    has one sentence, a random place of another document; what a random B displaces goes into the next
+    example. Pairs are cut token by token from the longer
     segment, front or back. sentence_pair (Liu et al. 2019, section 4.2) takes two sentences at a time.
     sentence_order swaps A and B instead; only a chunk of one sentence has a random B, as in ALBERT's code.
 
@@ -86,7 +89,7 @@ def make_examples(
       salt: of the corpus, for example ids.
     """
     sentences = int((stops - starts).sum())
-    if data.format in PAIR_KINDS:
+    if data.paired:
         short = threshold(data.short_example_rate)
         out = np.empty(sentences, EXAMPLE)
         kind = PAIR_KINDS[data.format]
@@ -116,10 +119,11 @@ def _pairs(lengths, documents, starts, stops, kind, room, short, key, salt, out)
         document = np.searchsorted(documents, position, "right") - 1
         while position < stops[stretch]:
             end = min(documents[document + 1], stops[stretch])
+            target = _target(state, key, document, kind, room, short)
             state[0] = mix(add(key, np.uint64(position)))
             state[1] = np.uint64(0)
             while position < end:
-                target, stop, tokens, a_stop = _chunk(state, lengths, position, end, kind, room, short)
+                stop, tokens, a_stop = _chunk(state, lengths, position, end, kind, target)
                 a_length = 0
                 for sentence in range(position, a_stop):
                     a_length += lengths[sentence]
@@ -158,26 +162,27 @@ def _pairs(lengths, documents, starts, stops, kind, room, short, key, salt, out)
 
 
 @numba.njit(cache=True, nogil=True)
-def _chunk(state, lengths, start, end, kind, room, short):
-    """(target length, end of the chunk, its tokens, end of A)."""
-    if kind == SENTENCES:
-        stop = min(start + 2, end)
-        tokens = 0
-        for sentence in range(start, stop):
-            tokens += lengths[sentence]
-        return room, stop, tokens, start + 1
-    target = room
-    if happens(state, short):
-        target = 2 + draw(state, room - 1)
+def _target(state, key, document, kind, room, short):
+    """How many tokens the chunks of a document are to have; the same in all stretches that share it."""
+    state[0] = mix(add(add(key, DOCUMENT), np.uint64(document)))
+    state[1] = np.uint64(0)
+    if kind != SENTENCES and happens(state, short):
+        return 2 + draw(state, room - 1)
+    return room
+
+
+@numba.njit(cache=True, nogil=True)
+def _chunk(state, lengths, start, end, kind, target):
+    """(end of the chunk, its tokens, end of A)."""
     stop = start
     tokens = 0
-    while stop < end and tokens < target:
+    while stop < end and (stop - start < 2 if kind == SENTENCES else tokens < target):
         tokens += lengths[stop]
         stop += 1
     a_stop = start + 1
-    if stop - start >= 2:
+    if kind != SENTENCES and stop - start >= 2:
         a_stop = start + 1 + draw(state, stop - start - 1)
-    return target, stop, tokens, a_stop
+    return stop, tokens, a_stop
 
 
 @numba.njit(cache=True, nogil=True)
@@ -222,8 +227,7 @@ def _runs(lengths, documents, starts, stops, crosses, cuts, budget, salt, out):
         for sentence in range(starts[stretch], stops[stretch]):
             separator = 0
             if sentence == documents[document + 1]:
-                while sentence == documents[document + 1]:
-                    document += 1
+                document += 1
                 if size and not crosses:
                     made = _close(out, made, salt, first, sentence, skip, offset - size, size, 0)
                     first, skip, size = sentence, 0, 0

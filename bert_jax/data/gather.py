@@ -214,8 +214,7 @@ def _copy_documents(ids, at, example, tokens, lengths, documents, sep_id):
         if sentence > example.a_start:
             left = np.int64(lengths[sentence])
             if sentence == documents[next_document]:
-                while sentence == documents[next_document]:
-                    next_document += 1
+                next_document += 1
                 ids[at] = sep_id
                 at += 1
         for _ in range(min(left, end - token)):

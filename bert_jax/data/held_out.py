@@ -9,7 +9,6 @@ from bert_jax.data.corpus import Corpus
 from bert_jax.data.corpus_rows import CorpusRows
 from bert_jax.data.cursor import Position
 from bert_jax.data.gather import Marks, Rows, empty_rows
-from bert_jax.errors import UserError
 
 SEED = 0
 """Of examples and order: the same for every run, so that runs can be compared."""
@@ -19,24 +18,18 @@ class HeldOut:
     """Validation splits of a mixture, one after the other. One example in a row."""
 
     def __init__(self, corpora: Sequence[Corpus], data: DataConfig, marks: Marks, process: int = 0, processes: int = 1):
-        """Plans nothing yet; of `data` only the format counts."""
-        fixed = DataConfig(format=data.format, examples_per_row=1)
+        """Plans nothing yet; of `data` only what an example is counts."""
+        fixed = DataConfig(format=data.format, example_end=data.example_end, examples_per_row=1)
         self.corpora = [CorpusRows(corpus, fixed, marks, SEED) for corpus in corpora]
         self.marks, self.process, self.processes = marks, process, processes
 
     def count(self, corpus: CorpusRows, seq_len: int, limit: int) -> int:
-        """Rows of a split, `limit` if there are more.
-
-        Raises:
-          UserError: there is none.
-        """
+        """Rows of a split, `limit` if there are more."""
         rows = 0
         for window in corpus.epoch(seq_len, 0):
             rows += len(window)
             if rows >= limit:
                 return limit
-        if not rows:
-            raise UserError(f"corpus {corpus.corpus.directory}: its validation split has no rows to score")
         return rows
 
     def batches(self, seq_len: int, limit: int, batch_size: int) -> Iterator[tuple[str, Rows]]:

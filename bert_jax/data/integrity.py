@@ -125,7 +125,8 @@ def check_shards(
 ) -> None:
     """See that the files of some corpora, of all their splits, are what corpus.json says.
 
-    The processes of a run share the work: file i of all is checked by process i mod `processes`.
+    The processes of a run share the shards: the i-th of all is checked by process i mod `processes`. What a plan
+    is made of, every process checks for itself, because it may have a copy of its own.
 
     Args:
       corpora: any split of each.
@@ -136,20 +137,23 @@ def check_shards(
     Raises:
       UserError: the first file of this process that is missing or differs, how, and what to do.
     """
-    files: list[tuple[Listed, int | None]] = []  # with the records of shards
+    shards: list[tuple[Listed, int]] = []  # with their records
+    plain: list[Listed] = []
     for corpus in corpora:
         manifest = read_manifest(corpus.directory)
-        shards = [shard for split in SPLITS for shard in manifest["splits"][split]["shards"]]
-        records = {shard["file"]: shard["records"] for shard in shards}
-        files += [(file, records.get(file.path.name)) for file in listed_files(corpus.directory, manifest)]
-    mine = files[process::processes]
-    listed = [file for file, _ in mine]
-    check_sizes(listed)
+        records = {shard["file"]: shard["records"] for split in SPLITS for shard in manifest["splits"][split]["shards"]}
+        for file in listed_files(corpus.directory, manifest):
+            if file.path.name in records:
+                shards.append((file, records[file.path.name]))
+            else:
+                plain.append(file)
+    mine = shards[process::processes]
+    files = plain + [file for file, _ in mine]
+    check_sizes(files)
     if verify == "checksums":
-        _check_contents(listed)
+        _check_contents(files)
     for file, count in mine:
-        if count is not None:
-            check_records(file.path, count)
+        check_records(file.path, count)
 
 
 def _check_contents(files: Sequence[Listed]) -> None:

@@ -64,9 +64,10 @@ def opened(parts: Sequence[Part], split: str = "train") -> tuple[list[Part], lis
     for _, corpus in found:
         other = names.setdefault(corpus.name, corpus)
         if other is not corpus and other.identity == corpus.identity:
-            raise UserError(
-                f"{other.directory} and {corpus.directory} are the same corpus: name it once, with the weight of both"
-            )
+            both = f"{other.directory} and {corpus.directory} are the same corpus"
+            if other.directory == corpus.directory:
+                both = f"corpus {corpus.directory} is given twice"
+            raise UserError(f"{both}: name it once, with the weight of both")
         if other is not corpus:
             raise UserError(
                 f"corpora {other.directory} and {corpus.directory} are both named '{corpus.name}', and metrics are "
@@ -75,11 +76,12 @@ def opened(parts: Sequence[Part], split: str = "train") -> tuple[list[Part], lis
     return [part for part, _ in found], [corpus for _, corpus in found]
 
 
-def common_tokenizer(corpora: Sequence[Corpus]) -> Tokenizer:
-    """The one tokenizer of all corpora.
+def common_tokenizer(corpora: Sequence[Corpus], embeddings: int) -> Tokenizer:
+    """The one tokenizer of all corpora, for a model with so many embeddings.
 
     Raises:
-      UserError: a corpus's tokenizer.json is not what it was built with, or two were built with different ones.
+      UserError: a corpus's tokenizer.json is not what it was built with, two were built with different ones, or
+        it has more ids than the model has embeddings.
     """
     for corpus in corpora:
         file = corpus.directory / TOKENIZER
@@ -94,6 +96,11 @@ def common_tokenizer(corpora: Sequence[Corpus]) -> Tokenizer:
                 f"corpora {corpora[0].directory} and {corpus.directory} were built with different tokenizers: build "
                 f"one again with --tokenizer {corpora[0].directory / TOKENIZER}"
             )
+    if found.vocab_size > embeddings:
+        raise UserError(
+            f"corpus {corpora[0].directory} has token ids up to {found.vocab_size - 1}, but model.vocab_size is "
+            f"{embeddings}: set --model.vocab-size {found.vocab_size}"
+        )
     return found
 
 

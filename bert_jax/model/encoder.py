@@ -58,7 +58,7 @@ class Embeddings(nnx.Module):
 
     def __call__(self, inputs: EncoderInputs, inputs_embeds: Float[Array, "B S H"] | None) -> Float[Array, "B S H"]:
         """Embed a batch; `inputs_embeds` takes the place of the word embeddings."""
-        # Ids are checked on the host (data/batches.py); "clip" keeps XLA from adding a NaN fill.
+        # Ids are checked on the host (data/gather.py); "clip" keeps XLA from adding a NaN fill.
         if inputs_embeds is None:
             inputs_embeds = jnp.take(self.word[...], inputs.input_ids, axis=0, mode="clip")
         total = inputs_embeds.astype(jnp.float32)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bert_jax.config import Config
+from bert_jax.config import Config, DataConfig
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.gather import Marks
 from bert_jax.data.held_out import HeldOut
@@ -11,7 +11,6 @@ from bert_jax.data.integrity import check_shards
 from bert_jax.data.mixture import CYCLE, Turns
 from bert_jax.data.parts import common_tokenizer
 from bert_jax.data.plan import Plan
-from bert_jax.errors import UserError
 from bert_jax.planning.epochs import Epoch, Stay, measure, rows_by_phase, stay
 from bert_jax.planning.lines import Line
 
@@ -50,10 +49,8 @@ def files(asked: Asked) -> Iterator[Line]:
 
 def vocabulary(asked: Asked) -> Iterator[Line]:
     """One tokenizer for all, and an embedding for each of its ids."""
-    tokenizer = common_tokenizer(asked.corpora)
+    tokenizer = common_tokenizer(asked.corpora, asked.config.model.vocab_size)
     size, rows = tokenizer.vocab_size, asked.config.model.vocab_size
-    if size > rows:
-        raise UserError(f"the corpora have {size} token ids, model.vocab_size is {rows}: set --model.vocab-size {size}")
     text = f"{size:,} token ids; the model has {rows:,} embeddings"
     yield Line("ok", "vocabulary", text, {"tokenizer": size, "model": rows})
 
@@ -61,7 +58,8 @@ def vocabulary(asked: Asked) -> Iterator[Line]:
 def recipe(asked: Asked) -> Iterator[Line]:
     """The format, in words."""
     data, pair = asked.config.data, asked.config.objective.pair
-    packing = f"up to {data.examples_per_row} examples in a row" if data.examples_per_row > 1 else "no packing"
+    slots = [data.slots(phase.seq_len) for phase in asked.config.phases]
+    packing = f"up to {' and '.join(map(str, slots))} examples in a row" if max(slots) > 1 else "no packing"
 
     def made(copies: int | None) -> str:
         return "new every epoch" if copies is None else f"the same every {copies} epochs"
@@ -90,7 +88,7 @@ def streams(asked: Asked) -> Iterator[Line]:
             found = [
                 _rows(measured, phase.seq_len, share * phase.batch_size),
                 _coverage(measured),
-                _fill(measured, phase.seq_len, asked.config.data.examples_per_row),
+                _fill(measured, phase.seq_len, asked.config.data),
                 _pairs(measured),
                 _epochs(stays, before, sure, number, phase.steps),
             ]
@@ -120,15 +118,19 @@ def _coverage(measured: Epoch) -> Line:
     return Line("ok", "coverage", text, values)
 
 
-def _fill(measured: Epoch, seq_len: int, examples_per_row: int) -> Line:
+def _fill(measured: Epoch, seq_len: int, data: DataConfig) -> Line:
     packed, single = (measured.filled / (count * seq_len) for count in (measured.rows, measured.examples))
     values = {"fill": packed, "fill_unpacked": single}
-    if examples_per_row == 1:
+    if data.slots(seq_len) == 1:
         return Line("ok", "fill", f"rows are {packed:.1%} full; packing is off", values)
     text = f"rows are {packed:.1%} full, {single:.1%} without packing"
     if packed < LOW_FILL:
-        more = f"{text}: examples are short, so let more share a row (data.examples_per_row is {examples_per_row})"
-        return Line("warning", "fill", more, values)
+        advice = f"examples are short, so let more share a row (data.examples_per_row is {data.slots(seq_len)})"
+        if not data.paired and data.example_end == "sentence":
+            advice = (
+                "whole sentences leave gaps; --data.example-end row cuts the last one and goes on in the next example"
+            )
+        return Line("warning", "fill", f"{text}: {advice}", values)
     return Line("ok", "fill", text, values)
 
 
@@ -175,4 +177,12 @@ def held_out(asked: Asked) -> Iterator[Line]:
         yield Line("ok", "held-out", text, {"corpus": name, "rows": count})
 
 
-CHECKS = (mixture, files, vocabulary, recipe, streams, held_out)
+CHECKS = {
+    "mixture": mixture,
+    "files": files,
+    "vocabulary": vocabulary,
+    "format": recipe,
+    "stream": streams,
+    "held-out": held_out,
+}
+"""By the name that an error of theirs gets."""

@@ -10,7 +10,7 @@ from bert_jax.planning import data_checks
 from bert_jax.planning.data_checks import Asked
 from bert_jax.planning.lines import Line
 
-CHECKS: tuple[Callable[[Asked], Iterator[Line]], ...] = data_checks.CHECKS
+CHECKS: dict[str, Callable[[Asked], Iterator[Line]]] = data_checks.CHECKS
 
 
 def examine(config: Config, parts: Sequence[Part]) -> Iterator[Line]:
@@ -26,8 +26,8 @@ def examine(config: Config, parts: Sequence[Part]) -> Iterator[Line]:
     except UserError as error:
         yield Line("error", "corpora", str(error), {})
         return
-    for check in CHECKS:
+    for name, check in CHECKS.items():
         try:
             yield from check(asked)
         except UserError as error:
-            yield Line("error", check.__name__, str(error), {})
+            yield Line("error", name, str(error), {})

@@ -163,8 +163,11 @@ def verified(directory: epath.Path) -> epath.Path | None:
 
 
 def write_commit(checkpoint: epath.Path) -> None:
-    """Declare a checkpoint complete. The file appears whole or not at all, as far as a reader can tell."""
-    (checkpoint / COMMIT).write_text(json.dumps({"sha256": _sums(checkpoint)}, indent=1))
+    """Declare a checkpoint complete. The file appears whole or not at all."""
+    text = json.dumps({"sha256": _sums(checkpoint)}, indent=1)
+    partial = checkpoint / f"{COMMIT}.partial"
+    partial.write_text(text)
+    partial.replace(checkpoint / COMMIT)
 
 
 def find_damage(checkpoint: epath.Path) -> str | None:

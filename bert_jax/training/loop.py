@@ -17,7 +17,7 @@ from bert_jax.data.cursor import Cursor
 from bert_jax.errors import UserError
 from bert_jax.training.checkpoint import Checkpoints, directory_of, restore_params, verified
 from bert_jax.training.reporter import Reporter
-from bert_jax.training.sharding import check_rows, make_mesh, put_rows
+from bert_jax.training.sharding import check_processes, check_rows, make_mesh, put_rows
 from bert_jax.training.state import TrainState, abstract_state, init_state
 from bert_jax.training.step import make_eval_step, make_train_step
 from bert_jax.training.task import Params, Task
@@ -96,6 +96,7 @@ def _due(step: int, every: int) -> bool:
 def checked_mesh(task: Task) -> Mesh:
     """The mesh of the task's config, on which all its batches can be split (else UserError)."""
     mesh = make_mesh(task.config.mesh)
+    check_processes(mesh)
     for i, phase in enumerate(task.config.phases):
         first = phase.batch_size_at(0)  # later ones are multiples of it
         name = "start_batch_size" if phase.start_batch_size else "batch_size"

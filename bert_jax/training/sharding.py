@@ -147,6 +147,16 @@ def put_rows(rows: dict[str, np.ndarray], mesh: Mesh, global_rows: int) -> dict[
     }
 
 
+def check_processes(mesh: Mesh) -> None:
+    """Raise UserError unless every process holds rows of its own: that is how they are read."""
+    shards, processes = math.prod(mesh.shape[axis] for axis in DATA_AXES), jax.process_count()
+    if shards % processes:
+        raise UserError(
+            f"mesh data x fsdp splits rows over {shards} device(s), but there are {processes} processes, which must "
+            f"all read rows of their own: make it a multiple of {processes} (mesh.tensor may not span processes)"
+        )
+
+
 def check_rows(batch_size: int, accumulation: int, mesh: Mesh, what: str) -> None:
     """Raise UserError unless every device gets the same number of whole micro-batches."""
     shards = math.prod(mesh.shape[axis] for axis in DATA_AXES)

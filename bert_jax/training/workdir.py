@@ -13,6 +13,7 @@ from bert_jax import config as config_lib
 from bert_jax.config import Config
 from bert_jax.data.corpus import MANIFEST
 from bert_jax.data.mixture import CYCLE, rounded
+from bert_jax.data.plan import STREAM_VERSION
 from bert_jax.errors import UserError
 
 CONFIG = "config.json"
@@ -38,6 +39,7 @@ def claim(
     identities = sorted(mixture)
     counts = rounded([mixture[identity] for identity in identities]).tolist()
     described = {
+        "stream_version": STREAM_VERSION,
         "fingerprint": config_lib.fingerprint(config),
         # As the stream uses them: whole rows of a cycle.
         "corpora": {identity: count / CYCLE for identity, count in zip(identities, counts, strict=True)},
@@ -73,6 +75,11 @@ def _refuse_other_run(workdir: Path, config: Config, described: dict[str, Any], 
         old, new = (_flatten(config_lib.decisive(c)) for c in (before, config))
         changed = [f"{k} {old.get(k)} -> {new.get(k)}" for k in sorted(old | new) if old.get(k) != new.get(k)]
         raise UserError(f"work directory {workdir} holds a different run ({'; '.join(changed[:4])}): {advice}")
+    if there["stream_version"] != described["stream_version"]:
+        raise UserError(
+            f"work directory {workdir} holds a run of another version of bert_jax, which reads corpora in "
+            "another order: continue it with that version, or choose another --workdir"
+        )
     was, now = there["corpora"], described["corpora"]
     if was == now:
         return
@@ -107,7 +114,7 @@ def read(workdir: Path) -> dict[str, Any]:
     try:
         there = json.loads(path.read_text())
         config_lib.from_dict(there["config"])
-        there["fingerprint"], there["corpora"].items(), there["corpus_paths"]
+        there["stream_version"], there["fingerprint"], there["corpora"].items(), there["corpus_paths"]
     except (ValueError, KeyError, TypeError, AttributeError, UserError) as error:
         raise UserError(
             f"{path} is damaged, or of another version of bert_jax ({error}): restore a copy of it, or choose "

@@ -27,6 +27,13 @@ class Draws:
         for word in words:
             self.key = self.mix(self.fold(self.key, word))
 
+    @classmethod
+    def folded(cls, *words: int, extra: tuple[int, int]) -> "Draws":
+        """The key of some words with two more folded in, scrambled once."""
+        draws = cls(*words)
+        draws.key = cls.mix(cls.fold(cls.fold(draws.key, extra[0]), extra[1]))
+        return draws
+
     @staticmethod
     def fold(a: int, b: int) -> int:
         return (a * 0x9E3779B97F4A7C15 + b + 1) & WORD
@@ -73,16 +80,16 @@ def twin_of_pairs(documents, stretch, data, seq_len, key):
     for number, document in enumerate(texts):
         inside = [s for s in range(sentence, sentence + len(document)) if stretch[0] <= s < stretch[1]]
         waiting = [document[s - sentence] for s in inside]
-        draws = Draws(*key, inside[0] if inside else 0)
+        draws, once = Draws(*key, inside[0] if inside else 0), Draws.folded(*key, extra=(0xD0C, number))
         sentence += len(document)
+        target = room
+        if data.format != "sentence_pair" and once.happens(data.short_example_rate):
+            target = 2 + once.below(room - 1)
         while waiting:
-            target = room
             if data.format == "sentence_pair":
                 chunk = [waiting.pop(0) for _ in range(min(2, len(waiting)))]
                 cut = 1
             else:
-                if draws.happens(data.short_example_rate):
-                    target = 2 + draws.below(room - 1)
                 chunk, size = [], 0
                 while waiting and size < target:
                     chunk.append(waiting.pop(0))

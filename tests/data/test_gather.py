@@ -22,7 +22,7 @@ def read_epoch(corpus, seq_len, **data):
     """All rows of epoch 0, as one batch."""
     source = CorpusRows(corpus, DataConfig(**data), MARKS, 0)
     total = sum(len(window) for window in source.epoch(seq_len, 0))
-    rows = empty_rows(total, seq_len, source.data.examples_per_row, MARKS.pad_id)
+    rows = empty_rows(total, seq_len, source.data.slots(seq_len), MARKS.pad_id)
     rows["mask_epoch"] = np.full(total, -1, np.int32)
     source.fill(rows, np.arange(total), Position(), before=0)
     assert (rows["mask_epoch"] == 0).all()
@@ -102,24 +102,15 @@ def test_rows_say_what_they_are(documents, form, end, slots, seq_len):
     assert examples == sum(len(window.examples) for window in source.epoch(seq_len, 0))
 
 
-def test_documents_without_sentences_do_no_harm():
-    corpus = make_corpus([[5, 6], [], [], [7], [8, 2]])
-    for form in ("full_sentences", "doc_sentences"):
-        rows = read_epoch(corpus, 64, format=form, examples_per_row=4)
-        assert (rows["input_ids"] >= FIRST).sum() == corpus.num_tokens
-        # [CLS], and a [SEP] behind each of the three documents that say something.
-        assert (rows["input_ids"] == MARKS.sep_id).sum() == 3
-
-
 @pytest.mark.parametrize("form", FORMATS)
 def test_any_rows_in_any_order(monkeypatch, form):
     """Rows read one by one, backwards and by many readers are the rows of the epoch."""
     monkeypatch.setattr(plan_module, "STRETCH_TOKENS", 200)
     monkeypatch.setattr(plan_module, "WINDOW_STRETCHES", 4)
     corpus = make_corpus(random_documents(5, 150))
-    whole = read_epoch(corpus, 48, format=form)
+    whole = read_epoch(corpus, 48, format=form, examples_per_row=4)
     total = len(whole["input_ids"])
-    source = CorpusRows(corpus, DataConfig(format=form), MARKS, 0)
+    source = CorpusRows(corpus, DataConfig(format=form, examples_per_row=4), MARKS, 0)
     position, positions = Position(), []
     for _ in range(total):
         positions.append(position)
@@ -146,7 +137,7 @@ def test_a_window_reads_each_record_once(monkeypatch):
         return original(self, indices)
 
     monkeypatch.setattr(type(corpus), "records", spy)
-    source = CorpusRows(corpus, DataConfig(format="doc_sentences"), MARKS, 0)
+    source = CorpusRows(corpus, DataConfig(format="doc_sentences", examples_per_row=4), MARKS, 0)
     position = Position()
     while position.epoch == 0:
         rows = empty_rows(3, 32, 4, MARKS.pad_id) | {"mask_epoch": np.zeros(3, np.int32)}

@@ -136,3 +136,24 @@ def test_pairs_need_two_documents(form):
             Plan(one, DataConfig(format=form), 16, 0)
     with pytest.raises(UserError, match="split 'train' is empty"):
         Plan(make_corpus([]), DataConfig(format=form), 16, 0)
+
+
+@pytest.mark.parametrize(
+    ("documents", "what"),
+    [([[5, 6], [], [7, 3]], "document 1 has no sentence"), ([[5], [4, 0]], "sentence 2 has no token")],
+)
+def test_lengths_that_no_corpus_has(documents, what):
+    with pytest.raises(UserError, match=f"{what} in split 'train'; build the corpus again"):
+        Plan(make_corpus(documents), DataConfig(format="doc_sentences"), 16, 0)
+
+
+def test_stretches_are_whole_records_of_like_length(small):
+    """Whatever the records are like: tiny documents from one source beside long ones from another."""
+    corpus = make_corpus([[3]] * 2000 + [[20] * 300] * 4, per_record=30)
+    bounds = plan_module.stretches(corpus)
+    assert bounds[0] == 0 and bounds[-1] == len(corpus.record_offsets) - 1
+    tokens = np.diff(corpus.token_offsets[corpus.record_offsets[bounds]])
+    assert len(tokens) > 60 and (tokens[:-1] >= 200).all() and (tokens <= 200 + 30 * 20).all()
+    mixed = windows(corpus, format="doc_sentences")
+    of_long = [(window.examples["a_start"] >= 2000).mean() for window in mixed]
+    assert len(mixed) > 8 and sum(share > 0 for share in of_long) > len(mixed) * 0.8

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.multi_process.configs import ACCUMULATION
 from tests.multi_process.launch import launch
 
 pytestmark = pytest.mark.slow
@@ -31,34 +32,35 @@ def relative_distance(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> flo
 def test_processes_really_hold_different_rows(outcome, processes):
     """Of the first update, as they were read and as they lie on the devices; together they are the batch."""
     (whole,) = outcome[1]
-    assert whole["1/shard"].shape == (16, 48) and whole["1/first/segment_ids"].max() >= 2
-    rows = [written["1/shard_rows"].tolist() for written in outcome[processes]]
-    assert sum(rows, []) == list(range(16)) and {len(mine) for mine in rows} == {16 // processes}
-    shards = [written["1/shard"] for written in outcome[processes]]
-    np.testing.assert_array_equal(np.concatenate(shards), whole["1/shard"])
+    assert whole["shard"].shape == (16, 48) and whole["first/segment_ids"].max() >= 2
+    rows = [written["shard_rows"].tolist() for written in outcome[processes]]
+    assert np.concatenate(rows).tolist() == list(range(16)) and {*map(len, rows)} == {16 // processes}
+    shards = [written["shard"] for written in outcome[processes]]
+    np.testing.assert_array_equal(np.concatenate(shards), whole["shard"])
     assert len({shard.tobytes() for shard in shards}) == processes
     for written in outcome[processes]:
-        np.testing.assert_array_equal(written["1/first/row"], written["1/shard_rows"])
-        np.testing.assert_array_equal(written["1/first/input_ids"], written["1/shard"])
+        np.testing.assert_array_equal(written["first/row"], written["shard_rows"])
+        np.testing.assert_array_equal(written["first/input_ids"], written["shard"])
 
 
 def test_there_is_something_to_agree_on(outcome):
-    """The loss falls, and another share of it would show: the losses of two updates differ by far more than 1e-4."""
-    losses = outcome[1][0]["1/losses"]
+    """The loss falls, and from one update to the next it changes by far more than 1e-4 of itself."""
+    losses = outcome[1][0]["losses"]
     assert len(losses) == 20 and losses[0] - losses[-1] > 0.3
-    assert np.abs(np.diff(losses)).min() > 1e-3
+    assert np.median(np.abs(np.diff(losses))) > 0.03
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("processes", OTHERS)
-def test_training_agrees_with_one_process(outcome, processes, accumulation):
-    reference = outcome[1][0]["1/losses"]
+def test_training_agrees_with_one_process(outcome, processes):
+    """Four of them with two micro-batches."""
+    assert ACCUMULATION == {1: 1, 2: 1, 4: 2}
+    reference = outcome[1][0]["losses"]
     for written in outcome[processes]:
-        losses = written[f"{accumulation}/losses"]
-        np.testing.assert_array_equal(losses, outcome[processes][0][f"{accumulation}/losses"])
+        losses = written["losses"]
+        np.testing.assert_array_equal(losses, outcome[processes][0]["losses"])
         assert abs(losses[0] - reference[0]) <= 1e-6 * abs(reference[0])
         np.testing.assert_allclose(losses, reference, rtol=1e-4)
-        moments = part(outcome[1][0], "1/moment/"), part(written, f"{accumulation}/moment/")
+        moments = part(outcome[1][0], "moment/"), part(written, "moment/")
         assert relative_distance(*moments) <= 1e-5
 
 
@@ -77,13 +79,13 @@ def test_held_out_rows_are_shared(outcome, processes):
 @pytest.mark.parametrize("processes", OTHERS)
 def test_held_out_metrics_agree(outcome, processes):
     """Before training, where parameters are the same bits, and after it, where they are not."""
-    for when, rtol in (("1/before/", 1e-5), ("1/after/", 1e-4)):
-        reference = part(outcome[1][0], when)
-        assert {"mlm_loss", "nsp_loss"} <= reference.keys()
+    for when, rtol in (("before", 1e-5), ("after", 1e-4)):
+        reference = part(outcome[1][0], f"{when}/")
+        assert {"mlm_loss", "pair_loss"} <= reference.keys()
         for written in outcome[processes]:
-            found = part(written, when)
+            found = part(written, f"{when}/")
             assert found.keys() == reference.keys()
             for name, value in reference.items():
-                np.testing.assert_allclose(found[name], value, rtol=rtol, err_msg=f"{when}{name}")
-    before, after = (float(outcome[1][0][f"1/{when}/mlm_loss"]) for when in ("before", "after"))
+                np.testing.assert_allclose(found[name], value, rtol=rtol, err_msg=f"{when} {name}")
+    before, after = (float(outcome[1][0][f"{when}/mlm_loss"]) for when in ("before", "after"))
     assert before - after > 0.3

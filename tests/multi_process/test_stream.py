@@ -94,8 +94,8 @@ def test_there_is_something_to_agree_on(outcome, batches, case):
     sizes = [len(update["row"]) for update in batches[case]]
     assert sizes == [8] * 5 + [16] * 25 + [8] * 21
     assert [update["input_ids"].shape[1] for update in batches[case]] == [48] * 30 + [64] * 21
-    assert outcome[1][0][f"{case}/windows"].min() >= 2 and outcome[1][0][f"{case}/windows"].max() >= 5
-    assert max(update["mask_epoch"].max() for update in batches[case]) >= 4
+    assert outcome[1][0][f"{case}/windows"].min() >= 2 and outcome[1][0][f"{case}/windows"].max() >= 3
+    assert max(update["mask_epoch"].max() for update in batches[case]) >= 2
     assert max(len(set(update["mask_epoch"].tolist())) for update in batches[case]) >= 2  # straddles two epochs
     assert max(update["segment_ids"].max() for update in batches[case]) >= 3
     labels = {label for update in batches[case] for label in update["pair_labels"][update["example_id"] >= 0].tolist()}

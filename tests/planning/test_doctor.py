@@ -45,13 +45,13 @@ def counted(corpus, data: DataConfig, seq_len: int, windows=None) -> dict[str, i
     for index in range(rows_of_corpus.plan(seq_len).windows) if windows is None else windows:
         here = Position(0, index, 0)
         count = len(rows_of_corpus.window(seq_len, here).window)
-        rows = empty_rows(count, seq_len, data.examples_per_row, MARKS.pad_id) | {
+        rows = empty_rows(count, seq_len, data.slots(seq_len), MARKS.pad_id) | {
             "mask_epoch": np.zeros(count, np.int32)
         }
         rows_of_corpus.fill(rows, np.arange(count), here, before=0)
         found["rows"] += count
         found["filled"] += int((rows["input_ids"] != MARKS.pad_id).sum())
-        for row, slot in product(range(count), range(data.examples_per_row)):
+        for row, slot in product(range(count), range(data.slots(seq_len))):
             if rows["example_id"][row, slot] < 0:
                 continue
             found["examples"] += 1
@@ -88,7 +88,7 @@ def test_a_sample_is_its_windows(small, form):
     corpus = make_corpus(random_documents(2, 600, longest=14))
     data = DataConfig(format=form)
     plan = Plan(corpus, data, 32, 0)
-    measured, every = measure(plan, budget=corpus.num_tokens // 3), measure(plan)
+    measured, every = measure(plan, budget=corpus.num_tokens // 3 + 1), measure(plan)
     assert measured.all_windows == plan.windows > 20 and measured.windows == plan.windows // 3
     step = plan.windows / measured.windows
     chosen = [int(step * (i + 0.5)) for i in range(measured.windows)]

@@ -1,6 +1,8 @@
-"""Config of the runs that are killed: two phases, several epochs, dropout, a checkpoint every 10 updates."""
+"""Config of the runs that are killed: packed rows, two sets of masks, a batch ramp, two phases, several epochs,
+dropout, a checkpoint every 10 updates.
+"""
 
-from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, ModelConfig, Phase
+from bert_jax.config import CheckpointConfig, Config, DataConfig, EvaluationConfig, LogConfig, ModelConfig, Phase
 
 
 def config() -> Config:
@@ -10,8 +12,18 @@ def config() -> Config:
         model=ModelConfig(
             vocab_size=120, hidden_size=128, num_layers=2, num_heads=2, intermediate_size=512, max_positions=64
         ),
+        data=DataConfig(examples_per_row=4, mask_copies=2),
         phases=(
-            Phase(steps=40, seq_len=32, batch_size=8, learning_rate=2e-3, warmup_steps=5),
+            Phase(
+                steps=40,
+                seq_len=32,
+                batch_size=8,
+                accumulation=2,
+                start_batch_size=4,
+                ramp_steps=24,
+                learning_rate=2e-3,
+                warmup_steps=5,
+            ),
             Phase(steps=20, seq_len=48, batch_size=6, accumulation=2, learning_rate=1e-3, warmup_steps=2),
         ),
         checkpoint=CheckpointConfig(every=10, keep=2),

@@ -1,6 +1,7 @@
 """``bert-jax pretrain`` that kills itself, as a power cut would, at a named point.
 
-Usage: killed_worker.py POINT COUNT ARGUMENT...: SIGKILL at the COUNT-th time that the point is reached.
+Usage: killed_worker.py POINT COUNT ARGUMENT...: SIGKILL at the COUNT-th time that the point is reached, behind a line
+that lists the processes which the run leaves behind. A reader process runs this file too.
 """
 
 import os
@@ -10,12 +11,26 @@ import threading
 import time
 from pathlib import Path
 
-from bert_jax import cli
-from bert_jax.training import checkpoint, metrics
+from bert_jax.data import batches
 
 
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+def die(run: int | None = None, note: str = "") -> None:
+    """Kill the run: this process, or the one that this process reads for."""
+    run = run or os.getpid()
+    os.write(2, f"\nkilled{note}, children: {' '.join(map(str, children(run)))}\n".encode())
+    os.kill(run, signal.SIGKILL)
+
+
+def children(parent: int) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()  # behind the name, which may hold anything
+        except OSError:  # it has just ended
+            continue
+        if int(fields[1]) == parent:
+            found.append(int(path.parent.name))
+    return found
 
 
 def at_count(count: int, original, before=None, after=None):
@@ -48,6 +63,17 @@ def die_while_arrays_are_written(checkpoints, step: int, *_) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+def die_in_the_commit(path) -> None:
+    """Leave half of the next text behind that is written there."""
+
+    def write_half(self, text: str, *_, **__) -> None:
+        with self.open("w") as file:
+            file.write(text[: len(text) // 2])
+        die()
+
+    type(path).write_text = write_half
+
+
 def die_in_a_line(writer, step: int, *_) -> None:
     """Leave half a line behind."""
     with writer.path.open("a") as file:
@@ -55,21 +81,100 @@ def die_in_a_line(writer, step: int, *_) -> None:
     die()
 
 
+def die_at_an_update(is_there) -> None:
+    """Die when the loop asks for the batch behind one of which `is_there(before, behind)` says so.
+
+    The update itself is dispatched by then, and readers have prepared more.
+    """
+    from bert_jax.training.masked_lm import Pretraining
+
+    original = Pretraining.batches
+
+    def watched(self, cursor):
+        cursor = self.train.start(cursor)
+        for batch in original(self, cursor):
+            yield batch
+            if is_there(cursor, batch.following):
+                die(note=f" behind update {batch.following.step}")
+            cursor = batch.following
+
+    Pretraining.batches = watched
+
+
+def mid_epoch(before, behind) -> bool:
+    """No epoch begins or ends with this update."""
+    return before.positions[0].epoch == behind.positions[0].epoch and before.positions[0].row > 0
+
+
+def straddles(before, behind) -> bool:
+    """This update has rows of two epochs of one phase."""
+    (start,), (end,) = before.positions, behind.positions
+    return before.phase == behind.phase and start.epoch < end.epoch and end.row > 0
+
+
+def never_commit_at(step: int) -> None:
+    """The checkpoint of this update stays unfinished, as if the disk were slow."""
+    from bert_jax.training import checkpoint
+
+    original = checkpoint.write_commit
+
+    def write_commit(path, *rest):
+        if Path(path).name == f"{step:08d}":
+            time.sleep(3600)
+        return original(path, *rest)
+
+    checkpoint.write_commit = write_commit
+
+
+def die_in_a_reader(count: int) -> None:
+    """Die of a reader, thread or process, that has just filled the COUNT-th batch."""
+    original, lock, filled = batches.Stream.batch, threading.Lock(), []
+    run = os.getppid() if __name__ == "__mp_main__" else None
+
+    def batch(self, cursor):
+        rows = original(self, cursor)
+        with lock:
+            filled.append(cursor.step)
+            if len(filled) == count and (run or threading.current_thread() is not threading.main_thread()):
+                die(run, f" with batch {max(filled)} in flight")
+        return rows
+
+    batches.Stream.batch = batch
+
+
 def plant(point: str, count: int) -> None:
     """Make the named point deadly."""
+    from bert_jax.training import checkpoint, metrics
+
+    times = iter(range(1, 10**9))
     if point == "array-write":
         save = at_count(count, checkpoint.Checkpoints.save, before=die_while_arrays_are_written)
         checkpoint.Checkpoints.save = save
     elif point == "before-commit":
         checkpoint.write_commit = at_count(count, checkpoint.write_commit, before=lambda *_: die())
+    elif point == "mid-commit":
+        checkpoint.write_commit = at_count(count, checkpoint.write_commit, before=die_in_the_commit)
     elif point == "after-commit":
         checkpoint.write_commit = at_count(count, checkpoint.write_commit, after=lambda *_: die())
     elif point == "metrics":
         metrics.MetricsWriter.write = at_count(count, metrics.MetricsWriter.write, before=die_in_a_line)
+    elif point == "mid-epoch":
+        die_at_an_update(lambda *cursors: mid_epoch(*cursors) and next(times) == count)
+    elif point == "epoch-boundary":
+        die_at_an_update(lambda *cursors: straddles(*cursors) and next(times) == count)
+    elif point == "phase-switch":
+        never_commit_at(40)
+        die_at_an_update(lambda before, behind: before.phase > 0 and next(times) == count)
+    elif point == "prefetched":
+        die_in_a_reader(count)
     else:
         assert point == "never", point
 
 
 if __name__ == "__main__":
+    from bert_jax import cli
+
     plant(sys.argv[1], int(sys.argv[2]))
     sys.exit(cli.main(sys.argv[3:]))
+elif sys.argv[1] == "prefetched":
+    die_in_a_reader(int(sys.argv[2]))

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from bert_jax import pretraining
+from bert_jax.data.cursor import Cursor
 from bert_jax.data.parts import Part
 from bert_jax.presets import load_config
 from bert_jax.training import checkpoint, loop, reporter
@@ -45,8 +47,8 @@ def assert_same_run(workdir: Path, undisturbed: Path, corpus: Path) -> None:
     assert lines_without_timing(workdir) == lines_without_timing(undisturbed)
 
 
-def command(workdir: Path, corpus: Path, point: str = "never", count: int = 1) -> list[str]:
-    run = ["pretrain", str(CONFIG), "--corpus", str(corpus), "--workdir", str(workdir)]
+def command(workdir: Path, corpus: Path, point: str = "never", count: int = 1, *flags: str) -> list[str]:
+    run = ["pretrain", str(CONFIG), "--corpus", str(corpus), "--workdir", str(workdir), *flags]
     return [sys.executable, str(HERE / "killed_worker.py"), point, str(count), *run]
 
 
@@ -122,6 +124,7 @@ def test_damage_falls_back_and_is_repaired(undisturbed, tiny_corpus, tmp_path, c
     [
         ("array-write", 2, ["00000010"]),
         ("before-commit", 2, ["00000010"]),
+        ("mid-commit", 1, []),  # half a file must not count: there is no other checkpoint to go back to
         ("after-commit", 2, ["00000010", "00000020"]),
         ("after-commit", 4, ["00000020", "00000030", "00000040"]),  # at the phase switch, before the oldest goes
         ("metrics", 6, None),  # a save is under way, and may be committed or not
@@ -139,6 +142,68 @@ def test_killed_at_a_named_point(undisturbed, tiny_corpus, tmp_path, point, coun
     assert again.returncode == 0, again.stderr[-3000:]
     if there:
         assert f"continuing from update {int(max(there))}" in again.stderr
+    assert_same_run(workdir, undisturbed, tiny_corpus)
+
+
+def is_alive(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"  # ended, and perhaps nobody asks how
+
+
+def die_at(workdir: Path, corpus: Path, point: str, count: int, *flags: str) -> str:
+    """Run until the point; what was said. No process of the run is left ten seconds later."""
+    log = workdir.with_name("killed.log")  # not a pipe: it would wait for readers that are left
+    with log.open("w") as file:
+        run = subprocess.Popen(command(workdir, corpus, point, count, *flags), stdout=file, stderr=file)
+    assert run.wait(timeout=300) == -signal.SIGKILL, log.read_text()[-3000:]
+    said = log.read_text()
+    left = [int(word) for word in re.search(r"^killed.*, children:(.*)$", said, re.M)[1].split()]
+    assert bool(left) == bool(flags), "readers should be threads, or processes"
+    deadline = time.monotonic() + 10
+    while any(map(is_alive, left)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(is_alive, left)), "a reader process outlives its run"
+    return said
+
+
+READER = ("--data.reader-processes", "1")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("point", "count", "flags"),
+    [
+        ("mid-epoch", 16, ()),
+        ("mid-epoch", 22, READER),
+        ("epoch-boundary", 2, ()),
+        ("phase-switch", 1, ()),
+        ("prefetched", 35, ()),
+        ("prefetched", 18, READER),
+    ],
+)
+def test_killed_at_a_named_place_in_the_stream(undisturbed, tiny_corpus, tmp_path, point, count, flags):
+    """It goes on with threads, whatever has read before."""
+    workdir = tmp_path / "run"
+    said = die_at(workdir, tiny_corpus, point, count, *flags)
+    stream = pretraining.open_task(load_config(str(CONFIG)), [Part(tiny_corpus)]).train
+    step = int(re.search(r"^killed (?:behind update|with batch) (\d+)", said, re.M)[1])
+    before, behind = stream.cursor_at(Cursor(), step - (point != "prefetched")), stream.cursor_at(Cursor(), step)
+    assert before.phase == behind.phase == (point == "phase-switch")
+    there = [int(path.name) for path in checkpoint.committed(checkpoint.directory_of(workdir))]
+    assert max(there, default=0) < step
+    (start,), (end,) = before.positions, behind.positions
+    if point == "mid-epoch":
+        assert start.epoch == end.epoch and start.row > 0
+    elif point == "epoch-boundary":
+        assert start.epoch + 1 == end.epoch and end.row > 0
+    elif point == "phase-switch":
+        assert step == 41 and sorted(there) == [20, 30]  # so that the switch itself is done again
+    again = subprocess.run(command(workdir, tiny_corpus), capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert not there or f"continuing from update {max(there)}" in again.stderr
     assert_same_run(workdir, undisturbed, tiny_corpus)
 
 
