@@ -186,7 +186,7 @@ def _fill(statistics: Statistics) -> Section:
                 "Share of slots that hold a token in an epoch of train. An example is as many consecutive whole"
                 " sentences of one document as fit into a row (RoBERTa's doc-sentences; longer sentences are cut), with"
                 " one [CLS] and one [SEP]. Packed rows hold several examples, longest first, best fit, over the whole"
-                " epoch (Krell et al. 2021)."
+                " epoch (Krell et al. 2021). `bert-jax doctor` counts the rows of a run, with its format and settings."
             ),
             Table(("slots of a row", "examples", "one in a row", "packed rows", "packed"), tuple(rows)),
             Bars(tuple(labels), tuple(shares), whole=True),

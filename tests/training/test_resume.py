@@ -178,7 +178,7 @@ READER = ("--data.reader-processes", "1")
     [
         ("mid-epoch", 16, ()),
         ("mid-epoch", 22, READER),
-        ("epoch-boundary", 2, ()),
+        ("epoch-boundary", 1, ()),
         ("phase-switch", 1, ()),
         ("prefetched", 35, ()),
         ("prefetched", 18, READER),
@@ -191,7 +191,7 @@ def test_killed_at_a_named_place_in_the_stream(undisturbed, tiny_corpus, tmp_pat
     stream = pretraining.open_task(load_config(str(CONFIG)), [Part(tiny_corpus)]).train
     step = int(re.search(r"^killed (?:behind update|with batch) (\d+)", said, re.M)[1])
     before, behind = stream.cursor_at(Cursor(), step - (point != "prefetched")), stream.cursor_at(Cursor(), step)
-    assert before.phase == behind.phase == (point == "phase-switch")
+    assert before.phase == behind.phase
     there = [int(path.name) for path in checkpoint.committed(checkpoint.directory_of(workdir))]
     assert max(there, default=0) < step
     (start,), (end,) = before.positions, behind.positions
@@ -200,7 +200,7 @@ def test_killed_at_a_named_place_in_the_stream(undisturbed, tiny_corpus, tmp_pat
     elif point == "epoch-boundary":
         assert start.epoch + 1 == end.epoch and end.row > 0
     elif point == "phase-switch":
-        assert step == 41 and sorted(there) == [20, 30]  # so that the switch itself is done again
+        assert behind.phase == 1 and step == 41 and sorted(there) == [20, 30]  # so that the switch itself is done again
     again = subprocess.run(command(workdir, tiny_corpus), capture_output=True, text=True)
     assert again.returncode == 0, again.stderr[-3000:]
     assert not there or f"continuing from update {max(there)}" in again.stderr
