@@ -45,9 +45,7 @@ def counted(corpus, data: DataConfig, seq_len: int, windows=None) -> dict[str, i
     for index in range(rows_of_corpus.plan(seq_len).windows) if windows is None else windows:
         here = Position(0, index, 0)
         count = len(rows_of_corpus.window(seq_len, here).window)
-        rows = empty_rows(count, seq_len, data.slots(seq_len), MARKS.pad_id) | {
-            "mask_epoch": np.zeros(count, np.int32)
-        }
+        rows = empty_rows(count, seq_len, data.slots(seq_len), MARKS.pad_id) | {"mask_epoch": np.zeros(count, np.int32)}
         rows_of_corpus.fill(rows, np.arange(count), here, before=0)
         found["rows"] += count
         found["filled"] += int((rows["input_ids"] != MARKS.pad_id).sum())
