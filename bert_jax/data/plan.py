@@ -61,7 +61,7 @@ class Plan:
     """All windows of all epochs of one corpus, for rows of one length."""
 
     def __init__(self, corpus: Corpus, data: DataConfig, seq_len: int, seed: int):
-        """Looks at every length once: a tenth of a second for 2 billion tokens.
+        """Looks at every length once: two tenths of a second for 2 billion tokens (docs/LOG.md).
 
         Raises:
           UserError: an empty split, pairs asked of fewer than two documents, lengths that no corpus has.
