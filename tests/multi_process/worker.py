@@ -136,6 +136,25 @@ def train(task, accumulation: int) -> dict[str, np.ndarray]:
     return found | {f"after/{name}": np.array(value) for name, value in evaluate(state.params).items()}
 
 
+def refusals(process: int, processes: int, corpora: list[str]) -> dict[str, np.ndarray]:
+    """What each process says of a corpus with one bad shard, and of a mesh that leaves processes without rows."""
+    from bert_jax import pretraining
+    from bert_jax.config import MeshConfig
+    from bert_jax.data.parts import Part
+    from bert_jax.errors import UserError
+
+    damaged, intact = (Path(corpus) for corpus in corpora)
+    workdir = damaged.parent / "run"
+    meshes = {"shard": (damaged, MeshConfig()), "mesh": (intact, MeshConfig(data=1, fsdp=1, tensor=processes))}
+    found = {}
+    for name, (corpus, mesh) in meshes.items():
+        try:
+            pretraining.pretrain(dataclasses.replace(LOSSES, mesh=mesh), [Part(corpus)], workdir)
+        except UserError as error:
+            found[name] = np.array(str(error))
+    return found | {"workdir": np.array(workdir.exists())}
+
+
 def main(job: str, process: int, processes: int, port: int, out: Path, corpora: list[str]) -> None:
     import jax
 
@@ -143,7 +162,7 @@ def main(job: str, process: int, processes: int, port: int, out: Path, corpora: 
     jax.distributed.initialize(f"127.0.0.1:{port}", processes, process, initialization_timeout=60)
     jax.config.update("jax_disable_most_optimizations", True)  # less than half the time to compile
     assert jax.process_count() == processes and len(jax.local_devices()) == 1
-    found = {"stream": stream, "losses": losses}[job](process, processes, corpora)
+    found = {"stream": stream, "losses": losses, "refusals": refusals}[job](process, processes, corpora)
     np.savez(out / f"{process}.npz", **found)
 
 
