@@ -12,8 +12,8 @@ from bert_jax.data.gather import LoadedWindow, Marks, Rows
 from bert_jax.data.plan import Plan, Window
 
 WINDOWS_KEPT = 2
-"""What is read now and what comes next: 10 to 25 MB for each, most of it tokens. One that is asked for again is
-planned and read again."""
+"""What is read now and what comes next: 12 MB for each (books, 16-bit ids), most of it tokens. One that is asked
+for again is planned and read again."""
 
 
 class CorpusRows:
