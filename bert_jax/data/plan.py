@@ -73,7 +73,8 @@ class Plan:
             raise UserError(
                 f"corpus {corpus.directory}: split '{corpus.split}' has {corpus.num_documents} document(s), but "
                 f"{data.format} needs at least 2, so that a random segment can come from another one: add text, "
-                "separate documents by a blank line when building, or set --data.format doc_sentences --objective.pair none"
+                "separate documents by a blank line when building, or set --data.format doc_sentences and "
+                "--objective.pair none"
             )
         self._bounds = stretches(corpus)
         self.windows = max(1, round((len(self._bounds) - 1) / WINDOW_STRETCHES))
