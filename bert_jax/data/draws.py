@@ -1,6 +1,9 @@
 """Randomness without a generator: every draw is a hash of what it is for, compiled.
 
 A stream of draws is two words, a key and a count of the draws made from it; a permutation is a key and a size.
+
+Whoever changes this file removes ``__pycache__/*.nbc`` beside it: numba's cache does not see that what examples.py
+inlined has changed.
 """
 
 import numba
