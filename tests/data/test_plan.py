@@ -92,6 +92,19 @@ def test_any_window_without_the_others(small):
         np.testing.assert_array_equal(Plan(corpus, DataConfig(), 32, 0).window(3, index).order, in_order[index].order)
 
 
+def test_stretches_come_in_an_order_of_seed_and_epoch(small):
+    """So that other texts stand beside each other, in a window and in a packed row, every time."""
+    corpus = make_corpus(random_documents(4, 200))
+
+    def order(epoch, seed):
+        planned = windows(corpus, epoch, seed=seed, example_copies=1)
+        return np.concatenate([window.stretches[:, 0] for window in planned]).tolist()
+
+    orders = [order(0, 0), order(1, 0), order(2, 0), order(0, 1)]
+    assert len({tuple(one) for one in orders}) == 4 and len({tuple(sorted(one)) for one in orders}) == 1
+    assert order(1, 0) == orders[1]
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.lists(st.integers(1, 60), min_size=1, max_size=8), min_size=2, max_size=30),
