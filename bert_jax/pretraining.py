@@ -18,7 +18,7 @@ from bert_jax.errors import UserError
 from bert_jax.masking import Vocabulary
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.training import loop, workdir
-from bert_jax.training.masked_lm import Pretraining
+from bert_jax.training.pretraining_task import Pretraining
 
 
 def open_task(config: Config, parts: list[Part]) -> Pretraining:

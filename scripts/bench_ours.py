@@ -22,7 +22,7 @@ from bert_jax.errors import UserError
 from bert_jax.masking import Vocabulary
 from bert_jax.model import families
 from bert_jax.model.flops import pretraining_flops
-from bert_jax.training.masked_lm import Pretraining
+from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.sharding import check_rows, make_mesh, put_rows
 from bert_jax.training.state import abstract_state, init_state
 from bert_jax.training.step import make_train_step

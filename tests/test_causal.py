@@ -20,7 +20,7 @@ from bert_jax.model import pretraining as model_lib
 from bert_jax.model.flops import pretraining_flops
 from bert_jax.objectives import next_token_targets
 from bert_jax.tokenizer import Tokenizer
-from bert_jax.training.masked_lm import Pretraining
+from bert_jax.training.pretraining_task import Pretraining
 from tests.masking_batches import SEP, make_batch
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

@@ -18,7 +18,7 @@ from bert_jax.model import pretraining
 from bert_jax.model.encoder import EncoderInputs
 from bert_jax.model.heads import gather_positions, score_labels
 from bert_jax.tokenizer import Tokenizer
-from bert_jax.training.masked_lm import Pretraining
+from bert_jax.training.pretraining_task import Pretraining
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 SEQ_LEN, ROWS = 48, 16

@@ -17,8 +17,8 @@ import numpy as np
 from bert_jax.config import Config, MeshConfig, OptimizerConfig, Phase
 from bert_jax.masking import Vocabulary
 from bert_jax.model import families
-from bert_jax.training.masked_lm import Pretraining
 from bert_jax.training.paths import name_leaves
+from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.sharding import make_mesh, put_rows
 from bert_jax.training.state import init_state
 from bert_jax.training.step import make_train_step

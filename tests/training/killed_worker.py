@@ -86,7 +86,7 @@ def die_at_an_update(is_there) -> None:
 
     The update itself is dispatched by then, and readers have prepared more.
     """
-    from bert_jax.training.masked_lm import Pretraining
+    from bert_jax.training.pretraining_task import Pretraining
 
     original = Pretraining.batches
 

@@ -14,7 +14,7 @@ import pytest
 
 from bert_jax.config import Config, ModelConfig, OptimizerConfig, Phase
 from bert_jax.masking import Vocabulary
-from bert_jax.training.masked_lm import Pretraining
+from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.sharding import make_mesh, put_rows
 from bert_jax.training.state import init_state
 from bert_jax.training.step import make_eval_step, make_train_step
