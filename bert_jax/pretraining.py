@@ -39,9 +39,11 @@ def open_task(config: Config, parts: list[Part]) -> Pretraining:
     train = Stream(corpora, shares, config, marks, *place)
     held_out = HeldOut([Corpus.open(part.directory, "validation") for part in parts], config.data, marks, *place)
     # A split that cannot be read is refused now, not when its turn comes after hours.
-    for rows in (*train.corpora, *held_out.corpora):
+    for rows in train.corpora:
         for phase in config.phases:
             rows.plan(phase.seq_len)
+    for rows in held_out.corpora:
+        rows.plan(config.phases[-1].seq_len)
     return Pretraining(config, vocabulary, train, held_out)
 
 

@@ -78,8 +78,8 @@ class Arrays:
 
 def grain_batches(corpus: Corpus, form: str, seq_len: int) -> Iterator[dict[str, np.ndarray]]:
     """Rows that Grain's FirstFit packs of the stream's examples, batched."""
-    data = dataclasses.replace(make_config(form, seq_len, 1).data, examples_per_row=1)
-    stream = Stream([corpus], [1.0], config_lib.replace(make_config(form, seq_len, 4096), data=vars(data)), MARKS)
+    config = config_lib.replace(make_config(form, seq_len, 4096), data={"examples_per_row": 1})
+    stream = Stream([corpus], [1.0], config, MARKS)
     rows = stream.batch(stream.start(Cursor()))
     lengths = (rows["segment_ids"] > 0).sum(1)
     examples = [ids[:n].copy() for ids, n in zip(rows["input_ids"], lengths, strict=True)]

@@ -70,6 +70,16 @@ def tiny_corpus(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def marks(tiny_corpus):
+    """What stands around text in rows of `tiny_corpus`."""
+    from bert_jax.data.gather import Marks
+    from bert_jax.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.load(tiny_corpus)
+    return Marks(tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id)
+
+
+@pytest.fixture(scope="session")
 def second_corpus(tmp_path_factory, tiny_corpus) -> Path:
     """Other text with the tokenizer of `tiny_corpus`, for mixtures. Read only."""
     from data_prep import cli

@@ -12,7 +12,6 @@ from bert_jax import config as config_lib
 from bert_jax.data.batches import Stream
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.cursor import Cursor
-from bert_jax.data.gather import Marks
 from bert_jax.masking import Vocabulary
 from bert_jax.model import pretraining
 from bert_jax.model.encoder import EncoderInputs
@@ -25,9 +24,8 @@ SEQ_LEN, ROWS = 48, 16
 
 
 @pytest.fixture(scope="module")
-def setting(tiny_corpus, tiny_config):
+def setting(tiny_corpus, tiny_config, marks):
     corpus, tokenizer = Corpus.open(tiny_corpus), Tokenizer.load(tiny_corpus)
-    marks = Marks(tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id)
     continues = tokenizer.continues_word.tobytes()
     vocabulary = Vocabulary(tokenizer.vocab_size, tokenizer.mask_id, tokenizer.special_ids, continues)
     model = config_lib.replace(tiny_config, model={"hidden_dropout": 0.0, "attention_dropout": 0.0})

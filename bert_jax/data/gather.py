@@ -59,14 +59,14 @@ class LoadedWindow:
         Raises:
           UserError: a record is damaged; it names the shard and the document.
         """
-        members, counts = _members(self.window.row_starts, self.window.members, self.window.order[wanted])
+        members, counts, places = _members(self.window.row_starts, self.window.members, self.window.order[wanted])
         examples = self.window.examples[members]
         self._load(examples)
         elsewhere, starts = self._random_segments(examples)
         _fill(
             examples,
             np.repeat(slots, counts),
-            np.concatenate([np.arange(count) for count in counts]) if len(counts) else counts,
+            places,
             self._tokens,
             elsewhere,
             starts,
@@ -139,17 +139,19 @@ def _token_starts(lengths, offsets, records):
 
 @numba.njit(cache=True, nogil=True)
 def _members(row_starts, members, rows):
-    """Examples of some rows, one row after the other, and how many each has."""
+    """Examples of some rows, one row after the other; how many each row has; and each one's place in its row."""
     counts = np.empty(len(rows), np.int64)
     for i in range(len(rows)):
         counts[i] = row_starts[rows[i] + 1] - row_starts[rows[i]]
     out = np.empty(counts.sum(), np.int64)
+    places = np.empty(len(out), np.int64)
     at = 0
     for i in range(len(rows)):
-        for place in range(row_starts[rows[i]], row_starts[rows[i] + 1]):
-            out[at] = members[place]
+        for place in range(counts[i]):
+            out[at] = members[row_starts[rows[i]] + place]
+            places[at] = place
             at += 1
-    return out, counts
+    return out, counts, places
 
 
 @numba.njit(cache=True, nogil=True)

@@ -92,9 +92,6 @@ class Pretraining:
 
         Rows have the length of the last phase. With several corpora, every figure also stands alone for each, as
         ``mlm_loss/NAME``, from `evaluation.rows` rows of each.
-
-        Raises:
-          UserError: a validation split has no rows.
         """
         assert self.train is not None and self.validation is not None
         settings, seq_len = self.config.evaluation, self.config.phases[-1].seq_len

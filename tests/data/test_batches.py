@@ -13,9 +13,8 @@ from bert_jax.data import plan as plan_module
 from bert_jax.data.batches import Stream
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.cursor import Cursor, Position
-from bert_jax.data.gather import Marks, empty_rows
+from bert_jax.data.gather import empty_rows
 from bert_jax.data.mixture import CYCLE
-from bert_jax.tokenizer import Tokenizer
 from tests.data.memory import MARKS, make_corpus, random_documents
 
 
@@ -32,12 +31,6 @@ def small_windows():
 @pytest.fixture(scope="module")
 def corpus(tiny_corpus):
     return Corpus.open(tiny_corpus)
-
-
-@pytest.fixture(scope="module")
-def marks(tiny_corpus):
-    tokenizer = Tokenizer.load(tiny_corpus)
-    return Marks(tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id)
 
 
 @pytest.fixture

@@ -15,16 +15,8 @@ from bert_jax import config as config_lib
 from bert_jax.data.batches import Stream
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.cursor import Cursor
-from bert_jax.data.gather import Marks
 from bert_jax.errors import UserError
-from bert_jax.tokenizer import Tokenizer
 from tests.data.test_batches import assert_same_updates
-
-
-@pytest.fixture(scope="module")
-def marks(tiny_corpus):
-    tokenizer = Tokenizer.load(tiny_corpus)
-    return Marks(tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id)
 
 
 @pytest.fixture
