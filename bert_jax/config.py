@@ -6,23 +6,24 @@ single fields (``--model.num-layers 6``, ``--phases.0.steps 100``). No jax is ne
 
 import dataclasses
 import hashlib
+import itertools
 import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from bert_jax.config_sections import (
-    PAIR_FORMATS,
+from bert_jax.config_sections import PAIR_FORMATS, DataConfig, ModelConfig, ObjectiveConfig
+from bert_jax.config_training import (
     CheckpointConfig,
-    DataConfig,
     EvaluationConfig,
     LogConfig,
     MeshConfig,
-    ModelConfig,
-    ObjectiveConfig,
     OptimizerConfig,
     Phase,
-    require,
+    RescueConfig,
+    StartConfig,
+    TargetConfig,
 )
+from bert_jax.errors import require
 
 __all__ = [
     "CheckpointConfig",
@@ -35,6 +36,9 @@ __all__ = [
     "ObjectiveConfig",
     "OptimizerConfig",
     "Phase",
+    "RescueConfig",
+    "StartConfig",
+    "TargetConfig",
     "decisive",
     "fingerprint",
     "from_dict",
@@ -58,6 +62,9 @@ class Config:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     log: LogConfig = field(default_factory=LogConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    rescue: RescueConfig = field(default_factory=RescueConfig)
+    target: TargetConfig = field(default_factory=TargetConfig)
+    start: StartConfig = field(default_factory=StartConfig)
     seed: int = 0
     """Of initialisation, examples, order, masks and dropout."""
 
@@ -76,6 +83,24 @@ class Config:
                 f"objective.mask_rate {rate} rounds to no token in rows of {phase.seq_len} (phases.{i}.seq_len): "
                 f"use at least {1 / phase.seq_len:.2g}",
             )
+            require(
+                phase.hours is None or i == len(self.phases) - 1,
+                f"phases.{i}.hours: only the last phase may end by the clock: give the others steps",
+            )
+            self.model_of(i)  # raises if the depth does not go with the other settings of the model
+        require(
+            all(a <= b for a, b in itertools.pairwise(self.model_of(i).num_layers for i in range(len(self.phases)))),
+            "phases: num_layers shrinks from one phase to the next: the stack can only grow",
+        )
+        require(
+            self.model_of(len(self.phases) - 1) == self.model,
+            f"phases.{len(self.phases) - 1}.num_layers is not model.num_layers {self.model.num_layers}: the last phase "
+            "must have the whole depth",
+        )
+        require(
+            self.target.mlm_accuracy is None or self.model.direction == "bidirectional",
+            "target.mlm_accuracy: a causal model has no MLM accuracy: unset it",
+        )
         pair, form = self.objective.pair, self.data.format
         require(
             pair == "none" or form in PAIR_FORMATS[pair],
@@ -90,6 +115,11 @@ class Config:
             pair == "none" or self.model.direction == "bidirectional",
             "model.direction 'causal' shows [CLS] no other token, so it cannot learn pairs: set objective.pair none",
         )
+
+    def model_of(self, phase: int) -> ModelConfig:
+        """The model as deep as it is in a phase."""
+        num_layers = self.phases[phase].num_layers
+        return self.model if num_layers is None else dataclasses.replace(self.model, num_layers=num_layers)
 
     @property
     def total_steps(self) -> int:
@@ -112,9 +142,9 @@ def from_dict(values: dict[str, Any]) -> Config:
 
 
 def decisive(config: Config) -> dict[str, Any]:
-    """The settings that decide the updates: all but mesh, logging, readers, save intervals and how to compute."""
+    """The settings that decide the updates: all but mesh, records, readers, rescue, target and how to compute."""
     values = to_dict(config)
-    for section in ("mesh", "checkpoint", "log", "evaluation"):
+    for section in ("mesh", "checkpoint", "log", "evaluation", "rescue", "target"):
         del values[section]
     for name in ("verify", "reader_processes", "prefetch"):
         del values["data"][name]
@@ -150,7 +180,11 @@ def _build(cls: type, values: dict[str, Any], path: str) -> Any:
         elif name == "phases":
             arguments[name] = tuple(_build(Phase, phase, f"{path}phases.{i}.") for i, phase in enumerate(value))
         else:
-            arguments[name] = value
+            arguments[name] = _frozen(value)
     missing = [n for n, f in fields.items() if n not in values and f.default is f.default_factory]
     require(not missing, f"config: missing field '{path}{missing[0] if missing else ''}'")
     return cls(**arguments)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value

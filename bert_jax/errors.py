@@ -7,3 +7,9 @@ class UserError(Exception):
     The message is one line: what is wrong, where, and what to do about it. The commands print it
     after ``error: `` and leave with exit code 2; a traceback therefore always means a bug.
     """
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise UserError with this message unless the condition holds."""
+    if not condition:
+        raise UserError(message)

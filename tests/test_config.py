@@ -23,6 +23,9 @@ from bert_jax.config import (
     ObjectiveConfig,
     OptimizerConfig,
     Phase,
+    RescueConfig,
+    StartConfig,
+    TargetConfig,
 )
 from bert_jax.errors import UserError
 from bert_jax.model import pretraining
@@ -116,6 +119,10 @@ def with_data(**settings) -> Config:
     return Config(name="x", data=DataConfig(**settings))
 
 
+def with_phases(*phases: Phase) -> Config:
+    return Config(name="x", phases=phases)
+
+
 # What is asked, and the words that must be in the message: the field, its value, and what to do.
 BAD = [
     (lambda: ModelConfig(vocab_size=0), "model.vocab_size is 0", "at least 1"),
@@ -180,6 +187,25 @@ BAD = [
         "model.direction 'causal'",
         "objective.pair none",
     ),
+    (lambda: OptimizerConfig(min_trust_ratio=-1.0), "optimizer.min_trust_ratio -1.0", "0 <= min <= max"),
+    (lambda: OptimizerConfig(min_trust_ratio=2.0, max_trust_ratio=1.0), "max_trust_ratio 1.0", "0 <= min <= max"),
+    (lambda: OptimizerConfig(learning_rate_scales=(("word", -1.0),)), "'word' has factor -1.0", "not be negative"),
+    (lambda: Phase(max_predictions=0), "max_predictions is 0", "or None"),
+    (lambda: Phase(num_layers=0), "num_layers is 0", "or None"),
+    (lambda: Phase(steps=10, decay_start=10), "decay_start 10", "lower it"),
+    (lambda: Phase(hours=0.0), "hours is 0.0", "or None"),
+    (lambda: Phase(moments="reset"), "moments 'reset'", "reset both"),
+    (lambda: Phase(warmup_done=-1), "warmup_done is -1", "not be negative"),
+    (lambda: with_phases(Phase(hours=1.0), Phase()), "phases.0.hours", "give the others steps"),
+    (lambda: with_phases(Phase(num_layers=6), Phase(num_layers=3), Phase()), "num_layers shrinks", "only grow"),
+    (lambda: with_phases(Phase(num_layers=6)), "phases.0.num_layers", "the last phase must have the whole depth"),
+    (lambda: RescueConfig(max_skipped=0), "rescue.max_skipped is 0", "at least 1"),
+    (lambda: RescueConfig(calm_steps=0), "rescue.calm_steps is 0", "at least 1"),
+    (lambda: RescueConfig(max_rollbacks=-1), "rescue.max_rollbacks is -1", "not be negative"),
+    (lambda: RescueConfig(spike=0.0), "rescue.spike is 0.0", "or None"),
+    (lambda: TargetConfig(mlm_accuracy=1.5), "target.mlm_accuracy is 1.5", "or None"),
+    (lambda: TargetConfig(every=0), "target.every is 0", "or None"),
+    (lambda: StartConfig(embeddings="new"), "start.embeddings 'new'", "start.source"),
     (lambda: Config(name="x", seed=-1), "seed is -1", "[0, 2^31)"),
     (lambda: Config(name="x", seed=2**31), "seed is 2147483648", "[0, 2^31)"),
     (lambda: Config(name="x", phases=(Phase(), Phase(seq_len=513))), "phases.1.seq_len 513", "model.max_positions"),
@@ -196,7 +222,9 @@ def test_bad_values_are_refused(make, what, remedy):
 
 UNDECISIVE = {
     *(f"mesh.{name}" for name in ("data", "fsdp", "tensor")),
-    *("checkpoint.every", "checkpoint.keep", "log.every", "log.tensorboard"),
+    *("checkpoint.every", "checkpoint.keep", "log.every", "log.tensorboard", "log.layers", "log.wandb"),
+    *("rescue.max_skipped", "rescue.spike", "rescue.calm_steps", "rescue.max_rollbacks"),
+    *("target.mlm_accuracy", "target.every"),
     *("evaluation.every", "evaluation.rows", "evaluation.batch_size"),
     *(
         "data.prefetch",
@@ -238,24 +266,47 @@ OTHER_VALUES = {
     "optimizer.name": "lamb",
     "optimizer.lamb_flavour": "paper",
     "optimizer.clip_norm": None,
+    "optimizer.bias_correction": False,
+    "optimizer.max_trust_ratio": 10.0,
+    "phases.0.decay": "cosine",
+    "phases.0.hours": 24.0,
+    "phases.0.max_predictions": 20,
+    "phases.0.num_layers": 12,
+    "phases.0.step_count": "reset",
+    "phases.0.moments": "reset",
+    "start.embeddings": "new",
+    "log.wandb": "bert",
+    "target.mlm_accuracy": 0.72,
+    "target.every": 1000,
+    "start.source": "runs/first",
     "mesh.data": 2,
 }
+NEEDS = {
+    "phases.0.moments": ("phases.0.step_count", "reset"),
+    "start.embeddings": ("start.source", "runs/first"),
+}
+"""What has to be set first."""
 
 
 def changed(config: Config, path: str) -> Config:
     values = config_lib.to_dict(config)
-    *sections, name = path.split(".")
-    node = values
-    for section in sections:
-        node = node[int(section)] if section.isdigit() else node[section]
-    old = node[name]
-    if path in OTHER_VALUES:
-        node[name] = OTHER_VALUES[path]
-    elif isinstance(old, bool):
-        node[name] = not old
-    else:
-        node[name] = old + "x" if isinstance(old, str) else old / 2 if isinstance(old, float) and old else old + 1
-    assert node[name] != old, path
+
+    def set_value(path: str, make) -> None:
+        *sections, name = path.split(".")
+        node = values
+        for section in sections:
+            node = node[int(section)] if section.isdigit() else node[section]
+        old, node[name] = node[name], make(node[name])
+        assert node[name] != old, path
+
+    def other(old: Any) -> Any:
+        if isinstance(old, bool):
+            return not old
+        return old + "x" if isinstance(old, str) else old / 2 if isinstance(old, float) and old else old + 1
+
+    if path in NEEDS:
+        set_value(NEEDS[path][0], lambda old: NEEDS[path][1])
+    set_value(path, (lambda old: OTHER_VALUES[path]) if path in OTHER_VALUES else other)
     return config_lib.from_dict(values)
 
 
@@ -275,6 +326,11 @@ def test_fingerprint_covers_what_decides_updates_and_nothing_else():
     larger = dataclasses.replace(base, phases=(dataclasses.replace(phase, batch_size=512, accumulation=8),))
     assert config_lib.fingerprint(larger) != before
     assert config_lib.fingerprint(dataclasses.replace(base, phases=(Phase(), Phase()))) != before
+    frozen = dataclasses.replace(base, phases=(dataclasses.replace(phase, frozen=("word",)),))
+    scaled = dataclasses.replace(base, optimizer=OptimizerConfig(learning_rate_scales=(("word", 0.5),)))
+    for config in (frozen, scaled):
+        assert config_lib.fingerprint(config) != before
+        assert config_lib.from_dict(config_lib.to_dict(config)) == config
 
 
 def test_replace_takes_dicts_for_sections():

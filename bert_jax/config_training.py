@@ -1,0 +1,277 @@
+"""How a run is trained: sections for optimizer, phases, records, rescue. One default for every field, in its unit."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from bert_jax.errors import require
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW or LAMB; biases and LayerNorms are never decayed (training/optimizer.py holds the table)."""
+
+    name: Literal["adamw", "lamb"] = "adamw"
+    """AdamW (Loshchilov and Hutter 2019) or LAMB (You et al. 2020)."""
+    lamb_flavour: Literal["paper", "google", "nvidia"] = "nvidia"
+    """Whose LAMB: they differ in bias correction and in what excluded tensors get (training/lamb.py)."""
+    beta1: float = 0.9
+    """Decay of the first moment."""
+    beta2: float = 0.999
+    """Decay of the second moment."""
+    epsilon: float = 1e-6
+    """Added to the root of the second moment."""
+    weight_decay: float = 0.01
+    """Decoupled weight decay."""
+    clip_norm: float | None = 1.0
+    """Largest global norm of the gradient; None never clips."""
+    bias_correction: bool | None = None
+    """Divide the moments by 1 - beta^t. None: AdamW does, and LAMB as its flavour says."""
+    min_trust_ratio: float = 0.0
+    """Smallest trust ratio of LAMB."""
+    max_trust_ratio: float | None = None
+    """Largest trust ratio of LAMB; None sets no bound."""
+    learning_rate_scales: tuple[tuple[str, float], ...] = ()
+    """Parameters whose learning rate is scaled: (pattern, factor). A pattern is a regular expression for the end of
+    a parameter's path, e.g. 'encoder/layers/.*' or 'word'; the first that matches counts."""
+
+    def __post_init__(self) -> None:
+        for name in ("beta1", "beta2"):
+            require(0 <= getattr(self, name) < 1, f"optimizer.{name} is {getattr(self, name)}: it must be in [0, 1)")
+        require(self.epsilon > 0, f"optimizer.epsilon is {self.epsilon}: it must be positive")
+        require(self.weight_decay >= 0, f"optimizer.weight_decay is {self.weight_decay}: it must not be negative")
+        require(
+            self.clip_norm is None or self.clip_norm > 0,
+            f"optimizer.clip_norm is {self.clip_norm}: it must be positive, or None to clip never",
+        )
+        low, high = self.min_trust_ratio, self.max_trust_ratio
+        require(
+            low >= 0 and (high is None or high >= max(low, 1e-30)),
+            f"optimizer.min_trust_ratio {low} and max_trust_ratio {high} leave no ratio: use 0 <= min <= max, max > 0",
+        )
+        for pattern, factor in self.learning_rate_scales:
+            require(
+                factor >= 0,
+                f"optimizer.learning_rate_scales: '{pattern}' has factor {factor}: it must not be negative",
+            )
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of training with one sequence length, batch and schedule. Its schedule starts at its own step 0."""
+
+    steps: int = 100_000
+    """Updates in this phase."""
+    seq_len: int = 128
+    """Tokens per row."""
+    batch_size: int = 256
+    """Rows per update, over all devices and micro-batches."""
+    start_batch_size: int | None = None
+    """Rows of the phase's first updates; batch_size is reached in equal steps of this size. None: no ramp."""
+    ramp_steps: int = 0
+    """Updates after which the ramp has reached batch_size."""
+    accumulation: int = 1
+    """Micro-batches per update; each device splits its own rows."""
+    learning_rate: float = 1e-4
+    """Peak learning rate."""
+    warmup_steps: int = 10_000
+    """Updates over which the learning rate rises linearly from 0 to its peak."""
+    warmup_done: int = 0
+    """Updates of a warmup that count as done at the phase's start: it begins above 0 (MLPerf's start_warmup_step)."""
+    decay: Literal["polynomial", "cosine", "sqrt", "constant"] = "polynomial"
+    """How the learning rate falls from its peak to its end: by (1 - t)^decay_power, by half a cosine, by
+    1 - sqrt(t) (Warner et al. 2024), or not at all."""
+    decay_start: int = 0
+    """Update from which it falls, t being the share of the way from there to the phase's end. 0 is Google's BERT,
+    whose warmup covers the beginning of the decay; warmup_steps is fairseq's; a late one is warmup-stable-decay."""
+    decay_power: float = 1.0
+    """Power of the polynomial decay; 1 is linear."""
+    end_learning_rate: float = 0.0
+    """Learning rate after the last update of the phase."""
+    hours: float | None = None
+    """The phase ends after so many hours of training, whatever the speed, or after `steps` updates if they come
+    first. The schedule, which `steps` describes, is stretched over the updates that the time allows for. Only the
+    last phase may have it."""
+    max_predictions: int | None = None
+    """At most so many tokens of an example are predicted, whatever objective.mask_rate says; None sets no bound."""
+    num_layers: int | None = None
+    """Depth in this phase; None is model.num_layers. Where a deeper phase begins, the stack is repeated
+    (progressive stacking, Gong et al. 2019)."""
+    frozen: tuple[str, ...] = ()
+    """Parameters that stay as they are: patterns like those of optimizer.learning_rate_scales."""
+    moments: Literal["keep", "reset"] = "keep"
+    """What happens to the optimizer's moments where the phase begins. Kept ones of a repeated stack are repeated."""
+    step_count: Literal["keep", "reset"] = "keep"
+    """What happens to the optimizer's count of updates, which bias correction reads (NVIDIA's second phase: reset)."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "accumulation"):
+            require(getattr(self, name) >= 1, f"phases: {name} is {getattr(self, name)}: it must be at least 1")
+        for name in ("max_predictions", "num_layers"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, f"phases: {name} is {value}: it must be at least 1, or None")
+        for name in ("learning_rate", "warmup_steps", "warmup_done", "end_learning_rate", "decay_power", "decay_start"):
+            require(getattr(self, name) >= 0, f"phases: {name} is {getattr(self, name)}: it must not be negative")
+        require(
+            self.decay_start < self.steps,
+            f"phases: decay_start {self.decay_start} lies behind the phase's {self.steps} steps: lower it",
+        )
+        require(self.hours is None or self.hours > 0, f"phases: hours is {self.hours}: it must be positive, or None")
+        require(
+            not (self.moments == "reset" and self.step_count == "keep"),
+            "phases: moments 'reset' with step_count 'keep' would take fresh moments for old ones: reset both",
+        )
+        require(self.seq_len >= 8, f"phases: seq_len is {self.seq_len}: the shortest useful row has 8 tokens")
+        start = self.start_batch_size
+        require(
+            (start is None) == (self.ramp_steps == 0) and self.ramp_steps >= 0,
+            "phases: a batch ramp needs both start_batch_size and ramp_steps",
+        )
+        require(
+            start is None or (start >= 1 and self.batch_size % start == 0),
+            f"phases: start_batch_size {start} does not divide batch_size {self.batch_size}",
+        )
+        require(
+            self.batch_size % self.accumulation == 0,
+            f"phases: batch_size {self.batch_size} is not divisible by accumulation {self.accumulation}",
+        )
+        micro = self.batch_size // self.accumulation
+        require(
+            start is None or start % micro == 0,
+            f"phases: start_batch_size {start} is no multiple of a micro-batch of {micro} rows "
+            "(batch_size / accumulation): raise accumulation",
+        )
+
+    def batch_size_at(self, step: int) -> int:
+        """Rows of update `step`, counted from the phase's start."""
+        if self.start_batch_size is None or step >= self.ramp_steps:
+            return self.batch_size
+        sizes = self.batch_size // self.start_batch_size
+        return self.start_batch_size * (1 + step * sizes // self.ramp_steps)
+
+    def accumulation_of(self, batch_size: int) -> int:
+        """Micro-batches of an update with so many rows: they have the same rows through a ramp."""
+        return batch_size * self.accumulation // self.batch_size
+
+
+@dataclass(frozen=True)
+class MeshConfig:
+    """How many devices each mesh axis spans; -1 takes all that are left."""
+
+    data: int = -1
+    """Batch rows are split over it; parameters are copied."""
+    fsdp: int = 1
+    """Batch rows are split over it, and so are parameters and moments."""
+    tensor: int = 1
+    """Attention heads, feed-forward units and the vocabulary are split over it."""
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When the run is saved; it is always saved at its end and on SIGTERM."""
+
+    every: int = 1000
+    """Updates between checkpoints."""
+    keep: int = 3
+    """Checkpoints that stay on disk."""
+
+    def __post_init__(self) -> None:
+        require(self.every >= 1, f"checkpoint.every is {self.every}: it must be at least 1")
+        require(self.keep >= 1, f"checkpoint.keep is {self.keep}: it must be at least 1")
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    """What is written while training."""
+
+    every: int = 100
+    """Updates between lines in metrics.jsonl."""
+    layers: bool = True
+    """Norms of gradients and updates, and LAMB's trust ratios, also for each layer."""
+    tensorboard: bool = True
+    """Also write TensorBoard events."""
+    wandb: str | None = None
+    """Also write to this project of Weights & Biases (needs the package wandb); None does not."""
+
+    def __post_init__(self) -> None:
+        require(self.every >= 1, f"log.every is {self.every}: it must be at least 1")
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """Held-out evaluation; its masks are fixed, single tokens, and always 15 % of them. A causal model has none."""
+
+    every: int = 1000
+    """Updates between evaluations during training; one always runs at the end. 0: only at the end."""
+    rows: int = 512
+    """Rows of each validation split that are scored; all of them if there are fewer."""
+    batch_size: int = 32
+    """Rows per evaluation batch."""
+
+    def __post_init__(self) -> None:
+        require(self.every >= 0, f"evaluation.every is {self.every}: it must be at least 1, or 0 for only at the end")
+        for name in ("rows", "batch_size"):
+            require(getattr(self, name) >= 1, f"evaluation.{name} is {getattr(self, name)}: it must be at least 1")
+
+
+@dataclass(frozen=True)
+class RescueConfig:
+    """What happens when training goes wrong. An update whose loss or gradient is not finite is always skipped."""
+
+    max_skipped: int = 5
+    """So many skipped updates in a row are trouble."""
+    spike: float | None = 3.0
+    """A loss that lies so much, in nats, above the lowest running average of its phase is trouble; None: never."""
+    calm_steps: int = 50
+    """Updates without trouble after which a checkpoint counts as good; also the span of the running average, and how
+    far before the first bad update the rows are that are passed over when the run goes back."""
+    max_rollbacks: int = 3
+    """How often a run goes back to its last good checkpoint before it stops with the reason."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_skipped", "calm_steps"):
+            require(getattr(self, name) >= 1, f"rescue.{name} is {getattr(self, name)}: it must be at least 1")
+        require(self.max_rollbacks >= 0, f"rescue.max_rollbacks is {self.max_rollbacks}: it must not be negative")
+        require(
+            self.spike is None or self.spike > 0,
+            f"rescue.spike is {self.spike}: it must be positive, or None for never",
+        )
+
+
+@dataclass(frozen=True)
+class TargetConfig:
+    """Train until a figure is reached, as MLPerf does."""
+
+    mlm_accuracy: float | None = None
+    """Stop as soon as the held-out MLM accuracy reaches this; None trains to the end of the phases."""
+    every: int | None = None
+    """Rows between evaluations. None: floor(0.05 * (230.23 * batch_size + 3,000,000) / 25,000) * 25,000, MLPerf's."""
+
+    def __post_init__(self) -> None:
+        goal = self.mlm_accuracy
+        require(
+            goal is None or 0 < goal <= 1, f"target.mlm_accuracy is {goal}: it must be above 0 and at most 1, or None"
+        )
+        require(self.every is None or self.every >= 1, f"target.every is {self.every}: it must be at least 1, or None")
+
+    def rows_between(self, batch_size: int) -> int:
+        """Rows between evaluations (mlcommons/training, retired_benchmarks/bert/README.md)."""
+        if self.every is not None:
+            return self.every
+        return max(1, int(0.05 * (230.23 * batch_size + 3_000_000) / 25_000)) * 25_000
+
+
+@dataclass(frozen=True)
+class StartConfig:
+    """What the parameters are at the start."""
+
+    source: str | None = None
+    """Work directory of a run, or exported model, to start from. Its layers are repeated or left out if the depth
+    is another. None: parameters are drawn."""
+    embeddings: Literal["keep", "new"] = "keep"
+    """Take the source's word embeddings, or draw new ones, for another vocabulary."""
+
+    def __post_init__(self) -> None:
+        require(
+            self.source is not None or self.embeddings == "keep",
+            "start.embeddings 'new' needs start.source: fresh parameters have new ones anyway",
+        )
