@@ -116,6 +116,17 @@ class Config:
             "model.direction 'causal' shows [CLS] no other token, so it cannot learn pairs: set objective.pair none",
         )
 
+    def place_of(self, step: int) -> tuple[int, int]:
+        """Phase of the update behind `step` updates, and how many of that phase lie before it.
+
+        Behind the last update of the run it is the last phase.
+        """
+        phase = 0
+        while phase + 1 < len(self.phases) and step >= self.phases[phase].steps:
+            step -= self.phases[phase].steps
+            phase += 1
+        return phase, step
+
     def model_of(self, phase: int) -> ModelConfig:
         """The model as deep as it is in a phase."""
         num_layers = self.phases[phase].num_layers

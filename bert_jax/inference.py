@@ -149,14 +149,13 @@ def load(source: str | Path) -> Model:
         config, params = huggingface.read(source, _shapes)
         tokenizer = Tokenizer.load(source)
     else:
-        config = workdir.read_config(source).model
-        params = load_params(source)
+        config, params = load_params(source)
         tokenizer = Tokenizer.load(source / workdir.TOKENIZER)
     return Model(config, jax.tree.map(jnp.asarray, params), tokenizer)
 
 
-def load_params(directory: Path) -> Params:
-    """Parameters of a run's newest intact checkpoint, as numpy arrays.
+def load_params(directory: Path) -> tuple[ModelConfig, Params]:
+    """Model config, as deep as it was then, and parameters of a run's newest intact checkpoint, as numpy arrays.
 
     Raises:
       UserError: the directory holds no run, or the run no intact checkpoint.
@@ -165,7 +164,8 @@ def load_params(directory: Path) -> Params:
     found = checkpoint.verified(checkpoint.directory_of(directory))
     if found is None:
         raise UserError(f"{directory} has no finished checkpoint yet: train it further with bert-jax pretrain")
-    return checkpoint.restore_params(found, _shapes(config.model, config.objective.pair != "none"))
+    model = config.model_of(checkpoint.read_about(found)["phase"])
+    return model, checkpoint.restore_params(found, _shapes(model, config.objective.pair != "none"))
 
 
 def _shapes(config: ModelConfig, pair: bool) -> Params:

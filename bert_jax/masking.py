@@ -33,26 +33,26 @@ class Vocabulary(NamedTuple):
     mask_unit 'token' can do without. Bytes, because this tuple is hashed as a part of the compiled program."""
 
 
-def prediction_counts(rate: float, seq_len: int) -> Int[np.ndarray, "..."]:
+def prediction_counts(rate: float, seq_len: int, most: int | None = None) -> Int[np.ndarray, "..."]:
     """How many positions to predict in an example of n tokens, for n = 0 .. seq_len.
 
-    max(1, round(rate * n)), n counting [CLS] and [SEP] (google-research/bert create_pretraining_data.py);
-    ties go to the even neighbour. Host and device read this one table of integers.
+    min(most, max(1, round(rate * n))), n counting [CLS] and [SEP] (google-research/bert create_pretraining_data.py,
+    max_predictions_per_seq); ties go to the even neighbour. Host and device read this one table of integers.
     """
     counts = np.array([max(1, round(rate * n)) for n in range(seq_len + 1)], np.int32)
     counts[0] = 0
-    return counts
+    return counts if most is None else np.minimum(counts, most)
 
 
 @functools.lru_cache
-def predictions_per_row(rate: float, seq_len: int, slots: int) -> int:
+def predictions_per_row(rate: float, seq_len: int, slots: int, most: int | None = None) -> int:
     """The most predictions that a row of `seq_len` tokens can need: the M of `mask_tokens`.
 
     Each packed example rounds for itself, so a packed row can need more than one example of the same length. This
     is the maximum of the sum of `prediction_counts` over at most `slots` examples of at least three tokens, [CLS]
     x [SEP], that fit into the row together.
     """
-    counts = prediction_counts(rate, seq_len)
+    counts = prediction_counts(rate, seq_len, most)
     # best[n]: for n tokens and as many examples as were added so far.
     best = np.zeros(seq_len + 1, np.int32)
     for _ in range(min(slots, max(1, seq_len // 3))):
@@ -63,7 +63,13 @@ def predictions_per_row(rate: float, seq_len: int, slots: int) -> int:
     return int(best[-1])
 
 
-def mask_tokens(batch: Batch, key: UInt32[Array, ""], objective: ObjectiveConfig, vocabulary: Vocabulary) -> Batch:
+def mask_tokens(
+    batch: Batch,
+    key: UInt32[Array, ""],
+    objective: ObjectiveConfig,
+    vocabulary: Vocabulary,
+    max_predictions: int | None = None,
+) -> Batch:
     """Choose the positions to predict and hide their tokens, on the device.
 
     The choice is a function of (key, mask_epoch, example_id, offset inside the example, the example's tokens) and
@@ -80,6 +86,7 @@ def mask_tokens(batch: Batch, key: UInt32[Array, ""], objective: ObjectiveConfig
       key: of the run's seed.
       objective: rate, unit, and shares of [MASK], random and unchanged tokens.
       vocabulary: which ids are special, and which continue a word.
+      max_predictions: at most so many positions of an example are chosen; None sets no bound.
 
     Returns:
       the batch with input_ids replaced, and target_positions, target_labels [B, M] int32 and
@@ -91,7 +98,7 @@ def mask_tokens(batch: Batch, key: UInt32[Array, ""], objective: ObjectiveConfig
     example_BS = jnp.take_along_axis(batch["example_id"], slot, axis=1)
     place = fold(key, batch["mask_epoch"][:, None], example_BS, batch["position_ids"])
 
-    counts = prediction_counts(objective.mask_rate, seq_len)
+    counts = prediction_counts(objective.mask_rate, seq_len, max_predictions)
     ordinary = (segment_ids > 0) & ~_is_special(input_ids, vocabulary)
     if unit == "token":
         group_place = place
@@ -102,7 +109,8 @@ def mask_tokens(batch: Batch, key: UInt32[Array, ""], objective: ObjectiveConfig
         group_place = jnp.take_along_axis(place, groups, axis=1)
         taken = _choose_words(segment_ids, words.size, fold(group_place, SELECT), counts)
         chosen = ordinary & jnp.take_along_axis(taken, words.first, axis=1)
-    positions, weights = _gather_chosen(chosen, predictions_per_row(objective.mask_rate, seq_len, slots))
+    most = predictions_per_row(objective.mask_rate, seq_len, slots, max_predictions)
+    positions, weights = _gather_chosen(chosen, most)
 
     # SpanBERT decides once for a span; Google's BERT and ALBERT decide for each token, in whole words too.
     lottery = fold(group_place if unit == "span" else place, REPLACE)

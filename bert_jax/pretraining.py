@@ -1,5 +1,6 @@
 """The pretraining job: open corpora, claim a work directory, train; and score what came out."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from bert_jax.errors import UserError
 from bert_jax.masking import Vocabulary
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.training import loop, workdir
+from bert_jax.training.micro_batch import Asked
 from bert_jax.training.pretraining_task import Pretraining
 
 
@@ -47,13 +49,21 @@ def open_task(config: Config, parts: list[Part]) -> Pretraining:
     return Pretraining(config, vocabulary, train, held_out)
 
 
-def pretrain(config: Config, parts: list[Part], directory: Path, profile: tuple[int, int] | None = None) -> loop.Place:
+def pretrain(
+    config: Config,
+    parts: list[Part],
+    directory: Path,
+    *,
+    profile: tuple[int, int] | None = None,
+    micro_batch: Asked = None,
+) -> loop.Place:
     """Train in a work directory, or continue the run that it holds.
 
     Raises:
       UserError: see `open_task`, `check_shards`, `workdir.claim` and `loop.train`; nothing is written before
         all is checked.
     """
+    begun = time.time()
     task = open_task(config, parts)
     assert task.train is not None
     loop.checked_mesh(task)
@@ -63,7 +73,7 @@ def pretrain(config: Config, parts: list[Part], directory: Path, profile: tuple[
     mixture = {corpus.identity: share for corpus, share in zip(corpora, task.train.shares, strict=True)}
     workdir.claim(directory, config, mixture, [str(part.directory) for part in parts], tokenizer_text)
     about = {"tokenizer_fingerprint": corpora[0].tokenizer_fingerprint}
-    return loop.train(task, directory, about, profile)
+    return loop.train(task, directory, about, profile=profile, micro_batch=micro_batch, begun=begun)
 
 
 def _refuse_together(check: Callable[[], None]) -> None:

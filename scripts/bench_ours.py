@@ -25,7 +25,7 @@ from bert_jax.model.flops import pretraining_flops
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.sharding import check_rows, make_mesh, put_rows
 from bert_jax.training.state import abstract_state, init_state
-from bert_jax.training.step import make_train_step
+from bert_jax.training.step import make_train_step, put_dials
 
 # bert-base-uncased: [PAD], [UNK], [CLS], [SEP], [MASK].
 PAD, UNK, CLS, SEP, MASK = 0, 100, 101, 102, 103
@@ -101,9 +101,10 @@ class OurStep:
         mesh = make_mesh(config.mesh, jax.devices()[:devices])
         check_rows(case.batch, case.accumulation, mesh, "batch")
         self.rows = put_rows(synthetic_rows(case.batch, case.seq_len), mesh, case.batch)
+        self.dials = put_dials(config.phases[0].learning_rate, 1, mesh)
         step = make_train_step(task, mesh, case.accumulation)
         start = time.perf_counter()
-        self.step = step.lower(abstract_state(task, mesh), self.rows).compile()
+        self.step = step.lower(abstract_state(task, mesh), self.rows, self.dials).compile()
         self.compile_seconds = time.perf_counter() - start
         memory = self.step.memory_analysis()
         # Donated inputs are outputs too: count them once.
@@ -115,7 +116,7 @@ class OurStep:
         """Seconds for so many updates, the device's work done."""
         start = time.perf_counter()
         for _ in range(steps):
-            self.state, self.metrics = self.step(self.state, self.rows)
+            self.state, self.metrics = self.step(self.state, self.rows, self.dials)
         jax.block_until_ready((self.state, self.metrics))
         return time.perf_counter() - start
 

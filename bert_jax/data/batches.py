@@ -16,7 +16,7 @@ from absl import flags
 from bert_jax.config import Config
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.corpus_rows import CorpusRows
-from bert_jax.data.cursor import Cursor, Position
+from bert_jax.data.cursor import Cursor, Position, batch_size
 from bert_jax.data.gather import Marks, Rows, empty_rows
 from bert_jax.data.mixture import Turns
 from bert_jax.data.reader_process import begin
@@ -72,25 +72,17 @@ class Stream:
     def __reduce__(self):
         return Stream, self._made_of
 
-    def batch_size(self, cursor: Cursor) -> int:
-        """Rows of the global batch at a cursor."""
-        done = sum(phase.steps for phase in self.config.phases[: cursor.phase])
-        return self.config.phases[cursor.phase].batch_size_at(cursor.step - done)
-
     def start(self, cursor: Cursor) -> Cursor:
         """The cursor with a position for every corpus, behind the intervals to be skipped that it stands in."""
         positions = cursor.positions or (Position(),) * len(self.corpora)
         cursor = dataclasses.replace(cursor, positions=positions)
-        for first, last in sorted(cursor.skipped):
-            if first <= cursor.rows < last:
-                cursor = self._behind(cursor, last - cursor.rows)
-        return cursor
+        skipped = cursor.behind_skipped() - cursor.rows
+        return self._behind(cursor, skipped) if skipped else cursor
 
     def following(self, cursor: Cursor) -> Cursor:
         """The cursor after the update at `cursor`."""
-        cursor = dataclasses.replace(self._behind(cursor, self.batch_size(cursor)), step=cursor.step + 1)
-        last = cursor.phase + 1 == len(self.config.phases)
-        if not last and cursor.step == sum(p.steps for p in self.config.phases[: cursor.phase + 1]):
+        cursor = dataclasses.replace(self._behind(cursor, batch_size(self.config, cursor)), step=cursor.step + 1)
+        if self.config.place_of(cursor.step)[0] > cursor.phase:
             # A new phase opens an epoch of its own, unless the old one has just ended.
             opened = [
                 Position(position.epoch + (position != Position(position.epoch))) for position in cursor.positions
@@ -123,7 +115,7 @@ class Stream:
 
     def batch(self, cursor: Cursor) -> Rows:
         """This process's rows of the update at `cursor`; they may straddle windows and epochs."""
-        seq_len, size = self.config.phases[cursor.phase].seq_len, self.batch_size(cursor)
+        seq_len, size = self.config.phases[cursor.phase].seq_len, batch_size(self.config, cursor)
         process, processes = self.place
         share = size // processes
         first = process * share
@@ -171,4 +163,4 @@ class _Updates:
         step = self.start.step + int(index)
         here = self.stream.cursor_at(self.start, step)
         rows = self.stream.batch(here)
-        return HostBatch(rows, self.stream.batch_size(here), self.stream.cursor_at(self.start, step + 1))
+        return HostBatch(rows, batch_size(self.stream.config, here), self.stream.cursor_at(self.start, step + 1))

@@ -4,6 +4,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from bert_jax.config import Config
+
 
 @dataclass(frozen=True)
 class Position:
@@ -38,6 +40,14 @@ class Cursor:
         """
         return dataclasses.replace(self, skipped=(*self.skipped, (first, last)))
 
+    def behind_skipped(self) -> int:
+        """`rows`, or where the intervals to be passed over end that they lie in."""
+        rows = self.rows
+        for first, last in sorted(self.skipped):
+            if first <= rows < last:
+                rows = last
+        return rows
+
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Cursor":
         """Inverse of ``dataclasses.asdict``, also after a way through JSON."""
@@ -48,3 +58,19 @@ class Cursor:
                 "skipped": tuple((first, last) for first, last in values["skipped"]),
             }
         )
+
+
+def batch_size(config: Config, cursor: Cursor) -> int:
+    """Rows of the global batch at a cursor."""
+    phase, done = config.place_of(cursor.step)
+    return config.phases[phase].batch_size_at(done)
+
+
+def count_rows(config: Config, cursor: Cursor, step: int) -> int:
+    """`rows` of the cursor before update `step`, counted on from an earlier cursor; nothing is planned for it."""
+    cursor = dataclasses.replace(cursor, rows=cursor.behind_skipped())
+    while cursor.step < step:
+        rows = cursor.rows + batch_size(config, cursor)
+        cursor = dataclasses.replace(cursor, rows=rows, step=cursor.step + 1)
+        cursor = dataclasses.replace(cursor, rows=cursor.behind_skipped())
+    return cursor.rows

@@ -10,7 +10,7 @@ import concurrent.futures
 import hashlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ from etils import epath
 from bert_jax.errors import UserError
 
 COMMIT = "COMMIT.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 class Checkpoints:
@@ -34,7 +34,7 @@ class Checkpoints:
         self._committer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="commit")
         self._commit: concurrent.futures.Future | None = None
 
-    def save(self, step: int, state: Any, about: dict[str, Any]) -> None:
+    def save(self, step: int, state: Any, about: dict[str, Any], good: int = -1) -> None:
         """Start saving; returns once the arrays have left the device, so that their buffers may be donated.
 
         Waits for the save before it, and raises what went wrong there.
@@ -43,6 +43,8 @@ class Checkpoints:
           step: updates done; names the directory.
           state: tree of arrays.
           about: JSON values to keep beside them.
+          good: the newest checkpoint of so many updates or fewer is kept, however many newer ones there are;
+            -1 if there is none to be kept.
         """
         self.wait()
         target = self.directory / f"{step:08d}"
@@ -51,16 +53,31 @@ class Checkpoints:
         target.mkdir(parents=True)
         (target / "run.json").write_text(json.dumps({"format_version": FORMAT_VERSION, **about}, indent=1))
         self._orbax.save(target / "state", args=ocp.args.StandardSave(state))
-        self._commit = self._committer.submit(self._finish, target)
+        self._commit = self._committer.submit(self._finish, target, good)
 
-    def _finish(self, target: epath.Path) -> None:
+    def _finish(self, target: epath.Path, good: int) -> None:
         self._orbax.wait_until_finished()
         write_commit(target)
-        for old in list(committed(self.directory))[self.keep :]:
-            (old / COMMIT).unlink()  # first, so that a half-deleted checkpoint does not count
+        newest_first = list(committed(self.directory))
+        needed = next((save for save in newest_first if int(save.name) <= good), None)
+        self._delete([save for save in newest_first[self.keep :] if save != needed])
+
+    def _delete(self, saves: Iterable[epath.Path]) -> None:
+        for save in saves:
+            (save / COMMIT).unlink()  # first, so that a half-deleted checkpoint does not count
         for save in _saves(self.directory):  # those, and what kills left behind
             if not (save / COMMIT).exists():
                 save.rmtree()
+
+    def delete(self, steps: Iterable[int]) -> None:
+        """Delete the checkpoints of these updates."""
+        self.wait()
+        self._delete([save for save in committed(self.directory) if int(save.name) in set(steps)])
+
+    def described(self) -> list[tuple[int, dict[str, Any]]]:
+        """Updates done and what was said, of every complete checkpoint, newest first."""
+        self.wait()
+        return [(int(save.name), read_about(save)) for save in committed(self.directory)]
 
     def wait(self) -> None:
         """Until the last save is committed; raises what went wrong in it."""
@@ -79,13 +96,14 @@ class Checkpoints:
             self._committer.shutdown()
             self._orbax.close()
 
-    def restore(self, abstract: Any) -> tuple[Any, dict[str, Any]] | None:
+    def restore(self, abstract: Callable[[dict[str, Any]], Any]) -> tuple[Any, dict[str, Any]] | None:
         """The newest checkpoint whose files are all intact, with what was said about it; None if there is none.
 
         A damaged one is named on stderr and passed over for the one before.
 
         Args:
-          abstract: tree of ShapeDtypeStruct with shardings: how to restore, not how it was saved.
+          abstract: from what was said about it, a tree of ShapeDtypeStruct with shardings: how to restore, not how
+            it was saved.
 
         Raises:
           UserError: there are checkpoints, but all are damaged.
@@ -93,8 +111,8 @@ class Checkpoints:
         found = verified(self.directory)
         if found is None:
             return None
-        state = self._orbax.restore(found / "state", args=ocp.args.StandardRestore(abstract))
-        return state, read_about(found)
+        about = read_about(found)
+        return self._orbax.restore(found / "state", args=ocp.args.StandardRestore(abstract(about))), about
 
 
 def restore_params(checkpoint: epath.Path, shapes: Any) -> Any:
@@ -121,14 +139,13 @@ def read_about(checkpoint: epath.Path) -> dict[str, Any]:
     """What was said about a checkpoint when it was saved.
 
     Raises:
-      UserError: it was written by a later version of bert_jax.
+      UserError: it was written by another version of bert_jax, in another format.
     """
     about = json.loads((checkpoint / "run.json").read_text())
-    if about["format_version"] > FORMAT_VERSION:
-        raise UserError(
-            f"{checkpoint}: checkpoint format {about['format_version']} is newer than this bert_jax reads "
-            f"({FORMAT_VERSION}): update bert_jax"
-        )
+    version = about["format_version"]
+    if version != FORMAT_VERSION:
+        remedy = "update bert_jax" if version > FORMAT_VERSION else "use the version that wrote it"
+        raise UserError(f"{checkpoint} has format {version}, and this bert_jax reads {FORMAT_VERSION}: {remedy}")
     return about
 
 

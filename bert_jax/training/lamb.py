@@ -5,14 +5,12 @@ all axes but those that count tensors; `optax.lamb` would take one ratio for the
 XLA completes the norms across devices.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
-import optax
 
-from bert_jax.shapes import Array
-from bert_jax.training.treatment import Treatment
+from bert_jax.config import OptimizerConfig
+from bert_jax.shapes import Array, Float
 
 
 class Flavour(NamedTuple):
@@ -34,40 +32,16 @@ FLAVOURS = {
 }
 
 
-def scale_by_moments(
-    beta1: float, beta2: float, epsilon: float, *, bias_correction: bool
-) -> optax.GradientTransformation:
-    """Adam's direction, with or without bias correction (Kingma and Ba 2015, algorithm 1)."""
-    adam = optax.scale_by_adam(beta1, beta2, eps=epsilon)
-    if bias_correction:
-        return adam
-
-    def update(gradients: Any, state: optax.ScaleByAdamState, params: Any = None):
-        mu = jax.tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, state.mu, gradients)
-        nu = jax.tree.map(lambda v, g: beta2 * v + (1 - beta2) * jnp.square(g), state.nu, gradients)
-        direction = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + epsilon), mu, nu)
-        return direction, optax.ScaleByAdamState(optax.safe_increment(state.count), mu, nu)
-
-    return optax.GradientTransformation(adam.init, update)
-
-
-def scale_by_trust_ratio(treatments: Any, *, adapt_undecayed: bool) -> optax.GradientTransformation:
-    """Multiply each logical tensor's update by |weights| / |update|, or by 1 where either norm is 0.
+def trust_ratio(
+    config: OptimizerConfig, weight_squares: Float[Array, "..."], update_squares: Float[Array, "..."]
+) -> Float[Array, "..."]:
+    """|weights| / |update| of each logical tensor within the config's bounds, or 1 where either norm is 0.
 
     Args:
-      treatments: tree of `Treatment`; its axes say which logical tensors an array holds.
-      adapt_undecayed: whether tensors without weight decay get a ratio too.
+      config: has the bounds (phi of algorithm 2).
+      weight_squares: sums of squares of logical tensors.
+      update_squares: those of their updates.
     """
-
-    def scale(update: Array, weights: Array, treatment: Treatment) -> Array:
-        if not (treatment.decayed or adapt_undecayed):
-            return update
-        axes = tuple(axis for axis in range(update.ndim) if axis not in treatment.tensor_axes)
-        weight_norm, update_norm = (jnp.sqrt(jnp.square(x).sum(axes, keepdims=True)) for x in (weights, update))
-        usable = (weight_norm > 0) & (update_norm > 0)
-        return update * jnp.where(usable, weight_norm / jnp.where(usable, update_norm, 1.0), 1.0)
-
-    def update(updates: Any, state: optax.EmptyState, params: Any):
-        return jax.tree.map(scale, updates, params, treatments), state
-
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    usable = (weight_squares > 0) & (update_squares > 0)
+    ratio = jnp.sqrt(weight_squares) / jnp.sqrt(jnp.where(usable, update_squares, 1.0))
+    return jnp.where(usable, jnp.clip(ratio, config.min_trust_ratio, config.max_trust_ratio), 1.0)

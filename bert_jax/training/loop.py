@@ -5,6 +5,7 @@ import dataclasses
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +14,23 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from bert_jax.config import Config
 from bert_jax.data.cursor import Cursor
 from bert_jax.errors import UserError
-from bert_jax.training.checkpoint import Checkpoints, directory_of, restore_params, verified
+from bert_jax.training import rescue
+from bert_jax.training.budget import Budget
+from bert_jax.training.checkpoint import Checkpoints, directory_of, read_about, restore_params, verified
+from bert_jax.training.goodput import Goodput
+from bert_jax.training.ledger import Ledger
+from bert_jax.training.micro_batch import Asked
+from bert_jax.training.programs import Programs, make_evaluator, micro_batches_of
 from bert_jax.training.reporter import Reporter
 from bert_jax.training.sharding import check_processes, check_rows, make_mesh, put_rows
-from bert_jax.training.state import TrainState, abstract_state, init_state
-from bert_jax.training.step import make_eval_step, make_train_step
+from bert_jax.training.state import TrainState, abstract_state, enter_phase, init_state, state_from
+from bert_jax.training.step import put_dials
 from bert_jax.training.task import Params, Task
+from bert_jax.training.watch import TroubleError
+from bert_jax.training.workdir import LEDGER
 
 
 @dataclass(frozen=True)
@@ -29,68 +39,163 @@ class Place:
 
     cursor: Cursor
     """What the next update reads."""
+    phase: int
+    """Of the last update: the parameters have its depth."""
     tokens_seen: int
     """Real tokens in all updates so far."""
     evaluation: dict[str, float]
     """Newest held-out metrics."""
+    ended: str = ""
+    """Why the run is over: after its "steps", its "time", or at its "target"; empty while it is not."""
 
 
-def train(task: Task, workdir: Path, about: dict[str, Any], profile: tuple[int, int] | None = None) -> Place:
+@dataclass(frozen=True)
+class Run:
+    """What stays the same while a run goes on, and back."""
+
+    task: Task
+    mesh: Mesh
+    workdir: Path
+    about: dict[str, Any]
+    """JSON values to keep in every checkpoint."""
+    start: Callable[[], Params] | None
+    """Reads the parameters to start from; None: they are drawn."""
+    ledger: Ledger
+    budget: Budget
+    programs: Programs
+    profile: tuple[int, int] | None
+    stopping: threading.Event
+    """Set by SIGTERM."""
+
+
+def train(
+    task: Task,
+    workdir: Path,
+    about: dict[str, Any],
+    *,
+    start: Callable[[], Params] | None = None,
+    profile: tuple[int, int] | None = None,
+    micro_batch: Asked = None,
+    begun: float | None = None,
+) -> Place:
     """Run the task to its end, from its newest intact checkpoint if there is one.
 
-    On SIGTERM the run is saved after the current update and this returns; the same call continues it.
+    On SIGTERM the run is saved after the current update and this returns; the same call continues it. After trouble
+    (training/watch.py) it goes back and on by itself (training/rescue.py).
 
     Args:
       task: what to train.
       workdir: of the run, claimed for it (workdir.claim).
       about: JSON values to keep in every checkpoint.
+      start: reads the parameters to start from.
       profile: write a trace of updates [first, last) to workdir/profile.
+      micro_batch: rows at a time on each device, "auto", or None for what the config says.
+      begun: `time.time()` when the process began its work, for goodput.
 
     Returns:
-      where the run stands; it is finished if the cursor's step is the config's total.
+      where the run stands.
 
     Raises:
-      UserError: a batch that the mesh cannot split, a loss that is not finite, damaged checkpoints.
+      UserError: a batch that the mesh cannot split, training that diverges again and again, damaged checkpoints.
     """
-    config, mesh = task.config, checked_mesh(task)
-    compiled: dict[tuple[int, int], Any] = {}  # by phase and rows: each has its own shapes
-    evaluate = make_evaluator(task, mesh)
+    mesh, ledger = checked_mesh(task), Ledger(workdir / LEDGER)
+    programs, budget = Programs(task, mesh, ledger, micro_batch), Budget(task.config, ledger)
+    begun = begun or time.time()
+    with _sigterm() as stopping:
+        run = Run(task, mesh, workdir, about, start, ledger, budget, programs, profile, stopping)
+        while True:
+            with Checkpoints(directory_of(workdir), task.config.checkpoint.keep) as checkpoints:
+                rescue.carry_out(checkpoints, ledger)
+                try:
+                    return _attempt(run, checkpoints, Goodput(workdir, begun))
+                except TroubleError as trouble:
+                    rescue.decide(trouble, task.config, checkpoints, ledger)
+            begun = time.time()
+
+
+def _attempt(run: Run, checkpoints: Checkpoints, goodput: Goodput) -> Place:
+    """From the newest checkpoint to the end, to SIGTERM, or to Trouble."""
+    config = run.task.config
     with contextlib.ExitStack() as stack:
-        checkpoints = stack.enter_context(Checkpoints(directory_of(workdir), config.checkpoint.keep))
-        state, place = _restore_or_init(task, mesh, checkpoints)
-        cursor, evaluation = place.cursor, place.evaluation
-        devices = list(mesh.devices.flat)
-        report = stack.enter_context(Reporter(task, workdir, devices, cursor.step, place.tokens_seen, profile))
-        stopping = stack.enter_context(_sigterm())
-        batches = stack.enter_context(contextlib.closing(task.batches(cursor)))
+        state, place = _restore_or_init(run, checkpoints)
+        cursor, phase, evaluation = place.cursor, place.phase, place.evaluation
+        if ended := _ended(run, cursor, evaluation):
+            return dataclasses.replace(place, ended=ended)
+        so_far = cursor.step, place.tokens_seen
+        report = stack.enter_context(Reporter(run.task, run.workdir, run.mesh, *so_far, goodput, run.profile))
+        batches = stack.enter_context(contextlib.closing(run.task.batches(cursor)))
+        goodput.ready(cursor.step)
         for rows, size, following in report.timed(batches):
-            phase, shapes = config.phases[cursor.phase], (cursor.phase, size)
+            run.budget.look(cursor.step)
             report.before(cursor.step)
-            batch = put_rows(rows, mesh, size)
-            if shapes not in compiled:
-                train_step = make_train_step(task, mesh, phase.accumulation_of(size))
-                compiled[shapes] = train_step.lower(state, batch).compile()
+            with goodput.spending("compile"):
+                if cursor.phase != phase:
+                    phase = cursor.phase
+                    state = enter_phase(state, run.task.at(phase), run.mesh)
+                update, accumulation = run.programs.update(phase, state, rows)
+            batch = put_rows(rows, run.mesh, config.phases[phase].batch_size)
+            turns = micro_batches_of(config.phases[phase], size, accumulation)
+            dials = put_dials(run.budget.rate(cursor.step), turns, run.mesh)
             with jax.transfer_guard("disallow"):
-                state, metrics = compiled[shapes](state, batch)
-            report.push(following.step, size * phase.seq_len, metrics)
-            cursor = following
-            last = cursor.step == config.total_steps
-            if last or _due(cursor.step, config.evaluation.every):
+                state, metrics = update(state, batch, dials)
+            report.push(following.step, size * config.phases[phase].seq_len, metrics)
+            before, cursor = cursor, following
+            if _evaluation_due(config, before, cursor) or _ended(run, cursor, {}):
                 report.flush()
-                evaluation = evaluate(state.params)
+                with goodput.spending("evaluation"):
+                    evaluation = run.programs.evaluator(phase)(state.params)
                 report.held_out(cursor.step, evaluation)
-            stop = stopping.is_set()  # asked once: SIGTERM between save and break must not skip the save
-            if last or stop or _due(cursor.step, config.checkpoint.every):
+            ended = _ended(run, cursor, evaluation)
+            stop = run.stopping.is_set()  # asked once: SIGTERM between save and break must not skip the save
+            if ended or stop or cursor.step % config.checkpoint.every == 0:
                 report.flush()  # the lines that a committed checkpoint covers must be on disk before it
-                place = Place(cursor, report.tokens_seen, evaluation)
-                checkpoints.save(cursor.step, state, dataclasses.asdict(place) | about)
-            if stop:
+                place = Place(cursor, phase, report.tokens_seen, evaluation, ended)
+                with goodput.spending("checkpoint"):
+                    _save(run, checkpoints, state, place)
+                goodput.record(cursor.step)
+            if ended or stop:
                 break
     return place
 
 
-def _due(step: int, every: int) -> bool:
-    return every > 0 and step % every == 0
+def _restore_or_init(run: Run, checkpoints: Checkpoints) -> tuple[TrainState, Place]:
+    restored = checkpoints.restore(lambda about: abstract_state(run.task.at(about["phase"]), run.mesh))
+    if restored is not None:
+        state, saved = restored
+        cursor = rescue.with_skipped(Cursor.from_dict(saved["cursor"]), run.ledger)
+        print(f"continuing from update {cursor.step}", file=sys.stderr)
+        return state, Place(cursor, saved["phase"], saved["tokens_seen"], saved["evaluation"])
+    place = Place(rescue.with_skipped(Cursor(), run.ledger), 0, 0, {})
+    if run.start is None:
+        return init_state(run.task.at(0), run.mesh), place
+    state = state_from(run.task.at(0), run.mesh, run.start())
+    _save(run, checkpoints, state, place)  # so that what it started from is not needed again
+    return state, place
+
+
+def _save(run: Run, checkpoints: Checkpoints, state: TrainState, place: Place) -> None:
+    step = place.cursor.step
+    good = step - run.task.config.rescue.calm_steps
+    checkpoints.save(step, state, dataclasses.asdict(place) | run.about, good)
+
+
+def _evaluation_due(config: Config, before: Cursor, behind: Cursor) -> bool:
+    """Whether to evaluate behind an update: by rows if there is a target, else by updates."""
+    if config.target.mlm_accuracy is not None:
+        every = config.target.rows_between(config.phases[before.phase].batch_size)
+        return before.rows // every < behind.rows // every
+    every = config.evaluation.every
+    return every > 0 and behind.step % every == 0
+
+
+def _ended(run: Run, cursor: Cursor, evaluation: dict[str, float]) -> str:
+    """Why the run is over at a cursor with its newest evaluation; empty if it is not."""
+    goal = run.task.config.target.mlm_accuracy
+    if goal is not None and evaluation.get("mlm_accuracy", 0.0) >= goal:
+        return "target"
+    if cursor.step >= run.task.config.total_steps:
+        return "steps"
+    return "time" if cursor.step >= run.budget.end else ""
 
 
 def checked_mesh(task: Task) -> Mesh:
@@ -100,30 +205,9 @@ def checked_mesh(task: Task) -> Mesh:
     for i, phase in enumerate(task.config.phases):
         first = phase.batch_size_at(0)  # later ones are multiples of it
         name = "start_batch_size" if phase.start_batch_size else "batch_size"
-        check_rows(first, phase.accumulation_of(first), mesh, f"phases.{i}.{name}")
+        check_rows(first, micro_batches_of(phase, first, phase.accumulation), mesh, f"phases.{i}.{name}")
     check_rows(task.config.evaluation.batch_size, 1, mesh, "evaluation.batch_size")
     return mesh
-
-
-def _restore_or_init(task: Task, mesh: Mesh, checkpoints: Checkpoints) -> tuple[TrainState, Place]:
-    restored = checkpoints.restore(abstract_state(task, mesh))
-    if restored is None:
-        return init_state(task, mesh), Place(Cursor(), 0, {})
-    state, saved = restored
-    place = Place(Cursor.from_dict(saved["cursor"]), saved["tokens_seen"], saved["evaluation"])
-    print(f"continuing from update {place.cursor.step}", file=sys.stderr)
-    return state, place
-
-
-def make_evaluator(task: Task, mesh: Mesh) -> Callable[[Params], dict[str, float]]:
-    """Held-out metrics as a function of parameters that are on the mesh."""
-    eval_step = make_eval_step(task, mesh)
-    rows = task.config.evaluation.batch_size
-
-    def evaluate(params: Params) -> dict[str, float]:
-        return task.evaluate(lambda batch: jax.device_get(eval_step(params, put_rows(batch, mesh, rows))))
-
-    return evaluate
 
 
 def evaluate_newest(task: Task, workdir: Path) -> dict[str, float]:
@@ -136,6 +220,7 @@ def evaluate_newest(task: Task, workdir: Path) -> dict[str, float]:
     found = verified(directory_of(workdir))
     if found is None:
         raise UserError(f"{workdir} has no finished checkpoint yet: train it further with bert-jax pretrain")
+    task = task.at(read_about(found)["phase"])
     abstract = abstract_state(task, mesh).params
     params = restore_params(found, abstract)
     on_mesh = jax.tree.map(lambda x, shape: jax.device_put(x, shape.sharding), params, abstract)

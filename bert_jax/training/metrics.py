@@ -1,59 +1,177 @@
-"""What a run reports: lines in ``metrics.jsonl``, and TensorBoard events made from them.
+"""What a run reports: lines in ``metrics.jsonl``; TensorBoard events and a run of Weights & Biases are views of them.
 
 A line is ``{"step": 100, "split": "train", "mlm_loss": ..., "timing": {...}}``. All but ``timing`` is a function
 of (config, corpus, seed); resuming cuts the file back to the restored step, so a killed run ends with the
 same lines as an undisturbed one.
 """
 
+import contextlib
+import importlib
 import json
 import math
 import time
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, Protocol
+
+from bert_jax.errors import UserError
+
+Line = dict[str, Any]
+WANDB_ID = "wandb_id"
+"""File in a work directory: the id of its run at Weights & Biases. It moves with the directory."""
+
+
+class Sink(Protocol):
+    """Where lines go."""
+
+    def write(self, line: Line) -> None:
+        """Take the next line."""
+
+    def close(self) -> None:
+        """Send what is left, and close."""
 
 
 class MetricsWriter:
-    """Appends lines and events; on opening, cuts both back to the step that is resumed from."""
+    """Takes the metrics of a run; to be made by the one process that writes.
 
-    def __init__(self, workdir: Path, resumed_step: int, *, tensorboard: bool):
+    On opening, lines after the step that is resumed from are cut, and the views get those that stay.
+    """
+
+    def __init__(self, workdir: Path, resumed_step: int, *, tensorboard: bool, wandb: str | None = None):
+        """Opens all.
+
+        Args:
+          workdir: of the run; its config.json is shown at Weights & Biases.
+          resumed_step: updates done; 0 for a new run.
+          tensorboard: also write TensorBoard events, to workdir/tensorboard.
+          wandb: project of Weights & Biases to write to as well. WANDB_MODE and its other variables count.
+
+        Raises:
+          UserError: wandb is not installed or cannot be started; no line has been cut then.
+        """
         self.path = workdir / "metrics.jsonl"
-        kept = cut_back(self.path, resumed_step)
-        self._file = self.path.open("a", encoding="utf-8")
-        self._events = None
-        if tensorboard:
-            import tensorboardX  # slow to import, and optional
-
-            directory = workdir / "tensorboard"
-            for old in directory.glob("events.*"):
-                old.unlink()  # events are a view of the lines: they are made again, not cut
-            self._events = tensorboardX.SummaryWriter(str(directory))
-            for line in kept:
-                self._add_events(line)
+        with contextlib.ExitStack() as opened:
+            views: list[Sink] = []
+            if wandb is not None:
+                views.append(_WandbRun(workdir, wandb))
+            if tensorboard:
+                views.append(_Events(workdir / "tensorboard"))
+            for view in views:
+                opened.callback(view.close)
+            for line in cut_back(self.path, resumed_step):
+                for view in views:
+                    view.write(line)
+            self._sinks: list[Sink] = [_Lines(self.path), *views]
+            opened.pop_all()
 
     def write(self, step: int, split: str, values: dict[str, float], timing: dict[str, float]) -> None:
         """Append one line; it is in the file when this returns."""
         line = {"step": step, "split": split, **values, "timing": {"unix": time.time(), **timing}}
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
-        self._add_events(line)
-
-    def _add_events(self, line: dict[str, Any]) -> None:
-        if self._events is None:
-            return
-        numbers = {k: v for k, v in line.items() if k not in ("step", "split", "timing")} | line["timing"]
-        unix = numbers.pop("unix")
-        for name, value in numbers.items():
-            if value is not None and math.isfinite(value):
-                self._events.add_scalar(f"{line['split']}/{name}", value, line["step"], walltime=unix)
+        for sink in self._sinks:
+            sink.write(line)
 
     def close(self) -> None:
-        """Flush and close both."""
+        """Flush and close all."""
+        with contextlib.ExitStack() as closing:
+            for sink in self._sinks:
+                closing.callback(sink.close)
+
+
+class _Lines:
+    """The truth: what the views show can be made again from it."""
+
+    def __init__(self, path: Path):
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, line: Line) -> None:
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
         self._file.close()
-        if self._events is not None:
-            self._events.close()
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
+class _Events:
+    """TensorBoard events. Old ones are not cut but made again."""
+
+    def __init__(self, directory: Path):
+        import tensorboardX  # slow to import, and optional
+
+        for old in directory.glob("events.*"):
+            old.unlink()
+        self._writer = tensorboardX.SummaryWriter(str(directory))
+
+    def write(self, line: Line) -> None:
+        for name, value in _numbers(line):
+            self._writer.add_scalar(name, value, line["step"], walltime=line["timing"]["unix"])
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _WandbRun:
+    """A run of Weights & Biases, the same one after every restart; its step is the update.
+
+    It takes no step twice. What a restart repeats is there already and is passed over; what is not there, because
+    the project was named later or the process died before it was sent, is sent from the lines.
+    """
+
+    def __init__(self, workdir: Path, project: str):
+        wandb = _wandb()
+        config = workdir / "config.json"
+        try:
+            self._run = wandb.init(
+                project=project,
+                id=_run_id(workdir),
+                resume="allow",
+                name=workdir.resolve().name,
+                dir=str(workdir),
+                config=json.loads(config.read_text())["config"] if config.exists() else {},
+            )
+        except wandb.Error as error:
+            reason = (str(error).splitlines() or [""])[0]
+            raise UserError(
+                f"log.wandb {project}: Weights & Biases cannot be started ({reason}): run `wandb login`, set "
+                "WANDB_MODE=offline, or leave log.wandb out"
+            ) from error
+        self._first = self._run.step
+
+    def write(self, line: Line) -> None:
+        if line["step"] >= self._first:
+            self._run.log(dict(_numbers(line)), step=line["step"])
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def _wandb() -> ModuleType:
+    try:
+        return importlib.import_module("wandb")
+    except ModuleNotFoundError as error:
+        raise UserError(
+            "log.wandb needs the package wandb, which is missing: run pip install 'bert_jax[wandb]', or leave it out"
+        ) from error
+
+
+def _run_id(workdir: Path) -> str:
+    path = workdir / WANDB_ID
+    if not path.exists():
+        path.write_text(uuid.uuid4().hex)
+    return path.read_text()
+
+
+def _numbers(line: Line) -> Iterator[tuple[str, float]]:
+    """Finite values of a line by the name of their curve."""
+    values = {name: value for name, value in line.items() if name not in ("step", "split", "timing")}
+    speeds = {name: value for name, value in line["timing"].items() if name != "unix"}
+    for name, value in (values | speeds).items():
+        if value is not None and math.isfinite(value):
+            yield f"{line['split']}/{name}", value
+
+
+def read_metrics(path: Path) -> list[Line]:
     """All complete lines; one that a kill cut short is not one."""
     if not path.exists():
         return []
@@ -61,9 +179,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in whole.splitlines()]
 
 
-def cut_back(path: Path, step: int) -> list[dict[str, Any]]:
+def cut_back(path: Path, step: int) -> list[Line]:
     """Cut the file before the first line after `step`, or an incomplete one; returns the lines that stay."""
-    kept: list[dict[str, Any]] = []
+    kept: list[Line] = []
     if path.exists():
         with path.open("rb+") as file:
             size = 0

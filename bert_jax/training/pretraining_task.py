@@ -3,6 +3,7 @@
 Needs no reader and no corpus to be compiled and timed, only to be fed (pretraining.py opens both).
 """
 
+import dataclasses
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax import masking, objectives
-from bert_jax.config import Config, ObjectiveConfig
+from bert_jax.config import Config, ModelConfig, ObjectiveConfig
 from bert_jax.data.cursor import Cursor
 from bert_jax.masking import Batch, Vocabulary
 from bert_jax.model import pretraining
@@ -40,10 +41,20 @@ class Pretraining:
     train: "Stream | None" = None
     """None: the task can be compiled but not fed."""
     validation: "HeldOut | None" = None
+    phase: int = -1
+
+    def at(self, phase: int) -> "Pretraining":
+        """The same task as it is in a phase of the run."""
+        return dataclasses.replace(self, phase=phase)
+
+    @property
+    def model(self) -> ModelConfig:
+        """The model as deep as it is in the phase."""
+        return self.config.model_of(self.phase)
 
     def init_params(self, key: Key[Array, ""]) -> Params:
         """Fresh parameters of encoder and heads."""
-        return pretraining.init(self.config.model, key, pair=self.config.objective.pair != "none")
+        return pretraining.init(self.model, key, pair=self.config.objective.pair != "none")
 
     def prepare(self, batch: Batch, *, evaluating: bool) -> Batch:
         """Mask tokens; when evaluating, always 15 % and always the same, whatever the run's rate and seed.
@@ -56,7 +67,8 @@ class Pretraining:
             key, objective = fold(jnp.uint32(0), EVALUATION_STREAM), EVALUATION_MASKS
         else:
             key, objective = fold(jnp.uint32(self.config.seed), MASK_STREAM), self.config.objective
-        return masking.mask_tokens(batch, key, objective, self.vocabulary)
+        most = None if evaluating else self.config.phases[self.phase].max_predictions
+        return masking.mask_tokens(batch, key, objective, self.vocabulary, most)
 
     def loss_weights(self, batch: Batch) -> dict[str, Float[Array, ""]]:
         """Predicted tokens, and sentence pairs."""
@@ -64,7 +76,7 @@ class Pretraining:
 
     def sums(self, params: Params, batch: Batch, noise: Noise | None) -> dict[str, Sum]:
         """Loss and accuracy over predicted tokens and over sentence pairs."""
-        model = pretraining.bind(self.config.model, params)
+        model = pretraining.bind(self.model, params)
         return objectives.pretraining_sums(model, batch, noise)
 
     def batches(self, cursor: Cursor) -> "Generator[HostBatch, None, None]":
@@ -77,15 +89,14 @@ class Pretraining:
 
         A causal model predicts at all positions of a row but the last.
         """
-        for phase in self.config.phases:
-            if step < phase.steps:
-                break
-            step -= phase.steps
+        i, done = self.config.place_of(step)
+        phase = self.config.phases[i]
         if self.config.model.direction == "causal":
             predictions = phase.seq_len - 1
         else:
-            predictions = int(masking.prediction_counts(self.config.objective.mask_rate, phase.seq_len)[-1])
-        return pretraining_flops(self.config.model, phase.batch_size_at(step), phase.seq_len, predictions)
+            rate, most = self.config.objective.mask_rate, phase.max_predictions
+            predictions = int(masking.prediction_counts(rate, phase.seq_len, most)[-1])
+        return pretraining_flops(self.config.model_of(i), phase.batch_size_at(done), phase.seq_len, predictions)
 
     def evaluate(self, score: Score) -> dict[str, float]:
         """Held-out token and pair metrics, beside a unigram model on the very same targets.

@@ -7,15 +7,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
+from jax.sharding import Mesh
 
-from bert_jax.errors import UserError
 from bert_jax.progress import progress
+from bert_jax.training.goodput import Goodput
 from bert_jax.training.metrics import MetricsWriter
 from bert_jax.training.task import Task
 from bert_jax.training.throughput import peak_flops
+from bert_jax.training.watch import check
 
 if TYPE_CHECKING:
     from bert_jax.data.batches import HostBatch
+
+
+WATCHED = ("tokens", "skipped_in_a_row", "loss", "loss_rise")
+"""Metrics that are read after every update."""
+UNWRITTEN = {"tokens", "skipped_in_a_row", "loss_rise"}
+"""Metrics that are of no use in a line for many updates."""
 
 
 class Reporter:
@@ -28,15 +36,16 @@ class Reporter:
         self,
         task: Task,
         workdir: Path,
-        devices: list[jax.Device],
+        mesh: Mesh,
         step: int,
         tokens_seen: int,
+        goodput: Goodput,
         profile: tuple[int, int] | None,
     ):
         config = task.config
-        self.task, self.every, self.tokens_seen = task, config.log.every, tokens_seen
+        self.task, self.every, self.tokens_seen, self.goodput = task, config.log.every, tokens_seen, goodput
         self.writer = MetricsWriter(workdir, step, tensorboard=config.log.tensorboard)
-        self.peak = peak_flops(devices)
+        self.peak = peak_flops(list(mesh.devices.flat))
         self.bar = progress("pretraining", config.total_steps, "step")
         self.bar.update(step)
         self.trace_directory, self.profile, self.tracing = workdir / "profile", profile, False
@@ -57,7 +66,8 @@ class Reporter:
         """The same batches; how long each let itself be waited for counts in `data_wait`."""
         while True:
             start = time.perf_counter()
-            batch = next(batches, None)
+            with self.goodput.spending("data_wait"):
+                batch = next(batches, None)
             self.window.waited += time.perf_counter() - start
             if batch is None:
                 return
@@ -72,7 +82,7 @@ class Reporter:
           metrics: still on the device.
 
         Raises:
-          UserError: the loss of the one before is not finite.
+          Trouble: the one before shows it.
         """
         self.flush(then=(step, slots, metrics))
 
@@ -83,21 +93,21 @@ class Reporter:
             self._report(*waiting)
 
     def _report(self, step: int, slots: int, metrics: dict[str, jax.Array]) -> None:
-        tokens = int(jax.device_get(metrics["tokens"]))
+        watched = jax.device_get({name: metrics[name] for name in WATCHED})
+        tokens, in_a_row, loss, rise = (watched[name].item() for name in WATCHED)
+        check(step, loss, in_a_row, rise, self.task.config.rescue)
         self.tokens_seen += tokens
         self.window.add(tokens, slots, self.task.step_flops(step - 1))
         self.bar.update(1)
         if step % self.every and step != self.task.config.total_steps:
             return
-        values = {name: float(value) for name, value in jax.device_get(metrics).items() if name != "tokens"}
-        if not math.isfinite(values["loss"]):
-            raise UserError(
-                f"the loss is {values['loss']} after update {step}: lower the learning rate or lengthen the "
-                "warmup, and start in another --workdir"
-            )
-        self.bar.set_postfix_str(f"loss {values['loss']:.3f}", refresh=False)
-        values["tokens_seen"] = self.tokens_seen
-        self.writer.write(step, "train", values, self.window.close(self.peak))
+        kept = {name: value for name, value in metrics.items() if name not in UNWRITTEN}
+        numbers = {name: value.item() for name, value in jax.device_get(kept).items()}
+        # JSON has no NaN: what is not finite is null.
+        values = {name: number if math.isfinite(number) else None for name, number in numbers.items()}
+        self.bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
+        self.writer.write(step, "train", values | {"tokens_seen": self.tokens_seen}, self.window.close(self.peak))
+        self.goodput.record(step)
 
     def held_out(self, step: int, values: dict[str, float]) -> None:
         """Report an evaluation; its time is taken out of the training speed."""

@@ -1,36 +1,51 @@
-"""Learning rate as a function of the update, over all phases of a run."""
+"""Learning rate as a function of the update. The host computes it; neither jax nor numpy is needed."""
 
-from collections.abc import Callable, Sequence
+import math
 
-import jax.numpy as jnp
-
-from bert_jax.config import Phase
-from bert_jax.shapes import Array, Float, Int
-
-Schedule = Callable[[Int[Array, ""]], Float[Array, ""]]
+from bert_jax.config import Config, Phase
 
 
-def learning_rate(phases: Sequence[Phase]) -> Schedule:
-    """Linear warmup, then polynomial decay; each phase counts its own updates from 0.
+def learning_rate(phase: Phase, step: float) -> float:
+    """Learning rate of one update of a phase.
 
-    Update n of a phase (n = 0 is its first) gets, for n < warmup, peak * n / warmup, and after that
-    end + (peak - end) * (1 - n / steps) ** power: google-research/bert optimization.py, where the decay
-    also runs from update 0 and is merely covered by the warmup.
+    While `step` < `warmup_steps` it rises linearly; afterwards it falls, by the phase's `decay`, over the way from
+    `decay_start` to the phase's end. With the defaults that is google-research/bert optimization.py, where the
+    decay also runs from update 0 and is merely covered by the warmup.
+
+    Args:
+      phase: whose schedule.
+      step: update, 0 being the phase's first. It need not be whole: a phase that ends by the clock is stretched.
+        Behind the phase's end the rate stays what it is there.
     """
-    starts = [sum(phase.steps for phase in phases[:i]) for i in range(len(phases))]
+    peak, end = phase.learning_rate, phase.end_learning_rate
+    if step < phase.warmup_steps:
+        return peak * (step + phase.warmup_done) / (phase.warmup_steps + phase.warmup_done)
+    t = min(max((step - phase.decay_start) / (phase.steps - phase.decay_start), 0.0), 1.0)
+    match phase.decay:
+        case "polynomial":
+            share = (1 - t) ** phase.decay_power
+        case "cosine":
+            share = 0.5 * (1 + math.cos(math.pi * t))
+        case "sqrt":
+            share = 1 - math.sqrt(t)
+        case "constant":
+            share = 1.0
+    return end + (peak - end) * share
 
-    def schedule(step: Int[Array, ""]) -> Float[Array, ""]:
-        rate = jnp.float32(0)
-        for start, phase in zip(starts, phases, strict=True):
-            rate = jnp.where(step >= start, _within(phase, step - start), rate)
-        return rate
 
-    return schedule
+def place_of(config: Config, step: int) -> tuple[int, int]:
+    """Phase of an update of a run, and its number in that phase; both count from 0.
+
+    The update behind the last one belongs to the last phase.
+    """
+    index, start = 0, 0
+    while index < len(config.phases) - 1 and step >= start + config.phases[index].steps:
+        start += config.phases[index].steps
+        index += 1
+    return index, step - start
 
 
-def _within(phase: Phase, step: Int[Array, ""]) -> Float[Array, ""]:
-    progress = jnp.clip(step / phase.steps, 0.0, 1.0)
-    span = phase.learning_rate - phase.end_learning_rate
-    decayed = phase.end_learning_rate + span * (1.0 - progress) ** phase.decay_power
-    warming = phase.learning_rate * step / max(1, phase.warmup_steps)
-    return jnp.where(step < phase.warmup_steps, warming, decayed).astype(jnp.float32)
+def learning_rate_at(config: Config, step: int) -> float:
+    """Learning rate of an update of a run, 0 being the first. Every phase starts its schedule anew."""
+    index, within = place_of(config, step)
+    return learning_rate(config.phases[index], within)

@@ -18,6 +18,9 @@ from bert_jax.training.paths import map_with_table
 DATA_AXES = ("data", "fsdp")
 """Axes over which rows are split; the step is manual over them and automatic over ``tensor``."""
 
+PADDING = {"example_id": -1, "pair_labels": -1}
+"""What stands in a row without tokens, where it is not 0: no example, no label."""
+
 # First match wins. Moments have the parameter's path at the end of theirs, so they match the same rule.
 SPECS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"embeddings/word", ("tensor", "fsdp")),
@@ -25,14 +28,14 @@ SPECS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"layers/qkv/kernel", (None, "fsdp", None, "tensor", None)),
     (r"layers/qkv/bias", (None, None, "tensor", None)),
     (r"layers/projection/kernel", (None, "tensor", None, "fsdp")),
-    (r"layers/rise/kernel", (None, "fsdp", "tensor")),
-    (r"layers/rise/bias", (None, "tensor")),
+    (r"layers/(rise|gate)/kernel", (None, "fsdp", "tensor")),
+    (r"layers/(rise|gate)/bias", (None, "tensor")),
     (r"layers/fall/kernel", (None, "tensor", "fsdp")),
-    (r"(pooler|transform)/kernel", ("fsdp", None)),
+    (r"(embeddings/projection|pooler|transform)/kernel", ("fsdp", None)),
     (r"pair/dense/kernel", ()),
     (r"mlm/bias", ("tensor",)),
     (r"bias|scale", ()),
-    (r"count|step", ()),
+    (r"count|step|watch/\w+", ()),
 )
 
 
@@ -139,12 +142,40 @@ def _fsdp_axis(sharding: NamedSharding) -> int | None:
 
 
 def put_rows(rows: dict[str, np.ndarray], mesh: Mesh, global_rows: int) -> dict[str, jax.Array]:
-    """Global arrays from this process's rows; each device receives its own."""
+    """Global arrays from this process's rows; each device receives its own.
+
+    Args:
+      rows: this process's share of the batch, [rows, ...].
+      mesh: where to.
+      global_rows: rows of the arrays to make. If the batch has fewer, those of each device are followed by padding.
+    """
     sharding = row_sharding(mesh)
+    local = global_rows // jax.process_count()
+    shards = math.prod(mesh.shape[axis] for axis in DATA_AXES) // jax.process_count()
     return {
-        name: jax.make_array_from_process_local_data(sharding, array, (global_rows, *array.shape[1:]))
+        name: jax.make_array_from_process_local_data(
+            sharding, _padded(array, shards, local, PADDING.get(name, 0)), (global_rows, *array.shape[1:])
+        )
         for name, array in rows.items()
     }
+
+
+def _padded(array: np.ndarray, shards: int, rows: int, value: int) -> np.ndarray:
+    if len(array) == rows:
+        return array
+    padded = np.full((shards, rows // shards, *array.shape[1:]), value, array.dtype)
+    real = array.reshape(shards, -1, *array.shape[1:])
+    padded[:, : real.shape[1]] = real
+    return padded.reshape(rows, *array.shape[1:])
+
+
+def put_everywhere(tree: Any, mesh: Mesh) -> Any:
+    """The same small numpy arrays on every device; every process must pass equal ones."""
+
+    def put(x: np.ndarray) -> jax.Array:
+        return jax.make_array_from_callback(x.shape, replicated(mesh), lambda index: x[index])
+
+    return jax.tree.map(put, tree)
 
 
 def check_processes(mesh: Mesh) -> None:

@@ -1,17 +1,18 @@
-"""The training state, and how it is made: abstractly, and for real on a mesh."""
+"""The training state, how it is made, abstractly and for real on a mesh, and what becomes of it in a new phase."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
-from bert_jax.training.optimizer import make_optimizer
-from bert_jax.training.schedules import learning_rate
+from bert_jax.training.growth import repeat_layers
+from bert_jax.training.optimizer import Optimizer, make_optimizer
 from bert_jax.training.sharding import state_shardings
 from bert_jax.training.task import Params, Task
+from bert_jax.training.watch import Watch, new_phase, new_watch
 
 
 @jax.tree_util.register_dataclass
@@ -24,17 +25,19 @@ class TrainState:
     params: Params
     """Nested dict of float32 arrays."""
     optimizer: Any
-    """Moments and counts, as optax holds them."""
+    """Moments, and the count that bias correction reads, as optax holds them."""
+    watch: Watch
+    """What guards against divergence."""
 
 
-def task_optimizer(task: Task) -> optax.GradientTransformation:
-    """The optimizer that the task's config asks for."""
-    config = task.config
-    params = jax.eval_shape(task.init_params, jax.random.key(0))
-    return make_optimizer(config.optimizer, learning_rate(config.phases), params)
+def task_optimizer(task: Task) -> Optimizer:
+    """The optimizer that the task's config asks for, in the task's phase."""
+    config, params = task.config, jax.eval_shape(task.init_params, jax.random.key(0))
+    frozen = config.phases[task.phase].frozen
+    return make_optimizer(config.optimizer, params, frozen, layers=config.log.layers)
 
 
-def abstract_state(task: Task, mesh: Mesh) -> TrainState:
+def abstract_state(task: Task, mesh: Mesh | AbstractMesh) -> TrainState:
     """Shapes, types and shardings of the state, without making it."""
     shapes = jax.eval_shape(_initializer(task), jax.random.key(0))
     shardings = state_shardings(mesh, shapes)
@@ -47,11 +50,45 @@ def init_state(task: Task, mesh: Mesh) -> TrainState:
     return jax.jit(_initializer(task), out_shardings=shardings)(jax.random.key(task.config.seed))
 
 
-def _initializer(task: Task):
+def state_from(task: Task, mesh: Mesh, params: Params) -> TrainState:
+    """A state at update 0 that starts from given parameters, numpy arrays of the task's shapes."""
+    shardings = jax.tree.map(lambda x: x.sharding, abstract_state(task, mesh))
+    params = jax.device_put(params, shardings.params)
+    return jax.jit(_starter(task), out_shardings=shardings)(params)
+
+
+def enter_phase(state: TrainState, task: Task, mesh: Mesh) -> TrainState:
+    """The state with which the task's phase begins.
+
+    Layers, and moments that are kept, are repeated up to the phase's depth; moments and the optimizer's count start
+    anew if the phase says so; losses are watched anew.
+
+    Args:
+      state: at the end of the phase before.
+      task: in the phase that begins.
+      mesh: where.
+    """
+    phase, wanted = task.config.phases[task.phase], abstract_state(task, mesh)
+    shardings = jax.tree.map(lambda x: x.sharding, wanted)
+
+    def enter(state: TrainState) -> TrainState:
+        params = repeat_layers(state.params, wanted.params)
+        moments = state.optimizer
+        if phase.moments == "reset":
+            mu, nu = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
+        else:
+            mu, nu = (repeat_layers(tree, wanted.params) for tree in (moments.mu, moments.nu))
+        count = jnp.zeros_like(moments.count) if phase.step_count == "reset" else moments.count
+        return TrainState(state.step, params, moments._replace(count=count, mu=mu, nu=nu), new_phase(state.watch))
+
+    return jax.jit(enter, out_shardings=shardings)(state)
+
+
+def _initializer(task: Task) -> Callable[[jax.Array], TrainState]:
+    start = _starter(task)
+    return lambda key: start(task.init_params(key))
+
+
+def _starter(task: Task) -> Callable[[Params], TrainState]:
     optimizer = task_optimizer(task)
-
-    def initialize(key) -> TrainState:
-        params = task.init_params(key)
-        return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
-
-    return initialize
+    return lambda params: TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), new_watch())

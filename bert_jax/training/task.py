@@ -26,6 +26,12 @@ class Task(Protocol):
     """A training job, as the loop sees it. jax traces the first four methods; the others run on the host."""
 
     config: Config
+    phase: int
+    """Of the run, which decides the model's depth; the last one unless `at` was called."""
+
+    def at(self, phase: int) -> "Task":
+        """The same task as it is in a phase."""
+        ...
 
     def init_params(self, key: Key[Array, ""]) -> Params:
         """Fresh parameters."""

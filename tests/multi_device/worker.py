@@ -21,7 +21,7 @@ from bert_jax.training.paths import name_leaves
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.sharding import make_mesh, put_rows
 from bert_jax.training.state import init_state
-from bert_jax.training.step import make_train_step
+from bert_jax.training.step import make_train_step, put_dials
 
 VOCAB, SEQ_LEN, ROWS, STEPS = 512, 32, 32, 20
 CASES = {
@@ -80,14 +80,15 @@ def run(data: int, fsdp: int, tensor: int, accumulation: int, optimizer: str) ->
     mesh = make_mesh(task.config.mesh, jax.devices()[: data * fsdp * tensor])
     state = init_state(task, mesh)
     rows = put_rows(rows_of_step(0), mesh, ROWS)
-    compiled = make_train_step(task, mesh, accumulation).lower(state, rows).compile()
+    dials = put_dials(3e-3, 1, mesh)
+    compiled = make_train_step(task, mesh, accumulation).lower(state, rows, dials).compile()
     losses, first_moments = [], {}
     for step in range(STEPS):
         rows = put_rows(rows_of_step(step), mesh, ROWS)
-        state, metrics = compiled(state, rows)
+        state, metrics = compiled(state, rows, dials)
         losses.append(float(metrics["loss"]))
         if step == 0:  # after one update the first moment is a tenth of the clipped gradient
-            moments = name_leaves(jax.device_get(state.optimizer[1].mu))
+            moments = name_leaves(jax.device_get(state.optimizer.mu))
             first_moments = {name: np.asarray(value) for name, value in moments.items()}
     word = state.params["encoder"]["embeddings"]["word"]
     kernel = state.params["encoder"]["layers"]["rise"]["kernel"]

@@ -111,11 +111,13 @@ def train(task, accumulation: int) -> dict[str, np.ndarray]:
     import jax
 
     from bert_jax.data.cursor import Cursor
-    from bert_jax.training.loop import checked_mesh, make_evaluator
+    from bert_jax.training.loop import checked_mesh
     from bert_jax.training.paths import name_leaves
+    from bert_jax.training.programs import make_evaluator
+    from bert_jax.training.schedules import learning_rate_at
     from bert_jax.training.sharding import put_rows
     from bert_jax.training.state import init_state
-    from bert_jax.training.step import make_train_step
+    from bert_jax.training.step import make_train_step, put_dials
 
     mesh = checked_mesh(task)
     state, step = init_state(task, mesh), make_train_step(task, mesh, accumulation)
@@ -124,14 +126,15 @@ def train(task, accumulation: int) -> dict[str, np.ndarray]:
     found["losses"] = []
     for rows, size, following in task.batches(Cursor()):
         batch = put_rows(rows, mesh, size)
-        state, metrics = step(state, batch)
+        dials = put_dials(learning_rate_at(task.config, following.step - 1), 1, mesh)
+        state, metrics = step(state, batch, dials)
         found["losses"].append(float(metrics["loss"]))
         if following.step == 1:
             (shard,) = batch["input_ids"].addressable_shards
             found |= {"shard": np.asarray(shard.data), "shard_rows": np.arange(size)[shard.index[0]]}
             found |= {f"first/{name}": array for name, array in rows.items()}
             # After one update the first moment is a tenth of the clipped gradient.
-            moments = name_leaves(jax.device_get(state.optimizer[1].mu))
+            moments = name_leaves(jax.device_get(state.optimizer.mu))
             found |= {f"moment/{name}": np.asarray(value) for name, value in moments.items()}
     return found | {f"after/{name}": np.array(value) for name, value in evaluate(state.params).items()}
 

@@ -47,7 +47,7 @@ def all_files(directory: pathlib.Path) -> list[str]:
 
 def restore(directory):
     with Checkpoints(directory, keep=3) as checkpoints:
-        return checkpoints.restore(ABSTRACT)
+        return checkpoints.restore(lambda about: ABSTRACT)
 
 
 def assert_equal(left, right):
@@ -60,7 +60,7 @@ def assert_equal(left, right):
 def test_the_newest_comes_back_bit_for_bit(saved, capsys):
     state, about = restore(saved)
     assert_equal(state, state_of(4))
-    assert about == {"format_version": 1, "step": 4, **ABOUT}
+    assert about == {"format_version": 2, "step": 4, **ABOUT}
     assert capsys.readouterr().err == ""
 
 
@@ -221,13 +221,24 @@ def test_all_damaged_is_the_users_to_decide(saved, capsys):
     assert len(capsys.readouterr().err.splitlines()) == 2
 
 
-def test_later_formats_are_refused(saved):
+@pytest.mark.parametrize(("version", "remedy"), [(1, "use the version that wrote it"), (3, "update bert_jax")])
+def test_other_formats_are_refused(saved, version, remedy):
     newest = saved / "00000004"
     about = json.loads((newest / "run.json").read_text())
-    (newest / "run.json").write_text(json.dumps(about | {"format_version": 2}))
+    (newest / "run.json").write_text(json.dumps(about | {"format_version": version}))
     checkpoint.write_commit(epath.Path(newest))
-    with pytest.raises(UserError, match="newer than this bert_jax reads"):
+    with pytest.raises(UserError, match=f"has format {version}, and this bert_jax reads 2: {remedy}"):
         restore(saved)
+
+
+def test_a_good_checkpoint_outlives_newer_ones(tmp_path):
+    """The newest that is at least as old as asked stays beyond `keep`; later it may go."""
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        for step, good, left in ((1, -1, [1]), (2, 0, [2, 1]), (3, 1, [3, 2, 1]), (4, 2, [4, 3, 2]), (5, 2, [5, 4, 2])):
+            checkpoints.save(step, state_of(step), ABOUT, good)
+            assert [done for done, _ in checkpoints.described()] == left
+        checkpoints.delete([2, 5])
+        assert [done for done, _ in checkpoints.described()] == [4]
 
 
 def test_a_failed_save_is_not_silent(tmp_path, monkeypatch):

@@ -1,10 +1,13 @@
-"""metrics.jsonl and TensorBoard events: appended while training, cut back on resume."""
+"""metrics.jsonl, TensorBoard events and W&B's rows: appended while training, cut back on resume."""
 
 import json
+import sys
+import types
 
 import pytest
 from tensorboardX.proto import event_pb2
 
+from bert_jax.errors import UserError
 from bert_jax.training.metrics import MetricsWriter, cut_back, read_metrics
 
 
@@ -103,3 +106,107 @@ def test_a_whole_run(tiny_run):
         for name, value in line.items():
             if name not in ("step", "split", "timing"):
                 assert events[f"{line['split']}/{name}", line["step"]] == pytest.approx(value, rel=1e-6)
+
+
+class FakeWandb(types.ModuleType):
+    """What W&B keeps of a run over restarts, by id: rows by step, as its server merges them."""
+
+    class Error(Exception):
+        pass
+
+    def __init__(self):
+        super().__init__("wandb")
+        self.runs, self.inits, self.opened = {}, [], []
+
+    def init(self, **arguments):
+        self.inits.append(arguments)
+        rows = self.runs.setdefault((arguments["project"], arguments["id"]), {})
+        self.opened.append(FakeRun(rows))
+        return self.opened[-1]
+
+
+class FakeRun:
+    def __init__(self, rows):
+        self.rows, self.step, self.finished = rows, max(rows, default=-1) + 1, False
+
+    def log(self, values, *, step):
+        assert not self.finished and step >= self.step, "the real one would warn and drop it"
+        self.step = step
+        self.rows.setdefault(step, {}).update(values)
+
+    def finish(self):
+        self.finished = True
+
+
+@pytest.fixture
+def fake_wandb(monkeypatch):
+    fake = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    return fake
+
+
+def write_some(workdir, resumed, steps, project="p"):
+    writer = MetricsWriter(workdir, resumed, tensorboard=False, wandb=project)
+    for step in steps:
+        writer.write(step, "train", {"loss": step / 8, "bad": float("nan")}, {"mfu": 0.5})
+        if step % 4 == 0:
+            writer.write(step, "validation", {"mlm_loss": step / 4}, {})
+    writer.close()
+
+
+def rows_of(steps):
+    return {
+        s: {"train/loss": s / 8, "train/mfu": 0.5} | ({"validation/mlm_loss": s / 4} if s % 4 == 0 else {})
+        for s in steps
+    }
+
+
+def test_one_wandb_run_over_restarts(tmp_path, fake_wandb):
+    """What was sent is not sent again, what the cut took away from the lines is made up for by what follows."""
+    (tmp_path / "config.json").write_text(json.dumps({"config": {"seed": 3}}))
+    write_some(tmp_path, 0, (2, 4, 6))
+    write_some(tmp_path, 4, (6, 8))
+    ((where, rows),) = fake_wandb.runs.items()
+    assert where[0] == "p" and rows == rows_of((2, 4, 6, 8))
+    assert [init["id"] for init in fake_wandb.inits] == [(tmp_path / "wandb_id").read_text()] * 2
+    assert [init["config"] for init in fake_wandb.inits] == [{"seed": 3}] * 2
+    assert {init["resume"] for init in fake_wandb.inits} == {"allow"}
+    assert all(run.finished for run in fake_wandb.opened)
+    assert steps_in(tmp_path / "metrics.jsonl") == [2, 4, 4, 6, 8, 8]
+
+
+def test_wandb_gets_the_lines_that_it_has_not(tmp_path, fake_wandb):
+    """A project that is named after a restart."""
+    write_some(tmp_path, 0, (2, 4, 6), project=None)
+    assert not fake_wandb.inits and not (tmp_path / "wandb_id").exists()
+    write_some(tmp_path, 4, (6,))
+    assert list(fake_wandb.runs.values()) == [rows_of((2, 4, 6))]
+
+
+def test_two_runs_are_two(tmp_path, fake_wandb):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        write_some(tmp_path / name, 0, (2,))
+    assert [init["name"] for init in fake_wandb.inits] == ["a", "b"] and len(fake_wandb.runs) == 2
+
+
+def test_wandb_is_missing(tmp_path, monkeypatch):
+    lines_to(tmp_path / "metrics.jsonl", [2, 4])
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UserError, match=r"pip install 'bert_jax\[wandb\]'"):
+        MetricsWriter(tmp_path, 2, tensorboard=False, wandb="p")
+    assert steps_in(tmp_path / "metrics.jsonl") == [2, 4], "refused before anything is cut"
+    MetricsWriter(tmp_path, 2, tensorboard=False).close()
+    assert steps_in(tmp_path / "metrics.jsonl") == [2]
+
+
+def test_wandb_refuses(tmp_path, fake_wandb, monkeypatch):
+    lines_to(tmp_path / "metrics.jsonl", [2, 4])
+
+    def refuse(**arguments):
+        raise fake_wandb.Error("api_key not configured (no-tty)\ncall wandb.login")
+
+    monkeypatch.setattr(fake_wandb, "init", refuse)
+    with pytest.raises(UserError, match=r"log\.wandb p: .*\(api_key not configured \(no-tty\)\): run `wandb login`"):
+        MetricsWriter(tmp_path, 2, tensorboard=False, wandb="p")
+    assert steps_in(tmp_path / "metrics.jsonl") == [2, 4]

@@ -29,9 +29,9 @@ CONFIG = HERE / "killed_config.py"
 def final_state(workdir: Path, corpus: Path):
     """Every array of the newest checkpoint, and where the run stands."""
     task = pretraining.open_task(load_config(str(CONFIG)), [Part(corpus)])
-    abstract = abstract_state(task, loop.checked_mesh(task))
+    mesh = loop.checked_mesh(task)
     with checkpoint.Checkpoints(checkpoint.directory_of(workdir), keep=2) as checkpoints:
-        state, about = checkpoints.restore(abstract)
+        state, about = checkpoints.restore(lambda about: abstract_state(task.at(about["phase"]), mesh))
     return jax.tree.map(np.asarray, state), about
 
 

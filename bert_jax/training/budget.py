@@ -1,0 +1,69 @@
+"""Phases that end by the clock: how many updates the time allows for, decided as the run goes, kept in the ledger.
+
+The schedule of such a phase is stretched over the updates that it will have. How many is estimated from the speed so
+far, again and again; each estimate is written down before it is used, so that a resumed run has the same rates.
+"""
+
+import time
+from collections.abc import Callable
+
+from bert_jax.config import Config
+from bert_jax.training.ledger import Ledger
+from bert_jax.training.schedules import learning_rate
+
+EVENT = "time"
+SHARE = 0.01
+"""Of the time; so often the speed is looked at again."""
+
+
+class Budget:
+    """Learning rate and end of a run."""
+
+    def __init__(self, config: Config, ledger: Ledger, clock: Callable[[], float] = time.monotonic):
+        """Continues from what the ledger says.
+
+        Args:
+          config: of the run.
+          ledger: read and added to.
+          clock: seconds.
+        """
+        self.config, self.ledger, self.clock = config, ledger, clock
+        self.phase, self.start = config.phases[-1], config.total_steps - config.phases[-1].steps
+        self._began: float | None = None  # on the clock, when the phase had taken no time
+
+    @property
+    def end(self) -> int:
+        """Updates that the run has, as far as is known now."""
+        decisions = self.ledger.of(EVENT)
+        return min(decisions[-1]["end"] if decisions else self.config.total_steps, self.config.total_steps)
+
+    def rate(self, step: int) -> float:
+        """Learning rate of the update behind `step` updates."""
+        phase, done = self.config.place_of(step)
+        timed = self.config.phases[phase].hours is not None
+        return learning_rate(self.config.phases[phase], self._stretched(step) if timed else done)
+
+    def _stretched(self, step: int) -> float:
+        """Where in the schedule an update stands: the way that is left is spread evenly over the updates left."""
+        at, place, end = self.start, 0.0, self.start + self.phase.steps
+        for decision in self.ledger.of(EVENT):
+            if decision["update"] > step:
+                break
+            place += (self.phase.steps - place) * (decision["update"] - at) / max(end - at, 1)
+            at, end = decision["update"], decision["end"]
+        return place + (self.phase.steps - place) * min(1.0, (step - at) / max(end - at, 1))
+
+    def look(self, step: int) -> None:
+        """Called before the update behind `step` updates, which is done in any case: decide anew if it is time to."""
+        if self.phase.hours is None or step < self.start:
+            return
+        decisions, now = self.ledger.of(EVENT), self.clock()
+        last = decisions[-1] if decisions else {"update": self.start, "seconds": 0.0}
+        if self._began is None:
+            self._began = now - last["seconds"]
+        seconds, total = now - self._began, 3600 * self.phase.hours
+        if step <= last["update"] or seconds - last["seconds"] < SHARE * total:
+            return
+        speed = (step - last["update"]) / (seconds - last["seconds"])
+        end = min(step + max(1, round((total - seconds) * speed)), self.config.total_steps)
+        self.ledger.write(EVENT, update=step, seconds=round(seconds, 3), end=end)

@@ -1,0 +1,80 @@
+"""Where the time of a run went: what was training, and what was everything else.
+
+``goodput.jsonl`` has a line for every save and every line of metrics: seconds since this process, or this attempt
+after going back, began, by kind. The last line of each attempt counts.
+"""
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+FILE = "goodput.jsonl"
+KINDS = ("init", "compile", "data_wait", "evaluation", "checkpoint")
+"""What can be told apart while it happens. What is left of the time is `step`."""
+
+
+class Goodput:
+    """The clock of one attempt to train."""
+
+    def __init__(self, workdir: Path, begun: float):
+        """Starts at once.
+
+        Args:
+          workdir: of the run.
+          begun: `time.time()` when the process, or the attempt, began; what was since then is `init`.
+        """
+        self.path, self.begun = workdir / FILE, begun
+        self.seconds = dict.fromkeys(KINDS, 0.0)
+
+    @contextlib.contextmanager
+    def spending(self, kind: str) -> Iterator[None]:
+        """Time in here is of this kind."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[kind] += time.perf_counter() - start
+
+    def ready(self, step: int) -> None:
+        """The update behind `step` updates can be prepared: all until now was `init`."""
+        self.seconds["init"] += time.time() - self.begun - sum(self.seconds.values())
+        self.record(step)
+
+    def record(self, step: int) -> None:
+        """Add a line, at `step` updates."""
+        elapsed = time.time() - self.begun
+        kinds = self.seconds | {"step": elapsed - sum(self.seconds.values())}
+        line = {"begun": self.begun, "update": step, "seconds": {k: round(v, 3) for k, v in kinds.items()}}
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def summary(workdir: Path) -> dict[str, float]:
+    """Seconds of the run by kind, over all attempts.
+
+    Returns:
+      `KINDS`; `step`, for updates that are part of the result; `lost`, for updates that were done again later;
+      `down`, between attempts; `wall`, from the first to the last moment; and `goodput`, step / wall.
+    """
+    attempts: dict[float, list[dict]] = {}
+    path = workdir / FILE
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    for line in text.rpartition("\n")[0].splitlines():
+        entry = json.loads(line)
+        attempts.setdefault(entry["begun"], []).append(entry)
+    ordered = [attempts[begun] for begun in sorted(attempts)]
+    total = dict.fromkeys((*KINDS, "step", "lost", "down"), 0.0)
+    for i, lines in enumerate(ordered):
+        last = lines[-1]["seconds"]
+        for kind in (*KINDS, "step"):
+            total[kind] += last[kind]
+        if i + 1 < len(ordered):
+            following = ordered[i + 1]
+            kept = [line["seconds"]["step"] for line in lines if line["update"] <= following[0]["update"]]
+            lost = last["step"] - max(kept, default=0.0)
+            total["step"], total["lost"] = total["step"] - lost, total["lost"] + lost
+            total["down"] += max(0.0, following[0]["begun"] - lines[0]["begun"] - sum(last.values()))
+    wall = sum(total.values())
+    return total | {"wall": wall, "goodput": total["step"] / wall if wall else 0.0}

@@ -1,0 +1,114 @@
+"""How many micro-batches an update is cut into: as the config says, as the user says, or as memory allows.
+
+It changes no result but rounding (promise 1), so it is no part of what a run is. What was found for the memory at
+hand is in the ledger.
+"""
+
+import math
+import os
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+from jax.sharding import Mesh
+
+from bert_jax.config import Phase
+from bert_jax.errors import UserError
+from bert_jax.training.ledger import Ledger
+from bert_jax.training.sharding import DATA_AXES
+
+EVENT = "micro_batch"
+FILLED = 0.9
+"""Of the memory at hand; the rest is left to fragmentation and to batches that are on their way."""
+
+Asked = int | Literal["auto"] | None
+"""Rows of a micro-batch on each device; found for the memory at hand; or what `Phase.accumulation` makes of it."""
+
+
+def accumulations(phase: Phase, shards: int) -> list[int]:
+    """All numbers of micro-batches that cut a phase's batches into whole rows for every device, fewest first."""
+    smallest = phase.batch_size_at(0)
+    return [n for n in range(1, phase.batch_size // shards + 1) if _cuts(phase, smallest, shards, n)]
+
+
+def _cuts(phase: Phase, smallest: int, shards: int, count: int) -> bool:
+    rows, left = divmod(phase.batch_size, count)
+    return not left and rows % shards == 0 and smallest % rows == 0
+
+
+def asked_for(phase: Phase, index: int, mesh: Mesh, rows: int) -> int:
+    """Micro-batches of a phase if each has so many rows on each device.
+
+    Raises:
+      UserError: they cannot.
+    """
+    shards = math.prod(mesh.shape[axis] for axis in DATA_AXES)
+    count, left = divmod(phase.batch_size, shards * rows)
+    if left or not _cuts(phase, phase.batch_size_at(0), shards, count):
+        fitting = sorted(phase.batch_size // (shards * n) for n in accumulations(phase, shards))
+        raise UserError(
+            f"--micro-batch {rows} does not cut the batches of phases.{index} ({phase.batch_size_at(0)} to "
+            f"{phase.batch_size} rows on {shards} row shard(s)) into equal parts: use one of {fitting}"
+        )
+    return count
+
+
+def fit(phase: Phase, index: int, mesh: Mesh, ledger: Ledger, compiled: Callable[[int], Any]) -> tuple[int, Any | None]:
+    """The fewest micro-batches whose program fits into the memory at hand.
+
+    Args:
+      phase, index: of the run.
+      mesh: where.
+      ledger: what was found before, on devices like these, is taken from there.
+      compiled: the program for a number of micro-batches.
+
+    Returns:
+      their number, and the program if it was compiled to find it.
+
+    Raises:
+      UserError: not even single rows fit.
+    """
+    device = mesh.devices.flat[0]
+    here = {"phase": index, "devices": mesh.devices.size, "device": device.device_kind, "mesh": dict(mesh.shape)}
+    for entry in ledger.of(EVENT):
+        if here.items() <= entry.items():
+            return entry["accumulation"], None
+    limit = FILLED * memory_of(device)
+    candidates = accumulations(phase, math.prod(mesh.shape[axis] for axis in DATA_AXES))
+    low, high, best = 0, len(candidates) - 1, None
+    while low <= high:  # more micro-batches need less memory
+        middle = (low + high) // 2
+        program, needed = _try(compiled, candidates[middle])
+        if needed <= limit:
+            best, high = (candidates[middle], program, needed), middle - 1
+        else:
+            low = middle + 1
+    if best is None:
+        raise UserError(
+            f"phases.{index}: one row at a time on each device needs more than {limit / 2**30:.1f} GiB, "
+            f"{FILLED:.0%} of the memory at hand: split the model (mesh.fsdp, mesh.tensor) or set model.remat full"
+        )
+    count, program, needed = best
+    ledger.write(EVENT, **here, accumulation=count, bytes=int(needed), limit=int(limit))
+    return count, program
+
+
+def _try(compiled: Callable[[int], Any], count: int) -> tuple[Any | None, float]:
+    try:
+        program = compiled(count)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return None, math.inf  # TPUs refuse at compilation what does not fit
+    usage = program.memory_analysis()
+    return program, (
+        usage.argument_size_in_bytes + usage.output_size_in_bytes - usage.alias_size_in_bytes + usage.temp_size_in_bytes
+    )
+
+
+def memory_of(device: jax.Device) -> float:
+    """Bytes that a program may use on a device: its own memory, or what the host has free for a CPU."""
+    statistics = device.memory_stats() or {}
+    if "bytes_limit" in statistics:
+        return float(statistics["bytes_limit"])
+    return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

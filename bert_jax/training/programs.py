@@ -1,0 +1,83 @@
+"""The compiled programs of a run: one update for each phase, and one evaluation for each depth."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from bert_jax.config import Phase
+from bert_jax.training import micro_batch
+from bert_jax.training.ledger import Ledger
+from bert_jax.training.sharding import put_rows
+from bert_jax.training.state import TrainState
+from bert_jax.training.step import TrainStep, make_eval_step, make_train_step, put_dials
+from bert_jax.training.task import Params, Task
+
+
+class Programs:
+    """Compiles what is needed when it is needed first."""
+
+    def __init__(self, task: Task, mesh: Mesh, ledger: Ledger, asked: micro_batch.Asked):
+        """Compiles nothing yet.
+
+        Args:
+          task, mesh: of the run.
+          ledger: for what is found about memory.
+          asked: micro-batch that the user asked for.
+        """
+        self.task, self.mesh, self.ledger, self.asked = task, mesh, ledger, asked
+        self._updates: dict[int, tuple[TrainStep, int]] = {}
+        self._evaluators: dict[int, Callable[[Params], dict[str, float]]] = {}
+
+    def update(self, phase: int, state: TrainState, rows: dict[str, np.ndarray]) -> tuple[TrainStep, int]:
+        """The update of a phase, and into how many micro-batches it cuts a full batch.
+
+        Args:
+          phase: of the run.
+          state: in that phase; only its shapes are read.
+          rows: this process's share of a batch of the phase.
+        """
+        if phase not in self._updates:
+            self._updates[phase] = self._compile(phase, state, rows)
+        return self._updates[phase]
+
+    def _compile(self, index: int, state: TrainState, rows: dict[str, np.ndarray]) -> tuple[TrainStep, int]:
+        phase, task = self.task.config.phases[index], self.task.at(index)
+        batch = put_rows(rows, self.mesh, phase.batch_size)
+        dials = put_dials(0.0, 1, self.mesh)
+
+        def compiled(accumulation: int) -> Any:
+            return make_train_step(task, self.mesh, accumulation).lower(state, batch, dials).compile()
+
+        program = None
+        if self.asked == "auto":
+            accumulation, program = micro_batch.fit(phase, index, self.mesh, self.ledger, compiled)
+        elif self.asked is not None:
+            accumulation = micro_batch.asked_for(phase, index, self.mesh, self.asked)
+        else:
+            accumulation = phase.accumulation
+        return program or compiled(accumulation), accumulation
+
+    def evaluator(self, phase: int) -> Callable[[Params], dict[str, float]]:
+        """Held-out metrics as a function of parameters that are on the mesh, in a phase."""
+        if phase not in self._evaluators:
+            self._evaluators[phase] = make_evaluator(self.task.at(phase), self.mesh)
+        return self._evaluators[phase]
+
+
+def make_evaluator(task: Task, mesh: Mesh) -> Callable[[Params], dict[str, float]]:
+    """Held-out metrics as a function of parameters that are on the mesh."""
+    eval_step = make_eval_step(task, mesh)
+    rows = task.config.evaluation.batch_size
+
+    def evaluate(params: Params) -> dict[str, float]:
+        return task.evaluate(lambda batch: jax.device_get(eval_step(params, put_rows(batch, mesh, rows))))
+
+    return evaluate
+
+
+def micro_batches_of(phase: Phase, size: int, accumulation: int) -> int:
+    """Micro-batches that a batch of `size` rows fills, if the phase's largest is cut into `accumulation`."""
+    return size * accumulation // phase.batch_size

@@ -1,0 +1,67 @@
+"""Going back: which checkpoint a run continues from after trouble, and which rows it passes over then.
+
+A checkpoint counts as good once `rescue.calm_steps` more updates were done without trouble: an update can spoil the
+state although its own loss was finite, and the next ones show it. So a run goes back to the newest checkpoint that
+is at least so much older than the first bad update, and passes over the rows from there to the last bad one. The
+decision is in the ledger before anything is deleted; a run that dies in between carries it out when it is continued.
+"""
+
+import dataclasses
+import sys
+
+from bert_jax.config import Config
+from bert_jax.data.cursor import Cursor, count_rows
+from bert_jax.errors import UserError
+from bert_jax.training.checkpoint import Checkpoints
+from bert_jax.training.ledger import Ledger
+from bert_jax.training.watch import TroubleError
+
+EVENT = "rollback"
+
+
+def decide(trouble: TroubleError, config: Config, checkpoints: Checkpoints, ledger: Ledger) -> None:
+    """Write down where to go back to; `carry_out` does it.
+
+    Raises:
+      UserError: the run went back as often as it may.
+    """
+    done = len(ledger.of(EVENT))
+    if done >= config.rescue.max_rollbacks:
+        raise UserError(
+            f"training diverged: {trouble.reason}. It went back {done} time(s) already (rescue.max_rollbacks): lower "
+            "the learning rate or lengthen the warmup, in another --workdir"
+        )
+    suspect = max(0, trouble.first - 1 - config.rescue.calm_steps)
+    """Updates before the first one whose rows are not trusted."""
+    good = next((about for step, about in checkpoints.described() if step <= suspect), None)
+    place = Cursor() if good is None else Cursor.from_dict(good["cursor"])
+    place = with_skipped(place, ledger)
+    phase, done = config.place_of(trouble.first - 1)
+    begins = trouble.first - 1 - done
+    ends = min(trouble.last, begins + config.phases[phase].steps)
+    skipped = [count_rows(config, place, step) for step in (max(suspect, begins), ends)]
+    ledger.write(EVENT, reason=trouble.reason, update=trouble.last, to=place.step, skipped_rows=skipped)
+    print(
+        f"warning: {trouble.reason}. Going back to update {place.step}, and passing over rows {skipped[0]:,} to "
+        f"{skipped[1]:,}; rollback {done + 1} of at most {config.rescue.max_rollbacks}",
+        file=sys.stderr,
+    )
+
+
+def carry_out(checkpoints: Checkpoints, ledger: Ledger) -> None:
+    """Delete the checkpoints that the last decision to go back has overtaken, and say so."""
+    for entry in ledger.of(EVENT)[-1:]:
+        interval = tuple(entry["skipped_rows"])
+        overtaken = [
+            step
+            for step, about in checkpoints.described()
+            if step > entry["to"] and interval not in Cursor.from_dict(about["cursor"]).skipped
+        ]
+        checkpoints.delete(overtaken)
+
+
+def with_skipped(cursor: Cursor, ledger: Ledger) -> Cursor:
+    """The cursor of a checkpoint with the intervals that were decided on after it was saved."""
+    decided = [tuple(entry["skipped_rows"]) for entry in ledger.of(EVENT)]
+    new = tuple(interval for interval in decided if interval not in cursor.skipped)
+    return dataclasses.replace(cursor, skipped=cursor.skipped + new)
