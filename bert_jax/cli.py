@@ -22,6 +22,9 @@ from bert_jax.errors import UserError
 _MISSING: Any = tyro.MISSING
 
 
+ENDED = {"steps": "finished", "time": "finished, its time is over", "target": "finished, target reached"}
+"""What is said of a run that is over, by why it is (training/loop.py)."""
+
 Corpora = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="DIR[=WEIGHT]")]
 
 
@@ -37,21 +40,40 @@ class Pretrain(Config):
     Give it once for each corpus of a mixture; without weights, data.mixture-exponent says what each gets."""
     workdir: Path
     """Directory of the run: checkpoints, metrics.jsonl, TensorBoard events."""
+    micro_batch: str | None = None
+    """Rows of a micro-batch on each device, or `auto` for as many as fit into the memory at hand (ledger.jsonl has
+    what was found). Without it, phases.N.accumulation says how an update is cut. Results do not depend on it."""
     profile: str | None = None
     """Trace updates A up to B, written A:B, into WORKDIR/profile."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Doctor(Config):
-    """Check a run before it is paid for: what CONFIG makes of these corpora. Nothing is trained or written.
+    """Check a run before it is paid for: what CONFIG makes of these corpora. Nothing is trained or kept.
 
     It takes every flag of the config that `pretrain` takes.
     """
 
     corpus: Corpora
     """As for `bert-jax pretrain`; once for each corpus of a mixture."""
+    against: bool = False
+    """Instead, train 200 updates of a small fixed run on this set-up, and compare them with a shipped curve: CONFIG is
+    bert_tiny or bert_mini, and the corpus the reference corpus (docs/reference.md)."""
     json: bool = False
     """Print JSON instead of lines: a list of {level, name, text, values}."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule(Config):
+    """Show what the phases of CONFIG make of batch size, sequence length and learning rate. It needs no corpus.
+
+    It takes every flag of the config that `pretrain` takes.
+    """
+
+    json: bool = False
+    """Print JSON instead of a table."""
+    plot: Path | None = None
+    """Also draw it into this PNG file (needs the extra `plot`)."""
 
 
 @dataclass(frozen=True)
@@ -94,34 +116,52 @@ class Convert:
 
 def pretrain(arguments: Sequence[str]) -> None:
     """``bert-jax pretrain CONFIG --corpus DIR[=WEIGHT] --workdir DIR [--FIELD VALUE ...]``."""
-    config, asked = _configured(Pretrain, arguments, "pretrain", workdir=_MISSING)
+    config, asked = _configured(Pretrain, arguments, "pretrain")
     window = None if asked.profile is None else _window(asked.profile)
+    micro_batch = None if asked.micro_batch is None else _micro_batch(asked.micro_batch)
     mixture = [parts.parse(text) for text in asked.corpus]
 
     from bert_jax import pretraining  # jax is loaded when it is needed, not for --help
+    from bert_jax.training import goodput
 
-    place = pretraining.pretrain(config, mixture, asked.workdir, window)
-    if place.cursor.step < config.total_steps:
+    place = pretraining.pretrain(config, mixture, asked.workdir, profile=window, micro_batch=micro_batch)
+    done = f"{place.cursor.step} updates, {place.cursor.rows:,} rows, {place.tokens_seen:,} tokens"
+    if not place.ended:
         print(f"stopped and saved at update {place.cursor.step} of {config.total_steps}; the same command continues")
         return
-    print(f"finished: {place.cursor.step} updates, {place.tokens_seen:,} tokens; everything is in {asked.workdir}")
+    print(f"{ENDED[place.ended]}: {done}; everything is in {asked.workdir}")
     _print_table(place.evaluation)
+    print(goodput.describe(goodput.summary(asked.workdir)))
 
 
 def doctor(arguments: Sequence[str]) -> int:
-    """``bert-jax doctor CONFIG --corpus DIR[=WEIGHT] [--FIELD VALUE ...]``."""
+    """``bert-jax doctor CONFIG --corpus DIR[=WEIGHT] [--against] [--FIELD VALUE ...]``."""
     config, asked = _configured(Doctor, arguments, "doctor")
     mixture = [parts.parse(text) for text in asked.corpus]
-    from bert_jax.planning.doctor import examine
+    if asked.against:
+        from bert_jax.planning.reference import follow as check  # loads jax, as the other does not
+    else:
+        from bert_jax.planning.doctor import examine as check
 
     lines = []
-    for line in examine(config, mixture):
+    for line in check(config, mixture):
         lines.append(line)
         if not asked.json:
             print(line, flush=True)
     if asked.json:
         print(json.dumps([line._asdict() for line in lines]))
     return 2 if any(line.level == "error" for line in lines) else 0
+
+
+def schedule(arguments: Sequence[str]) -> None:
+    """``bert-jax schedule CONFIG [--plot FILE.png] [--FIELD VALUE ...]``."""
+    config, asked = _configured(Schedule, arguments, "schedule")
+    from bert_jax.planning import schedule
+
+    found = schedule.describe(config)
+    print(json.dumps(found) if asked.json else "\n".join(schedule.lines(found)))
+    if asked.plot is not None:
+        schedule.plot(config, asked.plot)
 
 
 def evaluate(arguments: Sequence[str]) -> None:
@@ -164,6 +204,7 @@ def convert(arguments: Sequence[str]) -> None:
 COMMANDS: dict[str, Callable[[Sequence[str]], int | None]] = {
     "pretrain": pretrain,
     "doctor": doctor,
+    "schedule": schedule,
     "evaluate": evaluate,
     "fill-mask": fill_mask,
     "convert": convert,
@@ -194,12 +235,13 @@ def _overview() -> str:
     return "usage: bert-jax COMMAND ...\n\n" + "\n".join(lines) + "\n\n`bert-jax COMMAND --help` explains each."
 
 
-def _configured(kind: type, arguments: Sequence[str], command: str, **more: Any) -> tuple[Config, Any]:
+def _configured(kind: type, arguments: Sequence[str], command: str) -> tuple[Config, Any]:
     """A command that begins with CONFIG and takes all its fields as flags: the config, and everything asked."""
     name, rest = _config_name(arguments, command)
     preset = presets.load_config(name)
     fields = {field.name: getattr(preset, field.name) for field in dataclasses.fields(Config)}
-    asked = _parse(kind, rest, f"{command} {name}", kind(**fields, corpus=_MISSING, **more))
+    required = [f.name for f in dataclasses.fields(kind) if f.default is f.default_factory and f.name not in fields]
+    asked = _parse(kind, rest, f"{command} {name}", kind(**fields, **dict.fromkeys(required, _MISSING)))
     return Config(**{name: getattr(asked, name) for name in fields}), asked
 
 
@@ -210,6 +252,14 @@ def _config_name(arguments: Sequence[str], command: str) -> tuple[str, Sequence[
     if "--help" in arguments or "-h" in arguments:
         return "bert_base", arguments
     raise UserError(f"{command} needs a config first, a preset's name or a file: presets are {known}")
+
+
+def _micro_batch(text: str) -> int | Literal["auto"]:
+    if text == "auto":
+        return "auto"
+    if not text.isdecimal() or int(text) < 1:
+        raise UserError(f"--micro-batch {text}: give a number of rows on each device, or auto")
+    return int(text)
 
 
 def _window(text: str) -> tuple[int, int]:

@@ -17,8 +17,10 @@ from bert_jax.data.integrity import check_shards
 from bert_jax.data.parts import Part, common_tokenizer, opened, resolve
 from bert_jax.errors import UserError
 from bert_jax.masking import Vocabulary
+from bert_jax.start import read_start
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.training import loop, workdir
+from bert_jax.training.checkpoint import committed, directory_of
 from bert_jax.training.micro_batch import Asked
 from bert_jax.training.pretraining_task import Pretraining
 
@@ -60,8 +62,8 @@ def pretrain(
     """Train in a work directory, or continue the run that it holds.
 
     Raises:
-      UserError: see `open_task`, `check_shards`, `workdir.claim` and `loop.train`; nothing is written before
-        all is checked.
+      UserError: see `open_task`, `check_shards`, `read_start`, `workdir.claim` and `loop.train`; nothing is written
+        before all is checked.
     """
     begun = time.time()
     task = open_task(config, parts)
@@ -71,9 +73,12 @@ def pretrain(
     _refuse_together(lambda: check_shards(corpora, config.data.verify, *task.train.place))
     tokenizer_text = (corpora[0].directory / TOKENIZER).read_text(encoding="utf-8")
     mixture = {corpus.identity: share for corpus, share in zip(corpora, task.train.shares, strict=True)}
+    start = None
+    if config.start.source is not None and not any(committed(directory_of(directory))):
+        start = read_start(config, Tokenizer.load(corpora[0].directory))
     workdir.claim(directory, config, mixture, [str(part.directory) for part in parts], tokenizer_text)
     about = {"tokenizer_fingerprint": corpora[0].tokenizer_fingerprint}
-    return loop.train(task, directory, about, profile=profile, micro_batch=micro_batch, begun=begun)
+    return loop.train(task, directory, about, start=start, profile=profile, micro_batch=micro_batch, begun=begun)
 
 
 def _refuse_together(check: Callable[[], None]) -> None:

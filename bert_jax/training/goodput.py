@@ -78,3 +78,10 @@ def summary(workdir: Path) -> dict[str, float]:
             total["down"] += max(0.0, following[0]["begun"] - lines[0]["begun"] - sum(last.values()))
     wall = sum(total.values())
     return total | {"wall": wall, "goodput": total["step"] / wall if wall else 0.0}
+
+
+def describe(seconds: dict[str, float]) -> str:
+    """One line for a person: the goodput, and where the rest of the time went."""
+    wall = seconds["wall"]
+    shares = [f"{name.replace('_', ' ')} {seconds[name] / max(wall, 1e-9):.1%}" for name in (*KINDS, "lost", "down")]
+    return f"goodput {seconds['goodput']:.1%} of {wall:,.0f} s: {', '.join(shares)}"

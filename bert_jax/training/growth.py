@@ -3,34 +3,35 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
-from bert_jax.training.paths import map_with_table
+from bert_jax.training.paths import map_with_paths
 
 
-def repeat_layers(tree: Any, like: Any) -> Any:
-    """Parameters, or their moments, for a model of another depth.
+def repeat_stack(stack: Any, depth: int) -> Any:
+    """The layers of a stack for a model of another depth.
 
     Layer l of the result is a copy of layer l mod L: a deeper model repeats the block of all L layers in its order
-    (gonglinyuan/StackingBERT), it does not double each layer in place; a shallower one takes the first layers. All
-    else stays as it is. The function that the model computes changes.
+    (gonglinyuan/StackingBERT), it does not double each layer in place; a shallower one takes the first layers. The
+    function that the model computes changes.
 
     Args:
-      tree: arrays; those under ``layers`` have the layers on their leading axis.
-      like: tree of the same structure with the shapes that are wanted.
-
-    Raises:
-      ValueError: other shapes differ, too.
+      stack: array [L, ...].
+      depth: layers of the result.
     """
+    return stack if len(stack) == depth else stack[np.arange(depth) % len(stack)]
 
-    def repeated(x: jax.Array, wanted: Any) -> jax.Array:
-        return x if x.shape == wanted.shape else x[jnp.arange(wanted.shape[0]) % x.shape[0]]
 
-    def same(x: jax.Array, wanted: Any) -> jax.Array:
-        if x.shape != wanted.shape:
-            raise ValueError(f"an array of shape {x.shape} cannot become {wanted.shape}: only layers can be repeated")
-        return x
+def repeat_layers(tree: Any, depth: int) -> Any:
+    """Parameters, or their moments, with every stack of layers repeated up to `depth`; all else stays as it is.
 
-    rules = ((r"layers/.*", repeated), (r".*", same))
-    chosen = map_with_table(rules, lambda rule, _: rule, tree)
-    return jax.tree.map(lambda rule, x, wanted: rule(x, wanted), chosen, tree, like)
+    Args:
+      tree: arrays; those under ``layers`` have the layers, or the groups that layers share, on their leading axis.
+      depth: length of that axis in the result.
+    """
+    return map_with_paths(lambda path, x: repeat_stack(x, depth) if "/layers/" in path else x, tree)
+
+
+def stack_depth(params: Any) -> int:
+    """Length of the leading axis of the layers; only shapes are read."""
+    return jax.tree.leaves(params["encoder"]["layers"])[0].shape[0]

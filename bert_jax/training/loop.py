@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,8 +58,8 @@ class Run:
     workdir: Path
     about: dict[str, Any]
     """JSON values to keep in every checkpoint."""
-    start: Callable[[], Params] | None
-    """Reads the parameters to start from; None: they are drawn."""
+    start: Params | None
+    """What to start from, numpy arrays; None: parameters are drawn."""
     ledger: Ledger
     budget: Budget
     programs: Programs
@@ -73,7 +73,7 @@ def train(
     workdir: Path,
     about: dict[str, Any],
     *,
-    start: Callable[[], Params] | None = None,
+    start: Params | None = None,
     profile: tuple[int, int] | None = None,
     micro_batch: Asked = None,
     begun: float | None = None,
@@ -87,7 +87,7 @@ def train(
       task: what to train.
       workdir: of the run, claimed for it (workdir.claim).
       about: JSON values to keep in every checkpoint.
-      start: reads the parameters to start from.
+      start: parameters to start from, numpy arrays of the first phase's shapes; None draws them.
       profile: write a trace of updates [first, last) to workdir/profile.
       micro_batch: rows at a time on each device, "auto", or None for what the config says.
       begun: `time.time()` when the process began its work, for goodput.
@@ -168,14 +168,14 @@ def _restore_or_init(run: Run, checkpoints: Checkpoints) -> tuple[TrainState, Pl
     place = Place(rescue.with_skipped(Cursor(), run.ledger), 0, 0, {})
     if run.start is None:
         return init_state(run.task.at(0), run.mesh), place
-    state = state_from(run.task.at(0), run.mesh, run.start())
+    state = state_from(run.task.at(0), run.mesh, run.start)
     _save(run, checkpoints, state, place)  # so that what it started from is not needed again
     return state, place
 
 
 def _save(run: Run, checkpoints: Checkpoints, state: TrainState, place: Place) -> None:
     step = place.cursor.step
-    good = step - run.task.config.rescue.calm_steps
+    good = rescue.trusted(step, run.task.config, run.ledger)
     checkpoints.save(step, state, dataclasses.asdict(place) | run.about, good)
 
 

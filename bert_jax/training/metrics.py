@@ -66,7 +66,7 @@ class MetricsWriter:
             self._sinks: list[Sink] = [_Lines(self.path), *views]
             opened.pop_all()
 
-    def write(self, step: int, split: str, values: dict[str, float], timing: dict[str, float]) -> None:
+    def write(self, step: int, split: str, values: dict[str, float | None], timing: dict[str, float]) -> None:
         """Append one line; it is in the file when this returns."""
         line = {"step": step, "split": split, **values, "timing": {"unix": time.time(), **timing}}
         for sink in self._sinks:

@@ -12,6 +12,11 @@ def name_leaves(tree: Any) -> dict[str, Any]:
     return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
+def map_with_paths(use: Callable[[str, Any], Any], tree: Any) -> Any:
+    """``use(path, leaf)`` for every leaf."""
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: use(path_name(path), leaf), tree)
+
+
 def path_name(path: tuple[Any, ...]) -> str:
     """``encoder/layers/qkv/kernel`` for jax's key path."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
@@ -24,11 +29,10 @@ def map_with_table(table: Sequence[tuple[str, Any]], use: Callable[[Any, Any], A
       LookupError: no pattern matches a leaf. A new parameter must be thought about, not defaulted.
     """
 
-    def apply(path, leaf):
-        name = path_name(path)
+    def apply(name: str, leaf: Any) -> Any:
         for pattern, value in table:
             if re.search(rf"(^|/)(?:{pattern})$", name):
                 return use(value, leaf)
         raise LookupError(f"no rule matches parameter '{name}': add it to the table")
 
-    return jax.tree_util.tree_map_with_path(apply, tree)
+    return map_with_paths(apply, tree)

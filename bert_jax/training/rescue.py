@@ -31,21 +31,32 @@ def decide(trouble: TroubleError, config: Config, checkpoints: Checkpoints, ledg
             f"training diverged: {trouble.reason}. It went back {done} time(s) already (rescue.max_rollbacks): lower "
             "the learning rate or lengthen the warmup, in another --workdir"
         )
-    suspect = max(0, trouble.first - 1 - config.rescue.calm_steps)
-    """Updates before the first one whose rows are not trusted."""
-    good = next((about for step, about in checkpoints.described() if step <= suspect), None)
-    place = Cursor() if good is None else Cursor.from_dict(good["cursor"])
+    before = trouble.first - 1
+    good = trusted(before, config, ledger)
+    place = next(
+        (Cursor.from_dict(about["cursor"]) for step, about in checkpoints.described() if step <= good), Cursor()
+    )
     place = with_skipped(place, ledger)
-    phase, done = config.place_of(trouble.first - 1)
-    begins = trouble.first - 1 - done
-    ends = min(trouble.last, begins + config.phases[phase].steps)
-    skipped = [count_rows(config, place, step) for step in (max(suspect, begins), ends)]
+    # An interval of rows lies within one phase: that of the first bad update.
+    phase, within = config.place_of(before)
+    begins = max(before - config.rescue.calm_steps, place.step, before - within)
+    ends = min(trouble.last, before - within + config.phases[phase].steps)
+    skipped = [count_rows(config, place, step) for step in (begins, ends)]
     ledger.write(EVENT, reason=trouble.reason, update=trouble.last, to=place.step, skipped_rows=skipped)
     print(
         f"warning: {trouble.reason}. Going back to update {place.step}, and passing over rows {skipped[0]:,} to "
         f"{skipped[1]:,}; rollback {done + 1} of at most {config.rescue.max_rollbacks}",
         file=sys.stderr,
     )
+
+
+def trusted(step: int, config: Config, ledger: Ledger) -> int:
+    """Checkpoints of so many updates or fewer are good once `step` updates were done without trouble.
+
+    What a run went back to was found to be good then, and is still.
+    """
+    gone_back = [entry["to"] for entry in ledger.of(EVENT)]
+    return max([step - config.rescue.calm_steps, *gone_back[-1:]])
 
 
 def carry_out(checkpoints: Checkpoints, ledger: Ledger) -> None:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
-from bert_jax.training.growth import repeat_layers
+from bert_jax.training.growth import repeat_layers, stack_depth
 from bert_jax.training.optimizer import Optimizer, make_optimizer
 from bert_jax.training.sharding import state_shardings
 from bert_jax.training.task import Params, Task
@@ -71,13 +71,15 @@ def enter_phase(state: TrainState, task: Task, mesh: Mesh) -> TrainState:
     phase, wanted = task.config.phases[task.phase], abstract_state(task, mesh)
     shardings = jax.tree.map(lambda x: x.sharding, wanted)
 
+    depth = stack_depth(wanted.params)
+
     def enter(state: TrainState) -> TrainState:
-        params = repeat_layers(state.params, wanted.params)
+        params = repeat_layers(state.params, depth)
         moments = state.optimizer
         if phase.moments == "reset":
             mu, nu = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
         else:
-            mu, nu = (repeat_layers(tree, wanted.params) for tree in (moments.mu, moments.nu))
+            mu, nu = (repeat_layers(tree, depth) for tree in (moments.mu, moments.nu))
         count = jnp.zeros_like(moments.count) if phase.step_count == "reset" else moments.count
         return TrainState(state.step, params, moments._replace(count=count, mu=mu, nu=nu), new_phase(state.watch))
 

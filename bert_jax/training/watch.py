@@ -39,6 +39,8 @@ def observe(
 ) -> tuple[Watch, Float[Array, ""]]:
     """The watch after an update, and how far its loss lies above the lowest average before it, in nats.
 
+    A loss that is not finite, and the first of a phase, lie above nothing.
+
     Args:
       watch: before the update.
       loss: of the update.
@@ -46,7 +48,7 @@ def observe(
       span: updates that the average spans (fewer at the beginning of a phase).
     """
     finite = jnp.isfinite(loss)
-    rise = jnp.where(watch.seen > 0, loss - watch.lowest, 0.0)
+    rise = jnp.where(finite & (watch.seen > 0), loss - watch.lowest, 0.0)
     seen = watch.seen + finite
     average = watch.average + (loss - watch.average) / jnp.clip(seen, 1, span)
     lowest = jnp.where(watch.seen > 0, jnp.minimum(watch.lowest, average), average)

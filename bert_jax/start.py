@@ -1,0 +1,64 @@
+"""Where a run's parameters come from if they are not drawn: another run, or an exported model."""
+
+import sys
+from typing import Any
+
+import jax
+import numpy as np
+
+from bert_jax import inference
+from bert_jax.config import Config
+from bert_jax.errors import UserError
+from bert_jax.model import pretraining
+from bert_jax.tokenizer import Tokenizer
+from bert_jax.training.growth import repeat_stack
+from bert_jax.training.paths import map_with_paths, name_leaves
+
+Params = dict[str, Any]
+OF_VOCABULARY = ("encoder/embeddings/word", "mlm/bias")
+"""What `start.embeddings new` draws anew: all that has a row for each token id."""
+
+
+def read_start(config: Config, tokenizer: Tokenizer) -> Params:
+    """Parameters to start a run from, as numpy arrays of the shapes of its first phase.
+
+    Layers are repeated or left out up to the phase's depth (growth.py); a part that the source does not have, such as
+    a pair head, is drawn, and so is what belongs to the vocabulary if the config says so.
+
+    Args:
+      config: with `start.source`.
+      tokenizer: of the run's corpora.
+
+    Raises:
+      UserError: no model at the source, one of other widths, or one with another vocabulary whose embeddings are to be
+        kept.
+    """
+    source = config.start.source
+    assert source is not None
+    model = inference.load(source)
+    if config.start.embeddings == "keep" and model.tokenizer.fingerprint != tokenizer.fingerprint:
+        raise UserError(
+            f"start.source {source} was trained with another tokenizer than the corpus: build the corpus with its "
+            "tokenizer, or set start.embeddings new"
+        )
+    pair = config.objective.pair != "none"
+    drawn = pretraining.init(config.model_of(0), jax.random.key(config.seed), pair=pair)
+    there, fresh = name_leaves(model.params), []
+
+    def choose(path: str, leaf: jax.Array) -> np.ndarray:
+        if path not in there or (config.start.embeddings == "new" and path in OF_VOCABULARY):
+            fresh.append(path)
+            return np.asarray(leaf)
+        found = np.asarray(there[path])
+        if "/layers/" in path:
+            found = repeat_stack(found, len(leaf))
+        if found.shape != leaf.shape:
+            raise UserError(
+                f"start.source {source}: {path} has shape {list(found.shape)}, this run needs {list(leaf.shape)}: "
+                "only the depth and, with start.embeddings new, the vocabulary may differ"
+            )
+        return found
+
+    params = map_with_paths(choose, drawn)
+    print(f"starting from {source}; drawn anew: {', '.join(fresh) or 'nothing'}", file=sys.stderr)
+    return params

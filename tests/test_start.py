@@ -1,0 +1,142 @@
+"""Starting from another model: another depth, another vocabulary, frozen parts."""
+
+import dataclasses
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax import config as config_lib
+from bert_jax import inference, pretraining
+from bert_jax.config import Config
+from bert_jax.data.parts import Part
+from bert_jax.errors import UserError
+from bert_jax.start import OF_VOCABULARY, read_start
+from bert_jax.tokenizer import Tokenizer
+from bert_jax.training.growth import repeat_layers
+from bert_jax.training.paths import name_leaves
+
+
+def starting(config: Config, source, embeddings: str = "keep", **model) -> Config:
+    """A run of the same recipe that starts from `source`."""
+    changed = dataclasses.replace(config.model, **model)
+    return config_lib.replace(
+        config, name="second", model=changed, start={"source": str(source), "embeddings": embeddings}
+    )
+
+
+def leaves(params) -> dict[str, np.ndarray]:
+    return {name: np.asarray(leaf) for name, leaf in name_leaves(params).items()}
+
+
+@pytest.mark.parametrize("kind", ["run", "export"])
+def test_a_deeper_model_repeats_the_layers(tiny_config, tiny_corpus, tiny_run, tiny_export, kind):
+    source = tiny_run if kind == "run" else tiny_export
+    config = starting(tiny_config, source, num_layers=3)
+    found, there = leaves(read_start(config, Tokenizer.load(tiny_corpus))), leaves(inference.load(source).params)
+    assert found.keys() == there.keys()
+    for name, array in there.items():
+        expected = np.concatenate([array] * 3) if "/layers/" in name else array
+        np.testing.assert_array_equal(found[name], expected, err_msg=name)
+
+
+def test_blocks_are_repeated_in_their_order():
+    """0 1 2 becomes 0 1 2 0 1 2, and less than that is cut off behind."""
+    tree = {"encoder": {"layers": {"bias": np.arange(3)}, "embeddings": {"word": np.arange(5)}}}
+    for depth, expected in ((6, [0, 1, 2, 0, 1, 2]), (4, [0, 1, 2, 0]), (2, [0, 1]), (3, [0, 1, 2])):
+        found = repeat_layers(tree, depth)["encoder"]
+        assert found["layers"]["bias"].tolist() == expected and found["embeddings"]["word"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_repeated_stack_computes_something_else(tiny_run):
+    """Stacking preserves no function; a test that it did would be wrong."""
+    model = inference.load(tiny_run)
+    deeper = inference.Model(
+        dataclasses.replace(model.config, num_layers=2), repeat_layers(model.params, 2), model.tokenizer
+    )
+    vectors = [m.encode(["the river sings"]) for m in (model, deeper)]
+    assert np.abs(vectors[0] - vectors[1]).max() > 1e-2
+
+
+def test_a_head_that_the_source_lacks_is_drawn(tiny_config, tiny_corpus, tiny_run, tmp_path, capsys):
+    config = config_lib.replace(starting(tiny_config, tiny_run), objective={"pair": "none"})
+    found = leaves(read_start(config, Tokenizer.load(tiny_corpus)))
+    assert not any(name.startswith("pair/") or "pooler" in name for name in found)
+    assert "drawn anew: nothing" in capsys.readouterr().err
+    place = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "without")
+    assert place.ended == "steps"
+    again = leaves(read_start(starting(tiny_config, tmp_path / "without"), Tokenizer.load(tiny_corpus)))
+    assert {"pair/dense/kernel", "encoder/pooler/kernel"} <= again.keys()
+    assert "drawn anew: encoder/pooler/bias, encoder/pooler/kernel, pair/dense/bias" in capsys.readouterr().err
+
+
+def test_new_embeddings_on_a_frozen_body(tiny_config, tiny_run, other_corpus, tmp_path):
+    """Another vocabulary: only what belongs to it is trained (Artetxe et al. 2020)."""
+    tokens = Tokenizer.load(other_corpus).vocab_size
+    config = starting(tiny_config, tiny_run, "new", vocab_size=tokens)
+    frozen = dataclasses.replace(
+        config.phases[0], frozen=("layers/.*", "position|token_type", "norm/.*", "(pooler|transform|dense)/.*")
+    )
+    config = dataclasses.replace(config, phases=(frozen,))
+    start = leaves(read_start(config, Tokenizer.load(other_corpus)))
+    pretraining.pretrain(config, [Part(other_corpus)], tmp_path / "run")
+    source, trained = leaves(inference.load(tiny_run).params), leaves(inference.load(tmp_path / "run").params)
+    for name in trained:
+        if name in OF_VOCABULARY:
+            assert trained[name].shape[0] == tokens and not np.array_equal(trained[name], start[name])
+        else:
+            np.testing.assert_array_equal(trained[name], source[name], err_msg=name)
+
+
+def test_what_a_run_started_from_is_not_needed_again(tiny_config, tiny_corpus, tiny_run, tmp_path, monkeypatch):
+    """It is stopped before its first own checkpoint, the source goes, and the same command continues."""
+    source = shutil.copytree(tiny_run, tmp_path / "source")
+    config = starting(tiny_config, source, num_layers=2)
+    undisturbed = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "undisturbed")
+
+    class Killed(BaseException):
+        pass
+
+    def die(*_):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("bert_jax.training.loop.enter_phase", die)
+        patch.setattr("bert_jax.training.reporter.Reporter.push", die)
+        with pytest.raises(Killed):
+            pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
+    shutil.rmtree(source)
+    place = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
+    assert place == undisturbed
+    for a, b in zip(
+        *(jax.tree.leaves(inference.load(tmp_path / w).params) for w in ("run", "undisturbed")), strict=True
+    ):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_size": 128}, "only the depth and, with start.embeddings new, the vocabulary may differ"),
+        ({"max_positions": 32}, "embeddings/position has shape [64, 64], this run needs [32, 64]"),
+        ({"vocab_size": 200}, "embeddings/word has shape [120, 64], this run needs [200, 64]"),
+    ],
+)
+def test_other_widths_are_refused(tiny_config, tiny_corpus, tiny_run, tmp_path, change, message):
+    config = starting(tiny_config, tiny_run, **change)
+    with pytest.raises(UserError) as caught:
+        pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
+    assert message in str(caught.value) and not (tmp_path / "run").exists()
+
+
+def test_another_tokenizer_is_refused(tiny_config, tiny_run, other_corpus, tmp_path):
+    with pytest.raises(UserError, match=r"was trained with another tokenizer than the corpus.*start.embeddings new"):
+        pretraining.pretrain(starting(tiny_config, tiny_run), [Part(other_corpus)], tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_source_that_is_not_there(tiny_config, tiny_corpus, tmp_path):
+    with pytest.raises(UserError, match="is no directory"):
+        pretraining.pretrain(starting(tiny_config, tmp_path / "none"), [Part(tiny_corpus)], tmp_path / "run")
+    assert not (tmp_path / "run").exists()

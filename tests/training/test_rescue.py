@@ -1,0 +1,262 @@
+"""Runs that go wrong: updates that are skipped, runs that go back and on, and runs that give up."""
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax import pretraining
+from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, Phase, RescueConfig
+from bert_jax.data.batches import Stream
+from bert_jax.data.cursor import Cursor, count_rows
+from bert_jax.data.parts import Part
+from bert_jax.errors import UserError
+from bert_jax.objectives import Sum
+from bert_jax.training import checkpoint, loop, rescue
+from bert_jax.training.metrics import read_metrics
+from bert_jax.training.pretraining_task import Pretraining
+from bert_jax.training.state import abstract_state
+from bert_jax.training.watch import TroubleError, check, new_phase, new_watch, observe
+
+SPOILED = -7
+"""As a row's `mask_epoch`: its loss is multiplied by FACTOR."""
+
+
+@pytest.fixture(scope="module")
+def config(tiny_config) -> Config:
+    """20 updates of 8 rows in two phases, a checkpoint every 4."""
+    phase = dataclasses.replace(tiny_config.phases[0], steps=14)
+    return dataclasses.replace(
+        tiny_config,
+        phases=(phase, dataclasses.replace(phase, steps=6, batch_size=4, warmup_steps=0)),
+        checkpoint=CheckpointConfig(every=4, keep=1),
+        log=LogConfig(every=1, tensorboard=False),
+        evaluation=EvaluationConfig(every=0, rows=8, batch_size=8),
+        rescue=RescueConfig(max_skipped=2, spike=3.0, calm_steps=3, max_rollbacks=2),
+    )
+
+
+def spoil(monkeypatch, first: int, last: int, factor: float) -> None:
+    """Multiply the loss of every micro-batch that holds one of the stream's rows [first, last)."""
+    batch, sums = Stream.batch, Pretraining.sums
+
+    def spoiled_batch(self, cursor):
+        rows = batch(self, cursor)
+        place = cursor.rows + rows["row"]
+        rows["mask_epoch"] = np.where((place >= first) & (place < last), SPOILED, rows["mask_epoch"]).astype(np.int32)
+        return rows
+
+    def spoiled_sums(self, params, rows, noise):
+        found = sums(self, params, rows, noise)
+        times = jnp.where((rows["mask_epoch"] == SPOILED).any(), factor, 1.0)
+        return found | {"mlm_loss": Sum(found["mlm_loss"].total * times, found["mlm_loss"].weight)}
+
+    monkeypatch.setattr(Stream, "batch", spoiled_batch)
+    monkeypatch.setattr(Pretraining, "sums", spoiled_sums)
+
+
+def rollbacks(workdir) -> list[dict]:
+    lines = [json.loads(line) for line in (workdir / "ledger.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["event"] == "rollback"]
+
+
+def lines(workdir) -> list[dict]:
+    found = read_metrics(workdir / "metrics.jsonl")
+    return [{k: v for k, v in line.items() if k != "timing"} for line in found]
+
+
+def final_params(workdir, corpus, config) -> list[np.ndarray]:
+    task = pretraining.open_task(config, [Part(corpus)])
+    mesh = loop.checked_mesh(task)
+    with checkpoint.Checkpoints(checkpoint.directory_of(workdir), keep=1) as checkpoints:
+        state, _ = checkpoints.restore(lambda about: abstract_state(task.at(about["phase"]), mesh))
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
+
+
+@pytest.fixture(scope="module")
+def calm_run(config, tiny_corpus, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("calm") / "run"
+    place = pretraining.pretrain(config, [Part(tiny_corpus)], workdir)
+    assert place.ended == "steps" and not rollbacks(workdir)
+    return workdir
+
+
+def test_single_bad_batches_are_skipped_and_counted(config, calm_run, tiny_corpus, tmp_path, monkeypatch):
+    spoil(monkeypatch, 40, 41, float("nan"))  # update 6
+    place = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
+    found = [line for line in lines(tmp_path / "run") if line["split"] == "train"]
+    assert place.ended == "steps" and not rollbacks(tmp_path / "run")
+    assert [line["skipped_updates"] for line in found] == [0] * 5 + [1] * 15
+    assert found[5]["loss"] is None and all(line["loss"] is not None for line in found[:5] + found[6:])
+    # What came before is the undisturbed run, what comes behind is another one.
+    calm = [line for line in lines(calm_run) if line["split"] == "train"]
+    assert found[:5] == calm[:5] and found[6]["loss"] != calm[6]["loss"]
+
+
+@pytest.mark.parametrize(
+    ("factor", "reason"), [(float("nan"), "not finite"), (float("inf"), "not finite"), (3.0, "above the lowest")]
+)
+def test_trouble_goes_back_and_passes_over_the_rows(
+    config, calm_run, tiny_corpus, tmp_path, monkeypatch, capfd, factor, reason
+):
+    """Update 9, or 9 and 10, are bad (from row 64 on). The newest checkpoint, of update 8, is too young to be good."""
+    last = 10 if reason == "not finite" else 9
+    spoil(monkeypatch, 64, last * 8, factor)
+    place = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
+    (entry,) = rollbacks(tmp_path / "run")
+    # Rows from three updates before the first bad one.
+    assert (entry["to"], entry["update"], entry["skipped_rows"]) == (4, last, [40, last * 8])
+    assert reason in entry["reason"]
+    said = capfd.readouterr().err
+    assert "Going back to update 4" in said and "rollback 1 of at most 2" in said
+    assert place.ended == "steps" and place.cursor.skipped == ((40, last * 8),)
+    assert place.cursor.rows == 14 * 8 + 6 * 4 + last * 8 - 40
+    found, calm = ([line for line in lines(w) if line["split"] == "train"] for w in (tmp_path / "run", calm_run))
+    assert [line["step"] for line in found] == list(range(1, 21))
+    assert found[:5] == calm[:5] and found[5]["loss"] != calm[5]["loss"]
+    assert all(line["loss"] is not None for line in found)
+
+
+def test_without_a_good_checkpoint_a_run_begins_anew(config, tiny_corpus, tmp_path, monkeypatch):
+    spoil(monkeypatch, 16, 32, float("nan"))  # updates 3 and 4
+    place = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
+    (entry,) = rollbacks(tmp_path / "run")
+    assert (entry["to"], entry["skipped_rows"]) == (0, [0, 32]) and place.ended == "steps"
+    assert min(int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir()) > 4
+
+
+def test_a_run_that_diverges_again_and_again_stops(config, tiny_corpus, tmp_path, monkeypatch):
+    spoil(monkeypatch, 64, 10**6, float("nan"))
+    with pytest.raises(
+        UserError, match=r"training diverged: .* not finite in 2 updates in a row.*went back 2 time\(s\)"
+    ):
+        pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
+    # What was good once stays good: the second trouble comes too soon for anything else, and does not cost it.
+    assert [entry["to"] for entry in rollbacks(tmp_path / "run")] == [4, 4]
+    with checkpoint.Checkpoints(checkpoint.directory_of(tmp_path / "run"), keep=1) as checkpoints:
+        assert [step for step, _ in checkpoints.described()] == [4]
+
+
+def test_a_poisoned_state_is_not_blessed_by_its_checkpoint(config, tiny_corpus, tmp_path, monkeypatch):
+    """An update with a finite loss spoils the parameters, and they are saved before any metric shows it."""
+    from bert_jax.training import programs
+
+    update = programs.Programs.update
+
+    def poisoning(self, phase, state, rows):
+        step, accumulation = update(self, phase, state, rows)
+
+        def run(state, batch, dials):
+            state, metrics = step(state, batch, dials)
+            if not poisoned and int(jax.device_get(state.step)) == 8:
+                poisoned.append(True)
+                state = dataclasses.replace(state, params=jax.tree.map(lambda x: x * jnp.nan, state.params))
+            return state, metrics
+
+        return run, accumulation
+
+    poisoned: list[bool] = []
+    monkeypatch.setattr(programs.Programs, "update", poisoning)
+    monkeypatch.setattr(jax, "transfer_guard", lambda _: __import__("contextlib").nullcontext())
+    saved = []
+    save = loop._save
+    monkeypatch.setattr(
+        loop, "_save", lambda run, c, state, place: (saved.append(place.cursor.step), save(run, c, state, place))
+    )
+    place = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
+    (entry,) = rollbacks(tmp_path / "run")
+    assert poisoned and saved.count(8) == 2  # the poisoned one was saved, and replaced
+    assert entry["to"] == 4 and place.ended == "steps"
+    assert all(np.isfinite(leaf).all() for leaf in final_params(tmp_path / "run", tiny_corpus, config))
+
+
+@pytest.mark.parametrize("point", ["before the ledger", "behind the ledger", "while deleting"])
+def test_killed_while_going_back(config, tiny_corpus, tmp_path, monkeypatch, point):
+    """The next start carries the decision out; the run ends like one that was not killed."""
+    spoil(monkeypatch, 64, 80, float("nan"))
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    pretraining.pretrain(config, [Part(tiny_corpus)], whole)
+
+    class Killed(BaseException):
+        pass
+
+    def die(*_):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        if point == "before the ledger":
+            patch.setattr(rescue, "decide", die)
+        elif point == "behind the ledger":
+            carry_out, calls = rescue.carry_out, iter((False, True))
+            patch.setattr(rescue, "carry_out", lambda *a: die() if next(calls) else carry_out(*a))
+        else:
+            patch.setattr(type(checkpoint.directory_of(cut)), "rmtree", die)
+        with pytest.raises(Killed):
+            pretraining.pretrain(config, [Part(tiny_corpus)], cut)
+    assert len(rollbacks(cut)) == (point != "before the ledger")
+    pretraining.pretrain(config, [Part(tiny_corpus)], cut)
+    assert lines(cut) == lines(whole) and rollbacks(cut) == rollbacks(whole)
+    for a, b in zip(final_params(cut, tiny_corpus, config), final_params(whole, tiny_corpus, config), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_rows_are_counted_as_the_stream_counts_them(two_phases, tiny_corpus):
+    task = pretraining.open_task(two_phases, [Part(tiny_corpus)])
+    start = Cursor(skipped=((30, 50), (48, 60), (200, 205)))
+    for step in range(two_phases.total_steps + 1):
+        assert count_rows(two_phases, start, step) == task.train.cursor_at(start, step).rows
+
+
+def test_what_is_watched():
+    watch, losses = new_watch(), [5.0, 4.0, float("nan"), 3.0, 9.0]
+    rises, averages = [], []
+    for loss in losses:
+        bad = jnp.asarray(not np.isfinite(loss))
+        watch, rise = observe(watch, jnp.float32(loss), bad, span=2)
+        rises.append(float(rise))
+        averages.append(float(watch.average))
+    np.testing.assert_allclose(averages, [5.0, 4.5, 4.5, 3.75, 6.375])
+    np.testing.assert_allclose(rises, [0.0, -1.0, 0.0, -1.5, 5.25])
+    assert (int(watch.skipped), int(watch.in_a_row), float(watch.lowest)) == (1, 0, 3.75)
+    again = new_phase(watch)
+    assert (int(again.skipped), int(again.seen)) == (1, 0)
+    assert float(observe(again, jnp.float32(20.0), jnp.asarray(False), 2)[1]) == 0.0
+
+
+def test_what_counts_as_trouble():
+    bounds = RescueConfig(max_skipped=3, spike=2.0)
+    check(7, float("nan"), 2, float("nan"), bounds)
+    check(7, 5.0, 0, 2.0, bounds)
+    check(7, 50.0, 0, 40.0, dataclasses.replace(bounds, spike=None))
+    with pytest.raises(TroubleError, match="3 updates in a row, 5 to 7") as caught:
+        check(7, float("nan"), 3, float("nan"), bounds)
+    assert (caught.value.first, caught.value.last) == (5, 7)
+    with pytest.raises(TroubleError, match=r"the loss of update 7 was 5.00, 2.10 above"):
+        check(7, 5.0, 0, 2.1, bounds)
+
+
+def test_a_cut_ledger_line_is_no_decision(tmp_path):
+    from bert_jax.training.ledger import Ledger
+
+    path = tmp_path / "ledger.jsonl"
+    Ledger(path).write("rollback", to=4)
+    with path.open("a") as file:
+        file.write('{"event": "roll')
+    again = Ledger(path)
+    assert again.entries == [{"event": "rollback", "to": 4}]
+    again.write("rollback", to=8)
+    assert [entry["to"] for entry in Ledger(path).of("rollback")] == [4, 8]
+
+
+def test_phases_are_watched_apart(config, tiny_corpus, tmp_path):
+    """A jump where a phase begins is no trouble: there the comparison starts anew."""
+    bounds = RescueConfig(max_skipped=2, spike=0.2, calm_steps=3, max_rollbacks=0)
+    phase = Phase(steps=4, seq_len=32, batch_size=8, learning_rate=1e-3, warmup_steps=0)
+    longer = dataclasses.replace(phase, seq_len=48, steps=2)
+    quiet = dataclasses.replace(config, phases=(phase, longer), rescue=bounds)
+    assert pretraining.pretrain(quiet, [Part(tiny_corpus)], tmp_path / "run").ended == "steps"
+    shutil.rmtree(tmp_path / "run")
