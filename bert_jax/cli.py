@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import difflib
+import errno
 import io
 import json
 import re
@@ -227,6 +228,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return COMMANDS[arguments[0]](arguments[1:]) or 0
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        print(
+            f"error: {error.strerror.lower()}{f': {error.filename}' if error.filename else ''}: free some",
+            file=sys.stderr,
+        )
         return 2
 
 

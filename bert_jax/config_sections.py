@@ -25,9 +25,18 @@ class ModelConfig:
     max_positions: int = 512
     """Longest sequence that the position table serves, in tokens."""
     type_vocab_size: int = 2
-    """Number of token types (sentence A and B)."""
+    """Number of token types (sentence A and B); 0 leaves their table out."""
+    embedding_size: int | None = None
+    """Width of the embedding tables and of the MLM head's decoder, with a projection up to hidden_size behind the
+    embeddings (ALBERT; Lan et al. 2020, section 3.1). None: hidden_size, and no projection."""
     activation: Literal["gelu", "gelu_tanh", "relu"] = "gelu"
     """Of the feed-forward layer and the MLM head. `gelu` is the exact, erf form, as published BERTs use."""
+    feed_forward: Literal["plain", "gated"] = "plain"
+    """activation(x W) V, or (activation(x G) * x W) V, the elementwise product with a second projection as wide as
+    the first (GEGLU with `gelu`; Shazeer 2020)."""
+    biases: Literal["all", "none"] = "all"
+    """Dense layers and LayerNorms add a bias (BERT), or none of them but the output layers does, the decoder over
+    the vocabulary and the pair head (ModernBERT; Warner et al. 2024)."""
     norm_epsilon: float = 1e-12
     """Added to the variance in every LayerNorm."""
     initializer_range: float = 0.02
@@ -64,14 +73,17 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size", "max_positions")
-        for name in (*sizes, "type_vocab_size"):
+        for name in sizes:
             require(getattr(self, name) >= 1, f"model.{name} is {getattr(self, name)}: it must be at least 1")
+        require(self.type_vocab_size >= 0, f"model.type_vocab_size is {self.type_vocab_size}: use 0 (no table) or more")
+        for name in ("head_size", "embedding_size"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, f"model.{name} is {value}: use 1 or more, or None")
         require(
             self.head_size is not None or self.hidden_size % self.num_heads == 0,
             f"model.hidden_size {self.hidden_size} is not divisible by model.num_heads {self.num_heads}: "
             "change one of them, or set model.head_size",
         )
-        require(self.head_size is None or self.head_size >= 1, f"model.head_size is {self.head_size}: use 1 or more")
         require(
             self.positions == "learned" or self.size_per_head % 2 == 0,
             f"model.positions 'rotary' needs even heads, not {self.size_per_head} wide: set model.head_size",
@@ -95,6 +107,11 @@ class ModelConfig:
     def size_per_head(self) -> int:
         """Width of one attention head."""
         return self.head_size or self.hidden_size // self.num_heads
+
+    @property
+    def embedding_width(self) -> int:
+        """Width of the embedding tables."""
+        return self.embedding_size or self.hidden_size
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,8 @@ class Phase:
     warmup_steps: int = 10_000
     """Updates over which the learning rate rises linearly from 0 to its peak."""
     warmup_done: int = 0
-    """Updates of a warmup that count as done at the phase's start: it begins above 0 (MLPerf's start_warmup_step)."""
+    """Updates of the warmup that lie before the phase: its rate begins above 0, at the share that they are of these
+    and warmup_steps together (MLPerf's start_warmup_step)."""
     decay: Literal["polynomial", "cosine", "sqrt", "constant"] = "polynomial"
     """How the learning rate falls from its peak to its end: by (1 - t)^decay_power, by half a cosine, by
     1 - sqrt(t) (Warner et al. 2024), or not at all."""
@@ -147,10 +148,6 @@ class Phase:
             return self.batch_size
         sizes = self.batch_size // self.start_batch_size
         return self.start_batch_size * (1 + step * sizes // self.ramp_steps)
-
-    def accumulation_of(self, batch_size: int) -> int:
-        """Micro-batches of an update with so many rows: they have the same rows through a ramp."""
-        return batch_size * self.accumulation // self.batch_size
 
 
 @dataclass(frozen=True)

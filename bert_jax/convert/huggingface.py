@@ -166,6 +166,10 @@ def describe(config: ModelConfig, tokenizer: Tokenizer, *, pair: bool) -> dict[s
         "norm_placement": config.norm_placement != "post",
         "attention_window": config.attention_window is not None,
         "parameter_groups": config.parameter_groups is not None,
+        "embedding_size": config.embedding_size is not None,
+        "feed_forward": config.feed_forward != "plain",
+        "biases": config.biases != "all",
+        "type_vocab_size": config.type_vocab_size == 0,
         "head_size": config.size_per_head * config.num_heads != config.hidden_size,
     }
     for name, differs in foreign.items():

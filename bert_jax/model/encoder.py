@@ -1,6 +1,7 @@
 """The encoder: embeddings, a block, a stack of blocks, a pooler.
 
-Shapes in names: B rows, S positions, H hidden, L layers, N heads, D head size, K packed examples per row.
+Shapes in names: B rows, S positions, H hidden, E width of the embedding tables, L layers, N heads, D head size,
+K packed examples per row.
 """
 
 from typing import NamedTuple
@@ -44,19 +45,30 @@ class EncoderOutput(NamedTuple):
 
 
 class Embeddings(nnx.Module):
-    """Sum of word, position and token-type embeddings, normalised (Devlin et al. 2019, figure 2)."""
+    """Sum of word, position and token-type embeddings, normalised (Devlin et al. 2019, figure 2).
+
+    Tables narrower than the layers are projected up to them, after dropout (google-research/albert modeling.py).
+    """
 
     def __init__(self, config: ModelConfig, key: Key[Array, ""]):
         init = truncated_normal(config.initializer_range)
-        word, position, token_type = jax.random.split(key, 3)
-        self.word = nnx.Param(init(word, (config.vocab_size, config.hidden_size)))
-        shape = (config.max_positions, config.hidden_size)
+        word, position, token_type, projection = jax.random.split(key, 4)
+        width = config.embedding_width
+        self.word = nnx.Param(init(word, (config.vocab_size, width)))
+        shape = (config.max_positions, width)
         self.position = nnx.Param(init(position, shape)) if config.positions == "learned" else None
-        self.token_type = nnx.Param(init(token_type, (config.type_vocab_size, config.hidden_size)))
-        self.norm = LayerNorm(config.hidden_size, config.norm_epsilon)
+        types = config.type_vocab_size
+        self.token_type = nnx.Param(init(token_type, (types, width))) if types else None
+        self.norm = LayerNorm(width, config.norm_epsilon, config.biases)
+        inputs, outputs = (width,), (config.hidden_size,)
+        factorised = config.embedding_size is not None
+        self.projection = Dense(inputs, outputs, init, projection, config.biases) if factorised else None
+        self.dropout = config.hidden_dropout
         self.dtype = jnp.dtype(config.compute_dtype)
 
-    def __call__(self, inputs: EncoderInputs, inputs_embeds: Float[Array, "B S H"] | None) -> Float[Array, "B S H"]:
+    def __call__(
+        self, inputs: EncoderInputs, inputs_embeds: Float[Array, "B S E"] | None, noise: Noise | None
+    ) -> Float[Array, "B S H"]:
         """Embed a batch; `inputs_embeds` takes the place of the word embeddings."""
         # Ids are checked on the host (data/gather.py); "clip" keeps XLA from adding a NaN fill.
         if inputs_embeds is None:
@@ -64,15 +76,17 @@ class Embeddings(nnx.Module):
         total = inputs_embeds.astype(jnp.float32)
         if self.position is not None:
             total += jnp.take(self.position[...], inputs.position_ids, axis=0, mode="clip")
-        # A product with one-hot rows: the gradient of a gather would add B x S rows onto two.
-        types = jax.nn.one_hot(inputs.token_type_ids, self.token_type.shape[0], dtype=jnp.float32)
-        total += types @ self.token_type[...]
-        return self.norm(total).astype(self.dtype)
+        if self.token_type is not None:
+            # A product with one-hot rows: the gradient of a gather would add B x S rows onto two.
+            types = jax.nn.one_hot(inputs.token_type_ids, self.token_type.shape[0], dtype=jnp.float32)
+            total += types @ self.token_type[...]
+        embedded = dropout(self.norm(total).astype(self.dtype), self.dropout, noise)
+        return embedded if self.projection is None else self.projection(embedded)
 
-    def attend(self, hidden: Float[Array, "*rows H"]) -> Float[Array, "*rows V"]:
+    def attend(self, hidden: Float[Array, "*rows E"]) -> Float[Array, "*rows V"]:
         """Logits over the vocabulary, float32: the decoder that is tied to the word embeddings."""
         table = self.word[...].astype(hidden.dtype)
-        return jnp.einsum("...h,vh->...v", hidden, table, preferred_element_type=jnp.float32)
+        return jnp.einsum("...e,ve->...v", hidden, table, preferred_element_type=jnp.float32)
 
 
 class Block(nnx.Module):
@@ -80,16 +94,17 @@ class Block(nnx.Module):
 
     def __init__(self, config: ModelConfig, key: Key[Array, ""]):
         init = truncated_normal(config.initializer_range)
-        qkv, projection, rise, fall = jax.random.split(key, 4)
-        heads = (config.num_heads, config.size_per_head)
-        width = (config.hidden_size,)
+        qkv, projection, rise, fall, gate = jax.random.split(key, 5)
+        heads, biases = (config.num_heads, config.size_per_head), config.biases
+        width, wide = (config.hidden_size,), (config.intermediate_size,)
         # Query, key and value are one product; LAMB and the converters treat axis "3" as three tensors.
-        self.qkv = Dense(width, (3, *heads), init, qkv)
-        self.projection = Dense(heads, width, init, projection)
-        self.attention_norm = LayerNorm(config.hidden_size, config.norm_epsilon)
-        self.rise = Dense(width, (config.intermediate_size,), init, rise)
-        self.fall = Dense((config.intermediate_size,), width, init, fall)
-        self.feed_forward_norm = LayerNorm(config.hidden_size, config.norm_epsilon)
+        self.qkv = Dense(width, (3, *heads), init, qkv, biases)
+        self.projection = Dense(heads, width, init, projection, biases)
+        self.attention_norm = LayerNorm(config.hidden_size, config.norm_epsilon, biases)
+        self.gate = Dense(width, wide, init, gate, biases) if config.feed_forward == "gated" else None
+        self.rise = Dense(width, wide, init, rise, biases)
+        self.fall = Dense(wide, width, init, fall, biases)
+        self.feed_forward_norm = LayerNorm(config.hidden_size, config.norm_epsilon, biases)
         self.config = config
 
     def __call__(
@@ -110,11 +125,14 @@ class Block(nnx.Module):
             hidden = self.attention_norm(hidden)
 
         before = hidden if plan.norm is NormPlacement.POST else self.feed_forward_norm(hidden)
-        fed = self.fall(ACTIVATIONS[self.config.activation](self.rise(before)))
-        hidden = hidden + dropout(fed, rate, noise and noise.at(FEED_FORWARD_SITE))
+        hidden = hidden + dropout(self._feed_forward(before), rate, noise and noise.at(FEED_FORWARD_SITE))
         if plan.norm is NormPlacement.POST:
             hidden = self.feed_forward_norm(hidden)
         return hidden, probabilities
+
+    def _feed_forward(self, hidden: Float[Array, "B S H"]) -> Float[Array, "B S H"]:
+        activate, risen = ACTIVATIONS[self.config.activation], self.rise(hidden)
+        return self.fall(activate(risen) if self.gate is None else activate(self.gate(hidden)) * risen)
 
     def _attend(
         self,
@@ -162,9 +180,9 @@ class Encoder(nnx.Module):
         self.layers = nnx.vmap(lambda key: Block(config, key))(jax.random.split(layers, groups))
         width = (config.hidden_size,)
         final_norm = config.norm_placement == "pre"
-        self.final_norm = LayerNorm(config.hidden_size, config.norm_epsilon) if final_norm else None
+        self.final_norm = LayerNorm(config.hidden_size, config.norm_epsilon, config.biases) if final_norm else None
         init = truncated_normal(config.initializer_range)
-        self.pooler = Dense(width, width, init, pool) if pooler else None
+        self.pooler = Dense(width, width, init, pool, config.biases) if pooler else None
         self.config = config
 
     def __call__(
@@ -172,7 +190,7 @@ class Encoder(nnx.Module):
         inputs: EncoderInputs,
         *,
         noise: Noise | None = None,
-        inputs_embeds: Float[Array, "B S H"] | None = None,
+        inputs_embeds: Float[Array, "B S E"] | None = None,
         head_mask: Float[Array, "L N"] | None = None,
         hidden_states: bool = False,
         attentions: bool = False,
@@ -190,8 +208,7 @@ class Encoder(nnx.Module):
         Raises:
           UserError: attentions asked of a fused implementation.
         """
-        embedded = self.embeddings(inputs, inputs_embeds)
-        embedded = dropout(embedded, self.config.hidden_dropout, noise and noise.at(EMBEDDING_SITE))
+        embedded = self.embeddings(inputs, inputs_embeds, noise and noise.at(EMBEDDING_SITE))
         hidden, states, probabilities = self._run_layers(embedded, inputs, noise, head_mask, hidden_states, attentions)
         if self.final_norm is not None:
             hidden = self.final_norm(hidden)

@@ -16,8 +16,9 @@ def pretraining_flops(model: ModelConfig, rows: int, seq_len: int, predictions: 
       seq_len: tokens per row; all count, padding too.
       predictions: positions per row that pass through the head over the vocabulary.
     """
-    width, heads = model.hidden_size, model.num_heads * model.size_per_head
-    linear = 2 * width * (4 * heads + 2 * model.intermediate_size)
+    width, heads, tables = model.hidden_size, model.num_heads * model.size_per_head, model.embedding_width
+    products = 3 if model.feed_forward == "gated" else 2
+    linear = 2 * width * (4 * heads + products * model.intermediate_size)
     # Local layers need less; what they need is bounded by their window. A causal layer that sees everything
     # counts whole, as in PaLM, though half its keys are masked.
     sides = 1 if model.direction == "causal" else 2
@@ -28,6 +29,7 @@ def pretraining_flops(model: ModelConfig, rows: int, seq_len: int, predictions: 
         for layer in range(model.num_layers)
     ]
     attention = sum(4 * heads * keys for keys in seen)
-    per_token = model.num_layers * linear + attention
-    head = 2 * width * (width + model.vocab_size)
+    projection = 0 if model.embedding_size is None else 2 * tables * width
+    per_token = projection + model.num_layers * linear + attention
+    head = 2 * tables * (width + model.vocab_size)
     return 3.0 * rows * (seq_len * per_token + predictions * head)

@@ -1,6 +1,6 @@
 """Heads that stand on the encoder: masked language model and sentence pair.
 
-Shapes: B rows, M predictions per row, K packed examples per row, H hidden, V vocabulary.
+Shapes: B rows, M predictions per row, K packed examples per row, H hidden, E width of the tables, V vocabulary.
 """
 
 import jax
@@ -13,17 +13,21 @@ from bert_jax.shapes import Array, Float, Int, Key
 
 
 class MlmHead(nnx.Module):
-    """Dense, activation, LayerNorm; the decoder is the word embedding table plus a bias (BERT's modeling code)."""
+    """Dense, activation, LayerNorm; the decoder is the word embedding table plus a bias (BERT's modeling code).
+
+    The dense layer ends in the table's width (ALBERT). The decoder keeps its bias whatever `model.biases` says, as
+    ModernBERT's does.
+    """
 
     def __init__(self, config: ModelConfig, key: Key[Array, ""]):
-        width = (config.hidden_size,)
-        self.transform = Dense(width, width, truncated_normal(config.initializer_range), key)
-        self.norm = LayerNorm(config.hidden_size, config.norm_epsilon)
+        inputs, outputs = (config.hidden_size,), (config.embedding_width,)
+        self.transform = Dense(inputs, outputs, truncated_normal(config.initializer_range), key, config.biases)
+        self.norm = LayerNorm(config.embedding_width, config.norm_epsilon, config.biases)
         self.bias = nnx.Param(jnp.zeros((config.vocab_size,), jnp.float32))
         self.activation = config.activation
 
     def __call__(self, hidden: Float[Array, "B M H"], attend) -> Float[Array, "B M V"]:
-        """Logits in float32; `attend` maps hidden to the vocabulary with the tied table."""
+        """Logits in float32; `attend` maps [B, M, E] to the vocabulary with the tied table."""
         transformed = self.norm(ACTIVATIONS[self.activation](self.transform(hidden)))
         return attend(transformed) + self.bias[...][None, None]
 

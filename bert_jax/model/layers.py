@@ -4,7 +4,7 @@ Shapes in names: B rows, S positions, H hidden, F feed-forward, N heads, D head,
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -102,18 +102,35 @@ def truncated_normal(deviation: float) -> Callable[..., Array]:
     return init
 
 
-class Dense(nnx.Module):
-    """x @ kernel + bias over the last `inputs` axes of x, in the type of x."""
+Biases = Literal["all", "none"]
+"""As `ModelConfig.biases`."""
 
-    def __init__(self, inputs: tuple[int, ...], outputs: tuple[int, ...], init: Callable[..., Array], key: Array):
+
+def _bias(shape: tuple[int, ...], biases: Biases) -> nnx.Param | None:
+    return nnx.Param(jnp.zeros(shape, jnp.float32)) if biases == "all" else None
+
+
+class Dense(nnx.Module):
+    """x @ kernel + bias over the last `inputs` axes of x, in the type of x; without biases, x @ kernel."""
+
+    def __init__(
+        self,
+        inputs: tuple[int, ...],
+        outputs: tuple[int, ...],
+        init: Callable[..., Array],
+        key: Array,
+        biases: Biases = "all",
+    ):
         self.kernel = nnx.Param(init(key, inputs + outputs))
-        self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32))
+        self.bias = _bias(outputs, biases)
         self.num_inputs = len(inputs)
 
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         """Project; accumulation is the backend's, float32 on every one that matters."""
         kernel = self.kernel[...].astype(x.dtype)
         y = jnp.tensordot(x, kernel, axes=self.num_inputs)
+        if self.bias is None:
+            return y
         bias = self.bias[...].astype(x.dtype)
         return y + jnp.expand_dims(bias, tuple(range(y.ndim - bias.ndim)))
 
@@ -121,9 +138,9 @@ class Dense(nnx.Module):
 class LayerNorm(nnx.Module):
     """Normalise the last axis; statistics in float32 whatever the type of x (Ba et al. 2016)."""
 
-    def __init__(self, size: int, epsilon: float):
+    def __init__(self, size: int, epsilon: float, biases: Biases = "all"):
         self.scale = nnx.Param(jnp.ones((size,), jnp.float32))
-        self.bias = nnx.Param(jnp.zeros((size,), jnp.float32))
+        self.bias = _bias((size,), biases)
         self.epsilon = epsilon
 
     def __call__(self, x: Float[Array, "*rows H"]) -> Float[Array, "*rows H"]:
@@ -132,6 +149,8 @@ class LayerNorm(nnx.Module):
         mean = lifted.mean(-1, keepdims=True)
         centred = lifted - mean
         variance = jnp.square(centred).mean(-1, keepdims=True)
-        leading = (1,) * (x.ndim - 1)
-        scale, bias = (p[...].reshape((*leading, -1)) for p in (self.scale, self.bias))
-        return (centred * jax.lax.rsqrt(variance + self.epsilon) * scale + bias).astype(x.dtype)
+        along = (*(1,) * (x.ndim - 1), -1)
+        normal = centred * jax.lax.rsqrt(variance + self.epsilon) * self.scale[...].reshape(along)
+        if self.bias is not None:
+            normal += self.bias[...].reshape(along)
+        return normal.astype(x.dtype)

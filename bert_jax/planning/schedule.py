@@ -9,7 +9,7 @@ from typing import Any
 
 from bert_jax.config import Config, Phase
 from bert_jax.errors import UserError
-from bert_jax.training.schedules import learning_rate_at, place_of
+from bert_jax.training.schedules import learning_rate_at
 
 TABLE_ROWS = 16
 """Evenly spaced updates in the table; those where a phase, its full rate or its decay begins come on top."""
@@ -116,7 +116,7 @@ def _shown(config: Config, starts: list[int]) -> list[int]:
 
 
 def _describe_update(config: Config, starts: list[int], step: int) -> dict[str, Any]:
-    index, within = place_of(config, step)
+    index, within = config.place_of(step)
     phase = config.phases[index]
     before = sum(rows_before(p, p.steps) * p.seq_len for p in config.phases[:index])
     return {

@@ -12,6 +12,8 @@ from bert_jax.training.ledger import Ledger
 from bert_jax.training.schedules import learning_rate
 
 EVENT = "time"
+FIRST, UNTIMED = 10, 2
+"""The speed is looked at first behind so many updates, of which the first ones, which compile, do not count."""
 SHARE = 0.01
 """Of the time; so often the speed is looked at again."""
 
@@ -30,6 +32,8 @@ class Budget:
         self.config, self.ledger, self.clock = config, ledger, clock
         self.phase, self.start = config.phases[-1], config.total_steps - config.phases[-1].steps
         self._began: float | None = None  # on the clock, when the phase had taken no time
+        self._calls = 0
+        self._timed = (0, 0.0)  # update and time from which the speed is measured
 
     @property
     def end(self) -> int:
@@ -61,9 +65,14 @@ class Budget:
         last = decisions[-1] if decisions else {"update": self.start, "seconds": 0.0}
         if self._began is None:
             self._began = now - last["seconds"]
+        if self._calls == UNTIMED:
+            self._timed = step, now
+        self._calls += 1
         seconds, total = now - self._began, 3600 * self.phase.hours
-        if step <= last["update"] or seconds - last["seconds"] < SHARE * total:
+        due = seconds - last["seconds"] >= SHARE * total or (not decisions and step - self.start >= FIRST)
+        if self._calls <= UNTIMED + 1 or step <= last["update"] or not due:
             return
-        speed = (step - last["update"]) / (seconds - last["seconds"])
+        speed = (step - self._timed[0]) / (now - self._timed[1])
         end = min(step + max(1, round((total - seconds) * speed)), self.config.total_steps)
         self.ledger.write(EVENT, update=step, seconds=round(seconds, 3), end=end)
+        self._timed = step, now

@@ -7,6 +7,7 @@ the sums are checked on every restore.
 """
 
 import concurrent.futures
+import contextlib
 import hashlib
 import json
 import sys
@@ -22,6 +23,8 @@ from bert_jax.errors import UserError
 
 COMMIT = "COMMIT.json"
 FORMAT_VERSION = 2
+DISK_IS_FULL = ("No space left on device", "Disk quota exceeded")
+"""What the operating system says; it arrives in exceptions of many kinds."""
 
 
 class Checkpoints:
@@ -45,19 +48,39 @@ class Checkpoints:
           about: JSON values to keep beside them.
           good: the newest checkpoint of so many updates or fewer is kept, however many newer ones there are;
             -1 if there is none to be kept.
+
+        Raises:
+          UserError: the disk is full; what was committed before is intact.
         """
         self.wait()
         target = self.directory / f"{step:08d}"
-        if target.exists():
-            target.rmtree()  # a save that was cut short, or one that failed its checksums
-        target.mkdir(parents=True)
-        (target / "run.json").write_text(json.dumps({"format_version": FORMAT_VERSION, **about}, indent=1))
-        self._orbax.save(target / "state", args=ocp.args.StandardSave(state))
+        with self._refusing_full_disks(target):
+            if target.exists():
+                target.rmtree()  # a save that was cut short, or one that failed its checksums
+            target.mkdir(parents=True)
+            (target / "run.json").write_text(json.dumps({"format_version": FORMAT_VERSION, **about}, indent=1))
+            self._orbax.save(target / "state", args=ocp.args.StandardSave(state))
         self._commit = self._committer.submit(self._finish, target, good)
 
+    @contextlib.contextmanager
+    def _refusing_full_disks(self, target: epath.Path) -> Iterator[None]:
+        """Say in one line that the disk is full, and leave nothing of the save behind."""
+        try:
+            yield
+        except Exception as error:
+            full = [name for name in DISK_IS_FULL if name in str(error)]
+            if not full:
+                raise
+            target.rmtree(missing_ok=True)
+            raise UserError(
+                f"cannot save {target} ({full[0].lower()}): free some space, and give the same command again. Earlier "
+                "checkpoints of the run are intact"
+            ) from error
+
     def _finish(self, target: epath.Path, good: int) -> None:
-        self._orbax.wait_until_finished()
-        write_commit(target)
+        with self._refusing_full_disks(target):
+            self._orbax.wait_until_finished()
+            write_commit(target)
         newest_first = list(committed(self.directory))
         needed = next((save for save in newest_first if int(save.name) <= good), None)
         self._delete([save for save in newest_first[self.keep :] if save != needed])
@@ -81,9 +104,9 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Until the last save is committed; raises what went wrong in it."""
-        if self._commit is not None:
-            self._commit.result()
-            self._commit = None
+        commit, self._commit = self._commit, None  # asked once: what went wrong is raised once
+        if commit is not None:
+            commit.result()
 
     def __enter__(self) -> "Checkpoints":
         return self

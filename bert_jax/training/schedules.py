@@ -33,19 +33,7 @@ def learning_rate(phase: Phase, step: float) -> float:
     return end + (peak - end) * share
 
 
-def place_of(config: Config, step: int) -> tuple[int, int]:
-    """Phase of an update of a run, and its number in that phase; both count from 0.
-
-    The update behind the last one belongs to the last phase.
-    """
-    index, start = 0, 0
-    while index < len(config.phases) - 1 and step >= start + config.phases[index].steps:
-        start += config.phases[index].steps
-        index += 1
-    return index, step - start
-
-
 def learning_rate_at(config: Config, step: int) -> float:
     """Learning rate of an update of a run, 0 being the first. Every phase starts its schedule anew."""
-    index, within = place_of(config, step)
-    return learning_rate(config.phases[index], within)
+    phase, within = config.place_of(step)
+    return learning_rate(config.phases[phase], within)

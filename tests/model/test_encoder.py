@@ -27,8 +27,10 @@ MODERN = dataclasses.replace(
     attention_window=2,
     global_every=2,
     local_rotary_base=100.0,
+    feed_forward="gated",
+    biases="none",
 )
-ALBERT = dataclasses.replace(BERT, num_layers=4, parameter_groups=2)
+ALBERT = dataclasses.replace(BERT, num_layers=4, parameter_groups=2, embedding_size=16)
 
 
 def gradients(config, batch, params=None, **options):
@@ -69,7 +71,7 @@ def looped(config, params, batch):
     """All layers in a Python loop: no scan, no stack, no repetition."""
     graph, _ = nnx.split(nnx.eval_shape(lambda: Block(config, jax.random.key(0))))
     model = pretraining.bind(config, params)
-    hidden = model.encoder.embeddings(batch, None)
+    hidden = model.encoder.embeddings(batch, None, None)
     for layer, plan in enumerate(layer_plans(config)):
         group = parameter_groups(config)[layer]
         block = nnx.merge(graph, jax.tree.map(lambda x, group=group: x[group], params["encoder"]["layers"]))
@@ -97,11 +99,11 @@ def test_scan_is_a_loop_over_layers(config, unroll):
 
     assert scans(scanned, params) == [(repetition.repeats, unroll)]
     assert scans(lambda p: looped(config, p, batch), params) == []
-    # Six products in a layer; the scan traces only the layers of its prefix and body.
+    # Six products in a layer, seven if it is gated; the scan traces only the layers of its prefix and body.
     saved = config.num_layers - len(repetition.prefix) - len(repetition.body)
     products = [primitives(f, params)["dot_general"] for f in (scanned, lambda p: looped(config, p, batch))]
     # The pooler, one more product, is not in the loop.
-    assert products[1] == products[0] - 1 + 6 * saved
+    assert products[1] == products[0] - 1 + (7 if config.feed_forward == "gated" else 6) * saved
     one, one_gradient = jax.jit(jax.value_and_grad(lambda p: weighted(scanned(p), batch)))(params)
     two, two_gradient = looped_gradients(config)
     np.testing.assert_allclose(one, two, rtol=1e-5)
@@ -169,14 +171,16 @@ def test_gradient_of_head_mask():
         np.testing.assert_allclose(gradient[layer, head], numerical, rtol=0.02, atol=5e-3)
 
 
-def test_inputs_embeds_take_the_place_of_the_lookup():
-    batch, params = inputs(), parameters(BERT)
+@pytest.mark.parametrize(("config", "width"), [(BERT, 24), (ALBERT, 16)], ids=["bert", "albert"])
+def test_inputs_embeds_take_the_place_of_the_lookup(config, width):
+    batch, params = inputs(), parameters(config)
     vectors = params["encoder"]["embeddings"]["word"][batch.input_ids]
+    assert vectors.shape[-1] == width
     blind = batch._replace(input_ids=jnp.zeros_like(batch.input_ids))
-    looked_up = encode(BERT, params, batch).hidden
-    given = encode(BERT, params, blind, inputs_embeds=vectors).hidden
+    looked_up = encode(config, params, batch).hidden
+    given = encode(config, params, blind, inputs_embeds=vectors).hidden
     np.testing.assert_allclose(looked_up, given, rtol=1e-6, atol=1e-6)
-    assert np.abs(looked_up - encode(BERT, params, blind).hidden).max() > 0.1
+    assert np.abs(looked_up - encode(config, params, blind).hidden).max() > 0.1
 
 
 def test_what_is_returned_when_asked():

@@ -99,3 +99,12 @@ def test_flops_of_bert_base():
     everywhere = ModelConfig(num_layers=3)
     saved = pretraining_flops(everywhere, 1, 128, 0) - pretraining_flops(local, 1, 128, 0)
     assert saved == 3 * 128 * 2 * 4 * 768 * (128 - 21)
+
+
+def test_flops_of_gated_and_of_factorised_models():
+    """A gate is one more product of hidden x intermediate; narrow tables add a projection and make the head smaller."""
+    gated = pretraining_flops(ModelConfig(feed_forward="gated"), 8, 128, 19)
+    assert gated - pretraining_flops(ModelConfig(), 8, 128, 19) == 3 * 8 * 128 * 12 * 2 * 768 * 3072
+    narrow = pretraining_flops(ModelConfig(embedding_size=128), 8, 128, 19)
+    head = 2 * 128 * (768 + 30522) - 2 * 768 * (768 + 30522)
+    assert narrow - pretraining_flops(ModelConfig(), 8, 128, 19) == 3 * 8 * (128 * 2 * 128 * 768 + 19 * head)

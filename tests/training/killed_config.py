@@ -1,8 +1,18 @@
-"""Config of the runs that are killed: packed rows, two sets of masks, a batch ramp, two phases, several epochs,
-dropout, a checkpoint every 10 updates.
+"""Config of the runs that are killed: packed rows, two sets of masks, a batch ramp, two phases of which the second has
+twice the layers, several epochs, dropout, LAMB, a checkpoint every 10 updates.
 """
 
-from bert_jax.config import CheckpointConfig, Config, DataConfig, EvaluationConfig, LogConfig, ModelConfig, Phase
+from bert_jax.config import (
+    CheckpointConfig,
+    Config,
+    DataConfig,
+    EvaluationConfig,
+    LogConfig,
+    ModelConfig,
+    OptimizerConfig,
+    Phase,
+    RescueConfig,
+)
 
 
 def config() -> Config:
@@ -16,16 +26,19 @@ def config() -> Config:
         phases=(
             Phase(
                 steps=40,
+                num_layers=1,
                 seq_len=32,
                 batch_size=8,
                 accumulation=2,
                 start_batch_size=4,
                 ramp_steps=24,
-                learning_rate=2e-3,
+                learning_rate=2e-2,
                 warmup_steps=5,
             ),
-            Phase(steps=20, seq_len=48, batch_size=6, accumulation=2, learning_rate=1e-3, warmup_steps=2),
+            Phase(steps=20, seq_len=48, batch_size=6, accumulation=2, learning_rate=1e-2, warmup_steps=2),
         ),
+        optimizer=OptimizerConfig(name="lamb"),
+        rescue=RescueConfig(max_skipped=3, calm_steps=5),
         checkpoint=CheckpointConfig(every=10, keep=2),
         log=LogConfig(every=3),
         evaluation=EvaluationConfig(every=15, rows=8, batch_size=8),

@@ -11,7 +11,12 @@ import threading
 import time
 from pathlib import Path
 
+from spoiled import spoil
+
 from bert_jax.data import batches
+
+SPOILED_ROWS = (192, 216)
+"""Of updates 31 to 33: checkpoint 20 is good then, and 30 is not."""
 
 
 def die(run: int | None = None, note: str = "") -> None:
@@ -72,6 +77,13 @@ def die_in_the_commit(path) -> None:
         die()
 
     type(path).write_text = write_half
+
+
+def die_while_deleting(checkpoints, steps) -> None:
+    """Die when the marker of the first checkpoint to go is gone, and its files are there still."""
+    for step in steps:
+        (Path(checkpoints.directory) / f"{step:08d}" / "COMMIT.json").unlink()
+        die()
 
 
 def die_in_a_line(writer, step: int, *_) -> None:
@@ -144,7 +156,7 @@ def die_in_a_reader(count: int) -> None:
 
 def plant(point: str, count: int) -> None:
     """Make the named point deadly."""
-    from bert_jax.training import checkpoint, metrics
+    from bert_jax.training import checkpoint, loop, metrics, rescue
 
     times = iter(range(1, 10**9))
     if point == "array-write":
@@ -167,6 +179,18 @@ def plant(point: str, count: int) -> None:
         die_at_an_update(lambda before, behind: before.phase > 0 and next(times) == count)
     elif point == "prefetched":
         die_in_a_reader(count)
+    elif point == "before-growth":
+        loop.enter_phase = at_count(count, loop.enter_phase, before=lambda *_: die())
+    elif point == "after-growth":
+        loop.enter_phase = at_count(count, loop.enter_phase, after=lambda *_: die())
+    elif point == "spoiled":
+        spoil(setattr, *SPOILED_ROWS, float("nan"))
+    elif point == "rollback-decided":
+        spoil(setattr, *SPOILED_ROWS, float("nan"))
+        rescue.decide = at_count(count, rescue.decide, after=lambda *_: die())
+    elif point == "rollback-deleting":
+        spoil(setattr, *SPOILED_ROWS, float("nan"))
+        checkpoint.Checkpoints.delete = at_count(count, checkpoint.Checkpoints.delete, before=die_while_deleting)
     else:
         assert point == "never", point
 

@@ -1,4 +1,4 @@
-"""Optimizers against numpy, the table of treatments, and learning rates."""
+"""Optimizers against numpy, updates that are skipped, what is frozen and scaled, and the table of treatments."""
 
 import jax
 import jax.numpy as jnp
@@ -6,116 +6,175 @@ import numpy as np
 import pytest
 
 from bert_jax import presets
-from bert_jax.config import OptimizerConfig, Phase
+from bert_jax.config import OptimizerConfig
+from bert_jax.errors import UserError
 from bert_jax.model import pretraining
 from bert_jax.training.lamb import FLAVOURS
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.paths import name_leaves
-from bert_jax.training.schedules import learning_rate
 from bert_jax.training.treatment import Treatment, treatments
+from tests.training import optimizer_oracle as oracle
 
-STEPS = 20
-SCHEDULE = learning_rate((Phase(steps=STEPS, learning_rate=0.01, warmup_steps=5, batch_size=8),))
-NAMES = {
-    "encoder/embeddings/word": (11, 6),
-    "encoder/embeddings/norm/scale": (6,),
-    "encoder/layers/qkv/kernel": (2, 6, 3, 2, 3),
-    "encoder/layers/qkv/bias": (2, 3, 2, 3),
-    "encoder/layers/fall/kernel": (2, 5, 6),
-    "encoder/layers/fall/bias": (2, 6),
-    "mlm/bias": (11,),
+LAMB = {"name": "lamb", "weight_decay": 0.1}
+CASES = {
+    "adamw": {"weight_decay": 0.1},
+    "adamw, unclipped": {"weight_decay": 0.1, "clip_norm": None},
+    "adamw, uncorrected": {"weight_decay": 0.1, "bias_correction": False},
+    **{f"lamb, {flavour}": LAMB | {"lamb_flavour": flavour} for flavour in FLAVOURS},
+    **{f"lamb, {flavour}, unclipped": LAMB | {"lamb_flavour": flavour, "clip_norm": None} for flavour in FLAVOURS},
+    "lamb, uncorrected": LAMB | {"bias_correction": False},
+    "lamb, google, corrected": LAMB | {"lamb_flavour": "google", "bias_correction": True},
+    "lamb, bounds": LAMB | {"min_trust_ratio": 1.5, "max_trust_ratio": 4.0},
 }
+FROZEN = ("encoder/embeddings/word", "encoder/layers/fall/kernel")
 
 
-def nest(flat):
-    tree = {}
-    for name, value in flat.items():
-        *sections, last = name.split("/")
-        node = tree
-        for section in sections:
-            node = node.setdefault(section, {})
-        node[last] = value
-    return tree
+class Run:
+    """Updates of the small model, one after the other, as training makes them."""
+
+    def __init__(self, config, frozen=(), layers=True):
+        self.params = jax.tree.map(jnp.asarray, oracle.nest(oracle.start()))
+        optimizer = make_optimizer(config, self.params, frozen, layers=layers)
+        self.state = optimizer.init(self.params)
+        self.program = jax.jit(optimizer.update)
+
+    def update(self, gradients, rate, loss_is_finite=True):
+        rate, finite = jnp.float32(rate), jnp.bool_(loss_is_finite)
+        self.params, self.state, metrics = self.program(oracle.nest(gradients), self.state, self.params, rate, finite)
+        return {name: float(value) for name, value in metrics.items()}
+
+    def all_updates(self, gradients_of=oracle.gradients_of):
+        return [self.update(gradients_of(step), oracle.learning_rate_of(step)) for step in range(oracle.STEPS)]
+
+    def bits(self):
+        """Everything, as bytes: 0 and -0 differ, and a NaN is itself."""
+        return {name: np.asarray(leaf).tobytes() for name, leaf in name_leaves((self.params, self.state)).items()}
 
 
-def logical_tensors(name, array):
-    """The tensors that a paper would count, as views: each layer, and its query, key and value."""
-    if "layers" not in name:
-        return [array]
-    layers = list(array)
-    if "qkv/kernel" in name:
-        return [layer[:, part] for layer in layers for part in range(3)]
-    if "qkv/bias" in name:
-        return [layer[part] for layer in layers for part in range(3)]
-    return layers
+def assert_agrees(run, records, expected, expected_records):
+    """Values of every logical tensor, and how far it moved; every metric of every update."""
+    found = {name: np.asarray(leaf, np.float64) for name, leaf in name_leaves(run.params).items()}
+    before = oracle.start()
+    assert max(oracle.distances(found, expected).values()) < 1e-5
+    moves = [{name: array - before[name] for name, array in p.items()} for p in (found, expected)]
+    moves = [{name: array for name, array in move.items() if moves[1][name].any()} for move in moves]
+    assert max(oracle.distances(*moves).values()) < 1e-4
+    for step, (ours, theirs) in enumerate(zip(records, expected_records, strict=True)):
+        assert ours.keys() == theirs.keys()
+        for name, value in theirs.items():
+            np.testing.assert_allclose(ours[name], value, rtol=1e-5, atol=1e-9, err_msg=f"{name}, update {step}")
 
 
-def numpy_optimizer(config, params, gradients_of, lr):
-    """AdamW, or LAMB by algorithm 2 with its flavours, one tensor at a time, in float64."""
-    params = {name: array.astype(np.float64) for name, array in params.items()}
-    m, v = ({name: np.zeros_like(array) for name, array in params.items()} for _ in range(2))
-    lamb = config.name == "lamb"
-    corrected = not lamb or config.lamb_flavour != "google"
-    for step in range(STEPS):
-        gradients = {name: g.astype(np.float64) for name, g in gradients_of(step).items()}
-        norm = np.sqrt(sum(np.square(g).sum() for g in gradients.values()))
-        if config.clip_norm is not None and norm > config.clip_norm:
-            gradients = {name: g * config.clip_norm / norm for name, g in gradients.items()}
-        for name in params:
-            decayed = name.endswith(("kernel", "word"))
-            m[name] = config.beta1 * m[name] + (1 - config.beta1) * gradients[name]
-            v[name] = config.beta2 * v[name] + (1 - config.beta2) * gradients[name] ** 2
-            t = step + 1
-            mean = m[name] / (1 - config.beta1**t) if corrected else m[name]
-            square = v[name] / (1 - config.beta2**t) if corrected else v[name]
-            update = mean / (np.sqrt(square) + config.epsilon) + decayed * config.weight_decay * params[name]
-            pairs = zip(logical_tensors(name, params[name]), logical_tensors(name, update), strict=True)
-            for weights, change in pairs:
-                ratio = 1.0
-                if lamb and (decayed or config.lamb_flavour == "paper"):
-                    sizes = np.linalg.norm(weights), np.linalg.norm(change)
-                    ratio = sizes[0] / sizes[1] if min(sizes) > 0 else 1.0
-                weights -= lr(step) * ratio * change
-    return params
+@pytest.mark.parametrize("case", CASES)
+def test_fifty_updates_against_numpy(case):
+    config = OptimizerConfig(**CASES[case])
+    run = Run(config)
+    records = run.all_updates()
+    assert_agrees(run, records, *oracle.train(config, oracle.start()))
+    assert int(run.state.count) == oracle.STEPS
 
 
-@pytest.mark.parametrize("clip", [None, 1.0])
-@pytest.mark.parametrize(("name", "flavour"), [("adamw", "nvidia"), *(("lamb", flavour) for flavour in FLAVOURS)])
-def test_twenty_updates_against_numpy(name, flavour, clip):
-    config = OptimizerConfig(name=name, lamb_flavour=flavour, weight_decay=0.1, clip_norm=clip)
-    rng = np.random.default_rng(0)
-    start = {n: rng.normal(0, 0.5, shape).astype(np.float32) for n, shape in NAMES.items()}
-    # Layers of very different size: one ratio for the whole stack would show. A bias of zero: its ratio is 1.
-    for n in start:
-        if "layers" in n:
-            start[n][1] *= 30
-    start["mlm/bias"][:] = 0
-    start["encoder/layers/qkv/kernel"][:, :, 2] *= 10
+def test_cases_differ():
+    """Clipping, correction, flavours and bounds all show, else the test above would not notice them."""
+    ends = {case: oracle.train(OptimizerConfig(**kind), oracle.start())[0] for case, kind in CASES.items()}
+    names = sorted(ends)
+    # Google's with correction is NVIDIA's, and NVIDIA's without is Google's: that is all in which they differ.
+    same = {frozenset(("lamb, google, corrected", "lamb, nvidia")), frozenset(("lamb, google", "lamb, uncorrected"))}
+    for i, a in enumerate(names):
+        for b in names[i + 1 :]:
+            apart = max(oracle.distances(ends[a], ends[b]).values())
+            assert (apart == 0) if frozenset((a, b)) in same else (apart > 1e-3), (a, b, apart)
 
-    def gradients_of(step):
-        noise = np.random.default_rng([1, step])
-        return {n: (0.3 * noise.normal(size=shape)).astype(np.float32) for n, shape in NAMES.items()}
 
-    params = jax.tree.map(jnp.asarray, nest(start))
-    optimizer = make_optimizer(config, SCHEDULE, params)
+def test_bounds_bite():
+    _, free = oracle.train(OptimizerConfig(**CASES["lamb, nvidia"]), oracle.start())
+    assert free[9]["trust_ratio_min"] < 1.2 and free[9]["trust_ratio_max"] > 4
+    bounded = Run(OptimizerConfig(**CASES["lamb, bounds"])).all_updates()[9]
+    assert bounded["trust_ratio_min"] == 1.5 and bounded["trust_ratio_max"] == 4
 
-    @jax.jit
-    def update(params, state, gradients):
-        updates, state = optimizer.update(gradients, state, params)
-        return jax.tree.map(jnp.add, params, updates), state
 
-    state = optimizer.init(params)
-    for step in range(STEPS):
-        params, state = update(params, state, nest(gradients_of(step)))
+def test_groups_are_left_out_on_request():
+    config = OptimizerConfig(**CASES["lamb, nvidia"])
+    few, many = (Run(config, layers=layers).update(oracle.gradients_of(0), 0.01) for layers in (False, True))
+    overall = {"skipped", "gradient_norm", "update_norm", "parameter_norm", "trust_ratio_min", "trust_ratio_max"}
+    assert few.keys() == overall
+    assert {name: value for name, value in many.items() if "/" not in name} == few
+    groups = {name.split("/")[1] for name in many.keys() - overall}
+    assert groups == {"embeddings", "layer_00", "layer_01", "heads"}
 
-    def lr(step):
-        return 0.01 * step / 5 if step < 5 else 0.01 * (1 - step / STEPS)
 
-    expected = numpy_optimizer(config, {n: a.copy() for n, a in start.items()}, gradients_of, lr)
-    for n, ours in name_leaves(params).items():
-        moved = np.abs(expected[n] - start[n]).max()
-        assert moved > 1e-3, n
-        np.testing.assert_allclose(ours, expected[n], rtol=1e-5, atol=1e-5 * moved, err_msg=n)
+def spoiled(value):
+    gradients = oracle.gradients_of(3)
+    gradients["encoder/layers/fall/kernel"][1, 2, 3] = value
+    return gradients
+
+
+@pytest.mark.parametrize("kind", ["adamw", "lamb, nvidia", "lamb, google", "adamw, unclipped"])
+@pytest.mark.parametrize(
+    ("value", "loss_is_finite"), [(0.1, False), (np.nan, True), (np.inf, True), (-np.inf, True), (3e38, True)]
+)
+def test_what_is_not_finite_changes_nothing(kind, value, loss_is_finite):
+    """3e38 is finite, but its square is not: the norm says nothing about such a gradient."""
+    config = OptimizerConfig(**CASES[kind])
+    clean, bad = Run(config), Run(config)
+    for step in range(3):
+        assert clean.update(oracle.gradients_of(step), 0.01) == bad.update(oracle.gradients_of(step), 0.01)
+    before = bad.bits()
+    metrics = bad.update(spoiled(value), 0.01, loss_is_finite)
+    assert bad.bits() == before
+    assert metrics["skipped"] == 1 and metrics["update_norm"] == 0
+    assert np.isfinite(metrics["gradient_norm"]) == (not loss_is_finite)
+    assert all(np.isfinite(v) for name, v in metrics.items() if not name.startswith("gradient_norm"))
+    assert np.isfinite(metrics["gradient_norm/layer_00"]), "only the group with the bad gradient has a bad norm"
+    assert clean.update(oracle.gradients_of(4), 0.01) == bad.update(oracle.gradients_of(4), 0.01)
+    assert clean.bits() == bad.bits() != before
+    assert int(bad.state.count) == 4
+
+
+@pytest.mark.parametrize("kind", ["adamw", "lamb, paper"])
+def test_a_bad_first_update(kind):
+    """Nothing is known about the moments yet; bias correction must not divide by 0."""
+    run = Run(OptimizerConfig(**CASES[kind]))
+    before = run.bits()
+    metrics = run.update(spoiled(np.nan), 0.01)
+    assert run.bits() == before
+    assert all(np.isfinite(value) for name, value in metrics.items() if not name.startswith("gradient_norm"))
+
+
+@pytest.mark.parametrize("kind", ["adamw", "lamb, nvidia"])
+def test_frozen_parameters_stay(kind):
+    config = OptimizerConfig(**CASES[kind])
+    run = Run(config, FROZEN)
+    # Moments of an earlier phase stay too.
+    mu = run.state.mu
+    mu["encoder"]["embeddings"]["word"] = mu["encoder"]["embeddings"]["word"] + 0.5
+    before = run.bits()
+
+    def huge(step):
+        """Neither the norm nor the guard may look at gradients of frozen parameters."""
+        gradients = oracle.gradients_of(step)
+        gradients["encoder/embeddings/word"][0] = np.nan
+        gradients["encoder/layers/fall/kernel"] *= 100
+        return gradients
+
+    records = run.all_updates(huge)
+    after = run.bits()
+    still = {name for name in before if before[name] == after[name]}
+    assert still == {name for name in before if name.endswith(FROZEN)} and len(still) == 6
+    assert_agrees(run, records, *oracle.train(config, oracle.start(), frozen=FROZEN))
+
+
+@pytest.mark.parametrize("kind", ["adamw", "lamb, paper"])
+def test_learning_rates_are_scaled(kind):
+    """The first pattern that matches counts; factor 0 leaves moments alone, unlike freezing."""
+    scales = (("word", 0.0), ("qkv/.*", 0.25), ("encoder/.*", 2.0))
+    config = OptimizerConfig(**CASES[kind], learning_rate_scales=scales)
+    factors = {n: 2.0 if n.startswith("encoder") else 1.0 for n in oracle.SHAPES}
+    factors |= {n: 0.25 for n in oracle.SHAPES if "qkv" in n} | {"encoder/embeddings/word": 0.0}
+    run = Run(config)
+    records = run.all_updates()
+    assert_agrees(run, records, *oracle.train(config, oracle.start(), scales=factors))
+    assert np.any(run.state.mu["encoder"]["embeddings"]["word"])
 
 
 def test_flavours_differ():
@@ -133,8 +192,9 @@ def test_every_parameter_has_a_treatment(name):
     leaves = name_leaves(shapes)
     for path, treatment in name_leaves(treatments(shapes)).items():
         assert treatment.decayed == path.endswith(("/kernel", "/word", "/position", "/token_type")), path
+        assert treatment.learning_rate_scale == 1 and not treatment.frozen
         counted = [leaves[path].shape[axis] for axis in treatment.tensor_axes]
-        layers = [config.model.num_layers] if "/layers/" in path else []
+        layers = [config.model.parameter_groups or config.model.num_layers] if "/layers/" in path else []
         assert counted == layers + [3] * ("/qkv/" in path), path
 
 
@@ -144,41 +204,20 @@ def test_a_new_parameter_must_be_thought_about():
     assert treatments({"x": {"bias": 0}})["x"]["bias"] == Treatment(decayed=False)
 
 
-def test_learning_rate_of_one_phase():
-    phase = Phase(steps=100, learning_rate=2.0, warmup_steps=10, end_learning_rate=0.5)
-    schedule = jax.jit(learning_rate((phase,)))
-    expected = {0: 0.0, 1: 0.2, 9: 1.8, 10: 0.5 + 1.5 * 0.9, 50: 1.25, 99: 0.515, 100: 0.5, 1000: 0.5}
-    for step, rate in expected.items():
-        np.testing.assert_allclose(schedule(step), rate, rtol=1e-6, err_msg=str(step))
-    assert schedule(3).dtype == jnp.float32
-
-
-def test_learning_rate_decays_by_its_power():
-    schedule = jax.jit(learning_rate((Phase(steps=10, learning_rate=1.0, warmup_steps=0, decay_power=2.0),)))
-    np.testing.assert_allclose([schedule(step) for step in (0, 5, 9)], [1.0, 0.25, 0.01], rtol=1e-6)
-
-
-def test_a_phase_starts_its_own_schedule():
-    phases = (
-        Phase(steps=10, learning_rate=1.0, warmup_steps=0, end_learning_rate=0.1),
-        Phase(steps=20, learning_rate=0.1, warmup_steps=4),
-    )
-    schedule = jax.jit(learning_rate(phases))
-    rates = [float(schedule(step)) for step in (9, 10, 11, 14, 20, 29, 30)]
-    expected = [0.19, 0.0, 0.025, 0.1 * 0.8, 0.05, 0.1 / 20, 0.0]
-    np.testing.assert_allclose(rates, expected, rtol=1e-5, atol=1e-7)
-
-
-def test_long_runs_keep_their_precision():
-    """A million updates: float32 progress is still exact to a millionth."""
-    schedule = jax.jit(learning_rate((Phase(steps=1_000_000, learning_rate=1e-4, warmup_steps=10_000),)))
-    for step in (1, 9_999, 10_000, 123_457, 999_999):
-        exact = 1e-4 * (step / 10_000 if step < 10_000 else 1 - step / 1_000_000)
-        np.testing.assert_allclose(float(schedule(jnp.int32(step))), exact, rtol=1e-5, atol=1e-11)
-
-
-def test_published_schedule_meets_at_a_tenth():
-    """bert_base: one linear decay over both phases."""
-    schedule = jax.jit(learning_rate(presets.load_config("bert_base").phases))
-    np.testing.assert_allclose(float(schedule(899_999)), float(schedule(900_000)), rtol=1e-3)
-    np.testing.assert_allclose(float(schedule(500_000)), 1e-4 - 9e-5 * 5 / 9, rtol=1e-5)
+@pytest.mark.parametrize(
+    ("scales", "frozen", "words"),
+    [
+        ((("encoder/layrs/.*", 0.5),), (), ["optimizer.learning_rate_scales: 'encoder/layrs/.*'", "encoder/layers/"]),
+        ((), ("wrod",), ["phases: frozen: 'wrod'", "near are word"]),
+        ((), ("ias",), ["phases: frozen: 'ias'", "bias"]),
+        ((), ("layers/(",), ["phases: frozen: 'layers/(' is no regular expression"]),
+        ((("a)(b", 2.0),), (), ["optimizer.learning_rate_scales: 'a)(b' is no regular expression"]),
+        ((), ("encoder/.*", "mlm/.*"), ["phases: frozen", "leaves no parameter to train"]),
+    ],
+)
+def test_patterns_that_mean_nothing(scales, frozen, words):
+    with pytest.raises(UserError) as error:
+        make_optimizer(OptimizerConfig(learning_rate_scales=scales), oracle.nest(oracle.start()), frozen)
+    assert "\n" not in str(error.value)
+    for word in words:
+        assert word in str(error.value)

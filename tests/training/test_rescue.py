@@ -1,8 +1,8 @@
 """Runs that go wrong: updates that are skipped, runs that go back and on, and runs that give up."""
 
+import contextlib
 import dataclasses
 import json
-import shutil
 
 import jax
 import jax.numpy as jnp
@@ -11,19 +11,14 @@ import pytest
 
 from bert_jax import pretraining
 from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, Phase, RescueConfig
-from bert_jax.data.batches import Stream
 from bert_jax.data.cursor import Cursor, count_rows
 from bert_jax.data.parts import Part
 from bert_jax.errors import UserError
-from bert_jax.objectives import Sum
 from bert_jax.training import checkpoint, loop, rescue
 from bert_jax.training.metrics import read_metrics
-from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.state import abstract_state
 from bert_jax.training.watch import TroubleError, check, new_phase, new_watch, observe
-
-SPOILED = -7
-"""As a row's `mask_epoch`: its loss is multiplied by FACTOR."""
+from tests.training.spoiled import spoil
 
 
 @pytest.fixture(scope="module")
@@ -38,25 +33,6 @@ def config(tiny_config) -> Config:
         evaluation=EvaluationConfig(every=0, rows=8, batch_size=8),
         rescue=RescueConfig(max_skipped=2, spike=3.0, calm_steps=3, max_rollbacks=2),
     )
-
-
-def spoil(monkeypatch, first: int, last: int, factor: float) -> None:
-    """Multiply the loss of every micro-batch that holds one of the stream's rows [first, last)."""
-    batch, sums = Stream.batch, Pretraining.sums
-
-    def spoiled_batch(self, cursor):
-        rows = batch(self, cursor)
-        place = cursor.rows + rows["row"]
-        rows["mask_epoch"] = np.where((place >= first) & (place < last), SPOILED, rows["mask_epoch"]).astype(np.int32)
-        return rows
-
-    def spoiled_sums(self, params, rows, noise):
-        found = sums(self, params, rows, noise)
-        times = jnp.where((rows["mask_epoch"] == SPOILED).any(), factor, 1.0)
-        return found | {"mlm_loss": Sum(found["mlm_loss"].total * times, found["mlm_loss"].weight)}
-
-    monkeypatch.setattr(Stream, "batch", spoiled_batch)
-    monkeypatch.setattr(Pretraining, "sums", spoiled_sums)
 
 
 def rollbacks(workdir) -> list[dict]:
@@ -86,7 +62,7 @@ def calm_run(config, tiny_corpus, tmp_path_factory):
 
 
 def test_single_bad_batches_are_skipped_and_counted(config, calm_run, tiny_corpus, tmp_path, monkeypatch):
-    spoil(monkeypatch, 40, 41, float("nan"))  # update 6
+    spoil(monkeypatch.setattr, 40, 41, float("nan"))  # update 6
     place = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
     found = [line for line in lines(tmp_path / "run") if line["split"] == "train"]
     assert place.ended == "steps" and not rollbacks(tmp_path / "run")
@@ -105,7 +81,7 @@ def test_trouble_goes_back_and_passes_over_the_rows(
 ):
     """Update 9, or 9 and 10, are bad (from row 64 on). The newest checkpoint, of update 8, is too young to be good."""
     last = 10 if reason == "not finite" else 9
-    spoil(monkeypatch, 64, last * 8, factor)
+    spoil(monkeypatch.setattr, 64, last * 8, factor)
     place = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
     (entry,) = rollbacks(tmp_path / "run")
     # Rows from three updates before the first bad one.
@@ -122,7 +98,7 @@ def test_trouble_goes_back_and_passes_over_the_rows(
 
 
 def test_without_a_good_checkpoint_a_run_begins_anew(config, tiny_corpus, tmp_path, monkeypatch):
-    spoil(monkeypatch, 16, 32, float("nan"))  # updates 3 and 4
+    spoil(monkeypatch.setattr, 16, 32, float("nan"))  # updates 3 and 4
     place = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
     (entry,) = rollbacks(tmp_path / "run")
     assert (entry["to"], entry["skipped_rows"]) == (0, [0, 32]) and place.ended == "steps"
@@ -130,7 +106,7 @@ def test_without_a_good_checkpoint_a_run_begins_anew(config, tiny_corpus, tmp_pa
 
 
 def test_a_run_that_diverges_again_and_again_stops(config, tiny_corpus, tmp_path, monkeypatch):
-    spoil(monkeypatch, 64, 10**6, float("nan"))
+    spoil(monkeypatch.setattr, 64, 10**6, float("nan"))
     with pytest.raises(
         UserError, match=r"training diverged: .* not finite in 2 updates in a row.*went back 2 time\(s\)"
     ):
@@ -161,7 +137,7 @@ def test_a_poisoned_state_is_not_blessed_by_its_checkpoint(config, tiny_corpus, 
 
     poisoned: list[bool] = []
     monkeypatch.setattr(programs.Programs, "update", poisoning)
-    monkeypatch.setattr(jax, "transfer_guard", lambda _: __import__("contextlib").nullcontext())
+    monkeypatch.setattr(jax, "transfer_guard", lambda _: contextlib.nullcontext())
     saved = []
     save = loop._save
     monkeypatch.setattr(
@@ -177,7 +153,7 @@ def test_a_poisoned_state_is_not_blessed_by_its_checkpoint(config, tiny_corpus, 
 @pytest.mark.parametrize("point", ["before the ledger", "behind the ledger", "while deleting"])
 def test_killed_while_going_back(config, tiny_corpus, tmp_path, monkeypatch, point):
     """The next start carries the decision out; the run ends like one that was not killed."""
-    spoil(monkeypatch, 64, 80, float("nan"))
+    spoil(monkeypatch.setattr, 64, 80, float("nan"))
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     pretraining.pretrain(config, [Part(tiny_corpus)], whole)
 
@@ -259,4 +235,3 @@ def test_phases_are_watched_apart(config, tiny_corpus, tmp_path):
     longer = dataclasses.replace(phase, seq_len=48, steps=2)
     quiet = dataclasses.replace(config, phases=(phase, longer), rescue=bounds)
     assert pretraining.pretrain(quiet, [Part(tiny_corpus)], tmp_path / "run").ended == "steps"
-    shutil.rmtree(tmp_path / "run")

@@ -60,9 +60,10 @@ def undisturbed(tmp_path_factory, tiny_corpus) -> Path:
     return workdir
 
 
-def test_the_run_learns_and_logs(undisturbed):
+def test_the_run_grows_learns_and_logs(undisturbed):
     lines = lines_without_timing(undisturbed)
     train = [line for line in lines if line["split"] == "train"]
+    assert [("gradient_norm/layer_01" in line) for line in train] == [line["step"] > 40 for line in train]
     assert train[0]["mlm_loss"] - train[-1]["mlm_loss"] > 0.5
     assert [line["step"] for line in lines if line["split"] == "validation"] == [15, 30, 45, 60]
 
@@ -127,6 +128,8 @@ def test_damage_falls_back_and_is_repaired(undisturbed, tiny_corpus, tmp_path, c
         ("mid-commit", 1, []),  # half a file must not count: there is no other checkpoint to go back to
         ("after-commit", 2, ["00000010", "00000020"]),
         ("after-commit", 4, ["00000020", "00000030", "00000040"]),  # at the phase switch, before the oldest goes
+        ("before-growth", 1, None),
+        ("after-growth", 1, None),
         ("metrics", 6, None),  # a save is under way, and may be committed or not
     ],
 )
@@ -167,6 +170,29 @@ def die_at(workdir: Path, corpus: Path, point: str, count: int, *flags: str) -> 
         time.sleep(0.05)
     assert not any(map(is_alive, left)), "a reader process outlives its run"
     return said
+
+
+@pytest.fixture(scope="module")
+def undisturbed_rescue(tmp_path_factory, tiny_corpus) -> Path:
+    """A run that meets three bad batches in a row, goes back from update 33 to 20, and passes over them."""
+    workdir = tmp_path_factory.mktemp("rescued") / "run"
+    done = subprocess.run(command(workdir, tiny_corpus, "spoiled"), capture_output=True, text=True)
+    assert done.returncode == 0 and "Going back to update 20" in done.stderr, done.stderr[-3000:]
+    return workdir
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("point", "left"), [("rollback-decided", [20, 30]), ("rollback-deleting", [20])])
+def test_killed_while_going_back(undisturbed_rescue, undisturbed, tiny_corpus, tmp_path, point, left):
+    workdir = tmp_path / "run"
+    killed = subprocess.run(command(workdir, tiny_corpus, point), capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
+    assert sorted(int(path.name) for path in checkpoint.committed(checkpoint.directory_of(workdir))) == left
+    again = subprocess.run(command(workdir, tiny_corpus, "spoiled"), capture_output=True, text=True)
+    assert again.returncode == 0 and "continuing from update 20" in again.stderr, again.stderr[-3000:]
+    assert_same_run(workdir, undisturbed_rescue, tiny_corpus)
+    assert (workdir / "ledger.jsonl").read_text() == (undisturbed_rescue / "ledger.jsonl").read_text() != ""
+    assert lines_without_timing(workdir) != lines_without_timing(undisturbed)
 
 
 READER = ("--data.reader-processes", "1")

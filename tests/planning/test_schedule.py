@@ -1,0 +1,129 @@
+"""`bert-jax schedule`: counts against sums over single updates, the three outputs against each other."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bert_jax import cli, presets
+from bert_jax.config import Config, Phase
+from bert_jax.planning import epochs, schedule
+from bert_jax.training.schedules import learning_rate_at
+
+CONFIG = Config(
+    name="ramped",
+    phases=(
+        Phase(
+            steps=100,
+            seq_len=32,
+            batch_size=48,
+            start_batch_size=16,
+            ramp_steps=10,
+            accumulation=3,
+            learning_rate=0.5,
+            warmup_steps=20,
+            decay_start=60,
+            num_layers=3,
+            frozen=("encoder/embeddings/.*",),
+        ),
+        Phase(steps=40, seq_len=64, batch_size=8, warmup_steps=0, learning_rate=0.25, hours=2, moments="keep"),
+    ),
+)
+
+
+@pytest.mark.parametrize("start", [None, 1, 2, 3, 8, 24])
+@pytest.mark.parametrize("ramp", [1, 7, 24, 100])
+def test_rows_are_those_of_single_updates(start, ramp):
+    ramped = {} if start is None else {"start_batch_size": start, "ramp_steps": ramp}
+    phase = Phase(steps=60, batch_size=24, accumulation=24, **ramped)
+    sizes = [phase.batch_size_at(step) for step in range(phase.steps)]
+    assert (len(set(sizes)) > 1) == (start not in (None, 24))
+    assert [schedule.rows_before(phase, step) for step in range(61)] == [sum(sizes[:step]) for step in range(61)]
+    assert schedule.rows_before(phase, 60) == epochs.rows_of(phase)
+
+
+def test_values():
+    found = schedule.describe(CONFIG)
+    rows = sum(CONFIG.phases[0].batch_size_at(step) for step in range(100))
+    assert rows < 100 * 48
+    assert [phase["tokens"] for phase in found["phases"]] == [rows * 32, 40 * 8 * 64]
+    assert found["tokens"] == rows * 32 + 40 * 8 * 64 and found["updates"] == 140
+    assert [(p["first_update"], p["end_update"]) for p in found["phases"]] == [(0, 100), (100, 140)]
+    assert [(p["num_layers"], p["frozen"], p["hours"]) for p in found["phases"]] == [
+        (3, ["encoder/embeddings/.*"], None),
+        (12, [], 2),
+    ]
+    table = {row["update"]: row for row in found["table"]}
+    assert 15 <= len(table) <= 25 and list(table) == sorted(table)
+    assert {0, 20, 60, 100, 139} <= table.keys(), "where a phase, its full rate and its decay begin; the last update"
+    assert table[0]["tokens"] == 16 * 32 and table[0]["learning_rate"] == 0 and table[0]["batch_size"] == 16
+    assert table[100] == {
+        "update": 100,
+        "phase": 1,
+        "seq_len": 64,
+        "batch_size": 8,
+        "learning_rate": 0.25,
+        "tokens": rows * 32 + 8 * 64,
+    }
+    assert table[139]["tokens"] == found["tokens"]
+    for step, row in table.items():
+        assert row["learning_rate"] == learning_rate_at(CONFIG, step)
+
+
+def test_text():
+    text = "\n".join(schedule.lines(schedule.describe(CONFIG)))
+    first, second, table = text.split("\n\n")[1:]
+    for words in (
+        "updates 0 to 99",
+        "48 rows, accumulation 3; reached after 10 updates in steps of 16 rows",
+        "frozen     encoder/embeddings/.*",
+        "peak 0.5 after 20 updates of warmup; polynomial decay of power 1 from its update 60 to 0",
+    ):
+        assert words in first
+    assert "hours" not in first and "2 hours; the update count is what the clock allows: 40 at most" in second
+    bars = {line.split()[0]: line.count("#") for line in table.splitlines()[1:]}
+    assert bars["0"] == 0 and bars["20"] == bars["60"] == 24 and bars["100"] == 12
+
+
+def test_a_rate_of_zero_has_no_bar():
+    config = Config(name="still", phases=(Phase(steps=5, learning_rate=0.0, warmup_steps=0),))
+    assert "#" not in "\n".join(schedule.lines(schedule.describe(config)))
+
+
+def test_command(tmp_path, capsys):
+    """All flags of the config; the same numbers as text, JSON and picture, and no corpus."""
+    picture = tmp_path / "new.png"
+    flags = ["schedule", "bert_base", "--phases.1.steps", "7", "--phases.0.learning-rate", "0.125"]
+    assert cli.main([*flags, "--plot", str(picture)]) == 0
+    text = capsys.readouterr().out
+    assert cli.main([*flags, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert text.splitlines() == list(schedule.lines(found))
+    assert found["updates"] == 900_007 and found["phases"][0]["learning_rate"] == 0.125
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_errors(tmp_path, capsys, monkeypatch):
+    assert cli.main(["schedule", "bert_base", "--plot", str(tmp_path / "none" / "x.png")]) == 2
+    assert "x.png: it cannot be written: No such file" in capsys.readouterr().err
+    assert cli.main(["schedule", "bert_base", "--corpus", "x"]) == 2
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert cli.main(["schedule", "bert_base", "--plot", str(tmp_path / "x.png")]) == 2
+    assert "bert_jax[plot]" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_it_needs_no_jax():
+    code = (
+        "import sys; sys.modules['jax'] = None; from bert_jax import cli; sys.exit(cli.main(['schedule', 'bert_24h']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0 and "24 hours" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("name", sorted(presets.preset_files()))
+def test_every_preset(name):
+    found = schedule.describe(presets.load_config(name))
+    assert found["table"][-1]["tokens"] == found["tokens"]
+    assert all(len(line) <= 140 for line in schedule.lines(found))

@@ -1,0 +1,132 @@
+"""What happens outside a run: disks that fill up, checkpoints that are damaged, shards that vanish."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax import inference, pretraining
+from bert_jax.data.corpus_rows import CorpusRows
+from bert_jax.data.parts import Part
+from bert_jax.errors import UserError
+from bert_jax.training import checkpoint, reporter
+
+FILL_UP = """
+import sys
+from pathlib import Path
+import jax
+from bert_jax.errors import UserError
+from bert_jax.training.checkpoint import Checkpoints, committed, find_damage
+
+directory = Path(sys.argv[1])
+noise = jax.random.normal(jax.random.key(0), (1_000_000,))  # which nothing compresses
+state, saved, refused = {"params": {"kernel": noise}}, 0, ""
+try:
+    with Checkpoints(directory, keep=99) as checkpoints:
+        for step in range(1, 9):
+            checkpoints.save(step, state, {"step": step})
+            checkpoints.wait()
+            saved = step
+except UserError as error:
+    refused = str(error)
+left = sorted(path.name for path in directory.iterdir())
+assert 0 < saved < 8, saved
+assert left == [f"{step:08d}" for step in range(1, saved + 1)], left
+assert not any(find_damage(save) for save in committed(directory))
+print(refused)
+"""
+
+
+def test_a_full_disk(tmp_path):
+    """A real one, of 12 MB. Saves are of 4 MB at most; those that were committed stay."""
+    script = tmp_path / "fill_up.py"
+    script.write_text(FILL_UP)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = f"mount -t tmpfs -o size=12m tmpfs {disk}"
+    own = [] if os.geteuid() == 0 else ["--map-root-user"]
+    if subprocess.run(["unshare", *own, "--mount", "sh", "-c", mount], capture_output=True).returncode:
+        pytest.skip("this machine lets nobody mount a small disk")
+    fill = f"{mount} && exec {sys.executable} {script} {disk}/checkpoints"
+    done = subprocess.run(["unshare", *own, "--mount", "sh", "-c", fill], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "(no space left on device): free some space, and give the same command again" in done.stdout
+
+
+def test_what_other_writers_say_of_a_full_disk(tiny_corpus, tmp_path, monkeypatch, capsys):
+    from bert_jax import cli
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device", "/disk/metrics.jsonl")
+
+    monkeypatch.setattr(pretraining, "pretrain", full)
+    asked = ["pretrain", "bert_tiny", "--corpus", str(tiny_corpus), "--workdir", str(tmp_path / "run")]
+    assert cli.main(asked) == 2
+    assert capsys.readouterr().err == "error: no space left on device: /disk/metrics.jsonl: free some\n"
+
+
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "removed"])
+def test_every_file_of_the_newest_checkpoint_is_guarded(tiny_config, tiny_corpus, tiny_run, tmp_path, capfd, damage):
+    """Whatever file it is: the run goes on from the one before, says so, and ends as before."""
+    newest = next(checkpoint.committed(checkpoint.directory_of(tiny_run)))
+    names = [Path(path).relative_to(newest) for path in sorted(Path(newest).rglob("*")) if path.is_file()]
+    assert len(names) > 5
+    expected = jax.tree.leaves(inference.load(tiny_run).params)
+    for i, name in enumerate(names):
+        workdir = Path(shutil.copytree(tiny_run, tmp_path / f"run{i}"))
+        path = workdir / "checkpoints" / Path(newest).name / name
+        whole = path.read_bytes()
+        if damage == "flipped" and whole:
+            path.write_bytes(
+                whole[: len(whole) // 2] + bytes([whole[len(whole) // 2] ^ 1]) + whole[len(whole) // 2 + 1 :]
+            )
+        elif damage == "truncated" and whole:
+            path.write_bytes(whole[: len(whole) // 2])
+        else:
+            path.unlink()
+        found = checkpoint.verified(checkpoint.directory_of(workdir))
+        assert found is not None and Path(found).name == "00000004", name
+        said = capfd.readouterr().err
+        assert name.name == checkpoint.COMMIT or "is damaged" in said, name
+    place = pretraining.pretrain(tiny_config, [Part(tiny_corpus)], workdir)
+    assert place.ended == "steps" and "continuing from update 4" in capfd.readouterr().err
+    for a, b in zip(expected, jax.tree.leaves(inference.load(workdir).params), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_shard_that_vanishes(tiny_config, tiny_corpus, tiny_run, tmp_path, monkeypatch):
+    """While the run goes on; put back, the run goes on as if nothing had been."""
+    corpus = Path(shutil.copytree(tiny_corpus, tmp_path / "corpus"))
+    (shard,) = corpus.glob("*train*array_record*")
+    whole, workdir = shard.read_bytes(), tmp_path / "run"
+    push = reporter.Reporter.push
+
+    def push_and_take_away(self, step, *rest):
+        push(self, step, *rest)
+        if step == 1:
+            shard.write_bytes(b"")
+
+    window = CorpusRows.window
+
+    def window_read_anew(self, *place):
+        self._windows.clear()
+        return window(self, *place)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CorpusRows, "window", window_read_anew)
+        patch.setattr(reporter.Reporter, "push", push_and_take_away)
+        with pytest.raises(UserError, match=shard.name):
+            pretraining.pretrain(tiny_config, [Part(corpus)], workdir)
+    with pytest.raises(UserError, match=shard.name):
+        pretraining.pretrain(tiny_config, [Part(corpus)], workdir)
+    shard.write_bytes(whole)
+    place = pretraining.pretrain(tiny_config, [Part(corpus)], workdir)
+    assert place.ended == "steps"
+    runs = (inference.load(w).params for w in (workdir, tiny_run))
+    for a, b in zip(*map(jax.tree.leaves, runs), strict=True):
+        np.testing.assert_array_equal(a, b)

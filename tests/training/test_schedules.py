@@ -1,0 +1,118 @@
+"""Learning rates against values worked out by hand and published schedules."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from bert_jax import presets
+from bert_jax.config import Config, Phase
+from bert_jax.training.schedules import learning_rate, learning_rate_at
+
+
+def rates(phase, steps):
+    return [learning_rate(phase, step) for step in steps]
+
+
+def test_default_is_googles():
+    """google-research/bert optimization.py: the decay runs from update 0 and the warmup covers its beginning."""
+    phase = Phase(steps=100, learning_rate=2.0, warmup_steps=10, end_learning_rate=0.5)
+    expected = {0: 0.0, 1: 0.2, 9: 1.8, 10: 0.5 + 1.5 * 0.9, 50: 1.25, 99: 0.515, 100: 0.5, 1000: 0.5}
+    np.testing.assert_allclose(rates(phase, expected), list(expected.values()), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("kind", "at_quarters"),
+    [
+        ({"decay": "polynomial"}, [1.0, 0.775, 0.55, 0.325, 0.1]),
+        ({"decay": "polynomial", "decay_power": 2.0}, [1.0, 0.60625, 0.325, 0.15625, 0.1]),
+        ({"decay": "polynomial", "decay_power": 0.5}, [1.0, 0.8794228634059948, 0.7363961030678927, 0.55, 0.1]),
+        ({"decay": "cosine"}, [1.0, 0.8681980515339464, 0.55, 0.2318019484660536, 0.1]),
+        ({"decay": "sqrt"}, [1.0, 0.55, 0.3636038969321073, 0.22057713659400528, 0.1]),
+        ({"decay": "constant"}, [1.0, 1.0, 1.0, 1.0, 1.0]),
+    ],
+    ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "",
+)
+def test_every_decay(kind, at_quarters):
+    """At t = 0, 1/4, 1/2, 3/4, 1 from 1 to 0.1; from the phase's start, and from update 60."""
+    whole = Phase(steps=40, learning_rate=1.0, warmup_steps=0, end_learning_rate=0.1, **kind)
+    np.testing.assert_allclose(rates(whole, (0, 10, 20, 30, 40)), at_quarters, rtol=1e-12)
+    late = Phase(steps=100, learning_rate=1.0, warmup_steps=10, end_learning_rate=0.1, decay_start=60, **kind)
+    np.testing.assert_allclose(rates(late, (60, 70, 80, 90, 100)), at_quarters, rtol=1e-12)
+    assert rates(late, (5, 10, 59)) == [0.5, 1.0, 1.0]
+    assert learning_rate(late, 1e6) == learning_rate(late, 100)
+
+
+def test_warmup_stable_decay():
+    """Warner et al. 2024: a plateau, then 1 - sqrt(t)."""
+    phase = Phase(steps=1000, learning_rate=8e-4, warmup_steps=100, decay="sqrt", decay_start=900)
+    np.testing.assert_allclose(rates(phase, (0, 50, 99)), [0, 4e-4, 8e-4 * 0.99], rtol=1e-12)
+    assert set(rates(phase, range(100, 901))) == {8e-4}
+    np.testing.assert_allclose(rates(phase, (901, 925, 1000)), [8e-4 * 0.9, 8e-4 * 0.5, 0], rtol=1e-12)
+
+
+def test_fairseqs_polynomial():
+    """fairseq polynomial_decay_schedule.py: the decay begins where the warmup ends."""
+    phase = Phase(steps=500, learning_rate=6e-4, warmup_steps=24, decay_start=24, end_learning_rate=1e-5)
+    for step in range(24, 500, 7):
+        remaining = 1 - (step - 24) / (500 - 24)
+        np.testing.assert_allclose(learning_rate(phase, step), (6e-4 - 1e-5) * remaining + 1e-5, rtol=1e-12)
+    assert learning_rate(phase, 24) == 6e-4 != learning_rate(Phase(steps=500, learning_rate=6e-4, warmup_steps=24), 24)
+
+
+def test_warmup_that_is_partly_done():
+    """MLPerf: start_warmup_step lies before the phase, so that its first update is no longer at 0."""
+    phase = Phase(steps=1000, learning_rate=4e-4, warmup_steps=60, warmup_done=40)
+    np.testing.assert_allclose(rates(phase, (0, 10, 59)), [1.6e-4, 2e-4, 3.96e-4], rtol=1e-12)
+    assert learning_rate(phase, 60) == pytest.approx(4e-4 * 0.94, rel=1e-12)
+
+
+@pytest.mark.parametrize("decay", ["polynomial", "cosine", "sqrt", "constant"])
+def test_steps_need_not_be_whole(decay):
+    """Between two updates lies a rate between theirs; in a linear stretch, the middle is their mean."""
+    phase = Phase(steps=50, learning_rate=1.0, warmup_steps=10, decay_start=20, decay=decay, end_learning_rate=0.2)
+    for step in range(50):
+        low, middle, high = rates(phase, (step, step + 0.5, step + 1))
+        assert min(low, high) <= middle <= max(low, high)
+    np.testing.assert_allclose(learning_rate(phase, 4.5), 0.45, rtol=1e-12)
+    if decay == "polynomial":
+        np.testing.assert_allclose(learning_rate(phase, 35.5), 0.2 + 0.8 * (1 - 15.5 / 30), rtol=1e-12)
+
+
+def test_a_phase_starts_its_own_schedule():
+    phases = (
+        Phase(steps=10, learning_rate=1.0, warmup_steps=0, end_learning_rate=0.1),
+        Phase(steps=20, learning_rate=0.1, warmup_steps=4),
+    )
+    config = Config(name="x", phases=phases)
+    places = {0: (0, 0), 9: (0, 9), 10: (1, 0), 29: (1, 19), 30: (1, 20)}
+    assert {step: config.place_of(step) for step in places} == places
+    found = [learning_rate_at(config, step) for step in (9, 10, 11, 14, 20, 29, 30)]
+    np.testing.assert_allclose(found, [0.19, 0.0, 0.025, 0.1 * 0.8, 0.05, 0.1 / 20, 0.0], rtol=1e-12)
+
+
+def test_long_runs_keep_their_precision():
+    """A hundred million updates, against fractions."""
+    steps, warmup = 100_000_000, 1_000_000
+    phase = Phase(steps=steps, learning_rate=1e-4, warmup_steps=warmup)
+    for step in (1, 999_999, 1_000_000, 12_345_679, 99_999_999):
+        exact = Fraction(step, warmup) if step < warmup else 1 - Fraction(step, steps)
+        np.testing.assert_allclose(learning_rate(phase, step), float(Fraction(1, 10_000) * exact), rtol=1e-8)
+        assert learning_rate(phase, step) > 0
+
+
+def test_published_schedule_meets_at_a_tenth():
+    """bert_base: one linear decay over both phases."""
+    config = presets.load_config("bert_base")
+    assert learning_rate_at(config, 900_000) == pytest.approx(1e-5, rel=1e-12)
+    assert learning_rate_at(config, 899_999) == pytest.approx(1e-5, rel=1e-4)
+    assert learning_rate_at(config, 500_000) == pytest.approx(1e-4 - 9e-5 * 5 / 9, rel=1e-12)
+
+
+def test_every_preset_has_rates():
+    for name in presets.preset_files():
+        config = presets.load_config(name)
+        found = [learning_rate_at(config, config.total_steps * i // 100) for i in range(101)]
+        assert all(math.isfinite(rate) and rate >= 0 for rate in found), name
+        assert max(found) <= max(phase.learning_rate for phase in config.phases), name
