@@ -11,16 +11,17 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 # docs/corpus.md has its own test beside the code it documents (tests/data_prep/test_cli.py).
-TASKS = ["pretrain", "stream", "ablation", "conversion", "pods", "performance"]
+TASKS = ["pretrain", "large_batch", "stream", "ablation", "conversion", "pods", "performance"]
 PAGES = ["README.md", *(f"docs/{task}.md" for task in TASKS)]
 SMALL_RUN = (
     "--model.vocab-size 120 --model.hidden-size 64 --model.num-layers 1 --model.num-heads 2 "
-    "--model.intermediate-size 64 --phases.0.steps 3 --phases.0.seq-len 32 --phases.0.batch-size 8 "
-    "--phases.0.accumulation 1 --evaluation.rows 8 --evaluation.batch-size 8"
+    "--model.intermediate-size 96 --model.max-positions 64 --phases.0.steps 3 --phases.0.seq-len 32 "
+    "--phases.0.batch-size 8 --phases.0.accumulation 1 --evaluation.rows 8 --evaluation.batch-size 8"
 )
 SMALLER = {
     "pretrain": SMALL_RUN,
     "doctor": SMALL_RUN,
+    "scripts/bench_optimizer.py": "--preset bert_tiny --rounds 1",
     "tokenizer": "--vocab-size 120",
     "build": "--workers 1 --validation-fraction 0.2",
     "scripts/bench.py": "--budget 30",
@@ -42,8 +43,10 @@ def shrink(line: str) -> list[str]:
     """The words of a command, with later flags that make it small; they override those before."""
     words = shlex.split(line)
     smaller = shlex.split(SMALLER.get(words[1], ""))
-    if words[:2] == ["bert-jax", "pretrain"] and words[2] in ("bert_base", "bert_large"):
-        smaller += shlex.split("--phases.1.steps 1 --phases.1.seq-len 32 --phases.1.batch-size 8")
+    if words[:2] == ["bert-jax", "pretrain"] and words[2] in ("bert_base", "bert_large", "bert_large_lamb"):
+        smaller += shlex.split(
+            "--phases.1.steps 1 --phases.1.seq-len 32 --phases.1.batch-size 8 --phases.1.accumulation 1"
+        )
     given = {flag for flag in smaller if flag.startswith("--")}
     kept, skip = [], False
     for word in words:
@@ -106,6 +109,7 @@ def test_readme_names_only_flags_that_exist():
 
     known = {"--help", "--all", "--json", "--to", "--corpus", "--workdir", "--profile", "--source", "--kind", "--out"}
     known |= {"--formats", "--documents", "--tokens", "--preset", "--seq-len", "--batch"}
+    known |= {"--micro-batch", "--plot", "--log.no-layers", "--against"}
     known |= {"--vocab-size", "--tokenizer", "--workers", "--presets", "--budget", "--peer", "--validation-fraction"}
 
     def flags(value, prefix):
