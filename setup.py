@@ -4,4 +4,5 @@ from setuptools import find_packages, setup
 setup(
     packages=[*find_packages(include=["bert_jax*", "data_prep*"]), "bert_jax.configs"],
     package_dir={"bert_jax.configs": "configs"},
+    package_data={"bert_jax.planning": ["curves/*.json"]},
 )

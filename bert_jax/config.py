@@ -88,6 +88,13 @@ class Config:
                 f"phases.{i}.hours: only the last phase may end by the clock: give the others steps",
             )
             self.model_of(i)  # raises if the depth does not go with the other settings of the model
+        for i, (before, phase) in enumerate(itertools.pairwise(self.phases), 1):
+            thawed = sorted(set(before.frozen) - set(phase.frozen))
+            require(
+                not thawed or phase.step_count == "reset",
+                f"phases.{i} trains what the phase before froze ({', '.join(thawed)}), whose moments are still 0: "
+                "set its moments reset and step_count reset",
+            )
         require(
             all(a <= b for a, b in itertools.pairwise(self.model_of(i).num_layers for i in range(len(self.phases)))),
             "phases: num_layers shrinks from one phase to the next: the stack can only grow",

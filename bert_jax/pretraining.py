@@ -19,7 +19,7 @@ from bert_jax.errors import UserError
 from bert_jax.masking import Vocabulary
 from bert_jax.start import read_start
 from bert_jax.tokenizer import Tokenizer
-from bert_jax.training import loop, workdir
+from bert_jax.training import loop, metrics, workdir
 from bert_jax.training.checkpoint import committed, directory_of
 from bert_jax.training.micro_batch import Asked
 from bert_jax.training.pretraining_task import Pretraining
@@ -68,7 +68,8 @@ def pretrain(
     begun = time.time()
     task = open_task(config, parts)
     assert task.train is not None
-    loop.checked_mesh(task)
+    loop.checked_mesh(task, micro_batch)
+    metrics.check(config.log.wandb)
     corpora = [rows.corpus for rows in task.train.corpora]
     _refuse_together(lambda: check_shards(corpora, config.data.verify, *task.train.place))
     tokenizer_text = (corpora[0].directory / TOKENIZER).read_text(encoding="utf-8")

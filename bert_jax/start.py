@@ -1,5 +1,6 @@
 """Where a run's parameters come from if they are not drawn: another run, or an exported model."""
 
+import dataclasses
 import sys
 from typing import Any
 
@@ -7,7 +8,7 @@ import jax
 import numpy as np
 
 from bert_jax import inference
-from bert_jax.config import Config
+from bert_jax.config import Config, ModelConfig
 from bert_jax.errors import UserError
 from bert_jax.model import pretraining
 from bert_jax.tokenizer import Tokenizer
@@ -15,6 +16,11 @@ from bert_jax.training.growth import repeat_stack
 from bert_jax.training.paths import map_with_paths, name_leaves
 
 Params = dict[str, Any]
+MAY_DIFFER = {
+    *("num_layers", "vocab_size", "initializer_range", "hidden_dropout", "attention_dropout"),
+    *("attention", "compute_dtype", "remat", "scan_unroll"),
+}
+"""Fields of the model that no weight depends on, but for its first or last axis."""
 OF_VOCABULARY = ("encoder/embeddings/word", "mlm/bias")
 """What `start.embeddings new` draws anew: all that has a row for each token id."""
 
@@ -41,6 +47,7 @@ def read_start(config: Config, tokenizer: Tokenizer) -> Params:
             f"start.source {source} was trained with another tokenizer than the corpus: build the corpus with its "
             "tokenizer, or set start.embeddings new"
         )
+    _refuse_other_kinds(model.config, config.model_of(0), source)
     pair = config.objective.pair != "none"
     drawn = pretraining.init(config.model_of(0), jax.random.key(config.seed), pair=pair)
     there, fresh = name_leaves(model.params), []
@@ -60,5 +67,21 @@ def read_start(config: Config, tokenizer: Tokenizer) -> Params:
         return found
 
     params = map_with_paths(choose, drawn)
-    print(f"starting from {source}; drawn anew: {', '.join(fresh) or 'nothing'}", file=sys.stderr)
+    unused = sorted(there.keys() - name_leaves(params).keys())
+    print(
+        f"starting from {source}; drawn anew: {', '.join(fresh) or 'nothing'}; "
+        f"not taken over: {', '.join(unused) or 'nothing'}",
+        file=sys.stderr,
+    )
     return params
+
+
+def _refuse_other_kinds(there: ModelConfig, here: ModelConfig, source: str) -> None:
+    """Weights fit by shape only would compute something else in another kind of model."""
+    for field in dataclasses.fields(ModelConfig):
+        was, now = getattr(there, field.name), getattr(here, field.name)
+        if was != now and field.name not in MAY_DIFFER:
+            raise UserError(
+                f"start.source {source} has model.{field.name} {was}, this run {now}: only the depth and, with "
+                "start.embeddings new, the vocabulary may differ"
+            )

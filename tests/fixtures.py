@@ -14,6 +14,7 @@ from bert_jax.config import (
     LogConfig,
     ModelConfig,
     Phase,
+    TargetConfig,
 )
 
 WORDS = [
@@ -153,3 +154,53 @@ def quick_compilation():
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.fixture(scope="module")
+def shared_programs():
+    """Runs of one config within a module trace and compile their programs once; what they compute is the same."""
+    import jax
+
+    from bert_jax.training import loop, programs
+    from bert_jax.training.state import abstract_state
+
+    patch, known = pytest.MonkeyPatch(), {}
+
+    def once(key, make):
+        if key not in known:
+            known[key] = make()
+        return known[key]
+
+    def of(task, mesh):
+        config, log = task.config, LogConfig(layers=task.config.log.layers)
+        rest = CheckpointConfig(), log, EvaluationConfig(), TargetConfig()
+        names = "checkpoint", "log", "evaluation", "target"
+        # What no program is made of is left out, and the sums are those that a test may have put there.
+        config = dataclasses.replace(config, **dict(zip(names, rest, strict=True)))
+        return config, task.phase, mesh, type(task).sums
+
+    make_train_step, make_eval_step, init_state = programs.make_train_step, programs.make_eval_step, loop.init_state
+
+    class Lowered:
+        def __init__(self, *made_of):
+            self.made_of = made_of
+
+        def lower(self, *arguments):
+            self.arguments = arguments
+            return self
+
+        def compile(self):
+            task, mesh, accumulation = self.made_of
+            key = "update", *of(task, mesh), accumulation
+            return once(key, lambda: make_train_step(*self.made_of).lower(*self.arguments).compile())
+
+    def first_state(task, mesh):
+        drawn = once(("state", *of(task, mesh)), lambda: jax.device_get(init_state(task, mesh)))
+        shardings = jax.tree.map(lambda x: x.sharding, abstract_state(task, mesh))
+        return jax.tree.map(jax.device_put, drawn, shardings)
+
+    patch.setattr(programs, "make_train_step", Lowered)
+    patch.setattr(programs, "make_eval_step", lambda t, m: once(("score", *of(t, m)), lambda: make_eval_step(t, m)))
+    patch.setattr(loop, "init_state", first_state)
+    yield
+    patch.undo()

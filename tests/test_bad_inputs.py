@@ -180,7 +180,9 @@ def test_sound_is_not_refused(here, monkeypatch):
     from bert_jax.training import loop
 
     begun = []
-    monkeypatch.setattr(loop, "train", lambda task, *more: begun.append(task) or (_ for _ in ()).throw(SystemExit(9)))
+    monkeypatch.setattr(
+        loop, "train", lambda task, *more, **options: begun.append(task) or (_ for _ in ()).throw(SystemExit(9))
+    )
     with pytest.raises(SystemExit, match="9"):
         cli.main(["pretrain", "tiny.py", "--workdir", "new", "--corpus", "corpus"])
     assert begun and (here / "new" / "config.json").exists()

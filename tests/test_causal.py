@@ -87,7 +87,13 @@ def test_flops_count_all_positions(causal_config):
 def test_a_causal_run(causal_run):
     """Training and evaluation speak of causal, never of masked tokens."""
     _, place = causal_run
-    assert place.evaluation.keys() == {"causal_loss", "causal_accuracy", "unigram_loss", "unigram_accuracy"}
+    assert place.evaluation.keys() == {
+        "causal_loss",
+        "causal_accuracy",
+        "causal_perplexity",
+        "unigram_loss",
+        "unigram_accuracy",
+    }
     assert place.evaluation["causal_loss"] < np.log(120) - 0.5
 
 

@@ -289,7 +289,8 @@ def test_evaluate(here, capsys):
     assert trained["split"] == "validation"
     for name, value in found.items():
         assert value == pytest.approx(trained[name], rel=1e-6), name
-    assert {"mlm_loss", "mlm_accuracy", "pair_accuracy", "unigram_loss", "unigram_accuracy"} <= found.keys()
+    names = {"mlm_loss", "mlm_perplexity", "mlm_accuracy", "pair_accuracy", "unigram_loss", "unigram_accuracy"}
+    assert names <= found.keys()
     assert cli.main(["evaluate", "run", "--corpus", "corpus"]) == 0
     assert re.search(r"^  mlm_loss +\d\.\d{4}$", capsys.readouterr().out, re.M)
 

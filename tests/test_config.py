@@ -151,6 +151,7 @@ BAD = [
     (lambda: with_phases(Phase(hours=1.0), Phase()), "phases.0.hours", "give the others steps"),
     (lambda: with_phases(Phase(num_layers=6), Phase(num_layers=3), Phase()), "num_layers shrinks", "only grow"),
     (lambda: with_phases(Phase(num_layers=6)), "phases.0.num_layers", "the last phase must have the whole depth"),
+    (lambda: with_phases(Phase(frozen=("word",)), Phase()), "phases.1 trains what the phase before froze", "reset"),
     (lambda: RescueConfig(max_skipped=0), "rescue.max_skipped is 0", "at least 1"),
     (lambda: RescueConfig(calm_steps=0), "rescue.calm_steps is 0", "at least 1"),
     (lambda: RescueConfig(max_rollbacks=-1), "rescue.max_rollbacks is -1", "not be negative"),

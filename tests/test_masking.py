@@ -258,6 +258,8 @@ def test_predictions_of_one_example_per_row():
     for seq_len in (8, 128, 512):
         assert predictions_per_row(0.15, seq_len, 1) == prediction_counts(0.15, seq_len)[-1]
     assert predictions_per_row(0.15, 512, 8) > 77
+    assert prediction_counts(0.15, 512, 80)[-1] == 77 and prediction_counts(0.15, 128, 19)[-1] == 19
+    assert predictions_per_row(0.15, 128, 1, 15) == 15 and predictions_per_row(0.15, 128, 2, 6) == 12
 
 
 def test_packed_rows_keep_all_their_predictions():
@@ -266,6 +268,24 @@ def test_packed_rows_keep_all_their_predictions():
     for unit in UNITS:
         masks = masks_of(packs, ObjectiveConfig(mask_unit=unit), slots=8)
         assert [len(mask) for row in masks for mask in row.values()] == [1] * 24
+
+
+@pytest.mark.parametrize("unit", ["token", "word"])
+def test_at_most_so_many_of_an_example(unit):
+    """Google's max_predictions_per_seq: the same choice, cut off; two examples of a row have a bound each."""
+    batch = make_batch([[(0, 40), (1, 20)], [(2, 60)]], 64)
+    objective = ObjectiveConfig(mask_unit=unit)
+    vocabulary = VOCABULARY._replace(continues_word=bytes(VOCABULARY.size))
+    free, bounded = (mask_tokens(batch, KEY, objective, vocabulary, most) for most in (None, 4))
+    assert np.asarray(free["target_weights"]).sum(1).tolist() == [9, 9]  # 6 + 3, and 9
+    assert np.asarray(bounded["target_weights"]).sum(1).tolist() == [7, 4]  # 4 + 3, and 4
+    assert bounded["target_positions"].shape == (2, 8)
+    for row in range(2):
+        chosen = [
+            {int(p) for p, w in zip(x["target_positions"][row], x["target_weights"][row], strict=True) if w}
+            for x in (bounded, free)
+        ]
+        assert chosen[0] < chosen[1]
 
 
 def test_exact_number_never_special_never_padding():

@@ -118,8 +118,9 @@ def test_what_a_run_started_from_is_not_needed_again(tiny_config, tiny_corpus, t
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"hidden_size": 128}, "only the depth and, with start.embeddings new, the vocabulary may differ"),
-        ({"max_positions": 32}, "embeddings/position has shape [64, 64], this run needs [32, 64]"),
+        ({"hidden_size": 128}, "has model.hidden_size 64, this run 128: only the depth and, with start.embeddings new"),
+        ({"max_positions": 32}, "has model.max_positions 64, this run 32"),
+        ({"activation": "relu"}, "has model.activation gelu, this run relu"),
         ({"vocab_size": 200}, "embeddings/word has shape [120, 64], this run needs [200, 64]"),
     ],
 )

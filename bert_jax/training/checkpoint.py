@@ -37,7 +37,7 @@ class Checkpoints:
         self._committer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="commit")
         self._commit: concurrent.futures.Future | None = None
 
-    def save(self, step: int, state: Any, about: dict[str, Any], good: int = -1) -> None:
+    def save(self, step: int, state: Any, about: dict[str, Any], good: int | None = None) -> None:
         """Start saving; returns once the arrays have left the device, so that their buffers may be donated.
 
         Waits for the save before it, and raises what went wrong there.
@@ -46,8 +46,8 @@ class Checkpoints:
           step: updates done; names the directory.
           state: tree of arrays.
           about: JSON values to keep beside them.
-          good: the newest checkpoint of so many updates or fewer is kept, however many newer ones there are;
-            -1 if there is none to be kept.
+          good: checkpoints of so many updates or fewer are good. The newest of them is kept, however many newer ones
+            there are, and so is the oldest of the others, which will be good next. None: no difference is made.
 
         Raises:
           UserError: the disk is full; what was committed before is intact.
@@ -77,13 +77,16 @@ class Checkpoints:
                 "checkpoints of the run are intact"
             ) from error
 
-    def _finish(self, target: epath.Path, good: int) -> None:
+    def _finish(self, target: epath.Path, good: int | None) -> None:
         with self._refusing_full_disks(target):
             self._orbax.wait_until_finished()
             write_commit(target)
         newest_first = list(committed(self.directory))
-        needed = next((save for save in newest_first if int(save.name) <= good), None)
-        self._delete([save for save in newest_first[self.keep :] if save != needed])
+        needed: list[epath.Path] = []
+        if good is not None:
+            young = [save for save in newest_first if int(save.name) > good]
+            needed = young[-1:] + newest_first[len(young) :][:1]
+        self._delete([save for save in newest_first[self.keep :] if save not in needed])
 
     def _delete(self, saves: Iterable[epath.Path]) -> None:
         for save in saves:
@@ -95,12 +98,18 @@ class Checkpoints:
     def delete(self, steps: Iterable[int]) -> None:
         """Delete the checkpoints of these updates."""
         self.wait()
-        self._delete([save for save in committed(self.directory) if int(save.name) in set(steps)])
+        chosen = set(steps)
+        self._delete([save for save in committed(self.directory) if int(save.name) in chosen])
 
-    def described(self) -> list[tuple[int, dict[str, Any]]]:
-        """Updates done and what was said, of every complete checkpoint, newest first."""
+    def steps(self) -> list[int]:
+        """Updates done, of every complete checkpoint, newest first."""
         self.wait()
-        return [(int(save.name), read_about(save)) for save in committed(self.directory)]
+        return [int(save.name) for save in committed(self.directory)]
+
+    def about(self, step: int) -> dict[str, Any] | None:
+        """What was said about a checkpoint; None if any of its files is damaged."""
+        save = self.directory / f"{step:08d}"
+        return None if find_damage(save) else read_about(save)
 
     def wait(self) -> None:
         """Until the last save is committed; raises what went wrong in it."""

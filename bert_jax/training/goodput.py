@@ -5,10 +5,11 @@ after going back, began, by kind. The last line of each attempt counts.
 """
 
 import contextlib
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from bert_jax.training.json_lines import append_line, read_whole_lines
 
 FILE = "goodput.jsonl"
 KINDS = ("init", "compile", "data_wait", "evaluation", "checkpoint")
@@ -19,13 +20,14 @@ class Goodput:
     """The clock of one attempt to train."""
 
     def __init__(self, workdir: Path, begun: float):
-        """Starts at once.
+        """Starts at once; the end of a line that a kill cut short is cut off.
 
         Args:
           workdir: of the run.
           begun: `time.time()` when the process, or the attempt, began; what was since then is `init`.
         """
         self.path, self.begun = workdir / FILE, begun
+        read_whole_lines(self.path)
         self.seconds = dict.fromkeys(KINDS, 0.0)
 
     @contextlib.contextmanager
@@ -47,8 +49,7 @@ class Goodput:
         elapsed = time.time() - self.begun
         kinds = self.seconds | {"step": elapsed - sum(self.seconds.values())}
         line = {"begun": self.begun, "update": step, "seconds": {k: round(v, 3) for k, v in kinds.items()}}
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        append_line(self.path, line, durable=False)
 
 
 def summary(workdir: Path) -> dict[str, float]:
@@ -59,10 +60,7 @@ def summary(workdir: Path) -> dict[str, float]:
       `down`, between attempts; `wall`, from the first to the last moment; and `goodput`, step / wall.
     """
     attempts: dict[float, list[dict]] = {}
-    path = workdir / FILE
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    for line in text.rpartition("\n")[0].splitlines():
-        entry = json.loads(line)
+    for entry in read_whole_lines(workdir / FILE):
         attempts.setdefault(entry["begun"], []).append(entry)
     ordered = [attempts[begun] for begun in sorted(attempts)]
     total = dict.fromkeys((*KINDS, "step", "lost", "down"), 0.0)
@@ -70,12 +68,12 @@ def summary(workdir: Path) -> dict[str, float]:
         last = lines[-1]["seconds"]
         for kind in (*KINDS, "step"):
             total[kind] += last[kind]
-        if i + 1 < len(ordered):
-            following = ordered[i + 1]
-            kept = [line["seconds"]["step"] for line in lines if line["update"] <= following[0]["update"]]
+        if later := ordered[i + 1 :]:
+            redone_from = min(attempt[0]["update"] for attempt in later)
+            kept = [line["seconds"]["step"] for line in lines if line["update"] <= redone_from]
             lost = last["step"] - max(kept, default=0.0)
             total["step"], total["lost"] = total["step"] - lost, total["lost"] + lost
-            total["down"] += max(0.0, following[0]["begun"] - lines[0]["begun"] - sum(last.values()))
+            total["down"] += max(0.0, later[0][0]["begun"] - lines[0]["begun"] - sum(last.values()))
     wall = sum(total.values())
     return total | {"wall": wall, "goodput": total["step"] / wall if wall else 0.0}
 

@@ -3,10 +3,10 @@
 A run is a function of (config, corpora, seed) and of this file. A resumed run reads it and decides the same again.
 """
 
-import json
-import os
 from pathlib import Path
 from typing import Any
+
+from bert_jax.training.json_lines import append_line, read_whole_lines
 
 
 class Ledger:
@@ -18,13 +18,7 @@ class Ledger:
         Args:
           path: the file; made when the first decision is written.
         """
-        self.path = path
-        self.entries: list[dict[str, Any]] = []
-        if path.exists():
-            whole = path.read_bytes().rpartition(b"\n")
-            if whole[2]:
-                os.truncate(path, len(whole[0]) + len(whole[1]))
-            self.entries = [json.loads(line) for line in whole[0].splitlines()]
+        self.path, self.entries = path, read_whole_lines(path)
 
     def of(self, event: str) -> list[dict[str, Any]]:
         """The decisions of one kind, oldest first."""
@@ -33,9 +27,6 @@ class Ledger:
     def write(self, event: str, **values: Any) -> dict[str, Any]:
         """Add a decision; it is on disk when this returns."""
         entry = {"event": event, **values}
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append_line(self.path, entry, durable=True)
         self.entries.append(entry)
         return entry

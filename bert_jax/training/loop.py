@@ -22,7 +22,7 @@ from bert_jax.training.budget import Budget
 from bert_jax.training.checkpoint import Checkpoints, directory_of, read_about, restore_params, verified
 from bert_jax.training.goodput import Goodput
 from bert_jax.training.ledger import Ledger
-from bert_jax.training.micro_batch import Asked
+from bert_jax.training.micro_batch import Asked, given
 from bert_jax.training.programs import Programs, make_evaluator, micro_batches_of
 from bert_jax.training.reporter import Reporter
 from bert_jax.training.sharding import check_processes, check_rows, make_mesh, put_rows
@@ -61,7 +61,6 @@ class Run:
     start: Params | None
     """What to start from, numpy arrays; None: parameters are drawn."""
     ledger: Ledger
-    budget: Budget
     programs: Programs
     profile: tuple[int, int] | None
     stopping: threading.Event
@@ -98,35 +97,36 @@ def train(
     Raises:
       UserError: a batch that the mesh cannot split, training that diverges again and again, damaged checkpoints.
     """
-    mesh, ledger = checked_mesh(task), Ledger(workdir / LEDGER)
-    programs, budget = Programs(task, mesh, ledger, micro_batch), Budget(task.config, ledger)
-    begun = begun or time.time()
+    mesh, ledger = checked_mesh(task, micro_batch), Ledger(workdir / LEDGER)
+    programs, begun = Programs(task, mesh, ledger, micro_batch), begun or time.time()
     with _sigterm() as stopping:
-        run = Run(task, mesh, workdir, about, start, ledger, budget, programs, profile, stopping)
+        run = Run(task, mesh, workdir, about, start, ledger, programs, profile, stopping)
         while True:
             with Checkpoints(directory_of(workdir), task.config.checkpoint.keep) as checkpoints:
                 rescue.carry_out(checkpoints, ledger)
+                goodput = Goodput(workdir, begun)
                 try:
-                    return _attempt(run, checkpoints, Goodput(workdir, begun))
+                    return _attempt(run, checkpoints, goodput)
                 except TroubleError as trouble:
+                    goodput.record(trouble.last)
                     rescue.decide(trouble, task.config, checkpoints, ledger)
             begun = time.time()
 
 
 def _attempt(run: Run, checkpoints: Checkpoints, goodput: Goodput) -> Place:
-    """From the newest checkpoint to the end, to SIGTERM, or to Trouble."""
-    config = run.task.config
+    """From the newest checkpoint to the end, to SIGTERM, or to TroubleError."""
+    config, budget = run.task.config, Budget(run.task.config, run.ledger)
     with contextlib.ExitStack() as stack:
         state, place = _restore_or_init(run, checkpoints)
         cursor, phase, evaluation = place.cursor, place.phase, place.evaluation
-        if ended := _ended(run, cursor, evaluation):
+        if ended := _ended(config, budget, cursor, evaluation):
             return dataclasses.replace(place, ended=ended)
         so_far = cursor.step, place.tokens_seen
         report = stack.enter_context(Reporter(run.task, run.workdir, run.mesh, *so_far, goodput, run.profile))
         batches = stack.enter_context(contextlib.closing(run.task.batches(cursor)))
         goodput.ready(cursor.step)
         for rows, size, following in report.timed(batches):
-            run.budget.look(cursor.step)
+            budget.look(cursor.step)
             report.before(cursor.step)
             with goodput.spending("compile"):
                 if cursor.phase != phase:
@@ -135,17 +135,17 @@ def _attempt(run: Run, checkpoints: Checkpoints, goodput: Goodput) -> Place:
                 update, accumulation = run.programs.update(phase, state, rows)
             batch = put_rows(rows, run.mesh, config.phases[phase].batch_size)
             turns = micro_batches_of(config.phases[phase], size, accumulation)
-            dials = put_dials(run.budget.rate(cursor.step), turns, run.mesh)
+            dials = put_dials(budget.rate(cursor.step), turns, run.mesh)
             with jax.transfer_guard("disallow"):
                 state, metrics = update(state, batch, dials)
             report.push(following.step, size * config.phases[phase].seq_len, metrics)
             before, cursor = cursor, following
-            if _evaluation_due(config, before, cursor) or _ended(run, cursor, {}):
+            if _evaluation_due(config, before, cursor) or _ended(config, budget, cursor, {}):
                 report.flush()
                 with goodput.spending("evaluation"):
                     evaluation = run.programs.evaluator(phase)(state.params)
                 report.held_out(cursor.step, evaluation)
-            ended = _ended(run, cursor, evaluation)
+            ended = _ended(config, budget, cursor, evaluation)
             stop = run.stopping.is_set()  # asked once: SIGTERM between save and break must not skip the save
             if ended or stop or cursor.step % config.checkpoint.every == 0:
                 report.flush()  # the lines that a committed checkpoint covers must be on disk before it
@@ -167,6 +167,8 @@ def _restore_or_init(run: Run, checkpoints: Checkpoints) -> tuple[TrainState, Pl
         return state, Place(cursor, saved["phase"], saved["tokens_seen"], saved["evaluation"])
     place = Place(rescue.with_skipped(Cursor(), run.ledger), 0, 0, {})
     if run.start is None:
+        if run.task.config.start.source is not None:
+            raise UserError(f"{run.workdir} has no checkpoint left: give the command again, to start anew")
         return init_state(run.task.at(0), run.mesh), place
     state = state_from(run.task.at(0), run.mesh, run.start)
     _save(run, checkpoints, state, place)  # so that what it started from is not needed again
@@ -174,8 +176,9 @@ def _restore_or_init(run: Run, checkpoints: Checkpoints) -> tuple[TrainState, Pl
 
 
 def _save(run: Run, checkpoints: Checkpoints, state: TrainState, place: Place) -> None:
-    step = place.cursor.step
-    good = rescue.trusted(step, run.task.config, run.ledger)
+    config, step = run.task.config, place.cursor.step
+    # Skipped updates up to here may be the beginning of trouble that is not noticed yet.
+    good = rescue.trusted(step - config.rescue.max_skipped + 1, config, run.ledger)
     checkpoints.save(step, state, dataclasses.asdict(place) | run.about, good)
 
 
@@ -188,25 +191,34 @@ def _evaluation_due(config: Config, before: Cursor, behind: Cursor) -> bool:
     return every > 0 and behind.step % every == 0
 
 
-def _ended(run: Run, cursor: Cursor, evaluation: dict[str, float]) -> str:
+def _ended(config: Config, budget: Budget, cursor: Cursor, evaluation: dict[str, float]) -> str:
     """Why the run is over at a cursor with its newest evaluation; empty if it is not."""
-    goal = run.task.config.target.mlm_accuracy
+    goal = config.target.mlm_accuracy
     if goal is not None and evaluation.get("mlm_accuracy", 0.0) >= goal:
         return "target"
-    if cursor.step >= run.task.config.total_steps:
+    if cursor.step >= config.total_steps:
         return "steps"
-    return "time" if cursor.step >= run.budget.end else ""
+    return "time" if cursor.step >= budget.end else ""
 
 
-def checked_mesh(task: Task) -> Mesh:
-    """The mesh of the task's config, on which all its batches can be split (else UserError)."""
+def checked_mesh(task: Task, micro_batch: Asked = None) -> Mesh:
+    """The mesh of the task's config, on which all its phases can be trained.
+
+    Raises:
+      UserError: batches that cannot be split, patterns that match no parameter, settings for one process only.
+    """
     mesh = make_mesh(task.config.mesh)
     check_processes(mesh)
     for i, phase in enumerate(task.config.phases):
-        first = phase.batch_size_at(0)  # later ones are multiples of it
-        name = "start_batch_size" if phase.start_batch_size else "batch_size"
-        check_rows(first, micro_batches_of(phase, first, phase.accumulation), mesh, f"phases.{i}.{name}")
+        if accumulation := given(phase, i, mesh, micro_batch):
+            first = phase.batch_size_at(0)  # later ones are multiples of it
+            name = "start_batch_size" if phase.start_batch_size else "batch_size"
+            check_rows(first, micro_batches_of(phase, first, accumulation), mesh, f"phases.{i}.{name}")
+        abstract_state(task.at(i), mesh)  # reads the patterns
     check_rows(task.config.evaluation.batch_size, 1, mesh, "evaluation.batch_size")
+    by_clock = task.config.phases[-1].hours is not None
+    if jax.process_count() > 1 and (by_clock or micro_batch == "auto"):
+        raise UserError("phases.N.hours and --micro-batch auto are decided by one process: run one, or set numbers")
     return mesh
 
 

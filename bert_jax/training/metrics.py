@@ -66,9 +66,11 @@ class MetricsWriter:
             self._sinks: list[Sink] = [_Lines(self.path), *views]
             opened.pop_all()
 
-    def write(self, step: int, split: str, values: dict[str, float | None], timing: dict[str, float]) -> None:
+    def write(self, step: int, split: str, values: dict[str, float], timing: dict[str, float]) -> None:
         """Append one line; it is in the file when this returns."""
-        line = {"step": step, "split": split, **values, "timing": {"unix": time.time(), **timing}}
+        # JSON has no NaN: what is not finite is null.
+        finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        line = {"step": step, "split": split, **finite, "timing": {"unix": time.time(), **timing}}
         for sink in self._sinks:
             sink.write(line)
 
@@ -114,8 +116,9 @@ class _Events:
 class _WandbRun:
     """A run of Weights & Biases, the same one after every restart; its step is the update.
 
-    It takes no step twice. What a restart repeats is there already and is passed over; what is not there, because
-    the project was named later or the process died before it was sent, is sent from the lines.
+    It takes no step twice. What a restart repeats is there already and is passed over, and so are the updates that are
+    made anew after going back, of which only the lines tell. What is not there, because the project was named later or
+    the process died before it was sent, is sent from the lines.
     """
 
     def __init__(self, workdir: Path, project: str):
@@ -144,6 +147,12 @@ class _WandbRun:
 
     def close(self) -> None:
         self._run.finish()
+
+
+def check(wandb: str | None) -> None:
+    """Raise UserError if what a run is to write to is not installed."""
+    if wandb is not None:
+        _wandb()
 
 
 def _wandb() -> ModuleType:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import jax
 from jax.sharding import Mesh
 
-from bert_jax.config import Phase
+from bert_jax.config import Config, Phase
 from bert_jax.errors import UserError
 from bert_jax.training.ledger import Ledger
 from bert_jax.training.sharding import DATA_AXES
@@ -36,12 +36,23 @@ def _cuts(phase: Phase, smallest: int, shards: int, count: int) -> bool:
     return not left and rows % shards == 0 and smallest % rows == 0
 
 
-def asked_for(phase: Phase, index: int, mesh: Mesh, rows: int) -> int:
-    """Micro-batches of a phase if each has so many rows on each device.
+def given(phase: Phase, index: int, mesh: Mesh, asked: Asked) -> int | None:
+    """Micro-batches of a phase, as the user or the config says; None if they are to be found.
+
+    Args:
+      phase, index: of the run.
+      mesh: where.
+      asked: rows on each device, if a number.
 
     Raises:
-      UserError: they cannot.
+      UserError: so many rows do not cut its batches into equal parts.
     """
+    if asked is None:
+        return phase.accumulation
+    return None if asked == "auto" else _asked_for(phase, index, mesh, asked)
+
+
+def _asked_for(phase: Phase, index: int, mesh: Mesh, rows: int) -> int:
     shards = math.prod(mesh.shape[axis] for axis in DATA_AXES)
     count, left = divmod(phase.batch_size, shards * rows)
     if left or not _cuts(phase, phase.batch_size_at(0), shards, count):
@@ -53,11 +64,14 @@ def asked_for(phase: Phase, index: int, mesh: Mesh, rows: int) -> int:
     return count
 
 
-def fit(phase: Phase, index: int, mesh: Mesh, ledger: Ledger, compiled: Callable[[int], Any]) -> tuple[int, Any | None]:
+def fit(
+    config: Config, index: int, mesh: Mesh, ledger: Ledger, compiled: Callable[[int], Any]
+) -> tuple[int, Any | None]:
     """The fewest micro-batches whose program fits into the memory at hand.
 
     Args:
-      phase, index: of the run.
+      config: of the run.
+      index: of the phase.
       mesh: where.
       ledger: what was found before, on devices like these, is taken from there.
       compiled: the program for a number of micro-batches.
@@ -68,8 +82,10 @@ def fit(phase: Phase, index: int, mesh: Mesh, ledger: Ledger, compiled: Callable
     Raises:
       UserError: not even single rows fit.
     """
-    device = mesh.devices.flat[0]
+    phase, device = config.phases[index], mesh.devices.flat[0]
     here = {"phase": index, "devices": mesh.devices.size, "device": device.device_kind, "mesh": dict(mesh.shape)}
+    # Settings that a run may change on its way, and that decide what its programs need.
+    here |= {name: getattr(config.model, name) for name in ("attention", "remat", "scan_unroll")}
     for entry in ledger.of(EVENT):
         if here.items() <= entry.items():
             return entry["accumulation"], None

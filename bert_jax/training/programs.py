@@ -1,4 +1,4 @@
-"""The compiled programs of a run: one update for each phase, and one evaluation for each depth."""
+"""The compiled programs of a run: an update for each phase, and an evaluation for each depth."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from bert_jax.config import Phase
+from bert_jax.config import ModelConfig, Phase
 from bert_jax.training import micro_batch
 from bert_jax.training.ledger import Ledger
 from bert_jax.training.sharding import put_rows
@@ -26,10 +26,14 @@ class Programs:
           task, mesh: of the run.
           ledger: for what is found about memory.
           asked: micro-batch that the user asked for.
+
+        Raises:
+          UserError: a phase's batches cannot be cut so.
         """
-        self.task, self.mesh, self.ledger, self.asked = task, mesh, ledger, asked
+        self.task, self.mesh, self.ledger = task, mesh, ledger
+        self._accumulations = [micro_batch.given(phase, i, mesh, asked) for i, phase in enumerate(task.config.phases)]
         self._updates: dict[int, tuple[TrainStep, int]] = {}
-        self._evaluators: dict[int, Callable[[Params], dict[str, float]]] = {}
+        self._evaluators: dict[ModelConfig, Callable[[Params], dict[str, float]]] = {}
 
     def update(self, phase: int, state: TrainState, rows: dict[str, np.ndarray]) -> tuple[TrainStep, int]:
         """The update of a phase, and into how many micro-batches it cuts a full batch.
@@ -51,20 +55,17 @@ class Programs:
         def compiled(accumulation: int) -> Any:
             return make_train_step(task, self.mesh, accumulation).lower(state, batch, dials).compile()
 
-        program = None
-        if self.asked == "auto":
-            accumulation, program = micro_batch.fit(phase, index, self.mesh, self.ledger, compiled)
-        elif self.asked is not None:
-            accumulation = micro_batch.asked_for(phase, index, self.mesh, self.asked)
-        else:
-            accumulation = phase.accumulation
+        program, accumulation = None, self._accumulations[index]
+        if accumulation is None:
+            accumulation, program = micro_batch.fit(self.task.config, index, self.mesh, self.ledger, compiled)
         return program or compiled(accumulation), accumulation
 
     def evaluator(self, phase: int) -> Callable[[Params], dict[str, float]]:
         """Held-out metrics as a function of parameters that are on the mesh, in a phase."""
-        if phase not in self._evaluators:
-            self._evaluators[phase] = make_evaluator(self.task.at(phase), self.mesh)
-        return self._evaluators[phase]
+        model = self.task.config.model_of(phase)
+        if model not in self._evaluators:
+            self._evaluators[model] = make_evaluator(self.task.at(phase), self.mesh)
+        return self._evaluators[model]
 
 
 def make_evaluator(task: Task, mesh: Mesh) -> Callable[[Params], dict[str, float]]:

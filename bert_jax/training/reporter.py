@@ -1,6 +1,5 @@
 """Turns the metrics of updates into lines, events, a progress bar and traces, one update late."""
 
-import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,7 +43,7 @@ class Reporter:
     ):
         config = task.config
         self.task, self.every, self.tokens_seen, self.goodput = task, config.log.every, tokens_seen, goodput
-        self.writer = MetricsWriter(workdir, step, tensorboard=config.log.tensorboard)
+        self.writer = MetricsWriter(workdir, step, tensorboard=config.log.tensorboard, wandb=config.log.wandb)
         self.peak = peak_flops(list(mesh.devices.flat))
         self.bar = progress("pretraining", config.total_steps, "step")
         self.bar.update(step)
@@ -65,10 +64,10 @@ class Reporter:
     def timed(self, batches: Iterator["HostBatch"]) -> Iterator["HostBatch"]:
         """The same batches; how long each let itself be waited for counts in `data_wait`."""
         while True:
-            start = time.perf_counter()
+            before = self.goodput.seconds["data_wait"]
             with self.goodput.spending("data_wait"):
                 batch = next(batches, None)
-            self.window.waited += time.perf_counter() - start
+            self.window.waited += self.goodput.seconds["data_wait"] - before
             if batch is None:
                 return
             yield batch
@@ -82,7 +81,7 @@ class Reporter:
           metrics: still on the device.
 
         Raises:
-          Trouble: the one before shows it.
+          TroubleError: the one before shows it.
         """
         self.flush(then=(step, slots, metrics))
 
@@ -102,9 +101,7 @@ class Reporter:
         if step % self.every and step != self.task.config.total_steps:
             return
         kept = {name: value for name, value in metrics.items() if name not in UNWRITTEN}
-        numbers = {name: value.item() for name, value in jax.device_get(kept).items()}
-        # JSON has no NaN: what is not finite is null.
-        values = {name: number if math.isfinite(number) else None for name, number in numbers.items()}
+        values = {name: value.item() for name, value in jax.device_get(kept).items()}
         self.bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
         self.writer.write(step, "train", values | {"tokens_seen": self.tokens_seen}, self.window.close(self.peak))
         self.goodput.record(step)

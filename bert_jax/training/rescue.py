@@ -6,7 +6,6 @@ is at least so much older than the first bad update, and passes over the rows fr
 decision is in the ledger before anything is deleted; a run that dies in between carries it out when it is continued.
 """
 
-import dataclasses
 import sys
 
 from bert_jax.config import Config
@@ -33,11 +32,10 @@ def decide(trouble: TroubleError, config: Config, checkpoints: Checkpoints, ledg
         )
     before = trouble.first - 1
     good = trusted(before, config, ledger)
-    place = next(
-        (Cursor.from_dict(about["cursor"]) for step, about in checkpoints.described() if step <= good), Cursor()
-    )
-    place = with_skipped(place, ledger)
-    # An interval of rows lies within one phase: that of the first bad update.
+    intact = (about for step in checkpoints.steps() if step <= good and (about := checkpoints.about(step)))
+    about = next(intact, None)
+    place = with_skipped(Cursor() if about is None else Cursor.from_dict(about["cursor"]), ledger)
+    # An interval of rows lies within one phase, that of the first bad update; bad rows behind it come again.
     phase, within = config.place_of(before)
     begins = max(before - config.rescue.calm_steps, place.step, before - within)
     ends = min(trouble.last, before - within + config.phases[phase].steps)
@@ -53,26 +51,27 @@ def decide(trouble: TroubleError, config: Config, checkpoints: Checkpoints, ledg
 def trusted(step: int, config: Config, ledger: Ledger) -> int:
     """Checkpoints of so many updates or fewer are good once `step` updates were done without trouble.
 
-    What a run went back to was found to be good then, and is still.
+    What a run went back to was found to be good then, and is still; so is what it started from.
     """
     gone_back = [entry["to"] for entry in ledger.of(EVENT)]
-    return max([step - config.rescue.calm_steps, *gone_back[-1:]])
+    return max([0, step - config.rescue.calm_steps, *gone_back[-1:]])
 
 
 def carry_out(checkpoints: Checkpoints, ledger: Ledger) -> None:
     """Delete the checkpoints that the last decision to go back has overtaken, and say so."""
     for entry in ledger.of(EVENT)[-1:]:
         interval = tuple(entry["skipped_rows"])
-        overtaken = [
+        newer = {step: checkpoints.about(step) for step in checkpoints.steps() if step > entry["to"]}
+        checkpoints.delete(
             step
-            for step, about in checkpoints.described()
-            if step > entry["to"] and interval not in Cursor.from_dict(about["cursor"]).skipped
-        ]
-        checkpoints.delete(overtaken)
+            for step, about in newer.items()
+            if about is None or interval not in Cursor.from_dict(about["cursor"]).skipped
+        )
 
 
 def with_skipped(cursor: Cursor, ledger: Ledger) -> Cursor:
     """The cursor of a checkpoint with the intervals that were decided on after it was saved."""
-    decided = [tuple(entry["skipped_rows"]) for entry in ledger.of(EVENT)]
-    new = tuple(interval for interval in decided if interval not in cursor.skipped)
-    return dataclasses.replace(cursor, skipped=cursor.skipped + new)
+    for entry in ledger.of(EVENT):
+        if tuple(entry["skipped_rows"]) not in cursor.skipped:
+            cursor = cursor.skipping(*entry["skipped_rows"])
+    return cursor

@@ -4,6 +4,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
+PREDICTED = ("mlm", "causal")
+"""Whose losses are of one token among the vocabulary, so that an exponential is a perplexity."""
+
 
 class Scores:
     """Sums over evaluation batches; divided once, at the end."""
@@ -40,6 +43,8 @@ class Scores:
     def means(self) -> dict[str, float]:
         """Every quantity over its weight, with `unigram_loss` and `unigram_accuracy` on the same targets.
 
+        Beside the loss over predicted tokens stands its exponential, `mlm_perplexity` or `causal_perplexity`.
+
         The unigram model counts the training splits, plus one for every id; for [SEP] it takes the share that
         [SEP] has among the targets.
         """
@@ -51,4 +56,9 @@ class Scores:
             "unigram_loss": np.array([-(self.targets * np.log(unigram)).sum(), predicted]),
             "unigram_accuracy": np.array([self.targets[unigram.argmax()], predicted]),
         }
-        return {name: float(total / max(weight, 1.0)) for name, (total, weight) in sorted(totals.items())}
+        found = {name: float(total / max(weight, 1.0)) for name, (total, weight) in totals.items()}
+        with np.errstate(over="ignore"):  # of a run that diverges
+            found |= {
+                f"{of}_perplexity": float(np.exp(found[f"{of}_loss"])) for of in PREDICTED if f"{of}_loss" in found
+            }
+        return dict(sorted(found.items()))

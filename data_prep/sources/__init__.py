@@ -15,6 +15,7 @@ from data_prep.sources.mediawiki import MediaWikiSource
 from data_prep.sources.parquet import ParquetSource
 from data_prep.sources.plain import TextFileSource, TextSource
 from data_prep.sources.python_docs import PythonDocsSource
+from data_prep.sources.reference import ReferenceSource
 from data_prep.sources.wikiextractor import WikiExtractorSource
 
 # A slice of a split may hold a colon itself: train[:10%].
@@ -27,7 +28,8 @@ def parse(spec: str, workers: int = 1) -> Source:
     """The source a SPEC names; docs/corpus.md describes the kinds.
 
     Args:
-      spec: `KIND:GLOB`, `KIND:GLOB@FIELD`, `tfds:NAME[/CONFIG]:SPLIT@FIELD` or `python-docs`.
+      spec: `KIND:GLOB`, `KIND:GLOB@FIELD`, `tfds:NAME[/CONFIG]:SPLIT@FIELD`, `python-docs` or
+        `reference`.
       workers: processes that `python-docs` may use.
 
     Raises:
@@ -37,10 +39,12 @@ def parse(spec: str, workers: int = 1) -> Source:
     if kind not in KINDS:
         near = difflib.get_close_matches(kind, KINDS, n=1, cutoff=0.0)[0]
         raise UserError(f"--source {spec}: unknown kind {kind!r}, did you mean {near!r}? Kinds: {', '.join(KINDS)}")
+    if kind in ("python-docs", "reference") and rest:
+        raise UserError(f"--source {spec}: {kind} takes no glob; write just `{kind}`")
     if kind == "python-docs":
-        if rest:
-            raise UserError(f"--source {spec}: python-docs takes no glob; write just `python-docs`")
         return PythonDocsSource(spec, workers)
+    if kind == "reference":
+        return ReferenceSource(spec)
     return KINDS[kind](spec, rest)
 
 
@@ -91,12 +95,14 @@ KINDS: dict[str, Callable[..., Source]] = {
     "mediawiki": lambda spec, rest: MediaWikiSource(spec, _glob(spec, rest)),
     "tfds": _tfds,
     "python-docs": PythonDocsSource,
+    "reference": ReferenceSource,
 }
 
 KINDS_HELP = (
     "what to read, may be repeated: text:GLOB (a blank line between documents), text-files:GLOB (a file is a"
     " document), lines:GLOB (one sentence on each line, a blank line between documents), markdown:GLOB[@LEVEL],"
-    " jsonl:GLOB@FIELD, parquet:GLOB@FIELD, wikiextractor:GLOB, mediawiki:GLOB, tfds:NAME[/CONFIG]:SPLIT@FIELD, or"
-    " python-docs (the documentation installed with Python); files may be compressed (.gz, .bz2, .zst)"
+    " jsonl:GLOB@FIELD, parquet:GLOB@FIELD, wikiextractor:GLOB, mediawiki:GLOB, tfds:NAME[/CONFIG]:SPLIT@FIELD,"
+    " python-docs (the documentation installed with Python), or reference (the text of the reference curves); files may"
+    " be compressed (.gz, .bz2, .zst)"
 )
 """For `--source` on the command line."""

@@ -226,6 +226,7 @@ def test_invalid_utf8_in_a_part_of_a_long_document(tmp_path):
         ("markdown:*.md@", "the level of a heading, 1 to 6"),
         ("markdown:@2", "say which files"),
         ("python-docs:x", "takes no glob"),
+        ("reference:x", "takes no glob; write just `reference`"),
         ("tfds:lm1b", "write tfds:NAME:SPLIT@FIELD"),
         ("tfds:lm1b:train", "write tfds:NAME:SPLIT@FIELD"),
         ("tfds:lm1b@text", "write tfds:NAME:SPLIT@FIELD"),
@@ -247,7 +248,7 @@ def test_specs():
     assert (tfds.name, tfds.split, tfds.field) == ("gs://b/wiki/en", "train[:10%]", "text")
     assert set(sources.KINDS) == {
         *("text", "text-files", "lines", "markdown", "jsonl", "parquet", "wikiextractor", "mediawiki", "tfds"),
-        "python-docs",
+        *("python-docs", "reference"),
     }
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.multi_device.hlo import collective_bytes
 
 WORKER = Path(__file__).with_name("worker.py")
-ADAMW = ["one/4", "data8", "data8/4", "fsdp8", "fsdp8/4", "cube", "cube/4"]
+ADAMW = ["one/8", "data8", "data8/8", "fsdp8", "fsdp8/8", "cube", "cube/8"]
 
 
 @pytest.fixture(scope="session")
@@ -27,11 +27,12 @@ def cases(outcome):
 
 
 def test_there_is_something_to_agree_on(outcome):
-    """The loss falls by half a nat, and micro-batches mask different numbers of tokens."""
+    """The loss falls by half a nat, and all micro-batches mask different numbers of tokens."""
     losses = outcome["cases"]["one"]["losses"]
     assert losses[0] - losses[-1] > 0.5
-    counts = outcome["masked_counts"]
-    assert len(set(counts)) > 1 and max(counts) > 1.5 * min(counts)
+    for name, counts in outcome["masked_counts"].items():
+        assert len(counts) == len(set(counts)) == 8, (name, counts)
+    assert max(outcome["masked_counts"]["one"]) > 1.5 * min(outcome["masked_counts"]["one"])
 
 
 def test_parameters_really_are_sharded(cases):
@@ -51,7 +52,7 @@ def test_programs_differ(cases):
     assert collective_bytes(cases["one"]["hlo"]) == 0
     for name in ("data8", "fsdp8", "cube"):
         assert collective_bytes(cases[name]["hlo"]) > 1_000_000
-    assert "known_trip_count" in cases["one/4"]["hlo"]
+    assert "known_trip_count" in cases["one/8"]["hlo"]
 
 
 @pytest.mark.parametrize("name", ADAMW)
@@ -72,14 +73,37 @@ def test_lamb_agrees_with_one_device(cases):
 
 @pytest.mark.parametrize("name", ["data8", "fsdp8"])
 def test_collective_bytes_do_not_grow_with_accumulation(cases, name):
-    once, four_times = (collective_bytes(cases[n]["hlo"]) for n in (name, f"{name}/4"))
-    assert four_times <= 1.01 * once
+    once, eight_times = (collective_bytes(cases[n]["hlo"]) for n in (name, f"{name}/8"))
+    assert eight_times <= 1.01 * once
 
 
 def test_gradients_cross_devices_once(cases):
     """All-reduce of 4 bytes per parameter, or gather and scatter of as much: no more than the minimum."""
     parameters = cases["one"]["bytes_total"] / 3  # and two moments
     assert collective_bytes(cases["data8"]["hlo"]) <= 1.05 * parameters
+
+
+def test_a_partial_batch_lies_on_its_devices(outcome):
+    """Each of 8 devices has its 3 of 24 rows, in order, and behind them padding: no text, no example, no label."""
+    there = outcome["ramp"]["there"]
+    for device in range(8):
+        own = list(range(3 * device, 3 * device + 3))
+        assert there["row"][device][:3] == own
+        assert there["example_id"][device] == [[100 + row] for row in own] + [[-1]] * 5
+        lengths = [sum(row) for row in there["segment_ids"][device]]
+        assert all(lengths[:3]) and not any(lengths[3:])
+        labels = [label for (label,) in there["pair_labels"][device]]
+        assert set(labels[:3]) <= {0, 1} and labels[3:] == [-1] * 5
+
+
+def test_a_partial_batch_is_a_batch_of_its_size(outcome):
+    """On eight devices with room for 64 rows, and on one with room for 24."""
+    found, expected = outcome["ramp"]["found"], outcome["ramp"]["expected"]
+    assert found["tokens"] == expected["tokens"] == outcome["ramp"]["tokens"]
+    for name in ("loss", "mlm_loss", "pair_loss"):
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-6, err_msg=name)
+    assert found["pair_accuracy"] == expected["pair_accuracy"]
+    assert outcome["ramp"]["gradient_distance"] <= 1e-5
 
 
 def test_counting_notices_a_reduction_in_the_loop():

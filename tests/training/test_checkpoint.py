@@ -232,13 +232,19 @@ def test_other_formats_are_refused(saved, version, remedy):
 
 
 def test_a_good_checkpoint_outlives_newer_ones(tmp_path):
-    """The newest that is at least as old as asked stays beyond `keep`; later it may go."""
+    """Beyond `keep` stay the newest good one, and the one that will be good next."""
     with Checkpoints(tmp_path, keep=2) as checkpoints:
-        for step, good, left in ((1, -1, [1]), (2, 0, [2, 1]), (3, 1, [3, 2, 1]), (4, 2, [4, 3, 2]), (5, 2, [5, 4, 2])):
+        for step, good, left in (
+            (1, 0, [1]),
+            (2, 0, [2, 1]),
+            (3, 0, [3, 2, 1]),
+            (4, 0, [4, 3, 1]),
+            (5, 2, [5, 4, 3, 1]),
+        ):
             checkpoints.save(step, state_of(step), ABOUT, good)
-            assert [done for done, _ in checkpoints.described()] == left
-        checkpoints.delete([2, 5])
-        assert [done for done, _ in checkpoints.described()] == [4]
+            assert checkpoints.steps() == left
+        checkpoints.delete([1, 5])
+        assert checkpoints.steps() == [4, 3]
 
 
 def test_a_failed_save_is_not_silent(tmp_path, monkeypatch):

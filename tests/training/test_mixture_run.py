@@ -1,6 +1,7 @@
 """A run on two corpora: both are read, and both are scored."""
 
 import dataclasses
+import math
 
 import pytest
 
@@ -18,9 +19,11 @@ def test_both_corpora_are_read_and_scored(tiny_corpus, second_corpus, tiny_confi
     place = pretraining.pretrain(config, parts, tmp_path / "run")
     assert len(place.cursor.positions) == 2 and place.cursor.rows == 32
     names = {"corpus", "second"}
-    for metric in ("mlm_loss", "mlm_accuracy", "pair_loss", "pair_accuracy", "unigram_loss"):
+    for metric in ("mlm_loss", "mlm_perplexity", "mlm_accuracy", "pair_loss", "pair_accuracy", "unigram_loss"):
         of_parts = [place.evaluation[f"{metric}/{name}"] for name in names]
         assert min(of_parts) <= place.evaluation[metric] <= max(of_parts)
+    for of in ("", "/corpus", "/second"):
+        assert place.evaluation[f"mlm_perplexity{of}"] == pytest.approx(math.exp(place.evaluation[f"mlm_loss{of}"]))
     assert place.evaluation["mlm_loss/corpus"] != place.evaluation["mlm_loss/second"]
     (line,) = [line for line in read_metrics(tmp_path / "run" / "metrics.jsonl") if line["split"] == "validation"]
     assert {f"mlm_loss/{name}" for name in names} <= line.keys()

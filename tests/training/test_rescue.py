@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 
 from bert_jax import pretraining
-from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, Phase, RescueConfig
+from bert_jax.config import (
+    CheckpointConfig,
+    Config,
+    EvaluationConfig,
+    LogConfig,
+    Phase,
+    RescueConfig,
+    StartConfig,
+)
 from bert_jax.data.cursor import Cursor, count_rows
 from bert_jax.data.parts import Part
 from bert_jax.errors import UserError
@@ -19,6 +27,8 @@ from bert_jax.training.metrics import read_metrics
 from bert_jax.training.state import abstract_state
 from bert_jax.training.watch import TroubleError, check, new_phase, new_watch, observe
 from tests.training.spoiled import spoil
+
+pytestmark = pytest.mark.usefixtures("quick_compilation", "shared_programs")
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +124,7 @@ def test_a_run_that_diverges_again_and_again_stops(config, tiny_corpus, tmp_path
     # What was good once stays good: the second trouble comes too soon for anything else, and does not cost it.
     assert [entry["to"] for entry in rollbacks(tmp_path / "run")] == [4, 4]
     with checkpoint.Checkpoints(checkpoint.directory_of(tmp_path / "run"), keep=1) as checkpoints:
-        assert [step for step, _ in checkpoints.described()] == [4]
+        assert checkpoints.steps() == [4]
 
 
 def test_a_poisoned_state_is_not_blessed_by_its_checkpoint(config, tiny_corpus, tmp_path, monkeypatch):
@@ -148,6 +158,42 @@ def test_a_poisoned_state_is_not_blessed_by_its_checkpoint(config, tiny_corpus, 
     assert poisoned and saved.count(8) == 2  # the poisoned one was saved, and replaced
     assert entry["to"] == 4 and place.ended == "steps"
     assert all(np.isfinite(leaf).all() for leaf in final_params(tmp_path / "run", tiny_corpus, config))
+
+
+def test_a_good_checkpoint_is_kept_while_trouble_begins(config, tiny_corpus, tmp_path, monkeypatch):
+    """Saves in quick succession, also among the first bad updates, must not push out what those will need."""
+    often = dataclasses.replace(
+        config, checkpoint=CheckpointConfig(every=1, keep=1), rescue=dataclasses.replace(config.rescue, max_skipped=3)
+    )
+    spoil(monkeypatch.setattr, 56, 80, float("nan"))  # updates 8 to 10
+    pretraining.pretrain(often, [Part(tiny_corpus)], tmp_path / "run")
+    # Not 4: with so few checkpoints kept, the second one to be good is saved when the first one is.
+    assert [entry["to"] for entry in rollbacks(tmp_path / "run")] == [1]
+
+
+def test_a_damaged_checkpoint_is_not_gone_back_to(config, tiny_corpus, tmp_path, monkeypatch):
+    workdir, decide = tmp_path / "run", rescue.decide
+
+    def damage_and_decide(*arguments):
+        data = max((workdir / "checkpoints" / "00000004").rglob("d/*"), key=lambda path: path.stat().st_size)
+        data.write_bytes(data.read_bytes()[:-1])
+        decide(*arguments)
+
+    monkeypatch.setattr(rescue, "decide", damage_and_decide)
+    spoil(monkeypatch.setattr, 64, 80, float("nan"))
+    place = pretraining.pretrain(config, [Part(tiny_corpus)], workdir)
+    assert [entry["to"] for entry in rollbacks(workdir)] == [0] and place.ended == "steps"
+
+
+def test_what_a_run_started_from_is_always_good(config, calm_run, tiny_corpus, tmp_path, monkeypatch):
+    """Trouble before any other checkpoint is good: not to random parameters, but to those of the source."""
+    started = dataclasses.replace(
+        config, start=StartConfig(source=str(calm_run)), rescue=dataclasses.replace(config.rescue, calm_steps=9)
+    )
+    monkeypatch.setattr(loop, "init_state", None)
+    spoil(monkeypatch.setattr, 72, 88, float("nan"))  # updates 10 and 11, with checkpoints 4 and 8 before them
+    place = pretraining.pretrain(started, [Part(tiny_corpus)], tmp_path / "run")
+    assert [entry["to"] for entry in rollbacks(tmp_path / "run")] == [0] and place.ended == "steps"
 
 
 @pytest.mark.parametrize("point", ["before the ledger", "behind the ledger", "while deleting"])

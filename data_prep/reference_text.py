@@ -1,0 +1,157 @@
+"""An invented language, always the same text: what the shipped reference curves were trained on.
+
+Stems are drawn once; articles, adjectives and nouns agree in class and number, verbs with their subject in number.
+A document has a topic, from whose words most of its nouns and verbs come, and heroes that return, so that a model
+can tell whether two passages belong together. Every choice is a counter hash in whole numbers: the text is the same,
+bit for bit, on every machine and with every version of Python.
+"""
+
+import bisect
+import itertools
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import NamedTuple
+
+VERSION = "1"
+"""Of the text: another one makes another corpus, and the reference curves have to be made again."""
+NUM_DOCUMENTS = 1600
+
+_WORD_BITS = 0xFFFF_FFFF_FFFF_FFFF
+_CONSONANTS, _VOWELS = "bdfgklmnprstvz", "aeiou"
+_NOUN_ENDINGS = (("a", "ai"), ("o", "oi"), ("en", "eni"), ("u", "uri"), ("is", "isti"))
+"""Of classes, singular and plural; adjectives have those of their noun."""
+_ARTICLES = (("la", "lai"), ("lo", "loi"), ("len", "leni"), ("lu", "luri"), ("lis", "listi"))
+_TOPICS = len(_NOUN_ENDINGS)
+"""A topic's nouns are of one class, so that much can be told from a document as a whole."""
+_VERB_ENDINGS = ("it", "irun")
+_PREPOSITIONS = ("po", "sur", "dek", "anta", "mi")
+_CONNECTIVES = ("ke", "dum", "alor", "tan")
+_FEWEST_WORDS = 4
+
+
+class Draws:
+    """Numbers that look random: SplitMix64 (Steele et al. 2014) of a key and a counter."""
+
+    def __init__(self, *key: int):
+        self._state = 0
+        for part in key:
+            self._state = _mixed(self._state ^ part)
+        self._count = 0
+
+    def below(self, limit: int) -> int:
+        """From [0, limit); the bias of at most limit / 2^64 does not matter here."""
+        self._count += 1
+        return _mixed(self._state + self._count * 0x9E3779B97F4A7C15) % limit
+
+    def happens(self, percent: int) -> bool:
+        """True in so many of a hundred cases."""
+        return self.below(100) < percent
+
+    def frequent(self, count: int) -> int:
+        """From [0, count): n with a chance in proportion to 1 / (n + 2), as words of a language are (Zipf)."""
+        sums = _zipf_sums(count)
+        return bisect.bisect_right(sums, self.below(sums[-1]))
+
+
+def _mixed(value: int) -> int:
+    value &= _WORD_BITS
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _WORD_BITS
+    value = (value ^ value >> 27) * 0x94D049BB133111EB & _WORD_BITS
+    return value ^ value >> 31
+
+
+@cache
+def _zipf_sums(count: int) -> list[int]:
+    return list(itertools.accumulate(1_000_000 // (rank + 2) for rank in range(count)))
+
+
+class Noun(NamedTuple):
+    """A stem and its class, which articles and adjectives agree with."""
+
+    stem: str
+    kind: int
+
+
+class Stock(NamedTuple):
+    """Words to choose from, the frequent ones first."""
+
+    nouns: tuple[Noun, ...]
+    verbs: tuple[str, ...]
+
+
+class Language(NamedTuple):
+    """All words."""
+
+    common: Stock
+    topics: tuple[Stock, ...]
+    adjectives: tuple[str, ...]
+    adverbs: tuple[str, ...]
+
+
+@cache
+def language() -> Language:
+    """The words, of which no two have the same stem."""
+    stems = _stems(Draws(1))
+
+    def stock(kinds: Sequence[int], verbs: int) -> Stock:
+        return Stock(tuple(Noun(next(stems), kind) for kind in kinds), tuple(itertools.islice(stems, verbs)))
+
+    return Language(
+        common=stock([kind for kind in range(_TOPICS) for _ in range(2)], 5),
+        topics=tuple(stock([topic] * 12, 6) for topic in range(_TOPICS)),
+        adjectives=tuple(itertools.islice(stems, 18)),
+        adverbs=tuple(f"{stem}ek" for stem in itertools.islice(stems, 9)),
+    )
+
+
+def _stems(draws: Draws) -> Iterator[str]:
+    seen: set[str] = set()
+    while True:
+        letters = [_CONSONANTS, _VOWELS, _CONSONANTS]
+        if draws.happens(60):
+            letters += [_VOWELS, _CONSONANTS]
+        stem = "".join(kind[draws.below(len(kind))] for kind in letters)
+        if stem not in seen:
+            seen.add(stem)
+            yield stem
+
+
+def document(index: int) -> list[str]:
+    """The sentences of a document: 3 to 30 of 4 to 14 words, each beginning with a capital and ending with a period.
+
+    Args:
+      index: in [0, NUM_DOCUMENTS).
+    """
+    draws, words = Draws(2, index), language()
+    topic = words.topics[draws.below(_TOPICS)]
+    heroes = [topic.nouns[draws.below(len(topic.nouns))] for _ in range(2)]
+    return [_sentence(draws, words, topic, heroes) for _ in range(3 + draws.below(28))]
+
+
+def _sentence(draws: Draws, words: Language, topic: Stock, heroes: Sequence[Noun]) -> str:
+    sentence = [_CONNECTIVES[draws.frequent(len(_CONNECTIVES))]] if draws.happens(20) else []
+    number = draws.below(2)
+    sentence += _noun_phrase(draws, words, _noun(draws, words, topic, heroes), number)
+    stock = topic if draws.happens(70) else words.common
+    sentence.append(stock.verbs[draws.frequent(len(stock.verbs))] + _VERB_ENDINGS[number])
+    if draws.happens(60):
+        sentence += _noun_phrase(draws, words, _noun(draws, words, topic, heroes), draws.below(2))
+    if draws.happens(40):
+        sentence.append(_PREPOSITIONS[draws.frequent(len(_PREPOSITIONS))])
+        sentence += _noun_phrase(draws, words, _noun(draws, words, topic, heroes), draws.below(2))
+    if len(sentence) < _FEWEST_WORDS or draws.happens(25):
+        sentence.append(words.adverbs[draws.frequent(len(words.adverbs))])
+    return " ".join(sentence).capitalize() + "."
+
+
+def _noun(draws: Draws, words: Language, topic: Stock, heroes: Sequence[Noun]) -> Noun:
+    if draws.happens(40):
+        return heroes[draws.below(len(heroes))]
+    stock = topic if draws.happens(85) else words.common
+    return stock.nouns[draws.frequent(len(stock.nouns))]
+
+
+def _noun_phrase(draws: Draws, words: Language, noun: Noun, number: int) -> list[str]:
+    ending = _NOUN_ENDINGS[noun.kind][number]
+    adjective = [words.adjectives[draws.frequent(len(words.adjectives))] + ending] if draws.happens(40) else []
+    return [_ARTICLES[noun.kind][number], *adjective, noun.stem + ending]

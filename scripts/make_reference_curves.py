@@ -1,0 +1,178 @@
+"""Make the curves that `bert-jax doctor --against` compares with, and measure how far right runs lie from them.
+
+    python scripts/make_reference_curves.py bert_tiny --corpus ref/corpus
+
+trains the reference and every right variant (other meshes, orders of sums, precisions), each in a process of its own,
+and writes bert_jax/planning/curves/PRESET.json; with --wrong it trains mistakes, too. The tables that it prints stand
+in docs/reference.md. A run that is finished is kept in --scratch and not trained again.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bert_jax import config as config_lib
+from bert_jax import presets
+from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, Phase, RescueConfig
+from bert_jax.data.corpus import Corpus
+from bert_jax.data.parts import Part
+from bert_jax.planning import reference
+from bert_jax.planning.reference import Curve, Rounding, Values
+from bert_jax.training.metrics import read_metrics
+
+METRICS = ("mlm_loss", "pair_loss", "gradient_norm", "parameter_norm", "learning_rate")
+DIGITS = 8
+
+RECIPES: dict[str, dict[str, Any]] = {
+    "bert_tiny": {"learning_rate": 2e-3},
+    # As bert_tiny has it: with dropout, fewer targets, other weights or a higher rate, 200 updates of this depth see
+    # no more than how frequent words are.
+    "bert_mini": {
+        "model": {"initializer_range": 0.04, "hidden_dropout": 0.0, "attention_dropout": 0.0},
+        "objective": {"mask_rate": 0.3},
+        "learning_rate": 5e-4,
+    },
+}
+"""What of the preset is another, so that 200 updates learn something."""
+
+EIGHT = "--xla_force_host_platform_device_count=8"
+RIGHT: dict[str, tuple[Rounding, str, dict[str, Any]]] = {
+    "accumulation 4": ("float32", "", {"accumulation": 4}),
+    "8 devices, data 2, fsdp 2, tensor 2": ("float32", EIGHT, {"mesh": {"data": 2, "fsdp": 2, "tensor": 2}}),
+    # The float32 next to 0.999: so far apart are bias corrections that are written in different ways.
+    "beta2 0.99899995": ("float32", "", {"optimizer": {"beta2": 0.99899995}}),
+    "bfloat16": ("bfloat16", "", {"model": {"compute_dtype": "bfloat16"}}),
+    "bfloat16, accumulation 4": ("bfloat16", "", {"model": {"compute_dtype": "bfloat16"}, "accumulation": 4}),
+    "bfloat16, 8 devices": ("bfloat16", EIGHT, {"model": {"compute_dtype": "bfloat16"}, "mesh": {"tensor": 2}}),
+}
+"""Settings that change rounding alone: how they round, flags of XLA, changes."""
+WRONG: dict[str, dict[str, Any]] = {
+    "learning rate x 2": {"phase": {"learning_rate": 2.0}},
+    "learning rate x 1.1": {"phase": {"learning_rate": 1.1}},
+    "no warmup": {"phase": {"warmup_steps": 0}},
+    "no decay of the learning rate": {"phase": {"end_learning_rate": 1.0}},
+    "dropout on": {"model": {"hidden_dropout": 0.1}},
+    "10 % masked": {"objective": {"mask_rate": 0.1}},
+    "predicted tokens always [MASK]": {"objective": {"mask_token_share": 1.0, "random_token_share": 0.0}},
+    "no weight decay": {"optimizer": {"weight_decay": 0.0}},
+    "beta2 0.98": {"optimizer": {"beta2": 0.98}},
+    "no clipping": {"optimizer": {"clip_norm": None}},
+    "epsilon 1e-8": {"optimizer": {"epsilon": 1e-8}},
+    "gelu by tanh": {"model": {"activation": "gelu_tanh"}},
+    "another seed": {"seed": 1},
+}
+"""Settings that are mistakes; learning rates as parts of the peak."""
+
+
+def recipe(name: str) -> Config:
+    """The run whose metrics are the curve of a preset."""
+    preset, about = presets.load_config(name), RECIPES[name]
+    return config_lib.replace(
+        preset,
+        model={"vocab_size": 1000, "scan_unroll": 1, **about.get("model", {})},
+        objective=about.get("objective", {}),
+        # Ten times BERT's, so that decay of what should not be decayed shows in 200 updates.
+        optimizer={"weight_decay": 0.1},
+        phases=(Phase(steps=200, seq_len=64, batch_size=16, learning_rate=about["learning_rate"], warmup_steps=20),),
+        checkpoint=CheckpointConfig(),
+        log=LogConfig(every=1, layers=False, tensorboard=False),
+        evaluation=EvaluationConfig(every=0, rows=16, batch_size=16),
+        rescue=RescueConfig(spike=None),
+    )
+
+
+def changed(config: Config, changes: dict[str, Any]) -> Config:
+    """A recipe with the changes of a variant."""
+    changes = json.loads(json.dumps(changes))
+    phase = config.phases[0]
+    by = changes.pop("phase", {})
+    for rate in ("learning_rate", "end_learning_rate"):
+        by[rate] = by.get(rate, getattr(phase, rate) / phase.learning_rate) * phase.learning_rate
+    by["accumulation"] = changes.pop("accumulation", 1)
+    return config_lib.replace(config, phases=(dataclasses.replace(phase, **by),), **changes)
+
+
+def train(name: str, changes: dict[str, Any], corpus: Path, workdir: Path) -> None:
+    """One run, in this process."""
+    from bert_jax import pretraining
+
+    pretraining.pretrain(changed(recipe(name), changes), [Part(corpus)], workdir)
+
+
+def trained(arguments: argparse.Namespace, variant: str, flags: str, changes: dict[str, Any]) -> Values:
+    """One run, in a process of its own; or what is left of it."""
+    workdir = arguments.scratch / arguments.preset / "".join(c if c.isalnum() else "_" for c in variant)
+    if not (workdir / "done").exists():
+        command = [sys.executable, __file__, arguments.preset, "--corpus", str(arguments.corpus)]
+        command += ["--train", json.dumps(changes), str(workdir)]
+        environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+        subprocess.run(command, check=True, env=environment)
+        (workdir / "done").touch()
+    values = reference.values_of(read_metrics(workdir / "metrics.jsonl"), METRICS)
+    return {metric: [float(f"{value:.{DIGITS}g}") for value in row] for metric, row in values.items()}
+
+
+def spread(runs: Sequence[Values], right: Values) -> Values:
+    """The farthest mean of each window."""
+    off = {metric: [reference.deviations(run[metric], right[metric]) for run in runs] for metric in METRICS}
+    return {metric: [float(f"{max(column):.2g}") for column in zip(*rows, strict=True)] for metric, rows in off.items()}
+
+
+def table(runs: dict[str, tuple[Rounding, Values]], curve: Curve) -> str:
+    """For every run the verdict, and how far it lies, as a part of what is allowed."""
+    lines = [f"| run | {' | '.join(('first', *METRICS))} |", f"|---|{'---|' * (len(METRICS) + 1)}"]
+    for name, (rounding, values) in runs.items():
+        cells = []
+        for line in reference.compare(values, curve, rounding):
+            off = line.values["deviations"]
+            bounds = line.values.get("bounds") or [line.values["bound"]] * len(off)
+            parts = off.values() if isinstance(off, dict) else off
+            worst = max(one / bound for one, bound in zip(parts, bounds, strict=True))
+            shown = "> 10,000" if worst > 1e4 else f"{worst:,.0f}" if worst >= 10 else f"{worst:.2g}"
+            cells.append(f"**{shown}**" if line.level == "error" else shown)
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def make(arguments: argparse.Namespace) -> None:
+    """The curve's file, and the tables."""
+    right = trained(arguments, "reference", "", {})
+    runs = {name: (kind, trained(arguments, name, flags, changes)) for name, (kind, flags, changes) in RIGHT.items()}
+    kinds: tuple[Rounding, ...] = ("float32", "bfloat16")
+    spreads = {kind: spread([values for of, values in runs.values() if of == kind], right) for kind in kinds}
+    config = config_lib.to_dict(recipe(arguments.preset))
+    curve = Curve(config, Corpus.open(arguments.corpus).identity, right, spreads)
+    reference.FOLDER.mkdir(exist_ok=True)
+    text = json.dumps(vars(curve), separators=(",", ":"))
+    (reference.FOLDER / f"{arguments.preset}.json").write_text(text.replace('],"', '],\n"') + "\n")
+    print(table(runs, curve), "\n", flush=True)
+    if not arguments.wrong:
+        return
+    wrong = {name: ("float32", trained(arguments, name, "", changes)) for name, changes in WRONG.items()}
+    print(table(wrong, curve), "\n")
+    print(table({name: ("bfloat16", values) for name, (_, values) in wrong.items()}, curve))
+
+
+def main() -> None:
+    """Parse, and make or train."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("preset", choices=RECIPES)
+    parser.add_argument("--corpus", type=Path, required=True, help="made as docs/reference.md says")
+    parser.add_argument("--scratch", type=Path, default=Path("runs/reference"), help="where the runs lie")
+    parser.add_argument("--wrong", action="store_true", help="train the mistakes too, to see them found")
+    parser.add_argument("--train", nargs=2, metavar=("CHANGES", "WORKDIR"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.train:
+        train(arguments.preset, json.loads(arguments.train[0]), arguments.corpus, Path(arguments.train[1]))
+    else:
+        make(arguments)
+
+
+if __name__ == "__main__":
+    main()

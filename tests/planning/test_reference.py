@@ -1,0 +1,251 @@
+"""`bert-jax doctor --against`: what it refuses, what it calls wrong, and the shipped curves against a real run."""
+
+import dataclasses
+import importlib.util
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bert_jax import cli, presets, pretraining
+from bert_jax import config as config_lib
+from bert_jax.data.corpus import Corpus
+from bert_jax.data.parts import Part
+from bert_jax.errors import UserError
+from bert_jax.planning import reference
+from bert_jax.planning.reference import Curve, compare, merged, read_curve, values_of
+from bert_jax.training.metrics import read_metrics
+
+ROOT = Path(__file__).parent.parent.parent
+CURVES = ["bert_mini", "bert_tiny"]
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("make_reference_curves", ROOT / "scripts/make_reference_curves.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def synthetic(**spread) -> Curve:
+    """Two metrics of 60 updates, three windows."""
+    metrics = {"mlm_loss": [7 - i / 10 for i in range(60)], "pair_loss": [0.7] * 60}
+    zeros = {name: [0.0] * 3 for name in metrics}
+    return Curve({}, "", metrics, {"float32": zeros | spread, "bfloat16": {name: [0.01] * 3 for name in metrics}})
+
+
+def moved(values, factor, start, stop):
+    return [value * factor if start <= i < stop else value for i, value in enumerate(values)]
+
+
+def levels(lines) -> dict[str, str]:
+    return {line.name: line.level for line in lines}
+
+
+@pytest.mark.parametrize(
+    ("factor", "start", "stop", "first", "window"),
+    [
+        (1.0, 0, 60, "ok", "ok"),
+        (1 + 0.9e-4, 0, 60, "ok", "ok"),
+        (1 - 1.1e-4, 0, 1, "error", "ok"),
+        (1 + 1.1e-4, 0, 20, "error", "error"),
+        # The second window's spread of 1e-3 allows 4e-3, in the third one too.
+        (1 + 3.9e-3, 20, 60, "ok", "ok"),
+        (1 - 4.1e-3, 20, 40, "ok", "error"),
+        (1 + 4.1e-3, 40, 60, "ok", "error"),
+        # One value of 2.5 counts a twentieth of a mean of 2.05: 20 x 4e-3 x 2.05 / 2.5 = 0.0656.
+        (1.065, 45, 46, "ok", "ok"),
+        (1.066, 45, 46, "ok", "error"),
+        (math.nan, 33, 34, "ok", "error"),
+        (math.nan, 0, 1, "error", "error"),
+    ],
+)
+def test_bounds(factor, start, stop, first, window):
+    curve = synthetic(mlm_loss=[0.0, 1e-3, 2e-4])
+    values = curve.metrics | {"mlm_loss": moved(curve.metrics["mlm_loss"], factor, start, stop)}
+    assert levels(compare(values, curve, "float32")) == {"first": first, "mlm_loss": window, "pair_loss": "ok"}
+
+
+def test_bfloat16_may_be_farther_off():
+    curve = synthetic()
+    values = {name: moved(row, 1.009, 0, 60) for name, row in curve.metrics.items()}
+    assert set(levels(compare(values, curve, "float32")).values()) == {"error"}
+    assert set(levels(compare(values, curve, "bfloat16")).values()) == {"ok"}
+    values["pair_loss"] = moved(curve.metrics["pair_loss"], 1.011, 0, 1)
+    assert levels(compare(values, curve, "bfloat16"))["first"] == "error"
+
+
+def test_what_a_line_says():
+    curve = synthetic()
+    values = curve.metrics | {"mlm_loss": moved(curve.metrics["mlm_loss"], 1.02, 20, 60)}
+    line = next(line for line in compare(values, curve, "float32") if line.name == "mlm_loss")
+    assert line.text.startswith("off by 2% over updates 21 to 40, where 0.01% is allowed, and in 1 of 3 windows behi")
+    assert line.values["deviations"] == pytest.approx([0, 0.02, 0.02]) and line.values["bounds"] == [1e-4] * 3
+    json.dumps(line._asdict())
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_what_is_free_is_kept_and_the_rest_is_the_curves(name):
+    preset, curve = presets.load_config(name), read_curve(name)
+    free = {"attention": "xla", "compute_dtype": "bfloat16", "remat": "full", "scan_unroll": 2}
+    user = config_lib.replace(
+        preset,
+        model=free | {"vocab_size": 1000, "attention_dropout": 0.0},
+        data={"reader_processes": 1, "prefetch": 2, "verify": "counts"},
+        mesh={"tensor": 2},
+        log={"every": 7, "wandb": "p"},
+        phases=(dataclasses.replace(preset.phases[0], accumulation=4), *preset.phases[1:]),
+    )
+    wanted = config_lib.from_dict(curve.config)
+    got = merged(user, preset, curve)
+    assert got == config_lib.replace(
+        wanted,
+        model=free,
+        data={"reader_processes": 1, "prefetch": 2, "verify": "counts"},
+        mesh={"tensor": 2},
+        phases=(dataclasses.replace(wanted.phases[0], accumulation=4),),
+    )
+    assert got.log.every == 1 and got.total_steps == len(curve.metrics["mlm_loss"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"seed": 1}, "seed 1"),
+        ({"model": {"hidden_dropout": 0.2}}, r"model\.hidden_dropout 0\.2"),
+        ({"model": {"vocab_size": 999}}, r"model\.vocab_size 999: .* run that has 1000"),
+        ({"optimizer": {"beta2": 0.98}}, r"optimizer\.beta2 0\.98"),
+        ({"objective": {"mask_rate": 0.1}}, r"objective\.mask_rate 0\.1"),
+        ({"data": {"short_example_rate": 0.0}}, r"data\.short_example_rate 0\.0"),
+    ],
+)
+@pytest.mark.parametrize("name", CURVES)
+def test_what_decides_updates_is_refused(name, changes, named):
+    preset = presets.load_config(name)
+    with pytest.raises(UserError, match=f"^{named}"):
+        merged(config_lib.replace(preset, **changes), preset, read_curve(name))
+    faster = tuple(dataclasses.replace(phase, learning_rate=7e-3) for phase in preset.phases)
+    with pytest.raises(UserError, match=r"^phases\.0\.learning_rate 0\.007"):
+        merged(dataclasses.replace(preset, phases=faster), preset, read_curve(name))
+
+
+def test_refusals_on_the_command_line(tiny_corpus, capsys):
+    asked = ["--corpus", str(tiny_corpus), "--against"]
+    assert cli.main(["doctor", "bert_base", *asked]) == 2
+    assert "'bert_base': --against knows bert_mini and bert_tiny" in capsys.readouterr().err
+    assert cli.main(["doctor", "bert_tiny", *asked, "--optimizer.beta1", "0.8"]) == 2
+    assert "optimizer.beta1 0.8: --against compares" in capsys.readouterr().err
+    assert cli.main(["doctor", "bert_tiny", *asked]) == 2
+    error = capsys.readouterr().err
+    assert f"corpus {tiny_corpus} is not the one" in error and all(command in error for command in reference.COMMANDS)
+
+
+def test_the_command(script, tiny_corpus, tiny_config, tmp_path, monkeypatch, capsys):
+    """A curve of six updates made here, then the same run again, computed in another way; then a curve that differs."""
+    monkeypatch.setattr(reference, "WINDOW", 2)
+    monkeypatch.setattr(reference, "FOLDER", tmp_path / "curves")
+    phase = dataclasses.replace(tiny_config.phases[0], steps=6, warmup_steps=2, accumulation=1)
+    config = dataclasses.replace(
+        script.recipe("bert_tiny"),
+        model=dataclasses.replace(
+            tiny_config.model, hidden_dropout=0.0, attention_dropout=0.0, compute_dtype="float32"
+        ),
+        phases=(phase,),
+    )
+    pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
+    values = values_of(read_metrics(tmp_path / "run" / "metrics.jsonl"), script.METRICS)
+    none = {name: [0.0] * 3 for name in values}
+    curve = Curve(config_lib.to_dict(config), Corpus.open(tiny_corpus).identity, values, {"float32": none})
+    (tmp_path / "curves").mkdir()
+    file = tmp_path / "curves" / "bert_tiny.json"
+    file.write_text(json.dumps(vars(curve)))
+
+    asked = ["doctor", "bert_tiny", "--corpus", str(tiny_corpus), "--against", "--phases.0.accumulation", "2"]
+    asked += ["--model.remat", "full", "--model.attention", "xla"]
+    assert cli.main(asked) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in printed] == [["ok", name] for name in ("set-up", "first", *script.METRICS)]
+    assert "6 updates of bert_tiny on 1 x cpu" in printed[0] and "judged as float32" in printed[0]
+
+    values["mlm_loss"][3] *= 1.01
+    file.write_text(json.dumps(vars(curve)))
+    assert cli.main([*asked, "--json"]) == 2
+    told = {line["name"]: line for line in json.loads(capsys.readouterr().out)}
+    assert [name for name, line in told.items() if line["level"] == "error"] == ["mlm_loss"]
+    assert "updates 3 to 4" in told["mlm_loss"]["text"]
+    bent = told["mlm_loss"]["values"]["deviations"]
+    assert bent[1] > 4e-3 and bent[0] < 1e-4 > bent[2]
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_curves_are_whole(script, name):
+    """Of the script's recipe, with 200 finite values of each metric, and learning."""
+    curve = read_curve(name)
+    recipe = script.recipe(name)
+    assert config_lib.decisive(config_lib.from_dict(curve.config)) == config_lib.decisive(recipe)
+    assert tuple(curve.metrics) == script.METRICS
+    assert all(len(row) == 200 and all(map(math.isfinite, row)) for row in curve.metrics.values())
+    last = {metric: sum(row[-20:]) / 20 for metric, row in curve.metrics.items()}
+    assert last["mlm_loss"] < curve.metrics["mlm_loss"][20] - 0.4
+    for kind in ("float32", "bfloat16"):
+        assert all(len(curve.bounds(metric, kind)) == 10 for metric in script.METRICS)
+    assert max(curve.bounds("mlm_loss", "float32")) < 0.05
+
+
+def test_every_variant_is_another_run(script):
+    base = script.recipe("bert_tiny")
+    for changes in script.WRONG.values():
+        assert config_lib.fingerprint(script.changed(base, changes)) != config_lib.fingerprint(base)
+    for _, flags, changes in script.RIGHT.values():
+        variant = script.changed(base, changes)
+        assert flags or variant != base
+        assert variant.optimizer.beta2 == pytest.approx(base.optimizer.beta2, rel=1e-7)
+        same = config_lib.replace(variant, model={"compute_dtype": "float32"}, optimizer=base.optimizer)
+        assert config_lib.fingerprint(same) == config_lib.fingerprint(base)
+
+
+def test_curves_are_installed(tmp_path):
+    """Beside the modules of a built package."""
+    command = [sys.executable, "setup.py", "-q", "build", "--build-base", str(tmp_path), "--build-lib", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    folder = tmp_path / "bert_jax" / "planning"
+    assert sorted(path.stem for path in (folder / "curves").glob("*.json")) == CURVES
+    assert (folder / "reference.py").is_file()
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Path:
+    """Made with the commands that an error names."""
+    from data_prep import cli as data_cli
+
+    directory = tmp_path_factory.mktemp("reference")
+    for command in reference.COMMANDS:
+        words = [str(directory / word) if word.startswith("ref/") else word for word in command.split()[1:]]
+        assert data_cli.main([*words, "--workers", "1"]) == 0
+    return directory / "ref" / "corpus"
+
+
+def test_the_commands_make_the_corpus_of_the_curves(corpus):
+    assert {read_curve(name).corpus for name in CURVES} == {Corpus.open(corpus).identity}
+
+
+@pytest.mark.slow
+def test_a_run_follows_the_shipped_curve(corpus, capsys):
+    asked = ["doctor", "bert_tiny", "--corpus", str(corpus), "--against", "--json", "--phases.0.accumulation", "2"]
+    assert cli.main(asked) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {line["level"] for line in told} == {"ok"} and len(told) == 7
+
+
+@pytest.mark.slow
+def test_a_wrong_run_does_not(script, corpus, tmp_path):
+    """The mistake that shows the least in the first updates: a tenth too fast."""
+    config = script.changed(script.recipe("bert_tiny"), script.WRONG["learning rate x 1.1"])
+    pretraining.pretrain(config, [Part(corpus)], tmp_path / "run")
+    values = values_of(read_metrics(tmp_path / "run" / "metrics.jsonl"), script.METRICS)
+    found = levels(compare(values, read_curve("bert_tiny"), "float32"))
+    assert found["learning_rate"] == found["parameter_norm"] == "error"

@@ -1,0 +1,87 @@
+"""Frozen parameters in a run: they stay bit for bit, the others move, and each phase has its own."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from bert_jax import cli, pretraining
+from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig
+from bert_jax.data.parts import Part
+from bert_jax.errors import UserError
+from bert_jax.training import checkpoint, loop
+from bert_jax.training.paths import name_leaves
+from bert_jax.training.state import abstract_state, init_state
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+EMBEDDINGS, HEADS = ("encoder/embeddings/.*",), ("layers/.*", "(mlm|pair)/.*")
+
+
+@pytest.fixture(scope="module")
+def config(tiny_config) -> Config:
+    """Two updates without the embeddings, two of nothing else."""
+    phase = dataclasses.replace(tiny_config.phases[0], steps=2, batch_size=4, warmup_steps=0)
+    return dataclasses.replace(
+        tiny_config,
+        phases=(
+            dataclasses.replace(phase, frozen=EMBEDDINGS),
+            dataclasses.replace(phase, frozen=HEADS, moments="reset", step_count="reset"),
+        ),
+        checkpoint=CheckpointConfig(every=2, keep=9),
+        log=LogConfig(every=1, tensorboard=False),
+        evaluation=EvaluationConfig(every=0, rows=8, batch_size=8),
+    )
+
+
+def arrays(tree) -> dict[str, np.ndarray]:
+    return {name: np.asarray(leaf) for name, leaf in name_leaves(tree).items()}
+
+
+def moved(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> set[str]:
+    assert before.keys() == after.keys()
+    return {name for name, array in before.items() if array.tobytes() != after[name].tobytes()}
+
+
+def test_frozen_parameters_stay_and_the_others_move(config, tiny_corpus, tmp_path):
+    pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
+    task = pretraining.open_task(config, [Part(tiny_corpus)])
+    mesh, directory = loop.checked_mesh(task), checkpoint.directory_of(tmp_path / "run")
+    start = init_state(task.at(0), mesh)
+    shapes = abstract_state(task, mesh)
+    params = [arrays(start.params)]
+    moments = [arrays(start.optimizer.nu)]
+    for step in (2, 4):
+        saved = directory / f"{step:08d}"
+        params.append(arrays(checkpoint.restore_params(saved, shapes.params)))
+    with checkpoint.Checkpoints(directory, keep=9) as checkpoints:
+        state, _ = checkpoints.restore(lambda about: abstract_state(task.at(about["phase"]), mesh))
+    moments.append(arrays(state.optimizer.nu))
+    names = set(params[0])
+    of_embeddings = {name for name in names if name.startswith("encoder/embeddings/")}
+    of_heads = {name for name in names if name.startswith(("encoder/layers/", "mlm/", "pair/"))}
+    rest = names - of_embeddings - of_heads
+    assert len(of_embeddings) > 3 and len(of_heads) > 10 and rest
+    assert moved(params[0], params[1]) == of_heads | rest
+    assert moved(params[1], params[2]) == of_embeddings | rest
+    assert moved(moments[0], moments[1]) == of_embeddings | rest  # which started anew
+
+
+@pytest.mark.parametrize("phase", [0, 1])
+def test_a_pattern_that_matches_nothing_is_refused_before_anything_is_written(config, tiny_corpus, tmp_path, phase):
+    """That of a later phase too: its turn may come after days."""
+    phases = list(config.phases)
+    phases[phase] = dataclasses.replace(phases[phase], frozen=("embedings/.*",))
+    wrong = dataclasses.replace(config, phases=tuple(phases))
+    with pytest.raises(
+        UserError, match=r"frozen: 'embedings/\.\*' is no end of a parameter's path; near are embeddings"
+    ):
+        pretraining.pretrain(wrong, [Part(tiny_corpus)], tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_frozen_pattern_on_the_command_line(tiny_corpus, tmp_path, capsys):
+    run = ["pretrain", "bert_tiny", "--corpus", str(tiny_corpus), "--workdir", str(tmp_path / "run")]
+    assert cli.main([*run, "--phases.0.frozen", "wrod"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: phases: frozen: 'wrod'") and said.count("\n") == 1 and "word" in said

@@ -1,0 +1,189 @@
+"""Where the time of a run went, with a clock that the test turns."""
+
+import dataclasses
+import itertools
+import json
+
+import pytest
+
+from bert_jax import pretraining
+from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, RescueConfig
+from bert_jax.data.parts import Part
+from bert_jax.training import goodput, loop, reporter
+from bert_jax.training.goodput import FILE, KINDS, Goodput, describe, summary
+from tests.training.spoiled import spoil
+
+pytestmark = pytest.mark.usefixtures("quick_compilation", "shared_programs")
+
+
+class Clock:
+    """Stands in for the module `time`."""
+
+    def __init__(self, step: float):
+        self.now, self.step = 1_000_000.0, step
+
+    def time(self) -> float:
+        self.now += self.step
+        return self.now
+
+    perf_counter = time
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    """Stands still unless it is turned."""
+    clock = Clock(0.0)
+    monkeypatch.setattr(goodput, "time", clock)
+    return clock
+
+
+def attempt(clock: Clock, workdir, begin: int, last: int, save_every: int = 4) -> Goodput:
+    """Init takes 10 seconds, an update 1, a save 3; a line for each update."""
+    meter = Goodput(workdir, clock.now)
+    clock.now += 10
+    meter.ready(begin)
+    for step in range(begin + 1, last + 1):
+        clock.now += 1
+        meter.record(step)
+        if step % save_every == 0:
+            with meter.spending("checkpoint"):
+                clock.now += 3
+            meter.record(step)
+    return meter
+
+
+def nonzero(seconds: dict[str, float]) -> dict[str, float]:
+    return {name: round(value, 3) for name, value in seconds.items() if value and name != "goodput"}
+
+
+def test_all_kinds_of_one_attempt(clock, tmp_path):
+    meter = Goodput(tmp_path, clock.now - 5)  # the process is older than its clock
+    clock.now += 2
+    meter.ready(0)
+    for i, kind in enumerate(KINDS[1:], start=1):
+        with pytest.raises(ValueError), meter.spending(kind):
+            clock.now += 10 * i
+            raise ValueError  # what went wrong took its time as well
+        clock.now += 100
+    meter.record(4)
+    expected = {"init": 7, "compile": 10, "data_wait": 20, "evaluation": 30, "checkpoint": 40, "step": 400}
+    found = summary(tmp_path)
+    assert nonzero(found) == expected | {"wall": 507} and found["goodput"] == pytest.approx(400 / 507)
+    assert found["wall"] == clock.now - meter.begun
+    said = describe(found)
+    assert said.startswith("goodput 78.9% of 507 s: init 1.4%, compile 2.0%, data wait 3.9%")
+    assert said.endswith("lost 0.0%, down 0.0%") and "\n" not in said
+
+
+def test_updates_behind_the_last_save_are_lost(clock, tmp_path):
+    attempt(clock, tmp_path, 0, 7)
+    clock.now += 60
+    attempt(clock, tmp_path, 4, 8)
+    expected = {"init": 20, "checkpoint": 6, "step": 8, "lost": 3, "down": 60}
+    assert nonzero(summary(tmp_path)) == expected | {"wall": 97}
+
+
+def test_a_run_that_is_only_continued_loses_nothing(clock, tmp_path):
+    attempt(clock, tmp_path, 0, 4)
+    attempt(clock, tmp_path, 4, 8)
+    assert nonzero(summary(tmp_path)) == {"init": 20, "checkpoint": 6, "step": 8, "wall": 34}
+
+
+def test_going_back_behind_several_attempts_loses_of_all(clock, tmp_path):
+    """From 4, then from 8, then back to 4: what was done between 4 and 8 was done twice as well."""
+    for begin, last in ((0, 6), (4, 10), (8, 11), (4, 12)):
+        attempt(clock, tmp_path, begin, last)
+    found = nonzero(summary(tmp_path))
+    assert (found["step"], found["lost"]) == (12, 2 + 6 + 3)
+
+
+@pytest.mark.parametrize("cut", [1, 20, -1])
+def test_killed_in_the_middle_of_a_line(clock, tmp_path, cut):
+    """Half a line is none, and the next one does not grow on it."""
+    attempt(clock, tmp_path, 0, 5)
+    path = tmp_path / FILE
+    whole = path.read_text()
+    path.write_text(whole + whole.splitlines()[-1][:cut])
+    assert nonzero(summary(tmp_path)) == {"init": 10, "checkpoint": 3, "step": 5, "wall": 18}
+    clock.now += 60
+    attempt(clock, tmp_path, 4, 8)
+    assert path.read_text().startswith(whole)
+    assert nonzero(summary(tmp_path)) == {"init": 20, "checkpoint": 6, "step": 8, "lost": 1, "down": 60, "wall": 95}
+
+
+def test_nothing_was_done_yet(tmp_path):
+    found = summary(tmp_path)
+    assert set(found.values()) == {0.0} and describe(found).startswith("goodput 0.0% of 0 s")
+
+
+@pytest.fixture(scope="module")
+def config(tiny_config) -> Config:
+    """Eight updates, saved every two; nothing is found good before it is two updates old."""
+    return dataclasses.replace(
+        tiny_config,
+        checkpoint=CheckpointConfig(every=2, keep=4),
+        log=LogConfig(every=1, tensorboard=False),
+        evaluation=EvaluationConfig(every=3, rows=8, batch_size=8),
+        rescue=RescueConfig(max_skipped=2, calm_steps=1, max_rollbacks=1),
+    )
+
+
+@pytest.fixture
+def ticking(monkeypatch) -> Clock:
+    """Every look at the clock takes a second, and nothing else does."""
+    clock = Clock(1.0)
+    for module in (goodput, loop, pretraining):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+def entries(workdir) -> list[dict]:
+    return [json.loads(line) for line in (workdir / FILE).read_text().splitlines()]
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_a_run_killed_and_continued(config, tiny_corpus, tmp_path, monkeypatch, ticking):
+    """Everything that happened is counted once, and nothing twice: kinds add up to the time that passed."""
+    push, began = reporter.Reporter.push, ticking.now + 1
+
+    def push_and_die(self, step, *rest):
+        push(self, step, *rest)
+        if step == 6:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reporter.Reporter, "push", push_and_die)
+        with pytest.raises(Killed):
+            pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
+    ticking.now += 500
+    pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
+    found = summary(tmp_path / "run")
+    # Six updates, then four from the save behind the fourth; evaluated behind 3, 6 and 8; saved behind 2, 4, 6 and 8.
+    updates = 6 + 4
+    assert (found["data_wait"], found["compile"]) == (updates, updates)
+    assert (found["evaluation"], found["checkpoint"]) == (3, 4)
+    assert found["wall"] == ticking.now - began
+    first = [entry for entry in entries(tmp_path / "run") if entry["begun"] == began]
+    saved = max(entry["seconds"]["step"] for entry in first if entry["update"] == 4)
+    assert first[-1]["update"] == 5 and 0 < found["lost"] == first[-1]["seconds"]["step"] - saved
+    assert 500 < found["down"] < 510
+    for one, other in itertools.pairwise(first):
+        assert all(one["seconds"][kind] <= other["seconds"][kind] for kind in one["seconds"])
+
+
+def test_a_run_that_goes_back(config, tiny_corpus, tmp_path, monkeypatch, ticking):
+    """From update 6 to the save behind update 2: what was done in between is lost."""
+    spoil(monkeypatch.setattr, 32, 48, float("nan"))
+    began = ticking.now + 1
+    place = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
+    assert place.ended == "steps" and place.cursor.skipped
+    found, lines = summary(tmp_path / "run"), entries(tmp_path / "run")
+    first = [entry for entry in lines if entry["begun"] == began]
+    (start,) = {entry["update"] for entry in lines[len(first) : len(first) + 1]}
+    assert start == 2 and len({entry["begun"] for entry in lines}) == 2
+    saved = max(entry["seconds"]["step"] for entry in first if entry["update"] == 2)
+    assert 0 < found["lost"] == first[-1]["seconds"]["step"] - saved
+    assert found["wall"] == ticking.now - began and 0 < found["goodput"] < 1

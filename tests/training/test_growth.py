@@ -1,0 +1,231 @@
+"""Phases of growing depth: the stack is repeated, and what becomes of moments, counts and checkpoints."""
+
+import dataclasses
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax import config as config_lib
+from bert_jax import inference, pretraining
+from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig
+from bert_jax.data.cursor import Cursor
+from bert_jax.data.parts import Part
+from bert_jax.masking import Vocabulary
+from bert_jax.training import checkpoint, loop
+from bert_jax.training.metrics import read_metrics
+from bert_jax.training.paths import map_with_paths, name_leaves
+from bert_jax.training.pretraining_task import Pretraining
+from bert_jax.training.sharding import make_mesh, put_rows
+from bert_jax.training.state import TrainState, abstract_state, enter_phase, state_from
+from bert_jax.training.step import make_eval_step, make_train_step, put_dials
+
+pytestmark = pytest.mark.usefixtures("quick_compilation", "shared_programs")
+
+DEPTHS = (1, 2, 4)
+STEPS = 2
+"""Of each phase."""
+
+
+@pytest.fixture(scope="module")
+def config(tiny_config) -> Config:
+    """1, 2, then 4 layers; moments and counts go on, then start anew. Every update is saved."""
+    phase = dataclasses.replace(tiny_config.phases[0], steps=STEPS, batch_size=4, warmup_steps=0)
+    return dataclasses.replace(
+        tiny_config,
+        model=dataclasses.replace(tiny_config.model, num_layers=4),
+        phases=(
+            dataclasses.replace(phase, num_layers=1),
+            dataclasses.replace(phase, num_layers=2),
+            dataclasses.replace(phase, moments="reset", step_count="reset"),
+        ),
+        checkpoint=CheckpointConfig(every=1, keep=9),
+        log=LogConfig(every=1, tensorboard=False),
+        evaluation=EvaluationConfig(every=3, rows=8, batch_size=8),
+    )
+
+
+def task_of(config: Config, phase: int) -> Pretraining:
+    return Pretraining(config, Vocabulary(120, 4, (0, 1, 2, 3, 4)), phase=phase)
+
+
+def random_state(task: Pretraining, mesh) -> TrainState:
+    """As if it had been trained: no array is zero, and each count is another one."""
+    rng, counts = np.random.default_rng(0), iter(range(7, 99))
+
+    def draw(path, leaf):
+        if leaf.ndim == 0:
+            return leaf.dtype.type(next(counts))
+        lowest = 0.1 if "/nu/" in path else -1.0
+        return rng.uniform(lowest, 1.0, leaf.shape).astype(leaf.dtype)
+
+    abstract = abstract_state(task, mesh)
+    return jax.device_put(map_with_paths(draw, abstract), jax.tree.map(lambda x: x.sharding, abstract))
+
+
+def arrays(tree) -> dict[str, np.ndarray]:
+    return {name: np.asarray(leaf) for name, leaf in name_leaves(tree).items()}
+
+
+def assert_same(found, expected) -> None:
+    found, expected = arrays(found), arrays(expected)
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
+def assert_grown(found, there, depth: int) -> None:
+    """Layer l is layer l mod L, and all else is what it was, bit for bit."""
+    found, there = arrays(found), arrays(there)
+    assert found.keys() == there.keys()
+    layered = [name for name in there if "/layers/" in name]
+    assert 8 < len(layered) < len(there)
+    for name, array in there.items():
+        if name in layered:
+            assert len(found[name]) == depth
+            for layer in range(depth):
+                np.testing.assert_array_equal(found[name][layer], array[layer % len(array)], err_msg=name)
+        else:
+            np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def mesh() -> jax.sharding.Mesh:
+    return make_mesh(config_lib.MeshConfig(), jax.devices()[:1])
+
+
+@pytest.mark.parametrize("phase", [1, 2])
+@pytest.mark.parametrize(("moments", "step_count"), [("keep", "keep"), ("keep", "reset"), ("reset", "reset")])
+def test_what_becomes_of_the_state(config, mesh, phase, moments, step_count):
+    phases = tuple(dataclasses.replace(p, moments=moments, step_count=step_count) for p in config.phases)
+    config = dataclasses.replace(config, phases=phases)
+    before = random_state(task_of(config, phase - 1), mesh)
+    after = enter_phase(before, task_of(config, phase), mesh)
+    assert_grown(after.params, before.params, DEPTHS[phase])
+    if moments == "keep":
+        assert_grown(after.optimizer.mu, before.optimizer.mu, DEPTHS[phase])
+        assert_grown(after.optimizer.nu, before.optimizer.nu, DEPTHS[phase])
+    else:
+        assert not any(array.any() for array in arrays((after.optimizer.mu, after.optimizer.nu)).values())
+        assert arrays(after.optimizer.mu).keys() == arrays(after.params).keys()
+    count = int(before.optimizer.count)
+    assert count > 1 and int(after.optimizer.count) == (count if step_count == "keep" else 0)
+    assert int(after.step) == int(before.step) and int(after.watch.skipped) == int(before.watch.skipped) > 0
+    assert int(after.watch.seen) == 0
+    shapes = [
+        jax.tree.map(lambda x: (x.shape, x.dtype), tree)
+        for tree in (after, abstract_state(task_of(config, phase), mesh))
+    ]
+    assert shapes[0] == shapes[1]
+
+
+def test_a_deeper_start_is_not_the_same_function(config, tiny_corpus, mesh):
+    """Stacking preserves no function: a test that it did would be wrong."""
+    task = pretraining.open_task(config, [Part(tiny_corpus)])
+    rows = put_rows(task.train.batch(task.train.start(Cursor())), mesh, 4)
+    state = random_state(task.at(0), mesh)
+    losses = []
+    for phase in range(3):
+        state = enter_phase(state, task.at(phase), mesh) if phase else state
+        _, sums = make_eval_step(task.at(phase), mesh)(state.params, rows)
+        losses.append(float(sums["mlm_loss"].total / sums["mlm_loss"].weight))
+    assert np.abs(np.diff(losses)).min() > 1e-2, losses
+
+
+def test_a_count_that_starts_anew_corrects_bias_anew(config, tiny_corpus, mesh):
+    """After a reset of both, the first update is that of an optimizer which has seen nothing; else it is another."""
+    model = dataclasses.replace(config.model, hidden_dropout=0.0, attention_dropout=0.0)  # the step decides dropout
+    updates = {}
+    for moments, step_count in (("keep", "keep"), ("keep", "reset"), ("reset", "reset")):
+        phases = tuple(dataclasses.replace(p, moments=moments, step_count=step_count) for p in config.phases)
+        changed = dataclasses.replace(config, model=model, phases=phases)
+        task = pretraining.open_task(changed, [Part(tiny_corpus)])
+        if not updates:
+            rows = put_rows(task.train.batch(task.train.start(Cursor())), mesh, 4)
+            program, dials = make_train_step(task.at(1), mesh, 1), put_dials(1e-3, 1, mesh)
+        state = enter_phase(random_state(task.at(0), mesh), task.at(1), mesh)
+        params = jax.device_get(state.params)
+        updates[moments, step_count] = program(state, rows, dials)[0]
+    fresh, _ = program(state_from(task.at(1), mesh, params), rows, dials)
+    assert_same(updates["reset", "reset"].params, fresh.params)
+    assert_same(updates["reset", "reset"].optimizer, fresh.optimizer)
+    assert int(fresh.optimizer.count) == 1 == int(updates["keep", "reset"].optimizer.count)
+    words = [np.asarray(state.params["encoder"]["embeddings"]["word"]) for state in updates.values()]
+    for i, j in ((0, 1), (0, 2), (1, 2)):
+        assert np.abs(words[i] - words[j]).max() > 1e-5
+
+
+def test_shared_layers_grow_without_parameters(config, tiny_corpus, mesh):
+    """ALBERT: one set of parameters, used once, twice, four times."""
+    shared = config_lib.replace(config, model={"parameter_groups": 1})
+    task = pretraining.open_task(shared, [Part(tiny_corpus)])
+    rows = put_rows(task.train.batch(task.train.start(Cursor())), mesh, 4)
+    before = random_state(task.at(0), mesh)
+    after = enter_phase(before, task.at(1), mesh)
+    assert_same((after.params, after.optimizer), (before.params, before.optimizer))
+    assert {len(array) for name, array in arrays(after.params).items() if "/layers/" in name} == {1}
+    sums = [make_eval_step(task.at(phase), mesh)(after.params, rows)[1]["mlm_loss"] for phase in (0, 1)]
+    assert abs(float(sums[0].total - sums[1].total)) > 1e-2 * float(sums[0].weight)
+
+
+@pytest.fixture(scope="module")
+def whole(config, tiny_corpus, tmp_path_factory, shared_programs, quick_compilation):
+    """The run, undisturbed."""
+    workdir = tmp_path_factory.mktemp("growing") / "run"
+    assert pretraining.pretrain(config, [Part(tiny_corpus)], workdir).ended == "steps"
+    return workdir
+
+
+def cut_at(workdir, step: int, directory):
+    """A copy of a run as if it had been stopped behind an update."""
+    copy = directory / f"cut{step}"
+    shutil.copytree(workdir, copy)
+    for save in (copy / "checkpoints").iterdir():
+        if int(save.name) > step:
+            shutil.rmtree(save)
+    return copy
+
+
+def final(workdir, config: Config, corpus):
+    task = pretraining.open_task(config, [Part(corpus)])
+    mesh = loop.checked_mesh(task)
+    with checkpoint.Checkpoints(checkpoint.directory_of(workdir), keep=9) as checkpoints:
+        return checkpoints.restore(lambda about: abstract_state(task.at(about["phase"]), mesh))
+
+
+def numbers(workdir) -> list[dict]:
+    return [{k: v for k, v in line.items() if k != "timing"} for line in read_metrics(workdir / "metrics.jsonl")]
+
+
+def test_every_checkpoint_has_the_depth_that_it_was_trained_with(whole, tmp_path):
+    """That of the switch still has the old one."""
+    for step in range(1, 3 * STEPS + 1):
+        depth = DEPTHS[(step - 1) // STEPS]
+        cut = cut_at(whole, step, tmp_path)
+        newest = checkpoint.verified(checkpoint.directory_of(cut))
+        assert int(newest.name) == step and DEPTHS[checkpoint.read_about(newest)["phase"]] == depth
+        model = inference.load(cut)
+        assert model.config.num_layers == depth
+        assert {len(array) for name, array in arrays(model.params).items() if "/layers/" in name} == {depth}
+        if step in (STEPS, STEPS + 1):
+            assert np.isfinite(model.encode(["the river sings"])).all()
+
+
+@pytest.mark.parametrize("step", [STEPS, STEPS + 1, 2 * STEPS, 2 * STEPS + 1])
+def test_stopped_right_before_or_behind_a_switch(whole, config, tiny_corpus, tmp_path, step):
+    cut = cut_at(whole, step, tmp_path)
+    place = pretraining.pretrain(config, [Part(tiny_corpus)], cut)
+    assert place.ended == "steps" and place.cursor.step == 3 * STEPS
+    (expected, about), (found, found_about) = (final(workdir, config, tiny_corpus) for workdir in (whole, cut))
+    assert found_about == about
+    assert_same(found, expected)
+    assert numbers(cut) == numbers(whole)
+
+
+def test_the_layers_part_after_the_switch(whole, config, tiny_corpus):
+    """They are trained each on its own; the count of the last phase is its own."""
+    state, _ = final(whole, config, tiny_corpus)
+    kernel = np.asarray(state.params["encoder"]["layers"]["rise"]["kernel"])
+    assert all(np.abs(kernel[i] - kernel[j]).max() > 1e-4 for i, j in ((0, 1), (0, 2), (1, 3)))
+    assert int(state.optimizer.count) == STEPS and int(state.step) == 3 * STEPS

@@ -1,0 +1,209 @@
+"""--micro-batch: a number, or what fits into the memory at hand; no result depends on it."""
+
+import dataclasses
+import json
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax import cli, pretraining
+from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, MeshConfig, Phase
+from bert_jax.data.parts import Part
+from bert_jax.errors import UserError
+from bert_jax.training import micro_batch
+from bert_jax.training.ledger import Ledger
+from bert_jax.training.metrics import read_metrics
+from bert_jax.training.micro_batch import accumulations, fit, given
+from bert_jax.training.sharding import make_mesh
+
+pytestmark = pytest.mark.usefixtures("quick_compilation", "shared_programs")
+
+PHASE = Phase(batch_size=16)
+CONFIG = Config(name="fitted", phases=(PHASE, PHASE, PHASE))
+RAMP = Phase(batch_size=16, start_batch_size=4, ramp_steps=8, accumulation=4)
+
+
+@pytest.fixture(scope="module")
+def mesh() -> jax.sharding.Mesh:
+    return make_mesh(MeshConfig(), jax.devices()[:1])
+
+
+class Compiler:
+    """Programs that need 100 bytes, and 1600 for what a whole batch of PHASE keeps; `tried` lists them."""
+
+    def __init__(self, refused=()):
+        self.tried, self.refused = [], refused
+
+    def __call__(self, count: int):
+        self.tried.append(count)
+        if count in self.refused:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm")
+        sizes = SimpleNamespace(
+            argument_size_in_bytes=60,
+            output_size_in_bytes=70,
+            alias_size_in_bytes=50,
+            temp_size_in_bytes=20 + 1600 // count,
+        )
+        return SimpleNamespace(count=count, memory_analysis=lambda: sizes)
+
+
+def give_memory(monkeypatch, size: float) -> None:
+    """So that programs of up to `size` bytes fit."""
+    monkeypatch.setattr(micro_batch, "memory_of", lambda device: size / micro_batch.FILLED)
+
+
+@pytest.mark.parametrize(("size", "count"), [(1e12, 1), (1701, 1), (1699, 2), (501, 4), (301, 8), (201, 16)])
+def test_the_largest_that_fits(mesh, tmp_path, monkeypatch, size, count):
+    give_memory(monkeypatch, size)
+    compiler, ledger = Compiler(), Ledger(tmp_path / "ledger")
+    found, program = fit(CONFIG, 0, mesh, ledger, compiler)
+    assert (found, program.count) == (count, count) and len(compiler.tried) <= 3
+    (entry,) = ledger.of("micro_batch")
+    assert (entry["accumulation"], entry["bytes"], entry["phase"]) == (count, 100 + 1600 // count, 0)
+
+
+def test_nothing_fits(mesh, tmp_path, monkeypatch):
+    give_memory(monkeypatch, 199)
+    with pytest.raises(UserError, match=r"phases\.2: one row at a time .* 90% of .*mesh\.fsdp.*model\.remat full"):
+        fit(CONFIG, 2, mesh, Ledger(tmp_path / "ledger"), Compiler())
+    assert not (tmp_path / "ledger").exists()
+
+
+def test_a_compiler_that_refuses_what_does_not_fit(mesh, tmp_path, monkeypatch):
+    """As TPUs do; any other complaint is no answer."""
+    give_memory(monkeypatch, 1e12)
+    assert fit(CONFIG, 0, mesh, Ledger(tmp_path / "ledger"), Compiler(refused=(1, 2)))[0] == 4
+
+    def broken(count):
+        raise jax.errors.JaxRuntimeError("INTERNAL: no such thing")
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match="no such thing"):
+        fit(CONFIG, 1, mesh, Ledger(tmp_path / "ledger"), broken)
+
+
+def test_what_was_found_is_not_searched_again(mesh, tmp_path, monkeypatch):
+    """Not on the same devices in the same phase; elsewhere, or with other settings of the model, it is."""
+    give_memory(monkeypatch, 501)
+    fit(CONFIG, 0, mesh, Ledger(tmp_path / "ledger"), Compiler())
+    give_memory(monkeypatch, 1e12)
+    compiler = Compiler()
+    assert fit(CONFIG, 0, mesh, Ledger(tmp_path / "ledger"), compiler) == (4, None) and not compiler.tried
+    entry = json.loads((tmp_path / "ledger").read_text())
+    elsewhere = {
+        "phase": 1,
+        "devices": 8,
+        "device": "TPU v5 lite",
+        "mesh": {"data": 8, "fsdp": 1, "tensor": 1},
+        "remat": "full",
+    }
+    for name, value in elsewhere.items():
+        assert entry[name] != value
+        path = tmp_path / name
+        path.write_text(json.dumps(entry | {name: value}) + "\n")
+        assert fit(CONFIG, 0, mesh, Ledger(path), Compiler())[0] == 1, name
+        assert len(Ledger(path).of("micro_batch")) == 2
+
+
+def test_every_device_and_every_size_of_a_ramp_has_whole_micro_batches():
+    assert accumulations(PHASE, 1) == [1, 2, 4, 8, 16] and accumulations(PHASE, 8) == [1, 2]
+    assert accumulations(RAMP, 1) == [4, 8, 16] and accumulations(RAMP, 2) == [4, 8]
+    assert accumulations(Phase(batch_size=24), 4) == [1, 2, 3, 6] and accumulations(PHASE, 3) == []
+
+
+def test_a_number_is_taken_or_refused(mesh):
+    assert [given(PHASE, 0, mesh, rows) for rows in (16, 8, 2, 1)] == [1, 2, 8, 16]
+    assert [given(RAMP, 0, mesh, rows) for rows in (4, 1)] == [4, 16]
+    assert given(RAMP, 0, mesh, None) == 4 and given(PHASE, 0, mesh, "auto") is None
+    for phase, rows, fitting in (
+        (PHASE, 3, "[1, 2, 4, 8, 16]"),
+        (PHASE, 32, "[1, 2, 4, 8, 16]"),
+        (RAMP, 8, "[1, 2, 4]"),
+    ):
+        with pytest.raises(UserError) as caught:
+            given(phase, 1, mesh, rows)
+        said = str(caught.value)
+        assert f"--micro-batch {rows}" in said and "phases.1" in said and fitting in said and "\n" not in said
+
+
+@pytest.fixture(scope="module")
+def config(tiny_config) -> Config:
+    """Four updates of 64 rows, so that activations need more memory than parameters."""
+    phase = dataclasses.replace(tiny_config.phases[0], steps=4, batch_size=64, warmup_steps=0)
+    return dataclasses.replace(
+        tiny_config,
+        phases=(phase,),
+        checkpoint=CheckpointConfig(every=2, keep=2),
+        log=LogConfig(every=1, tensorboard=False),
+        evaluation=EvaluationConfig(every=0, rows=8, batch_size=8),
+    )
+
+
+def numbers(workdir) -> list[dict]:
+    return [{k: v for k, v in line.items() if k != "timing"} for line in read_metrics(workdir / "metrics.jsonl")]
+
+
+def assert_close(found: list[dict], expected: list[dict]) -> None:
+    for a, b in zip(found, expected, strict=True):
+        assert a.keys() == b.keys()
+        for name in ("loss", "mlm_loss", "pair_loss", "tokens_seen"):
+            if name in b:
+                np.testing.assert_allclose(a[name], b[name], rtol=1e-5, err_msg=f"{name} at {b['step']}")
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_runs_agree_whatever_the_micro_batch(config, tiny_corpus, tmp_path, monkeypatch):
+    """Whole batches; what --micro-batch says; what fits into less memory than a whole batch needs."""
+    parts = [Part(tiny_corpus)]
+    give_memory(monkeypatch, 1e15)
+    pretraining.pretrain(config, parts, tmp_path / "whole", micro_batch="auto")
+    (whole,) = Ledger(tmp_path / "whole" / "ledger.jsonl").of("micro_batch")
+    assert whole["accumulation"] == 1
+    pretraining.pretrain(config, parts, tmp_path / "number", micro_batch=8)
+    assert not Ledger(tmp_path / "number" / "ledger.jsonl").of("micro_batch")
+    assert_close(numbers(tmp_path / "number"), numbers(tmp_path / "whole"))
+    assert [line["loss"] for line in numbers(tmp_path / "number")[:-1]] != [
+        line["loss"] for line in numbers(tmp_path / "whole")[:-1]
+    ], "the programs should differ"
+
+    give_memory(monkeypatch, whole["bytes"] - 1)
+    write, cut = Ledger.write, tmp_path / "cut"
+
+    def write_and_die(self, event, **values):
+        write(self, event, **values)
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "write", write_and_die)
+        with pytest.raises(Killed):
+            pretraining.pretrain(config, parts, cut, micro_batch="auto")
+    # The decision is there before the first update. It is not made again, whatever memory there is then.
+    (entry,) = Ledger(cut / "ledger.jsonl").of("micro_batch")
+    assert entry["accumulation"] > 1 and entry["bytes"] < whole["bytes"] and not numbers(cut)
+    give_memory(monkeypatch, 0)
+    pretraining.pretrain(config, parts, cut, micro_batch="auto")
+    assert Ledger(cut / "ledger.jsonl").entries == [entry]
+    assert_close(numbers(cut), numbers(tmp_path / "whole"))
+
+
+def test_no_phase_is_refused_when_its_turn_comes(config, tiny_corpus, tmp_path):
+    """That would be after days of training: nothing is written yet."""
+    later = dataclasses.replace(config.phases[0], batch_size=6)
+    two = dataclasses.replace(config, phases=(*config.phases, later))
+    with pytest.raises(UserError, match=r"--micro-batch 16 .* phases\.1 .*\[1, 2, 3, 6\]"):
+        pretraining.pretrain(two, [Part(tiny_corpus)], tmp_path / "run", micro_batch=16)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "2.5", "Auto", "two", "", "²"])
+def test_no_number_is_one_line(tiny_corpus, tmp_path, capsys, text):
+    workdir = tmp_path / "run"
+    flags = ["--corpus", str(tiny_corpus), "--workdir", str(workdir), f"--micro-batch={text}"]
+    assert cli.main(["pretrain", "bert_tiny", *flags]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("error: ") and said.err.count("\n") == 1 and "micro-batch" in said.err
+    assert not said.out and not workdir.exists()

@@ -1,0 +1,111 @@
+"""A batch size that ramps up: one program for all sizes, and padding that counts for nothing."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax import pretraining
+from bert_jax.config import Config, EvaluationConfig, LogConfig
+from bert_jax.data.cursor import Cursor
+from bert_jax.data.parts import Part
+from bert_jax.training import loop, programs
+from bert_jax.training.metrics import read_metrics
+from bert_jax.training.paths import name_leaves
+from bert_jax.training.sharding import put_rows
+from bert_jax.training.state import init_state
+from bert_jax.training.step import put_dials
+
+pytestmark = pytest.mark.usefixtures("quick_compilation", "shared_programs")
+
+SIZES = [4, 4, 8, 8, 12, 12, 16, 16]
+EXACT = {4: 1, 12: 3}
+"""Batch sizes of which a program of their own is made, and into how many micro-batches it cuts them."""
+
+
+@pytest.fixture(scope="module")
+def config(tiny_config) -> Config:
+    """Eight updates of 4 to 16 rows, in micro-batches of 4."""
+    phase = dataclasses.replace(tiny_config.phases[0], batch_size=16, start_batch_size=4, ramp_steps=8, accumulation=4)
+    return dataclasses.replace(
+        tiny_config,
+        phases=(phase,),
+        log=LogConfig(every=1, tensorboard=False),
+        evaluation=EvaluationConfig(every=0, rows=8, batch_size=8),
+    )
+
+
+def one_update(config: Config, corpus, rows: dict[str, np.ndarray], turns: int) -> tuple[dict, dict]:
+    """Metrics, and first moments by name, of an update from fresh parameters."""
+    task = pretraining.open_task(config, [Part(corpus)]).at(0)
+    mesh = loop.checked_mesh(task)
+    batch, dials = put_rows(rows, mesh, config.phases[0].batch_size), put_dials(5e-3, turns, mesh)
+    state = init_state(task, mesh)
+    program = programs.make_train_step(task, mesh, config.phases[0].accumulation).lower(state, batch, dials).compile()
+    state, metrics = program(state, batch, dials)
+    moments = {name: np.asarray(leaf, np.float64) for name, leaf in name_leaves(state.optimizer.mu).items()}
+    return {name: float(value) for name, value in metrics.items()}, moments
+
+
+@pytest.mark.parametrize("size", EXACT)
+def test_a_partial_batch_is_a_batch_of_its_size(config, tiny_corpus, size):
+    """Against a program for exactly so many rows; the first moment is the gradient but for a factor."""
+    stream = pretraining.open_task(config, [Part(tiny_corpus)]).train
+    rows = stream.batch(stream.cursor_at(Cursor(), SIZES.index(size)))
+    assert len(rows["row"]) == size and (rows["pair_labels"] >= 0).sum() > 1
+    exact = dataclasses.replace(
+        config.phases[0], batch_size=size, start_batch_size=None, ramp_steps=0, accumulation=EXACT[size]
+    )
+    expected, expected_moments = one_update(dataclasses.replace(config, phases=(exact,)), tiny_corpus, rows, 1)
+    found, moments = one_update(config, tiny_corpus, rows, size // 4)
+    assert found["tokens"] == expected["tokens"] == (rows["segment_ids"] > 0).sum()
+    for name in ("loss", "mlm_loss", "pair_loss", "pair_accuracy"):
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-6, err_msg=name)
+    assert found.keys() == expected.keys() and expected["gradient_norm"] > 0.1
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-8, err_msg=name)
+    for name, moment in expected_moments.items():
+        assert np.linalg.norm(moments[name] - moment) <= 1e-5 * np.linalg.norm(moment), name
+
+
+def test_the_dial_says_how_many_micro_batches_are_computed(config, tiny_corpus):
+    """Else padding would cost as much as rows: of twelve rows, one micro-batch is the first four."""
+    stream = pretraining.open_task(config, [Part(tiny_corpus)]).train
+    rows = stream.batch(stream.cursor_at(Cursor(), SIZES.index(12)))
+    # Loss terms are divided by what the whole batch predicts, so parts of it add up.
+    losses = [one_update(config, tiny_corpus, rows, turns)[0]["loss"] for turns in (1, 2, 3, 4)]
+    assert 0.2 < losses[0] / losses[2] < 0.5 < losses[1] / losses[2] < 0.8 and losses[3] == losses[2]
+
+
+def test_padding_is_neither_text_nor_example(config, tiny_corpus):
+    task = pretraining.open_task(config, [Part(tiny_corpus)])
+    rows = task.train.batch(task.train.start(Cursor()))
+    batch = jax.device_get(put_rows(rows, loop.checked_mesh(task), 16))
+    for name, array in batch.items():
+        np.testing.assert_array_equal(array[:4], rows[name], err_msg=name)
+    assert not batch["segment_ids"][4:].any()
+    assert (batch["example_id"][4:] == -1).all() and (batch["pair_labels"][4:] == -1).all()
+
+
+def test_a_ramp_is_one_program(config, tiny_corpus, tmp_path, monkeypatch):
+    """What the loop calls is compiled ahead for one shape: it could take no other."""
+    made, turns = [], []
+    make, put = programs.make_train_step, loop.put_dials
+
+    def make_train_step(task, mesh, accumulation):
+        made.append((task.phase, accumulation))
+        return make(task, mesh, accumulation)
+
+    def put_dials(rate, micro_batches, mesh):
+        turns.append(micro_batches)
+        return put(rate, micro_batches, mesh)
+
+    monkeypatch.setattr(programs, "make_train_step", make_train_step)
+    monkeypatch.setattr(loop, "put_dials", put_dials)
+    place = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
+    assert made == [(0, 4)] and turns == [size // 4 for size in SIZES]
+    assert place.cursor.rows == sum(SIZES)
+    lines = [line for line in read_metrics(tmp_path / "run" / "metrics.jsonl") if line["split"] == "train"]
+    tokens = np.diff([0, *(line["tokens_seen"] for line in lines)])
+    assert all(size * 16 < count <= size * 32 for size, count in zip(SIZES, tokens, strict=True))

@@ -1,0 +1,145 @@
+"""Runs that end at a figure, and evaluations, which change nothing of a run."""
+
+import dataclasses
+
+import pytest
+
+from bert_jax import pretraining
+from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, TargetConfig
+from bert_jax.data.parts import Part
+from bert_jax.training import checkpoint
+from bert_jax.training.metrics import read_metrics
+from bert_jax.training.pretraining_task import Pretraining
+
+pytestmark = pytest.mark.usefixtures("quick_compilation", "shared_programs")
+
+
+@pytest.fixture(scope="module")
+def config(tiny_config) -> Config:
+    """4 updates of 8 rows, and 18 of 4 rows: 104 rows."""
+    phase = dataclasses.replace(tiny_config.phases[0], steps=4, warmup_steps=0)
+    return dataclasses.replace(
+        tiny_config,
+        phases=(phase, dataclasses.replace(phase, steps=18, batch_size=4, accumulation=1)),
+        checkpoint=CheckpointConfig(every=1000, keep=2),
+        log=LogConfig(every=1, tensorboard=False),
+        evaluation=EvaluationConfig(every=1000, rows=8, batch_size=8),
+    )
+
+
+def aiming(config: Config, goal: float | None, every: int | None = None) -> Config:
+    return dataclasses.replace(config, target=TargetConfig(goal, every))
+
+
+def lines(workdir, split: str) -> list[dict]:
+    found = read_metrics(workdir / "metrics.jsonl")
+    return [{k: v for k, v in line.items() if k != "timing"} for line in found if line["split"] == split]
+
+
+def files(workdir) -> list[tuple]:
+    kept = [*(workdir / "checkpoints").rglob("*"), workdir / "metrics.jsonl"]
+    return sorted((path, path.stat().st_mtime_ns) for path in kept)
+
+
+@pytest.fixture
+def evaluations(monkeypatch) -> list[float]:
+    """Accuracies that were found: 0.1, 0.2, and so on, whatever the parameters are."""
+    found: list[float] = []
+
+    def evaluate(self, score):
+        found.append(round(0.1 * (len(found) + 1), 1))
+        return {"mlm_accuracy": found[-1]}
+
+    monkeypatch.setattr(Pretraining, "evaluate", evaluate)
+    return found
+
+
+def test_a_run_ends_where_it_reaches_its_target(config, tiny_corpus, tmp_path, evaluations):
+    """Evaluations stand where 20, 40, 60 ... rows are reached: with 8 rows an update, then with 4."""
+    workdir, parts = tmp_path / "run", [Part(tiny_corpus)]
+    place = pretraining.pretrain(aiming(config, 0.3, 20), parts, workdir)
+    assert (place.ended, place.cursor.step, place.cursor.rows) == ("target", 11, 60)
+    assert [line["step"] for line in lines(workdir, "validation")] == [3, 6, 11]
+    assert evaluations == [0.1, 0.2, 0.3] and place.evaluation == {"mlm_accuracy": 0.3}
+    (saved,) = checkpoint.committed(checkpoint.directory_of(workdir))
+    assert saved.name == "00000011" and checkpoint.read_about(saved)["ended"] == "target"
+    # The same command, or an easier target, does nothing more.
+    before = files(workdir)
+    for goal in (0.3, 0.2):
+        assert pretraining.pretrain(aiming(config, goal, 20), parts, workdir) == place
+    assert files(workdir) == before and len(evaluations) == 3
+    # A higher one continues the run; one that is never reached lets it end with its steps.
+    place = pretraining.pretrain(aiming(config, 0.5, 20), parts, workdir)
+    assert (place.ended, place.cursor.step) == ("target", 21)
+    place = pretraining.pretrain(aiming(config, 0.9, 20), parts, workdir)
+    assert (place.ended, place.cursor.step) == ("steps", 22)
+    assert [line["step"] for line in lines(workdir, "validation")] == [3, 6, 11, 16, 21, 22]
+    assert [line["step"] for line in lines(workdir, "train")] == list(range(1, 23))
+
+
+def test_a_target_reached_in_parts_is_the_same_run(config, tiny_corpus, tmp_path, evaluations):
+    whole, parts = tmp_path / "whole", [Part(tiny_corpus)]
+    pretraining.pretrain(aiming(config, 0.9, 20), parts, whole)
+    evaluations.clear()
+    pretraining.pretrain(aiming(config, 0.1, 20), parts, tmp_path / "run")
+    pretraining.pretrain(aiming(config, 0.9, 20), parts, tmp_path / "run")
+    for split in ("train", "validation"):
+        assert lines(tmp_path / "run", split) == lines(whole, split)
+
+
+def test_a_real_figure_is_looked_at(config, tiny_corpus, tmp_path):
+    """Its own accuracy ends the run at once, and one a little higher does not."""
+    whole, parts = tmp_path / "whole", [Part(tiny_corpus)]
+    assert pretraining.pretrain(aiming(config, 1.0, 32), parts, whole).ended == "steps"
+    validation = lines(whole, "validation")
+    assert [line["step"] for line in validation] == [4, 12, 20, 22]
+    first = next(line for line in validation if line["mlm_accuracy"] > 0)
+    place = pretraining.pretrain(aiming(config, first["mlm_accuracy"], 32), parts, tmp_path / "run")
+    assert (place.ended, place.cursor.step) == ("target", first["step"]) and first["step"] < 22
+    place = pretraining.pretrain(aiming(config, first["mlm_accuracy"] + 1e-6, 32), parts, tmp_path / "run")
+    assert place.cursor.step > first["step"]
+
+
+def test_evaluations_change_nothing_of_the_run(config, tiny_corpus, tmp_path):
+    often = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, every=1))
+    never = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, every=0))
+    runs = {"often": often, "never": never, "by rows": aiming(config, 1.0, 1)}
+    places = {name: pretraining.pretrain(one, [Part(tiny_corpus)], tmp_path / name) for name, one in runs.items()}
+    steps = {name: [line["step"] for line in lines(tmp_path / name, "validation")] for name in runs}
+    assert steps == {"often": list(range(1, 23)), "never": [22], "by rows": list(range(1, 23))}
+    reference = lines(tmp_path / "never", "train")
+    assert len({line["loss"] for line in reference}) == 22
+    for name, place in places.items():
+        assert lines(tmp_path / name, "train") == reference and place == places["never"], name
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "rows"),
+    [
+        # Of submissions to MLPerf Training 0.7 to 2.0: 1, 8 and 512 DGX A100 (56, 48 and 3 rows a GPU).
+        (448, 150_000),
+        (3_072, 175_000),
+        (12_288, 275_000),
+        # By hand: 0.05 * (230.23 * 8192 + 3,000,000) is 244,302.2.
+        (8_192, 225_000),
+        (65_536, 900_000),
+        (1, 150_000),
+    ],
+)
+def test_mlperf_says_how_often(batch_size, rows):
+    assert TargetConfig(0.72).rows_between(batch_size) == rows
+    assert TargetConfig(0.72, every=1000).rows_between(batch_size) == 1000
+
+
+def test_an_mlperf_run_evaluates_by_its_formula(config, tiny_corpus, tmp_path, monkeypatch, evaluations):
+    """The loop asks for the batch size of the phase that it is in."""
+    asked = []
+
+    def rows_between(self, batch_size):
+        asked.append(batch_size)
+        return 52
+
+    monkeypatch.setattr(TargetConfig, "rows_between", rows_between)
+    pretraining.pretrain(aiming(config, 1.0), [Part(tiny_corpus)], tmp_path / "run")
+    assert asked == [8] * 4 + [4] * 18
+    assert [line["step"] for line in lines(tmp_path / "run", "validation")] == [9, 22]
