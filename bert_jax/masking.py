@@ -33,6 +33,7 @@ class Vocabulary(NamedTuple):
     mask_unit 'token' can do without. Bytes, because this tuple is hashed as a part of the compiled program."""
 
 
+@functools.lru_cache
 def prediction_counts(rate: float, seq_len: int, most: int | None = None) -> Int[np.ndarray, "..."]:
     """How many positions to predict in an example of n tokens, for n = 0 .. seq_len.
 
@@ -41,7 +42,9 @@ def prediction_counts(rate: float, seq_len: int, most: int | None = None) -> Int
     """
     counts = np.array([max(1, round(rate * n)) for n in range(seq_len + 1)], np.int32)
     counts[0] = 0
-    return counts if most is None else np.minimum(counts, most)
+    counts = counts if most is None else np.minimum(counts, most)
+    counts.flags.writeable = False  # every caller gets this one
+    return counts
 
 
 @functools.lru_cache

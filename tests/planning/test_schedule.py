@@ -28,7 +28,7 @@ CONFIG = Config(
             num_layers=3,
             frozen=("encoder/embeddings/.*",),
         ),
-        Phase(steps=40, seq_len=64, batch_size=8, warmup_steps=0, learning_rate=0.25, hours=2, moments="keep"),
+        Phase(steps=40, seq_len=64, batch_size=8, warmup_steps=0, learning_rate=0.25, hours=2, step_count="reset"),
     ),
 )
 
