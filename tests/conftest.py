@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import jaxtyping
+import pytest
 
 from tests import typecheck
 
@@ -19,3 +20,10 @@ import jax  # noqa: E402
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 pytest_plugins = ["tests.fixtures"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forget_programs():
+    """Compiled programs of a finished module go: all of them together are more memory maps than Linux allows."""
+    yield
+    jax.clear_caches()

@@ -1,5 +1,6 @@
 """Fixtures that many tests share, each made once per session: a tiny corpus and a tiny trained run."""
 
+import contextlib
 import dataclasses
 from pathlib import Path
 
@@ -122,7 +123,8 @@ def tiny_run(tmp_path_factory, tiny_corpus, tiny_config) -> Path:
     from bert_jax.data.parts import Part
 
     directory = tmp_path_factory.mktemp("run") / "workdir"
-    place = pretraining.pretrain(tiny_config, [Part(tiny_corpus)], directory)
+    with _optimizations(True):  # whichever module asks first
+        place = pretraining.pretrain(tiny_config, [Part(tiny_corpus)], directory)
     assert place.cursor.step == tiny_config.total_steps
     return directory
 
@@ -145,15 +147,21 @@ def two_phases(tiny_config) -> Config:
     return dataclasses.replace(tiny_config, phases=(first, second))
 
 
-@pytest.fixture(scope="module")
-def quick_compilation():
-    """Half the time to compile for modules that do little else; what is computed is the same to rounding."""
+@contextlib.contextmanager
+def _optimizations(wanted: bool):
     import jax
 
     before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
+    jax.config.update("jax_disable_most_optimizations", not wanted)
     yield
     jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.fixture(scope="module")
+def quick_compilation():
+    """Half the time to compile for modules that do little else; what is computed is the same to rounding."""
+    with _optimizations(False):
+        yield
 
 
 @pytest.fixture(scope="module")
