@@ -58,15 +58,20 @@ def trusted(step: int, config: Config, ledger: Ledger) -> int:
 
 
 def carry_out(checkpoints: Checkpoints, ledger: Ledger) -> None:
-    """Delete the checkpoints that the last decision to go back has overtaken, and say so."""
+    """Delete the checkpoints that the last decision to go back has overtaken.
+
+    A damaged one does not tell whether it was; it is deleted, too, and named on stderr.
+    """
     for entry in ledger.of(EVENT)[-1:]:
         interval = tuple(entry["skipped_rows"])
         newer = {step: checkpoints.about(step) for step in checkpoints.steps() if step > entry["to"]}
-        checkpoints.delete(
-            step
-            for step, about in newer.items()
-            if about is None or interval not in Cursor.from_dict(about["cursor"]).skipped
-        )
+        damaged = [step for step, about in newer.items() if about is None]
+        if damaged:
+            print(f"warning: deleting damaged checkpoint(s) of update {', '.join(map(str, damaged))}", file=sys.stderr)
+        overtaken = [
+            s for s, about in newer.items() if about and interval not in Cursor.from_dict(about["cursor"]).skipped
+        ]
+        checkpoints.delete([*damaged, *overtaken])
 
 
 def with_skipped(cursor: Cursor, ledger: Ledger) -> Cursor:
