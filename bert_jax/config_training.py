@@ -149,6 +149,15 @@ class Phase:
         sizes = self.batch_size // self.start_batch_size
         return self.start_batch_size * (1 + step * sizes // self.ramp_steps)
 
+    def rows_before(self, step: int) -> int:
+        """Rows of the updates before `step`, counted from the phase's start."""
+        if self.start_batch_size is None:
+            return step * self.batch_size
+        sizes = self.batch_size // self.start_batch_size
+        # Every size but the first is reached at a ramp's update of its own, and adds start_batch_size rows from there.
+        reached = [-(-i * self.ramp_steps // sizes) for i in range(sizes)]
+        return self.start_batch_size * sum(max(0, step - update) for update in reached)
+
 
 @dataclass(frozen=True)
 class MeshConfig:

@@ -10,10 +10,8 @@ the ceiling measured in this run for the type of the case. Needs jax, flax, opta
 """
 
 import argparse
-import datetime
 import gc
 import itertools
-import json
 import os
 import sys
 import time
@@ -27,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [path for path in (str(ROOT), str(ROOT / "scripts")) if path not in sys.path]
 
 import bench_report  # noqa: E402
+from bench_command import positive, stamped, write  # noqa: E402
 
 from bert_jax.errors import UserError  # noqa: E402
 
@@ -254,21 +253,26 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = _OneLineParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--presets", type=_listed(_one_of(*PRESETS)), help=f"of {', '.join(PRESETS)}")
-    add("--seq-lens", type=_listed(_positive), help="tokens per row, e.g. 128,512")
-    add("--batch", type=_listed(_positive), help="rows per update; default: 1,024 tokens on CPU, 16 or 32 k elsewhere")
+    add("--seq-lens", type=_listed(positive), help="tokens per row, e.g. 128,512")
+    add("--batch", type=_listed(positive), help="rows per update; default: 1,024 tokens on CPU, 16 or 32 k elsewhere")
     add("--dropout", type=_listed(_rates), help="rate, or hidden/attention, e.g. 0.1,0,0.1/0; default 0.1,0")
     add("--dtype", type=_listed(_one_of("float32", "bfloat16")), help="compute type; default float32 on CPU, bfloat16")
     add("--attention", type=_listed(_one_of("reference", "xla", "cudnn")), help="default: all that the case allows")
     add("--optimizer", type=_listed(_one_of("adamw", "lamb")), default=["adamw"], help="of ours; the peer has AdamW")
-    add("--accumulation", type=_listed(_positive), default=[1], help="micro-batches per update")
-    add("--scan-unroll", type=_listed(_positive), default=[1], help="layers per iteration of the scan over depth")
+    add("--accumulation", type=_listed(positive), default=[1], help="micro-batches per update")
+    add("--scan-unroll", type=_listed(positive), default=[1], help="layers per iteration of the scan over depth")
     add("--remat", type=_listed(_one_of("none", "dots", "full")), default=["none"], help="what is recomputed")
     add("--pair", choices=("nsp", "none"), help="pair objective; default nsp, with --peer none, as the peer has none")
     add("--peer", choices=("transformers",), help="also time its BertForMaskedLM, stock and on gathered positions")
     add("--no-peer-compile", action="store_true", help="no torch.compile for the peer (CPU: never)")
-    add("--devices", type=_positive, default=1, help="devices that share our batch; ceilings are multiplied")
-    add("--threads", type=_positive, help="CPU cores for this process, hence for jax and torch alike")
-    add("--rounds", type=_positive, default=7, help="rounds over a group; medians are over them")
+    add(
+        "--devices",
+        type=positive,
+        default=1,
+        help="devices that share our batch; ceilings are multiplied",
+    )
+    add("--threads", type=positive, help="CPU cores for this process, hence for jax and torch alike")
+    add("--rounds", type=positive, default=7, help="rounds over a group; medians are over them")
     add("--budget", type=float, default=600.0, help="seconds for the whole run; what does not fit is listed")
     add("--json", type=Path, metavar="FILE", help="write everything measured there")
     options = parser.parse_args(arguments)
@@ -303,12 +307,6 @@ def _listed(kind: Callable[[str], Any]) -> Callable[[str], list]:
             raise argparse.ArgumentTypeError(f"'{text}': {error}") from None
 
     return values
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"'{text}': it must be a whole number from 1")
-    return int(text)
 
 
 def _rates(text: str) -> tuple[float, float]:
@@ -386,12 +384,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    report |= {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": ["scripts/bench.py", *arguments],
-    }
-    if options.json:
-        options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    report = stamped(report, "bench", arguments)
+    write(report, options.json)
     print(bench_report.render(report))
     return 0
 

@@ -19,9 +19,7 @@ begins and ends with an idle device. Needs what training needs.
 import argparse
 import contextlib
 import dataclasses
-import datetime
 import itertools
-import json
 import os
 import statistics
 import sys
@@ -39,6 +37,7 @@ sys.path[:0] = [path for path in (str(ROOT), str(ROOT / "scripts")) if path not 
 import bench_ours  # noqa: E402
 import jax  # noqa: E402
 from bench import PRESETS  # noqa: E402
+from bench_command import positive, stamped, write  # noqa: E402
 
 from bert_jax import presets  # noqa: E402
 from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig  # noqa: E402
@@ -349,14 +348,14 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     hooks, checkpoint = cases.add_parser("hooks"), cases.add_parser("checkpoint")
     for case, preset, rounds in ((hooks, "bert_mini", 7), (checkpoint, "bert_base", 2)):
         case.add_argument("--preset", choices=PRESETS, default=preset, help=f"default {preset}")
-        case.add_argument("--seq-len", type=_positive, default=128, help="tokens per row")
-        case.add_argument("--batch", type=_positive, default=8, help="rows per update")
+        case.add_argument("--seq-len", type=positive, default=128, help="tokens per row")
+        case.add_argument("--batch", type=positive, default=8, help="rows per update")
         case.add_argument("--optimizer", choices=("adamw", "lamb"), default="adamw", help="whose moments")
-        case.add_argument("--rounds", type=_positive, default=rounds, help="windows; medians are over them")
+        case.add_argument("--rounds", type=positive, default=rounds, help="windows; medians are over them")
         case.add_argument("--json", type=Path, metavar="FILE", help="write everything measured there")
-    hooks.add_argument("--updates", type=_positive, default=40, help="updates in a window")
-    hooks.add_argument("--log-every", type=_positive, default=10, help="updates between lines of metrics")
-    checkpoint.add_argument("--every", type=_positive, default=50, help="updates in a window")
+    hooks.add_argument("--updates", type=positive, default=40, help="updates in a window")
+    hooks.add_argument("--log-every", type=positive, default=10, help="updates between lines of metrics")
+    checkpoint.add_argument("--every", type=positive, default=50, help="updates in a window")
     checkpoint.add_argument("--out", type=Path, help="where to save, below it; default: where temporary files go")
     options = parser.parse_args(arguments)
     if options.case == "hooks" and options.updates % options.log_every:
@@ -364,12 +363,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     if options.case == "checkpoint" and options.out and not options.out.is_dir():
         parser.error(f"--out {options.out}: there is no such directory")
     return options
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"'{text}': it must be a whole number from 1")
-    return int(text)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -384,12 +377,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    report |= {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": ["scripts/bench_loop.py", *arguments],
-    }
-    if options.json:
-        options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    report = stamped(report, "bench_loop", arguments)
+    write(report, options.json)
     shapes = f"{report['preset']}, {report['optimizer']}, {report['batch']} x {report['seq_len']}"
     print("\n".join([f"{report['device']}, {report['threads']} threads; {shapes}", *render(report)]))
     return 0

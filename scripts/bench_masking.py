@@ -9,8 +9,6 @@ synthetic tokens continue a word. Needs jax, flax, optax and numpy.
 """
 
 import argparse
-import datetime
-import json
 import statistics
 import sys
 import time
@@ -27,6 +25,7 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 from bench import PRESETS, Case  # noqa: E402
+from bench_command import positive, stamped, write  # noqa: E402
 
 from bert_jax.config import ObjectiveConfig  # noqa: E402
 from bert_jax.masking import mask_tokens  # noqa: E402
@@ -131,30 +130,20 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", choices=PRESETS, default="bert_base", help="whose step it is")
-    parser.add_argument("--seq-len", type=_positive, default=128, help="tokens per row")
-    parser.add_argument("--batch", type=_positive, default=8, help="rows")
-    parser.add_argument("--rounds", type=_positive, default=7, help="medians are over so many")
-    parser.add_argument("--calls", type=_positive, default=10, help="of each masking program per round")
+    parser.add_argument("--seq-len", type=positive, default=128, help="tokens per row")
+    parser.add_argument("--batch", type=positive, default=8, help="rows")
+    parser.add_argument("--rounds", type=positive, default=7, help="medians are over so many")
+    parser.add_argument("--calls", type=positive, default=10, help="of each masking program per round")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured there")
     return parser.parse_args(arguments)
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"'{text}': it must be a whole number from 1")
-    return int(text)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, write."""
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parse(arguments)
-    report = measure(options) | {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": ["scripts/bench_masking.py", *arguments],
-    }
-    if options.json:
-        options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    report = stamped(measure(options), "bench_masking", arguments)
+    write(report, options.json)
     print(render(report))
     return 0
 

@@ -13,8 +13,6 @@ bert_base. Needs jax, flax, optax and numpy.
 """
 
 import argparse
-import datetime
-import json
 import os
 import statistics
 import sys
@@ -32,6 +30,7 @@ import bench_ours  # noqa: E402
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import optax  # noqa: E402
+from bench_command import positive, stamped, write  # noqa: E402
 
 from bert_jax import presets  # noqa: E402
 from bert_jax.config import OptimizerConfig  # noqa: E402
@@ -146,27 +145,17 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", choices=presets.preset_files(), default="bert_base", help="whose parameters")
-    parser.add_argument("--rounds", type=_positive, default=9, help="medians are over so many")
+    parser.add_argument("--rounds", type=positive, default=9, help="medians are over so many")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured there")
     return parser.parse_args(arguments)
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"'{text}': it must be a whole number from 1")
-    return int(text)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, write."""
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parse(arguments)
-    report = measure(options) | {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": ["scripts/bench_optimizer.py", *arguments],
-    }
-    if options.json:
-        options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    report = stamped(measure(options), "bench_optimizer", arguments)
+    write(report, options.json)
     print(render(report))
     return 0
 

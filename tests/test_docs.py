@@ -23,7 +23,7 @@ SMALL_RUN = (
 SMALLER = {
     "pretrain": SMALL_RUN,
     "doctor": SMALL_RUN,
-    "scripts/bench_loop.py": "--preset bert_tiny --seq-len 16 --batch 2 --updates 2 --rounds 1",
+    "scripts/bench_loop.py": "--preset bert_tiny --seq-len 16 --batch 2 --updates 2 --log-every 2 --rounds 1",
     "scripts/bench_optimizer.py": "--preset bert_tiny --rounds 1",
     "tokenizer": "--vocab-size 120",
     "build": "--workers 1 --validation-fraction 0.2",

@@ -247,5 +247,4 @@ def test_golden_config(name):
         path.write_text(text)
     golden = path.read_text()
     difference = "\n".join(difflib.unified_diff(golden.splitlines(), text.splitlines(), "golden", "now", n=0))
-    if golden != text:
-        pytest.fail(f"{path.name} differs; UPDATE_GOLDEN=1 accepts this:\n{difference}", pytrace=False)
+    assert not difference, f"{path.name} differs; UPDATE_GOLDEN=1 accepts this:\n{difference}"

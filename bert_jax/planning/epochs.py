@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.config import Config, Phase
+from bert_jax.config import Config
 from bert_jax.data.mixture import CYCLE, Turns
 from bert_jax.data.plan import Plan, Window
 from bert_jax.progress import progress
@@ -92,15 +92,9 @@ def _counts(plan: Plan, window: Window) -> tuple[int, ...]:
     )
 
 
-def rows_of(phase: Phase) -> int:
-    """Rows of all corpora that a phase reads."""
-    ramp = min(phase.ramp_steps, phase.steps)
-    return sum(map(phase.batch_size_at, range(ramp))) + (phase.steps - ramp) * phase.batch_size
-
-
 def rows_by_phase(config: Config, turns: Turns) -> np.ndarray:
     """Rows that each phase reads of each corpus, int64 [num_phases, num_corpora]."""
-    bounds = np.cumsum([0, *map(rows_of, config.phases)])
+    bounds = np.cumsum([0, *(phase.rows_before(phase.steps) for phase in config.phases)])
     taken = [
         int(row) // CYCLE * turns.counts + np.bincount(turns.order[: row % CYCLE], minlength=len(turns.counts))
         for row in bounds

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bert_jax.config import Config, Phase
+from bert_jax.config import Config
 from bert_jax.errors import UserError
 from bert_jax.training.schedules import learning_rate_at
 
@@ -89,16 +89,6 @@ def plot(config: Config, path: Path) -> None:
         raise UserError(f"--plot {path}: it cannot be written: {error.strerror}") from None
 
 
-def rows_before(phase: Phase, step: int) -> int:
-    """Rows of a phase's updates before `step`."""
-    if phase.start_batch_size is None:
-        return step * phase.batch_size
-    sizes = phase.batch_size // phase.start_batch_size
-    # Every size but the first is reached at a ramp's update of its own, and adds start_batch_size rows from there on.
-    reached = [-(-i * phase.ramp_steps // sizes) for i in range(sizes)]
-    return phase.start_batch_size * sum(max(0, step - update) for update in reached)
-
-
 def _starts(config: Config) -> list[int]:
     return [sum(phase.steps for phase in config.phases[:i]) for i in range(len(config.phases))]
 
@@ -118,14 +108,14 @@ def _shown(config: Config, starts: list[int]) -> list[int]:
 def _describe_update(config: Config, starts: list[int], step: int) -> dict[str, Any]:
     index, within = config.place_of(step)
     phase = config.phases[index]
-    before = sum(rows_before(p, p.steps) * p.seq_len for p in config.phases[:index])
+    before = sum(p.rows_before(p.steps) * p.seq_len for p in config.phases[:index])
     return {
         "update": step,
         "phase": index,
         "seq_len": phase.seq_len,
         "batch_size": phase.batch_size_at(within),
         "learning_rate": learning_rate_at(config, step),
-        "tokens": before + rows_before(phase, within + 1) * phase.seq_len,
+        "tokens": before + phase.rows_before(within + 1) * phase.seq_len,
     }
 
 
@@ -139,7 +129,7 @@ def _describe_phase(config: Config, index: int, start: int) -> dict[str, Any]:
         "phase": index,
         "first_update": start,
         "end_update": start + phase.steps,
-        "tokens": rows_before(phase, phase.steps) * phase.seq_len,
+        "tokens": phase.rows_before(phase.steps) * phase.seq_len,
         "num_layers": config.model_of(index).num_layers,
         "frozen": list(phase.frozen),
         **{name: getattr(phase, name) for name in kept.split()},

@@ -22,7 +22,7 @@ from bert_jax.data.plan import Plan
 from bert_jax.planning import data_checks, epochs
 from bert_jax.planning.data_checks import Asked, streams
 from bert_jax.planning.doctor import examine
-from bert_jax.planning.epochs import measure, rows_by_phase, rows_of, stay
+from bert_jax.planning.epochs import measure, rows_by_phase, stay
 from tests.data.memory import FIRST, MARKS, make_corpus, random_documents
 
 FORMATS = ["segment_pair", "sentence_pair", "sentence_order", "full_sentences", "doc_sentences"]
@@ -152,7 +152,7 @@ def test_rows_of_a_phase():
         Phase(steps=50, batch_size=64, start_batch_size=16, ramp_steps=23, accumulation=4),
         Phase(steps=5, batch_size=64, start_batch_size=16, ramp_steps=23, accumulation=4),
     ):
-        assert rows_of(phase) == sum(phase.batch_size_at(step) for step in range(phase.steps))
+        assert phase.rows_before(phase.steps) == sum(phase.batch_size_at(step) for step in range(phase.steps))
 
 
 @pytest.mark.parametrize("steps", [1, 7, 40])

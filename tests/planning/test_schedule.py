@@ -9,6 +9,7 @@ import pytest
 
 from bert_jax import cli, presets
 from bert_jax.config import Config, Phase
+from bert_jax.data.mixture import Turns
 from bert_jax.planning import epochs, schedule
 from bert_jax.training.schedules import learning_rate_at
 
@@ -40,8 +41,8 @@ def test_rows_are_those_of_single_updates(start, ramp):
     phase = Phase(steps=60, batch_size=24, accumulation=24, **ramped)
     sizes = [phase.batch_size_at(step) for step in range(phase.steps)]
     assert (len(set(sizes)) > 1) == (start not in (None, 24))
-    assert [schedule.rows_before(phase, step) for step in range(61)] == [sum(sizes[:step]) for step in range(61)]
-    assert schedule.rows_before(phase, 60) == epochs.rows_of(phase)
+    assert [phase.rows_before(step) for step in range(61)] == [sum(sizes[:step]) for step in range(61)]
+    assert phase.rows_before(60) == epochs.rows_by_phase(Config(name="x", phases=(phase,)), Turns([1.0]))
 
 
 def test_values():
