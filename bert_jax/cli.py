@@ -6,10 +6,11 @@ import difflib
 import errno
 import io
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,7 +19,10 @@ import tyro
 from bert_jax import presets
 from bert_jax.config import Config
 from bert_jax.data import parts
-from bert_jax.errors import UserError
+from bert_jax.errors import TRY_AGAIN, PeerError, UserError
+from bert_jax.runtime import cluster, supervisor
+from bert_jax.runtime.cluster import ClusterConfig
+from bert_jax.runtime.report import make_report
 
 _MISSING: Any = tyro.MISSING
 
@@ -46,6 +50,10 @@ class Pretrain(Config):
     what was found). Without it, phases.N.accumulation says how an update is cut. Results do not depend on it."""
     profile: str | None = None
     """Trace updates A up to B, written A:B, into WORKDIR/profile."""
+    compilation_cache: str | None = None
+    """Directory in which compiled programs are kept for the next start, or `none`. Without it, the environment's
+    JAX_COMPILATION_CACHE_DIR, else bert_jax/compiled in the user's cache directory."""
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,24 +123,37 @@ class Convert:
     """Format to write."""
 
 
-def pretrain(arguments: Sequence[str]) -> None:
+def pretrain(arguments: Sequence[str]) -> int:
     """``bert-jax pretrain CONFIG --corpus DIR[=WEIGHT] --workdir DIR [--FIELD VALUE ...]``."""
     config, asked = _configured(Pretrain, arguments, "pretrain")
     window = None if asked.profile is None else _window(asked.profile)
     micro_batch = None if asked.micro_batch is None else _micro_batch(asked.micro_batch)
     mixture = [parts.parse(text) for text in asked.corpus]
+    if supervisor.WORKER not in os.environ and (seat := cluster.find(asked.cluster)) is not None:
+        report = make_report(config, corpus=asked.corpus, workdir=asked.workdir, micro_batch=micro_batch)
+        command = [sys.executable, "-m", "bert_jax", "pretrain", *arguments]
+        return supervisor.supervise(command, seat, report, asked.cluster.timeout)
 
     from bert_jax import pretraining  # jax is loaded when it is needed, not for --help
+    from bert_jax.runtime import together, worker
     from bert_jax.training import goodput
 
+    worker.keep_programs(asked.compilation_cache)
+    if supervisor.WORKER in os.environ:
+        worker.join(asked.cluster.timeout)
     place = pretraining.pretrain(config, mixture, asked.workdir, profile=window, micro_batch=micro_batch)
     done = f"{place.cursor.step} updates, {place.cursor.rows:,} rows, {place.tokens_seen:,} tokens"
+    worker.leave()
+    code = 0 if place.ended else TRY_AGAIN
+    if not together.is_first():
+        return code
     if not place.ended:
         print(f"stopped and saved at update {place.cursor.step} of {config.total_steps}; the same command continues")
-        return
+        return code
     print(f"{ENDED[place.ended]}: {done}; everything is in {asked.workdir}")
     _print_table(place.evaluation)
     print(goodput.describe(goodput.summary(asked.workdir)))
+    return code
 
 
 def doctor(arguments: Sequence[str]) -> int:
@@ -214,7 +235,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int | None]] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. 0: done; 2: the user asked for something that cannot be done, said in one line; or `doctor`
-    found an error.
+    found an error; 75: the run is saved or another process is gone, and the same command continues it.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -229,6 +250,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except PeerError as error:
+        print(f"error: {error}: the same command continues from the newest checkpoint", file=sys.stderr)
+        return TRY_AGAIN
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise

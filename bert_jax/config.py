@@ -41,6 +41,7 @@ __all__ = [
     "TargetConfig",
     "decisive",
     "fingerprint",
+    "flatten",
     "from_dict",
     "replace",
     "to_dict",
@@ -176,6 +177,20 @@ def decisive(config: Config) -> dict[str, Any]:
 def fingerprint(config: Config) -> str:
     """Hex SHA-256 of the decisive settings: two runs that share it, and the corpora, are the same run."""
     return hashlib.sha256(json.dumps(decisive(config), sort_keys=True).encode()).hexdigest()
+
+
+def flatten(values: Any, path: str = "") -> dict[str, Any]:
+    """Nested values by dotted path, as flags name them."""
+    if isinstance(values, dict):
+        items = values.items()
+    elif isinstance(values, list):
+        items = ((str(i), value) for i, value in enumerate(values))
+    else:
+        return {path: values}
+    flat = {}
+    for key, value in items:
+        flat |= flatten(value, f"{path}.{key}" if path else key)
+    return flat
 
 
 def replace(config: Config, **changes: Any) -> Config:

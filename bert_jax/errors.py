@@ -1,4 +1,4 @@
-"""The one exception that stands for a mistake of the user, not of the program."""
+"""The two exceptions that are no bugs: a mistake of the user, and a process that is gone."""
 
 
 class UserError(Exception):
@@ -13,3 +13,15 @@ def require(condition: bool, message: str) -> None:
     """Raise UserError with this message unless the condition holds."""
     if not condition:
         raise UserError(message)
+
+
+class PeerError(Exception):
+    """Another process of the run is gone or late.
+
+    The message is one line that names it. The commands print it and leave with exit code 75, "try again": the same
+    command continues from the newest checkpoint.
+    """
+
+
+TRY_AGAIN = 75
+"""Exit code (EX_TEMPFAIL of sysexits.h): the run is not over, and the same command continues it."""

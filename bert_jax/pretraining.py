@@ -1,12 +1,9 @@
 """The pretraining job: open corpora, claim a work directory, train; and score what came out."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import jax
-import numpy as np
-from jax.experimental import multihost_utils
 
 from bert_jax.config import Config
 from bert_jax.data.batches import Stream
@@ -17,6 +14,8 @@ from bert_jax.data.integrity import check_shards
 from bert_jax.data.parts import Part, common_tokenizer, opened, resolve
 from bert_jax.errors import UserError
 from bert_jax.masking import Vocabulary
+from bert_jax.runtime.shared import check_shared
+from bert_jax.runtime.together import refuse_together, tell
 from bert_jax.start import read_start
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.training import loop, metrics, workdir
@@ -71,30 +70,19 @@ def pretrain(
     loop.checked_mesh(task, micro_batch)
     metrics.check(config.log.wandb)
     corpora = [rows.corpus for rows in task.train.corpora]
-    _refuse_together(lambda: check_shards(corpora, config.data.verify, *task.train.place))
+    refuse_together(lambda: check_shards(corpora, config.data.verify, *task.train.place))
     tokenizer_text = (corpora[0].directory / TOKENIZER).read_text(encoding="utf-8")
     mixture = {corpus.identity: share for corpus, share in zip(corpora, task.train.shares, strict=True)}
     start = None
-    if config.start.source is not None and not any(committed(directory_of(directory))):
+    begun_before = tell("a first checkpoint", lambda: any(committed(directory_of(directory))))
+    if config.start.source is not None and not begun_before:
         start = read_start(config, Tokenizer.load(corpora[0].directory))
-    workdir.claim(directory, config, mixture, [str(part.directory) for part in parts], tokenizer_text)
+    paths = [str(part.directory) for part in parts]
+    tell("the work directory", lambda: workdir.claim(directory, config, mixture, paths, tokenizer_text))
+    if jax.process_count() > 1:
+        check_shared(directory)
     about = {"tokenizer_fingerprint": corpora[0].tokenizer_fingerprint}
     return loop.train(task, directory, about, start=start, profile=profile, micro_batch=micro_batch, begun=begun)
-
-
-def _refuse_together(check: Callable[[], None]) -> None:
-    """Run a check of which every process does its share: if one refuses, none is left waiting for it."""
-    refusal = None
-    try:
-        check()
-    except UserError as error:
-        refusal = error
-    if jax.process_count() > 1:
-        refused = np.ravel(multihost_utils.process_allgather(np.array(refusal is not None)))
-        if refusal is None and refused.any():
-            raise UserError(f"process {int(refused.argmax())} refuses to start; its own message says why")
-    if refusal is not None:
-        raise refusal
 
 
 def evaluate(directory: Path, parts: list[Part]) -> dict[str, float]:

@@ -5,7 +5,7 @@ import sys
 import tqdm
 
 
-def progress(description: str, total: float | None, unit: str) -> tqdm.tqdm:
+def progress(description: str, total: float | None, unit: str, *, shown: bool = True) -> tqdm.tqdm:
     """A progress bar on stderr; call ``update(n)`` on it and close it, or use it in a ``with``.
 
     On a terminal the bar redraws itself; in a log file it writes one line about every 10 seconds,
@@ -15,6 +15,7 @@ def progress(description: str, total: float | None, unit: str) -> tqdm.tqdm:
       description: what is being done, in two or three words.
       total: how many units there will be, or None where nobody knows; then there is no ETA.
       unit: name of one unit, e.g. ``step``; ``B`` scales to kB, MB and GB.
+      shown: false counts in silence: of several processes one is seen.
     """
     live = sys.stderr.isatty()
     layout = (
@@ -22,6 +23,7 @@ def progress(description: str, total: float | None, unit: str) -> tqdm.tqdm:
     )
     return tqdm.tqdm(
         desc=description,
+        disable=not shown,
         total=total,
         unit=unit,
         unit_scale=unit == "B",

@@ -7,6 +7,8 @@ far, again and again; each estimate is written down before it is used, so that a
 import time
 from collections.abc import Callable
 
+import jax
+
 from bert_jax.config import Config
 from bert_jax.training.ledger import Ledger
 from bert_jax.training.schedules import learning_rate
@@ -14,6 +16,8 @@ from bert_jax.training.schedules import learning_rate
 EVENT = "time"
 FIRST, UNTIMED = 10, 2
 """The speed is looked at first behind so many updates, of which the first ones, which compile, do not count."""
+ASKED_EVERY = 10
+"""Updates; how often several processes ask the first one."""
 SHARE = 0.01
 """Of the time; so often the speed is looked at again."""
 
@@ -58,9 +62,16 @@ class Budget:
         return place + (self.phase.steps - place) * min(1.0, (step - at) / max(end - at, 1))
 
     def look(self, step: int) -> None:
-        """Called before the update behind `step` updates, which is done in any case: decide anew if it is time to."""
+        """Called before the update behind `step` updates, which is done in any case: decide anew if it is time to.
+
+        Of several processes the first one's clock decides, and all ask it, now and then.
+        """
         if self.phase.hours is None or step < self.start:
             return
+        if jax.process_count() == 1 or (step - self.start) % ASKED_EVERY == 0:
+            self.ledger.decide(EVENT, lambda: self._decision(step))
+
+    def _decision(self, step: int) -> dict[str, float] | None:
         decisions, now = self.ledger.of(EVENT), self.clock()
         last = decisions[-1] if decisions else {"update": self.start, "seconds": 0.0}
         if self._began is None:
@@ -71,8 +82,8 @@ class Budget:
         seconds, total = now - self._began, 3600 * self.phase.hours
         due = seconds - last["seconds"] >= SHARE * total or (not decisions and step - self.start >= FIRST)
         if self._calls <= UNTIMED + 1 or step <= last["update"] or not due:
-            return
+            return None
         speed = (step - self._timed[0]) / (now - self._timed[1])
         end = min(step + max(1, round((total - seconds) * speed)), self.config.total_steps)
-        self.ledger.write(EVENT, update=step, seconds=round(seconds, 3), end=end)
         self._timed = step, now
+        return {"update": step, "seconds": round(seconds, 3), "end": end}

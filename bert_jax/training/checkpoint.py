@@ -20,6 +20,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from bert_jax.errors import UserError
+from bert_jax.runtime.together import is_first, tell
 
 COMMIT = "COMMIT.json"
 FORMAT_VERSION = 2
@@ -40,7 +41,8 @@ class Checkpoints:
     def save(self, step: int, state: Any, about: dict[str, Any], good: int | None = None) -> None:
         """Start saving; returns once the arrays have left the device, so that their buffers may be donated.
 
-        Waits for the save before it, and raises what went wrong there.
+        Waits for the save before it, and raises what went wrong there. All processes of a run call it; each writes
+        what its devices hold, and the first one commits when all have.
 
         Args:
           step: updates done; names the directory.
@@ -55,10 +57,7 @@ class Checkpoints:
         self.wait()
         target = self.directory / f"{step:08d}"
         with self._refusing_full_disks(target):
-            if target.exists():
-                target.rmtree()  # a save that was cut short, or one that failed its checksums
-            target.mkdir(parents=True)
-            (target / "run.json").write_text(json.dumps({"format_version": FORMAT_VERSION, **about}, indent=1))
+            tell("a save", lambda: _begin(target, about))
             self._orbax.save(target / "state", args=ocp.args.StandardSave(state))
         self._commit = self._committer.submit(self._finish, target, good)
 
@@ -79,7 +78,9 @@ class Checkpoints:
 
     def _finish(self, target: epath.Path, good: int | None) -> None:
         with self._refusing_full_disks(target):
-            self._orbax.wait_until_finished()
+            self._orbax.wait_until_finished()  # by all processes
+            if not is_first():
+                return
             write_commit(target)
         newest_first = list(committed(self.directory))
         needed: list[epath.Path] = []
@@ -140,11 +141,18 @@ class Checkpoints:
         Raises:
           UserError: there are checkpoints, but all are damaged.
         """
-        found = verified(self.directory)
+        found = newest(self.directory)
         if found is None:
             return None
         about = read_about(found)
         return self._orbax.restore(found / "state", args=ocp.args.StandardRestore(abstract(about))), about
+
+
+def _begin(target: epath.Path, about: dict[str, Any]) -> None:
+    if target.exists():
+        target.rmtree()  # a save that was cut short, or one that failed its checksums
+    target.mkdir(parents=True)
+    (target / "run.json").write_text(json.dumps({"format_version": FORMAT_VERSION, **about}, indent=1))
 
 
 def restore_params(checkpoint: epath.Path, shapes: Any) -> Any:
@@ -192,6 +200,17 @@ def _saves(directory: epath.Path) -> list[epath.Path]:
         return []
     ours = (path for path in directory.iterdir() if path.name.isdigit())
     return sorted(ours, key=lambda path: int(path.name), reverse=True)
+
+
+def newest(directory: epath.Path) -> epath.Path | None:
+    """What `verified` finds, to be asked by all processes of a run: the first one looks."""
+
+    def look() -> str | None:
+        found = verified(directory)
+        return None if found is None else found.name
+
+    name = tell("the newest checkpoint", look)
+    return None if name is None else directory / name
 
 
 def verified(directory: epath.Path) -> epath.Path | None:

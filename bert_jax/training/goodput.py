@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from bert_jax.runtime.together import is_first
 from bert_jax.training.json_lines import append_line, read_whole_lines
 
 FILE = "goodput.jsonl"
@@ -27,7 +28,8 @@ class Goodput:
           begun: `time.time()` when the process, or the attempt, began; what was since then is `init`.
         """
         self.path, self.begun = workdir / FILE, begun
-        read_whole_lines(self.path)
+        if is_first():
+            read_whole_lines(self.path)
         self.seconds = dict.fromkeys(KINDS, 0.0)
 
     @contextlib.contextmanager
@@ -45,7 +47,9 @@ class Goodput:
         self.record(step)
 
     def record(self, step: int) -> None:
-        """Add a line, at `step` updates."""
+        """Add a line, at `step` updates; of several processes the first does."""
+        if not is_first():
+            return
         elapsed = time.time() - self.begun
         kinds = self.seconds | {"step": elapsed - sum(self.seconds.values())}
         line = {"begun": self.begun, "update": step, "seconds": {k: round(v, 3) for k, v in kinds.items()}}

@@ -3,14 +3,19 @@
 A run is a function of (config, corpora, seed) and of this file. A resumed run reads it and decides the same again.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bert_jax.runtime.together import tell
 from bert_jax.training.json_lines import append_line, read_whole_lines
 
 
 class Ledger:
-    """The decisions of a run, in order. Each has an `event` and what belongs to it."""
+    """The decisions of a run, in order. Each has an `event` and what belongs to it.
+
+    The first process decides, reads and writes; all processes of a run must ask for the same, in the same order.
+    """
 
     def __init__(self, path: Path):
         """Read what is there; the end of a line that a kill cut short is cut off.
@@ -18,15 +23,32 @@ class Ledger:
         Args:
           path: the file; made when the first decision is written.
         """
-        self.path, self.entries = path, read_whole_lines(path)
+        self.path: Path = path
+        self.entries: list[dict[str, Any]] = tell("the ledger", lambda: read_whole_lines(path))
 
     def of(self, event: str) -> list[dict[str, Any]]:
         """The decisions of one kind, oldest first."""
         return [entry for entry in self.entries if entry["event"] == event]
 
-    def write(self, event: str, **values: Any) -> dict[str, Any]:
-        """Add a decision; it is on disk when this returns."""
-        entry = {"event": event, **values}
-        append_line(self.path, entry, durable=True)
-        self.entries.append(entry)
+    def decide(self, event: str, make: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
+        """Add a decision; it is on disk when this returns.
+
+        Args:
+          event: its kind.
+          make: called in the first process only: what belongs to it, or None if nothing is to be decided now.
+
+        Returns:
+          the decision, in every process.
+        """
+
+        def written() -> dict[str, Any] | None:
+            values = make()
+            if values is None:
+                return None
+            append_line(self.path, {"event": event, **values}, durable=True)
+            return {"event": event, **values}
+
+        entry = tell(f"a decision on {event}", written)
+        if entry is not None:
+            self.entries.append(entry)
         return entry

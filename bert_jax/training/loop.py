@@ -6,20 +6,22 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from bert_jax.config import Config
 from bert_jax.data.cursor import Cursor
 from bert_jax.errors import UserError
+from bert_jax.runtime.together import is_first
 from bert_jax.training import rescue
 from bert_jax.training.budget import Budget
-from bert_jax.training.checkpoint import Checkpoints, directory_of, read_about, restore_params, verified
+from bert_jax.training.checkpoint import Checkpoints, directory_of, newest, read_about, restore_params
 from bert_jax.training.goodput import Goodput
 from bert_jax.training.ledger import Ledger
 from bert_jax.training.micro_batch import Asked, given
@@ -63,8 +65,8 @@ class Run:
     ledger: Ledger
     programs: Programs
     profile: tuple[int, int] | None
-    stopping: threading.Event
-    """Set by SIGTERM."""
+    stopping: Callable[[int], bool]
+    """Whether to stop behind an update, to be asked behind each; true after SIGTERM."""
 
 
 def train(
@@ -79,7 +81,8 @@ def train(
 ) -> Place:
     """Run the task to its end, from its newest intact checkpoint if there is one.
 
-    On SIGTERM the run is saved after the current update and this returns; the same call continues it. After trouble
+    On SIGTERM, to any process of the run, it is saved after the current update and this returns; the same call
+    continues it. All processes call this; the first one writes what is not part of a checkpoint. After trouble
     (training/watch.py) it goes back and on by itself (training/rescue.py).
 
     Args:
@@ -96,6 +99,7 @@ def train(
 
     Raises:
       UserError: a batch that the mesh cannot split, training that diverges again and again, damaged checkpoints.
+      PeerError: another process is late.
     """
     mesh, ledger = checked_mesh(task, micro_batch), Ledger(workdir / LEDGER)
     programs, begun = Programs(task, mesh, ledger, micro_batch), begun or time.time()
@@ -146,7 +150,7 @@ def _attempt(run: Run, checkpoints: Checkpoints, goodput: Goodput) -> Place:
                     evaluation = run.programs.evaluator(phase)(state.params)
                 report.held_out(cursor.step, evaluation)
             ended = _ended(config, budget, cursor, evaluation)
-            stop = run.stopping.is_set()  # asked once: SIGTERM between save and break must not skip the save
+            stop = run.stopping(cursor.step)  # asked once: SIGTERM between save and break must not skip the save
             if ended or stop or cursor.step % config.checkpoint.every == 0:
                 report.flush()  # the lines that a committed checkpoint covers must be on disk before it
                 place = Place(cursor, phase, report.tokens_seen, evaluation, ended)
@@ -163,7 +167,8 @@ def _restore_or_init(run: Run, checkpoints: Checkpoints) -> tuple[TrainState, Pl
     if restored is not None:
         state, saved = restored
         cursor = rescue.with_skipped(Cursor.from_dict(saved["cursor"]), run.ledger)
-        print(f"continuing from update {cursor.step}", file=sys.stderr)
+        if is_first():
+            print(f"continuing from update {cursor.step}", file=sys.stderr)
         return state, Place(cursor, saved["phase"], saved["tokens_seen"], saved["evaluation"])
     place = Place(rescue.with_skipped(Cursor(), run.ledger), 0, 0, {})
     if run.start is None:
@@ -205,7 +210,7 @@ def checked_mesh(task: Task, micro_batch: Asked = None) -> Mesh:
     """The mesh of the task's config, on which all its phases can be trained.
 
     Raises:
-      UserError: batches that cannot be split, patterns that match no parameter, settings for one process only.
+      UserError: batches that cannot be split, patterns that match no parameter.
     """
     mesh = make_mesh(task.config.mesh)
     check_processes(mesh)
@@ -216,9 +221,6 @@ def checked_mesh(task: Task, micro_batch: Asked = None) -> Mesh:
             check_rows(first, micro_batches_of(phase, first, accumulation), mesh, f"phases.{i}.{name}")
         abstract_state(task.at(i), mesh)  # reads the patterns
     check_rows(task.config.evaluation.batch_size, 1, mesh, "evaluation.batch_size")
-    by_clock = task.config.phases[-1].hours is not None
-    if jax.process_count() > 1 and (by_clock or micro_batch == "auto"):
-        raise UserError("phases.N.hours and --micro-batch auto are decided by one process: run one, or set numbers")
     return mesh
 
 
@@ -229,7 +231,7 @@ def evaluate_newest(task: Task, workdir: Path) -> dict[str, float]:
       UserError: there is none.
     """
     mesh = checked_mesh(task)
-    found = verified(directory_of(workdir))
+    found = newest(directory_of(workdir))
     if found is None:
         raise UserError(f"{workdir} has no finished checkpoint yet: train it further with bert-jax pretrain")
     task = task.at(read_about(found)["phase"])
@@ -240,11 +242,18 @@ def evaluate_newest(task: Task, workdir: Path) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def _sigterm() -> Iterator[threading.Event]:
-    """An event that SIGTERM sets, instead of ending the process."""
+def _sigterm() -> Iterator[Callable[[int], bool]]:
+    """Whether SIGTERM has come, asked behind each update; it does not end the process.
+
+    Of several processes each is told behind the same update: jax has caught the signal and looks for one that no
+    process has passed.
+    """
+    if jax.distributed.is_initialized():
+        yield multihost_utils.reached_preemption_sync_point
+        return
     asked = threading.Event()
     before = signal.signal(signal.SIGTERM, lambda *_: asked.set())
     try:
-        yield asked
+        yield lambda _: asked.is_set()
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 from bert_jax.config import Config, Phase
 from bert_jax.errors import UserError
+from bert_jax.runtime.together import gather
 from bert_jax.training.ledger import Ledger
 from bert_jax.training.sharding import DATA_AXES
 
@@ -89,7 +90,7 @@ def fit(
     for entry in ledger.of(EVENT):
         if here.items() <= entry.items():
             return entry["accumulation"], None
-    limit = FILLED * memory_of(device)
+    limit = FILLED * min(gather("the memory at hand", memory_of(mesh.local_devices[0])))
     candidates = accumulations(phase, math.prod(mesh.shape[axis] for axis in DATA_AXES))
     low, high, best = 0, len(candidates) - 1, None
     while low <= high:  # more micro-batches need less memory
@@ -105,7 +106,7 @@ def fit(
             f"{FILLED:.0%} of the memory at hand: split the model (mesh.fsdp, mesh.tensor) or set model.remat full"
         )
     count, program, needed = best
-    ledger.write(EVENT, **here, accumulation=count, bytes=int(needed), limit=int(limit))
+    ledger.decide(EVENT, lambda: here | {"accumulation": count, "bytes": int(needed), "limit": int(limit)})
     return count, program
 
 

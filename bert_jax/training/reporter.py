@@ -9,6 +9,7 @@ import jax
 from jax.sharding import Mesh
 
 from bert_jax.progress import progress
+from bert_jax.runtime.together import is_first
 from bert_jax.training.goodput import Goodput
 from bert_jax.training.metrics import MetricsWriter
 from bert_jax.training.task import Task
@@ -28,6 +29,8 @@ UNWRITTEN = {"tokens", "skipped_in_a_row", "loss_rise"}
 class Reporter:
     """The eyes of a run. Metrics of an update are read when the next one is already dispatched.
 
+    Every process of a run has one, and sees the same; that of the first process writes and shows.
+
     Use it in a ``with``; `tokens_seen` counts real tokens over the whole run, restarts included.
     """
 
@@ -43,11 +46,14 @@ class Reporter:
     ):
         config = task.config
         self.task, self.every, self.tokens_seen, self.goodput = task, config.log.every, tokens_seen, goodput
-        self.writer = MetricsWriter(workdir, step, tensorboard=config.log.tensorboard, wandb=config.log.wandb)
+        self.writer: MetricsWriter | None = None
+        if is_first():
+            self.writer = MetricsWriter(workdir, step, tensorboard=config.log.tensorboard, wandb=config.log.wandb)
         self.peak = peak_flops(list(mesh.devices.flat))
-        self.bar = progress("pretraining", config.total_steps, "step")
+        self.bar = progress("pretraining", config.total_steps, "step", shown=is_first())
         self.bar.update(step)
-        self.trace_directory, self.profile, self.tracing = workdir / "profile", profile, False
+        self.trace_directory, self.tracing = workdir / "profile", False
+        self.profile = profile if is_first() else None
         self.pending: tuple[int, int, dict[str, Any]] | None = None
         self.window = _Window()
 
@@ -103,12 +109,15 @@ class Reporter:
         kept = {name: value for name, value in metrics.items() if name not in UNWRITTEN}
         values = {name: value.item() for name, value in jax.device_get(kept).items()}
         self.bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
-        self.writer.write(step, "train", values | {"tokens_seen": self.tokens_seen}, self.window.close(self.peak))
+        timing = self.window.close(self.peak)
+        if self.writer is not None:
+            self.writer.write(step, "train", values | {"tokens_seen": self.tokens_seen}, timing)
         self.goodput.record(step)
 
     def held_out(self, step: int, values: dict[str, float]) -> None:
         """Report an evaluation; its time is taken out of the training speed."""
-        self.writer.write(step, "validation", values, {})
+        if self.writer is not None:
+            self.writer.write(step, "validation", values, {})
         self.window = _Window()
 
     def __enter__(self) -> "Reporter":
@@ -117,7 +126,8 @@ class Reporter:
     def __exit__(self, *exception: object) -> None:
         self._stop_trace()
         self.bar.close()
-        self.writer.close()
+        if self.writer is not None:
+            self.writer.close()
 
     def _stop_trace(self) -> None:
         if self.tracing:

@@ -7,10 +7,12 @@ decision is in the ledger before anything is deleted; a run that dies in between
 """
 
 import sys
+from typing import Any
 
 from bert_jax.config import Config
 from bert_jax.data.cursor import Cursor, count_rows
 from bert_jax.errors import UserError
+from bert_jax.runtime.together import is_first, tell
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.ledger import Ledger
 from bert_jax.training.watch import TroubleError
@@ -30,6 +32,19 @@ def decide(trouble: TroubleError, config: Config, checkpoints: Checkpoints, ledg
             f"training diverged: {trouble.reason}. It went back {done} time(s) already (rescue.max_rollbacks): lower "
             "the learning rate or lengthen the warmup, in another --workdir"
         )
+    checkpoints.wait()
+    entry = ledger.decide(EVENT, lambda: _way_back(trouble, config, checkpoints, ledger))
+    assert entry is not None
+    if is_first():
+        first, last = entry["skipped_rows"]
+        print(
+            f"warning: {trouble.reason}. Going back to update {entry['to']}, and passing over rows {first:,} to "
+            f"{last:,}; rollback {done + 1} of at most {config.rescue.max_rollbacks}",
+            file=sys.stderr,
+        )
+
+
+def _way_back(trouble: TroubleError, config: Config, checkpoints: Checkpoints, ledger: Ledger) -> dict[str, Any]:
     before = trouble.first - 1
     good = trusted(before, config, ledger)
     intact = (about for step in checkpoints.steps() if step <= good and (about := checkpoints.about(step)))
@@ -40,12 +55,7 @@ def decide(trouble: TroubleError, config: Config, checkpoints: Checkpoints, ledg
     begins = max(before - config.rescue.calm_steps, place.step, before - within)
     ends = min(trouble.last, before - within + config.phases[phase].steps)
     skipped = [count_rows(config, place, step) for step in (begins, ends)]
-    ledger.write(EVENT, reason=trouble.reason, update=trouble.last, to=place.step, skipped_rows=skipped)
-    print(
-        f"warning: {trouble.reason}. Going back to update {place.step}, and passing over rows {skipped[0]:,} to "
-        f"{skipped[1]:,}; rollback {done + 1} of at most {config.rescue.max_rollbacks}",
-        file=sys.stderr,
-    )
+    return {"reason": trouble.reason, "update": trouble.last, "to": place.step, "skipped_rows": skipped}
 
 
 def trusted(step: int, config: Config, ledger: Ledger) -> int:
@@ -60,8 +70,14 @@ def trusted(step: int, config: Config, ledger: Ledger) -> int:
 def carry_out(checkpoints: Checkpoints, ledger: Ledger) -> None:
     """Delete the checkpoints that the last decision to go back has overtaken.
 
-    A damaged one does not tell whether it was; it is deleted, too, and named on stderr.
+    A damaged one does not tell whether it was; it is deleted, too, and named on stderr. The first process does it,
+    and the others wait.
     """
+    checkpoints.wait()
+    tell("what is overtaken", lambda: _delete_overtaken(checkpoints, ledger))
+
+
+def _delete_overtaken(checkpoints: Checkpoints, ledger: Ledger) -> None:
     for entry in ledger.of(EVENT)[-1:]:
         interval = tuple(entry["skipped_rows"])
         newer = {step: checkpoints.about(step) for step in checkpoints.steps() if step > entry["to"]}

@@ -72,7 +72,7 @@ def _refuse_other_run(workdir: Path, config: Config, described: dict[str, Any], 
     advice = "choose another --workdir, or the settings it was started with"
     if there["fingerprint"] != described["fingerprint"]:
         before = config_lib.from_dict(there["config"])
-        old, new = (_flatten(config_lib.decisive(c)) for c in (before, config))
+        old, new = (config_lib.flatten(config_lib.decisive(c)) for c in (before, config))
         changed = [f"{k} {old.get(k)} -> {new.get(k)}" for k in sorted(old | new) if old.get(k) != new.get(k)]
         raise UserError(f"work directory {workdir} holds a different run ({'; '.join(changed[:4])}): {advice}")
     if there["stream_version"] != described["stream_version"]:
@@ -126,16 +126,3 @@ def read(workdir: Path) -> dict[str, Any]:
 def read_config(workdir: Path) -> Config:
     """The config that the run was started with."""
     return config_lib.from_dict(read(workdir)["config"])
-
-
-def _flatten(values: Any, path: str = "") -> dict[str, Any]:
-    if isinstance(values, dict):
-        items = values.items()
-    elif isinstance(values, list):
-        items = ((str(i), value) for i, value in enumerate(values))
-    else:
-        return {path: values}
-    flat = {}
-    for key, value in items:
-        flat |= _flatten(value, f"{path}.{key}" if path else key)
-    return flat

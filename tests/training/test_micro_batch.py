@@ -171,14 +171,14 @@ def test_runs_agree_whatever_the_micro_batch(config, tiny_corpus, tmp_path, monk
     ], "the programs should differ"
 
     give_memory(monkeypatch, whole["bytes"] - 1)
-    write, cut = Ledger.write, tmp_path / "cut"
+    decide, cut = Ledger.decide, tmp_path / "cut"
 
-    def write_and_die(self, event, **values):
-        write(self, event, **values)
-        raise Killed
+    def decide_and_die(self, event, make):
+        if decide(self, event, make) is not None:
+            raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "write", write_and_die)
+        patch.setattr(Ledger, "decide", decide_and_die)
         with pytest.raises(Killed):
             pretraining.pretrain(config, parts, cut, micro_batch="auto")
     # The decision is there before the first update. It is not made again, whatever memory there is then.

@@ -265,12 +265,12 @@ def test_a_cut_ledger_line_is_no_decision(tmp_path):
     from bert_jax.training.ledger import Ledger
 
     path = tmp_path / "ledger.jsonl"
-    Ledger(path).write("rollback", to=4)
+    Ledger(path).decide("rollback", lambda: {"to": 4})
     with path.open("a") as file:
         file.write('{"event": "roll')
     again = Ledger(path)
     assert again.entries == [{"event": "rollback", "to": 4}]
-    again.write("rollback", to=8)
+    again.decide("rollback", lambda: {"to": 8})
     assert [entry["to"] for entry in Ledger(path).of("rollback")] == [4, 8]
 
 

@@ -1,0 +1,156 @@
+"""Where the supervisors of all processes meet before a run, and stay in touch while it goes on.
+
+Process 0's is the hub: the others connect to it. Each brings a report of what it is about to do, and only if all are
+about to do the same does anyone start. While a connection stands, its two ends are alive.
+"""
+
+import queue
+import socket
+import time
+from typing import Any, NamedTuple
+
+from bert_jax.errors import PeerError, UserError
+from bert_jax.runtime.cluster import Seat
+from bert_jax.runtime.wire import Connection, Message
+
+Report = dict[str, Any]
+HELLO_SECONDS = 10.0
+"""For somebody who has connected to say who it is."""
+SAME = ("config", "code", "versions")
+"""What must not differ from process to process."""
+
+
+class Event(NamedTuple):
+    """Something that a peer said; None: it is gone."""
+
+    process: int
+    message: Message | None
+
+
+class Meeting:
+    """What hub and guests have in common: connections to others, and what comes in over them."""
+
+    def __init__(self) -> None:
+        self.events: queue.Queue[Event] = queue.Queue()
+        self.connections: dict[int, Connection] = {}
+
+    def say(self, **message: Any) -> None:
+        """To the hub, or to all guests."""
+        for connection in list(self.connections.values()):
+            connection.send(**message)
+
+    def close(self) -> None:
+        """Leave."""
+        for connection in self.connections.values():
+            connection.close()
+
+    def _follow(self, process: int, connection: Connection) -> None:
+        self.connections[process] = connection
+        connection.follow(lambda message: self.events.put(Event(process, message)))
+
+
+def open_meeting(seat: Seat, report: Report, seconds: float) -> tuple[Meeting, int, list[Report]]:
+    """Wait until all are there and agree.
+
+    Args:
+      seat: of this process.
+      report: what it is about to do, with `host`, and `SAME`; plain values.
+      seconds: to wait for the others.
+
+    Returns:
+      the meeting; a port that is free on process 0's host, for jax; and in process 0 the reports of all.
+
+    Raises:
+      PeerError: somebody did not come.
+      UserError: the processes are about to do different things, or process 0's port is taken.
+    """
+    meeting = Meeting()
+    if seat.process:
+        return meeting, _visit(meeting, seat, report, seconds), []
+    reports = _welcome(meeting, seat, report, seconds)
+    if difference := _difference(reports):
+        _dismiss(meeting, difference, mistake=True)
+        raise UserError(difference)
+    with socket.create_server(("", 0)) as probe:
+        port = probe.getsockname()[1]
+    meeting.say(go=port)
+    return meeting, port, reports
+
+
+def _welcome(meeting: Meeting, seat: Seat, report: Report, seconds: float) -> list[Report]:
+    try:
+        door = socket.create_server(("", seat.port), backlog=seat.processes)
+    except OSError as error:
+        raise UserError(
+            f"process 0 cannot listen on port {seat.port} ({error.strerror}): give another --cluster.coordinator"
+        ) from error
+    end, reports = time.monotonic() + seconds, {0: report}
+    with door:
+        while len(reports) < seat.processes:
+            missing = [i for i in range(seat.processes) if i not in reports]
+            try:
+                door.settimeout(max(end - time.monotonic(), 0.01))
+                plug, _ = door.accept()
+            except TimeoutError:
+                text = f"{_named(missing)} of {seat.processes} did not come to {seat.host} within {seconds:g} s"
+                _dismiss(meeting, text, mistake=False)
+                raise PeerError(text) from None
+            guest = Connection(plug, HELLO_SECONDS)
+            theirs = guest.receive()
+            if theirs is None or theirs.get("processes") != seat.processes or theirs.get("process") not in missing:
+                guest.send(refuse="it is no member of this run, or one that is there already", mistake=True)
+                guest.close()
+                continue
+            guest.bear(seconds)
+            reports[theirs["process"]] = theirs["report"]
+            meeting._follow(theirs["process"], guest)
+    return [reports[i] for i in range(seat.processes)]
+
+
+def _visit(meeting: Meeting, seat: Seat, report: Report, seconds: float) -> int:
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            plug = socket.create_connection((seat.host, seat.port), timeout=max(end - time.monotonic(), 0.01))
+            break
+        except OSError as error:
+            if time.monotonic() > end:
+                raise PeerError(
+                    f"process 0 of {seat.processes} cannot be reached at {seat.host}:{seat.port} after {seconds:g} s "
+                    f"({error.strerror or error})"
+                ) from error
+            time.sleep(0.2)
+    hub = Connection(plug, seconds)
+    hub.send(process=seat.process, processes=seat.processes, report=report)
+    answer = hub.receive()
+    if answer is None:
+        raise PeerError(f"process 0 of {seat.processes} ({seat.host}) is gone before the start")
+    if "refuse" in answer:
+        raise (UserError if answer["mistake"] else PeerError)(answer["refuse"])
+    meeting._follow(0, hub)
+    return answer["go"]
+
+
+def _dismiss(meeting: Meeting, text: str, *, mistake: bool) -> None:
+    meeting.say(refuse=text, mistake=mistake)
+    meeting.close()
+
+
+def _difference(reports: list[Report]) -> str:
+    """In what a process differs from process 0; empty if none does."""
+    for i, report in enumerate(reports):
+        for name in SAME:
+            ours, theirs = reports[0][name], report[name]
+            changed = sorted(key for key in ours | theirs if ours.get(key) != theirs.get(key))
+            if changed:
+                shown = "; ".join(f"{key} is {theirs.get(key)}, there {ours.get(key)}" for key in changed[:3])
+                return (
+                    f"process {i} ({report['host']}) has another {name} than process 0 ({reports[0]['host']}): "
+                    f"{shown}. All processes of a run need the same command, code and versions"
+                )
+    return ""
+
+
+def _named(processes: list[int]) -> str:
+    shown = ", ".join(map(str, processes[:8])) + (" ..." if len(processes) > 8 else "")
+    return f"process {shown}" if len(processes) == 1 else f"processes {shown}"
