@@ -8,7 +8,7 @@ from etils import epath
 from bert_jax.errors import UserError
 from bert_jax.runtime.together import meet, refuse_together, tell
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 10.0
 """Network file systems show a new file to other hosts late."""
 
 

@@ -21,6 +21,8 @@ STRETCH_TOKENS, WINDOW_STRETCHES = 200, 6
 PREFETCH = {1: 1, 2: 4, 4: 7}
 READER_PROCESSES = {1: 0, 2: 2, 4: 0}
 """By number of processes, so that what prepares batches differs where they are compared."""
+DEVICES = {1: 1, 2: 1, 4: 2}
+"""Of each process, by number of processes."""
 ACCUMULATION = {1: 1, 2: 1, 4: 2}
 """Micro-batches, by number of processes."""
 

@@ -1,4 +1,7 @@
-"""Losses of 1, 2 and 4 real processes that share one mesh agree as promise 1 says: fp32, dropout, packed rows."""
+"""Losses of 1, 2 and 4 real processes that share one mesh agree as promise 1 says: fp32, dropout, packed rows.
+
+Four of them have two devices each.
+"""
 
 import numpy as np
 import pytest
@@ -52,8 +55,8 @@ def test_there_is_something_to_agree_on(outcome):
 
 @pytest.mark.parametrize("processes", OTHERS)
 def test_training_agrees_with_one_process(outcome, processes):
-    """Four of them with two micro-batches."""
-    assert ACCUMULATION == {1: 1, 2: 1, 4: 2}
+    """Four of them with two devices each, and two micro-batches."""
+    assert ACCUMULATION == {1: 1, 2: 1, 4: 2} and [w["devices"] for w in outcome[4]] == [2] * 4
     reference = outcome[1][0]["losses"]
     for written in outcome[processes]:
         losses = written["losses"]

@@ -14,6 +14,7 @@ import numpy as np
 from bert_jax.data import plan
 from tests.multi_process.configs import (
     ACCUMULATION,
+    DEVICES,
     LOSSES,
     PREFETCH,
     READER_PROCESSES,
@@ -130,8 +131,10 @@ def train(task, accumulation: int) -> dict[str, np.ndarray]:
         state, metrics = step(state, batch, dials)
         found["losses"].append(float(metrics["loss"]))
         if following.step == 1:
-            (shard,) = batch["input_ids"].addressable_shards
-            found |= {"shard": np.asarray(shard.data), "shard_rows": np.arange(size)[shard.index[0]]}
+            shards = batch["input_ids"].addressable_shards
+            found["devices"] = np.array(len(shards))
+            found["shard"] = np.concatenate([np.asarray(shard.data) for shard in shards])
+            found["shard_rows"] = np.concatenate([np.arange(size)[shard.index[0]] for shard in shards])
             found |= {f"first/{name}": array for name, array in rows.items()}
             # After one update the first moment is a tenth of the clipped gradient.
             moments = name_leaves(jax.device_get(state.optimizer.mu))
@@ -162,9 +165,10 @@ def main(job: str, process: int, processes: int, port: int, out: Path, corpora: 
     import jax
 
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.config.update("jax_num_cpu_devices", DEVICES[processes])
     jax.distributed.initialize(f"127.0.0.1:{port}", processes, process, initialization_timeout=60)
     jax.config.update("jax_disable_most_optimizations", True)  # less than half the time to compile
-    assert jax.process_count() == processes and len(jax.local_devices()) == 1
+    assert jax.process_count() == processes and len(jax.local_devices()) == DEVICES[processes]
     found = {"stream": stream, "losses": losses, "refusals": refusals}[job](process, processes, corpora)
     np.savez(out / f"{process}.npz", **found)
 

@@ -1,0 +1,124 @@
+"""Real runs of several processes: one dies, one is told to stop, the number of processes changes."""
+
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.multi_process.commands import STEPS, Job, lines
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, corpora):
+    """Metrics of two processes that nothing happens to."""
+    workdir = tmp_path_factory.mktemp("undisturbed") / "run"
+    for code, _, said in Job(corpora[0], workdir, 2).end():
+        assert code == 0, said[-3000:]
+    return lines(workdir)
+
+
+def test_one_process_writes_and_logs(tmp_path, corpora, undisturbed):
+    steps = [line["step"] for line in undisturbed if line["split"] == "train"]
+    assert steps == list(range(1, STEPS + 1))
+
+
+@pytest.fixture(scope="module")
+def disturbed(tmp_path_factory, corpora):
+    """What was said at each start of a run whose second process is killed, told to stop, and whose first is killed."""
+    workdir, said = tmp_path_factory.mktemp("disturbed") / "run", {}
+    job = Job(corpora[0], workdir, 2)
+    job.wait_for(22)
+    job.kill_child(1)
+    said["killed"] = job.end()
+    job = Job(corpora[0], workdir, 2)
+    job.wait_for(40)
+    job.supervisors[1].terminate()
+    said["stopped"] = job.end()
+    job = Job(corpora[0], workdir, 2)
+    job.wait_for(62)
+    job.kill_child(0)
+    said["first killed"] = job.end()
+    said["finished"] = Job(corpora[0], workdir, 2).end()
+    return said | {"lines": lines(workdir)}
+
+
+@pytest.mark.parametrize("start, victim", [("killed", 1), ("first killed", 0)])
+def test_who_was_killed_is_named_by_both(disturbed, start, victim):
+    for process, (code, _, said) in enumerate(disturbed[start]):
+        assert code == 75, said[-3000:]
+        last = said.strip().splitlines()[-1]
+        assert last.startswith(f"error: process {victim} of 2 (") and "was killed by SIGKILL" in last
+        assert f"process {process} (" in last and "the same command continues from the newest checkpoint" in last
+
+
+def test_sigterm_to_one_stops_both_behind_the_same_update(disturbed):
+    (first, out, _), (second, other, _) = disturbed["stopped"]
+    assert first == second == 75
+    assert "stopped and saved at update" in out and not other.strip()
+
+
+def test_only_the_first_process_speaks(disturbed):
+    (_, out, said), (_, other_out, other_said) = disturbed["finished"]
+    assert "finished" in out and "continuing from update" in said and "pretraining:" in said
+    assert not other_out.strip() and "continuing" not in other_said and "pretraining:" not in other_said
+
+
+def test_restarts_change_nothing(disturbed, undisturbed):
+    assert [code for code, _, _ in disturbed["finished"]] == [0, 0]
+    assert disturbed["lines"] == undisturbed
+
+
+def test_another_command_is_refused_before_anything_starts(tmp_path, corpora):
+    found = Job(corpora[0], tmp_path / "run", 2, extra={1: ["--seed", "1"]}).end()
+    for code, _, said in found:
+        assert code == 2 and "process 1 (" in said and "another config" in said and "seed is 1, there 0" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_directory_of_each_host_is_refused(tmp_path, corpora):
+    """Both have the same path, which on the second one is another directory: a mount of its own."""
+    if shutil.which("unshare") is None or subprocess.run(["unshare", "-m", "true"], check=False).returncode:
+        pytest.skip("this user may make no mount of its own")
+    workdir = tmp_path / "run"
+    workdir.mkdir()
+    script = tmp_path / "python"
+    script.write_text(
+        f'#!/bin/sh\nexec unshare -m sh -c \'mount -t tmpfs none {workdir} && exec "$0" "$@"\' {sys.executable} "$@"\n'
+    )
+    script.chmod(0o755)
+    job = Job(corpora[0], workdir, 2, interpreters={1: str(script)})
+    found = job.end()
+    assert {code for code, _, _ in found} == {2}
+    assert any("is not the same directory on all hosts" in said for _, _, said in found)
+
+
+def test_a_run_goes_on_with_other_processes_and_devices(tmp_path, corpora, undisturbed):
+    """2 processes, then 1, then 4 with two devices each: the same rows, and losses within promise 1."""
+    workdir = tmp_path / "run"
+    job = Job(corpora[0], workdir, 2)
+    job.wait_for(22)
+    job.supervisors[0].terminate()
+    assert [code for code, _, _ in job.end()] == [75, 75]
+    first = len([line for line in lines(workdir) if line["split"] == "train"])
+    job = Job(corpora[0], workdir, 1)
+    job.wait_for(first + 20)
+    job.supervisors[0].terminate()
+    assert [code for code, _, _ in job.end()] == [75]
+    second = len([line for line in lines(workdir) if line["split"] == "train"])
+    for code, _, said in Job(corpora[0], workdir, 4, devices=2).end():
+        assert code == 0, said[-3000:]
+    found = lines(workdir)
+    assert 0 < first < second < STEPS
+    loss = {
+        name: np.array([line["loss"] for line in run if line["split"] == "train"])
+        for name, run in (("found", found), ("reference", undisturbed))
+    }
+    tokens = [[line.get("tokens_seen") for line in run] for run in (found, undisturbed)]
+    assert tokens[0] == tokens[1]
+    np.testing.assert_array_equal(loss["found"][:first], loss["reference"][:first])
+    assert (loss["found"] != loss["reference"]).any(), "other sums should round in another way"
+    np.testing.assert_allclose(loss["found"], loss["reference"], rtol=1e-4)
