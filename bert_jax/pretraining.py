@@ -15,7 +15,7 @@ from bert_jax.data.parts import Part, common_tokenizer, opened, resolve
 from bert_jax.errors import UserError
 from bert_jax.masking import Vocabulary
 from bert_jax.runtime.shared import check_shared
-from bert_jax.runtime.together import refuse_together, tell
+from bert_jax.runtime.together import meet, refuse_together, tell
 from bert_jax.start import read_start
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.training import loop, metrics, workdir
@@ -82,7 +82,9 @@ def pretrain(
     if jax.process_count() > 1:
         check_shared(directory)
     about = {"tokenizer_fingerprint": corpora[0].tokenizer_fingerprint}
-    return loop.train(task, directory, about, start=start, profile=profile, micro_batch=micro_batch, begun=begun)
+    place = loop.train(task, directory, about, start=start, profile=profile, micro_batch=micro_batch, begun=begun)
+    meet("the end")  # whoever has nothing to write waits for what the first process writes
+    return place
 
 
 def evaluate(directory: Path, parts: list[Part]) -> dict[str, float]:
