@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -18,9 +17,10 @@ from bert_jax.data.parts import Part, common_tokenizer, opened, resolve
 from bert_jax.errors import UserError
 from bert_jax.masking import Vocabulary
 from bert_jax.start import read_start
+from bert_jax.storage import StoredPath
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.training import loop, metrics, workdir
-from bert_jax.training.checkpoint import committed, directory_of
+from bert_jax.training.checkpoint import check_place, committed, directory_of
 from bert_jax.training.micro_batch import Asked
 from bert_jax.training.pretraining_task import Pretraining
 
@@ -54,7 +54,7 @@ def open_task(config: Config, parts: list[Part]) -> Pretraining:
 def pretrain(
     config: Config,
     parts: list[Part],
-    directory: Path,
+    directory: StoredPath,
     *,
     profile: tuple[int, int] | None = None,
     micro_batch: Asked = None,
@@ -66,6 +66,7 @@ def pretrain(
         before all is checked.
     """
     begun = time.time()
+    check_place(directory)
     task = open_task(config, parts)
     assert task.train is not None
     loop.checked_mesh(task, micro_batch)
@@ -97,7 +98,7 @@ def _refuse_together(check: Callable[[], None]) -> None:
         raise refusal
 
 
-def evaluate(directory: Path, parts: list[Part]) -> dict[str, float]:
+def evaluate(directory: StoredPath, parts: list[Part]) -> dict[str, float]:
     """Held-out metrics of a run's newest intact checkpoint on the validation splits of corpora.
 
     Raises:

@@ -13,6 +13,7 @@ from etils import epath
 
 from bert_jax.data import corpus
 from bert_jax.errors import UserError
+from bert_jax.storage import make_directory, reach
 from bert_jax.tokenizer import Tokenizer
 from data_prep import scratch
 from data_prep.checksums import file_facts
@@ -130,8 +131,9 @@ def claim_directory(directory: epath.Path) -> epath.Path:
     """The scratch directory of a build to `directory`: new, or that of an earlier run that did not finish.
 
     Raises:
-      UserError: the directory holds anything else.
+      UserError: the directory holds anything else, or its store does not answer.
     """
+    reach(directory)
     if directory.exists():
         if not directory.is_dir():
             raise UserError(f"{directory}: is a file; choose another --out")
@@ -142,7 +144,7 @@ def claim_directory(directory: epath.Path) -> epath.Path:
         if not (directory / corpus.INCOMPLETE).exists() and any(directory.iterdir()):
             raise UserError(f"{directory}: is not empty and holds no corpus; choose another --out")
     marks = directory / corpus.INCOMPLETE
-    marks.mkdir(parents=True, exist_ok=True)
+    make_directory(marks)
     return marks
 
 
@@ -171,8 +173,8 @@ class CorpusWriter:
         self._tokenizer = tokenizer
         self._max_shard_bytes = max_shard_bytes
         self._marks = claim_directory(self._directory)
-        self._directory.rmtree()
-        self._marks.mkdir(parents=True)
+        self._directory.rmtree(missing_ok=True)
+        make_directory(self._marks)
         self._writers: dict[str, ShardWriter] = {}
         self._shards = dict.fromkeys(corpus.SPLITS, 0)
         self._documents = dict.fromkeys(corpus.SPLITS, 0)
