@@ -269,4 +269,5 @@ class Uploads:
     def _wait(self) -> None:
         sending, self._sending = self._sending, None
         if sending is not None:
+            self._unsent = self._unsent or sending.exception() is not None
             sending.result()

@@ -6,12 +6,13 @@ epath's `az://` stands for the one in memory, so that no test of it can reach a 
 import contextlib
 import io
 import logging
-import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import fsspec
+import pytest
 from etils import epath
 
 
@@ -101,34 +102,35 @@ def memory_store() -> epath.Path:
     return epath.Path("az://bucket")
 
 
-class Requests(logging.Handler):
-    """What was asked of a server: (method, path with query)."""
+class Request(NamedTuple):
+    """What a server was asked."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[tuple[str, str]] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if match := re.search(r"\b(GET|PUT|POST|HEAD|DELETE) (\S+) HTTP", record.getMessage()):
-            self.seen.append((match[1], match[2]))
+    method: str
+    path: str
+    copies: bool
+    """whether it was to copy an object of its own, which is what renaming is made of"""
 
 
 @contextlib.contextmanager
-def s3_server() -> Iterator[tuple[str, Requests]]:
-    """moto's server in a thread: its address, and what is asked of it."""
-    from moto.server import ThreadedMotoServer
+def s3_server() -> Iterator[tuple[str, list[Request]]]:
+    """moto's server in a thread: its address, and what it has been asked so far."""
+    from moto.moto_server import threaded_moto_server
 
-    requests, logger = Requests(), logging.getLogger("werkzeug")
-    logger.addHandler(requests)
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    try:
+    requests: list[Request] = []
+
+    class Watched(threaded_moto_server.DomainDispatcherApplication):
+        def __call__(self, environ, start_response):
+            copies = "HTTP_X_AMZ_COPY_SOURCE" in environ
+            requests.append(Request(environ["REQUEST_METHOD"], environ["PATH_INFO"], copies))
+            return super().__call__(environ, start_response)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threaded_moto_server, "DomainDispatcherApplication", Watched)
+        patch.setattr(logging.getLogger("werkzeug"), "disabled", True)
+        server = threaded_moto_server.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+        server.start()
         yield "http://{}:{}".format(*server.get_host_and_port()), requests
-    finally:
         server.stop()
-        logger.removeHandler(requests)
 
 
 def tree(place: Path | epath.Path) -> dict[str, bytes]:

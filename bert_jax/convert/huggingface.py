@@ -198,7 +198,7 @@ def describe(config: ModelConfig, tokenizer: Tokenizer, *, pair: bool) -> dict[s
     }
 
 
-def parse_config(directory: Path) -> ModelConfig:
+def parse_config(directory: StoredPath) -> ModelConfig:
     """Our model config from their ``config.json``.
 
     Raises:

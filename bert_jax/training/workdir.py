@@ -50,13 +50,17 @@ def claim(
         return
     # What a kill left of an earlier call of this function is not somebody's.
     ours = {TOKENIZER, LEDGER}
+    started = tuple(f"{name}." for name in (*ours, CONFIG))
     if workdir.exists() and not workdir.is_dir():
         raise UserError(f"work directory {workdir} is a file: choose another --workdir")
     names = {entry.name for entry in workdir.iterdir()} if workdir.exists() else set()
-    if any(name not in ours and not name.startswith(f"{CONFIG}.") for name in names):
+    halves = {name for name in names if name.startswith(started) and name.endswith(".partial")}
+    if names - ours - halves:
         raise UserError(f"work directory {workdir} holds files, but no run of bert_jax: choose another --workdir")
     try:
         make_directory(workdir)
+        for name in halves:
+            (workdir / name).unlink()
         write_whole(workdir / TOKENIZER, tokenizer_text.encode())
         write_whole(workdir / LEDGER, b"")  # a run without config.json has decided nothing
         settings = {"corpus_paths": sorted(corpus_paths), "config": config_lib.to_dict(config)}
