@@ -240,20 +240,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        print(
-            f"error: {error.strerror.lower()}{f': {error.filename}' if error.filename else ''}: free some",
-            file=sys.stderr,
-        )
-        return 2
     except Exception as error:
-        line = storage.trouble(error)
+        line = _full_disk(error) or storage.trouble(error)
         if line is None:
             raise
         print(f"error: {line}", file=sys.stderr)
         return 2
+
+
+def _full_disk(error: Exception) -> str | None:
+    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return None
+    return f"{error.strerror.lower()}{f': {error.filename}' if error.filename else ''}: free some"
 
 
 def _overview() -> str:

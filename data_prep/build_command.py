@@ -10,7 +10,7 @@ from etils import epath
 
 from bert_jax.data.corpus import INCOMPLETE
 from bert_jax.errors import UserError
-from bert_jax.storage import is_remote
+from bert_jax.storage import is_remote, path
 from bert_jax.tokenizer import Tokenizer
 from data_prep import arguments as flags
 from data_prep import sources
@@ -131,7 +131,7 @@ def run(arguments: argparse.Namespace) -> None:
     from data_prep.build import Request, build
 
     started = time.perf_counter()
-    out = epath.Path(arguments.out)
+    out = epath.Path(path(arguments.out))
     name = arguments.name or re.sub(
         r"[^a-z0-9]+", "_", f"{(out if is_remote(out) else out.resolve()).name}".lower()
     ).strip("_")

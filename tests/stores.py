@@ -6,6 +6,7 @@ epath's `az://` stands for the one in memory, so that no test of it can reach a 
 import contextlib
 import io
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -131,6 +132,20 @@ def s3_server() -> Iterator[tuple[str, list[Request]]]:
         server.start()
         yield "http://{}:{}".format(*server.get_host_and_port()), requests
         server.stop()
+
+
+def use_s3(monkeypatch: pytest.MonkeyPatch, address: str, bucket: str) -> epath.Path:
+    """Make a bucket, which this process and those it starts will find."""
+    import s3fs
+
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    settings = {"ENDPOINT_URL": address, "ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": "secret"}
+    settings |= {"DEFAULT_REGION": "us-east-1", "EC2_METADATA_DISABLED": "true", "CONFIG_FILE": os.devnull}
+    for name, value in settings.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    s3fs.S3FileSystem().mkdir(bucket)
+    return epath.Path(f"s3://{bucket}")
 
 
 def tree(place: Path | epath.Path) -> dict[str, bytes]:

@@ -167,7 +167,7 @@ def test_a_package_that_is_missing(monkeypatch, package, tmp_path, capfd):
     )
 
 
-def test_trouble_is_told_from_bugs():
+def test_trouble_is_told_from_bugs(monkeypatch, capfd):
     class LostError(Exception):
         """As a store's library would raise it."""
 
@@ -176,4 +176,6 @@ def test_trouble_is_told_from_bugs():
     error.__cause__ = LostError("connection closed")
     for one in (LostError("connection closed"), error):
         assert "the object store cannot be reached (" in storage.trouble(one)
+        monkeypatch.setitem(cli.COMMANDS, "evaluate", lambda _, one=one: (_ for _ in ()).throw(one))
+        assert "the same command goes on where this one stopped" in said(capfd, "evaluate")
     assert storage.trouble(OSError("a disk")) is None and storage.trouble(ValueError()) is None

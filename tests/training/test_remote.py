@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import jax
@@ -25,7 +26,8 @@ from bert_jax.training.checkpoint import COMMIT
 from bert_jax.training.json_lines import read_lines
 from bert_jax.training.ledger import Ledger
 from bert_jax.training.state import abstract_state
-from tests.stores import MemoryStore, memory_store, s3_server, tree
+from data_prep.verify import verify
+from tests.stores import MemoryStore, memory_store, tree, use_s3
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "shared_programs")
 KILLED = Path(__file__).parent / "killed_config.py"
@@ -236,26 +238,14 @@ def test_several_processes_are_refused_where_orbax_cannot_write(bucket, monkeypa
     checkpoint.check_place(Path("run"))
 
 
-@pytest.fixture(scope="module")
-def s3(tiny_corpus, tmp_path_factory):
-    """A server with a bucket, and `tiny_corpus` in it."""
-    with s3_server() as (address, requests), pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.startswith("AWS_")]:
-            patch.delenv(name)
-        patch.setenv("AWS_ENDPOINT_URL", address)
-        patch.setenv("AWS_ACCESS_KEY_ID", "key")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-        patch.setenv("AWS_CONFIG_FILE", os.devnull)
-        patch.setenv("BERT_JAX_CACHE", str(tmp_path_factory.mktemp("cache")))
-        import s3fs
-
-        s3fs.S3FileSystem().mkdir("bucket")
-        bucket = storage.path("s3://bucket")
-        storage.copy_tree(tiny_corpus, bucket / "corpus")
-        requests.clear()
-        yield bucket, requests
+@pytest.fixture
+def s3(s3_server, tiny_corpus, monkeypatch, request):
+    """A bucket of its own with `tiny_corpus` in it, and what the server is asked."""
+    address, requests = s3_server
+    bucket = use_s3(monkeypatch, address, f"bucket-{zlib.crc32(request.node.name.encode())}")
+    storage.copy_tree(tiny_corpus, bucket / "corpus")
+    requests.clear()
+    return bucket, requests
 
 
 @pytest.mark.slow
@@ -282,7 +272,23 @@ def test_killed_and_continued_on_s3(s3, tiny_corpus, tmp_path):
     assert_same_run(config, bucket / "run", tmp_path / "run", tiny_corpus)
     assert any(request.method == "PUT" for request in requests)
     assert not [request for request in requests if request.copies], "something was renamed"
-    assert not [request for request in requests if (request.method, request.path) == ("PUT", "/bucket")]
+    assert not [request for request in requests if (request.method, request.path) == ("PUT", f"/{bucket.name}")]
+
+
+@pytest.mark.slow
+def test_a_corpus_is_built_on_s3(s3, tiny_corpus, tmp_path):
+    """The bytes of one that is built on disk; nothing of the build is left."""
+    bucket, requests = s3
+    words = ["build", "--source", f"text:{tiny_corpus.parent / 'text.txt'}", "--tokenizer", f"{bucket}/corpus"]
+    words += ["--workers", "2", "--validation-fraction", "0.2", "--name", "corpus", "--out", f"{bucket}/built"]
+    done = subprocess.run([sys.executable, "-m", "data_prep", *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    here, there = tree(tiny_corpus), tree(bucket / "built")
+    assert here.keys() == there.keys()
+    differ = {name for name in here if here[name] != there[name]}
+    assert not {name for name in differ if "array_record" in name or name.endswith(".npy")}
+    assert verify(bucket / "built").extra == ()
+    assert not [request for request in requests if request.copies]
 
 
 @pytest.mark.slow
@@ -312,18 +318,21 @@ except UserError as error:
 @pytest.mark.parametrize(
     ("bucket", "settings", "words"),
     [
-        ("bucket", {}, ""),
+        (None, {}, ""),
         ("bucked", {}, "s3://bucked/run: there is no bucket 'bucked'"),
-        ("bucket", {"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None}, "(Unable to locate credentials)"),
-        ("bucket", {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "Could not connect to the endpoint URL"),
+        (None, {"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None}, "(Unable to locate credentials)"),
+        (None, {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "Could not connect to the endpoint URL"),
     ],
 )
 def test_what_a_user_hears_of_s3(s3, bucket, settings, words):
-    requests = s3[1]
-    requests.clear()
+    there, requests = s3
     environment = {k: v for k, v in (os.environ | settings).items() if v is not None}
     done = subprocess.run(
-        [sys.executable, "-c", REACH.format(bucket)], capture_output=True, text=True, env=environment, check=True
+        [sys.executable, "-c", REACH.format(bucket or there.name)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=True,
     )
     assert words in done.stdout and len(done.stdout.splitlines()) == bool(words)
     assert not [request for request in requests if request.method in ("PUT", "POST")]
