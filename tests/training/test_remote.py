@@ -192,9 +192,9 @@ def test_shards_are_cached_and_checked(bucket, cache):
     assert len(Corpus.open(bucket / "corpus").sentences(0, 50)) > 50, "it is read from the cache"
     for path in cache.iterdir():
         path.unlink()
-    for verify in ("checksums", "counts"):
+    for level in ("checksums", "counts"):
         with pytest.raises(UserError, match="damaged, its SHA-256 is not the recorded one"):
-            check_shards([Corpus.open(bucket / "corpus")], verify)
+            check_shards([Corpus.open(bucket / "corpus")], level)
 
 
 def test_a_ledger_in_a_store(bucket):
