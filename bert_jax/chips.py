@@ -32,6 +32,29 @@ class Sizes(NamedTuple):
         return self.data * self.fsdp
 
 
+class Efficiency(NamedTuple):
+    """What share of the roof each kind of work reaches. Above 1: caches serve it, not memory."""
+
+    matmul: float
+    """Of the peak, in products of a transformer's shapes."""
+    hidden: float
+    """Of memory bandwidth, in everything as long as the hidden or feed-forward width."""
+    scores: float
+    """Of memory bandwidth, in attention probabilities."""
+    logits: float
+    """Of memory bandwidth, in the loss over the vocabulary."""
+    parameters: float
+    """Of memory bandwidth, in weights, gradients and the optimizer."""
+
+
+# Assumed: products of width 1,024 reach 0.85 of what large ones do, which is 0.80 of the peak on an H200
+# (790 TFLOP/s, measured); copies 4.3 of its 4.8 TB/s, measured. TPUs: between that and the 65 % of all FLOPs that
+# MaxText publishes for v5p, and its 50 % for v6e (docs/reference/models/tiering.md). Not calibrated on any of them.
+GPU = Efficiency(0.68, 0.9, 0.9, 0.9, 0.9)
+TPU = Efficiency(0.75, 0.9, 0.9, 0.9, 0.9)
+TPU_V6 = Efficiency(0.55, 0.9, 0.9, 0.9, 0.9)
+
+
 @dataclass(frozen=True)
 class Chip:
     """One jax device. A slice is what fast links connect: a pod slice of TPUs, a node of GPUs."""
@@ -61,6 +84,8 @@ class Chip:
     """Devices of the largest slice."""
     network: float
     """Bytes/s one way between slices, per device: the share of its host's cards."""
+    efficiency: Efficiency
+    """Assumed, or fitted by scripts/calibrate_roofline.py."""
     source: str
     """The maker's page."""
     unconfirmed: str = ""
@@ -73,12 +98,14 @@ class Chip:
 
 
 def _tpu(name: str, kinds: tuple[str, ...], **figures) -> Chip:
-    return Chip(name, kinds, float32_share=1.0, **figures)
+    efficiency = TPU_V6 if name == "v6e" else TPU
+    return Chip(name, kinds, float32_share=1.0, efficiency=efficiency, **figures)
 
 
 def _gpu(name: str, **figures) -> Chip:
     kind = f"NVIDIA {name.upper()}"
-    return Chip(name, (kind,), float32_share=0.5, torus=0, wraps_at=1, slice_devices=8, **figures)
+    fixed = {"float32_share": 0.5, "torus": 0, "wraps_at": 1, "slice_devices": 8, "efficiency": GPU}
+    return Chip(name, (kind,), **fixed, **figures)
 
 
 _VECTOR = "vector_ops: lanes x units x clock, from papers, not from the page; "
