@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+import numpy as np
+
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 BETWEEN_SLICES = "send"
 """How XLA for TPUs writes what leaves a slice: a transfer that the hosts carry out, beside collectives in the slice."""
@@ -24,8 +26,8 @@ class Collective(NamedTuple):
     """Of the whole arrays, once: all-gather's results, reduce-scatter's operands, of all others either."""
     turns: int
     """Times that a run of the program does it: turns of the loops that it stands in."""
-    group: int
-    """Devices that exchange with each other; 0 if the text does not say."""
+    group: tuple[int, ...]
+    """Of one group of devices that exchange with each other, their places in the (slice of the) mesh."""
     source: str
     """What it was in jax, as in ``jit(train_step)/shard_map/psum``; empty if XLA invented it."""
 
@@ -110,13 +112,13 @@ def _collective(line: str, shape: str, operation: str, turns: int, partitions: i
     if operation in ("all-gather-start", "collective-permute-start"):
         shape = _parts(shape)[1]  # (operands, results, ...)
     kind, group = operation.removesuffix("-start"), _group(line, partitions)
-    size = _size(shape) * (group if kind == "reduce-scatter" else 1)
+    size = _size(shape) * (len(group) if kind == "reduce-scatter" else 1)
     return Collective(kind, _arrays(shape), size, turns, group, _source(line))
 
 
 def _sent_away(line: str, shape: str, turns: int) -> Collective:
     array = _parts(shape)[0]
-    return Collective(BETWEEN_SLICES, _arrays(array), _size(array), turns, 0, _source(line))
+    return Collective(BETWEEN_SLICES, _arrays(array), _size(array), turns, (), _source(line))
 
 
 def _source(line: str) -> str:
@@ -124,16 +126,24 @@ def _source(line: str) -> str:
     return name[1] if name else ""
 
 
-def _group(line: str, partitions: int) -> int:
-    """Devices of a group: listed, as [groups,devices]<=[...], or as axes of a mesh."""
+def _group(line: str, partitions: int) -> tuple[int, ...]:
+    """The first group of devices: listed, as [groups,devices]<=[...], or as axes of a mesh."""
     if listed := re.search(r"replica_groups=\{\{([\d,]*)\}", line):
-        return len(listed[1].split(","))
-    if iota := re.search(r"replica_groups=\[\d+,(\d+)\]<=", line):
-        return int(iota[1])
+        return tuple(map(int, listed[1].split(",")))
+    if iota := re.search(r"replica_groups=\[\d+,(\d+)\]<=\[([\d,]*)\](?:T\(([\d,]*)\))?", line):
+        grid = _numbered(map(int, iota[2].split(",")))
+        order = tuple(map(int, iota[3].split(","))) if iota[3] else None
+        return tuple(grid.transpose(order).reshape(-1, int(iota[1]))[0].tolist())
     if mesh := re.search(r"replica_groups=\w+\[([^\]]*)\] *\{([^}]*)\}", line):
-        sizes = dict(re.findall(r"'(\w+)'=(\d+)", mesh[1]))
-        return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", mesh[2]))
-    return partitions
+        sizes, axes = dict(re.findall(r"'(\w+)'=(\d+)", mesh[1])), re.findall(r"'(\w+)'", mesh[2])
+        index = tuple(slice(None) if axis in axes else 0 for axis in sizes)
+        return tuple(_numbered(map(int, sizes.values()))[index].ravel().tolist())
+    return tuple(range(partitions))
+
+
+def _numbered(sizes: Iterable[int]) -> np.ndarray:
+    grid = tuple(sizes)
+    return np.arange(math.prod(grid)).reshape(grid)
 
 
 def _turns(computations: dict[str, list[str]], lines: list[str], line: str, unknown: int) -> int:
