@@ -194,10 +194,19 @@ def plan(arguments: Sequence[str]) -> None:
     price = asked.price_per_chip_hour
     if price is not None and price < 0:
         raise UserError(f"--price-per-chip-hour {price}: it must not be negative")
-    from bert_jax.planning import plan, topologies
+    from bert_jax.planning import plan, propose, topologies
 
-    found = plan.plan(config, topologies.find(asked.topology), micro_batch, price)
-    print(json.dumps(found) if asked.json else "\n".join(plan.lines(found)))
+    topology = topologies.find(asked.topology)
+    if not asked.search:
+        found = plan.plan(config, topology, micro_batch, price)
+        print(json.dumps(found) if asked.json else "\n".join(plan.lines(found)))
+        return
+    proposal = propose.propose(config, topology)
+    found = plan.plan(proposal.config, topology, None, price, proposal.compiled)
+    if asked.json:
+        print(json.dumps(found | {"search": propose.values(proposal)}))
+    else:
+        print("\n".join([*plan.lines(found), *propose.lines(proposal)]))
 
 
 def evaluate(arguments: Sequence[str]) -> None:

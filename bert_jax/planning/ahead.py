@@ -1,13 +1,16 @@
 """The real train step of a phase, lowered or compiled for devices that are not there, and what the compiler says of it."""
 
+import contextlib
 import math
 import re
 import time
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import AbstractMesh, Mesh
 
 from bert_jax.chips import Sizes
@@ -43,9 +46,11 @@ class Refusal(NamedTuple):
     """What the compiler says of a program that does not fit into the memory of a device."""
 
     needed: int
-    """Bytes, or some of them: it may give up before it has counted all."""
+    """Bytes that it counted before it gave up."""
     available: int
     """Bytes."""
+    arguments_counted: bool
+    """Whether state and batch are among them; else they come on top."""
 
 
 def blank_task(config: Config) -> Pretraining:
@@ -73,45 +78,52 @@ def abstract_arguments(config: Config, phase: int, mesh: Mesh | AbstractMesh) ->
     return state, abstract_batch(config, phase, mesh), dials
 
 
-def lower(
-    config: Config,
-    phase: int,
-    mesh: Mesh | AbstractMesh,
-    accumulation: int,
-    platform: Literal["cpu", "cuda", "tpu"] | None = None,
-) -> Any:
-    """The train step of a phase, before it is compiled (`jax.stages.Lowered`).
+def trace(config: Config, phase: int, mesh: Mesh | AbstractMesh, accumulation: int) -> Any:
+    """The train step of a phase, to be lowered: `.lower()` for the mesh's devices, which an abstract mesh lacks, or
+    `.lower(lowering_platforms=("cuda",))` for others.
 
     Args:
       config: of the run.
       phase: index.
       mesh: over real devices, those of a topology, or none.
       accumulation: micro-batches per update.
-      platform: to lower for; None is that of the mesh's devices.
     """
     step = make_train_step(blank_task(config).at(phase), mesh, accumulation)
-    traced = step.trace(*abstract_arguments(config, phase, mesh))
-    return traced.lower(lowering_platforms=None if platform is None else (platform,))
+    return step.trace(*abstract_arguments(config, phase, mesh))
 
 
 def compile_step(config: Config, phase: int, mesh: Mesh, accumulation: int) -> Program | Refusal:
     """Compile the train step of a phase for the devices of a mesh, which need not be there."""
-    lowered = lower(config, phase, mesh, accumulation)
+    lowered = trace(config, phase, mesh, accumulation).lower()
     begun = time.perf_counter()
     try:
-        compiled = lowered.compile()
+        with _no_cache():
+            compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         return refusal(str(error))
-    usage, turns = compiled.memory_analysis(), accumulation
+    usage = compiled.memory_analysis()
     arguments, temporaries = usage.argument_size_in_bytes, usage.temp_size_in_bytes
     code = usage.generated_code_size_in_bytes
     returned = usage.output_size_in_bytes - usage.alias_size_in_bytes
     # A loop whose bound only the run knows is that of a batch ramp; at its end it has all turns.
-    found = hlo.collectives(compiled.as_text(), unknown_turns=turns)
+    found = hlo.collectives(compiled.as_text(), unknown_turns=accumulation)
     total = arguments + temporaries + code + returned
     return Program(arguments, temporaries, code, total, found, time.perf_counter() - begun)
+
+
+@contextlib.contextmanager
+def _no_cache() -> Iterator[None]:
+    """Keep jax's cache of programs out of it: it writes those for absent devices, but cannot read them."""
+    before = jax.config.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # it remembers whether it is in use
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", before)
+        compilation_cache.reset_cache()
 
 
 def refusal(message: str) -> Refusal:
@@ -124,7 +136,7 @@ def refusal(message: str) -> Refusal:
     for pattern in (rf"\({size}\) exceeds available HBM \({size}\)", rf"Used {size} of {size} hbm"):
         if found := re.search(pattern, message):
             needed, available = (round(float(found[i]) * UNITS[found[i + 1]]) for i in (1, 3))
-            return Refusal(needed, available)
+            return Refusal(needed, available, "HLO temporaries (" not in message)
     raise ValueError(f"out of memory, in words that are not known: {message}")
 
 

@@ -74,18 +74,17 @@ def _phase(config: Config, index: int, topology: Topology, mesh: Any, accumulati
     }
     sent: Collectives | None = None
     if topology.devices is None:
-        ahead.lower(config, index, mesh, accumulation, "cuda")
-        memory = estimate(config, index, sizes, accumulation)
-        needed, available = sum(memory.values()), int(chip.memory)
-        row |= {"compiled": False, "collectives": None, "memory": memory | {"total": needed, "available": available}}
+        ahead.trace(config, index, mesh, accumulation).lower(lowering_platforms=("cuda",))
+        memory = _estimated(estimate(config, index, sizes, accumulation), int(chip.memory))
+        row |= {"compiled": False, "collectives": None, "memory": memory}
     else:
         program = compiled(config, index, mesh, accumulation)
         memory = _memory(config, index, topology, mesh, accumulation, program)
-        needed, available = memory["total"], memory["available"]
         row |= {"compiled": True, "collectives": None, "memory": memory}
         if isinstance(program, ahead.Program):
             sent = ahead.by_axis(program.collectives, sizes)
             row |= {"collectives": hlo.bytes_by_kind(program.collectives), "compile_seconds": program.seconds}
+    needed, available = memory["total"], memory["available"]
     row |= {"fits": needed <= available, "short_by": max(0, needed - available)}
     if not row["fits"]:
         return row | dict.fromkeys(("sent", "step_seconds", "seconds", "bound", "mfu"))
@@ -99,6 +98,13 @@ def _phase(config: Config, index: int, topology: Topology, mesh: Any, accumulati
     }
 
 
+def _estimated(memory: dict[str, int], available: int) -> dict[str, int]:
+    """The model's finer kinds under the names that a compiled program's have."""
+    named = {kind: memory[kind] for kind in ("parameters", "moments", "activations")}
+    named["temporaries"] = sum(memory[kind] for kind in ("gradients", "gathered", "casts", "temporaries"))
+    return named | {"other": memory["batch"], "total": sum(memory.values()), "available": available}
+
+
 def _memory(
     config: Config, index: int, topology: Topology, mesh: Any, accumulation: int, program: ahead.Program | ahead.Refusal
 ) -> dict[str, int]:
@@ -109,7 +115,8 @@ def _memory(
     kept = {"parameters": ahead.shard_bytes(state.params), "moments": ahead.shard_bytes(state.optimizer)}
     activations = estimate(config, index, topology.sizes(mesh), accumulation)["activations"]
     if isinstance(program, ahead.Refusal):
-        return kept | {"activations": activations, "total": program.needed, "available": program.available}
+        total = program.needed + (0 if program.arguments_counted else sum(kept.values()))
+        return kept | {"activations": activations, "total": total, "available": program.available}
     activations = min(activations, program.temporaries)
     temporaries = program.temporaries - activations
     other = program.total - program.temporaries - sum(kept.values())

@@ -91,11 +91,20 @@ def _powers_of_two(most: int) -> list[int]:
     return [2**i for i in range(max(1, most).bit_length())]
 
 
-def search(config: Config, phase: int, devices: int, slices: int, chip: Chip, compile: Compile) -> Found:
+def search(
+    config: Config,
+    phase: int,
+    devices: int,
+    slices: int,
+    chip: Chip,
+    compile: Compile,
+    allowed: Callable[[Candidate], bool] = lambda candidate: True,
+    most: int = MOST_COMPILED,
+) -> Found:
     """The fastest candidate by the roofline that compiles and fits.
 
     Candidates are compiled in the order of their predicted time, those left out whose estimated memory rules them
-    out, until one fits or `MOST_COMPILED` have been compiled.
+    out, until one fits or `most` have been compiled.
 
     Args:
       config, phase: what is trained.
@@ -103,11 +112,14 @@ def search(config: Config, phase: int, devices: int, slices: int, chip: Chip, co
       slices: that the data axis spans.
       chip: what they consist of.
       compile: called for the few.
+      allowed: which candidates are looked at.
+      most: programs to compile.
 
     Raises:
       UserError: the batch cannot be split over so many devices.
     """
-    rated = sorted(_rate(config, phase, chip, candidates(config, phase, devices, slices)), key=_order)
+    wanted = filter(allowed, candidates(config, phase, devices, slices))
+    rated = sorted(_rate(config, phase, chip, wanted), key=_order)
     if not rated:
         raise UserError(
             f"phases.{phase}.batch_size {config.phases[phase].batch_size} cannot be split over {devices} device(s) in "
@@ -121,8 +133,8 @@ def search(config: Config, phase: int, devices: int, slices: int, chip: Chip, co
         elif one.memory > bound:
             reason = f"estimated {one.memory / 2**30:.1f} GiB; tried are at most {bound / 2**30:.1f}"
             one = one._replace(outcome="too large", reason=reason)
-        elif compiled == MOST_COMPILED:
-            one = one._replace(outcome="not compiled", reason=f"{MOST_COMPILED} others were, and none fitted")
+        elif compiled == most:
+            one = one._replace(outcome="not compiled", reason=f"{most} others were, and none fitted")
         else:
             compiled += 1
             one = _try(one, limit, compile)

@@ -35,6 +35,7 @@ GRAMMAR = "write v5e:16x16, 2xv5e:16x16 for two slices of it, or h100:8x8 for no
 # Without these, libtpu asks Google Cloud who it is, for minutes, and complains on stderr. Their values do not matter
 # for a topology that has a name.
 ENVIRONMENT = {
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # else one process at a time, with an error that names a lock file
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_ACCELERATOR_TYPE": "v5litepod-8",

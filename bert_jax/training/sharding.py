@@ -5,6 +5,7 @@ moments; ``tensor`` splits heads, feed-forward units and the vocabulary.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -176,7 +177,9 @@ def gather_parameters(params: Any, shardings: Any) -> Any:
 
     def gather(shard: jax.Array, sharding: NamedSharding) -> jax.Array:
         axis = _fsdp_axis(sharding)
-        return shard if axis is None else jax.lax.all_gather(shard, "fsdp", axis=axis, tiled=True)
+        if axis is None:
+            return shard
+        return _split_over_tensor(lambda x: jax.lax.all_gather(x, "fsdp", axis=axis, tiled=True), shard, sharding)
 
     return jax.tree.map(gather, params, shardings)
 
@@ -197,10 +200,22 @@ def reduce_gradients(gradients: Any, shardings: Any) -> Any:
         axis = _fsdp_axis(sharding)
         if axis is None:
             return sum_over_rows(gradient, sharding.mesh)
-        scattered = jax.lax.psum_scatter(gradient, "fsdp", scatter_dimension=axis, tiled=True)
+        scattered = _split_over_tensor(
+            lambda x: jax.lax.psum_scatter(x, "fsdp", scatter_dimension=axis, tiled=True), gradient, sharding
+        )
         return sum_over_rows(scattered, sharding.mesh, ("data",))
 
     return jax.tree.map(reduce, gradients, shardings)
+
+
+def _split_over_tensor(use: Callable[[jax.Array], jax.Array], x: jax.Array, sharding: NamedSharding) -> jax.Array:
+    """``use(x)`` on each device's part of an array that is split over tensor: left to itself, XLA would make the array
+    whole before a collective over fsdp, on every device.
+    """
+    if "tensor" not in sharding.spec:
+        return use(x)
+    spec = PartitionSpec(*(axis if axis == "tensor" else None for axis in sharding.spec))
+    return jax.shard_map(use, in_specs=spec, out_specs=spec, axis_names={"tensor"}, check_vma=False)(x)
 
 
 def _fsdp_axis(sharding: NamedSharding) -> int | None:
