@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 # docs/corpus.md has its own test beside the code it documents (tests/data_prep/test_cli.py).
-TASKS = ["pretrain", "large_batch", "stream", "ablation", "conversion", "pods", "performance"]
+TASKS = ["pretrain", "large_batch", "stream", "ablation", "conversion", "pods", "performance", "scaling"]
 AS_WRITTEN = "docs/reference.md"
 """Its commands compare with fixed figures: smaller ones would be refused."""
 PAGES = ["README.md", AS_WRITTEN, *(f"docs/{task}.md" for task in TASKS)]
