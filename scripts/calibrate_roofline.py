@@ -35,7 +35,7 @@ import numpy as np  # noqa: E402
 from bench import PRESETS, Case  # noqa: E402
 from bench_command import positive, stamped, write  # noqa: E402
 from bench_ours import OurStep, describe_device  # noqa: E402
-from scipy.optimize import nnls  # noqa: E402
+from scipy.optimize import lsq_linear  # noqa: E402
 
 from bert_jax.chips import CPU, Chip, Efficiency, Sizes, chip_of  # noqa: E402
 from bert_jax.model.layers import Noise, dropout, gelu  # noqa: E402
@@ -209,7 +209,10 @@ def judge(case: Case, config: Any, turns: Sequence[Turn]) -> dict[str, Any]:
 
 
 def fit(cases: Sequence[Case], measured: Sequence[tuple[Any, Sequence[Turn]]]) -> Efficiency:
-    """Efficiencies that make the relative error of these cases, in CPU seconds, least; none may be negative."""
+    """Efficiencies that make the relative error of these cases, in CPU seconds, least.
+
+    None is negative, and no product is faster than those that were measured: matmul is at most 1.
+    """
     kinds = Efficiency._fields
     lines = []
     for case, (config, turns) in zip(cases, measured, strict=True):
@@ -217,7 +220,8 @@ def fit(cases: Sequence[Case], measured: Sequence[tuple[Any, Sequence[Turn]]]) -
             perfect = dataclasses.replace(turn.chips["cpu"], efficiency=Efficiency(*[1.0] * len(kinds)))
             seconds = predict(config, 0, Sizes(), case.accumulation, perfect).seconds
             lines.append([seconds[kind] / turn.seconds["cpu"] for kind in kinds])
-    shares, _ = nnls(np.array(lines), np.ones(len(lines)))
+    least = [float(kind == "matmul") for kind in kinds]
+    shares = lsq_linear(np.array(lines), np.ones(len(lines)), bounds=(least, np.inf)).x
     return Efficiency(*(float(1 / share) if share > 0 else float("inf") for share in shares))
 
 
