@@ -52,9 +52,10 @@ class Efficiency(NamedTuple):
 # MaxText publishes for v5p, and its 50 % for v6e (docs/reference/models/tiering.md). Not calibrated on any of them.
 GPU = Efficiency(0.68, 0.9, 0.9, 0.9, 0.9)
 TPU = Efficiency(0.75, 0.9, 0.9, 0.9, 0.9)
-CPU = Efficiency(0.75, 1.65, 0.4, 0.25, 1.0)
-"""Fitted by scripts/calibrate_roofline.py (docs/LOG.md)."""
 TPU_V6 = Efficiency(0.55, 0.9, 0.9, 0.9, 0.9)
+CPU = Efficiency(1.0, 0.87, 1.27, 0.68, 1.6)
+"""Of rates measured on the machine at hand. Fitted by scripts/calibrate_roofline.py on one with two cores
+(docs/LOG.md)."""
 
 
 @dataclass(frozen=True)

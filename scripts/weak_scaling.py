@@ -92,7 +92,7 @@ def draw(lines: Sequence[dict[str, Any]], title: str, path: Path) -> None:
             axes.plot(counts, shares, style, color=f"C{i}", markersize=4, label=f"{chip}, {rows} rows per chip")
     axes.set_xscale("log", base=2)
     axes.set_xticks(COUNTS, [f"{count:,}" for count in COUNTS])
-    axes.set_ylim(0, 105)
+    axes.set_ylim(min(80, min(100 * line["efficiency"] for line in lines)), 101)
     axes.set_xlabel("chips")
     axes.set_ylabel("efficiency, % of a chip that sends nothing")
     axes.set_title(title, fontsize=10)
