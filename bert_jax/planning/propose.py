@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from typing import Any, NamedTuple
 
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from bert_jax.chips import GIB, Sizes
 from bert_jax.config import Config, MeshConfig
@@ -30,7 +30,7 @@ class Proposal(NamedTuple):
     programs: dict[tuple[int, int], ahead.Program]
     """Of what was chosen, by phase and micro-batches."""
 
-    def compiled(self, config: Config, phase: int, mesh: Mesh, accumulation: int) -> ahead.Program:
+    def compiled(self, config: Config, phase: int, mesh: Mesh | AbstractMesh, accumulation: int) -> ahead.Program:
         """As `ahead.compile_step`, of what the search has compiled."""
         return self.programs[phase, accumulation]
 
