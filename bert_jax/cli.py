@@ -191,6 +191,8 @@ def plan(arguments: Sequence[str]) -> None:
     micro_batch = None if asked.micro_batch is None else _micro_batch(asked.micro_batch)
     if micro_batch == "auto":
         raise UserError("--micro-batch auto needs a device to try: give a number of rows, or --search")
+    if micro_batch is not None and asked.search:
+        raise UserError("--search looks for the micro-batch itself: leave --micro-batch away, or --search")
     price = asked.price_per_chip_hour
     if price is not None and price < 0:
         raise UserError(f"--price-per-chip-hour {price}: it must not be negative")

@@ -171,6 +171,7 @@ def test_without_libtpu(monkeypatch):
         ("--topology h100:8x8", "is not divisible by 64 row shards"),
         ("--topology h100:1x8 --micro-batch 3", "--micro-batch 3 does not cut"),
         ("--topology h100:1x8 --micro-batch auto", "--micro-batch auto needs a device"),
+        ("--topology h100:1x8 --micro-batch 2 --search", "--search looks for the micro-batch itself"),
         ("--topology h100:1x8 --price-per-chip-hour -1", "must not be negative"),
     ],
 )
@@ -181,6 +182,6 @@ def test_mistakes_are_one_line(arguments, message, capsys):
 
 
 def test_the_command(capsys):
-    assert cli.main("plan bert_tiny --topology h100:1x8 --price-per-chip-hour 2.5 --json".split()) == 0
+    assert cli.main(["plan", "bert_tiny", "--topology", "h100:1x8", "--price-per-chip-hour", "2.5", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["mesh"] == {"data": 8, "fsdp": 1, "tensor": 1} and found["run"]["cost"] > 0
