@@ -70,8 +70,8 @@ def rows(name: str, topology: str, found: dict[str, Any]) -> list[str]:
         memory = f"{row['memory']['total'] / GIB:.2f} of {row['memory']['available'] / GIB:.2f}"
         last = f"{found['run']['hours']:.2f}" if row is found["phases"][-1] else ""
         lines.append(
-            f"| {name} | {topology} | {row['phase']} | {mesh} | {row['rows']} x {row['accumulation']} | {found['remat']} "
-            f"| {memory}{'' if row['compiled'] else ' (estimated)'} | {row['step_seconds']:.4g} "
+            f"| {name} | {topology} | {row['phase']} | {mesh} | {row['rows']} x {row['accumulation']} "
+            f"| {found['remat']} | {memory}{'' if row['compiled'] else ' (estimated)'} | {row['step_seconds']:.4g} "
             f"| {100 * row['mfu']:.1f}% | {last} |"
         )
     return lines

@@ -117,7 +117,7 @@ def test_readme_names_only_flags_that_exist():
     known |= {"--formats", "--documents", "--tokens", "--preset", "--seq-len", "--batch"}
     known |= {"--micro-batch", "--plot", "--log.no-layers", "--against", "--wrong"}
     known |= {"--rounds", "--plot"}
-    known |= {"--topology", "--search", "--price-per-chip-hour"}
+    known |= {"--topology", "--search", "--price-per-chip-hour", "--phases.1.batch-size"}
     known |= {"--vocab-size", "--tokenizer", "--workers", "--presets", "--budget", "--peer", "--validation-fraction"}
 
     def flags(value, prefix):
