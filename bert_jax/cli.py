@@ -85,6 +85,26 @@ class Schedule(Config):
     """Also draw it into this PNG file (needs the extra `plot`)."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Plan(Config):
+    """Show what CONFIG needs and takes on devices that are not there: memory, exchanges, time, cost. It needs no corpus.
+
+    It compiles the train step of every phase for the topology, which takes about a minute each for large models. It
+    takes every flag of the config that `pretrain` takes; --mesh.data, --mesh.fsdp and --mesh.tensor lay the mesh.
+    """
+
+    topology: str
+    """Where: v5e:16x16, 2xv5e:16x16 for two slices of it; of GPUs, nodes x GPUs in each, as in h100:8x8."""
+    micro_batch: str | None = None
+    """Rows of a micro-batch on each device. Without it, phases.N.accumulation says how an update is cut."""
+    price_per_chip_hour: float | None = None
+    """What a chip costs for an hour, for the cost of the run; in any currency."""
+    search: bool = False
+    """Instead, look for the mesh, micro-batch and model.remat that fit and are fastest, and compile at most 6 of them."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+
 @dataclass(frozen=True)
 class Evaluate:
     """Held-out metrics of a run's newest checkpoint, beside the unigram baseline."""
@@ -186,6 +206,30 @@ def schedule(arguments: Sequence[str]) -> None:
         schedule.plot(config, asked.plot)
 
 
+def plan(arguments: Sequence[str]) -> None:
+    """``bert-jax plan CONFIG --topology v5e:16x16 [--search] [--FIELD VALUE ...]``."""
+    config, asked = _configured(Plan, arguments, "plan")
+    micro_batch = None if asked.micro_batch is None else _micro_batch(asked.micro_batch)
+    if micro_batch == "auto":
+        raise UserError("--micro-batch auto needs a device to try: give a number of rows, or --search")
+    price = asked.price_per_chip_hour
+    if price is not None and price < 0:
+        raise UserError(f"--price-per-chip-hour {price}: it must not be negative")
+    from bert_jax.planning import plan, propose, topologies
+
+    topology = topologies.find(asked.topology)
+    if not asked.search:
+        found = plan.plan(config, topology, micro_batch, price)
+        print(json.dumps(found) if asked.json else "\n".join(plan.lines(found)))
+        return
+    proposal = propose.propose(config, topology)
+    found = plan.plan(proposal.config, topology, None, price, proposal.compiled)
+    if asked.json:
+        print(json.dumps(found | {"search": propose.values(proposal)}))
+    else:
+        print("\n".join([*plan.lines(found), *propose.lines(proposal)]))
+
+
 def evaluate(arguments: Sequence[str]) -> None:
     """``bert-jax evaluate WORKDIR --corpus DIR``."""
     asked = _parse(Evaluate, arguments, "evaluate")
@@ -226,6 +270,7 @@ def convert(arguments: Sequence[str]) -> None:
 COMMANDS: dict[str, Callable[[Sequence[str]], int | None]] = {
     "pretrain": pretrain,
     "doctor": doctor,
+    "plan": plan,
     "schedule": schedule,
     "evaluate": evaluate,
     "fill-mask": fill_mask,

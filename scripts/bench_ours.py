@@ -17,7 +17,7 @@ import numpy as np
 import optax
 
 from bert_jax import masking
-from bert_jax.config import Config, ModelConfig, ObjectiveConfig, OptimizerConfig, Phase
+from bert_jax.config import Config, DataConfig, ModelConfig, ObjectiveConfig, OptimizerConfig, Phase
 from bert_jax.errors import UserError
 from bert_jax.masking import Vocabulary
 from bert_jax.model import families
@@ -90,10 +90,11 @@ class OurStep:
     """The compiled train step of one case, ready to be timed."""
 
     def __init__(self, case: Any, devices: int):
-        config = Config(
+        self.config = config = Config(
             name=case.preset,
             model=model_config(case),
             objective=ObjectiveConfig(pair=case.pair),
+            data=DataConfig(examples_per_row=1),
             optimizer=OptimizerConfig(name=case.optimizer),
             phases=(Phase(seq_len=case.seq_len, batch_size=case.batch, accumulation=case.accumulation),),
         )

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 # docs/corpus.md has its own test beside the code it documents (tests/data_prep/test_cli.py).
-TASKS = ["pretrain", "large_batch", "stream", "ablation", "conversion", "pods", "performance"]
+TASKS = ["pretrain", "large_batch", "stream", "ablation", "conversion", "pods", "performance", "scaling"]
 AS_WRITTEN = "docs/reference.md"
 """Its commands compare with fixed figures: smaller ones would be refused."""
 PAGES = ["README.md", AS_WRITTEN, *(f"docs/{task}.md" for task in TASKS)]
@@ -25,6 +25,7 @@ SMALLER = {
     "doctor": SMALL_RUN,
     "scripts/bench_loop.py": "--preset bert_tiny --seq-len 16 --batch 2 --updates 2 --log-every 2 --rounds 1",
     "scripts/bench_optimizer.py": "--preset bert_tiny --rounds 1",
+    "scripts/calibrate_roofline.py": "--presets bert_tiny --rounds 1 --seconds 0.01",
     "tokenizer": "--vocab-size 120",
     "build": "--workers 1 --validation-fraction 0.2",
     "scripts/bench.py": "--budget 30",
@@ -113,6 +114,7 @@ def test_readme_names_only_flags_that_exist():
     known = {"--help", "--all", "--json", "--to", "--corpus", "--workdir", "--profile", "--source", "--kind", "--out"}
     known |= {"--formats", "--documents", "--tokens", "--preset", "--seq-len", "--batch"}
     known |= {"--micro-batch", "--plot", "--log.no-layers", "--against", "--wrong"}
+    known |= {"--rounds", "--plot"}
     known |= {"--vocab-size", "--tokenizer", "--workers", "--presets", "--budget", "--peer", "--validation-fraction"}
 
     def flags(value, prefix):

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from bert_jax.config import Config
 from bert_jax.data.cursor import Cursor
@@ -27,7 +27,7 @@ from bert_jax.training.ledger import Ledger
 from bert_jax.training.micro_batch import Asked, given
 from bert_jax.training.programs import Programs, make_evaluator, micro_batches_of
 from bert_jax.training.reporter import Reporter
-from bert_jax.training.sharding import check_processes, check_rows, make_mesh, put_rows
+from bert_jax.training.sharding import check_heads, check_processes, check_rows, make_mesh, put_rows
 from bert_jax.training.state import TrainState, abstract_state, enter_phase, init_state, state_from
 from bert_jax.training.step import put_dials
 from bert_jax.training.task import Params, Task
@@ -214,14 +214,23 @@ def checked_mesh(task: Task, micro_batch: Asked = None) -> Mesh:
     """
     mesh = make_mesh(task.config.mesh)
     check_processes(mesh)
+    check_phases(task, mesh, micro_batch)
+    check_rows(task.config.evaluation.batch_size, 1, mesh, "evaluation.batch_size")
+    by_clock = task.config.phases[-1].hours is not None
+    if jax.process_count() > 1 and (by_clock or micro_batch == "auto"):
+        raise UserError("phases.N.hours and --micro-batch auto are decided by one process: run one, or set numbers")
+    return mesh
+
+
+def check_phases(task: Task, mesh: Mesh | AbstractMesh, micro_batch: Asked = None) -> None:
+    """Raise UserError unless all phases of the task can be trained on the mesh."""
+    check_heads(task.config.model, mesh)
     for i, phase in enumerate(task.config.phases):
         if accumulation := given(phase, i, mesh, micro_batch):
             first = phase.batch_size_at(0)  # later ones are multiples of it
             name = "start_batch_size" if phase.start_batch_size else "batch_size"
             check_rows(first, micro_batches_of(phase, first, accumulation), mesh, f"phases.{i}.{name}")
         abstract_state(task.at(i), mesh)  # reads the patterns
-    check_rows(task.config.evaluation.batch_size, 1, mesh, "evaluation.batch_size")
-    return mesh
 
 
 def evaluate_newest(task: Task, workdir: Path) -> dict[str, float]:

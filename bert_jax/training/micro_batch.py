@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from bert_jax.config import Config, Phase
 from bert_jax.errors import UserError
@@ -37,7 +37,7 @@ def _cuts(phase: Phase, smallest: int, shards: int, count: int) -> bool:
     return not left and rows % shards == 0 and smallest % rows == 0
 
 
-def given(phase: Phase, index: int, mesh: Mesh, asked: Asked) -> int | None:
+def given(phase: Phase, index: int, mesh: Mesh | AbstractMesh, asked: Asked) -> int | None:
     """Micro-batches of a phase, as the user or the config says; None if they are to be found.
 
     Args:
@@ -53,7 +53,7 @@ def given(phase: Phase, index: int, mesh: Mesh, asked: Asked) -> int | None:
     return None if asked == "auto" else _asked_for(phase, index, mesh, asked)
 
 
-def _asked_for(phase: Phase, index: int, mesh: Mesh, rows: int) -> int:
+def _asked_for(phase: Phase, index: int, mesh: Mesh | AbstractMesh, rows: int) -> int:
     shards = math.prod(mesh.shape[axis] for axis in DATA_AXES)
     count, left = divmod(phase.batch_size, shards * rows)
     if left or not _cuts(phase, phase.batch_size_at(0), shards, count):

@@ -85,18 +85,9 @@ class Pretraining:
         return self.train.read(cursor)
 
     def step_flops(self, step: int) -> float:
-        """FLOPs of the model in update `step`: forward and backward, MLM head on the gathered positions only.
-
-        A causal model predicts at all positions of a row but the last.
-        """
+        """FLOPs of the model in update `step`."""
         i, done = self.config.place_of(step)
-        phase = self.config.phases[i]
-        if self.config.model.direction == "causal":
-            predictions = phase.seq_len - 1
-        else:
-            rate, most = self.config.objective.mask_rate, phase.max_predictions
-            predictions = int(masking.prediction_counts(rate, phase.seq_len, most)[-1])
-        return pretraining_flops(self.config.model_of(i), phase.batch_size_at(done), phase.seq_len, predictions)
+        return update_flops(self.config, i, self.config.phases[i].batch_size_at(done))
 
     def evaluate(self, score: Score) -> dict[str, float]:
         """Held-out token and pair metrics, beside a unigram model on the very same targets.
@@ -116,3 +107,17 @@ class Pretraining:
             for name, one in scores.items():
                 metrics |= {f"{metric}/{name}": value for metric, value in one.means().items()}
         return metrics
+
+
+def update_flops(config: Config, phase: int, rows: int) -> float:
+    """FLOPs of the model in an update of a phase: forward and backward, MLM head on the predicted positions only.
+
+    A causal model predicts at all positions of a row but the last.
+    """
+    settings = config.phases[phase]
+    if config.model.direction == "causal":
+        predictions = settings.seq_len - 1
+    else:
+        counts = masking.prediction_counts(config.objective.mask_rate, settings.seq_len, settings.max_predictions)
+        predictions = int(counts[-1])
+    return pretraining_flops(config.model_of(phase), rows, settings.seq_len, predictions)

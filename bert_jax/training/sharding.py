@@ -5,16 +5,19 @@ moments; ``tensor`` splits heads, feed-forward units and the vocabulary.
 """
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from bert_jax.config import MeshConfig
+from bert_jax.config import MeshConfig, ModelConfig
 from bert_jax.errors import UserError
-from bert_jax.training.paths import map_with_table
+from bert_jax.training.paths import map_with_table, name_leaves
 
+AXES = ("data", "fsdp", "tensor")
 DATA_AXES = ("data", "fsdp")
 """Axes over which rows are split; the step is manual over them and automatic over ``tensor``."""
 
@@ -40,24 +43,88 @@ SPECS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
 
 
 def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
-    """A mesh with axes data, fsdp and tensor over all devices.
+    """A mesh with axes data, fsdp and tensor over all devices, real ones or those of a topology.
+
+    Slices (what fast links connect: a TPU pod slice, a node of GPUs) lie one behind the other along data, so that
+    fsdp and tensor, which exchange more, never leave one.
 
     Raises:
-      UserError: the axes do not multiply to the number of devices.
+      UserError: the axes do not multiply to the number of devices, or data to a multiple of the slices.
     """
     devices = jax.devices() if devices is None else devices
+    slices: dict[int, list[jax.Device]] = {}
+    for device in devices:
+        # Devices of a single slice's topology, and of some platforms, have no such attribute.
+        slices.setdefault(getattr(device, "slice_index", None) or 0, []).append(device)
+    data, fsdp, tensor = _axis_sizes(config, len(devices), len(slices))
+    # Neighbours on the mesh are neighbours on the torus, whose axes are cut in two only where the sizes ask for it.
+    grids = [
+        mesh_utils.create_device_mesh((data // len(slices), fsdp, tensor), own, allow_split_physical_axes=True)
+        for _, own in sorted(slices.items())
+    ]
+    # Auto axes: the step says itself which axes are manual; jax.make_mesh now defaults to Explicit.
+    return Mesh(np.concatenate(grids), AXES, axis_types=(AxisType.Auto,) * 3)
+
+
+def abstract_mesh(config: MeshConfig, devices: int, slices: int = 1) -> AbstractMesh:
+    """The same axes over devices that are not there: programs can be lowered on it, not compiled.
+
+    Raises:
+      UserError: as `make_mesh`.
+    """
+    return AbstractMesh(_axis_sizes(config, devices, slices), AXES, axis_types=(AxisType.Auto,) * 3)
+
+
+def _axis_sizes(config: MeshConfig, devices: int, slices: int) -> tuple[int, int, int]:
     sizes = [config.data, config.fsdp, config.tensor]
     wanted = f"mesh {config.data} x {config.fsdp} x {config.tensor} (data x fsdp x tensor)"
     if sizes.count(-1) > 1 or any(size == 0 or size < -1 for size in sizes):
         raise UserError(f"{wanted}: sizes must be positive, and at most one of them -1 for all that is left")
     known = math.prod(size for size in sizes if size != -1)
-    if -1 in sizes and len(devices) % known == 0:
-        sizes[sizes.index(-1)] = len(devices) // known
-    if math.prod(sizes) != len(devices):
-        raise UserError(f"{wanted} does not fit {len(devices)} devices: change mesh.data, mesh.fsdp or mesh.tensor")
-    # Auto axes: the step says itself which axes are manual; jax.make_mesh now defaults to Explicit.
-    axes = ("data", "fsdp", "tensor")
-    return jax.make_mesh(sizes, axes, axis_types=(AxisType.Auto,) * 3, devices=devices)
+    if -1 in sizes and devices % known == 0:
+        sizes[sizes.index(-1)] = devices // known
+    if math.prod(sizes) != devices:
+        raise UserError(f"{wanted} does not fit {devices} devices: change mesh.data, mesh.fsdp or mesh.tensor")
+    if sizes[0] % slices:
+        raise UserError(
+            f"{wanted}: {devices} devices lie in {slices} slices, which fsdp and tensor may not span: make mesh.data a "
+            f"multiple of {slices}"
+        )
+    return sizes[0], sizes[1], sizes[2]
+
+
+class Undivided(NamedTuple):
+    """A dimension of a parameter that stays whole because an axis of the mesh does not divide it."""
+
+    path: str
+    """Of the parameter."""
+    dimension: int
+    """Which of its dimensions, from 0."""
+    size: int
+    """Of that dimension."""
+    axis: str
+    """Of the mesh."""
+    bytes: int
+    """Of the parameter on each device."""
+
+
+def undivided(params: Any) -> list[Undivided]:
+    """What the table would split, and `state_shardings` does not.
+
+    Args:
+      params: parameters with shapes and shardings, abstract or real.
+    """
+    # A frozenset, because jax takes tuples and lists for parts of the tree.
+    wanted = name_leaves(map_with_table(SPECS, lambda axes, leaf: frozenset(enumerate(axes[: leaf.ndim])), params))
+    found = []
+    for path, leaf in name_leaves(params).items():
+        sizes, own = leaf.sharding.mesh.shape, leaf.sharding.shard_shape(leaf.shape)
+        found += [
+            Undivided(path, i, leaf.shape[i], axis, math.prod(own) * leaf.dtype.itemsize)
+            for i, axis in sorted(wanted[path])
+            if axis is not None and leaf.shape[i] % sizes[axis]
+        ]
+    return found
 
 
 def state_shardings(mesh: Mesh | AbstractMesh, tree: Any) -> Any:
@@ -81,12 +148,12 @@ def state_shardings(mesh: Mesh | AbstractMesh, tree: Any) -> Any:
     return map_with_table(SPECS, fit, tree)
 
 
-def row_sharding(mesh: Mesh) -> NamedSharding:
+def row_sharding(mesh: Mesh | AbstractMesh) -> NamedSharding:
     """Of batches: rows over data and fsdp."""
     return NamedSharding(mesh, PartitionSpec(DATA_AXES))
 
 
-def replicated(mesh: Mesh) -> NamedSharding:
+def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:
     """Of scalars."""
     return NamedSharding(mesh, PartitionSpec())
 
@@ -110,12 +177,14 @@ def gather_parameters(params: Any, shardings: Any) -> Any:
 
     def gather(shard: jax.Array, sharding: NamedSharding) -> jax.Array:
         axis = _fsdp_axis(sharding)
-        return shard if axis is None else jax.lax.all_gather(shard, "fsdp", axis=axis, tiled=True)
+        if axis is None:
+            return shard
+        return _split_over_tensor(lambda x: jax.lax.all_gather(x, "fsdp", axis=axis, tiled=True), shard, sharding)
 
     return jax.tree.map(gather, params, shardings)
 
 
-def sum_over_rows(tree: Any, mesh: Mesh, axes: tuple[str, ...] = DATA_AXES) -> Any:
+def sum_over_rows(tree: Any, mesh: Mesh | AbstractMesh, axes: tuple[str, ...] = DATA_AXES) -> Any:
     """Sum over devices that hold other rows (inside the manual region).
 
     Axes of one device are left out: XLA's CPU backend would really run their all-reduce.
@@ -131,10 +200,22 @@ def reduce_gradients(gradients: Any, shardings: Any) -> Any:
         axis = _fsdp_axis(sharding)
         if axis is None:
             return sum_over_rows(gradient, sharding.mesh)
-        scattered = jax.lax.psum_scatter(gradient, "fsdp", scatter_dimension=axis, tiled=True)
+        scattered = _split_over_tensor(
+            lambda x: jax.lax.psum_scatter(x, "fsdp", scatter_dimension=axis, tiled=True), gradient, sharding
+        )
         return sum_over_rows(scattered, sharding.mesh, ("data",))
 
     return jax.tree.map(reduce, gradients, shardings)
+
+
+def _split_over_tensor(use: Callable[[jax.Array], jax.Array], x: jax.Array, sharding: NamedSharding) -> jax.Array:
+    """``use(x)`` on each device's part of an array that is split over tensor: left to itself, XLA would make the array
+    whole before a collective over fsdp, on every device.
+    """
+    if "tensor" not in sharding.spec:
+        return use(x)
+    spec = PartitionSpec(*(axis if axis == "tensor" else None for axis in sharding.spec))
+    return jax.shard_map(use, in_specs=spec, out_specs=spec, axis_names={"tensor"}, check_vma=False)(x)
 
 
 def _fsdp_axis(sharding: NamedSharding) -> int | None:
@@ -188,7 +269,16 @@ def check_processes(mesh: Mesh) -> None:
         )
 
 
-def check_rows(batch_size: int, accumulation: int, mesh: Mesh, what: str) -> None:
+def check_heads(model: ModelConfig, mesh: Mesh | AbstractMesh) -> None:
+    """Raise UserError unless every device of the tensor axis gets whole attention heads, and as many as the others."""
+    if model.num_heads % mesh.shape["tensor"]:
+        raise UserError(
+            f"mesh.tensor {mesh.shape['tensor']} does not divide the {model.num_heads} attention heads "
+            "(model.num_heads): use a divisor"
+        )
+
+
+def check_rows(batch_size: int, accumulation: int, mesh: Mesh | AbstractMesh, what: str) -> None:
     """Raise UserError unless every device gets the same number of whole micro-batches."""
     shards = math.prod(mesh.shape[axis] for axis in DATA_AXES)
     if batch_size % (shards * accumulation):

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from bert_jax.masking import Batch
 from bert_jax.model.layers import Noise, fold
@@ -49,7 +49,7 @@ def put_dials(learning_rate: float, micro_batches: int, mesh: Mesh) -> Dials:
 TrainStep = Callable[[TrainState, Batch, Dials], tuple[TrainState, Metrics]]
 
 
-def make_train_step(task: Task, mesh: Mesh, accumulation: int) -> TrainStep:
+def make_train_step(task: Task, mesh: Mesh | AbstractMesh, accumulation: int) -> TrainStep:
     """The compiled update of the task's phase. It donates the state: the one passed in must not be used again.
 
     Metrics, all global: for each of the task's sums its mean; `loss`; `tokens`, the number of real ones;
@@ -60,7 +60,7 @@ def make_train_step(task: Task, mesh: Mesh, accumulation: int) -> TrainStep:
 
     Args:
       task: what is trained, in the phase that is meant.
-      mesh: where. Rows are split over data and fsdp.
+      mesh: where. Rows are split over data and fsdp. On an abstract mesh the program can be lowered, not run.
       accumulation: micro-batches per update. Each device splits its own rows, and gradients cross devices
         once per update, not once per micro-batch. In a phase with a batch ramp the number is a bound:
         `Dials.micro_batches` says how many are computed, and the other rows of the batch are padding.
@@ -112,7 +112,7 @@ def make_train_step(task: Task, mesh: Mesh, accumulation: int) -> TrainStep:
 
 def _local_gradients(
     task: Task,
-    mesh: Mesh,
+    mesh: Mesh | AbstractMesh,
     shardings: Any,
     turns: tuple[Array | int, int],
     shards: Params,

@@ -6,29 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Dense bf16 peaks per chip in TFLOP/s, from the makers' data sheets.
-PEAK_TFLOPS = {
-    "TPU v3": 123,
-    "TPU v4": 275,
-    "TPU v5 lite": 197,
-    "TPU v5e": 197,
-    "TPU v5p": 459,
-    "TPU v5": 459,
-    "TPU v6 lite": 918,
-    "TPU v6e": 918,
-    "NVIDIA A100": 312,
-    "NVIDIA H100": 989,
-    "NVIDIA H200": 989,
-    "NVIDIA B200": 2250,
-}
+from bert_jax.chips import chip_of
 
 
 def peak_flops(devices: list[jax.Device]) -> float:
     """FLOP/s of all devices together: the published bf16 peak, or what a matrix product reaches here and now."""
-    kind = devices[0].device_kind
-    known = [tflops for name, tflops in PEAK_TFLOPS.items() if kind.startswith(name)]
-    if known:
-        return 1e12 * max(known) * len(devices)
+    chip = chip_of(devices[0].device_kind)
+    if chip is not None:
+        return chip.peak_flops * len(devices)
     # CPU devices share one machine, whatever their number.
     return measured_matmul_flops()
 

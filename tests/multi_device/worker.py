@@ -22,6 +22,7 @@ from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.sharding import make_mesh, put_rows
 from bert_jax.training.state import init_state
 from bert_jax.training.step import make_train_step, put_dials
+from tests.multi_device.exchanges import compile_naive
 
 VOCAB, SEQ_LEN, ROWS, STEPS = 512, 32, 64, 20
 ACCUMULATION, RAMP_ROWS = 8, 24
@@ -111,6 +112,14 @@ def run(data: int, fsdp: int, tensor: int, accumulation: int, optimizer: str) ->
     return facts, first_moments
 
 
+def naive(data: int, fsdp: int, accumulation: int) -> str:
+    """What accumulation under automatic sharding compiles to: the mistake that the step avoids (promise 2)."""
+    task = make_task("adamw", MeshConfig(data, fsdp, 1))
+    mesh = make_mesh(task.config.mesh, jax.devices()[: data * fsdp])
+    params, rows = init_state(task, mesh).params, put_rows(rows_of_step(0), mesh, ROWS)
+    return compile_naive(task, params, rows, accumulation).as_text()
+
+
 def masked_counts() -> dict[str, list[float]]:
     """How many tokens each micro-batch of the first batch predicts: on one device, and on eight that split their own
     rows.
@@ -171,9 +180,14 @@ def main() -> None:
         results[name], moments[name] = run(*case)
         reference = "lamb one" if name.startswith("lamb") else "one"
         results[name]["gradient_distance"] = relative_distance(moments[reference], moments[name])
+    controls = {
+        f"{name}/{parts}": naive(*sizes, parts)
+        for name, sizes in (("data8", (8, 1)), ("fsdp8", (1, 8)))
+        for parts in (1, ACCUMULATION)
+    }
     # What is computed is the same to rounding, and compiled in half the time; of these programs no HLO is read.
     jax.config.update("jax_disable_most_optimizations", True)
-    json.dump({"cases": results, "masked_counts": masked_counts(), "ramp": ramp()}, sys.stdout)
+    json.dump({"cases": results, "controls": controls, "masked_counts": masked_counts(), "ramp": ramp()}, sys.stdout)
 
 
 if __name__ == "__main__":

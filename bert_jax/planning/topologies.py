@@ -1,0 +1,134 @@
+"""Devices that are not there, by name: ``v5e:16x16``, ``2xv5e:16x16`` for two slices, ``h100:8x8`` for nodes x GPUs.
+
+TPU names are libtpu's, which compiles for them on any machine. For GPUs there is no such compiler: programs are lowered
+on an abstract mesh and no further.
+"""
+
+import difflib
+import importlib.util
+import math
+import os
+import re
+from dataclasses import dataclass
+
+import jax
+from jax.experimental import topologies
+from jax.sharding import AbstractMesh, Mesh
+
+from bert_jax.chips import CHIPS, Chip, Sizes
+from bert_jax.config import MeshConfig
+from bert_jax.errors import UserError
+from bert_jax.training.sharding import abstract_mesh, make_mesh
+
+EXAMPLES = {
+    "v3": "v3:32x32",
+    "v4": "v4:8x8x8",
+    "v5e": "v5e:16x16",
+    "v5p": "v5p:8x8x8",
+    "v6e": "v6e:16x16",
+    "a100": "a100:8x8",
+    "h100": "h100:8x8",
+    "h200": "h200:8x8",
+    "b200": "b200:8x8",
+}
+GRAMMAR = "write v5e:16x16, 2xv5e:16x16 for two slices of it, or h100:8x8 for nodes x GPUs"
+# Without these, libtpu asks Google Cloud who it is, for minutes, and complains on stderr. Their values do not matter
+# for a topology that has a name.
+ENVIRONMENT = {
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # else one process at a time, with an error that names a lock file
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+    "TPU_STDERR_LOG_LEVEL": "3",
+    "TPU_MIN_LOG_LEVEL": "3",
+}
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Devices of one kind, and how they lie."""
+
+    name: str
+    """As the user wrote it."""
+    chip: Chip
+    count: int
+    """jax devices in all slices together: chips, but two for each chip of v3."""
+    slices: int
+    """TPU pod slices, or nodes of GPUs."""
+    devices: tuple[jax.Device, ...] | None
+    """For which jax compiles; None for GPUs."""
+
+    @property
+    def chips(self) -> int:
+        """That are paid for."""
+        return self.count // devices_per_chip(self.chip)
+
+    def mesh(self, config: MeshConfig) -> Mesh | AbstractMesh:
+        """The axes over these devices.
+
+        Raises:
+          UserError: see `make_mesh`.
+        """
+        if self.devices is None:
+            return abstract_mesh(config, self.count, self.slices)
+        return make_mesh(config, list(self.devices))
+
+    def sizes(self, mesh: Mesh | AbstractMesh) -> Sizes:
+        """What the analytic models want to know of a mesh over them."""
+        return Sizes(**mesh.shape, slices=self.slices)
+
+
+def devices_per_chip(chip: Chip) -> int:
+    """How many jax devices the maker sells as one chip: v3's two cores are devices of their own."""
+    return 2 if chip.name == "v3" else 1
+
+
+def find(text: str) -> Topology:
+    """The topology of a name.
+
+    Sets the environment that libtpu reads when it is loaded, and keeps jax on the CPU: nothing here needs a device.
+
+    Raises:
+      UserError: no such name, libtpu is not installed, or it refuses the shape.
+    """
+    match = re.fullmatch(r"(?:(\d+)x)?([a-z]\w*):(\d+(?:x\d+)*)", text)
+    if not match:
+        raise UserError(f"--topology {text}: {_nearest(text, list(EXAMPLES.values()))}{GRAMMAR}")
+    slices, name, shape = int(match[1] or 1), match[2], [int(size) for size in match[3].split("x")]
+    if name not in CHIPS:
+        near = _nearest(name, list(CHIPS))
+        raise UserError(f"--topology {text}: there is no chip '{name}': {near}chips are {', '.join(CHIPS)}")
+    if slices < 1 or 0 in shape:
+        raise UserError(f"--topology {text}: sizes must be at least 1")
+    chip = CHIPS[name]
+    jax.config.update("jax_platforms", "cpu")
+    if not chip.torus:
+        if match[1] or len(shape) != 2:
+            raise UserError(f"--topology {text}: of GPUs, say how many nodes and how many in each, as in {name}:8x8")
+        return Topology(text, chip, math.prod(shape), shape[0], None)
+    devices = _devices(text, name, match[3], slices)
+    return Topology(text, chip, len(devices), slices, devices)
+
+
+def _devices(text: str, name: str, shape: str, slices: int) -> tuple[jax.Device, ...]:
+    if importlib.util.find_spec("libtpu") is None:
+        raise UserError(
+            f"--topology {text}: to compile for TPUs without TPUs, install their compiler: pip install 'bert_jax[plan]'"
+        )
+    for variable, value in ENVIRONMENT.items():
+        os.environ.setdefault(variable, value)
+    options: dict[str, int | str] = {"num_slices": slices} if slices > 1 else {}
+    if name == "v4":  # its two cores are one device only if one says so
+        options["chip_config_name"] = "megacore"
+    try:
+        found = topologies.get_topology_desc(platform="tpu", topology_name=f"{name}:{shape}", **options)
+    except jax.errors.JaxRuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"--topology {text}: libtpu has no such shape: {reason}; try {EXAMPLES[name]}") from None
+    # A topology of one chip has more entries than chips.
+    return tuple({device.id: device for device in found.devices}.values())
+
+
+def _nearest(text: str, names: list[str]) -> str:
+    near = difflib.get_close_matches(text, names, n=1, cutoff=0.4)
+    return f"did you mean '{near[0]}'? " if near else ""

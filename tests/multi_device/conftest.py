@@ -1,0 +1,22 @@
+"""One training on many meshes of fake devices, for all tests here."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WORKER = Path(__file__).with_name("worker.py")
+
+
+@pytest.fixture(scope="session")
+def outcome():
+    process = subprocess.run([sys.executable, str(WORKER)], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr[-4000:]
+    return json.loads(process.stdout)
+
+
+@pytest.fixture
+def cases(outcome):
+    return outcome["cases"]

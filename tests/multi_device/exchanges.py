@@ -1,0 +1,57 @@
+"""What the tests of compiled programs look for, and the program in which they must find it."""
+
+import re
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from bert_jax.planning.hlo import Collective
+from bert_jax.training.pretraining_task import Pretraining
+from bert_jax.training.sharding import DATA_AXES
+from bert_jax.training.step import combine
+
+REDUCTIONS = ("all-reduce", "reduce-scatter")
+
+
+def compile_naive(task: Pretraining, params: Any, rows: Any, accumulation: int) -> Any:
+    """Gradients summed over micro-batches under automatic sharding: every micro-batch crosses devices, and split
+    parameters are gathered for each.
+
+    Args:
+      task: whose losses.
+      params, rows: with shardings, abstract or real.
+      accumulation: micro-batches.
+    """
+    mesh = rows["row"].sharding.mesh
+    split = NamedSharding(mesh, PartitionSpec(None, DATA_AXES))
+
+    def gradients_of(params, batch):
+        batch = task.prepare(batch, evaluating=False)
+        weights = task.loss_weights(batch)
+        parts = jax.tree.map(lambda x: x.reshape(accumulation, -1, *x.shape[1:]), batch)
+        parts = jax.lax.with_sharding_constraint(parts, split)
+
+        def add(total, part):
+            gradients = jax.grad(lambda params: combine(task.sums(params, part, None), weights))(params)
+            return jax.tree.map(lambda a, b: a + b, total, gradients), None
+
+        return jax.lax.scan(add, jax.tree.map(lambda x: x * 0, params), parts)[0]
+
+    shardings = jax.tree.map(lambda x: x.sharding, (params, rows))
+    return jax.jit(gradients_of, in_shardings=shardings, out_shardings=shardings[0]).lower(params, rows).compile()
+
+
+def gradients_sent(found: list[Collective]) -> int:
+    """Bytes that a device sends to sum up gradients: 8 per parameter if they are all-reduced, 4 if scattered."""
+    return sum(one.sent for one in found if one.kind in REDUCTIONS)
+
+
+def table_gathers(found: list[Collective], vocab_size: int, width: int) -> list[Collective]:
+    """All-gathers that make the whole embedding table, in any type and layout."""
+
+    def is_table(shape: str) -> bool:
+        sizes = sorted(map(int, re.findall(r"\d+", shape.split("[")[1])))
+        return [size for size in sizes if size > 1] == sorted((vocab_size, width))
+
+    return [one for one in found if one.kind == "all-gather" and any(map(is_table, one.shapes))]
