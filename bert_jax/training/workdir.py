@@ -19,6 +19,8 @@ from bert_jax.errors import UserError
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
 LEDGER = "ledger.jsonl"
+MARK = "doctor-mark-"
+"""What the name of a file begins with that `bert-jax doctor` leaves for the time that it looks."""
 
 
 def claim(
@@ -36,24 +38,9 @@ def claim(
     Raises:
       UserError: the directory holds a different run, or files that are no run's, or cannot be written.
     """
-    identities = sorted(mixture)
-    counts = rounded([mixture[identity] for identity in identities]).tolist()
-    described = {
-        "stream_version": STREAM_VERSION,
-        "fingerprint": config_lib.fingerprint(config),
-        # As the stream uses them: whole rows of a cycle.
-        "corpora": {identity: count / CYCLE for identity, count in zip(identities, counts, strict=True)},
-    }
-    path = workdir / CONFIG
-    if path.exists():
-        _refuse_other_run(workdir, config, described, corpus_paths)
+    if holds(workdir, config, mixture, corpus_paths):
         return
-    # What a kill left of an earlier call of this function is not somebody's.
-    ours = {TOKENIZER, LEDGER, CONFIG + ".new"}
-    if workdir.exists() and not workdir.is_dir():
-        raise UserError(f"work directory {workdir} is a file: choose another --workdir")
-    if workdir.exists() and {entry.name for entry in workdir.iterdir()} - ours:
-        raise UserError(f"work directory {workdir} holds files, but no run of bert_jax: choose another --workdir")
+    path, described = workdir / CONFIG, _described(config, mixture)
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         (workdir / TOKENIZER).write_text(tokenizer_text, encoding="utf-8")
@@ -67,7 +54,42 @@ def claim(
         raise UserError(f"cannot write to work directory {workdir}: {error.strerror}") from error
 
 
-def _refuse_other_run(workdir: Path, config: Config, described: dict[str, Any], paths: list[str]) -> None:
+def holds(workdir: Path | epath.Path, config: Config, mixture: dict[str, float], corpus_paths: list[str]) -> bool:
+    """Whether a directory holds this run already; if not, it may become this run's. Nothing is written.
+
+    Args:
+      workdir, config, mixture, corpus_paths: as for `claim`.
+
+    Raises:
+      UserError: it holds a different run, or files that are no run's, or is a file.
+    """
+    if (workdir / CONFIG).exists():
+        _refuse_other_run(workdir, config, _described(config, mixture), corpus_paths)
+        return True
+    if not workdir.exists():
+        return False
+    if not workdir.is_dir():
+        raise UserError(f"work directory {workdir} is a file: choose another --workdir")
+    # What a kill left of an earlier call of `claim` is not somebody's.
+    ours = {TOKENIZER, LEDGER, CONFIG + ".new"}
+    if [entry.name for entry in workdir.iterdir() if entry.name not in ours and not entry.name.startswith(MARK)]:
+        raise UserError(f"work directory {workdir} holds files, but no run of bert_jax: choose another --workdir")
+    return False
+
+
+def _described(config: Config, mixture: dict[str, float]) -> dict[str, Any]:
+    """What must not change while a run goes on."""
+    identities = sorted(mixture)
+    counts = rounded([mixture[identity] for identity in identities]).tolist()
+    return {
+        "stream_version": STREAM_VERSION,
+        "fingerprint": config_lib.fingerprint(config),
+        # As the stream uses them: whole rows of a cycle.
+        "corpora": {identity: count / CYCLE for identity, count in zip(identities, counts, strict=True)},
+    }
+
+
+def _refuse_other_run(workdir: Path | epath.Path, config: Config, described: dict[str, Any], paths: list[str]) -> None:
     there = read(workdir)
     advice = "choose another --workdir, or the settings it was started with"
     if there["fingerprint"] != described["fingerprint"]:
@@ -102,7 +124,7 @@ def _named(paths: list[str]) -> dict[str, str]:
     return found
 
 
-def read(workdir: Path) -> dict[str, Any]:
+def read(workdir: Path | epath.Path) -> dict[str, Any]:
     """What ``config.json`` says.
 
     Raises:

@@ -145,5 +145,7 @@ def test_groups(written, group):
 
 
 def test_scalars_and_tokens_have_a_size():
-    text = module("%r = (f32[], f8e4m3fn[16]{0}, s4[2]{0}, u64[2]{0}) all-to-all(%a, %b, %c, %d), replica_groups={{0,1}}")
+    text = module(
+        "%r = (f32[], f8e4m3fn[16]{0}, s4[2]{0}, u64[2]{0}) all-to-all(%a, %b, %c, %d), replica_groups={{0,1}}"
+    )
     assert [one.bytes for one in collectives(text)] == [4 + 16 + 2 + 16]
