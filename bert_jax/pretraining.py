@@ -1,7 +1,6 @@
 """The pretraining job: open corpora, claim a work directory, train; and score what came out."""
 
 import time
-from pathlib import Path
 
 import jax
 
@@ -17,9 +16,10 @@ from bert_jax.masking import Vocabulary
 from bert_jax.runtime.shared import check_shared
 from bert_jax.runtime.together import meet, refuse_together, tell
 from bert_jax.start import read_start
+from bert_jax.storage import StoredPath
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.training import loop, metrics, workdir
-from bert_jax.training.checkpoint import committed, directory_of
+from bert_jax.training.checkpoint import check_place, committed, directory_of
 from bert_jax.training.micro_batch import Asked
 from bert_jax.training.pretraining_task import Pretraining
 
@@ -53,7 +53,7 @@ def open_task(config: Config, parts: list[Part]) -> Pretraining:
 def pretrain(
     config: Config,
     parts: list[Part],
-    directory: Path,
+    directory: StoredPath,
     *,
     profile: tuple[int, int] | None = None,
     micro_batch: Asked = None,
@@ -65,6 +65,7 @@ def pretrain(
         before all is checked.
     """
     begun = time.time()
+    check_place(directory)
     task = open_task(config, parts)
     assert task.train is not None
     loop.checked_mesh(task, micro_batch)
@@ -87,7 +88,7 @@ def pretrain(
     return place
 
 
-def evaluate(directory: Path, parts: list[Part]) -> dict[str, float]:
+def evaluate(directory: StoredPath, parts: list[Part]) -> dict[str, float]:
     """Held-out metrics of a run's newest intact checkpoint on the validation splits of corpora.
 
     Raises:

@@ -1,14 +1,12 @@
 """What the checks of `bert-jax doctor` look at. Needs no jax."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
-
-from etils import epath
 
 from bert_jax.config import Config
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.mixture import CYCLE, Turns
+from bert_jax.storage import StoredPath
 
 
 class Machine(NamedTuple):
@@ -41,7 +39,7 @@ class Asked:
     machine: Machine = ONE
     paths: tuple[str, ...] = ()
     """Where the corpora lie, as given."""
-    workdir: Path | epath.Path | None = None
+    workdir: StoredPath | None = None
     """Of the run, if it is given."""
     micro_batch: int | Literal["auto"] | None = None
     """As `bert-jax pretrain` takes it."""

@@ -1,10 +1,7 @@
 """`bert-jax doctor`: one check after the other, each said in lines; one process, or several that meet for it."""
 
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
-
-from etils import epath
 
 from bert_jax.config import Config
 from bert_jax.data.mixture import Turns
@@ -25,6 +22,7 @@ from bert_jax.planning.lines import Line
 from bert_jax.runtime.cluster import Seat
 from bert_jax.runtime.meeting import Report, visit, welcome
 from bert_jax.runtime.report import make_report
+from bert_jax.storage import StoredPath
 from bert_jax.training.micro_batch import Asked as Rows
 
 Check = Callable[[Asked], Iterator[Line]]
@@ -39,7 +37,7 @@ CHECKS = OF_CORPORA | OF_RUN
 class Wishes(NamedTuple):
     """What the command says beside the config and the corpora."""
 
-    workdir: Path | epath.Path | None = None
+    workdir: StoredPath | None = None
     micro_batch: Rows = None
     hosts: int | None = None
     """That are planned; None: as many as there are processes."""

@@ -11,6 +11,8 @@ from etils import epath
 
 from bert_jax.data.corpus import MANIFEST, read_manifest
 from bert_jax.errors import UserError
+from bert_jax.storage import StoredPath, is_remote, reach
+from bert_jax.storage import trouble as storage_trouble
 from bert_jax.training.workdir import MARK
 
 
@@ -36,12 +38,7 @@ def _identity(directory: epath.Path) -> str:
         return str(error)
 
 
-def is_remote(place: Path | epath.Path) -> bool:
-    """Whether it lies in a bucket."""
-    return "://" in str(place)
-
-
-def nearest(place: Path | epath.Path) -> Path | epath.Path:
+def nearest(place: StoredPath) -> StoredPath:
     """A directory, or the nearest one above it that exists; in a bucket there are none to be made."""
     if is_remote(place):
         return place
@@ -52,24 +49,31 @@ def nearest(place: Path | epath.Path) -> Path | epath.Path:
 
 
 @contextlib.contextmanager
-def marked(workdir: Path | epath.Path | None) -> Iterator[Mark]:
+def marked(workdir: StoredPath | None) -> Iterator[Mark]:
     """Leave a small file where a work directory is or will be, and take it away again; no directory is made."""
     if workdir is None:
         yield Mark("", "")
         return
     place = nearest(workdir)
-    file, trouble = place / f"{MARK}{uuid.uuid4().hex}", ""
-    try:
-        file.write_text(file.name)
-        if file.read_text() != file.name:
-            trouble = f"{place} does not give back what was written"
-    # Libraries that reach buckets raise what they like.
-    except Exception as error:
-        if not is_remote(place) and not isinstance(error, OSError):
-            raise
-        trouble = f"cannot write to {place}: {getattr(error, 'strerror', None) or error}"
+    file = place / f"{MARK}{uuid.uuid4().hex}"
+    trouble = _write(place, file)
     try:
         yield Mark("" if trouble else str(file), trouble)
     finally:
-        with contextlib.suppress(*([Exception] if is_remote(place) else [OSError])):
+        if not trouble:
             file.unlink()
+
+
+def _write(place: StoredPath, file: StoredPath) -> str:
+    """Write a file and read it back; why that cannot be done, or nothing."""
+    try:
+        reach(place)
+        file.write_text(file.name)
+        same = file.read_text() == file.name
+    except UserError as error:
+        return str(error)
+    except Exception as error:
+        if not isinstance(error, OSError) and storage_trouble(error) is None:
+            raise
+        return f"cannot write to {place}: {getattr(error, 'strerror', None) or error}"
+    return "" if same else f"{place} does not give back what was written"

@@ -9,8 +9,9 @@ from etils import epath
 from bert_jax.chips import GIB, Sizes
 from bert_jax.planning.asked import Asked
 from bert_jax.planning.lines import Line
-from bert_jax.planning.sight import is_remote, nearest
+from bert_jax.planning.sight import nearest
 from bert_jax.planning.workload import count_parameters
+from bert_jax.storage import is_remote
 from bert_jax.training import workdir as workdir_lib
 from bert_jax.training.checkpoint import committed, directory_of
 

@@ -6,6 +6,7 @@ from bert_jax.config import ModelConfig
 from bert_jax.data.corpus import SPLITS, Corpus
 from bert_jax.planning.asked import Asked
 from bert_jax.planning.lines import Line
+from bert_jax.storage import reach
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.training.workdir import TOKENIZER
 
@@ -42,6 +43,8 @@ def tokenizer(asked: Asked) -> Iterator[Line]:
     """That of the run which the work directory holds; `vocabulary` compares those of corpora with each other."""
     own = asked.corpora[0].tokenizer_fingerprint
     values = {"corpora": own, "run": None}
+    if asked.workdir is not None:
+        reach(asked.workdir)
     if asked.workdir is None or not (asked.workdir / TOKENIZER).exists():
         why = "no --workdir is given" if asked.workdir is None else f"{asked.workdir} holds no run yet"
         yield Line("ok", "tokenizer", f"the corpora's is {own[:12]}; {why}, so there is no other", values)

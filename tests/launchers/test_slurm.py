@@ -1,4 +1,4 @@
-"""scripts/slurm.sbatch on a real Slurm of one node, if there is one: a job of two tasks is preempted and queued again."""
+"""scripts/slurm.sbatch on a real Slurm of one node, if there is one: two tasks, preempted and queued again."""
 
 import os
 import subprocess

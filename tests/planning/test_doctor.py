@@ -268,7 +268,9 @@ def test_the_command(preset, tiny_corpus, tiny_config, capsys):
     measured = measure(Plan(Corpus.open(tiny_corpus), tiny_config.data, 32, tiny_config.seed))
     assert values["rows"]["rows_per_epoch"] == measured.rows
     assert values["epochs"]["epochs"] == pytest.approx(5 * 8 / measured.rows, rel=0.1)
-    assert values["held-out"] == {"corpus": "corpus", "rows": 12, "hosts": 1} and values["mixture"]["shares"] == {"corpus": 1.0}
+    assert values["held-out"] == {"corpus": "corpus", "rows": 12, "hosts": 1} and values["mixture"]["shares"] == {
+        "corpus": 1.0
+    }
 
 
 def test_a_mixture(tiny_corpus, tiny_config, tmp_path):

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from etils import epath
 
 from bert_jax.data.parts import Part
 from bert_jax.errors import UserError
@@ -17,6 +18,7 @@ from bert_jax.planning.doctor import Wishes, examine_together
 from bert_jax.runtime.cluster import Seat
 from bert_jax.runtime.meeting import visit, welcome
 from tests.runtime.test_supervisor import free_port
+from tests.stores import MemoryStore, memory_store
 
 
 def together(configs, corpora, workdirs, seconds=60.0):
@@ -110,27 +112,13 @@ def test_a_mark_is_taken_away_and_makes_no_directory(tmp_path):
         assert "Not a directory" in mark.trouble
 
 
-class Bucket:
-    """A store whose library refuses in its own way."""
-
-    def __str__(self):
-        return "gs://bucket/run"
-
-    def __truediv__(self, name):
-        return self
-
-    name = "mark"
-
-    def write_text(self, text):
-        raise RuntimeError("403 Forbidden")
-
-    unlink = write_text
-
-
-def test_a_bucket_that_cannot_be_written(monkeypatch):
-    monkeypatch.setattr(sight, "nearest", lambda place: Bucket())
-    with sight.marked(Path("x")) as mark:
-        assert mark.trouble == "cannot write to gs://bucket/run: 403 Forbidden"
+def test_a_bucket_that_cannot_be_reached():
+    """And one that can, in memory."""
+    with sight.marked(memory_store().parent / "nowhere" / "run") as mark:
+        assert mark.file == "" and "there is no bucket 'nowhere'" in mark.trouble
+    with sight.marked(memory_store() / "run") as mark:
+        assert mark.trouble == "" and epath.Path(mark.file).exists()
+    assert MemoryStore.objects == {}
 
 
 SEEN = {"count": 4, "kind": "chip", "slices": [0], "memory": 16.0}
@@ -176,7 +164,7 @@ def test_devices_are_counted(monkeypatch):
 def test_the_command_in_two_processes(tiny_config, tiny_corpus, tmp_path):
     """Process 0 prints; both end with its exit code."""
     port, running = free_port(), []
-    small = "--model.vocab-size 120 --phases.0.steps 5 --phases.0.batch-size 8 --evaluation.batch-size 8".split()
+    small = ["--model.vocab-size", "120", "--phases.0.steps", "5", "--phases.0.batch-size", "8"]
     for i in range(2):
         where = ["--cluster.coordinator", f"127.0.0.1:{port}", "--cluster.processes", "2", "--cluster.process", str(i)]
         command = [sys.executable, "-m", "bert_jax", "doctor", "bert_tiny", "--corpus", str(tiny_corpus), "--json"]
