@@ -1,25 +1,23 @@
 """The commands of ``bert-jax``: parse, call, print, exit code."""
 
-import contextlib
 import dataclasses
 import difflib
 import errno
-import io
 import json
 import os
-import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
-from bert_jax import presets, storage
+from bert_jax import flags, presets, storage
 from bert_jax.config import Config
 from bert_jax.data import parts
 from bert_jax.errors import TRY_AGAIN, PeerError, UserError
+from bert_jax.planning.lines import Line
 from bert_jax.runtime import cluster, supervisor
 from bert_jax.runtime.cluster import ClusterConfig
 from bert_jax.runtime.report import make_report
@@ -69,13 +67,23 @@ class Pretrain(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class Doctor(Config):
-    """Check a run before it is paid for: what CONFIG makes of these corpora. Nothing is trained or kept.
-
-    It takes every flag of the config that `pretrain` takes.
+    """Check a run before it is paid for: corpora, batches, schedule, devices, disk, processes. Nothing is trained or
+    kept. It takes every flag of the config that `pretrain` takes, and is started like it: in all processes, if so.
     """
 
     corpus: Corpora
     """As for `bert-jax pretrain`; once for each corpus of a mixture."""
+    workdir: Place | None = None
+    """Directory that the run will be in, or is in already; a bucket, too. Without it, no disk is looked at."""
+    micro_batch: str | None = None
+    """As for `bert-jax pretrain`."""
+    hosts: int | None = None
+    """Processes, one per host, that the run will have. Without it, those that run this."""
+    devices: int | None = None
+    """Devices that they will have together. Without it, as many for each process as are seen here."""
+    topology: str | None = None
+    """Instead of --devices, where it will run: v5e:16x16, h100:8x8 (docs/plan.md); its memory is known, too."""
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
     against: bool = False
     """Instead, train 200 updates of a small fixed run on this set-up, and compare them with a shipped curve: CONFIG is
     bert_tiny or bert_mini, and the corpus the reference corpus (docs/reference.md)."""
@@ -157,8 +165,8 @@ class Convert:
 def pretrain(arguments: Sequence[str]) -> int:
     """``bert-jax pretrain CONFIG --corpus DIR[=WEIGHT] --workdir DIR [--FIELD VALUE ...]``."""
     config, asked = _configured(Pretrain, arguments, "pretrain")
-    window = None if asked.profile is None else _window(asked.profile)
-    micro_batch = None if asked.micro_batch is None else _micro_batch(asked.micro_batch)
+    window = None if asked.profile is None else flags.window(asked.profile)
+    micro_batch = None if asked.micro_batch is None else flags.micro_batch(asked.micro_batch)
     mixture = [parts.parse(text) for text in asked.corpus]
     if supervisor.WORKER not in os.environ and (seat := cluster.find(asked.cluster)) is not None:
         report = make_report(config, corpus=asked.corpus, workdir=asked.workdir, micro_batch=micro_batch)
@@ -188,22 +196,31 @@ def pretrain(arguments: Sequence[str]) -> int:
 
 
 def doctor(arguments: Sequence[str]) -> int:
-    """``bert-jax doctor CONFIG --corpus DIR[=WEIGHT] [--against] [--FIELD VALUE ...]``."""
+    """``bert-jax doctor CONFIG --corpus DIR[=WEIGHT] [--workdir DIR] [--against] [--FIELD VALUE ...]``."""
     config, asked = _configured(Doctor, arguments, "doctor")
     mixture = [parts.parse(text) for text in asked.corpus]
     if asked.against:
-        from bert_jax.planning.reference import follow as check  # loads jax, as the other does not
-    else:
-        from bert_jax.planning.doctor import examine as check
+        from bert_jax.planning.reference import follow
 
-    lines = []
-    for line in check(config, mixture):
-        lines.append(line)
-        if not asked.json:
+        return _tell(follow(config, mixture), asked.json)
+    from bert_jax.planning.doctor import Wishes, examine_together
+
+    micro_batch = None if asked.micro_batch is None else flags.micro_batch(asked.micro_batch)
+    wishes = Wishes(asked.workdir, micro_batch, asked.hosts, asked.devices, asked.topology)
+    seat, timeout = cluster.find(asked.cluster), asked.cluster.timeout
+    return examine_together(config, mixture, wishes, seat, timeout, lambda lines: _tell(lines, asked.json))
+
+
+def _tell(lines: Iterator[Line], as_json: bool) -> int:
+    """Print what checks found, a line as soon as it is known; the exit code."""
+    told = []
+    for line in lines:
+        told.append(line)
+        if not as_json:
             print(line, flush=True)
-    if asked.json:
-        print(json.dumps([line._asdict() for line in lines]))
-    return 2 if any(line.level == "error" for line in lines) else 0
+    if as_json:
+        print(json.dumps([line._asdict() for line in told]))
+    return 2 if any(line.level == "error" for line in told) else 0
 
 
 def schedule(arguments: Sequence[str]) -> None:
@@ -220,7 +237,7 @@ def schedule(arguments: Sequence[str]) -> None:
 def plan(arguments: Sequence[str]) -> None:
     """``bert-jax plan CONFIG --topology v5e:16x16 [--search] [--FIELD VALUE ...]``."""
     config, asked = _configured(Plan, arguments, "plan")
-    micro_batch = None if asked.micro_batch is None else _micro_batch(asked.micro_batch)
+    micro_batch = None if asked.micro_batch is None else flags.micro_batch(asked.micro_batch)
     if micro_batch == "auto":
         raise UserError("--micro-batch auto needs a device to try: give a number of rows, or --search")
     if micro_batch is not None and asked.search:
@@ -245,7 +262,7 @@ def plan(arguments: Sequence[str]) -> None:
 
 def evaluate(arguments: Sequence[str]) -> None:
     """``bert-jax evaluate WORKDIR --corpus DIR``."""
-    asked = _parse(Evaluate, arguments, "evaluate")
+    asked = flags.parse(Evaluate, arguments, "evaluate")
     # Validation splits are scored one by one, so shares mean nothing; equal ones are never too small.
     mixture = [parts.Part(storage.path(text), 1.0) for text in asked.corpus]
     from bert_jax import pretraining
@@ -259,7 +276,7 @@ def evaluate(arguments: Sequence[str]) -> None:
 
 def fill_mask(arguments: Sequence[str]) -> None:
     """``bert-jax fill-mask MODEL "text with [MASK]"``."""
-    asked = _parse(FillMask, arguments, "fill-mask")
+    asked = flags.parse(FillMask, arguments, "fill-mask")
     from bert_jax import inference
 
     filled = inference.load(asked.model).fill_mask(asked.text, asked.top)
@@ -273,7 +290,7 @@ def fill_mask(arguments: Sequence[str]) -> None:
 
 def convert(arguments: Sequence[str]) -> None:
     """``bert-jax convert SOURCE DESTINATION --to huggingface``."""
-    asked = _parse(Convert, arguments, "convert")
+    asked = flags.parse(Convert, arguments, "convert")
     from bert_jax import inference
 
     inference.export(asked.source, asked.destination)
@@ -336,7 +353,7 @@ def _configured(kind: type, arguments: Sequence[str], command: str) -> tuple[Con
     preset = presets.load_config(name)
     fields = {field.name: getattr(preset, field.name) for field in dataclasses.fields(Config)}
     required = [f.name for f in dataclasses.fields(kind) if f.default is f.default_factory and f.name not in fields]
-    asked = _parse(kind, rest, f"{command} {name}", kind(**fields, **dict.fromkeys(required, _MISSING)))
+    asked = flags.parse(kind, rest, f"{command} {name}", kind(**fields, **dict.fromkeys(required, _MISSING)))
     return Config(**{name: getattr(asked, name) for name in fields}), asked
 
 
@@ -347,50 +364,6 @@ def _config_name(arguments: Sequence[str], command: str) -> tuple[str, Sequence[
     if "--help" in arguments or "-h" in arguments:
         return "bert_base", arguments
     raise UserError(f"{command} needs a config first, a preset's name or a file: presets are {known}")
-
-
-def _micro_batch(text: str) -> int | Literal["auto"]:
-    if text == "auto":
-        return "auto"
-    if not text.isdecimal() or int(text) < 1:
-        raise UserError(f"--micro-batch {text}: give a number of rows on each device, or auto")
-    return int(text)
-
-
-def _window(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d+):(\d+)", text)
-    if not match or int(match[1]) >= int(match[2]):
-        raise UserError(f"--profile {text}: write the first update and the one after the last, as in 100:110")
-    return int(match[1]), int(match[2])
-
-
-def _parse(kind: type, arguments: Sequence[str], command: str, default: Any = None) -> Any:
-    """tyro's parse; what it would frame in a box of many lines becomes one."""
-    box = io.StringIO()
-    given = {} if default is None else {"default": default}
-    try:
-        if "--help" in arguments or "-h" in arguments:
-            return tyro.cli(kind, args=arguments, prog=f"bert-jax {command}", **given)
-        with contextlib.redirect_stderr(box), contextlib.redirect_stdout(box):
-            return tyro.cli(kind, args=arguments, prog=f"bert-jax {command}", **given)
-    except SystemExit as stop:
-        if not stop.code:
-            raise
-        raise UserError(_one_line(box.getvalue())) from None
-
-
-def _one_line(box: str) -> str:
-    """What a framed message says, without its frame, title, help text and footer."""
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
-    lines = [re.sub(r"[│╭╮╰╯]", "", line).strip() for line in plain.splitlines()]
-    parts: list[list[str]] = [[]]
-    for line in filter(None, lines):
-        if re.fullmatch(r"[─-]{3,}|.*[─]{3,}", line):
-            parts.append([])
-        else:
-            parts[-1].append(line)
-    message, *hints = [" ".join(part) for part in parts[1:] if part]
-    return " ".join([message] + [hint for hint in hints if hint.startswith("Perhaps you meant")])
 
 
 def _print_table(metrics: dict[str, float]) -> None:

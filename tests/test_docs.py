@@ -14,7 +14,7 @@ from tests.stores import use_s3
 ROOT = Path(__file__).parent.parent
 # docs/corpus.md has its own test beside the code it documents (tests/data_prep/test_cli.py).
 TASKS = ["pretrain", "large_batch", "stream", "ablation", "conversion", "pods", "performance", "object_stores"]
-TASKS += ["scaling", "plan", "slurm"]
+TASKS += ["scaling", "plan", "slurm", "doctor"]
 AS_WRITTEN = "docs/reference.md"
 """Its commands compare with fixed figures: smaller ones would be refused."""
 PAGES = ["README.md", AS_WRITTEN, *(f"docs/{task}.md" for task in TASKS)]
@@ -122,6 +122,7 @@ def test_readme_names_only_flags_that_exist():
 
     known = {"--help", "--all", "--json", "--to", "--corpus", "--workdir", "--profile", "--source", "--kind", "--out"}
     known |= {"--formats", "--documents", "--tokens", "--preset", "--seq-len", "--batch"}
+    known |= {"--hosts", "--devices", "--topology", "--cluster.coordinator", "--cluster.processes", "--cluster.process"}
     known |= {"--micro-batch", "--plot", "--log.no-layers", "--against", "--wrong"}
     known |= {"--rounds", "--plot"}
     known |= {"--topology", "--search", "--price-per-chip-hour", "--phases.1.batch-size"}

@@ -1,16 +1,16 @@
 """What a config makes of corpora: rows, coverage, fill, labels, epochs. Needs no jax."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from bert_jax.config import Config, DataConfig
-from bert_jax.data.corpus import Corpus
+from bert_jax.config import DataConfig
+from bert_jax.data.corpus import Corpus, read_manifest, token_dtype
 from bert_jax.data.gather import Marks
 from bert_jax.data.held_out import HeldOut
 from bert_jax.data.integrity import check_shards
-from bert_jax.data.mixture import CYCLE, Turns
+from bert_jax.data.mixture import CYCLE
 from bert_jax.data.parts import common_tokenizer
 from bert_jax.data.plan import Plan
+from bert_jax.planning.asked import Asked
 from bert_jax.planning.epochs import Epoch, Stay, measure, rows_by_phase, stay
 from bert_jax.planning.lines import Line
 
@@ -20,16 +20,6 @@ MUCH_TRUNCATED = 0.25
 """BERT's own recipe cuts about a sixth of the tokens of English books in rows of 128: a random cut of full chunks."""
 MOSTLY_NEGATIVE = 0.6
 LOW_FILL = 0.9
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What the checks are about."""
-
-    config: Config
-    corpora: list[Corpus]
-    """train splits, in the order of `parts.opened`"""
-    turns: Turns
 
 
 def mixture(asked: Asked) -> Iterator[Line]:
@@ -103,6 +93,9 @@ def _rows(measured: Epoch, seq_len: int, batch_share: float) -> Line:
     text = f"an epoch is {rows:,} rows of {seq_len} tokens with {examples:,} examples, {updates:,.1f} updates"
     values = {"windows": measured.windows, "all_windows": measured.all_windows}
     values |= {"rows_per_epoch": rows, "examples_per_epoch": examples, "updates_per_epoch": updates}
+    if updates < 1:
+        remedy = "every update sees rows twice; take more text, a smaller batch or more weight"
+        return Line("warning", "rows", f"{text}, less than one: {remedy}", values)
     return Line("ok", "rows", text, values)
 
 
@@ -174,7 +167,31 @@ def held_out(asked: Asked) -> Iterator[Line]:
         count = found.count(rows, config.phases[-1].seq_len, config.evaluation.rows)
         name = rows.corpus.name
         text = f"{name}: {count:,} rows are scored, of {config.evaluation.rows:,} asked for"
-        yield Line("ok", "held-out", text, {"corpus": name, "rows": count})
+        values = {"corpus": name, "rows": count, "hosts": asked.machine.hosts}
+        if count < asked.machine.hosts:
+            remedy = "build the corpus with a larger --validation-fraction, or raise --evaluation.rows"
+            idle = f"fewer than the {asked.machine.hosts} hosts, of which some would score nothing"
+            yield Line("warning", "held-out", f"{text}, {idle}: {remedy}", values)
+            continue
+        yield Line("ok", "held-out", text, values)
+
+
+def hosts(asked: Asked) -> Iterator[Line]:
+    """Files and documents for every host."""
+    needed = asked.machine.hosts
+    for corpus in asked.corpora:
+        shards = len(read_manifest(corpus.directory)["splits"][corpus.split]["shards"])
+        values = {"corpus": corpus.name, "shards": shards, "documents": corpus.num_documents, "hosts": needed}
+        text = f"{corpus.name}: {shards:,} shard(s) with {corpus.num_documents:,} documents for {needed} host(s)"
+        if shards < needed:
+            size = corpus.num_tokens * token_dtype(corpus.vocab_size).itemsize / needed
+            smaller = f"build it with --max-shard-mb {max(1, int(size) >> 20)}"
+            remedy = f"hosts share a file that one would read and verify alone; {smaller}, or accept it"
+            yield Line("warning", "hosts", f"{text}: {remedy}", values)
+        elif corpus.num_documents < needed:
+            yield Line("warning", "hosts", f"{text}: their rows repeat the same text; take more text", values)
+        else:
+            yield Line("ok", "hosts", text, values)
 
 
 CHECKS = {
@@ -184,5 +201,6 @@ CHECKS = {
     "format": recipe,
     "stream": streams,
     "held-out": held_out,
+    "hosts": hosts,
 }
 """By the name that an error of theirs gets."""

@@ -1,7 +1,8 @@
 """Where the supervisors of all processes meet before a run, and stay in touch while it goes on.
 
 Process 0's is the hub: the others connect to it. Each brings a report of what it is about to do, and only if all are
-about to do the same does anyone start. While a connection stands, its two ends are alive.
+about to do the same does anyone start. While a connection stands, its two ends are alive. `bert-jax doctor` meets in
+the same way, to say all that differs.
 """
 
 import queue
@@ -64,27 +65,39 @@ def open_meeting(seat: Seat, report: Report, seconds: float) -> tuple[Meeting, i
       PeerError: somebody did not come.
       UserError: the processes are about to do different things, or process 0's port is taken.
     """
-    meeting = Meeting()
     if seat.process:
-        return meeting, _visit(meeting, seat, report, seconds), []
-    reports = _welcome(meeting, seat, report, seconds)
-    if difference := _difference(reports):
-        _dismiss(meeting, difference, mistake=True)
-        raise UserError(difference)
+        return *visit(seat, report, seconds), []
+    meeting, reports = welcome(seat, report, seconds)
+    if different := differences(reports):
+        _dismiss(meeting, different[0], mistake=True)
+        raise UserError(different[0])
     with socket.create_server(("", 0)) as probe:
         port = probe.getsockname()[1]
     meeting.say(go=port)
     return meeting, port, reports
 
 
-def _welcome(meeting: Meeting, seat: Seat, report: Report, seconds: float) -> list[Report]:
+def welcome(seat: Seat, report: Report, seconds: float) -> tuple[Meeting, list[Report]]:
+    """In process 0, wait until all are there; they wait until they are told ``go``, a number.
+
+    Args:
+      seat, report, seconds: as for `open_meeting`.
+
+    Returns:
+      the meeting, and the reports of all, with `ahead`: seconds that a process's clock is ahead of this one's.
+
+    Raises:
+      PeerError: somebody did not come.
+      UserError: the port is taken.
+    """
+    meeting = Meeting()
     try:
         door = socket.create_server(("", seat.port), backlog=seat.processes)
     except OSError as error:
         raise UserError(
             f"process 0 cannot listen on port {seat.port} ({error.strerror}): give another --cluster.coordinator"
         ) from error
-    end, reports = time.monotonic() + seconds, {0: report}
+    end, reports = time.monotonic() + seconds, {0: report | {"ahead": 0.0}}
     with door:
         while len(reports) < seat.processes:
             missing = [i for i in range(seat.processes) if i not in reports]
@@ -102,12 +115,21 @@ def _welcome(meeting: Meeting, seat: Seat, report: Report, seconds: float) -> li
                 guest.close()
                 continue
             guest.bear(seconds)
-            reports[theirs["process"]] = theirs["report"]
+            reports[theirs["process"]] = theirs["report"] | {"ahead": theirs["clock"] - time.time()}
             meeting._follow(theirs["process"], guest)
-    return [reports[i] for i in range(seat.processes)]
+    return meeting, [reports[i] for i in range(seat.processes)]
 
 
-def _visit(meeting: Meeting, seat: Seat, report: Report, seconds: float) -> int:
+def visit(seat: Seat, report: Report, seconds: float) -> tuple[Meeting, int]:
+    """In the other processes, bring a report, and wait for the number that process 0 says when all are there.
+
+    Args:
+      seat, report, seconds: as for `open_meeting`.
+
+    Raises:
+      PeerError: process 0 is not there or does not answer, or somebody did not come.
+      UserError: process 0 refuses.
+    """
     end = time.monotonic() + seconds
     while True:
         try:
@@ -121,14 +143,15 @@ def _visit(meeting: Meeting, seat: Seat, report: Report, seconds: float) -> int:
                 ) from error
             time.sleep(0.2)
     hub = Connection(plug, seconds)
-    hub.send(process=seat.process, processes=seat.processes, report=report)
+    hub.send(process=seat.process, processes=seat.processes, report=report, clock=time.time())
     answer = hub.receive()
     if answer is None:
         raise PeerError(f"process 0 of {seat.processes} ({seat.host}) is gone before the start")
     if "refuse" in answer:
         raise (UserError if answer["mistake"] else PeerError)(answer["refuse"])
+    meeting = Meeting()
     meeting._follow(0, hub)
-    return answer["go"]
+    return meeting, answer["go"]
 
 
 def _dismiss(meeting: Meeting, text: str, *, mistake: bool) -> None:
@@ -136,19 +159,20 @@ def _dismiss(meeting: Meeting, text: str, *, mistake: bool) -> None:
     meeting.close()
 
 
-def _difference(reports: list[Report]) -> str:
-    """In what a process differs from process 0; empty if none does."""
+def differences(reports: list[Report]) -> list[str]:
+    """In what processes differ from process 0, one text for each process and each of `SAME`."""
+    found = []
     for i, report in enumerate(reports):
         for name in SAME:
             ours, theirs = reports[0][name], report[name]
             changed = sorted(key for key in ours | theirs if ours.get(key) != theirs.get(key))
             if changed:
                 shown = "; ".join(f"{key} is {theirs.get(key)}, there {ours.get(key)}" for key in changed[:3])
-                return (
+                found.append(
                     f"process {i} ({report['host']}) has another {name} than process 0 ({reports[0]['host']}): "
                     f"{shown}. All processes of a run need the same command, code and versions"
                 )
-    return ""
+    return found
 
 
 def _named(processes: list[int]) -> str:

@@ -1,10 +1,9 @@
-"""What a process is about to do, for comparison with its peers: settings, code, versions, clock."""
+"""What a process is about to do, for comparison with its peers: settings, code, versions."""
 
 import hashlib
 import importlib.metadata
 import platform
 import socket
-import time
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ def make_report(config: Config, **asked: Any) -> Report:
         "config": flatten(to_dict(config)) | {name: str(value) for name, value in asked.items()},
         "code": {"SHA-256 of bert_jax": code_hash()},
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
-        "clock": time.time(),
     }
 
 

@@ -210,13 +210,22 @@ def checked_mesh(task: Task, micro_batch: Asked = None) -> Mesh:
     """The mesh of the task's config, on which all its phases can be trained.
 
     Raises:
-      UserError: batches that cannot be split, patterns that match no parameter.
+      UserError: see `check_mesh`.
     """
     mesh = make_mesh(task.config.mesh)
-    check_processes(mesh)
+    check_mesh(task, mesh, jax.process_count(), micro_batch)
+    return mesh
+
+
+def check_mesh(task: Task, mesh: Mesh | AbstractMesh, processes: int, micro_batch: Asked = None) -> None:
+    """See that a task can be trained and scored on a mesh by so many processes.
+
+    Raises:
+      UserError: batches that cannot be split, patterns that match no parameter.
+    """
+    check_processes(mesh, processes)
     check_phases(task, mesh, micro_batch)
     check_rows(task.config.evaluation.batch_size, 1, mesh, "evaluation.batch_size")
-    return mesh
 
 
 def check_phases(task: Task, mesh: Mesh | AbstractMesh, micro_batch: Asked = None) -> None:

@@ -259,9 +259,9 @@ def put_everywhere(tree: Any, mesh: Mesh) -> Any:
     return jax.tree.map(put, tree)
 
 
-def check_processes(mesh: Mesh) -> None:
-    """Raise UserError unless every process holds rows of its own: that is how they are read."""
-    shards, processes = math.prod(mesh.shape[axis] for axis in DATA_AXES), jax.process_count()
+def check_processes(mesh: Mesh | AbstractMesh, processes: int) -> None:
+    """Raise UserError unless every one of so many processes holds rows of its own: that is how they are read."""
+    shards = math.prod(mesh.shape[axis] for axis in DATA_AXES)
     if shards % processes:
         raise UserError(
             f"mesh data x fsdp splits rows over {shards} device(s), but there are {processes} processes, which must "

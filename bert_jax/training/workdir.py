@@ -18,6 +18,8 @@ from bert_jax.storage import StoredPath, make_directory, reach, write_whole
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
 LEDGER = "ledger.jsonl"
+MARK = "doctor-mark-"
+"""What the name of a file begins with that `bert-jax doctor` leaves for the time that it looks."""
 
 
 def claim(
@@ -35,38 +37,61 @@ def claim(
     Raises:
       UserError: the directory holds a different run, or files that are no run's, or cannot be written or reached.
     """
+    if holds(workdir, config, mixture, corpus_paths):
+        return
+    try:
+        make_directory(workdir)
+        for name in _halves(workdir):
+            (workdir / name).unlink()
+        write_whole(workdir / TOKENIZER, tokenizer_text.encode())
+        write_whole(workdir / LEDGER, b"")  # a run without config.json has decided nothing
+        settings = {"corpus_paths": sorted(corpus_paths), "config": config_lib.to_dict(config)}
+        write_whole(workdir / CONFIG, json.dumps(_described(config, mixture) | settings, indent=1).encode())
+    except OSError as error:
+        raise UserError(f"cannot write to work directory {workdir}: {error.strerror or error}") from error
+
+
+def holds(workdir: StoredPath, config: Config, mixture: dict[str, float], corpus_paths: list[str]) -> bool:
+    """Whether a directory holds this run already; if not, it may become this run's. Nothing is written.
+
+    Args:
+      workdir, config, mixture, corpus_paths: as for `claim`.
+
+    Raises:
+      UserError: it holds a different run, or files that are no run's, or is a file, or cannot be reached.
+    """
     reach(workdir)
+    if (workdir / CONFIG).exists():
+        _refuse_other_run(workdir, config, _described(config, mixture), corpus_paths)
+        return True
+    if workdir.exists() and not workdir.is_dir():
+        raise UserError(f"work directory {workdir} is a file: choose another --workdir")
+    ours = {TOKENIZER, LEDGER} | _halves(workdir)
+    if [name for name in _names(workdir) if name not in ours and not name.startswith(MARK)]:
+        raise UserError(f"work directory {workdir} holds files, but no run of bert_jax: choose another --workdir")
+    return False
+
+
+def _names(workdir: StoredPath) -> set[str]:
+    return {entry.name for entry in workdir.iterdir()} if workdir.exists() else set()
+
+
+def _halves(workdir: StoredPath) -> set[str]:
+    """What a kill left of an earlier call of `claim`: not somebody's."""
+    started = tuple(f"{name}." for name in (TOKENIZER, LEDGER, CONFIG))
+    return {name for name in _names(workdir) if name.startswith(started) and name.endswith(".partial")}
+
+
+def _described(config: Config, mixture: dict[str, float]) -> dict[str, Any]:
+    """What must not change while a run goes on."""
     identities = sorted(mixture)
     counts = rounded([mixture[identity] for identity in identities]).tolist()
-    described = {
+    return {
         "stream_version": STREAM_VERSION,
         "fingerprint": config_lib.fingerprint(config),
         # As the stream uses them: whole rows of a cycle.
         "corpora": {identity: count / CYCLE for identity, count in zip(identities, counts, strict=True)},
     }
-    path = workdir / CONFIG
-    if path.exists():
-        _refuse_other_run(workdir, config, described, corpus_paths)
-        return
-    # What a kill left of an earlier call of this function is not somebody's.
-    ours = {TOKENIZER, LEDGER}
-    started = tuple(f"{name}." for name in (*ours, CONFIG))
-    if workdir.exists() and not workdir.is_dir():
-        raise UserError(f"work directory {workdir} is a file: choose another --workdir")
-    names = {entry.name for entry in workdir.iterdir()} if workdir.exists() else set()
-    halves = {name for name in names if name.startswith(started) and name.endswith(".partial")}
-    if names - ours - halves:
-        raise UserError(f"work directory {workdir} holds files, but no run of bert_jax: choose another --workdir")
-    try:
-        make_directory(workdir)
-        for name in halves:
-            (workdir / name).unlink()
-        write_whole(workdir / TOKENIZER, tokenizer_text.encode())
-        write_whole(workdir / LEDGER, b"")  # a run without config.json has decided nothing
-        settings = {"corpus_paths": sorted(corpus_paths), "config": config_lib.to_dict(config)}
-        write_whole(path, json.dumps(described | settings, indent=1).encode())
-    except OSError as error:
-        raise UserError(f"cannot write to work directory {workdir}: {error.strerror or error}") from error
 
 
 def _refuse_other_run(workdir: StoredPath, config: Config, described: dict[str, Any], paths: list[str]) -> None:

@@ -1,0 +1,125 @@
+"""Whether learning rates go with batches, and schedules with their phases. Needs no jax.
+
+Peaks are compared with published ones, moved to the phase's batch by the square-root rule (Krizhevsky 2014; You et al.
+2020, section 4.1). They are a rule of thumb, so whatever is found is a warning.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from bert_jax.config import Config, Phase
+from bert_jax.planning.asked import Asked
+from bert_jax.planning.lines import Line
+from bert_jax.training.schedules import learning_rate
+
+
+class Published(NamedTuple):
+    """A line of learning rates over batch sizes."""
+
+    rate: float
+    batch: int
+    """At which `rate` was published."""
+    smallest: int
+    """Batch below which the line is level: nothing was published there."""
+    far: float
+    """Times the line: from there on a rate is far above it."""
+    source: str
+
+
+LINES = {
+    # RoBERTa's 6e-4 at 8,192 and 1e-3 at 8,000 (table 3) are 1.1 and 1.8 times this line, 24-hour BERT's 1e-3 at 4,096
+    # 2.5 times.
+    "adamw": Published(1e-4, 256, 256, 4.0, "Devlin et al. 2019, 1e-4 at 256 rows"),
+    # The same line goes through all points of table 4, 6.25e-4 at 512 to 5e-3 at 32,768, and ALBERT's 1.76e-3 at 4,096;
+    # MLPerf's 2.88e-3 at 8,192 is 1.15 times the line.
+    "lamb": Published(5e-3, 32_768, 512, 2.0, "You et al. 2020, table 4: 6.25e-4 at 512 to 5e-3 at 32,768 rows"),
+}
+PUBLISHED_WIDTH = 768
+"""hidden_size of the smallest model of these runs; of narrower ones larger rates are expected, as 1 / width (Yang et
+al. 2022, Tensor Programs V)."""
+LARGE = 0.5
+"""Of the line: a peak above that is large for a start without warmup."""
+UNDONE = 0.2
+"""Share of the way from peak to end that may be left at the last update."""
+
+
+def line_at(config: Config, phase: Phase) -> float:
+    """The published learning rate for a phase's batch and the model's width."""
+    published = LINES[config.optimizer.name]
+    batch = max(phase.batch_size, published.smallest)
+    return published.rate * math.sqrt(batch / published.batch) * max(1.0, PUBLISHED_WIDTH / config.model.hidden_size)
+
+
+def rates(asked: Asked) -> Iterator[Line]:
+    """Peaks against batches."""
+    config, published = asked.config, LINES[asked.config.optimizer.name]
+    for i, phase in enumerate(config.phases):
+        line = line_at(config, phase)
+        times = phase.learning_rate / line
+        values = {"phase": i, "learning_rate": phase.learning_rate, "published": line, "times": times}
+        wide = config.model.hidden_size
+        narrow = f" x {PUBLISHED_WIDTH} / width {wide}" if wide < PUBLISHED_WIDTH else ""
+        text = (
+            f"phase {i}: peak {phase.learning_rate:g} with {phase.batch_size:,} rows is {times:.2g} times {line:.2g}, "
+            f"the square-root line{narrow} of {config.optimizer.name} ({published.source})"
+        )
+        if times > published.far:
+            remedy = f"expect divergence; lower --phases.{i}.learning-rate to {line:.2g}, or raise the batch"
+            yield Line("warning", "rate", f"{text}: {remedy}", values)
+        else:
+            yield Line("ok", "rate", text, values)
+
+
+def warmups(asked: Asked) -> Iterator[Line]:
+    """Warmup against the phase's length and peak."""
+    for i, phase in enumerate(asked.config.phases):
+        large = LARGE * line_at(asked.config, phase)
+        values = {"phase": i, "warmup_steps": phase.warmup_steps, "steps": phase.steps, "large": large}
+        text = f"phase {i}: {phase.warmup_steps:,} of {phase.steps:,} updates"
+        if phase.warmup_steps >= phase.steps:
+            remedy = f"the peak {phase.learning_rate:g} is never reached: lower --phases.{i}.warmup-steps"
+            yield Line("warning", "warmup", f"{text}: {remedy} below {phase.steps}", values)
+        elif not phase.warmup_steps and phase.learning_rate > large:
+            tenth = max(1, phase.steps // 10)
+            remedy = f"set --phases.{i}.warmup-steps, e.g. {tenth:,}"
+            start = f"it starts at {phase.learning_rate:g}, above {large:.2g}, half of the published line"
+            yield Line("warning", "warmup", f"{text}; {start}: {remedy}", values)
+        else:
+            below = "" if phase.warmup_steps else f"; {phase.learning_rate:g} is at most {large:.2g}, half of the line"
+            yield Line("ok", "warmup", f"{text}{below}", values)
+
+
+def decays(asked: Asked) -> Iterator[Line]:
+    """End rates, and whether the last phase reaches its own."""
+    for i, phase in enumerate(asked.config.phases):
+        last, peak, end = learning_rate(phase, phase.steps - 1), phase.learning_rate, phase.end_learning_rate
+        values = {"phase": i, "peak": peak, "end": end, "last": last}
+        text = f"phase {i}: {phase.decay} from {peak:g} to {end:g}; its last update has {last:.3g}"
+        left = (last - end) / (peak - end) if peak > end else 0.0
+        final = i == len(asked.config.phases) - 1
+        if end > peak:
+            remedy = f"the rate rises: lower --phases.{i}.end-learning-rate to at most {peak:g}"
+            yield Line("warning", "decay", f"{text}: {remedy}", values)
+        elif final and phase.warmup_steps < phase.steps and left > UNDONE:
+            remedy = f"set --phases.{i}.decay polynomial with power 1, an earlier decay-start, or more updates"
+            yield Line("warning", "decay", f"{text}, {left:.0%} of the way above its end: {remedy}", values)
+        else:
+            yield Line("ok", "decay", text, values)
+
+
+def updates(asked: Asked) -> Iterator[Line]:
+    """Whether the run is long enough for its optimizer."""
+    total, beta2 = asked.config.total_steps, asked.config.optimizer.beta2
+    span = 1 / (1 - beta2)
+    values = {"updates": total, "span": span}
+    text = f"{total:,} updates; the second moment averages over {span:,.0f} (optimizer.beta2 {beta2:g})"
+    if total < span:
+        remedy = "good for a trial only; raise --phases.N.steps, or lower --optimizer.beta2"
+        yield Line("warning", "updates", f"{text}: {remedy}", values)
+        return
+    yield Line("ok", "updates", text, values)
+
+
+CHECKS = {"rate": rates, "warmup": warmups, "decay": decays, "updates": updates}
+"""By the name that an error of theirs gets."""
