@@ -267,6 +267,14 @@ def check_processes(mesh: Mesh | AbstractMesh, processes: int) -> None:
             f"mesh data x fsdp splits rows over {shards} device(s), but there are {processes} processes, which must "
             f"all read rows of their own: make it a multiple of {processes} (mesh.tensor may not span processes)"
         )
+    if processes == 1 or isinstance(mesh, AbstractMesh):
+        return
+    owners = np.array([device.process_index for device in mesh.devices.flat]).reshape(shards, -1)
+    if (owners != owners[:, :1]).any():
+        raise UserError(
+            f"mesh.tensor {mesh.shape['tensor']} spans processes on these devices, and each must have rows of its own: "
+            "make it a divisor of the devices of a process"
+        )
 
 
 def check_heads(model: ModelConfig, mesh: Mesh | AbstractMesh) -> None:
