@@ -106,7 +106,7 @@ class Schedule(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(Config):
-    """Show what CONFIG needs and takes on devices that are not there: memory, exchanges, time, cost. It needs no corpus.
+    """Show what CONFIG needs and takes on absent devices: memory, exchanges, time, cost. It needs no corpus.
 
     It compiles the train step of every phase for the topology, which takes about a minute each for large models. It
     takes every flag of the config that `pretrain` takes; --mesh.data, --mesh.fsdp and --mesh.tensor lay the mesh.
@@ -119,7 +119,7 @@ class Plan(Config):
     price_per_chip_hour: float | None = None
     """What a chip costs for an hour, for the cost of the run; in any currency."""
     search: bool = False
-    """Instead, look for the mesh, micro-batch and model.remat that fit and are fastest, and compile at most 6 of them."""
+    """First look for the mesh, micro-batches and model.remat that fit and are fastest, compiling at most 6 programs."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -240,6 +240,8 @@ def plan(arguments: Sequence[str]) -> None:
     micro_batch = None if asked.micro_batch is None else flags.micro_batch(asked.micro_batch)
     if micro_batch == "auto":
         raise UserError("--micro-batch auto needs a device to try: give a number of rows, or --search")
+    if micro_batch is not None and asked.search:
+        raise UserError("--search looks for the micro-batch itself: leave --micro-batch away, or --search")
     price = asked.price_per_chip_hour
     if price is not None and price < 0:
         raise UserError(f"--price-per-chip-hour {price}: it must not be negative")

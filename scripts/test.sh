@@ -2,7 +2,8 @@
 # Set up the environment, then check style, imports and behaviour.
 #
 #   bash scripts/test.sh             the quick set: at most 15 minutes on 2 cores, without torch
-#   bash scripts/test.sh --all       everything: live parity with torch + transformers, Apache Beam, S3, compilation for TPUs: at most 45 minutes
+#   bash scripts/test.sh --all       everything: live parity with torch + transformers, Beam, S3, compilation for TPUs: at most
+#                                    45 minutes
 #   bash scripts/test.sh -k masking  further arguments go to pytest
 set -euo pipefail
 

@@ -13,18 +13,8 @@ from tests.stores import use_s3
 
 ROOT = Path(__file__).parent.parent
 # docs/corpus.md has its own test beside the code it documents (tests/data_prep/test_cli.py).
-TASKS = [
-    "pretrain",
-    "large_batch",
-    "stream",
-    "ablation",
-    "conversion",
-    "pods",
-    "performance",
-    "scaling",
-    "object_stores",
-    "doctor",
-]
+TASKS = ["pretrain", "large_batch", "stream", "ablation", "conversion", "pods", "performance", "object_stores"]
+TASKS += ["scaling", "plan", "slurm", "doctor"]
 AS_WRITTEN = "docs/reference.md"
 """Its commands compare with fixed figures: smaller ones would be refused."""
 PAGES = ["README.md", AS_WRITTEN, *(f"docs/{task}.md" for task in TASKS)]
@@ -36,6 +26,7 @@ SMALL_RUN = (
 SMALLER = {
     "pretrain": SMALL_RUN,
     "doctor": SMALL_RUN,
+    "plan": f"{SMALL_RUN} --topology v5e:2x2",
     "scripts/bench_loop.py": "--preset bert_tiny --seq-len 16 --batch 2 --updates 2 --log-every 2 --rounds 1",
     "scripts/bench_optimizer.py": "--preset bert_tiny --rounds 1",
     "scripts/calibrate_roofline.py": "--presets bert_tiny --rounds 1 --seconds 0.01",
@@ -60,7 +51,8 @@ def shrink(line: str) -> list[str]:
     """The words of a command, with later flags that make it small; they override those before."""
     words = shlex.split(line)
     smaller = shlex.split(SMALLER.get(words[1], ""))
-    if words[:2] == ["bert-jax", "pretrain"] and words[2] in ("bert_base", "bert_large", "bert_large_lamb"):
+    two_phases = ("bert_base", "bert_large", "bert_large_76min", "bert_large_lamb")
+    if words[0] == "bert-jax" and words[1] in ("pretrain", "plan") and words[2] in two_phases:
         smaller += shlex.split(
             "--phases.1.steps 1 --phases.1.seq-len 32 --phases.1.batch-size 8 --phases.1.accumulation 1"
         )
@@ -133,6 +125,7 @@ def test_readme_names_only_flags_that_exist():
     known |= {"--hosts", "--devices", "--topology", "--cluster.coordinator", "--cluster.processes", "--cluster.process"}
     known |= {"--micro-batch", "--plot", "--log.no-layers", "--against", "--wrong"}
     known |= {"--rounds", "--plot"}
+    known |= {"--topology", "--search", "--price-per-chip-hour", "--phases.1.batch-size"}
     known |= {"--vocab-size", "--tokenizer", "--workers", "--presets", "--budget", "--peer", "--validation-fraction"}
 
     def flags(value, prefix):

@@ -187,8 +187,8 @@ def _line(row: Values) -> str:
     kinds = ("parameters", "moments", "activations", "temporaries", "other")
     shown = [f"{memory[kind] / GIB:.2f}" if kind in memory else "" for kind in kinds]
     known = (
-        f"{row['phase']:>5}  {row['seq_len']:>7}  {row['batch_size']:>7,}  {row['rows']:>5} x {row['accumulation']:<5}  "
-        f"{'yes' if row['fits'] else 'no':>4}  {shown[0]:>6}  {shown[1]:>7}  {shown[2]:>6}  {shown[3]:>6}  "
+        f"{row['phase']:>5}  {row['seq_len']:>7}  {row['batch_size']:>7,}  {row['rows']:>5} x {row['accumulation']:<5}"
+        f"  {'yes' if row['fits'] else 'no':>4}  {shown[0]:>6}  {shown[1]:>7}  {shown[2]:>6}  {shown[3]:>6}  "
         f"{shown[4]:>5}  {memory['total'] / GIB:>6.2f}  {memory['available'] / GIB:>6.2f}  {row['flops'] / 1e15:>10.3f}"
     )
     if not row["fits"]:
@@ -202,7 +202,8 @@ def _traffic(row: Values) -> Iterator[str]:
         yield f"phase {row['phase']} exchanges per update, by its program: {kinds or 'nothing'}"
     if row["sent"] is not None:
         axes = ", ".join(f"{axis} {_gib(size)}" for axis, size in row["sent"].items() if size)
-        yield f"phase {row['phase']} sends from each device{'' if row['compiled'] else ', by estimate'}: {axes or 'nothing'}"
+        source = "" if row["compiled"] else ", by estimate"
+        yield f"phase {row['phase']} sends from each device{source}: {axes or 'nothing'}"
 
 
 def _gib(size: float) -> str:

@@ -1,9 +1,10 @@
 """`bert-jax plan --search`: one mesh and remat policy for the whole run, and a micro-batch for each of its phases."""
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from bert_jax.chips import GIB, Sizes
 from bert_jax.config import Config, MeshConfig
@@ -29,7 +30,7 @@ class Proposal(NamedTuple):
     programs: dict[tuple[int, int], ahead.Program]
     """Of what was chosen, by phase and micro-batches."""
 
-    def compiled(self, config: Config, phase: int, mesh: Mesh, accumulation: int) -> ahead.Program:
+    def compiled(self, config: Config, phase: int, mesh: Mesh | AbstractMesh, accumulation: int) -> ahead.Program:
         """As `ahead.compile_step`, of what the search has compiled."""
         return self.programs[phase, accumulation]
 
@@ -45,17 +46,15 @@ def propose(config: Config, topology: Topology) -> Proposal:
     """
     programs: dict[tuple[int, int], ahead.Program] = {}
     searches: dict[int, Found] = {}
-    chosen: Candidate | None = None
+    chosen: list[Candidate] = []
     left = MOST_COMPILED
     order = sorted(range(len(config.phases)), key=lambda i: _work(config, i), reverse=True)
+
+    def allowed(candidate: Candidate) -> bool:
+        return all((candidate.sizes, candidate.remat) == (one.sizes, one.remat) for one in chosen)
+
     for done, phase in enumerate(order):
-
-        def compiled(candidate: Candidate, phase: int = phase) -> int:
-            return _needed(config, phase, topology, candidate, programs)
-
-        def allowed(candidate: Candidate) -> bool:
-            return chosen is None or (candidate.sizes, candidate.remat) == (chosen.sizes, chosen.remat)
-
+        compiled = functools.partial(_needed, config, phase, topology, programs)
         most = left - (len(order) - done - 1)  # one at least for each of the others
         found = search(config, phase, topology.count, topology.slices, topology.chip, compiled, allowed, most)
         searches[phase] = found
@@ -67,9 +66,8 @@ def propose(config: Config, topology: Topology) -> Proposal:
                 + (f" ({_name(tried)}: {tried.reason})" if tried else "")
                 + ": take more chips, or smaller batches"
             )
-        chosen = chosen or found.chosen.candidate
-    assert chosen is not None
-    return _proposal(config, chosen, searches, programs)
+        chosen.append(found.chosen.candidate)
+    return _proposal(config, chosen[0], searches, programs)
 
 
 def _work(config: Config, phase: int) -> float:
@@ -79,7 +77,7 @@ def _work(config: Config, phase: int) -> float:
 
 
 def _needed(
-    config: Config, phase: int, topology: Topology, candidate: Candidate, programs: dict[tuple[int, int], Any]
+    config: Config, phase: int, topology: Topology, programs: dict[tuple[int, int], Any], candidate: Candidate
 ) -> int:
     """Bytes per device that a candidate's program needs; for GPUs, by the model."""
     config = candidate.config(config)
@@ -111,7 +109,7 @@ def lines(proposal: Proposal) -> list[str]:
     """What was looked at, for a person: what was compiled, and what comes behind it."""
     out = ["", f"found: {' '.join(proposal.flags)}", ""]
     for phase, found in proposal.searches.items():
-        tried = sum(one.compiled is not None or one.outcome == "did not fit" for one in found.looked)
+        tried = sum(one.outcome in ("chosen", "did not fit") for one in found.looked)
         out.append(f"phase {phase}: {len(found.looked):,} settings rated by the model, {tried} tried")
         ruled_out = [one for one in found.looked if one.outcome == "too large"]
         if ruled_out:

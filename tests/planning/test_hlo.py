@@ -121,7 +121,7 @@ def test_what_leaves_a_slice():
 
 
 def test_branches_and_calls():
-    others = f"%one (p: f32[2048]) -> f32[2048] {{\n  {REDUCED}\n}}\n\n%two (p: f32[2048]) -> f32[2048] {{\n  {REDUCED}\n}}\n"
+    others = "\n".join(f"%{name} (p: f32[2048]) -> f32[2048] {{\n  {REDUCED}\n}}\n" for name in ("one", "two"))
     text = module("%c = f32[2048]{0} conditional(%i, %a, %a), branch_computations={%one, %two}", others)
     assert len(collectives(text)) == 2
     text = module("%c = f32[2048]{0} call(%a), to_apply=%one", others)

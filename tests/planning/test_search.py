@@ -57,6 +57,13 @@ def test_slices_divide_the_data_axis():
     }
 
 
+def test_what_a_mesh_cannot_divide_is_no_candidate():
+    """15 feed-forward units over 2 devices; 5 devices on the data axis over 2 slices."""
+    odd = run(batch=64, intermediate_size=15)
+    assert {c.sizes.tensor for c in candidates(odd, 0, 8, 1)} == {1}
+    assert {c.sizes for c in candidates(run(batch=40), 0, 10, 2)} == {Sizes(10, 1, 1, 2)}
+
+
 def test_the_fastest_that_fits_is_chosen_after_one_compilation():
     compiler = Compiler(memory)
     found = search(CONFIG, 0, 8, 1, CHIP, compiler)

@@ -1,0 +1,187 @@
+"""`bert-jax plan`: the figures of a row, the whole run, mistakes in one line, a search that compiles few."""
+
+import dataclasses
+import importlib.util
+import json
+import math
+
+import pytest
+
+from bert_jax import cli, presets
+from bert_jax import config as config_lib
+from bert_jax.chips import CHIPS, GIB
+from bert_jax.config import MeshConfig
+from bert_jax.errors import UserError
+from bert_jax.planning import ahead, plan, propose, topologies
+from bert_jax.planning.hlo import Collective
+from bert_jax.planning.topologies import Topology
+
+GPUS = Topology("h100:2x4", CHIPS["h100"], 8, 2, None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Imagined(Topology):
+    """A TPU topology for which nothing is really compiled."""
+
+    def mesh(self, config):
+        return dataclasses.replace(GPUS, slices=1).mesh(config)
+
+
+TPUS = Imagined("v3:2x2", CHIPS["v3"], 8, 1, ())
+
+
+def compiler(total: int, calls: list | None = None):
+    """Stands for `ahead.compile_step`: a program of so many bytes, which reduces a megabyte over data."""
+
+    def compiled(config, phase, mesh, accumulation):
+        if calls is not None:
+            calls.append((phase, dict(mesh.shape), accumulation, config.model.remat))
+        exchange = Collective("all-reduce", ("f32[262144]",), 2**20, 1, tuple(range(8)), "")
+        return ahead.Program(total // 2, total // 4, total // 4, total, [exchange], 1.0)
+
+    return compiled
+
+
+@pytest.fixture
+def config():
+    return config_lib.replace(presets.load_config("bert_tiny"), evaluation={"batch_size": 12})
+
+
+def test_figures_of_a_row(config):
+    found = plan.plan(config, TPUS, price=2.0, compiled=compiler(2 * GIB))
+    (row,) = found["phases"]
+    memory = row["memory"]
+    state = ahead.abstract_arguments(config, 0, TPUS.mesh(config.mesh))[0]
+    parameters = sum(leaf.size for leaf in state.params.values() for leaf in _leaves(leaf))
+    assert memory["parameters"] == 4 * parameters and memory["moments"] == 8 * parameters + 4
+    kinds = ("parameters", "moments", "activations", "temporaries", "other")
+    assert sum(memory[kind] for kind in kinds) == memory["total"] == 2 * GIB
+    assert row["fits"] and row["short_by"] == 0 and row["compiled"]
+    assert row["collectives"] == {"all-reduce": 2**20}
+    assert row["sent"] == {"data": 2 * 2**20 * 7 / 8, "fsdp": 0, "tensor": 0, "network": 0}
+    assert math.isclose(sum(row["seconds"].values()), row["step_seconds"])
+    assert math.isclose(row["mfu"], row["flops"] / row["step_seconds"] / (8 * TPUS.chip.peak_flops))
+    hours = config.phases[0].steps * row["step_seconds"] / 3600
+    assert found["chips"] == 4, "two devices of v3 are one chip"
+    assert math.isclose(found["run"]["hours"], hours) and math.isclose(found["run"]["cost"], 2.0 * 4 * hours)
+    text = "\n".join(plan.lines(found))
+    assert "at the given price" in text and "one of the 2 cores" in text and "would refuse this run: evaluation" in text
+    json.dumps(found)
+
+
+def _leaves(tree):
+    return [leaf for value in tree.values() for leaf in _leaves(value)] if isinstance(tree, dict) else [tree]
+
+
+def test_what_does_not_fit_is_a_row(config):
+    def refused(config, phase, mesh, accumulation):
+        return ahead.Refusal(20 * GIB, 16 * GIB, True)
+
+    found = plan.plan(config, TPUS, compiled=refused)
+    (row,) = found["phases"]
+    assert not row["fits"] and row["short_by"] == 4 * GIB and row["step_seconds"] is None
+    text = "\n".join(plan.lines(found))
+    assert "does not fit, by at least 4.00 GiB" in text and "the run does not fit" in text
+    # A program that compiles, and is larger than the table says that the chip is, does not fit either.
+    (row,) = plan.plan(config, TPUS, compiled=compiler(17 * GIB))["phases"]
+    assert not row["fits"]
+
+
+def test_gpus_are_estimated(config):
+    found = plan.plan(config, GPUS)
+    (row,) = found["phases"]
+    assert not row["compiled"] and row["collectives"] is None and row["memory"]["total"] > 0
+    text = "\n".join(plan.lines(found))
+    assert "sends from each device, by estimate" in text and "nothing was compiled for GPUs" in text
+
+
+def test_time_of_ramps_and_clocks(config):
+    long = plan.plan(config, TPUS, compiled=compiler(GIB))["run"]["hours"]
+    ramp = {"start_batch_size": 8, "ramp_steps": config.phases[0].steps // 2, "accumulation": 2}
+    phases = (dataclasses.replace(config.phases[0], **ramp),)
+    assert config.phases[0].batch_size == 16
+    ramping = plan.plan(config_lib.replace(config, phases=phases), TPUS, 1, compiled=compiler(GIB))
+    step = ramping["phases"][0]["step_seconds"]
+    # Three quarters of the updates' rows: the first quarter of them has half a batch.
+    rows = phases[0].rows_before(phases[0].steps)
+    assert rows < phases[0].steps * 16
+    assert math.isclose(ramping["run"]["hours"], rows / 16 * step / 3600)
+    timed = (dataclasses.replace(config.phases[0], hours=long / 2),)
+    assert plan.plan(config_lib.replace(config, phases=timed), TPUS, compiled=compiler(GIB))["run"]["hours"] == long / 2
+
+
+def test_a_table_that_cannot_be_divided_is_named():
+    config = presets.load_config("bert_base")
+    config = dataclasses.replace(config, mesh=MeshConfig(2, 1, 4))
+    text = "\n".join(plan.lines(plan.plan(config, TPUS, compiled=compiler(GIB))))
+    assert "encoder/embeddings/word is copied, not split: mesh.tensor 4 does not divide its dimension 0, 30,522" in text
+
+
+def test_the_search_compiles_few(config, monkeypatch):
+    calls: list = []
+    monkeypatch.setattr(ahead, "compile_step", compiler(GIB, calls))
+    phase = config.phases[0]
+    config = config_lib.replace(config, phases=(phase, dataclasses.replace(phase, seq_len=32)))
+    proposal = propose.propose(config, TPUS)
+    assert len(calls) == 2 and [phase for phase, *_ in calls] == [0, 1], (
+        "the longest first, and one that fits is enough"
+    )
+    assert calls[0][1] == calls[1][1] and calls[0][3] == calls[1][3], "one mesh and one policy"
+    found = plan.plan(proposal.config, TPUS, compiled=proposal.compiled)
+    assert len(calls) == 2 and all(row["fits"] for row in found["phases"])
+    assert any(line.startswith("found: --mesh.data") for line in propose.lines(proposal))
+    json.dumps(propose.values(proposal))
+    calls.clear()
+    monkeypatch.setattr(ahead, "compile_step", compiler(100 * GIB, calls))
+    with pytest.raises(UserError, match="nothing that was tried fits"):
+        propose.propose(config, TPUS)
+    assert 1 <= len(calls) <= 6
+
+
+MISTAKES = {
+    "v7:2x2": "there is no chip 'v7'",
+    "h200": "did you mean 'h200:8x8'",
+    "v5e:4by4": "write v5e:16x16",
+    "v5e:0x4": "at least 1",
+    "2xh100:8x8": "how many nodes",
+    "h100:64": "how many nodes",
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_topologies_that_are_none(name):
+    with pytest.raises(UserError, match=MISTAKES[name]) as error:
+        topologies.find(name)
+    assert "\n" not in str(error.value)
+
+
+def test_without_libtpu(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install 'bert_jax\[plan\]'"):
+        topologies.find("v5e:2x4")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--topology v9:2x2", "there is no chip 'v9'"),
+        ("--topology h100:1x8 --mesh.data 3", "does not fit 8 devices"),
+        ("--topology h100:2x4 --mesh.data 1 --mesh.fsdp 8", "lie in 2 slices"),
+        ("--topology h100:1x8 --mesh.tensor 4", "does not divide the 2 attention heads"),
+        ("--topology h100:8x8", "is not divisible by 64 row shards"),
+        ("--topology h100:1x8 --micro-batch 3", "--micro-batch 3 does not cut"),
+        ("--topology h100:1x8 --micro-batch auto", "--micro-batch auto needs a device"),
+        ("--topology h100:1x8 --micro-batch 2 --search", "--search looks for the micro-batch itself"),
+        ("--topology h100:1x8 --price-per-chip-hour -1", "must not be negative"),
+    ],
+)
+def test_mistakes_are_one_line(arguments, message, capsys):
+    assert cli.main(["plan", "bert_tiny", *arguments.split()]) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.startswith("error: ") and err.count("\n") == 1 and message in err
+
+
+def test_the_command(capsys):
+    assert cli.main(["plan", "bert_tiny", "--topology", "h100:1x8", "--price-per-chip-hour", "2.5", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["mesh"] == {"data": 8, "fsdp": 1, "tensor": 1} and found["run"]["cost"] > 0
