@@ -1,5 +1,6 @@
 """Which devices a run will have: those that its processes see, those that are planned, or those of a topology."""
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from bert_jax.training.micro_batch import memory_of
 
 def seen(seat: Seat | None) -> dict[str, Any]:
     """This process's own devices, as plain values: `count`, `kind`, `slices`, and `memory`, bytes of each."""
+    # Processes that share a GPU, and whoever else is on it, are not to be kept from its memory by a look.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     local = jax.local_devices()
     if seat is not None and seat.devices is not None:
         local = [device for device in local if device.id in seat.devices] or local[: len(seat.devices)]

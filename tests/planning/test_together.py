@@ -42,7 +42,11 @@ def named(lines, name):
     return [line for line in lines if line.name == name]
 
 
-def test_processes_that_agree(tiny_config, tiny_corpus, tmp_path):
+@pytest.mark.parametrize("there", [False, True])
+def test_processes_that_agree(tiny_config, tiny_corpus, tmp_path, there):
+    """In a directory that is to be made, and in an empty one, where they see each other's marks."""
+    if there:
+        (tmp_path / "run").mkdir()
     codes, said = together([tiny_config] * 2, [tiny_corpus] * 2, [tmp_path / "run"] * 2)
     assert codes == [0, 0]
     for name in ("processes", "sight", "clock", "workdir"):
@@ -51,7 +55,7 @@ def test_processes_that_agree(tiny_config, tiny_corpus, tmp_path):
     assert "2 process(es)" in named(said, "workdir")[0].text
     (line,) = named(said, "mesh")
     assert line.values["hosts"] == 2 and line.values["data"] == line.values["devices"]
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.rglob("*")) == [tmp_path / "run"] * there
 
 
 def test_differences_are_named_and_the_rest_is_still_looked_at(tiny_config, tiny_corpus, tmp_path, monkeypatch):
