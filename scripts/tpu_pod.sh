@@ -5,7 +5,7 @@
 #
 # VERB is one of
 #   create   ask for the slice (a queued resource) and wait until it is there
-#   setup    copy the code of this checkout to all hosts, and install bert_jax[tpu] there with constraints/tpu-py312.txt
+#   setup    copy the code of this checkout to all hosts, and install bert_jax[tpu,gcs] there with constraints/tpu-py312.txt
 #   run      create and set up if there is no slice, then `bert-jax pretrain` on all hosts, until it has ended
 #   stop     have the run save and end; `run` continues it
 #   logs     the log of host 0, as it grows

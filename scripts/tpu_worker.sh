@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What scripts/tpu_pod.sh runs on each host of a slice, in the copy of the checkout that it made there.
 #
-#   bash scripts/tpu_worker.sh setup        make .venv with Python 3.12 and bert_jax[tpu] in it
+#   bash scripts/tpu_worker.sh setup        make .venv with Python 3.12 and bert_jax[tpu,gcs] in it
 #   bash scripts/tpu_worker.sh run ARG...   start `bert-jax pretrain ARG...` and follow it; one that runs is only followed
 #   bash scripts/tpu_worker.sh stop         have it save and end
 #   bash scripts/tpu_worker.sh logs         its last lines, and those to come
@@ -33,7 +33,7 @@ setup() {
     python3 -m pip install --quiet --user 'uv>=0.5,<1'
     [[ -x .venv/bin/python ]] || python3 -m uv venv --quiet --python 3.12 .venv
     python3 -m uv pip install --quiet --python .venv/bin/python --reinstall-package bert_jax \
-        --constraint constraints/tpu-py312.txt '.[tpu]'
+        --constraint constraints/tpu-py312.txt '.[tpu,gcs]'
     say "is set up"
 }
 

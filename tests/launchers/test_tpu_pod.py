@@ -12,7 +12,7 @@ import pytest
 HERE = Path(__file__).parent
 SCRIPT = HERE.parents[1] / "scripts" / "tpu_pod.sh"
 WORKER = HERE.parents[1] / "scripts" / "tpu_worker.sh"
-WHICH = "--name first --zone europe-west4-b --type v6e-16 --poll 0".split()
+WHICH = ["--name", "first", "--zone", "europe-west4-b", "--type", "v6e-16", "--poll", "0"]
 TRAIN = ["bert_base", "--corpus", "gs://here/wiki", "--workdir", "gs://here/runs/first run"]
 PLAIN_PATH = "/usr/bin:/bin"
 
@@ -58,7 +58,7 @@ def cloud(tmp_path):
                     (tmp_path / name).write_text(state)
 
     fake = tmp_path / "gcloud"
-    fake.write_text(f"#!/bin/sh\nexec {sys.executable} -S {HERE / 'fake_gcloud.py'} \"$@\"\n")
+    fake.write_text(f'#!/bin/sh\nexec {sys.executable} -S {HERE / "fake_gcloud.py"} "$@"\n')
     fake.chmod(0o755)
     return Cloud()
 
