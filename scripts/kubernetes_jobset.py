@@ -228,6 +228,8 @@ def _job(
     }
     pod: Fields = {
         "restartPolicy": "Never",
+        # Then the container's process is not the first one, which would ignore SIGTERM until it asks for it.
+        "shareProcessNamespace": True,
         "terminationGracePeriodSeconds": asked.grace,
         "securityContext": {"fsGroup": USER},
         "containers": [container],

@@ -32,7 +32,7 @@
 # one name, each would undo what the other does: start one.
 #
 # Exit codes: 0 done; 1 a bug; 2 a mistake, said in one line; 75 not over yet, and the same command continues it.
-# Needs gcloud with a login, and hosts that reach the internet (PyPI, GitHub) and the buckets.
+# Needs bash 4.4, gcloud with a login, and hosts that reach the internet (PyPI, GitHub) and the buckets.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -203,14 +203,16 @@ setup() {
 # ---------------------------------------------------------------- the run and its restarts
 
 ready() { # have a slice that is set up
+    local node
     look tpu-vm state
-    if [[ $state != READY ]]; then
+    node=$state
+    if [[ $node != READY ]]; then
         fresh=true
         look queued-resources state.state
         case $state in
             NONE) create || return ;;
             ACTIVE | FAILED | SUSPENDING | SUSPENDED | DELETING)
-                say "$name is lost ($state): asking for another"
+                say "$name is lost (slice $node, request $state): asking for another"
                 delete && create || return
                 ;;
         esac

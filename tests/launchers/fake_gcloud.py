@@ -1,11 +1,13 @@
 """Plays gcloud: notes each command, and does what the next line of a script says when the run is started.
 
-The directory $FAKE holds `commands` (what was asked), `node` and `queue` (states, absent: there is none), and `plan`,
-one line for each start of the run: the exit codes of the hosts, and what becomes of the slice, as in `75,75 PREEMPTED`.
+The directory $FAKE holds `commands` (what was asked), `node` and `queue` (states, absent: there is none), `no_scp` (the
+next copy fails), and `plan`, one line for each start of the run: the exit codes of the hosts, and what becomes of the
+slice, as in `75,75 PREEMPTED`; or `wait`.
 """
 
 import os
 import sys
+import time
 from pathlib import Path
 
 FAKE = Path(os.environ["FAKE"])
@@ -22,6 +24,8 @@ def state(name: str) -> None:
 def run_on_hosts() -> None:
     lines = (FAKE / "plan").read_text().splitlines()
     (FAKE / "plan").write_text("\n".join(lines[1:]))
+    if lines[0] == "wait":
+        time.sleep(30)
     codes, _, becomes = lines[0].partition(" ")
     print("update 7 of 9, exit code 1 is what a bug has")
     for host, code in enumerate(filter(None, codes.split(","))):
@@ -47,6 +51,9 @@ def main() -> None:
     elif verb == "delete":
         for name in ("queue", "node"):
             (FAKE / name).unlink(missing_ok=True)
+    elif verb == "scp" and (FAKE / "no_scp").exists():
+        (FAKE / "no_scp").unlink()
+        sys.exit("ERROR: (gcloud) no route to the host")
     elif verb == "ssh":
         assert (FAKE / "node").read_text() == "READY"
         if any("tpu_worker.sh run" in word for word in words):

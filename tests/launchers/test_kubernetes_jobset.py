@@ -182,6 +182,7 @@ def test_a_bug_or_a_mistake_ends_it_and_all_else_starts_all_pods_again(made):
 def test_what_pods_have(made):
     words = ("--grace", "60", "--shared-memory", "2Gi", "--node-selector", "pool=a", "--toleration", "spot")
     pod = pod_of(made(*GPU, *words, "--service-account", "reader", "--", *MOUNTED))
+    assert pod["shareProcessNamespace"] and pod["securityContext"] == {"fsGroup": 1000}
     assert pod["terminationGracePeriodSeconds"] == 60 and pod["serviceAccountName"] == "reader"
     assert pod["nodeSelector"] == {"pool": "a"}
     assert [taint["key"] for taint in pod["tolerations"]] == ["nvidia.com/gpu", "spot"]

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -109,10 +110,35 @@ def test_a_request_that_failed_is_made_again_and_one_that_waits_is_kept(cloud):
     assert waiting.returncode == 0 and cloud.acts() == []
 
 
+def test_a_set_up_that_fails_is_a_mistake_at_first_and_trouble_later(cloud, tmp_path):
+    (tmp_path / "no_scp").touch()
+    done = cloud.run("0")
+    assert done.returncode == 2 and "no route" in done.stderr and cloud.acts() == ["create", "scp"]
+    (tmp_path / "no_scp").touch()
+    cloud.becomes("READY", "ACTIVE")
+    assert cloud.run("75 PREEMPTED", "0").returncode == 0
+    assert cloud.acts() == ["run", "delete", "create", "scp", "scp", "setup", "run"]
+
+
 def test_a_host_that_is_not_set_up_is_a_mistake(cloud):
     cloud.becomes("READY", "ACTIVE")
     done = cloud.run("127")
     assert done.returncode == 2 and "tpu_pod.sh setup" in done.stderr
+
+
+def test_ctrl_c_leaves_the_run_alone(cloud, tmp_path):
+    cloud.becomes("READY", "ACTIVE")
+    (tmp_path / "plan").write_text("wait")
+    settings = {"PATH": f"{tmp_path}:{PLAIN_PATH}", "FAKE": str(tmp_path)}
+    command = ["bash", SCRIPT, "run", *WHICH, "--", *TRAIN]
+    launcher = subprocess.Popen(command, env=settings, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    wait = time.monotonic() + 20
+    while (tmp_path / "plan").read_text():
+        assert time.monotonic() < wait
+        time.sleep(0.02)
+    os.killpg(launcher.pid, signal.SIGINT)
+    said = launcher.communicate(timeout=20)[1]
+    assert launcher.returncode == 130 and said.rstrip().endswith("stop ends it") and cloud.acts() == ["run"]
 
 
 @pytest.mark.parametrize("verb, act", [("stop", "stop"), ("logs", "logs"), ("delete", "delete")])
@@ -179,6 +205,7 @@ def test_mistakes_get_one_line(words, said, tmp_path):
 
 TRAINER = """#!/usr/bin/env bash
 echo "training with: $*"
+sleep 4 >/dev/null 2>&1 & # a child that is left behind
 trap 'echo saved; exit 75' TERM
 while [[ ! -e $HOME/end ]]; do sleep 0.05; done
 exit "$(<"$HOME/end")"
@@ -199,10 +226,12 @@ def host(tmp_path):
         begun: list[subprocess.Popen] = []  # noqa: RUF012
         log = tmp_path / "bert_jax_run" / "log"
 
-        def start(self, *words: str) -> subprocess.Popen:
-            environment = {"PATH": PLAIN_PATH, "HOME": str(tmp_path)}
+        def start(self, *words: str, path: str = PLAIN_PATH) -> subprocess.Popen:
+            environment = {"PATH": path, "HOME": str(tmp_path)}
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-            self.begun.append(subprocess.Popen(["bash", worker, *words], env=environment, **pipes))
+            self.begun.append(
+                subprocess.Popen(["bash", worker, *words], env=environment, start_new_session=True, **pipes)
+            )
             return self.begun[-1]
 
         def end(self, code: int) -> None:
@@ -225,7 +254,7 @@ def host(tmp_path):
 def test_a_run_outlives_its_connection_and_is_found_again(host):
     first = host.start("run", "bert_base", "--corpus", "a b")
     host.trains()
-    first.kill()
+    os.killpg(first.pid, signal.SIGKILL)  # all that the connection had
     again = host.start("run", "bert_base")
     assert "is followed" in again.stdout.readline()
     refused = host.start("setup")
@@ -235,6 +264,17 @@ def test_a_run_outlives_its_connection_and_is_found_again(host):
     assert again.returncode == 1 and said.rstrip().endswith("ended with code 1")
     assert host.log.read_text().count("training with: pretrain bert_base --corpus a b") == 1
     assert "training with: pretrain bert_base\n" not in host.log.read_text()
+
+
+def test_a_host_is_set_up_with_the_pinned_versions(host, tmp_path):
+    python = tmp_path / "python3"
+    python.write_text('#!/bin/sh\necho "$PWD: $*"\n')
+    python.chmod(0o755)
+    said, _ = host.start("setup", path=f"{tmp_path}:{PLAIN_PATH}").communicate(timeout=20)
+    *_, install, end = said.splitlines()
+    words = install.split()
+    assert words[0] == f"{tmp_path / 'bert_jax'}:" and words[-1] == ".[tpu,gcs]" and end.endswith("is set up")
+    assert words[words.index("--constraint") + 1] == "constraints/tpu-py312.txt"
 
 
 def test_stop_saves_and_says_that_it_was_asked(host):
