@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from bert_jax import presets
+from bert_jax import presets, storage
 from bert_jax.config import Config
 from bert_jax.data import parts
 from bert_jax.errors import TRY_AGAIN, PeerError, UserError
@@ -30,6 +30,16 @@ _MISSING: Any = tyro.MISSING
 ENDED = {"steps": "finished", "time": "finished, its time is over", "target": "finished, target reached"}
 """What is said of a run that is over, by why it is (training/loop.py)."""
 
+Place = Annotated[
+    storage.StoredPath,
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="DIR",
+        instance_from_str=lambda words: storage.path(words[0]),
+        is_instance=lambda value: isinstance(value, storage.StoredPath),
+        str_from_instance=lambda value: [str(value)],
+    ),
+]
 Corpora = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="DIR[=WEIGHT]")]
 
 
@@ -43,8 +53,9 @@ class Pretrain(Config):
     corpus: Corpora
     """Directory that `bert-data build` made, and how many of its rows are read per row of a corpus with weight 1.
     Give it once for each corpus of a mixture; without weights, data.mixture-exponent says what each gets."""
-    workdir: Path
-    """Directory of the run: checkpoints, metrics.jsonl, TensorBoard events."""
+    workdir: Place
+    """Directory of the run: checkpoints, metrics.jsonl, TensorBoard events. Like a corpus, it may lie in a bucket:
+    gs://BUCKET/NAME or s3://BUCKET/NAME."""
     micro_batch: str | None = None
     """Rows of a micro-batch on each device, or `auto` for as many as fit into the memory at hand (ledger.jsonl has
     what was found). Without it, phases.N.accumulation says how an update is cut. Results do not depend on it."""
@@ -89,7 +100,7 @@ class Schedule(Config):
 class Evaluate:
     """Held-out metrics of a run's newest checkpoint, beside the unigram baseline."""
 
-    workdir: tyro.conf.Positional[Path]
+    workdir: tyro.conf.Positional[Place]
     """Directory of the run."""
     corpus: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="DIR")]
     """Corpus whose validation split is scored; built with the run's tokenizer. Give it once for each of several."""
@@ -101,7 +112,7 @@ class Evaluate:
 class FillMask:
     """Fill the [MASK]s of a text."""
 
-    model: tyro.conf.Positional[Path]
+    model: tyro.conf.Positional[Place]
     """Work directory of a run, or an exported model."""
     text: tyro.conf.Positional[str]
     """Text with one or more [MASK]."""
@@ -115,9 +126,9 @@ class FillMask:
 class Convert:
     """Write a trained model in another format."""
 
-    source: tyro.conf.Positional[Path]
+    source: tyro.conf.Positional[Place]
     """Work directory of a run, or an exported model."""
-    destination: tyro.conf.Positional[Path]
+    destination: tyro.conf.Positional[Place]
     """Directory to make; it must not exist."""
     to: Literal["huggingface"] = "huggingface"
     """Format to write."""
@@ -190,7 +201,7 @@ def evaluate(arguments: Sequence[str]) -> None:
     """``bert-jax evaluate WORKDIR --corpus DIR``."""
     asked = _parse(Evaluate, arguments, "evaluate")
     # Validation splits are scored one by one, so shares mean nothing; equal ones are never too small.
-    mixture = [parts.Part(parts.path(text), 1.0) for text in asked.corpus]
+    mixture = [parts.Part(storage.path(text), 1.0) for text in asked.corpus]
     from bert_jax import pretraining
 
     metrics = pretraining.evaluate(asked.workdir, mixture)
@@ -253,14 +264,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PeerError as error:
         print(f"error: {error}: the same command continues from the newest checkpoint", file=sys.stderr)
         return TRY_AGAIN
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    except Exception as error:
+        line = _full_disk(error) or storage.trouble(error)
+        if line is None:
             raise
-        print(
-            f"error: {error.strerror.lower()}{f': {error.filename}' if error.filename else ''}: free some",
-            file=sys.stderr,
-        )
+        print(f"error: {line}", file=sys.stderr)
         return 2
+
+
+def _full_disk(error: Exception) -> str | None:
+    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return None
+    return f"{error.strerror.lower()}{f': {error.filename}' if error.filename else ''}: free some"
 
 
 def _overview() -> str:

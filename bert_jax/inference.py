@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -14,6 +13,7 @@ from bert_jax.convert import huggingface
 from bert_jax.errors import UserError
 from bert_jax.model import pretraining
 from bert_jax.model.encoder import EncoderInputs
+from bert_jax.storage import StoredPath, fetched, path, reach
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.training import checkpoint, workdir
 
@@ -136,17 +136,19 @@ def _vectors(config: ModelConfig, pooling: str, params: Params, inputs: EncoderI
     return (hidden * real).sum(1) / jnp.maximum(real.sum(1), 1.0)
 
 
-def load(source: str | Path) -> Model:
+def load(source: str | StoredPath) -> Model:
     """A model from a run's work directory (its newest intact checkpoint) or from a Hugging Face export.
 
     Raises:
-      UserError: neither is there, or what is there is damaged.
+      UserError: neither is there, what is there is damaged, or its store does not answer.
     """
-    source = Path(source)
+    source = path(source)
+    reach(source)
     if not source.is_dir():
         raise UserError(f"{source} is no directory: give the work directory of a run, or an exported model")
     if (source / huggingface.WEIGHTS).exists():
-        config, params = huggingface.read(source, _shapes)
+        with fetched(source) as local:
+            config, params = huggingface.read(local, _shapes)
         tokenizer = Tokenizer.load(source)
     else:
         config, params = load_params(source)
@@ -154,7 +156,7 @@ def load(source: str | Path) -> Model:
     return Model(config, jax.tree.map(jnp.asarray, params), tokenizer)
 
 
-def load_params(directory: Path) -> tuple[ModelConfig, Params]:
+def load_params(directory: StoredPath) -> tuple[ModelConfig, Params]:
     """Model config, as deep as it was then, and parameters of a run's newest intact checkpoint, as numpy arrays.
 
     Raises:
@@ -172,7 +174,7 @@ def _shapes(config: ModelConfig, pair: bool) -> Params:
     return jax.eval_shape(lambda: pretraining.init(config, jax.random.key(0), pair=pair))
 
 
-def export(source: Path, destination: Path) -> None:
+def export(source: StoredPath, destination: StoredPath) -> None:
     """Write a model as a Hugging Face directory.
 
     The card says what the labels of the pair head mean, if the source is a run; an exported model does not tell.

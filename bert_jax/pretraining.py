@@ -1,7 +1,6 @@
 """The pretraining job: open corpora, claim a work directory, train; and score what came out."""
 
 import time
-from pathlib import Path
 
 import jax
 
@@ -15,11 +14,12 @@ from bert_jax.data.parts import Part, common_tokenizer, opened, resolve
 from bert_jax.errors import UserError
 from bert_jax.masking import Vocabulary
 from bert_jax.runtime.shared import check_shared
-from bert_jax.runtime.together import refuse_together, tell
+from bert_jax.runtime.together import meet, refuse_together, tell
 from bert_jax.start import read_start
+from bert_jax.storage import StoredPath
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.training import loop, metrics, workdir
-from bert_jax.training.checkpoint import committed, directory_of
+from bert_jax.training.checkpoint import check_place, committed, directory_of
 from bert_jax.training.micro_batch import Asked
 from bert_jax.training.pretraining_task import Pretraining
 
@@ -53,7 +53,7 @@ def open_task(config: Config, parts: list[Part]) -> Pretraining:
 def pretrain(
     config: Config,
     parts: list[Part],
-    directory: Path,
+    directory: StoredPath,
     *,
     profile: tuple[int, int] | None = None,
     micro_batch: Asked = None,
@@ -65,6 +65,7 @@ def pretrain(
         before all is checked.
     """
     begun = time.time()
+    check_place(directory)
     task = open_task(config, parts)
     assert task.train is not None
     loop.checked_mesh(task, micro_batch)
@@ -82,10 +83,12 @@ def pretrain(
     if jax.process_count() > 1:
         check_shared(directory)
     about = {"tokenizer_fingerprint": corpora[0].tokenizer_fingerprint}
-    return loop.train(task, directory, about, start=start, profile=profile, micro_batch=micro_batch, begun=begun)
+    place = loop.train(task, directory, about, start=start, profile=profile, micro_batch=micro_batch, begun=begun)
+    meet("the end")  # whoever has nothing to write waits for what the first process writes
+    return place
 
 
-def evaluate(directory: Path, parts: list[Part]) -> dict[str, float]:
+def evaluate(directory: StoredPath, parts: list[Part]) -> dict[str, float]:
     """Held-out metrics of a run's newest intact checkpoint on the validation splits of corpora.
 
     Raises:

@@ -9,6 +9,7 @@ import numpy as np
 from etils import epath
 
 from bert_jax.data.corpus import shard_file
+from bert_jax.storage import is_remote
 from data_prep import scratch
 from data_prep.checksums import file_facts
 from data_prep.records import cut_long_sentences
@@ -51,7 +52,7 @@ class Assembler:
 
     def _temporary(self) -> str | None:
         """Where to write shards: beside the units, unless those are in an object store."""
-        return None if "://" in self.scratch else self.scratch
+        return None if is_remote(self.scratch) else self.scratch
 
 
 def _parts(directory: epath.Path, units: list[str], plan: dict[str, np.ndarray]) -> Iterator[tuple[int, Piece]]:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from etils import epath
 
 from bert_jax.data.corpus import token_dtype
+from bert_jax.storage import is_remote
 from bert_jax.tokenizer import Tokenizer
 from data_prep import claim, scratch, writer
 from data_prep.assemble import Assembler
@@ -71,7 +72,7 @@ def build(request: Request, engine: Engine) -> dict:
     # Where a file is another one than in an earlier run, its input is prepared and all is decided again.
     decisions = {
         "name": request.name,
-        "out": os.fspath(directory.resolve()),
+        "out": os.fspath(directory if is_remote(directory) else directory.resolve()),
         "settings": request.options.to_dict(),
         "inputs": scratch.fingerprint(inputs),
     }
@@ -120,7 +121,7 @@ def _decide(request: Request, marks: epath.Path, inputs: list[PlacedInput], has_
         _check_source(source, [unit.facts for unit in units if unit.source == index])
     token_bytes = token_dtype(request.tokenizer.vocab_size).itemsize
     # Columns are memory-mapped, so they need a local disk: the scratch directory's own where it is one.
-    parent = None if "://" in os.fspath(marks) else os.fspath(marks)
+    parent = None if is_remote(marks) else os.fspath(marks)
     with tempfile.TemporaryDirectory(prefix="columns-", dir=parent) as local:
         return decide(marks, units, request.options, has_leaks, token_bytes, pathlib.Path(local))
 

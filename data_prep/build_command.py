@@ -10,6 +10,7 @@ from etils import epath
 
 from bert_jax.data.corpus import INCOMPLETE
 from bert_jax.errors import UserError
+from bert_jax.storage import is_remote, path
 from bert_jax.tokenizer import Tokenizer
 from data_prep import arguments as flags
 from data_prep import sources
@@ -130,8 +131,10 @@ def run(arguments: argparse.Namespace) -> None:
     from data_prep.build import Request, build
 
     started = time.perf_counter()
-    out = epath.Path(arguments.out)
-    name = arguments.name or re.sub(r"[^a-z0-9]+", "_", f"{out.resolve().name}".lower()).strip("_")
+    out = epath.Path(path(arguments.out))
+    name = arguments.name or re.sub(
+        r"[^a-z0-9]+", "_", f"{(out if is_remote(out) else out.resolve()).name}".lower()
+    ).strip("_")
     if not name[:1].isalpha():
         raise UserError(f"--out {out}: no name for the corpus can be made of it; give one with --name")
     manifest = build(

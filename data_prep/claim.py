@@ -10,6 +10,7 @@ from etils import epath
 
 from bert_jax.data.corpus import INCOMPLETE
 from bert_jax.errors import UserError
+from bert_jax.storage import is_remote, make_directory
 from data_prep import scratch, writer
 
 _BEGUN = "build.json"
@@ -25,7 +26,7 @@ def scratch_directory(directory: epath.Path, name: str, parent: os.PathLike | st
     marks = writer.claim_directory(directory)
     if parent is not None:
         marks = epath.Path(parent) / f"{name}.incomplete"
-        marks.mkdir(parents=True, exist_ok=True)
+        make_directory(marks)
     return marks
 
 
@@ -36,7 +37,7 @@ def only_one(marks: epath.Path) -> Iterator[None]:
     Raises:
       UserError: another one is at work.
     """
-    if "://" in os.fspath(marks):
+    if is_remote(marks):
         yield
         return
     with (marks / _LOCK).open("w") as file:
@@ -74,7 +75,7 @@ def go_on(marks: epath.Path, directory: epath.Path, units: dict, decisions: dict
             )
         if found == wanted:
             return
-    elif any(path.name != _LOCK for path in marks.iterdir()):
+    elif marks.exists() and any(path.name != _LOCK for path in marks.iterdir()):
         raise UserError(f"{marks}: is not empty and was not left by a build; choose another directory")
     forget_decisions(marks, directory)
     scratch.write_json(begun, wanted)
@@ -91,4 +92,4 @@ def clear(marks: epath.Path, directory: epath.Path) -> None:
     """Removes what a finished build needs no more."""
     marks.rmtree()
     if marks != directory / INCOMPLETE:
-        (directory / INCOMPLETE).rmtree()
+        (directory / INCOMPLETE).rmtree(missing_ok=True)  # a store has no empty directories

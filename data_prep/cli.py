@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from bert_jax import storage
 from bert_jax.errors import UserError
 from data_prep import build_command, disk, inspect_command, tokenizer_command
 from data_prep.verify import verify
@@ -28,8 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:  # of `bert-data inspect DIR | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except OSError as error:
-        described = disk.as_user_error(error)
+    except Exception as error:
+        described = storage.trouble(error) or disk.as_user_error(error)
         if described is None:
             raise
         print(f"error: {described}", file=sys.stderr)

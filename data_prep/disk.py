@@ -17,9 +17,9 @@ _REMEDIES = {
 }
 
 
-def as_user_error(error: OSError) -> UserError | None:
+def as_user_error(error: Exception) -> UserError | None:
     """The error in the user's words, or None for one that is not theirs to mend."""
-    if error.errno not in _REMEDIES:
+    if not isinstance(error, OSError) or error.errno not in _REMEDIES:
         return None
     where = error.filename2 or error.filename
     return UserError(

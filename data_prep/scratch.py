@@ -1,13 +1,10 @@
 """What a build keeps until it is done: one unit per block of input, markers of finished steps, columns.
 
-Every file is written under another name first and then renamed, so that a name that is there is whole:
-a build that was killed goes on from what it finds.
+Every file is written whole or not at all (storage.write_whole): a build that was killed goes on from what it finds.
 """
 
 import hashlib
 import json
-import os
-import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -17,6 +14,7 @@ import safetensors.numpy
 from etils import epath
 
 from bert_jax.errors import UserError
+from bert_jax.storage import is_remote, write_whole
 
 
 def unit_name(source: int, part: int, block: int) -> str:
@@ -53,21 +51,9 @@ def shard_marks(directory: epath.Path, split: str) -> list[epath.Path]:
     return sorted(directory.glob(f"shard-{split}-*.safetensors"))
 
 
-def write(path: epath.Path, content: bytes) -> None:
-    """Writes a file that is either whole or not there."""
-    # Of several writers in threads, processes and containers, each needs a name of its own.
-    partial = path.parent / f"{path.name}.{uuid.uuid4().hex}.partial"
-    try:
-        partial.write_bytes(content)
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-
-
 def write_json(path: epath.Path, content: Any) -> None:
     """Writes JSON, whole or not at all."""
-    write(path, json.dumps(content, indent=1).encode() + b"\n")
+    write_whole(path, json.dumps(content, indent=1).encode() + b"\n")
 
 
 def read_json(path: epath.Path) -> Any:
@@ -81,7 +67,7 @@ def read_json(path: epath.Path) -> Any:
 def write_arrays(path: epath.Path, arrays: Mapping[str, np.ndarray], facts: dict) -> None:
     """Writes arrays and, as JSON, facts about them."""
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    write(path, safetensors.numpy.save(contiguous, {"facts": json.dumps(facts)}))
+    write_whole(path, safetensors.numpy.save(contiguous, {"facts": json.dumps(facts)}))
 
 
 def read_facts(path: epath.Path) -> dict:
@@ -97,7 +83,7 @@ def read_facts(path: epath.Path) -> dict:
 def read_arrays(path: epath.Path, names: Iterable[str] | None = None) -> dict[str, np.ndarray]:
     """Arrays that `write_arrays` wrote; those of `names` that the file has, or all."""
     try:
-        if "://" in os.fspath(path):
+        if is_remote(path):
             arrays = safetensors.numpy.load(path.read_bytes())
             return {name: array for name, array in arrays.items() if names is None or name in names}
         with safetensors.safe_open(path, "np") as file:

@@ -6,6 +6,7 @@ import time
 
 from etils import epath
 
+from bert_jax import storage
 from bert_jax.errors import UserError
 from bert_jax.tokenizer import Tokenizer
 from data_prep import arguments as flags
@@ -87,7 +88,8 @@ def _add_training(add: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Makes the tokenizer that the flags describe."""
     started = time.perf_counter()
-    out = epath.Path(arguments.out)
+    out = epath.Path(storage.path(arguments.out))
+    storage.reach(out)
     if out.exists():
         raise UserError(f"{out}: exists already; choose another --out or remove it first")
     if arguments.existing is not None:
@@ -97,7 +99,7 @@ def run(arguments: argparse.Namespace) -> None:
             raise UserError("--add-special-tokens goes with --from; a vocabulary that is trained has them all")
         read = [sources.parse(spec, arguments.workers) for spec in arguments.source]
         tokenizer = train(_recipe(arguments), read, arguments.workers)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    storage.make_directory(out.parent)
     tokenizer.save(out)
     seconds = time.perf_counter() - started
     case = "uncased" if tokenizer.lowercase else "cased"

@@ -21,9 +21,10 @@ from bert_jax.data.corpus import (
     read_manifest,
     token_dtype,
 )
-from bert_jax.data.integrity import DATASET_INFO, check_checksums, check_records, check_sizes, listed_files
+from bert_jax.data.integrity import DATASET_INFO, Listed, check_checksums, check_records, check_sizes, listed_files
 from bert_jax.errors import UserError
 from bert_jax.progress import progress
+from bert_jax.storage import on_this_host
 from bert_jax.tokenizer import Tokenizer
 
 _BATCH_RECORDS = 256
@@ -71,7 +72,8 @@ def verify(directory: os.PathLike | str) -> Verified:
     if tokenizer.fingerprint != manifest["tokenizer"]["fingerprint"]:
         raise UserError(f"{directory / TOKENIZER}: not the tokenizer this corpus was built with; rebuild the corpus")
     _verify_dataset_info(directory / DATASET_INFO, manifest)
-    records = sum(_verify_split(directory, manifest, split, tokenizer.unk_id) for split in SPLITS)
+    listed = {file.path.name: file for file in files}
+    records = sum(_verify_split(directory, manifest, listed, split, tokenizer.unk_id) for split in SPLITS)
     extra = sorted({path.name for path in directory.iterdir()} - {*(file.path.name for file in files), MANIFEST})
     return Verified(len(files), size, records, tuple(extra))
 
@@ -83,7 +85,9 @@ def _verify_dataset_info(path: epath.Path, manifest: Mapping) -> None:
         raise UserError(f"{path}: holds other counts than {MANIFEST} says; rebuild the corpus")
 
 
-def _verify_split(directory: epath.Path, manifest: Mapping, split: str, unk_id: int) -> int:
+def _verify_split(
+    directory: epath.Path, manifest: Mapping, listed: Mapping[str, Listed], split: str, unk_id: int
+) -> int:
     """Reads every record of a split; returns how many."""
     corpus = Corpus.open(directory, split)
     shards = manifest["splits"][split]["shards"]
@@ -91,7 +95,7 @@ def _verify_split(directory: epath.Path, manifest: Mapping, split: str, unk_id: 
     reading = _Reading(corpus)
     with progress(f"reading {split}", sum(shard["records"] for shard in shards), "record") as bar:
         for shard in shards:
-            for records in _batches(directory / shard["file"], shard["records"], token_dtype(corpus.vocab_size)):
+            for records in _batches(listed[shard["file"]], shard["records"], token_dtype(corpus.vocab_size)):
                 bad = reading.first_unsound(records)
                 if bad is not None:
                     raise UserError(
@@ -114,18 +118,19 @@ def _verify_split(directory: epath.Path, manifest: Mapping, split: str, unk_id: 
     return reading.records
 
 
-def _batches(path: epath.Path, count: int, dtype: np.dtype) -> Iterator[list[Record]]:
+def _batches(file: Listed, count: int, dtype: np.dtype) -> Iterator[list[Record]]:
     """The records of a shard in order, 256 at a time: at most some 12 MB."""
-    check_records(path, count)
+    check_records(file, count)
     try:
-        reader = array_record_module.ArrayRecordReader(os.fspath(path), options="readahead_buffer_size:0")
+        local = on_this_host(file.path, file.sha256)
+        reader = array_record_module.ArrayRecordReader(local, options="readahead_buffer_size:0")
         for start in range(0, count, _BATCH_RECORDS):
             raw = reader.read(start, min(start + _BATCH_RECORDS, count))
             yield [parse_record(one, dtype) for one in raw]
         reader.close()
     except (RuntimeError, ValueError, IndexError) as error:
         # Checksums agree, so copying would not help: it was written like this.
-        raise UserError(f"{path}: damaged ({str(error).splitlines()[0][:120]}); rebuild the corpus") from error
+        raise UserError(f"{file.path}: damaged ({str(error).splitlines()[0][:120]}); rebuild the corpus") from error
 
 
 class _Reading:

@@ -13,6 +13,7 @@ from etils import epath
 
 from bert_jax.data import corpus
 from bert_jax.errors import UserError
+from bert_jax.storage import Staged, make_directory, reach
 from bert_jax.tokenizer import Tokenizer
 from data_prep import scratch
 from data_prep.checksums import file_facts
@@ -130,8 +131,9 @@ def claim_directory(directory: epath.Path) -> epath.Path:
     """The scratch directory of a build to `directory`: new, or that of an earlier run that did not finish.
 
     Raises:
-      UserError: the directory holds anything else.
+      UserError: the directory holds anything else, or its store does not answer.
     """
+    reach(directory)
     if directory.exists():
         if not directory.is_dir():
             raise UserError(f"{directory}: is a file; choose another --out")
@@ -142,7 +144,7 @@ def claim_directory(directory: epath.Path) -> epath.Path:
         if not (directory / corpus.INCOMPLETE).exists() and any(directory.iterdir()):
             raise UserError(f"{directory}: is not empty and holds no corpus; choose another --out")
     marks = directory / corpus.INCOMPLETE
-    marks.mkdir(parents=True, exist_ok=True)
+    make_directory(marks)
     return marks
 
 
@@ -171,8 +173,10 @@ class CorpusWriter:
         self._tokenizer = tokenizer
         self._max_shard_bytes = max_shard_bytes
         self._marks = claim_directory(self._directory)
-        self._directory.rmtree()
-        self._marks.mkdir(parents=True)
+        self._directory.rmtree(missing_ok=True)
+        make_directory(self._marks)
+        # Shards are named when it is known how many there are, and objects of a store cannot be renamed.
+        self._staged = Staged(self._directory)
         self._writers: dict[str, ShardWriter] = {}
         self._shards = dict.fromkeys(corpus.SPLITS, 0)
         self._documents = dict.fromkeys(corpus.SPLITS, 0)
@@ -183,6 +187,7 @@ class CorpusWriter:
     def __exit__(self, *_):
         for writer in self._writers.values():
             writer.__exit__()
+        self._staged.close()
 
     def add(self, split: str, tokens: np.ndarray, sentence_lengths: np.ndarray, text_bytes: int) -> None:
         """Adds one document.
@@ -213,7 +218,7 @@ class CorpusWriter:
             self._close(split)
 
     def _close(self, split: str) -> None:
-        path = self._directory / f"{split}-{self._shards[split]:05d}.partial"
+        path = self._staged.directory / f"{split}-{self._shards[split]:05d}.partial"
         with self._writers.pop(split) as writer:
             arrays, counts = writer.finish(path)
         facts = counts | {"file": path.name} | file_facts(path)
@@ -235,8 +240,9 @@ class CorpusWriter:
                 mark = self._marks / scratch.shard_name(split, index)
                 facts = scratch.read_facts(mark)
                 final = corpus.shard_file(self._name, split, index, self._shards[split])
-                (self._directory / facts["file"]).rename(self._directory / final)
+                (self._staged.directory / facts["file"]).rename(self._staged.directory / final)
                 scratch.write_arrays(mark, scratch.read_arrays(mark), facts | {"file": final})
+        self._staged.send()
         manifest = finish_corpus(self._directory, self._marks, self._name, self._tokenizer, report)
         self._marks.rmtree()
         return manifest

@@ -2,7 +2,7 @@
 # Set up the environment, then check style, imports and behaviour.
 #
 #   bash scripts/test.sh             the quick set: at most 15 minutes on 2 cores, without torch
-#   bash scripts/test.sh --all       everything: live parity with torch + transformers, Apache Beam: at most 45 minutes
+#   bash scripts/test.sh --all       everything: live parity with torch + transformers, Apache Beam, S3: at most 45 minutes
 #   bash scripts/test.sh -k masking  further arguments go to pytest
 set -euo pipefail
 
@@ -21,7 +21,7 @@ for argument in "$@"; do
         arguments+=("$argument")
     fi
 done
-if $all; then extras+=(parity beam); fi
+if $all; then extras+=(parity beam stores); fi
 
 bash scripts/setup_env.sh "${extras[@]}"
 

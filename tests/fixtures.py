@@ -147,6 +147,15 @@ def two_phases(tiny_config) -> Config:
     return dataclasses.replace(tiny_config, phases=(first, second))
 
 
+@pytest.fixture(scope="session")
+def s3_server():
+    """A server that speaks S3's protocol: its address, and what it has been asked so far."""
+    from tests import stores
+
+    with stores.s3_server() as server:
+        yield server
+
+
 @contextlib.contextmanager
 def _optimizations(wanted: bool):
     import jax

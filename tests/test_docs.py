@@ -9,9 +9,22 @@ from pathlib import Path
 
 import pytest
 
+from tests.stores import use_s3
+
 ROOT = Path(__file__).parent.parent
 # docs/corpus.md has its own test beside the code it documents (tests/data_prep/test_cli.py).
-TASKS = ["pretrain", "large_batch", "stream", "ablation", "conversion", "pods", "performance", "tpu", "kubernetes"]
+TASKS = [
+    "pretrain",
+    "large_batch",
+    "stream",
+    "ablation",
+    "conversion",
+    "pods",
+    "performance",
+    "object_stores",
+    "tpu",
+    "kubernetes",
+]
 AS_WRITTEN = "docs/reference.md"
 """Its commands compare with fixed figures: smaller ones would be refused."""
 PAGES = ["README.md", AS_WRITTEN, *(f"docs/{task}.md" for task in TASKS)]
@@ -87,12 +100,16 @@ def environment() -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
-def test_commands_of_a_page_run(page, folder):
+def test_commands_of_a_page_run(page, folder, request, monkeypatch):
     lines = [line for line in commands_of(page) if line.startswith(("bert-jax", "bert-data", "python"))]
     assert lines, f"{page} shows no command"
     makes_first = [line for line in lines if "pretrain" in line and "--workdir runs/first" in line]
     if makes_first:
         shutil.rmtree(folder / "runs" / "first")
+    if page == "docs/object_stores.md":
+        address, _ = request.getfixturevalue("s3_server")
+        use_s3(monkeypatch, address, "my-bucket")
+        monkeypatch.setenv("BERT_JAX_CACHE", str(folder / "cache"))
     if page == "README.md":
         shutil.rmtree(folder / "corpus")
     for line in lines:

@@ -14,10 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import safetensors
 import safetensors.numpy
+from etils import epath
 
 from bert_jax import __version__
 from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
+from bert_jax.storage import StoredPath, copy_tree, is_remote
 from bert_jax.tokenizer import Tokenizer
 
 Params = dict[str, Any]
@@ -196,7 +198,7 @@ def describe(config: ModelConfig, tokenizer: Tokenizer, *, pair: bool) -> dict[s
     }
 
 
-def parse_config(directory: Path) -> ModelConfig:
+def parse_config(directory: StoredPath) -> ModelConfig:
     """Our model config from their ``config.json``.
 
     Raises:
@@ -231,8 +233,8 @@ def parse_config(directory: Path) -> ModelConfig:
     )
 
 
-def write(destination: Path, config: ModelConfig, params: Params, tokenizer: Tokenizer, card: str) -> None:
-    """A directory that ``transformers`` opens; it appears whole or not at all.
+def write(destination: StoredPath, config: ModelConfig, params: Params, tokenizer: Tokenizer, card: str) -> None:
+    """A directory that ``transformers`` opens; it appears whole or not at all, or, in a store, with the weights last.
 
     Args:
       destination: must not exist.
@@ -247,8 +249,10 @@ def write(destination: Path, config: ModelConfig, params: Params, tokenizer: Tok
     if destination.exists():
         raise UserError(f"{destination} exists already: choose another destination, or remove it")
     described = describe(config, tokenizer, pair="pair" in params)
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=destination.parent, prefix=f".{destination.name}-") as scratch:
+    beside = None if is_remote(destination) else destination.parent
+    if beside is not None:
+        beside.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=beside, prefix=f".{destination.name}-") as scratch:
         inside = Path(scratch) / "export"
         inside.mkdir()
         (inside / CONFIG).write_text(json.dumps(described, indent=2) + "\n")
@@ -262,10 +266,15 @@ def write(destination: Path, config: ModelConfig, params: Params, tokenizer: Tok
         }
         (inside / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
         (inside / "README.md").write_text(card)
-        inside.rename(destination)
+        if beside is not None:
+            inside.rename(destination)
+            return
+        weights = (inside / WEIGHTS).rename(Path(scratch) / WEIGHTS)
+        copy_tree(inside, destination)
+        epath.Path(weights).copy(destination / WEIGHTS)
 
 
-def read(directory: Path, shapes_of: Callable[[ModelConfig, bool], Params]) -> tuple[ModelConfig, Params]:
+def read(directory: StoredPath, shapes_of: Callable[[ModelConfig, bool], Params]) -> tuple[ModelConfig, Params]:
     """Config and parameters (numpy, float32) of a directory in their form.
 
     Args:

@@ -5,16 +5,12 @@ document) with four arrays per split beside it, so that planning reads no record
 which is written last: a directory without it is not a corpus. docs/corpus.md is the contract.
 """
 
-import atexit
 import bisect
 import dataclasses
-import functools
 import hashlib
 import itertools
 import json
 import os
-import shutil
-import tempfile
 import threading
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -24,6 +20,7 @@ from array_record.python import array_record_module
 from etils import epath
 
 from bert_jax.errors import UserError
+from bert_jax.storage import is_remote, on_this_host, reach
 
 FORMAT_VERSION = 1
 MANIFEST = "corpus.json"
@@ -65,9 +62,10 @@ def read_manifest(directory: os.PathLike | str) -> dict:
     """The content of corpus.json.
 
     Raises:
-      UserError: no such directory, no finished corpus in it, or one of a newer format.
+      UserError: no such directory, no finished corpus in it, one of a newer format, or a store that does not answer.
     """
     directory = epath.Path(directory)
+    reach(directory)
     if not directory.is_dir():
         raise UserError(f"{directory}: no such corpus; make one with `bert-data build`")
     path = directory / MANIFEST
@@ -138,7 +136,10 @@ class Corpus:
             "record_offsets": (np.dtype("<i8"), counts["records"] + 1, counts["sentences"]),
             "token_counts": (np.dtype("<i8"), manifest["vocab_size"], None),
         }
-        arrays = {array: _map_array(directory / array_file(split, array), *about) for array, about in expected.items()}
+        arrays = {
+            array: _map_array(directory, array_file(split, array), manifest, *about)
+            for array, about in expected.items()
+        }
         records = Records(directory, manifest, split)
         if len(records) != counts["records"]:
             raise UserError(
@@ -237,6 +238,7 @@ class Records:
     def __init__(self, directory: os.PathLike | str, manifest: dict, split: str):
         """Opens no file yet; `manifest` is the content of corpus.json."""
         shards = manifest["splits"][split]["shards"]
+        self._directory, self._manifest = epath.Path(directory), manifest
         self._paths = [epath.Path(directory) / shard["file"] for shard in shards]
         self._counts = [shard["records"] for shard in shards]
         self._starts = list(itertools.accumulate(self._counts, initial=0))
@@ -297,7 +299,9 @@ class Records:
             raise UserError(f"{path}: this shard is missing; copy the corpus again or rebuild it")
         try:
             reader = array_record_module.ArrayRecordReader(
-                os.fspath(path), options="readahead_buffer_size:0", file_reader_buffer_size=1 << 15
+                _local(self._directory, path.name, self._manifest),
+                options="readahead_buffer_size:0",
+                file_reader_buffer_size=1 << 15,
             )
         except (ValueError, RuntimeError, IndexError) as error:
             raise UserError(f"{path}: cannot be read as ArrayRecord ({error}); rebuild the corpus") from error
@@ -361,9 +365,12 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
         shift += 7
 
 
-def _map_array(path: epath.Path, dtype: np.dtype, length: int, last: int | None) -> np.ndarray:
+def _map_array(
+    directory: epath.Path, name: str, manifest: dict, dtype: np.dtype, length: int, last: int | None
+) -> np.ndarray:
+    path = directory / name
     try:
-        array = np.load(_on_this_host(path), mmap_mode="r")
+        array = np.load(_local(directory, name, manifest), mmap_mode="r")
     except FileNotFoundError as error:
         raise UserError(f"{path}: missing; copy the corpus again or rebuild it") from error
     except (ValueError, EOFError) as error:
@@ -373,19 +380,13 @@ def _map_array(path: epath.Path, dtype: np.dtype, length: int, last: int | None)
     return array
 
 
-@functools.cache
-def _host_cache() -> str:
-    directory = tempfile.mkdtemp(prefix="bert_jax-arrays-")
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    return directory
-
-
-def _on_this_host(path: epath.Path) -> str:
-    """A local path of the file: object stores cannot be memory-mapped, so theirs are copied first."""
-    location = os.fspath(path)
-    if "://" not in location:
-        return location
-    local = epath.Path(_host_cache()) / hashlib.sha256(location.encode()).hexdigest()
-    if not local.exists():
-        path.copy(local)
-    return os.fspath(local)
+def _local(directory: epath.Path, name: str, manifest: dict) -> str:
+    """A local path of a file of a corpus: objects of a store can neither be mapped nor read by ArrayRecord."""
+    path = directory / name
+    if not is_remote(path):
+        return os.fspath(path)
+    try:
+        sha256 = manifest["files"][name]["sha256"]
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{directory / MANIFEST}: damaged, checksums are missing; rebuild the corpus") from error
+    return on_this_host(path, sha256)

@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from array_record.python import array_record_module
@@ -13,6 +14,7 @@ from etils import epath
 from bert_jax.data.corpus import MANIFEST, SPLITS, TOKENIZER, Corpus, array_file, read_manifest
 from bert_jax.errors import UserError
 from bert_jax.progress import progress
+from bert_jax.storage import on_this_host
 
 DATASET_INFO = "dataset_info.json"
 ARRAYS = ("sentence_lengths", "document_offsets", "record_offsets", "token_counts")
@@ -81,7 +83,7 @@ def check_checksums(files: Sequence[Listed], on_bytes: Callable[[int], object] |
                 on_bytes(size)
 
     with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
-        found = [pool.submit(_sha256, file.path, heard) for file in files]
+        found = [pool.submit(_sha256, file, heard) for file in files]
         try:
             for file, sha256 in zip(files, found, strict=True):
                 if sha256.result() != file.sha256:
@@ -91,30 +93,31 @@ def check_checksums(files: Sequence[Listed], on_bytes: Callable[[int], object] |
             raise
 
 
-def _sha256(path: epath.Path, on_bytes: Callable[[int], None]) -> str:
+def _sha256(listed: Listed, on_bytes: Callable[[int], None]) -> str:
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with Path(on_this_host(listed.path, listed.sha256)).open("rb") as file:
         while block := file.read(BLOCK_BYTES):
             digest.update(block)
             on_bytes(len(block))
     return digest.hexdigest()
 
 
-def check_records(path: epath.Path, count: int) -> None:
+def check_records(file: Listed, count: int) -> None:
     """See that a shard holds as many records as corpus.json says; reads none.
 
     Raises:
       UserError: it does not, or is no shard.
     """
     try:
-        reader = array_record_module.ArrayRecordReader(os.fspath(path), options="readahead_buffer_size:0")
+        local = on_this_host(file.path, file.sha256)
+        reader = array_record_module.ArrayRecordReader(local, options="readahead_buffer_size:0")
         found = reader.num_records()
         reader.close()
     except (RuntimeError, ValueError, IndexError) as error:
         reason = str(error).splitlines()[0][:120]
-        raise UserError(f"{path}: damaged, it cannot be read as ArrayRecord ({reason}); {REMEDY}") from error
+        raise UserError(f"{file.path}: damaged, it cannot be read as ArrayRecord ({reason}); {REMEDY}") from error
     if found != count:
-        raise UserError(f"{path}: holds {found} records where {MANIFEST} says {count}; {REMEDY}")
+        raise UserError(f"{file.path}: holds {found} records where {MANIFEST} says {count}; {REMEDY}")
 
 
 def check_shards(
@@ -131,7 +134,8 @@ def check_shards(
     Args:
       corpora: any split of each.
       verify: "checksums" reads every file and compares its SHA-256; "counts" reads none and compares sizes and,
-        as "checksums" does too, the number of records of each shard.
+        as "checksums" does too, the number of records of each shard. A file from an object store is copied to this
+        host in either case, and its checksum compared then.
       process, processes: who of how many this is.
 
     Raises:
@@ -153,7 +157,7 @@ def check_shards(
     if verify == "checksums":
         _check_contents(files)
     for file, count in mine:
-        check_records(file.path, count)
+        check_records(file, count)
 
 
 def _check_contents(files: Sequence[Listed]) -> None:

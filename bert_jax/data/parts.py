@@ -3,13 +3,11 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-
-from etils import epath
 
 from bert_jax.data.corpus import TOKENIZER, Corpus
 from bert_jax.data.mixture import shares
 from bert_jax.errors import UserError
+from bert_jax.storage import StoredPath, path, reach
 from bert_jax.tokenizer import Tokenizer
 
 
@@ -17,7 +15,7 @@ from bert_jax.tokenizer import Tokenizer
 class Part:
     """One corpus of a mixture."""
 
-    directory: Path | epath.Path
+    directory: StoredPath
     """Where it lies."""
     weight: float | None = None
     """Rows of it per row of a corpus with weight 1; None leaves it to the corpora's sizes."""
@@ -27,9 +25,11 @@ def parse(text: str) -> Part:
     """What ``--corpus DIR`` or ``--corpus DIR=WEIGHT`` says; a path that exists as it is written has no weight.
 
     Raises:
-      UserError: the weight is no positive, finite number.
+      UserError: the weight is no positive, finite number, or the store of the path cannot be asked.
     """
     directory, equals, weight = text.rpartition("=")
+    if equals:
+        reach(path(text))
     if not equals or path(text).exists():
         return Part(path(text), None)
     try:
@@ -42,12 +42,6 @@ def parse(text: str) -> Part:
             "behind the '=', as in --corpus books=0.3"
         )
     return Part(path(directory), value)
-
-
-def path(text: str) -> Path | epath.Path:
-    """A directory on disk or in a bucket, as ``gs://bucket/corpus``."""
-    # pathlib would take gs://bucket for gs:/bucket.
-    return epath.Path(text) if "://" in text else Path(text)
 
 
 def opened(parts: Sequence[Part], split: str = "train") -> tuple[list[Part], list[Corpus]]:

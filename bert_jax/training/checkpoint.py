@@ -4,6 +4,10 @@
 and ``COMMIT.json``: the SHA-256 of every other file, written when all of them are complete. A directory
 without it does not count, wherever the process died. Orbax alone restores flipped bits without a word, so
 the sums are checked on every restore.
+
+Nothing is renamed, so that a run may lie in an object store. Orbax itself writes to disks and to gs:// alone, its array
+store refuses every other path: elsewhere, and on s3:// too, it writes to a temporary directory of this host, from which
+the files are copied in the background before the commit.
 """
 
 import concurrent.futures
@@ -21,8 +25,11 @@ from etils import epath
 
 from bert_jax.errors import UserError
 from bert_jax.runtime.together import is_first, tell
+from bert_jax.storage import Staged, StoredPath, fetched, is_remote, make_directory, needs_copy, reach, write_whole
 
 COMMIT = "COMMIT.json"
+ORBAX_KNOWS = ("gs",)
+"""Object stores that Orbax writes to and reads from by itself."""
 FORMAT_VERSION = 2
 DISK_IS_FULL = ("No space left on device", "Disk quota exceeded")
 """What the operating system says; it arrives in exceptions of many kinds."""
@@ -56,10 +63,15 @@ class Checkpoints:
         """
         self.wait()
         target = self.directory / f"{step:08d}"
-        with self._refusing_full_disks(target):
-            tell("a save", lambda: _begin(target, about))
-            self._orbax.save(target / "state", args=ocp.args.StandardSave(state))
-        self._commit = self._committer.submit(self._finish, target, good)
+        with self._refusing_full_disks(target), contextlib.ExitStack() as in_vain:
+            tell("a save", lambda: _clear(target))
+            staged = in_vain.enter_context(contextlib.closing(Staged(target, ORBAX_KNOWS)))
+            if is_first():
+                text = json.dumps({"format_version": FORMAT_VERSION, **about}, indent=1)
+                (staged.directory / "run.json").write_text(text)
+            self._orbax.save(staged.directory / "state", args=ocp.args.StandardSave(state))
+            in_vain.pop_all()  # the other thread closes it
+        self._commit = self._committer.submit(self._finish, target, staged, good)
 
     @contextlib.contextmanager
     def _refusing_full_disks(self, target: epath.Path) -> Iterator[None]:
@@ -76,12 +88,13 @@ class Checkpoints:
                 "checkpoints of the run are intact"
             ) from error
 
-    def _finish(self, target: epath.Path, good: int | None) -> None:
-        with self._refusing_full_disks(target):
+    def _finish(self, target: epath.Path, staged: Staged, good: int | None) -> None:
+        with self._refusing_full_disks(target), contextlib.closing(staged):
             self._orbax.wait_until_finished()  # by all processes
             if not is_first():
                 return
-            write_commit(target)
+            staged.send()
+            write_commit(target, staged.directory)
         newest_first = list(committed(self.directory))
         needed: list[epath.Path] = []
         if good is not None:
@@ -145,14 +158,14 @@ class Checkpoints:
         if found is None:
             return None
         about = read_about(found)
-        return self._orbax.restore(found / "state", args=ocp.args.StandardRestore(abstract(about))), about
+        with fetched(found / "state", ORBAX_KNOWS) as state:
+            return self._orbax.restore(state, args=ocp.args.StandardRestore(abstract(about))), about
 
 
-def _begin(target: epath.Path, about: dict[str, Any]) -> None:
+def _clear(target: epath.Path) -> None:
     if target.exists():
         target.rmtree()  # a save that was cut short, or one that failed its checksums
-    target.mkdir(parents=True)
-    (target / "run.json").write_text(json.dumps({"format_version": FORMAT_VERSION, **about}, indent=1))
+    make_directory(target)
 
 
 def restore_params(checkpoint: epath.Path, shapes: Any) -> Any:
@@ -164,15 +177,29 @@ def restore_params(checkpoint: epath.Path, shapes: Any) -> Any:
     """
     wanted = {"params": jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), shapes)}
     restore_args = jax.tree.map(lambda x: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
+    with fetched(checkpoint / "state", ORBAX_KNOWS) as state, ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
         arguments = ocp.args.PyTreeRestore(item=wanted, restore_args=restore_args, partial_restore=True)
-        return orbax.restore(checkpoint / "state", args=arguments)["params"]
+        return orbax.restore(state, args=arguments)["params"]
+
+
+def check_place(workdir: StoredPath) -> None:
+    """See, before anything is done, that a run can be saved there.
+
+    Raises:
+      UserError: the store does not answer, or takes no checkpoint from several processes.
+    """
+    reach(workdir)
+    if jax.process_count() > 1 and needs_copy(workdir, ORBAX_KNOWS):
+        raise UserError(
+            f"{workdir}: several processes write one checkpoint together, which needs a directory that all of them "
+            "see: use gs://, or a shared file system"
+        )
 
 
 def directory_of(workdir: epath.PathLike) -> epath.Path:
     """Where a run keeps its checkpoints: an absolute path, which Orbax insists on."""
     directory = epath.Path(workdir) / "checkpoints"
-    return directory if "://" in str(directory) else directory.absolute()
+    return directory if is_remote(directory) else directory.absolute()
 
 
 def read_about(checkpoint: epath.Path) -> dict[str, Any]:
@@ -230,12 +257,15 @@ def verified(directory: epath.Path) -> epath.Path | None:
     return None
 
 
-def write_commit(checkpoint: epath.Path) -> None:
-    """Declare a checkpoint complete. The file appears whole or not at all."""
-    text = json.dumps({"sha256": _sums(checkpoint)}, indent=1)
-    partial = checkpoint / f"{COMMIT}.partial"
-    partial.write_text(text)
-    partial.replace(checkpoint / COMMIT)
+def write_commit(checkpoint: epath.Path, written: epath.Path | None = None) -> None:
+    """Declare a checkpoint complete. The file appears whole or not at all.
+
+    Args:
+      checkpoint: all of its other files are there.
+      written: where they were copied from, if they were; it is read instead.
+    """
+    text = json.dumps({"sha256": _sums(written or checkpoint)}, indent=1)
+    write_whole(checkpoint / COMMIT, text.encode())
 
 
 def find_damage(checkpoint: epath.Path) -> str | None:

@@ -7,10 +7,10 @@ after going back, began, by kind. The last line of each attempt counts.
 import contextlib
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 from bert_jax.runtime.together import is_first
-from bert_jax.training.json_lines import append_line, read_whole_lines
+from bert_jax.storage import StoredPath
+from bert_jax.training.json_lines import JsonLines, cut_back, read_lines
 
 FILE = "goodput.jsonl"
 KINDS = ("init", "compile", "data_wait", "evaluation", "checkpoint")
@@ -20,16 +20,17 @@ KINDS = ("init", "compile", "data_wait", "evaluation", "checkpoint")
 class Goodput:
     """The clock of one attempt to train."""
 
-    def __init__(self, workdir: Path, begun: float):
+    def __init__(self, workdir: StoredPath, begun: float):
         """Starts at once; the end of a line that a kill cut short is cut off.
 
         Args:
           workdir: of the run.
           begun: `time.time()` when the process, or the attempt, began; what was since then is `init`.
         """
-        self.path, self.begun = workdir / FILE, begun
+        self.begun, self._file = begun, None
         if is_first():
-            read_whole_lines(self.path)
+            cut_back(workdir / FILE)
+            self._file = JsonLines(workdir / FILE, durable=False)
         self.seconds = dict.fromkeys(KINDS, 0.0)
 
     @contextlib.contextmanager
@@ -48,15 +49,20 @@ class Goodput:
 
     def record(self, step: int) -> None:
         """Add a line, at `step` updates; of several processes the first does."""
-        if not is_first():
+        if self._file is None:
             return
         elapsed = time.time() - self.begun
         kinds = self.seconds | {"step": elapsed - sum(self.seconds.values())}
         line = {"begun": self.begun, "update": step, "seconds": {k: round(v, 3) for k, v in kinds.items()}}
-        append_line(self.path, line, durable=False)
+        self._file.add(line)
+
+    def close(self) -> None:
+        """All lines are in the file when this returns."""
+        if self._file is not None:
+            self._file.close()
 
 
-def summary(workdir: Path) -> dict[str, float]:
+def summary(workdir: StoredPath) -> dict[str, float]:
     """Seconds of the run by kind, over all attempts.
 
     Returns:
@@ -64,7 +70,7 @@ def summary(workdir: Path) -> dict[str, float]:
       `down`, between attempts; `wall`, from the first to the last moment; and `goodput`, step / wall.
     """
     attempts: dict[float, list[dict]] = {}
-    for entry in read_whole_lines(workdir / FILE):
+    for entry in read_lines(workdir / FILE):
         attempts.setdefault(entry["begun"], []).append(entry)
     ordered = [attempts[begun] for begun in sorted(attempts)]
     total = dict.fromkeys((*KINDS, "step", "lost", "down"), 0.0)

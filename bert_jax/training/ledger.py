@@ -4,11 +4,11 @@ A run is a function of (config, corpora, seed) and of this file. A resumed run r
 """
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from bert_jax.runtime.together import tell
-from bert_jax.training.json_lines import append_line, read_whole_lines
+from bert_jax.storage import StoredPath
+from bert_jax.training.json_lines import JsonLines, cut_back
 
 
 class Ledger:
@@ -17,21 +17,22 @@ class Ledger:
     The first process decides, reads and writes; all processes of a run must ask for the same, in the same order.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: StoredPath):
         """Read what is there; the end of a line that a kill cut short is cut off.
 
         Args:
           path: the file; made when the first decision is written.
         """
-        self.path: Path = path
-        self.entries: list[dict[str, Any]] = tell("the ledger", lambda: read_whole_lines(path))
+        self.path: StoredPath = path
+        self.entries: list[dict[str, Any]] = tell("the ledger", lambda: cut_back(path))
+        self._file = JsonLines(path, durable=True)
 
     def of(self, event: str) -> list[dict[str, Any]]:
         """The decisions of one kind, oldest first."""
         return [entry for entry in self.entries if entry["event"] == event]
 
     def decide(self, event: str, make: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
-        """Add a decision; it is on disk when this returns.
+        """Add a decision; it is on disk, or in the store, when this returns.
 
         Args:
           event: its kind.
@@ -45,7 +46,7 @@ class Ledger:
             values = make()
             if values is None:
                 return None
-            append_line(self.path, {"event": event, **values}, durable=True)
+            self._file.add({"event": event, **values})
             return {"event": event, **values}
 
         entry = tell(f"a decision on {event}", written)

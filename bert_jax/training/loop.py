@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,6 +18,7 @@ from bert_jax.config import Config
 from bert_jax.data.cursor import Cursor
 from bert_jax.errors import UserError
 from bert_jax.runtime.together import is_first
+from bert_jax.storage import StoredPath
 from bert_jax.training import rescue
 from bert_jax.training.budget import Budget
 from bert_jax.training.checkpoint import Checkpoints, directory_of, newest, read_about, restore_params
@@ -57,7 +57,7 @@ class Run:
 
     task: Task
     mesh: Mesh
-    workdir: Path
+    workdir: StoredPath
     about: dict[str, Any]
     """JSON values to keep in every checkpoint."""
     start: Params | None
@@ -71,7 +71,7 @@ class Run:
 
 def train(
     task: Task,
-    workdir: Path,
+    workdir: StoredPath,
     about: dict[str, Any],
     *,
     start: Params | None = None,
@@ -108,12 +108,12 @@ def train(
         while True:
             with Checkpoints(directory_of(workdir), task.config.checkpoint.keep) as checkpoints:
                 rescue.carry_out(checkpoints, ledger)
-                goodput = Goodput(workdir, begun)
-                try:
-                    return _attempt(run, checkpoints, goodput)
-                except TroubleError as trouble:
-                    goodput.record(trouble.last)
-                    rescue.decide(trouble, task.config, checkpoints, ledger)
+                with contextlib.closing(Goodput(workdir, begun)) as goodput:
+                    try:
+                        return _attempt(run, checkpoints, goodput)
+                    except TroubleError as trouble:
+                        goodput.record(trouble.last)
+                        rescue.decide(trouble, task.config, checkpoints, ledger)
             begun = time.time()
 
 
@@ -224,7 +224,7 @@ def checked_mesh(task: Task, micro_batch: Asked = None) -> Mesh:
     return mesh
 
 
-def evaluate_newest(task: Task, workdir: Path) -> dict[str, float]:
+def evaluate_newest(task: Task, workdir: StoredPath) -> dict[str, float]:
     """Held-out metrics of the newest intact checkpoint of a run.
 
     Raises:

@@ -12,11 +12,12 @@ import math
 import time
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
 from bert_jax.errors import UserError
+from bert_jax.storage import Staged, StoredPath, Uploads, is_remote
+from bert_jax.training.json_lines import JsonLines, cut_back, read_lines
 
 Line = dict[str, Any]
 WANDB_ID = "wandb_id"
@@ -29,6 +30,9 @@ class Sink(Protocol):
     def write(self, line: Line) -> None:
         """Take the next line."""
 
+    def flush(self) -> None:
+        """What was taken is where it belongs when this returns."""
+
     def close(self) -> None:
         """Send what is left, and close."""
 
@@ -39,14 +43,15 @@ class MetricsWriter:
     On opening, lines after the step that is resumed from are cut, and the views get those that stay.
     """
 
-    def __init__(self, workdir: Path, resumed_step: int, *, tensorboard: bool, wandb: str | None = None):
+    def __init__(self, workdir: StoredPath, resumed_step: int, *, tensorboard: bool, wandb: str | None = None):
         """Opens all.
 
         Args:
           workdir: of the run; its config.json is shown at Weights & Biases.
           resumed_step: updates done; 0 for a new run.
           tensorboard: also write TensorBoard events, to workdir/tensorboard.
-          wandb: project of Weights & Biases to write to as well. WANDB_MODE and its other variables count.
+          wandb: project of Weights & Biases to write to as well. WANDB_MODE and its other variables count. What it
+            keeps on disk is in the work directory, or where WANDB_DIR says if that is in an object store.
 
         Raises:
           UserError: wandb is not installed or cannot be started; no line has been cut then.
@@ -60,19 +65,24 @@ class MetricsWriter:
                 views.append(_Events(workdir / "tensorboard"))
             for view in views:
                 opened.callback(view.close)
-            for line in cut_back(self.path, resumed_step):
+            for line in cut_back(self.path, lambda line: line["step"] <= resumed_step):
                 for view in views:
                     view.write(line)
             self._sinks: list[Sink] = [_Lines(self.path), *views]
             opened.pop_all()
 
     def write(self, step: int, split: str, values: dict[str, float], timing: dict[str, float]) -> None:
-        """Append one line; it is in the file when this returns."""
+        """Append one line; on disk it is in the file when this returns, in an object store after `flush`."""
         # JSON has no NaN: what is not finite is null.
         finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
         line = {"step": step, "split": split, **finite, "timing": {"unix": time.time(), **timing}}
         for sink in self._sinks:
             sink.write(line)
+
+    def flush(self) -> None:
+        """All lines are in the file when this returns, and the views have them."""
+        for sink in self._sinks:
+            sink.flush()
 
     def close(self) -> None:
         """Flush and close all."""
@@ -84,11 +94,13 @@ class MetricsWriter:
 class _Lines:
     """The truth: what the views show can be made again from it."""
 
-    def __init__(self, path: Path):
-        self._file = path.open("a", encoding="utf-8")
+    def __init__(self, path: StoredPath):
+        self._file = JsonLines(path, durable=False)
 
     def write(self, line: Line) -> None:
-        self._file.write(json.dumps(line) + "\n")
+        self._file.add(line)
+
+    def flush(self) -> None:
         self._file.flush()
 
     def close(self) -> None:
@@ -96,21 +108,34 @@ class _Lines:
 
 
 class _Events:
-    """TensorBoard events. Old ones are not cut but made again."""
+    """TensorBoard events. Old ones are not cut but made again; to an object store they are copied now and then."""
 
-    def __init__(self, directory: Path):
+    def __init__(self, directory: StoredPath):
         import tensorboardX  # slow to import, and optional
 
         for old in directory.glob("events.*"):
             old.unlink()
-        self._writer = tensorboardX.SummaryWriter(str(directory))
+        self._staged = Staged(directory)
+        self._writer = tensorboardX.SummaryWriter(str(self._staged.directory))
+        self._uploads = Uploads(self._send)
 
     def write(self, line: Line) -> None:
         for name, value in _numbers(line):
             self._writer.add_scalar(name, value, line["step"], walltime=line["timing"]["unix"])
+        self._uploads.grown()
+
+    def _send(self) -> None:
+        self._writer.flush()
+        self._staged.send()
+
+    def flush(self) -> None:
+        self._uploads.flush()
 
     def close(self) -> None:
-        self._writer.close()
+        with contextlib.ExitStack() as closing:
+            closing.callback(self._staged.close)
+            closing.callback(self._writer.close)
+            closing.callback(self._uploads.close)  # first
 
 
 class _WandbRun:
@@ -121,7 +146,7 @@ class _WandbRun:
     the process died before it was sent, is sent from the lines.
     """
 
-    def __init__(self, workdir: Path, project: str):
+    def __init__(self, workdir: StoredPath, project: str):
         wandb = _wandb()
         config = workdir / "config.json"
         try:
@@ -129,8 +154,8 @@ class _WandbRun:
                 project=project,
                 id=_run_id(workdir),
                 resume="allow",
-                name=workdir.resolve().name,
-                dir=str(workdir),
+                name=workdir.name if is_remote(workdir) else workdir.resolve().name,
+                dir=None if is_remote(workdir) else str(workdir),
                 config=json.loads(config.read_text())["config"] if config.exists() else {},
             )
         except wandb.Error as error:
@@ -144,6 +169,9 @@ class _WandbRun:
     def write(self, line: Line) -> None:
         if line["step"] >= self._first:
             self._run.log(dict(_numbers(line)), step=line["step"])
+
+    def flush(self) -> None:
+        """It sends by itself; what a kill keeps it from sending is sent from the lines."""
 
     def close(self) -> None:
         self._run.finish()
@@ -164,7 +192,7 @@ def _wandb() -> ModuleType:
         ) from error
 
 
-def _run_id(workdir: Path) -> str:
+def _run_id(workdir: StoredPath) -> str:
     path = workdir / WANDB_ID
     if not path.exists():
         path.write_text(uuid.uuid4().hex)
@@ -180,24 +208,6 @@ def _numbers(line: Line) -> Iterator[tuple[str, float]]:
             yield f"{line['split']}/{name}", value
 
 
-def read_metrics(path: Path) -> list[Line]:
+def read_metrics(path: StoredPath) -> list[Line]:
     """All complete lines; one that a kill cut short is not one."""
-    if not path.exists():
-        return []
-    whole = path.read_text(encoding="utf-8").rpartition("\n")[0]
-    return [json.loads(line) for line in whole.splitlines()]
-
-
-def cut_back(path: Path, step: int) -> list[Line]:
-    """Cut the file before the first line after `step`, or an incomplete one; returns the lines that stay."""
-    kept: list[Line] = []
-    if path.exists():
-        with path.open("rb+") as file:
-            size = 0
-            for raw in file:
-                if not raw.endswith(b"\n") or json.loads(raw)["step"] > step:
-                    break
-                kept.append(json.loads(raw))
-                size += len(raw)
-            file.truncate(size)
-    return kept
+    return read_lines(path)

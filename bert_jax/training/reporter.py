@@ -1,8 +1,8 @@
 """Turns the metrics of updates into lines, events, a progress bar and traces, one update late."""
 
+import contextlib
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 
 from bert_jax.progress import progress
 from bert_jax.runtime.together import is_first
+from bert_jax.storage import Staged, StoredPath
 from bert_jax.training.goodput import Goodput
 from bert_jax.training.metrics import MetricsWriter
 from bert_jax.training.task import Task
@@ -37,7 +38,7 @@ class Reporter:
     def __init__(
         self,
         task: Task,
-        workdir: Path,
+        workdir: StoredPath,
         mesh: Mesh,
         step: int,
         tokens_seen: int,
@@ -52,7 +53,7 @@ class Reporter:
         self.peak = peak_flops(list(mesh.devices.flat))
         self.bar = progress("pretraining", config.total_steps, "step", shown=is_first())
         self.bar.update(step)
-        self.trace_directory, self.tracing = workdir / "profile", False
+        self.traces, self.tracing = Staged(workdir / "profile"), False
         self.profile = profile if is_first() else None
         self.pending: tuple[int, int, dict[str, Any]] | None = None
         self.window = _Window()
@@ -61,7 +62,7 @@ class Reporter:
         """Called before update `step` is dispatched: starts and ends the trace that --profile asked for."""
         if self.profile and step == self.profile[0]:
             self.flush()
-            jax.profiler.start_trace(str(self.trace_directory))
+            jax.profiler.start_trace(str(self.traces.directory))
             self.tracing = True
         if self.profile and step == self.profile[1]:
             self.flush()
@@ -89,10 +90,15 @@ class Reporter:
         Raises:
           TroubleError: the one before shows it.
         """
-        self.flush(then=(step, slots, metrics))
+        self._turn((step, slots, metrics))
 
-    def flush(self, then: tuple[int, int, dict[str, jax.Array]] | None = None) -> None:
-        """Report what is pending; waits for the device."""
+    def flush(self) -> None:
+        """Report what is pending; waits for the device, and until all lines are where they belong."""
+        self._turn(None)
+        if self.writer is not None:
+            self.writer.flush()
+
+    def _turn(self, then: tuple[int, int, dict[str, jax.Array]] | None) -> None:
         waiting, self.pending = self.pending, then
         if waiting is not None:
             self._report(*waiting)
@@ -124,14 +130,16 @@ class Reporter:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._stop_trace()
-        self.bar.close()
-        if self.writer is not None:
-            self.writer.close()
+        with contextlib.ExitStack() as closing:
+            if self.writer is not None:
+                closing.callback(self.writer.close)
+            for end in (self.bar.close, self.traces.close, self._stop_trace):
+                closing.callback(end)
 
     def _stop_trace(self) -> None:
         if self.tracing:
             jax.profiler.stop_trace()
+            self.traces.send()
             self.tracing = False
 
 

@@ -3,8 +3,6 @@
 import contextlib
 import hashlib
 import json
-import os
-from pathlib import Path
 from typing import Any
 
 from etils import epath
@@ -15,6 +13,7 @@ from bert_jax.data.corpus import MANIFEST
 from bert_jax.data.mixture import CYCLE, rounded
 from bert_jax.data.plan import STREAM_VERSION
 from bert_jax.errors import UserError
+from bert_jax.storage import StoredPath, make_directory, reach, write_whole
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
@@ -22,7 +21,7 @@ LEDGER = "ledger.jsonl"
 
 
 def claim(
-    workdir: Path, config: Config, mixture: dict[str, float], corpus_paths: list[str], tokenizer_text: str
+    workdir: StoredPath, config: Config, mixture: dict[str, float], corpus_paths: list[str], tokenizer_text: str
 ) -> None:
     """Make `workdir` this run's, or see that it already is; nothing of another run is touched.
 
@@ -34,8 +33,9 @@ def claim(
       tokenizer_text: tokenizer.json, kept beside the checkpoints so that they can be used without the corpus.
 
     Raises:
-      UserError: the directory holds a different run, or files that are no run's, or cannot be written.
+      UserError: the directory holds a different run, or files that are no run's, or cannot be written or reached.
     """
+    reach(workdir)
     identities = sorted(mixture)
     counts = rounded([mixture[identity] for identity in identities]).tolist()
     described = {
@@ -49,25 +49,27 @@ def claim(
         _refuse_other_run(workdir, config, described, corpus_paths)
         return
     # What a kill left of an earlier call of this function is not somebody's.
-    ours = {TOKENIZER, LEDGER, CONFIG + ".new"}
+    ours = {TOKENIZER, LEDGER}
+    started = tuple(f"{name}." for name in (*ours, CONFIG))
     if workdir.exists() and not workdir.is_dir():
         raise UserError(f"work directory {workdir} is a file: choose another --workdir")
-    if workdir.exists() and {entry.name for entry in workdir.iterdir()} - ours:
+    names = {entry.name for entry in workdir.iterdir()} if workdir.exists() else set()
+    halves = {name for name in names if name.startswith(started) and name.endswith(".partial")}
+    if names - ours - halves:
         raise UserError(f"work directory {workdir} holds files, but no run of bert_jax: choose another --workdir")
     try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        (workdir / TOKENIZER).write_text(tokenizer_text, encoding="utf-8")
-        (workdir / LEDGER).touch()
+        make_directory(workdir)
+        for name in halves:
+            (workdir / name).unlink()
+        write_whole(workdir / TOKENIZER, tokenizer_text.encode())
+        write_whole(workdir / LEDGER, b"")  # a run without config.json has decided nothing
         settings = {"corpus_paths": sorted(corpus_paths), "config": config_lib.to_dict(config)}
-        text = json.dumps(described | settings, indent=1)
-        temporary = workdir / (CONFIG + ".new")
-        temporary.write_text(text)
-        temporary.replace(path)
+        write_whole(path, json.dumps(described | settings, indent=1).encode())
     except OSError as error:
-        raise UserError(f"cannot write to work directory {workdir}: {error.strerror}") from error
+        raise UserError(f"cannot write to work directory {workdir}: {error.strerror or error}") from error
 
 
-def _refuse_other_run(workdir: Path, config: Config, described: dict[str, Any], paths: list[str]) -> None:
+def _refuse_other_run(workdir: StoredPath, config: Config, described: dict[str, Any], paths: list[str]) -> None:
     there = read(workdir)
     advice = "choose another --workdir, or the settings it was started with"
     if there["fingerprint"] != described["fingerprint"]:
@@ -102,15 +104,16 @@ def _named(paths: list[str]) -> dict[str, str]:
     return found
 
 
-def read(workdir: Path) -> dict[str, Any]:
+def read(workdir: StoredPath) -> dict[str, Any]:
     """What ``config.json`` says.
 
     Raises:
-      UserError: the directory holds no run, or its config.json cannot be understood.
+      UserError: the directory holds no run or cannot be reached, or its config.json cannot be understood.
     """
+    reach(workdir)
     path = workdir / CONFIG
     if not path.exists():
-        raise UserError(f"{os.fspath(workdir)} holds no run of bert_jax (there is no {CONFIG})")
+        raise UserError(f"{workdir} holds no run of bert_jax (there is no {CONFIG})")
     try:
         there = json.loads(path.read_text())
         config_lib.from_dict(there["config"])
@@ -123,6 +126,6 @@ def read(workdir: Path) -> dict[str, Any]:
     return there
 
 
-def read_config(workdir: Path) -> Config:
+def read_config(workdir: StoredPath) -> Config:
     """The config that the run was started with."""
     return config_lib.from_dict(read(workdir)["config"])

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.config import Config, DataConfig, Phase
-from bert_jax.data import parts
 from bert_jax.data.batches import Stream
 from bert_jax.data.cursor import Cursor
 from bert_jax.data.mixture import CYCLE, Turns, rounded, shares
 from bert_jax.data.parts import Part, opened, parse, resolve
 from bert_jax.errors import UserError
 from tests.data.memory import MARKS, make_corpus, random_documents
+from tests.stores import memory_store
 
 WEIGHTS = st.lists(st.floats(0.01, 1), min_size=1, max_size=9)
 
@@ -87,12 +87,16 @@ def test_parse(tmp_path, monkeypatch, text, part):
     assert parse(text) == part
 
 
-def test_parse_a_bucket(monkeypatch):
-    """pathlib would lose a slash. There is no bucket here, so nothing exists."""
-    monkeypatch.setattr(type(parts.path("gs://a/b")), "exists", lambda self: False)
-    for text, weight in (("gs://a/b", None), ("gs://a/b=2", 2.0)):
+def test_parse_a_bucket():
+    """pathlib would lose a slash."""
+    (memory_store() / "date=3" / "corpus.json").write_text("{}")
+    for text, directory, weight in (
+        ("gs://a/b", "gs://a/b", None),  # not asked whether it exists
+        ("az://bucket/b=2", "az://bucket/b", 2.0),
+        ("az://bucket/date=3", "az://bucket/date=3", None),
+    ):
         part = parse(text)
-        assert (str(part.directory), part.weight) == ("gs://a/b", weight)
+        assert (str(part.directory), part.weight) == (directory, weight)
 
 
 @pytest.mark.parametrize("weight", ["heavy", "0", "-1", "nan", "inf", "1e999", "", "1/2", "0,3"])

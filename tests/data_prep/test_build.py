@@ -1,6 +1,5 @@
 """Whole builds: every filter, documents longer than a block, and what must not change a byte."""
 
-import concurrent.futures
 import dataclasses
 import gzip
 import json
@@ -16,7 +15,7 @@ from etils import epath
 
 from bert_jax.data.corpus import Corpus
 from bert_jax.errors import UserError
-from data_prep import scratch, sources
+from data_prep import sources
 from data_prep.claim import only_one
 from data_prep.clean import Cleaning
 from data_prep.engines.local import LocalEngine
@@ -351,17 +350,3 @@ def test_checksums_of_blocks_do_not_depend_on_the_hash_seed(kind, tmp_path):
         for seed in range(5)
     }
     assert len(found) == 1
-
-
-def test_files_are_whole_with_many_writers(tmp_path):
-    path = epath.Path(tmp_path / "file")
-    contents = [bytes([letter]) * 20_000 for letter in b"abcd"]
-
-    def write_often(content):
-        for _ in range(50):
-            scratch.write(path, content)
-            assert path.read_bytes() in contents
-
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        list(pool.map(write_often, contents))
-    assert [each.name for each in tmp_path.iterdir()] == ["file"]

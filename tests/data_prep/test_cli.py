@@ -208,7 +208,7 @@ def test_a_failure_names_its_document(workspace, monkeypatch):
 
 def test_a_full_disk_is_one_line_and_the_build_goes_on_later(workspace, capsys, monkeypatch):
     assert build("expected", "text:text.txt", "--name", "c") == 0
-    write, written = scratch.write, []
+    write, written = scratch.write_whole, []
 
     def fill(path, content):
         if len(written) == 2:
@@ -217,7 +217,7 @@ def test_a_full_disk_is_one_line_and_the_build_goes_on_later(workspace, capsys, 
         write(path, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(scratch, "write", fill)
+        patch.setattr(scratch, "write_whole", fill)
         expect_error(capsys, build_arguments(), "No space left on device; make room and start the same command again")
     assert not pathlib.Path("c/corpus.json").exists()
     assert build() == 0

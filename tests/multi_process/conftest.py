@@ -1,9 +1,10 @@
-"""The corpora that all processes read."""
+"""The corpora that all processes read, and a run that nothing happens to."""
 
 from pathlib import Path
 
 import pytest
 
+from tests.multi_process.commands import Job, lines
 from tests.multi_process.configs import build_corpora
 
 
@@ -11,3 +12,12 @@ from tests.multi_process.configs import build_corpora
 def corpora(tmp_path_factory) -> list[Path]:
     """Two corpora. Read only."""
     return build_corpora(tmp_path_factory.mktemp("corpora"))
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory, corpora) -> list[dict]:
+    """Metrics of two processes."""
+    workdir = tmp_path_factory.mktemp("undisturbed") / "run"
+    for code, _, said in Job(corpora[0], workdir, 2).end():
+        assert code == 0, said[-3000:]
+    return lines(workdir)

@@ -68,15 +68,15 @@ def die_while_arrays_are_written(checkpoints, step: int, *_) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def die_in_the_commit(path) -> None:
+def die_in_the_commit(path, *_) -> None:
     """Leave half of the next text behind that is written there."""
 
-    def write_half(self, text: str, *_, **__) -> None:
-        with self.open("w") as file:
-            file.write(text[: len(text) // 2])
+    def write_half(self, content: bytes) -> None:
+        with self.open("wb") as file:
+            file.write(content[: len(content) // 2])
         die()
 
-    type(path).write_text = write_half
+    type(path).write_bytes = write_half
 
 
 def die_while_deleting(checkpoints, steps) -> None:

@@ -112,9 +112,9 @@ def test_the_commit_comes_last(tmp_path, monkeypatch):
     """When it is written, every file that it vouches for is there already, and later none is added."""
     there, original = [], checkpoint.write_commit
 
-    def spy(directory):
+    def spy(directory, *rest):
         there.append(set(all_files(pathlib.Path(directory))))
-        original(directory)
+        original(directory, *rest)
 
     monkeypatch.setattr(checkpoint, "write_commit", spy)
     with Checkpoints(tmp_path, keep=1) as checkpoints:
@@ -248,7 +248,7 @@ def test_a_good_checkpoint_outlives_newer_ones(tmp_path):
 
 
 def test_a_failed_save_is_not_silent(tmp_path, monkeypatch):
-    def fail(directory):
+    def fail(directory, written):
         raise OSError("disk full")
 
     monkeypatch.setattr(checkpoint, "write_commit", fail)

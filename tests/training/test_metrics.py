@@ -8,7 +8,7 @@ import pytest
 from tensorboardX.proto import event_pb2
 
 from bert_jax.errors import UserError
-from bert_jax.training.metrics import MetricsWriter, cut_back, read_metrics
+from bert_jax.training.metrics import MetricsWriter, read_metrics
 
 
 def lines_to(path, steps, tail=""):
@@ -35,28 +35,6 @@ def read_events(directory):
                 assert (value.tag, event.step) not in found
                 found[value.tag, event.step] = value.simple_value
     return found
-
-
-@pytest.mark.parametrize("tail", ["", '{"step": 9', '{"step": 1, "loss": 2}'])
-@pytest.mark.parametrize(
-    ("step", "kept"), [(0, []), (2, [2, 2]), (5, [2, 2, 4]), (8, [2, 2, 4, 6, 8]), (99, [2, 2, 4, 6, 8])]
-)
-def test_cut_back(tmp_path, step, kept, tail):
-    path = tmp_path / "metrics.jsonl"
-    lines_to(path, [2, 2, 4, 6, 8], tail)
-    before = path.read_bytes()
-    lines = cut_back(path, step)
-    assert [line["step"] for line in lines] == steps_in(path) == kept
-    after = path.read_bytes()
-    assert before.startswith(after) and (not after or after.endswith(b"\n"))
-
-
-def test_cut_back_of_nothing(tmp_path):
-    assert cut_back(tmp_path / "none", 3) == [] and not (tmp_path / "none").exists()
-    (tmp_path / "empty").write_text("")
-    assert cut_back(tmp_path / "empty", 3) == []
-    (tmp_path / "half").write_text('{"st')
-    assert cut_back(tmp_path / "half", 3) == [] and (tmp_path / "half").read_bytes() == b""
 
 
 def test_lines_are_on_disk_at_once(tmp_path):

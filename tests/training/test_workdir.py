@@ -124,13 +124,13 @@ def test_somebody_elses_files_are_left_alone(tmp_path):
     assert contents(tmp_path) == {"thesis.tex": b"years"}
 
 
-@pytest.mark.parametrize("left", [(), ("tokenizer.json",), ("tokenizer.json", "ledger.jsonl", "config.json.new")])
+@pytest.mark.parametrize("left", [(), ("tokenizer.json",), ("tokenizer.json", "ledger.jsonl", "config.json.f.partial")])
 def test_what_a_kill_left_of_a_claim_is_taken_over(tmp_path, left):
     for name in left:
         (tmp_path / name).write_text("ha")
     workdir.claim(tmp_path, CONFIG, MIXTURE, PATHS, "t")
     assert workdir.read_config(tmp_path) == CONFIG
-    assert (tmp_path / "tokenizer.json").read_text() == "t" and not (tmp_path / "config.json.new").exists()
+    assert (tmp_path / "tokenizer.json").read_text() == "t" and not (tmp_path / "config.json.f.partial").exists()
 
 
 def test_a_place_that_cannot_be_written(tmp_path):

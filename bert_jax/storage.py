@@ -1,0 +1,273 @@
+"""Files on disk and in object stores (gs://, s3://): what differs between the two has its place here.
+
+An object appears whole or not at all. It can neither be renamed nor grow, and there are no directories: a name with
+slashes is all there is. docs/object_stores.md says what a user has to know.
+"""
+
+import concurrent.futures
+import contextlib
+import fcntl
+import hashlib
+import os
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import fsspec
+from etils import epath
+
+from bert_jax.errors import UserError
+
+StoredPath = Path | epath.Path
+"""On disk, or in an object store: then always an epath.Path."""
+
+BLOCK_BYTES = 1 << 22
+THREADS = 8
+"""Files on their way at once."""
+EVERY_SECONDS = 30.0
+"""So often at most is an object that grows written anew."""
+PACKAGES = {"gs": ("gcsfs", "gcs"), "s3": ("s3fs", "s3")}
+"""By scheme: the package that reaches the store, and the extra of bert_jax that brings it."""
+LIBRARIES = ("aiobotocore", "aiohttp", "botocore", "gcsfs", "google.auth", "s3fs")
+
+# One way to reach a store, whether or not TensorFlow is installed.
+os.environ.setdefault("EPATH_USE_TF", "false")
+# Other processes write, too: what a listing said a minute ago is no answer.
+for _scheme in ("gcs", "gs", "s3"):
+    fsspec.config.conf.setdefault(_scheme, {}).setdefault("use_listings_cache", False)
+
+
+def path(text: str | os.PathLike) -> StoredPath:
+    """A place on disk or in a bucket, as ``gs://bucket/corpus``; pathlib would take that for ``gs:/bucket``.
+
+    Raises:
+      UserError: a URL of no store that can be reached.
+    """
+    if not is_remote(text):
+        return Path(text)
+    scheme = os.fspath(text).partition("://")[0]
+    if scheme not in ("az", *PACKAGES):
+        raise UserError(f"{text}: {scheme}:// is no store that can be used: write gs://BUCKET/... or s3://BUCKET/...")
+    return epath.Path(text)
+
+
+def is_remote(place: str | os.PathLike) -> bool:
+    """Whether a path leads to an object store."""
+    return "://" in os.fspath(place)
+
+
+def reach(place: StoredPath) -> None:
+    """See that the store of a path answers; nothing needs to be there yet, but the bucket. Disks always answer.
+
+    Raises:
+      UserError: a package is missing, or credentials, or the bucket; no network; no permission.
+    """
+    if not is_remote(place):
+        return
+    scheme, _, rest = os.fspath(place).partition("://")
+    bucket = rest.partition("/")[0]
+    package, extra = PACKAGES.get(scheme, (f"of fsspec for {scheme}://", ""))
+    try:
+        # Not exists(): it takes a bucket that is not there for an empty one.
+        with contextlib.suppress(FileNotFoundError):
+            next(epath.Path(place).iterdir(), None)
+            return
+        found = epath.Path(f"{scheme}://{bucket}").exists()
+    except ImportError as error:
+        install = f"pip install 'bert_jax[{extra}]'" if extra else "install it"
+        raise UserError(f"{place} needs the package {package}, which is missing: {install}") from error
+    except Exception as error:
+        raise UserError(_unreachable(place, error)) from error
+    if not found:
+        raise UserError(f"{place}: there is no bucket '{bucket}', or you may not see it: make it first")
+
+
+def trouble(error: BaseException) -> str | None:
+    """One line for an error that a store's library raised while it was at work; None if it is no such error."""
+    link: BaseException | None = error
+    while link is not None:
+        if type(link).__module__.startswith(LIBRARIES):
+            return f"{_unreachable('the object store', error)}; the same command goes on where this one stopped"
+        link = link.__cause__
+    return None
+
+
+def _unreachable(what: object, error: BaseException) -> str:
+    reason = " ".join(str(error).split())[:160] or type(error).__name__
+    return f"{what} cannot be reached ({reason}): see that credentials, permissions, endpoint and network are right"
+
+
+def make_directory(place: StoredPath) -> None:
+    """On disk, a directory and its parents. A store needs none; asked for one, it might make a bucket."""
+    if not is_remote(place):
+        place.mkdir(parents=True, exist_ok=True)
+
+
+def write_whole(place: StoredPath, content: bytes) -> None:
+    """Write a file that appears whole or not at all, in place of one that may be there."""
+    if is_remote(place):
+        place.write_bytes(content)
+        return
+    # Of several writers in threads, processes and containers, each needs a name of its own.
+    partial = place.parent / f"{place.name}.{uuid.uuid4().hex}.partial"
+    try:
+        partial.write_bytes(content)
+        partial.replace(place)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def copy_tree(source: StoredPath, target: StoredPath) -> None:
+    """Copy all files below a directory, several at a time; one of the two is in an object store."""
+    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+        copies = []
+        for file in _files(epath.Path(source)):
+            copy = epath.Path(target) / file.relative_to(source).as_posix()
+            make_directory(copy.parent)
+            copies.append(pool.submit(file.copy, copy, overwrite=True))
+        for copied in copies:
+            copied.result()
+
+
+def _files(directory: epath.Path) -> Iterator[epath.Path]:
+    for entry in directory.iterdir():
+        if entry.is_dir():
+            yield from _files(entry)
+        else:
+            yield entry
+
+
+class Staged:
+    """A directory for libraries that write to disks only; what they wrote is then sent to where it belongs.
+
+    Attributes:
+      directory: to write in; the target itself, if that can be written to.
+    """
+
+    def __init__(self, target: StoredPath, known: tuple[str, ...] = ()):
+        """Makes a temporary directory if it needs one.
+
+        Args:
+          target: where it belongs.
+          known: schemes that the library knows besides.
+        """
+        self._target, self._temporary = target, None
+        self.directory: epath.Path = epath.Path(target)
+        if needs_copy(target, known):
+            self._temporary = tempfile.TemporaryDirectory(prefix="bert_jax-")
+            self.directory = epath.Path(self._temporary.name)
+
+    def send(self) -> None:
+        """Copy what is there now to where it belongs."""
+        if self._temporary is not None:
+            copy_tree(self.directory, self._target)
+
+    def close(self) -> None:
+        """Remove the temporary directory."""
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+
+@contextlib.contextmanager
+def fetched(source: StoredPath, known: tuple[str, ...] = ()) -> Iterator[epath.Path]:
+    """A directory as libraries can read it that know disks only, and `known` schemes: itself, or a copy meanwhile."""
+    if not needs_copy(source, known):
+        yield epath.Path(source)
+        return
+    with tempfile.TemporaryDirectory(prefix="bert_jax-") as local:
+        copy_tree(source, Path(local))
+        yield epath.Path(local)
+
+
+def needs_copy(place: StoredPath, known: tuple[str, ...]) -> bool:
+    """Whether a path leads to an object store, and not to one of the known schemes."""
+    return is_remote(place) and os.fspath(place).partition("://")[0] not in known
+
+
+def cache() -> Path:
+    """Where copies of a store's files are kept on this host: $BERT_JAX_CACHE, or a folder of the user's."""
+    return Path(os.environ.get("BERT_JAX_CACHE") or Path.home() / ".cache" / "bert_jax")
+
+
+def on_this_host(place: StoredPath, sha256: str) -> str:
+    """A local path of a file; one from a store is copied once, for all processes of this host and later ones.
+
+    Args:
+      place: the file.
+      sha256: of its content, in hex: the copy's name, and what the copy is checked against.
+
+    Raises:
+      UserError: the content has another checksum.
+      FileNotFoundError: there is no such object.
+    """
+    if not is_remote(place):
+        return os.fspath(place)
+    local = cache() / sha256
+    if not local.exists():
+        local.parent.mkdir(parents=True, exist_ok=True)
+        with local.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not local.exists():
+                _copy_checked(place, local, sha256)
+    return os.fspath(local)
+
+
+def _copy_checked(place: StoredPath, local: Path, sha256: str) -> None:
+    digest, partial = hashlib.sha256(), local.with_suffix(".partial")
+    with place.open("rb") as source, partial.open("wb") as target:
+        while block := source.read(BLOCK_BYTES):
+            digest.update(block)
+            target.write(block)
+    if digest.hexdigest() != sha256:
+        partial.unlink()
+        raise UserError(f"{place}: damaged, its SHA-256 is not the recorded one; copy the corpus again or rebuild it")
+    partial.replace(local)
+
+
+class Uploads:
+    """Sends something that grows, again and again, in a thread of its own: nobody waits for the network.
+
+    What goes wrong there is raised by the next call of any method.
+    """
+
+    def __init__(self, send: Callable[[], None]):
+        """Starts nothing yet; `send` writes all that there is by then."""
+        self._send, self._last, self._unsent = send, time.monotonic(), False
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="upload")
+        self._sending: concurrent.futures.Future | None = None
+
+    def grown(self) -> None:
+        """There is more than before: begin to send, if that was not done for a while."""
+        self._unsent = True
+        if self._sending is not None and not self._sending.done():
+            return
+        self._wait()
+        if time.monotonic() - self._last >= EVERY_SECONDS:
+            self._begin()
+
+    def flush(self) -> None:
+        """Send what has grown since the last time, and wait until all is in the store."""
+        self._wait()
+        if self._unsent:
+            self._begin()
+            self._wait()
+
+    def close(self) -> None:
+        """The same for the last time."""
+        try:
+            self.flush()
+        finally:
+            self._thread.shutdown()
+
+    def _begin(self) -> None:
+        self._last, self._unsent = time.monotonic(), False
+        self._sending = self._thread.submit(self._send)
+
+    def _wait(self) -> None:
+        sending, self._sending = self._sending, None
+        if sending is not None:
+            self._unsent = self._unsent or sending.exception() is not None
+            sending.result()

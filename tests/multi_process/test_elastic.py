@@ -1,0 +1,53 @@
+"""A run goes on with other processes, devices and meshes: the same rows, and losses within promise 1."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.multi_process.commands import STEPS, Job, lines
+
+pytestmark = pytest.mark.slow
+
+
+def train_lines(workdir: Path) -> list[dict]:
+    return [line for line in lines(workdir) if line["split"] == "train"]
+
+
+def go_on(corpus: Path, workdir: Path, until: int | None, processes: int, devices: int, mesh: str) -> int:
+    """Starts the run, and stops it behind an update, or lets it end; updates done."""
+    extra = {process: mesh.split() for process in range(processes)}
+    job = Job(corpus, workdir, processes, devices=devices, extra=extra)
+    if until is not None:
+        job.wait_for(until)
+        job.supervisors[0].terminate()
+    for code, _, said in job.end():
+        assert code == (0 if until is None else 75), said[-3000:]
+    return len(train_lines(workdir))
+
+
+@pytest.mark.parametrize(
+    "starts",
+    [
+        [(2, 1, ""), (1, 1, ""), (4, 2, "")],
+        [
+            (1, 8, "--mesh.data 2 --mesh.fsdp 2 --mesh.tensor 2"),
+            (1, 2, "--mesh.data 1 --mesh.fsdp 2"),
+            (1, 16, "--mesh.data 4 --mesh.fsdp 2 --mesh.tensor 2"),
+        ],
+    ],
+    ids=["2, 1 and 4 processes", "8, 2 and 16 devices"],
+)
+def test_losses_agree(starts, tmp_path, corpora, undisturbed):
+    workdir = tmp_path / "run"
+    first = go_on(corpora[0], workdir, 22, *starts[0])
+    second = go_on(corpora[0], workdir, first + 15, *starts[1])
+    assert 0 < first < second < STEPS
+    assert go_on(corpora[0], workdir, None, *starts[2]) == STEPS
+    reference = [line for line in undisturbed if line["split"] == "train"]
+    found = train_lines(workdir)
+    assert [line["tokens_seen"] for line in found] == [line["tokens_seen"] for line in reference]
+    losses, expected = (np.array([line["loss"] for line in run]) for run in (found, reference))
+    assert (losses != expected).any(), "other sums should round in another way"
+    assert abs(losses[0] / expected[0] - 1) <= 1e-6
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)

@@ -1,0 +1,121 @@
+"""Files of JSON lines: what a kill cut short, what a restart takes back, and how they grow in a store."""
+
+import json
+import threading
+
+import pytest
+
+from bert_jax import storage
+from bert_jax.training.json_lines import JsonLines, cut_back, read_lines
+from tests.stores import MemoryStore, memory_store
+
+
+@pytest.fixture(params=["disk", "store"])
+def place(request, tmp_path):
+    return tmp_path if request.param == "disk" else memory_store()
+
+
+def write_steps(path, steps, tail=""):
+    text = "".join(json.dumps({"step": step, "text": "\u2028 ü"}, ensure_ascii=False) + "\n" for step in steps)
+    path.write_bytes((text + tail).encode())
+
+
+def steps_of(values):
+    return [value["step"] for value in values]
+
+
+@pytest.mark.parametrize("tail", ["", '{"step": 9', '{"step": 1, "loss": 2}'])
+@pytest.mark.parametrize(
+    ("step", "kept"), [(0, []), (2, [2, 2]), (5, [2, 2, 4]), (8, [2, 2, 4, 6, 8]), (99, [2, 2, 4, 6, 8])]
+)
+def test_cut_back(place, step, kept, tail):
+    path = place / "metrics.jsonl"
+    write_steps(path, [2, 2, 4, 6, 8], tail)
+    before = path.read_bytes()
+    assert steps_of(read_lines(path)) == [2, 2, 4, 6, 8] and path.read_bytes() == before
+    values = cut_back(path, lambda value: value["step"] <= step)
+    assert steps_of(values) == steps_of(read_lines(path)) == kept
+    after = path.read_bytes()
+    assert before.startswith(after) and (not after or after.endswith(b"\n"))
+
+
+def test_cut_back_of_nothing(place):
+    assert cut_back(place / "none") == [] and not (place / "none").exists()
+    (place / "empty").write_bytes(b"")
+    assert cut_back(place / "empty") == []
+    (place / "half").write_bytes(b'{"st')
+    assert cut_back(place / "half") == [] and (place / "half").read_bytes() == b""
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_lines_are_added_to_those_that_are_there(place, durable):
+    path = place / "lines"
+    write_steps(path, [1, 2])
+    for step in (3, 4):
+        lines = JsonLines(path, durable=durable)
+        lines.add({"step": step})
+        lines.close()
+    assert steps_of(read_lines(path)) == [1, 2, 3, 4]
+
+
+def test_durable_lines_are_in_the_store_at_once():
+    path = memory_store() / "ledger"
+    lines = JsonLines(path, durable=True)
+    for step in (1, 2):
+        lines.add({"step": step})
+        assert steps_of(read_lines(path)) == list(range(1, step + 1))
+
+
+def test_other_lines_come_in_company(monkeypatch):
+    """One write for many lines; a later one carries what the one before did not."""
+    path, clock = memory_store() / "metrics", [0.0]
+    monkeypatch.setattr(storage.time, "monotonic", lambda: clock[0])
+    lines = JsonLines(path, durable=False)
+    for step in range(5):
+        lines.add({"step": step})
+    assert not MemoryStore.written
+    lines.flush()
+    assert steps_of(read_lines(path)) == [0, 1, 2, 3, 4] and len(MemoryStore.written) == 1
+    lines.flush()
+    assert len(MemoryStore.written) == 1, "nothing was added"
+    clock[0] += storage.EVERY_SECONDS
+    lines.add({"step": 5})
+    lines.add({"step": 6})
+    lines.close()
+    assert steps_of(read_lines(path)) == [0, 1, 2, 3, 4, 5, 6] and len(MemoryStore.written) <= 3
+
+
+def test_adding_does_not_wait_for_the_network(monkeypatch):
+    path, open_gate, begun = memory_store() / "metrics", threading.Event(), threading.Event()
+    put = MemoryStore.put_whole
+
+    def slow(self, *arguments):
+        begun.set()
+        assert open_gate.wait(30)
+        put(self, *arguments)
+
+    monkeypatch.setattr(MemoryStore, "put_whole", slow)
+    monkeypatch.setattr(storage, "EVERY_SECONDS", 0.0)
+    lines = JsonLines(path, durable=False)
+    lines.add({"step": 1})
+    assert begun.wait(30)
+    lines.add({"step": 2})
+    assert not path.exists()
+    open_gate.set()
+    lines.flush()
+    assert steps_of(read_lines(path)) == [1, 2]
+    lines.close()
+
+
+def test_trouble_in_the_other_thread_is_raised(monkeypatch):
+    def fail(*_):
+        raise OSError("the store is gone")
+
+    lines = JsonLines(memory_store() / "metrics", durable=False)
+    lines.add({"step": 1})
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryStore, "put_whole", fail)
+        with pytest.raises(OSError, match="the store is gone"):
+            lines.flush()
+    lines.flush()
+    assert steps_of(read_lines(storage.path("az://bucket/metrics"))) == [1]

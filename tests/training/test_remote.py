@@ -1,0 +1,338 @@
+"""Runs in object stores: what a run on disk does, without directories, renaming or files that grow."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax import cli, inference, pretraining, storage
+from bert_jax.config import CheckpointConfig, LogConfig
+from bert_jax.convert.huggingface import WEIGHTS
+from bert_jax.data.corpus import Corpus
+from bert_jax.data.integrity import check_shards
+from bert_jax.data.parts import Part
+from bert_jax.errors import UserError
+from bert_jax.presets import load_config
+from bert_jax.training import checkpoint, loop
+from bert_jax.training.checkpoint import COMMIT
+from bert_jax.training.json_lines import read_lines
+from bert_jax.training.ledger import Ledger
+from bert_jax.training.state import abstract_state
+from data_prep.verify import verify
+from tests.stores import MemoryStore, memory_store, tree, use_s3
+
+pytestmark = pytest.mark.usefixtures("quick_compilation", "shared_programs")
+KILLED = Path(__file__).parent / "killed_config.py"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def bucket(tiny_corpus):
+    """With `tiny_corpus` in it, under "corpus"."""
+    bucket = memory_store()
+    storage.copy_tree(tiny_corpus, bucket / "corpus")
+    MemoryStore.written.clear()
+    return bucket
+
+
+@pytest.fixture
+def config(tiny_config):
+    return dataclasses.replace(tiny_config, log=LogConfig(every=2), checkpoint=CheckpointConfig(every=3, keep=2))
+
+
+@pytest.fixture(scope="module")
+def on_disk(tmp_path_factory, tiny_config, tiny_corpus):
+    """The same run as in the store, undisturbed, on disk."""
+    config = dataclasses.replace(tiny_config, log=LogConfig(every=2), checkpoint=CheckpointConfig(every=3, keep=2))
+    workdir = tmp_path_factory.mktemp("disk") / "run"
+    pretraining.pretrain(config, [Part(tiny_corpus)], workdir)
+    return workdir
+
+
+def final_state(config, workdir, corpus):
+    """Every array of the newest checkpoint, and where the run stands."""
+    task = pretraining.open_task(config, [Part(corpus)])
+    mesh = loop.checked_mesh(task)
+    with checkpoint.Checkpoints(checkpoint.directory_of(workdir), keep=2) as checkpoints:
+        state, about = checkpoints.restore(lambda about: abstract_state(task.at(about["phase"]), mesh))
+    return jax.tree.map(np.asarray, state), about
+
+
+def untimed(workdir):
+    return [{k: v for k, v in line.items() if k != "timing"} for line in read_lines(workdir / "metrics.jsonl")]
+
+
+def assert_same_run(config, workdir, expected, corpus):
+    (state, about), (wanted, wanted_about) = (final_state(config, w, corpus) for w in (workdir, expected))
+    assert about == wanted_about and about["cursor"]["step"] == config.total_steps
+    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(wanted), jax.tree.leaves(state), strict=True):
+        np.testing.assert_array_equal(a, b, err_msg=jax.tree_util.keystr(path))
+    assert untimed(workdir) == untimed(expected) != []
+
+
+def files_of(workdir) -> set[str]:
+    """Names of a run's files, but for those that are drawn."""
+    return {name for name in tree(workdir) if "/d/" not in name and "events" not in name}
+
+
+def test_a_run_in_a_store_is_a_run_on_disk(bucket, config, on_disk, tiny_corpus):
+    place = pretraining.pretrain(config, [Part(bucket / "corpus")], bucket / "run")
+    assert place.cursor.step == 8
+    assert_same_run(config, bucket / "run", on_disk, tiny_corpus)
+    assert files_of(bucket / "run") == files_of(on_disk)
+    assert (bucket / "run" / "ledger.jsonl").read_bytes() == b""
+    (events,) = (bucket / "run" / "tensorboard").iterdir()
+    assert events.stat().length > 1000
+
+
+def test_the_commit_is_the_last_write(bucket, config):
+    """And the lines that a checkpoint covers are there before it."""
+    pretraining.pretrain(config, [Part(bucket / "corpus")], bucket / "run")
+    written = MemoryStore.written
+    commits = [at for at, name in enumerate(written) if name.endswith(COMMIT)]
+    assert [written[at].split("/")[-2] for at in commits] == ["00000003", "00000006", "00000008"]
+    for at in commits:
+        own = written[at].removesuffix(COMMIT)
+        assert max(i for i, name in enumerate(written) if name.startswith(own)) == at
+        first = min(i for i, name in enumerate(written) if name.startswith(own))
+        assert "bucket/run/metrics.jsonl" in written[:first]
+    assert written.index("bucket/run/config.json") > written.index("bucket/run/ledger.jsonl")
+
+
+def test_killed_behind_any_write(bucket, config, on_disk, tiny_corpus, monkeypatch):
+    """The store as it was behind some of the writes: the same command goes on from there, and ends the same."""
+    put, moments = MemoryStore.put_whole, []
+
+    def remember(self, path, content):
+        with self.lock:
+            put(self, path, content)
+            moments.append((path, dict(self.objects)))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryStore, "put_whole", remember)
+        pretraining.pretrain(config, [Part(bucket / "corpus")], bucket / "run")
+    names = [path.removeprefix("bucket/run/") for path, _ in moments]
+    commits = [i for i, name in enumerate(names) if name.endswith(COMMIT)]
+    chosen = {
+        "claimed by half": (names.index("ledger.jsonl"), []),
+        "first save by half": (names.index("checkpoints/00000003/run.json"), []),
+        "no marker yet": (commits[1] - 1, [3]),
+        "committed": (commits[1], [6, 3]),
+        "last save by half": (commits[2] - 2, [6, 3]),
+    }
+    for name, (at, saves) in chosen.items():
+        MemoryStore.objects = dict(moments[at][1])
+        there = list(checkpoint.committed(checkpoint.directory_of(bucket / "run")))
+        assert [int(save.name) for save in there] == saves, name
+        if saves:
+            covered = [line["step"] for line in read_lines(bucket / "run" / "metrics.jsonl")]
+            assert max(covered) >= saves[0] - 1, f"{name}: a line of a committed checkpoint is lost"
+        pretraining.pretrain(config, [Part(bucket / "corpus")], bucket / "run")
+        assert_same_run(config, bucket / "run", on_disk, tiny_corpus)
+        assert files_of(bucket / "run") == files_of(on_disk), name
+
+
+def test_a_damaged_object_is_noticed(bucket, config, on_disk, tiny_corpus, capfd):
+    pretraining.pretrain(config, [Part(bucket / "corpus")], bucket / "run")
+    name = max((n for n in MemoryStore.objects if "/00000008/" in n), key=lambda n: len(MemoryStore.objects[n]))
+    raw = bytearray(MemoryStore.objects[name])
+    raw[len(raw) // 2] ^= 1
+    MemoryStore.objects[name] = bytes(raw)
+    pretraining.pretrain(config, [Part(bucket / "corpus")], bucket / "run")
+    said = capfd.readouterr().err
+    assert "az://bucket/run/checkpoints/00000008 is damaged" in said and "continuing from update 6" in said
+    assert_same_run(config, bucket / "run", on_disk, tiny_corpus)
+
+
+def test_nothing_is_left_on_this_host(bucket, config, tmp_path, monkeypatch):
+    """But the cached corpus; also when a save fails."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    pretraining.pretrain(config, [Part(bucket / "corpus")], bucket / "run", profile=(2, 4))
+    assert any(name.startswith("profile/") for name in tree(bucket / "run"))
+    put = MemoryStore.put_whole
+
+    def fail(self, path, content):
+        if "00000008" in path:
+            raise OSError("lost")
+        put(self, path, content)
+
+    storage.copy_tree(bucket / "corpus", tmp_path / "corpus")
+    monkeypatch.setattr(MemoryStore, "put_whole", fail)
+    with pytest.raises(OSError, match="lost"):
+        pretraining.pretrain(config, [Part(bucket / "corpus")], bucket / "other")
+    left = [path.name for path in (tmp_path / "temporary").iterdir() if path.name.startswith("bert_jax-")]
+    assert not left
+
+
+def test_shards_are_cached_and_checked(bucket, cache):
+    """A second opening reads the shard from this host; what is damaged in the store is refused."""
+    corpus = Corpus.open(bucket / "corpus")
+    check_shards([corpus], "checksums")
+    names = {path.name for path in cache.iterdir() if not path.suffix}
+    files = json.loads((bucket / "corpus" / "corpus.json").read_text())["files"]
+    assert names == {facts["sha256"] for facts in files.values()}
+    (shard,) = (bucket / "corpus").glob("corpus-train.array_record-*")
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(bytes(content))
+    assert len(Corpus.open(bucket / "corpus").sentences(0, 50)) > 50, "it is read from the cache"
+    for path in cache.iterdir():
+        path.unlink()
+    for level in ("checksums", "counts"):
+        with pytest.raises(UserError, match="damaged, its SHA-256 is not the recorded one"):
+            check_shards([Corpus.open(bucket / "corpus")], level)
+
+
+def test_a_ledger_in_a_store(bucket):
+    path = bucket / "ledger.jsonl"
+    ledger = Ledger(path)
+    ledger.decide("rollback", lambda: {"to": 4})
+    path.write_bytes(path.read_bytes() + b'{"event": "roll')
+    again = Ledger(path)
+    again.decide("rollback", lambda: {"to": 8})
+    assert [entry["to"] for entry in Ledger(path).of("rollback")] == [4, 8]
+
+
+def test_commands(bucket, tiny_run, tmp_path, capfd):
+    """evaluate, fill-mask and convert, from a store and to one, say what they say of the same run on disk."""
+    storage.copy_tree(tiny_run, bucket / "run")
+
+    def said(*words: str) -> str:
+        assert cli.main(list(words)) == 0
+        return capfd.readouterr().out
+
+    for words in (["evaluate", "{}/run", "--corpus", "{}/corpus", "--json"], ["fill-mask", "{}/run", "the [MASK]"]):
+        corpus, run = str(bucket / "corpus"), str(bucket / "run")
+        remote = said(*(word.format(bucket) for word in words))
+        places = {run: str(tiny_run), corpus: corpus}
+        assert remote == said(*(places.get(word.format(bucket), word) for word in words)) != ""
+    said("convert", f"{bucket}/run", f"{bucket}/export")
+    assert MemoryStore.written[-1] == f"bucket/export/{WEIGHTS}"
+    said("convert", f"{bucket}/run", str(tmp_path / "export"))
+    here, there = tree(tmp_path / "export"), tree(bucket / "export")
+    assert here.keys() == there.keys() and here[WEIGHTS] == there[WEIGHTS]
+    text = "the [MASK] runs"
+    assert inference.load(bucket / "export").fill_mask(text) == inference.load(tiny_run).fill_mask(text)
+    assert cli.main(["convert", f"{bucket}/run", f"{bucket}/export"]) == 2
+    assert "exists already" in capfd.readouterr().err
+
+
+def test_several_processes_are_refused_where_orbax_cannot_write(bucket, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(UserError, match=r"several processes write one checkpoint together.*use gs://, or a shared"):
+        checkpoint.check_place(bucket / "run")
+    checkpoint.check_place(Path("run"))
+
+
+@pytest.fixture
+def s3(s3_server, tiny_corpus, monkeypatch, request):
+    """A bucket of its own with `tiny_corpus` in it, and what the server is asked."""
+    address, requests = s3_server
+    bucket = use_s3(monkeypatch, address, f"bucket-{zlib.crc32(request.node.name.encode())}")
+    storage.copy_tree(tiny_corpus, bucket / "corpus")
+    requests.clear()
+    return bucket, requests
+
+
+@pytest.mark.slow
+def test_killed_and_continued_on_s3(s3, tiny_corpus, tmp_path):
+    """The run of test_resume.py: growth, LAMB, packed rows, killed before and behind a commit."""
+    bucket, requests = s3
+
+    def run(point, count, corpus, workdir):
+        words = ["pretrain", str(KILLED), "--corpus", str(corpus), "--workdir", str(workdir)]
+        worker = [sys.executable, str(KILLED.with_name("killed_worker.py")), point, str(count)]
+        return subprocess.run([*worker, *words], capture_output=True, text=True)
+
+    there = []
+    for point, count in (("before-commit", 2), ("after-commit", 2)):
+        killed = run(point, count, bucket / "corpus", bucket / "run")
+        assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
+        there.append([save.name for save in checkpoint.committed(checkpoint.directory_of(bucket / "run"))])
+    assert there == [["00000010"], ["00000030", "00000020", "00000010"]]
+    again = run("never", 1, bucket / "corpus", bucket / "run")
+    assert again.returncode == 0 and "continuing from update 30" in again.stderr, again.stderr[-3000:]
+    undisturbed = run("never", 1, tiny_corpus, tmp_path / "run")
+    assert undisturbed.returncode == 0, undisturbed.stderr[-3000:]
+    config = load_config(str(KILLED))
+    assert_same_run(config, bucket / "run", tmp_path / "run", tiny_corpus)
+    assert any(request.method == "PUT" for request in requests)
+    assert not [request for request in requests if request.copies], "something was renamed"
+    assert not [request for request in requests if (request.method, request.path) == ("PUT", f"/{bucket.name}")]
+
+
+@pytest.mark.slow
+def test_a_corpus_is_built_on_s3(s3, tiny_corpus, tmp_path):
+    """The bytes of one that is built on disk; nothing of the build is left."""
+    bucket, requests = s3
+    words = ["build", "--source", f"text:{tiny_corpus.parent / 'text.txt'}", "--tokenizer", f"{bucket}/corpus"]
+    words += ["--workers", "2", "--validation-fraction", "0.2", "--name", "corpus", "--out", f"{bucket}/built"]
+    done = subprocess.run([sys.executable, "-m", "data_prep", *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    here, there = tree(tiny_corpus), tree(bucket / "built")
+    assert here.keys() == there.keys()
+    differ = {name for name in here if here[name] != there[name]}
+    assert not {name for name in differ if "array_record" in name or name.endswith(".npy")}
+    assert verify(bucket / "built").extra == ()
+    assert not [request for request in requests if request.copies]
+
+
+@pytest.mark.slow
+def test_commands_on_s3(s3, tiny_run, tmp_path, monkeypatch, capfd):
+    bucket, requests = s3
+    storage.copy_tree(tiny_run, bucket / "finished")
+    assert cli.main(["evaluate", f"{bucket}/finished", "--corpus", f"{bucket}/corpus"]) == 0
+    assert "mlm_loss" in capfd.readouterr().out
+    assert cli.main(["convert", f"{bucket}/finished", f"{bucket}/export"]) == 0
+    assert cli.main(["fill-mask", f"{bucket}/export", "the [MASK] runs"]) == 0
+    assert "[MASK] 1:" in capfd.readouterr().out
+    assert not [request for request in requests if request.copies]
+
+
+REACH = """
+from bert_jax import storage
+from bert_jax.errors import UserError
+
+try:
+    storage.reach(storage.path("s3://{}/run"))
+except UserError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("bucket", "settings", "words"),
+    [
+        (None, {}, ""),
+        ("bucked", {}, "s3://bucked/run: there is no bucket 'bucked'"),
+        (None, {"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None}, "(Unable to locate credentials)"),
+        (None, {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "Could not connect to the endpoint URL"),
+    ],
+)
+def test_what_a_user_hears_of_s3(s3, bucket, settings, words):
+    there, requests = s3
+    environment = {k: v for k, v in (os.environ | settings).items() if v is not None}
+    done = subprocess.run(
+        [sys.executable, "-c", REACH.format(bucket or there.name)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=True,
+    )
+    assert words in done.stdout and len(done.stdout.splitlines()) == bool(words)
+    assert not [request for request in requests if request.method in ("PUT", "POST")]
