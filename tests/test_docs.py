@@ -14,7 +14,7 @@ from tests.stores import use_s3
 ROOT = Path(__file__).parent.parent
 # docs/corpus.md has its own test beside the code it documents (tests/data_prep/test_cli.py).
 TASKS = ["pretrain", "large_batch", "stream", "ablation", "conversion", "pods", "performance", "object_stores"]
-TASKS += ["scaling", "plan", "slurm", "doctor"]
+TASKS += ["scaling", "plan", "slurm", "doctor", "tpu", "kubernetes"]
 AS_WRITTEN = "docs/reference.md"
 """Its commands compare with fixed figures: smaller ones would be refused."""
 PAGES = ["README.md", AS_WRITTEN, *(f"docs/{task}.md" for task in TASKS)]
@@ -78,6 +78,7 @@ def folder(tmp_path, tiny_corpus, second_corpus, tiny_run):
 
 def run(words: list[str], folder: Path) -> None:
     program = {"bert-jax": ["-m", "bert_jax"], "bert-data": ["-m", "data_prep"], "python": []}[words[0]]
+    words = words[: words.index(">")] if ">" in words else words
     arguments = [str(ROOT / word) if word.startswith("scripts/") else word for word in words[1:]]
     command = [sys.executable, *program, *arguments]
     process = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment())
@@ -108,6 +109,18 @@ def test_commands_of_a_page_run(page, folder, request, monkeypatch):
         run(shlex.split(line) if page == AS_WRITTEN else shrink(line), folder)
 
 
+@pytest.mark.parametrize("page", ["docs/tpu.md"])
+def test_commands_for_slices_are_printed(page):
+    """Dry runs: as written, with `--dry-run` where it is missing."""
+    lines = [line for line in commands_of(page) if line.startswith("bash scripts/tpu_pod.sh")]
+    assert any("--dry-run" in line for line in lines) and not all("--dry-run" in line for line in lines)
+    for line in lines:
+        program, script, verb, *rest = shlex.split(line)
+        words = [program, str(ROOT / script), verb, *([] if "--dry-run" in rest else ["--dry-run"]), *rest]
+        done = subprocess.run(words, capture_output=True, text=True)
+        assert done.returncode == 0 and "gcloud compute tpus" in done.stdout, f"{line}\n{done.stderr}"
+
+
 def test_every_page_is_linked_from_the_readme():
     readme = (ROOT / "README.md").read_text()
     for page in (ROOT / "docs").glob("*.md"):
@@ -119,6 +132,7 @@ def test_readme_names_only_flags_that_exist():
     import dataclasses
 
     from bert_jax.presets import load_config
+    from bert_jax.runtime.cluster import ClusterConfig
 
     known = {"--help", "--all", "--json", "--to", "--corpus", "--workdir", "--profile", "--source", "--kind", "--out"}
     known |= {"--formats", "--documents", "--tokens", "--preset", "--seq-len", "--batch"}
@@ -137,6 +151,18 @@ def test_readme_names_only_flags_that_exist():
             else:
                 yield f"--{name}"
 
+    for launcher in ("tpu_pod.sh", "kubernetes_jobset.py"):
+        known |= set(re.findall(r"--[a-z][a-z-]*\w", (ROOT / "scripts" / launcher).read_text()))
+    known |= {f"--cluster.{field.name}" for field in dataclasses.fields(ClusterConfig)} | {"--compilation-cache"}
+    known |= {
+        "--recursive",
+        "--build-arg",
+        "--tag",
+        "--filename",
+        "--follow",
+        "--selector",
+        "--prefix",
+    }  # of other tools
     config = load_config("bert_base")
     known |= set(flags(config, "")) | set(flags(config.phases[0], "phases.0."))
     for page in PAGES:

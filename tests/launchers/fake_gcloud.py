@@ -1,0 +1,63 @@
+"""Plays gcloud: notes each command, and does what the next line of a script says when the run is started.
+
+The directory $FAKE holds `commands` (what was asked), `node` and `queue` (states, absent: there is none), `no_scp` (the
+next copy fails), and `plan`, one line for each start of the run: the exit codes of the hosts, and what becomes of the
+slice, as in `75,75 PREEMPTED`; or `wait`.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+FAKE = Path(os.environ["FAKE"])
+
+
+def state(name: str) -> None:
+    path = FAKE / name
+    if not path.exists():
+        print("ERROR: (gcloud) NOT_FOUND: Resource was not found", file=sys.stderr)
+        sys.exit(1)
+    print(path.read_text())
+
+
+def run_on_hosts() -> None:
+    lines = (FAKE / "plan").read_text().splitlines()
+    (FAKE / "plan").write_text("\n".join(lines[1:]))
+    if lines[0] == "wait":
+        time.sleep(30)
+    codes, _, becomes = lines[0].partition(" ")
+    print("update 7 of 9, exit code 1 is what a bug has")
+    for host, code in enumerate(filter(None, codes.split(","))):
+        print(f"tpu_worker: host-{host} ended with code {code.replace('!', ' as asked')}")
+    if becomes:
+        (FAKE / "node").write_text(becomes)
+    broken = 1 if becomes or not codes else 0
+    sys.exit(next((int(code.strip("!")) for code in codes.split(",") if code.strip("!0")), broken))
+
+
+def main() -> None:
+    words = sys.argv[1:]
+    with (FAKE / "commands").open("a") as file:
+        file.write(" ".join(words) + "\n")
+    kind, verb = words[2:4]
+    assert words[:2] == ["compute", "tpus"], words
+    if verb == "describe":
+        state({"tpu-vm": "node", "queued-resources": "queue"}[kind])
+    elif verb == "create":
+        assert not (FAKE / "queue").exists(), "ALREADY_EXISTS"
+        (FAKE / "queue").write_text("ACTIVE")
+        (FAKE / "node").write_text("READY")
+    elif verb == "delete":
+        for name in ("queue", "node"):
+            (FAKE / name).unlink(missing_ok=True)
+    elif verb == "scp" and (FAKE / "no_scp").exists():
+        (FAKE / "no_scp").unlink()
+        sys.exit("ERROR: (gcloud) no route to the host")
+    elif verb == "ssh":
+        assert (FAKE / "node").read_text() == "READY"
+        if any("tpu_worker.sh run" in word for word in words):
+            run_on_hosts()
+
+
+main()

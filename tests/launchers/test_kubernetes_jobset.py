@@ -1,0 +1,244 @@
+"""scripts/kubernetes_jobset.py: its manifests against Kubernetes' schemas, and what the pods make of them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+from bert_jax import cli
+from bert_jax.errors import TRY_AGAIN
+from bert_jax.runtime import cluster
+from bert_jax.runtime.supervisor import _code_for_others
+
+HERE = Path(__file__).parent
+SCRIPT = HERE.parents[1] / "scripts" / "kubernetes_jobset.py"
+SCHEMA = json.loads((HERE / "jobset_schema.json").read_text())
+VERSIONS = ("1.31.0", "1.37.0")
+"""Of Kubernetes: the first in which pod failure policies are stable, and the newest that is known."""
+
+COMMON = ["--name", "first", "--image", "registry/bert_jax:1"]
+GPU = ["gpu", *COMMON, "--hosts", "4", "--gpus", "8", "--claim", "corpora:/data"]
+TPU = ["tpu", *COMMON, "--accelerator", "tpu-v6e-slice", "--topology", "4x4"]
+MOUNTED = ["bert_base", "--corpus", "/data/wiki", "--workdir", "/data/runs/first"]
+BUCKET = ["bert_base", "--corpus", "gs://here/wiki", "--workdir", "gs://here/runs/first"]
+
+
+def script(*words: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, SCRIPT, *words], capture_output=True, text=True, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def main():
+    """The script's `main`: starting Python for every mistake takes longer than the rest."""
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("kubernetes_jobset", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.main
+
+
+@pytest.fixture
+def made(main, capsys):
+    def make(*words: str) -> dict:
+        assert main(list(words)) == 0, capsys.readouterr().err
+        return yaml.safe_load(capsys.readouterr().out)
+
+    return make
+
+
+def job_of(jobset: dict) -> dict:
+    return jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
+
+
+def pod_of(jobset: dict) -> dict:
+    return job_of(jobset)["template"]["spec"]
+
+
+def validate(jobset: dict) -> None:
+    """The JobSet by our schema; its Job by Kubernetes' own, with no field that Kubernetes does not know."""
+    jsonschema.validate(jobset, SCHEMA, cls=jsonschema.Draft202012Validator)
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "hosts"}, "spec": job_of(jobset)}
+    for version in VERSIONS:
+        kubernetes_validate.validate(job, version, strict=True)
+
+
+EXTRAS = ["--namespace", "research", "--claim", "more:/more", "--service-account", "reader", "--toleration", "spot"]
+
+
+@pytest.mark.parametrize("words", [(*GPU, "--", *MOUNTED), (*GPU, *EXTRAS, "--", *BUCKET), (*TPU, "--", *BUCKET)])
+def test_manifests_are_valid(made, words):
+    validate(made(*words))
+
+
+BROKEN_JOBSETS = [
+    lambda jobset: jobset.update(apiVersion="jobset.x-k8s.io/v1alpha1"),
+    lambda jobset: jobset["spec"].update(maxRestarts=3),
+    lambda jobset: jobset["spec"]["failurePolicy"].update(maxRestarts="3"),
+    lambda jobset: jobset["spec"]["failurePolicy"]["rules"][0].update(action="FailJob"),
+    lambda jobset: jobset["spec"]["failurePolicy"]["rules"][0].update(name="bug-and-mistake"),
+    lambda jobset: jobset["spec"]["replicatedJobs"][0].pop("template"),
+]
+BROKEN_JOBS = [
+    lambda job: job.update(backoffLimit="none"),
+    lambda job: job.update(completionsMode="Indexed"),
+    lambda job: job["podFailurePolicy"]["rules"][0].pop("action"),
+    lambda job: job["template"]["spec"]["containers"][0].pop("name"),
+    lambda job: job["template"]["spec"]["containers"][0].update(args=[7]),
+    lambda job: job["template"]["spec"]["volumes"][0].update(emptyDirectory={}),
+]
+
+
+@pytest.mark.parametrize("spoil", BROKEN_JOBSETS)
+def test_the_jobset_schema_refuses(made, spoil):
+    jobset = made(*GPU, "--", *MOUNTED)
+    spoil(jobset)
+    with pytest.raises(jsonschema.ValidationError):
+        validate(jobset)
+
+
+@pytest.mark.parametrize("spoil", BROKEN_JOBS)
+def test_the_schema_of_kubernetes_refuses(made, spoil):
+    jobset = made(*GPU, "--", *MOUNTED)
+    spoil(job_of(jobset))
+    with pytest.raises(kubernetes_validate.ValidationError):
+        validate(jobset)
+
+
+def as_started(jobset: dict, index: int) -> list[str]:
+    """The words that a container's process gets: $(NAME) filled in, $$( left as $(."""
+    container = pod_of(jobset)["containers"][0]
+    (variable,) = container["env"]
+    path = variable["valueFrom"]["fieldRef"]["fieldPath"]
+    assert path == "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+    words = []
+    for word in container["command"] + container["args"]:
+        halves = [half.replace(f"$({variable['name']})", str(index)) for half in word.split("$$(")]
+        words.append("$(".join(halves))
+    return words
+
+
+def test_gpu_pods_find_each_other(made):
+    """What each pod is told is a seat that `bert-jax pretrain` takes, at the address that JobSet gives pod 0."""
+    jobset = made(*GPU, "--", *MOUNTED, "--phases.0.steps", "7")
+    name, job = jobset["metadata"]["name"], jobset["spec"]["replicatedJobs"][0]
+    assert jobset["spec"]["network"] == {"enableDNSHostnames": True, "subdomain": name}
+    spec = job["template"]["spec"]
+    assert spec["completionMode"] == "Indexed" and spec["completions"] == spec["parallelism"] == 4
+    for index in range(4):
+        program, command, *words = as_started(jobset, index)
+        assert (program, command) == ("bert-jax", "pretrain")
+        config, asked = cli._configured(cli.Pretrain, words, "pretrain")
+        seat = cluster.find(asked.cluster)
+        assert seat.host == f"{name}-{job['name']}-0-0.{name}" and (seat.process, seat.processes) == (index, 4)
+        assert str(asked.workdir) == "/data/runs/first" and config.phases[0].steps == 7
+    assert pod_of(jobset)["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": 8}
+
+
+def test_one_gpu_host_meets_nobody(made):
+    jobset = made(*GPU, "--hosts", "1", "--", *MOUNTED)
+    assert as_started(jobset, 0) == ["bert-jax", "pretrain", *MOUNTED]
+
+
+@pytest.mark.parametrize(
+    "words, hosts, chips",
+    [
+        (("--topology", "4x4"), 4, 4),
+        (("--topology", "16x16"), 64, 4),
+        (("--topology", "1x1"), 1, 1),
+        (("--topology", "2x4", "--chips-per-host", "8"), 1, 8),
+        (("--accelerator", "tpu-v5p-slice", "--topology", "2x2x4"), 4, 4),
+    ],
+)
+def test_tpu_slices(made, words, hosts, chips):
+    jobset = made(*TPU, *words, "--", *BUCKET)
+    job, pod = job_of(jobset), pod_of(jobset)
+    assert (job["completions"], pod["containers"][0]["resources"]["limits"]) == (hosts, {"google.com/tpu": chips})
+    assert as_started(jobset, 0) == ["bert-jax", "pretrain", *BUCKET], "hosts are detected"
+    topology = dict(zip(words[::2], words[1::2], strict=True))["--topology"]
+    assert pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == topology
+    assert pod["nodeSelector"]["cloud.google.com/gke-tpu-accelerator"].startswith("tpu-v")
+
+
+def test_a_bug_or_a_mistake_ends_it_and_all_else_starts_all_pods_again(made):
+    jobset = made(*GPU, "--max-restarts", "9", "--", *MOUNTED)
+    job, pod = job_of(jobset), pod_of(jobset)
+    (rule,) = job["podFailurePolicy"]["rules"]
+    final = {code for code in range(-15, 256) if _code_for_others(code) != TRY_AGAIN}
+    assert set(rule["onExitCodes"]["values"]) == final and rule["action"] == "FailJob"
+    assert rule["onExitCodes"]["containerName"] == pod["containers"][0]["name"]
+    assert job["backoffLimit"] == 0 and pod["restartPolicy"] == "Never"
+    policy = jobset["spec"]["failurePolicy"]
+    assert policy["maxRestarts"] == 9 and policy["restartStrategy"] == "BlockingRecreate"
+    (last,) = policy["rules"]
+    assert (last["action"], last["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
+
+
+def test_what_pods_have(made):
+    words = ("--grace", "60", "--shared-memory", "2Gi", "--node-selector", "pool=a", "--toleration", "spot")
+    pod = pod_of(made(*GPU, *words, "--service-account", "reader", "--", *MOUNTED))
+    assert pod["shareProcessNamespace"] and pod["securityContext"] == {"fsGroup": 1000}
+    assert pod["terminationGracePeriodSeconds"] == 60 and pod["serviceAccountName"] == "reader"
+    assert pod["nodeSelector"] == {"pool": "a"}
+    assert [taint["key"] for taint in pod["tolerations"]] == ["nvidia.com/gpu", "spot"]
+    places = {mount["mountPath"]: mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    assert volumes[places["/dev/shm"]]["emptyDir"] == {"medium": "Memory", "sizeLimit": "2Gi"}
+    assert volumes[places["/data"]]["persistentVolumeClaim"] == {"claimName": "corpora"}
+
+
+def test_dollars_of_the_user_stay(made):
+    jobset = made(*GPU, "--", *MOUNTED, "--name", "$(BERT_JAX_HOST)")
+    assert as_started(jobset, 3)[:9][-1] == "$(BERT_JAX_HOST)"
+
+
+def without(words: list[str], flag: str) -> list[str]:
+    place = words.index(flag)
+    return words[:place] + words[place + 2 :]
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        ((), "kind"),
+        (("cpu", *COMMON), "invalid choice"),
+        ((*without(GPU, "--image"), "--", *MOUNTED), "--image"),
+        ((*without(GPU, "--hosts"), "--", *MOUNTED), "--hosts"),
+        ((*GPU, "--host", "4", "--", *MOUNTED), "--host 4"),
+        ((*GPU, "--hosts", "0", "--", *MOUNTED), "--hosts 0: it must be at least 1"),
+        ((*GPU, "--name", "First_run", "--", *MOUNTED), "--name First_run"),
+        ((*GPU, "--name", "a" * 41, "--", *MOUNTED), "40 at most"),
+        ((*GPU, "--claim", "corpora", "--", *MOUNTED), "--claim corpora: write"),
+        ((*GPU, "--claim", "other:/data/", "--", *MOUNTED), "each claim, and each path"),
+        ((*GPU, "--shared-memory", "much", "--", *MOUNTED), "--shared-memory much"),
+        ((*GPU, "--node-selector", "pool", "--", *MOUNTED), "write KEY=VALUE"),
+        ((*GPU, *MOUNTED), "unrecognized arguments"),
+        (GPU, "say what to train"),
+        ((*GPU, "--", *MOUNTED[1:]), "say what to train"),
+        ((*GPU, "--", *without(MOUNTED, "--corpus")), "--corpus is missing"),
+        ((*GPU, "--", *without(MOUNTED, "--workdir")), "--workdir is missing"),
+        ((*GPU, "--", *MOUNTED, "--corpus=/database/wiki"), "--corpus /database/wiki: not all pods see it"),
+        ((*GPU, "--", *MOUNTED, "--corpus", "/data/../wiki"), "not all pods see it"),
+        ((*TPU, "--", *MOUNTED), "--corpus /data/wiki: not all pods see it"),
+        ((*GPU, "--", *MOUNTED, "--cluster.process=1"), "--cluster.process is filled in"),
+        ((*TPU, "--accelerator", "tpu-v9", "--", *BUCKET), "--accelerator tpu-v9 is unknown"),
+        ((*TPU, "--topology", "2x2x4", "--", *BUCKET), "has 2 dimensions, as in 4x4"),
+        ((*TPU, "--topology", "3x3", "--", *BUCKET), "9 chips, no multiple of 4"),
+    ],
+)
+def test_mistakes_get_one_line(main, capsys, words, said):
+    assert main(list(words)) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: ") and said in err and len(err.splitlines()) == 1
+
+
+def test_the_script_itself(made):
+    done = script(*GPU, "--", *MOUNTED)
+    assert done.returncode == 0 and yaml.safe_load(done.stdout) == made(*GPU, "--", *MOUNTED)
+    refused = script(*GPU)
+    assert refused.returncode == 2 and refused.stderr.startswith("error: say what to train")
