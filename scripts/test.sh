@@ -49,14 +49,36 @@ beam_tests() {
     python -m pytest -m beam "${arguments[@]}" || (($? == 5)) # 5: `-k` and the like left none
 }
 
+quick_tests() {
+    python -m pytest -m "not slow" "${arguments[@]}" || { $all && (($? == 5)); }
+}
+
+# Beside the quick ones, because either keeps little more than one core busy. With programs of their own: jax writes
+# them in place, and a reader could see half of one.
+slow_tests() {
+    JAX_COMPILATION_CACHE_DIR=$JAX_COMPILATION_CACHE_DIR-slow python -m pytest -m "slow and not beam" "${arguments[@]}" ||
+        (($? == 5))
+}
+
+ended_slow_tests() {
+    local status=0
+    wait "$slow" || status=$?
+    cat "$venv/slow.log"
+    return "$status"
+}
+
 check "ruff check" ruff check .
 check "ruff format" ruff format --check .
 check "import contracts" lint-imports
 if $all; then
-    check "pytest" python -m pytest -m "not beam" "${arguments[@]}"
+    slow_tests >"$venv/slow.log" 2>&1 &
+    slow=$!
+    trap 'kill "$slow" 2>/dev/null || true' EXIT
+    check "pytest, quick" quick_tests
+    check "pytest, slow" ended_slow_tests
     check "pytest, Beam" beam_tests
 else
-    check "pytest" python -m pytest -m "not slow" "${arguments[@]}"
+    check "pytest" quick_tests
 fi
 
 if ((${#failed[@]})); then
