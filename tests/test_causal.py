@@ -108,7 +108,7 @@ def test_the_unigram_model_scores_the_same_targets(tiny_corpus, causal_config, d
         predicted.extend(prepared["target_labels"][prepared["target_weights"] > 0].tolist())
         return prepared, {"seen": (7.0, 2.0)}
 
-    found = task.evaluate(score)
+    found = task.evaluate(score, task.config.evaluation.batch_size)
     counts = {token: count + 1.0 for token, count in enumerate(Corpus.open(tiny_corpus, "train").token_counts.tolist())}
     sep = Tokenizer.load(tiny_corpus / "tokenizer.json").sep_id
     assert counts[sep] == 1.0

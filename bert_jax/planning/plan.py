@@ -9,7 +9,6 @@ from typing import Any
 
 from bert_jax.chips import GIB
 from bert_jax.config import Config
-from bert_jax.errors import UserError
 from bert_jax.planning import ahead, hlo
 from bert_jax.planning.memory_model import estimate
 from bert_jax.planning.roofline import predict
@@ -18,7 +17,7 @@ from bert_jax.planning.traffic import Collectives
 from bert_jax.training.loop import check_phases
 from bert_jax.training.micro_batch import given
 from bert_jax.training.pretraining_task import update_flops
-from bert_jax.training.sharding import check_rows, undivided
+from bert_jax.training.sharding import undivided
 
 Values = dict[str, Any]
 Compile = Callable[..., ahead.Program | ahead.Refusal]
@@ -149,10 +148,6 @@ def _notes(config: Config, topology: Topology, mesh: Any) -> Iterator[str]:
         yield f"a device is one of the {devices_per_chip(topology.chip)} cores of a chip, with half of its memory"
     if topology.devices is None:
         yield "nothing was compiled for GPUs: the step was lowered; memory and what is sent are estimates"
-    try:
-        check_rows(config.evaluation.batch_size, 1, mesh, "evaluation.batch_size")
-    except UserError as error:
-        yield f"`bert-jax pretrain` would refuse this run: {error}"
 
 
 def lines(found: Values) -> Iterator[str]:

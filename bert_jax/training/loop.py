@@ -236,7 +236,6 @@ def check_mesh(task: Task, mesh: Mesh | AbstractMesh, processes: int, micro_batc
     """
     check_processes(mesh, processes)
     check_phases(task, mesh, micro_batch)
-    check_rows(task.config.evaluation.batch_size, 1, mesh, "evaluation.batch_size")
 
 
 def check_phases(task: Task, mesh: Mesh | AbstractMesh, micro_batch: Asked = None) -> None:

@@ -89,7 +89,7 @@ class Pretraining:
         i, done = self.config.place_of(step)
         return update_flops(self.config, i, self.config.phases[i].batch_size_at(done))
 
-    def evaluate(self, score: Score) -> dict[str, float]:
+    def evaluate(self, score: Score, batch_size: int) -> dict[str, float]:
         """Held-out token and pair metrics, beside a unigram model on the very same targets.
 
         Rows have the length of the last phase. With several corpora, every figure also stands alone for each, as
@@ -99,7 +99,7 @@ class Pretraining:
         settings, seq_len = self.config.evaluation, self.config.phases[-1].seq_len
         counts = sum(np.asarray(rows.corpus.token_counts, np.float64) for rows in self.train.corpora)
         scores: dict[str, Scores] = {}
-        for name, batch in self.validation.batches(seq_len, settings.rows, settings.batch_size):
+        for name, batch in self.validation.batches(seq_len, settings.rows, batch_size):
             prepared, sums = score(batch)
             scores.setdefault(name, Scores(counts, self.train.marks.sep_id)).add(prepared, sums)
         metrics = Scores.together(scores.values()).means()

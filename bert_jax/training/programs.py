@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from bert_jax.config import ModelConfig, Phase
 from bert_jax.training import micro_batch
 from bert_jax.training.ledger import Ledger
-from bert_jax.training.sharding import put_rows
+from bert_jax.training.sharding import put_rows, splittable
 from bert_jax.training.state import TrainState
 from bert_jax.training.step import TrainStep, make_eval_step, make_train_step, put_dials
 from bert_jax.training.task import Params, Task
@@ -71,10 +71,10 @@ class Programs:
 def make_evaluator(task: Task, mesh: Mesh) -> Callable[[Params], dict[str, float]]:
     """Held-out metrics as a function of parameters that are on the mesh."""
     eval_step = make_eval_step(task, mesh)
-    rows = task.config.evaluation.batch_size
+    rows = splittable(task.config.evaluation.batch_size, mesh)
 
     def evaluate(params: Params) -> dict[str, float]:
-        return task.evaluate(lambda batch: jax.device_get(eval_step(params, put_rows(batch, mesh, rows))))
+        return task.evaluate(lambda batch: jax.device_get(eval_step(params, put_rows(batch, mesh, rows))), rows)
 
     return evaluate
 

@@ -286,6 +286,12 @@ def check_heads(model: ModelConfig, mesh: Mesh | AbstractMesh) -> None:
         )
 
 
+def splittable(rows: int, mesh: Mesh) -> int:
+    """As many rows, or a few more, so that all devices get equally many."""
+    shards = math.prod(mesh.shape[axis] for axis in DATA_AXES)
+    return -(-rows // shards) * shards
+
+
 def check_rows(batch_size: int, accumulation: int, mesh: Mesh | AbstractMesh, what: str) -> None:
     """Raise UserError unless every device gets the same number of whole micro-batches."""
     shards = math.prod(mesh.shape[axis] for axis in DATA_AXES)

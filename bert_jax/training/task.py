@@ -53,7 +53,7 @@ class Task(Protocol):
         """The stream from `cursor` to the end of the run; closing it ends its readers."""
         ...
 
-    def evaluate(self, score: Score) -> dict[str, float]:
+    def evaluate(self, score: Score, batch_size: int) -> dict[str, float]:
         """Held-out metrics, by global sums."""
         ...
 

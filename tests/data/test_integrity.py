@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -154,7 +155,12 @@ def test_each_shard_is_checked_by_one_process_and_all_else_by_every_one(corpora)
 
 def test_a_process_reads_only_its_files(corpora, monkeypatch):
     read = []
-    monkeypatch.setattr(integrity, "_sha256", lambda path, heard: read.append(path) or file_facts(path)["sha256"])
+
+    def note(listed, on_bytes):
+        read.append(Path(listed.path))
+        return file_facts(listed.path)["sha256"]
+
+    monkeypatch.setattr(integrity, "_sha256", note)
     shards = [path for path in files_of(corpora) if is_shard(path)]
     for process in range(3):
         before = len(read)

@@ -1,18 +1,21 @@
 """One training on many meshes of fake devices, for all tests here."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[2]
 WORKER = Path(__file__).with_name("worker.py")
 
 
 @pytest.fixture(scope="session")
 def outcome():
-    process = subprocess.run([sys.executable, str(WORKER)], capture_output=True, text=True)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.run([sys.executable, str(WORKER)], capture_output=True, text=True, env=environment)
     assert process.returncode == 0, process.stderr[-4000:]
     return json.loads(process.stdout)
 

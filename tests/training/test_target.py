@@ -46,7 +46,7 @@ def evaluations(monkeypatch) -> list[float]:
     """Accuracies that were found: 0.1, 0.2, and so on, whatever the parameters are."""
     found: list[float] = []
 
-    def evaluate(self, score):
+    def evaluate(self, score, batch_size):
         found.append(round(0.1 * (len(found) + 1), 1))
         return {"mlm_accuracy": found[-1]}
 
