@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ from bert_jax.config import Config
 from bert_jax.data import parts
 from bert_jax.errors import TRY_AGAIN, PeerError, UserError
 from bert_jax.planning.lines import Line
-from bert_jax.runtime import cluster, supervisor
+from bert_jax.runtime import cluster, lifeline, supervisor
 from bert_jax.runtime.cluster import ClusterConfig
 from bert_jax.runtime.report import make_report
 
@@ -179,10 +180,10 @@ def pretrain(arguments: Sequence[str]) -> int:
 
     worker.keep_programs(asked.compilation_cache)
     if supervisor.WORKER in os.environ:
-        worker.join(asked.cluster.timeout)
+        worker.join(asked.cluster)
     place = pretraining.pretrain(config, mixture, asked.workdir, profile=window, micro_batch=micro_batch)
     done = f"{place.cursor.step} updates, {place.cursor.rows:,} rows, {place.tokens_seen:,} tokens"
-    worker.leave()
+    lifeline.leave()
     code = 0 if place.ended else TRY_AGAIN
     if not together.is_first():
         return code
@@ -309,10 +310,27 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int | None]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command, and see that peers are not left waiting for this process.
+
+    Returns:
+      an exit code (`_run`).
+    """
+    try:
+        code = _run(sys.argv[1:] if arguments is None else list(arguments))
+    except BaseException:
+        if not lifeline.at_work():
+            raise
+        traceback.print_exc()
+        code = 1
+    if lifeline.at_work():
+        lifeline.end(code)
+    return code
+
+
+def _run(arguments: Sequence[str]) -> int:
     """Run one command. 0: done; 2: the user asked for something that cannot be done, said in one line; or `doctor`
     found an error; 75: the run is saved or another process is gone, and the same command continues it.
     """
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_overview())
         return 0 if arguments else 2

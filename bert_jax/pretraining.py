@@ -61,8 +61,8 @@ def pretrain(
     """Train in a work directory, or continue the run that it holds.
 
     Raises:
-      UserError: see `open_task`, `check_shards`, `read_start`, `workdir.claim` and `loop.train`; nothing is written
-        before all is checked.
+      UserError: see `open_task`, `check_shards`, `read_start`, `workdir.claim`, `check_shared` and `loop.train`;
+        nothing is written before all is checked, but whether the directory is shared.
     """
     begun = time.time()
     check_place(directory)

@@ -1,1 +1,1 @@
-"""Several processes that are one run: how they find, watch and tell each other. The parents need no jax."""
+"""Several processes that are one run: how they find, watch and tell each other."""

@@ -11,7 +11,8 @@ from bert_jax.errors import UserError, require
 
 @dataclass(frozen=True)
 class ClusterConfig:
-    """The processes of one run, usually one per host. Under Slurm, on TPU pods and under Open MPI 4 they are found."""
+    """The processes of one run. Under Slurm, on TPU pods, under Open MPI 4, and in Kubernetes with the package
+    `kubernetes` they are found."""
 
     coordinator: str | None = None
     """HOST:PORT of process 0, as the others reach it. The port must be free there; one more is chosen for jax."""
@@ -20,7 +21,9 @@ class ClusterConfig:
     process: int | None = None
     """Which of them this is, from 0."""
     timeout: int = 300
-    """Seconds after which a process that does not come, or has fallen silent, is given up."""
+    """Seconds to wait for a process at the start."""
+    patience: int = 3600
+    """Seconds to wait, later, for a process that is alive and does not come to where all meet."""
 
     def __post_init__(self) -> None:
         count, index = self.processes, self.process
@@ -29,7 +32,8 @@ class ClusterConfig:
             index is None or 0 <= index < (count or index + 1),
             f"cluster.process is {index}: it must be from 0 to {(count or 1) - 1}",
         )
-        require(self.timeout >= 1, f"cluster.timeout is {self.timeout}: it must be at least 1")
+        for name in ("timeout", "patience"):
+            require(getattr(self, name) >= 1, f"cluster.{name} is {getattr(self, name)}: it must be at least 1")
         _, colon, port = (self.coordinator or "host:1").rpartition(":")
         require(
             bool(colon) and port.isdecimal() and 0 < int(port) < 2**16,
@@ -82,7 +86,14 @@ def find(settings: ClusterConfig) -> Seat | None:
     if address is None or processes == 1:
         return None
     host, _, port = address.rpartition(":")
-    return Seat(host.strip("[]"), int(port), process, processes, devices)
+    return Seat(host.strip("[]"), int(port), process, processes, _own(devices))
+
+
+def _own(devices: list[int] | None) -> list[int] | None:
+    """Local devices of this process; None: all. jax takes one per task, even if it is alone, or sees its own only."""
+    alone = _number("SLURM_STEP_NUM_TASKS") == _number("SLURM_STEP_NUM_NODES") is not None
+    bound = "," not in os.environ.get("CUDA_VISIBLE_DEVICES", ",")
+    return None if alone or bound else devices
 
 
 def _several() -> bool:

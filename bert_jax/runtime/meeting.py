@@ -15,9 +15,11 @@ from bert_jax.runtime.cluster import Seat
 from bert_jax.runtime.wire import Connection, Message
 
 Report = dict[str, Any]
+SILENCE_SECONDS = 60.0
+"""A supervisor that gives no sign of life for so long is gone, and its host with it."""
 HELLO_SECONDS = 10.0
 """For somebody who has connected to say who it is."""
-SAME = ("config", "code", "versions")
+SAME = ("config", "code", "versions", "environment")
 """What must not differ from process to process."""
 
 
@@ -71,7 +73,7 @@ def open_meeting(seat: Seat, report: Report, seconds: float) -> tuple[Meeting, i
     if different := differences(reports):
         _dismiss(meeting, different[0], mistake=True)
         raise UserError(different[0])
-    with socket.create_server(("", 0)) as probe:
+    with _listen(0) as probe:
         port = probe.getsockname()[1]
     meeting.say(go=port)
     return meeting, port, reports
@@ -92,7 +94,7 @@ def welcome(seat: Seat, report: Report, seconds: float) -> tuple[Meeting, list[R
     """
     meeting = Meeting()
     try:
-        door = socket.create_server(("", seat.port), backlog=seat.processes)
+        door = _listen(seat.port, seat.processes)
     except OSError as error:
         raise UserError(
             f"process 0 cannot listen on port {seat.port} ({error.strerror}): give another --cluster.coordinator"
@@ -108,16 +110,31 @@ def welcome(seat: Seat, report: Report, seconds: float) -> tuple[Meeting, list[R
                 text = f"{_named(missing)} of {seat.processes} did not come to {seat.host} within {seconds:g} s"
                 _dismiss(meeting, text, mistake=False)
                 raise PeerError(text) from None
-            guest = Connection(plug, HELLO_SECONDS)
+            guest = Connection(plug, min(HELLO_SECONDS, max(end - time.monotonic(), 1.0)))
             theirs = guest.receive()
-            if theirs is None or theirs.get("processes") != seat.processes or theirs.get("process") not in missing:
-                guest.send(refuse="it is no member of this run, or one that is there already", mistake=True)
+            if not _is_member(theirs, seat.processes, missing):
+                guest.send(refuse="this is no process of the run, or one that is there already", mistake=False)
                 guest.close()
                 continue
-            guest.bear(seconds)
+            guest.bear(SILENCE_SECONDS)
             reports[theirs["process"]] = theirs["report"] | {"ahead": theirs["clock"] - time.time()}
             meeting._follow(theirs["process"], guest)
     return meeting, [reports[i] for i in range(seat.processes)]
+
+
+def _listen(port: int, backlog: int = 1) -> socket.socket:
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True)
+    return socket.create_server(("", port), backlog=backlog)
+
+
+def _is_member(said: Any, processes: int, missing: list[int]) -> bool:
+    return (
+        isinstance(said, dict)
+        and {"process", "processes", "report", "clock"} <= said.keys()
+        and said["processes"] == processes
+        and said["process"] in missing
+    )
 
 
 def visit(seat: Seat, report: Report, seconds: float) -> tuple[Meeting, int]:
@@ -142,7 +159,7 @@ def visit(seat: Seat, report: Report, seconds: float) -> tuple[Meeting, int]:
                     f"({error.strerror or error})"
                 ) from error
             time.sleep(0.2)
-    hub = Connection(plug, seconds)
+    hub = Connection(plug, SILENCE_SECONDS)  # while it waits for the others, it says that it is alive
     hub.send(process=seat.process, processes=seat.processes, report=report, clock=time.time())
     answer = hub.receive()
     if answer is None:

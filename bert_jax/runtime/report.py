@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.metadata
+import os
 import platform
 import socket
 from pathlib import Path
@@ -24,8 +25,17 @@ def make_report(config: Config, **asked: Any) -> Report:
         "host": socket.gethostname(),
         "config": flatten(to_dict(config)) | {name: str(value) for name, value in asked.items()},
         "code": {"SHA-256 of bert_jax": code_hash()},
+        "environment": {name: value for name, value in os.environ.items() if _decides(name)},
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
     }
+
+
+def _decides(variable: str) -> bool:
+    """Whether an environment variable is part of what all processes must have alike."""
+    own = ("PROCESS", "LOCAL", "COORDINATOR", "CACHE")
+    return variable in ("XLA_FLAGS", "LIBTPU_INIT_ARGS") or (
+        variable.startswith("JAX_") and not any(word in variable for word in own)
+    )
 
 
 def code_hash() -> str:

@@ -6,7 +6,7 @@ import uuid
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.runtime.together import meet, refuse_together, tell
+from bert_jax.runtime.together import refuse_together, tell
 
 PATIENCE_SECONDS = 10.0
 """Network file systems show a new file to other hosts late."""
@@ -30,6 +30,7 @@ def check_shared(directory: epath.PathLike) -> None:
             time.sleep(0.2)
 
     tell("leaving a mark", lambda: mark.write_text("") and None)
-    refuse_together(look)
-    tell("removing the mark", mark.unlink)
-    meet("the removal")
+    try:
+        refuse_together(look)
+    finally:
+        tell("removing the mark", mark.unlink)

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from bert_jax.errors import TRY_AGAIN
+from bert_jax.errors import TRY_AGAIN, PeerError
 from bert_jax.runtime.cluster import Seat
 from bert_jax.runtime.meeting import Event, Meeting, Report, open_meeting
 
@@ -57,33 +57,37 @@ def supervise(command: Sequence[str], seat: Seat, report: Report, timeout: float
     Raises:
       PeerError, UserError: the run cannot start (`open_meeting`).
     """
-    meeting, port, _ = open_meeting(seat, report, timeout)
-    try:
-        return _Watch(meeting, seat, report["host"]).run(command, port)
-    finally:
-        meeting.close()
+    children: list[subprocess.Popen] = []
+    with _forwarding(children):
+        meeting, port, reports = open_meeting(seat, report, timeout)
+        hosts = {i: each["host"] for i, each in enumerate(reports)} or {0: seat.host}
+        try:
+            return _Watch(meeting, seat, hosts | {seat.process: report["host"]}).run(command, port, children)
+        finally:
+            meeting.close()
 
 
 class _Watch:
     """From the start of the child to its end."""
 
-    def __init__(self, meeting: Meeting, seat: Seat, host: str):
-        self.meeting, self.seat, self.host = meeting, seat, host
-        self.hosts = {seat.process: host}
+    def __init__(self, meeting: Meeting, seat: Seat, hosts: dict[int, str]):
+        self.meeting, self.seat, self.hosts = meeting, seat, hosts
+        self.host = hosts[seat.process]
         self.done: set[int] = set()  # processes that ended in order
         self.falls: list[Fall] = []
         self.since = 0.0  # when the first fall was heard of
         self.verdict: Fall | None = None
 
-    def run(self, command: Sequence[str], port: int) -> int:
+    def run(self, command: Sequence[str], port: int, children: list[subprocess.Popen]) -> int:
         ours, theirs = socket.socketpair()
         place = {"seat": self.seat, "port": port, "wire": theirs.fileno()}
         environment = os.environ | {WORKER: json.dumps(place)}
         self.child = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()])
+        children.append(self.child)
         theirs.close()
-        with ours, _forwarding(self.child):
+        with ours:
             self._wait(ours)
-        return self._conclude()
+            return self._conclude()
 
     def _wait(self, wire: socket.socket) -> None:
         """Until the child has ended and nothing more is to be heard, or somebody has fallen."""
@@ -147,7 +151,7 @@ class _Watch:
             return code  # it has said why
         who = f"process {verdict.process} of {self.seat.processes}" + (f" ({verdict.host})" if verdict.host else "")
         advice = "the same command continues from the newest checkpoint"
-        if verdict.code == 2:
+        if verdict.code in (1, 2):
             advice = "its own message says why"
         print(f"error: {who} {verdict.how}; process {here} ({self.host}) stops: {advice}", file=sys.stderr, flush=True)
         return verdict.code
@@ -178,12 +182,20 @@ def _in_order(wire: socket.socket) -> bool:
 
 
 @contextmanager
-def _forwarding(child: subprocess.Popen) -> Iterator[None]:
-    """SIGTERM goes on to the child, which saves and ends; Ctrl-C reaches both by itself, and the child decides."""
-    before = {
-        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: child.send_signal(signal.SIGTERM)),
-        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
-    }
+def _forwarding(children: list[subprocess.Popen]) -> Iterator[None]:
+    """SIGTERM goes on to the child, which saves and ends, and Ctrl-C reaches both; before there is one, they end this.
+
+    Raises:
+      PeerError: SIGTERM came before there was a child.
+    """
+
+    def stop(number: int, frame: object) -> None:
+        if not children:
+            raise PeerError(f"asked to stop by {signal.Signals(number).name} before the start")
+        if number == signal.SIGTERM:
+            children[0].send_signal(number)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:

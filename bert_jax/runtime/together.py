@@ -17,13 +17,13 @@ from bert_jax.errors import PeerError, UserError
 
 T = TypeVar("T")
 _turns = itertools.count()
-_seconds = 300.0
+_seconds = 3600.0
 ANSWER_SECONDS = 10.0
 """Longer than process 0 waits for the others, they wait for it: so it can say who is missing."""
 
 
 def wait_at_most(seconds: float) -> None:
-    """Give up a process that is later than this."""
+    """Give up a process that is alive and later than this; who is not alive is the supervisors' concern."""
     global _seconds
     _seconds = seconds
 
@@ -120,7 +120,8 @@ def _get(key: str, seconds: float, process: int, name: str) -> Any:
     try:
         text = distributed.global_state.client.blocking_key_value_get(key, max(1, int(1000 * seconds)))
     except jax.errors.JaxRuntimeError as error:
+        reason = str(error).splitlines()[0]
         raise PeerError(
-            f"process {process} of {jax.process_count()} did not come to '{name}' within {_seconds:g} s"
+            f"process {process} of {jax.process_count()} did not come to '{name}' within {_seconds:g} s ({reason})"
         ) from error
     return json.loads(text)

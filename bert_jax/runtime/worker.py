@@ -1,19 +1,18 @@
-"""The child of a supervisor: takes its seat, joins its peers through jax, and ends when its parent does."""
+"""The child of a supervisor: takes its seat, and joins its peers through jax."""
 
 import json
 import os
-import socket
-import threading
 from pathlib import Path
 
 import jax
 
-from bert_jax.errors import TRY_AGAIN
-from bert_jax.runtime import together
-from bert_jax.runtime.cluster import Seat
+from bert_jax.errors import PeerError
+from bert_jax.runtime import lifeline, together
+from bert_jax.runtime.cluster import ClusterConfig, Seat
 from bert_jax.runtime.supervisor import WORKER
 
-_wire: socket.socket | None = None
+LONGER = 60
+"""Seconds. jax ends all processes if one is silent; the supervisors, who name it, shall be first."""
 
 
 def keep_programs(directory: str | None) -> None:
@@ -29,35 +28,27 @@ def keep_programs(directory: str | None) -> None:
         jax.config.update("jax_compilation_cache_dir", None if directory == "none" else directory)
 
 
-def join(timeout: int) -> None:
+def join(settings: ClusterConfig) -> None:
     """Take the seat that the supervisor gives; returns when all processes are connected.
 
-    Args:
-      timeout: seconds to wait for the others, here and wherever all meet.
+    Raises:
+      PeerError: jax cannot connect them.
     """
-    global _wire
     place = json.loads(os.environ.pop(WORKER))  # popped: reader processes are no workers
     seat = Seat(*place["seat"])
-    _wire = socket.socket(fileno=place["wire"])
-    _wire.set_inheritable(False)
-    threading.Thread(target=_end_with_parent, args=[_wire], daemon=True).start()
-    jax.distributed.initialize(
-        f"{seat.host}:{place['port']}",
-        seat.processes,
-        seat.process,
-        seat.devices,
-        cluster_detection_method="deactivate",
-        initialization_timeout=timeout,
-    )
-    together.wait_at_most(timeout)
-
-
-def leave() -> None:
-    """Tell the supervisor that this process ends in order, whatever its exit code."""
-    if _wire is not None:
-        _wire.send(b"!")
-
-
-def _end_with_parent(wire: socket.socket) -> None:
-    wire.recv(1)  # nothing ever comes but the end
-    os._exit(TRY_AGAIN)
+    lifeline.hold(place["wire"])
+    together.wait_at_most(settings.patience)
+    host = f"[{seat.host}]" if ":" in seat.host else seat.host
+    try:
+        jax.distributed.initialize(
+            f"{host}:{place['port']}",
+            seat.processes,
+            seat.process,
+            seat.devices,
+            cluster_detection_method="deactivate",
+            initialization_timeout=settings.timeout,
+            heartbeat_timeout_seconds=settings.timeout + LONGER,
+        )
+    except jax.errors.JaxRuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise PeerError(f"process {seat.process} of {seat.processes} cannot join the others ({reason})") from error

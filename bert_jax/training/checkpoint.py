@@ -82,7 +82,8 @@ class Checkpoints:
             full = [name for name in DISK_IS_FULL if name in str(error)]
             if not full:
                 raise
-            target.rmtree(missing_ok=True)
+            if is_first():
+                target.rmtree(missing_ok=True)
             raise UserError(
                 f"cannot save {target} ({full[0].lower()}): free some space, and give the same command again. Earlier "
                 "checkpoints of the run are intact"

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import signal
 import sys
 import threading
@@ -65,7 +66,7 @@ class Run:
     ledger: Ledger
     programs: Programs
     profile: tuple[int, int] | None
-    stopping: Callable[[int], bool]
+    stopping: Callable[[], bool]
     """Whether to stop behind an update, to be asked behind each; true after SIGTERM."""
 
 
@@ -152,7 +153,7 @@ def _attempt(run: Run, checkpoints: Checkpoints, goodput: Goodput) -> Place:
                     evaluation = run.programs.evaluator(phase)(state.params)
                 report.held_out(cursor.step, evaluation)
             ended = _ended(config, budget, cursor, evaluation)
-            stop = run.stopping(cursor.step)  # asked once: SIGTERM between save and break must not skip the save
+            stop = run.stopping()  # asked once: SIGTERM between save and break must not skip the save
             if ended or stop or cursor.step % config.checkpoint.every == 0:
                 report.flush()  # the lines that a committed checkpoint covers must be on disk before it
                 place = Place(cursor, phase, report.tokens_seen, evaluation, ended)
@@ -267,18 +268,20 @@ def evaluate_newest(task: Task, workdir: StoredPath) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def _sigterm() -> Iterator[Callable[[int], bool]]:
+def _sigterm() -> Iterator[Callable[[], bool]]:
     """Whether SIGTERM has come, asked behind each update; it does not end the process.
 
     Of several processes each is told behind the same update: jax has caught the signal and looks for one that no
     process has passed.
     """
     if jax.distributed.is_initialized():
-        yield multihost_utils.reached_preemption_sync_point
+        # jax waits for the number behind the highest that it was asked; updates do not begin at 1, and may go back.
+        questions = itertools.count(1)
+        yield lambda: multihost_utils.reached_preemption_sync_point(next(questions))
         return
     asked = threading.Event()
     before = signal.signal(signal.SIGTERM, lambda *_: asked.set())
     try:
-        yield lambda _: asked.is_set()
+        yield asked.is_set
     finally:
         signal.signal(signal.SIGTERM, before)

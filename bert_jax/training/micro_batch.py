@@ -96,6 +96,7 @@ def fit(
     while low <= high:  # more micro-batches need less memory
         middle = (low + high) // 2
         program, needed = _try(compiled, candidates[middle])
+        needed = max(gather("what a program needs", needed))  # compilers may choose differently on each host
         if needed <= limit:
             best, high = (candidates[middle], program, needed), middle - 1
         else:

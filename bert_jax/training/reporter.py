@@ -54,16 +54,17 @@ class Reporter:
         self.bar = progress("pretraining", config.total_steps, "step", shown=is_first())
         self.bar.update(step)
         self.traces, self.tracing = Staged(workdir / "profile"), False
-        self.profile = profile if is_first() else None
+        self.profile = profile
         self.pending: tuple[int, int, dict[str, Any]] | None = None
         self.window = _Window()
 
     def before(self, step: int) -> None:
         """Called before update `step` is dispatched: starts and ends the trace that --profile asked for."""
         if self.profile and step == self.profile[0]:
-            self.flush()
-            jax.profiler.start_trace(str(self.traces.directory))
-            self.tracing = True
+            self.flush()  # all processes do, so that all see trouble behind the same update
+            if is_first():
+                jax.profiler.start_trace(str(self.traces.directory))
+                self.tracing = True
         if self.profile and step == self.profile[1]:
             self.flush()
             self._stop_trace()

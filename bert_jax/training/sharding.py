@@ -275,6 +275,11 @@ def check_processes(mesh: Mesh | AbstractMesh, processes: int) -> None:
             f"mesh.tensor {mesh.shape['tensor']} spans processes on these devices, and each must have rows of its own: "
             "make it a divisor of the devices of a process"
         )
+    _, counts = np.unique(owners[:, 0], return_counts=True)
+    if len(set(counts.tolist())) > 1:
+        raise UserError(
+            f"processes have different numbers of devices ({', '.join(map(str, counts[:8]))}): give each equally many"
+        )
 
 
 def check_heads(model: ModelConfig, mesh: Mesh | AbstractMesh) -> None:

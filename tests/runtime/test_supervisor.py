@@ -17,7 +17,7 @@ from bert_jax.runtime.cluster import Seat
 from bert_jax.runtime.meeting import open_meeting
 
 ROOT = Path(__file__).parents[2]
-SAME = {"config": {"steps": 3}, "code": {"hash": "a"}, "versions": {"jax": "1"}}
+SAME = {"config": {"steps": 3}, "code": {"hash": "a"}, "versions": {"jax": "1"}, "environment": {}}
 SLEEP = "time.sleep(60)"
 DONE = "leave(0)"
 
@@ -133,6 +133,7 @@ def test_the_first_process_does_not_come():
         ("config", {"steps": 4}, "steps is 4, there 3"),
         ("code", {"hash": "b"}, "hash is b, there a"),
         ("versions", {"jax": "2"}, "jax is 2, there 1"),
+        ("environment", {"XLA_FLAGS": "-x"}, "XLA_FLAGS is -x, there None"),
     ],
 )
 def test_no_child_is_started_when_they_differ(name, theirs, shown, tmp_path):
