@@ -139,6 +139,14 @@ def test_readme_names_only_flags_that_exist():
     known |= {"--hosts", "--devices", "--topology", "--cluster.coordinator", "--cluster.processes", "--cluster.process"}
     known |= {"--micro-batch", "--plot", "--log.no-layers", "--against", "--wrong"}
     known |= {"--rounds", "--plot"}
+    known |= {
+        "--nodes",
+        "--ntasks-per-node",
+        "--gpus-per-node",
+        "--time",
+        "--signal",
+        "--constraint",
+    }  # sbatch's, pip's
     known |= {"--topology", "--search", "--price-per-chip-hour", "--phases.1.batch-size"}
     known |= {"--vocab-size", "--tokenizer", "--workers", "--presets", "--budget", "--peer", "--validation-fraction"}
 

@@ -91,6 +91,7 @@ def test_report_counts_what_is_near_enough(calibrate, capsys):
     assert "clock: checked cases within 25%: 1 of 2; furthest off: 40%" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_calibration_runs(calibrate, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(calibrate, "FITTED", (calibrate.Case("bert_tiny", 16, 2),))
     monkeypatch.setattr(calibrate, "CHECKED", (calibrate.Case("bert_tiny", 16, 2, optimizer="lamb"),))

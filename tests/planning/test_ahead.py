@@ -40,6 +40,7 @@ def batch_of(name: str) -> config_lib.Config:
     return dataclasses.replace(config, phases=tuple(phases))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_lower(name):
     """The whole step of every phase, as the preset says it, on as many devices as its batch allows up to a pod."""
@@ -52,6 +53,7 @@ def test_presets_lower(name):
             assert f"mhlo.num_partitions = {devices} " in text and "sdy.manual_computation" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(8, 1, 1), (1, 8, 1), (2, 2, 2)])
 @pytest.mark.parametrize("name", ["bert_tiny", "albert_base", "modern_base"])
 def test_sensible_meshes_lower(name, sizes):

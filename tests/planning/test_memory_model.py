@@ -88,6 +88,7 @@ def compiled_bytes(config: Config) -> int:
     return memory.argument_size_in_bytes + memory.temp_size_in_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("remat", "seq_len", "rows", "accumulation"),
     [("none", 128, 8, 1), ("none", 256, 8, 2), ("dots", 128, 16, 1), ("full", 128, 32, 1)],
