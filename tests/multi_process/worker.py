@@ -7,6 +7,7 @@ multiprocessing starts them: that is why what is changed here is changed on impo
 import contextlib
 import dataclasses
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -161,6 +162,24 @@ def refusals(process: int, processes: int, corpora: list[str]) -> dict[str, np.n
     return found | {"workdir": np.array(workdir.exists())}
 
 
+def lateness(process: int, processes: int, corpora: list[str]) -> dict[str, np.ndarray]:
+    """What is said where all meet, and the third process comes late; and where all are in time."""
+    from bert_jax.errors import PeerError
+    from bert_jax.runtime import together
+
+    together.wait_at_most(60)
+    found = {"told": np.array(together.tell("a word", lambda: f"from {process}"))}
+    found["gathered"] = np.array(together.gather("numbers", process))
+    together.wait_at_most(2)
+    if process == 2:
+        time.sleep(5)
+    try:
+        together.meet("the corner")
+    except PeerError as error:
+        found["said"] = np.array(str(error))
+    return found
+
+
 def main(job: str, process: int, processes: int, port: int, out: Path, corpora: list[str]) -> None:
     import jax
 
@@ -169,7 +188,9 @@ def main(job: str, process: int, processes: int, port: int, out: Path, corpora: 
     jax.distributed.initialize(f"127.0.0.1:{port}", processes, process, initialization_timeout=60)
     jax.config.update("jax_disable_most_optimizations", True)  # less than half the time to compile
     assert jax.process_count() == processes and len(jax.local_devices()) == DEVICES[processes]
-    found = {"stream": stream, "losses": losses, "refusals": refusals}[job](process, processes, corpora)
+    found = {"stream": stream, "losses": losses, "refusals": refusals, "lateness": lateness}[job](
+        process, processes, corpora
+    )
     np.savez(out / f"{process}.npz", **found)
 
 
