@@ -75,14 +75,12 @@ def find(settings: ClusterConfig) -> Seat | None:
         raise UserError("--cluster.processes and --cluster.process need --cluster.coordinator HOST:PORT beside them")
     if not _several():
         return None
+    if (count or 1) > 1 and "OMPI_MCA_orte_hnp_uri" not in os.environ:
+        raise UserError(f"this is one of {count} processes of Open MPI 5: add --cluster.coordinator HOST:PORT")
     from jax._src import clusters  # has no public face; the range of jax in setup.cfg was tried
 
     detect = clusters.ClusterEnv.auto_detect_unset_distributed_params
     address, processes, process, devices = detect(None, None, None, None, None, settings.timeout)
-    if address is None and (count or 1) > 1:
-        raise UserError(
-            f"this is one of {count} processes of Open MPI: add --cluster.coordinator HOST:PORT of process 0"
-        )
     if address is None or processes == 1:
         return None
     host, _, port = address.rpartition(":")
