@@ -36,7 +36,7 @@ def join(settings: ClusterConfig) -> None:
     """
     place = json.loads(os.environ.pop(WORKER))  # popped: reader processes are no workers
     seat = Seat(*place["seat"])
-    lifeline.hold(place["wire"])
+    lifeline.hold(place["wire"], seat.process)
     together.wait_at_most(settings.patience)
     host = f"[{seat.host}]" if ":" in seat.host else seat.host
     try:

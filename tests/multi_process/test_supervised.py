@@ -90,7 +90,7 @@ def test_a_directory_of_each_host_is_refused(tmp_path, corpora, elsewhere):
     workdir = tmp_path / "run"
     workdir.mkdir()
     found = Job(corpora[0], workdir, 2, interpreters={1: elsewhere(workdir)}).end()
-    assert [code for code, _, _ in found] == [2, 2]
+    assert [code for code, _, _ in found] == [2, 2], found
     assert "is not the same directory on all hosts" in found[1][2]
     assert not list(workdir.glob("mark-*"))
 

@@ -21,6 +21,7 @@ from bert_jax.training.checkpoint import COMMIT
 from bert_jax.training.workdir import CONFIG, TOKENIZER
 
 REPORT = {"host": "here", "config": {"seed": 0}, "code": {"hash": "a"}, "versions": {"jax": "1"}, "ahead": 0.0}
+REPORT |= {"environment": {}}
 ONLY_SAY = {"mixture", "format"}
 """They describe; what is wrong with a mixture is an error of opening it."""
 ELSEWHERE = {"coverage", "fill", "pairs", "epochs"}

@@ -280,7 +280,7 @@ def test_a_mixture(tiny_corpus, tiny_config, tmp_path):
     manifest = json.loads((twin / "corpus.json").read_text())
     (twin / "corpus.json").write_text(json.dumps(manifest | {"name": "twin"}))
     parts = [Part(tiny_corpus, 3.0), Part(twin, 1.0)]
-    alone = {"host": "h", "config": {}, "code": {}, "versions": {}, "ahead": 0.0, "corpora": {}}
+    alone = {"host": "h", "config": {}, "code": {}, "versions": {}, "environment": {}, "ahead": 0.0, "corpora": {}}
     lines, other = (list(examine(tiny_config, order, Wishes(), ONE, [alone])) for order in (parts, parts[::-1]))
     assert lines == other
     assert not [line for line in lines if line.level == "error"]

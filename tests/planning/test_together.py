@@ -91,7 +91,7 @@ def test_who_does_not_come_is_named(tiny_config, tiny_corpus):
 
 def test_clocks_are_compared_when_reports_come(monkeypatch):
     """Not when they were made: a process may have waited for the others since."""
-    report = {"host": "h", "config": {}, "code": {}, "versions": {}}
+    report = {"host": "h", "config": {}, "code": {}, "versions": {}, "environment": {}}
     seat = Seat("127.0.0.1", free_port(), 0, 2, None)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         guest = pool.submit(visit, seat._replace(process=1), report, 30.0)
