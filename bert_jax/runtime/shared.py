@@ -6,7 +6,7 @@ import uuid
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.runtime.together import refuse_together, tell
+from bert_jax.runtime.together import is_first, refuse_together, tell
 
 PATIENCE_SECONDS = 10.0
 """Network file systems show a new file to other hosts late."""
@@ -33,4 +33,5 @@ def check_shared(directory: epath.PathLike) -> None:
     try:
         refuse_together(look)
     finally:
-        tell("removing the mark", mark.unlink)
+        if is_first():  # all have looked
+            mark.unlink()
