@@ -124,7 +124,7 @@ def copy_tree(source: StoredPath, target: StoredPath) -> None:
     """Copy all files below a directory, several at a time; one of the two is in an object store."""
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
         copies = []
-        for file in _files(epath.Path(source)):
+        for file in files_below(epath.Path(source)):
             copy = epath.Path(target) / file.relative_to(source).as_posix()
             make_directory(copy.parent)
             copies.append(pool.submit(file.copy, copy, overwrite=True))
@@ -132,10 +132,11 @@ def copy_tree(source: StoredPath, target: StoredPath) -> None:
             copied.result()
 
 
-def _files(directory: epath.Path) -> Iterator[epath.Path]:
+def files_below(directory: epath.Path) -> Iterator[epath.Path]:
+    """All files of a directory, and of those in it."""
     for entry in directory.iterdir():
         if entry.is_dir():
-            yield from _files(entry)
+            yield from files_below(entry)
         else:
             yield entry
 

@@ -24,19 +24,6 @@ from bert_jax.config import (
 from bert_jax.errors import UserError
 
 
-def flatten(values: Any, path: str = "") -> dict[str, Any]:
-    if isinstance(values, dict):
-        items = values.items()
-    elif isinstance(values, list):
-        items = ((str(i), value) for i, value in enumerate(values))
-    else:
-        return {path: values}
-    flat = {}
-    for name, value in items:
-        flat |= flatten(value, f"{path}.{name}" if path else name)
-    return flat
-
-
 def test_round_trip():
     """Tuples become lists, and come back as tuples."""
     phase = Phase(frozen=("word",))
@@ -270,7 +257,7 @@ def test_fingerprint_covers_what_decides_updates_and_nothing_else():
     model = ModelConfig(attention_dropout=0.0)
     phase = Phase(accumulation=4, start_batch_size=64, ramp_steps=10)
     base = Config(name="x", model=model, objective=ObjectiveConfig(pair="none"), phases=(phase,))
-    fields = flatten(config_lib.to_dict(base))
+    fields = config_lib.flatten(config_lib.to_dict(base))
     assert fields.keys() >= UNDECISIVE
     before = config_lib.fingerprint(base)
     for path in fields.keys() - {"name", "model.attention_dropout", "phases.0.accumulation", "phases.0.batch_size"}:

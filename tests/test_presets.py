@@ -25,7 +25,6 @@ from bert_jax.training.sharding import state_shardings
 from bert_jax.training.state import abstract_state
 from bert_jax.training.treatment import treatments
 from tests.masking_batches import VOCABULARY, make_batch
-from tests.test_config import flatten
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -212,7 +211,7 @@ def test_a_shrunken_preset_learns_from_a_batch(name):
 def describe(name: str) -> str:
     """Config and parameters of a preset as lines that a diff can be read of."""
     config = presets.load_config(name)
-    lines = [f"{path} = {value!r}" for path, value in flatten(config_lib.to_dict(config)).items()]
+    lines = [f"{path} = {value!r}" for path, value in config_lib.flatten(config_lib.to_dict(config)).items()]
     shapes = shapes_of(config)
     specs = name_leaves(jax.tree.map(lambda sharding: sharding.spec, state_shardings(mesh(1, 2, 2), shapes)))
     treated = name_leaves(treatments(shapes))

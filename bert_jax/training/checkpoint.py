@@ -25,7 +25,17 @@ from etils import epath
 
 from bert_jax.errors import UserError
 from bert_jax.runtime.together import is_first, tell
-from bert_jax.storage import Staged, StoredPath, fetched, is_remote, make_directory, needs_copy, reach, write_whole
+from bert_jax.storage import (
+    Staged,
+    StoredPath,
+    fetched,
+    files_below,
+    is_remote,
+    make_directory,
+    needs_copy,
+    reach,
+    write_whole,
+)
 
 COMMIT = "COMMIT.json"
 ORBAX_KNOWS = ("gs",)
@@ -288,17 +298,9 @@ def find_damage(checkpoint: epath.Path) -> str | None:
 
 def _sums(checkpoint: epath.Path) -> dict[str, str]:
     sums = {}
-    for path in _files(checkpoint):
+    for path in files_below(checkpoint):
         name = path.relative_to(checkpoint).as_posix()
         if name != COMMIT:
             with path.open("rb") as file:
                 sums[name] = hashlib.file_digest(file, "sha256").hexdigest()
     return sums
-
-
-def _files(directory: epath.Path) -> Iterator[epath.Path]:
-    for path in directory.iterdir():
-        if path.is_dir():
-            yield from _files(path)
-        else:
-            yield path
