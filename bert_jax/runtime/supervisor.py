@@ -49,7 +49,7 @@ def supervise(command: Sequence[str], seat: Seat, report: Report, timeout: float
       command: of the child; it calls `worker.join`.
       seat: of this process.
       report: what it is about to do (meeting.py).
-      timeout: seconds to wait for others, and after which a silent one is given up.
+      timeout: seconds to wait for others at the start.
 
     Returns:
       an exit code: the child's if it ended in order, 2 or `TRY_AGAIN` if another process was at fault.
@@ -121,7 +121,7 @@ class _Watch:
         process, message = event
         if message is None:
             if process not in self.done and self.verdict is None:
-                host = self.hosts.get(process, "")
+                host = self.hosts[process]
                 self._fell(Fall(3, process, host, "is gone: its connection broke, or it fell silent", TRY_AGAIN))
                 if self.seat.process:  # no hub is left to say so
                     self.verdict = self.falls[-1]
@@ -149,7 +149,7 @@ class _Watch:
             code = self.child.wait()
         if code == 2:
             return code  # it has said why
-        who = f"process {verdict.process} of {self.seat.processes}" + (f" ({verdict.host})" if verdict.host else "")
+        who = f"process {verdict.process} of {self.seat.processes} ({verdict.host})"
         advice = "the same command continues from the newest checkpoint"
         if verdict.code in (1, 2):
             advice = "its own message says why"
@@ -186,7 +186,7 @@ def _forwarding(children: list[subprocess.Popen]) -> Iterator[None]:
     """SIGTERM goes on to the child, which saves and ends, and Ctrl-C reaches both; before there is one, they end this.
 
     Raises:
-      PeerError: SIGTERM came before there was a child.
+      PeerError: either came before there was a child.
     """
 
     def stop(number: int, frame: object) -> None:

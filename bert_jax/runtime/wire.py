@@ -43,13 +43,11 @@ class Connection:
 
     def receive(self) -> Message | None:
         """The next message; None if the other side is gone, or silent for too long."""
-        try:
+        with contextlib.suppress(OSError, ValueError):  # broken, silent, or closed here; a stranger who speaks no JSON
             for line in self._lines:
                 message = json.loads(line)
                 if message != {}:
                     return message
-        except (OSError, ValueError):
-            pass
         self._closed.set()
         return None
 
