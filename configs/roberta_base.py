@@ -6,7 +6,7 @@ The corpus needs a byte-level BPE of 50,265 pieces: bert-data tokenizer --kind b
 Batch: 8,192 rows of 512 tokens for 500,000 updates. On 256 devices a micro-batch is 8 rows on each; with other
 numbers, say --micro-batch auto.
 Expected: dev accuracy of 87.6 on MNLI and 94.8 on SST-2 after 160 GB of text, by the README; not run here.
-Parameters: 124,053,504 of the encoder, 124,695,897 with the MLM head.
+Parameters: 124,055,040 of the encoder, 124,697,433 with the MLM head.
 Other than there: exactly 15 % of each row's tokens are predicted (theirs: 15 % plus a drawn fraction, rounded down),
 biases and LayerNorms are not decayed (theirs are), bfloat16 instead of float16. The encoder has 1,536 parameters
 fewer than the released 124,055,040: two rows of their position table are never read (model/families.py).

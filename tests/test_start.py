@@ -138,6 +138,6 @@ def test_another_tokenizer_is_refused(tiny_config, tiny_run, other_corpus, tmp_p
 
 
 def test_a_source_that_is_not_there(tiny_config, tiny_corpus, tmp_path):
-    with pytest.raises(UserError, match="is no directory"):
+    with pytest.raises(UserError, match="is no file and no directory"):
         pretraining.pretrain(starting(tiny_config, tmp_path / "none"), [Part(tiny_corpus)], tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -59,6 +59,8 @@ def detect(source: epath.Path) -> Format:
 
 
 def _is_run(source: StoredPath) -> bool:
+    if (source / run.workdir.LEDGER).exists():
+        return True
     try:
         return "stream_version" in json.loads((source / run.workdir.CONFIG).read_text())
     except (OSError, ValueError):

@@ -97,8 +97,9 @@ def _described(config: Config, mixture: dict[str, float]) -> dict[str, Any]:
 def _refuse_other_run(workdir: StoredPath, config: Config, described: dict[str, Any], paths: list[str]) -> None:
     there = read(workdir)
     advice = "choose another --workdir, or the settings it was started with"
-    if there["fingerprint"] != described["fingerprint"]:
-        before = config_lib.from_dict(there["config"])
+    before = config_lib.from_dict(there["config"])
+    # Not the fingerprint in the file: an older version did not know every field that has a default by now.
+    if config_lib.fingerprint(before) != described["fingerprint"]:
         old, new = (config_lib.flatten(config_lib.decisive(c)) for c in (before, config))
         changed = [f"{k} {old.get(k)} -> {new.get(k)}" for k in sorted(old | new) if old.get(k) != new.get(k)]
         raise UserError(f"work directory {workdir} holds a different run ({'; '.join(changed[:4])}): {advice}")

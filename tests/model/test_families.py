@@ -19,7 +19,6 @@ from tests.model.toy import BERT, encode, inputs, parameters
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-LONG = dataclasses.replace(families.roberta(12, 768), max_positions=514)
 UNUSED_NORM = 768
 # (model, whether there is a pair head, parameters of the encoder with its pooler)
 SIZES = {
@@ -27,8 +26,8 @@ SIZES = {
     "ALBERT-large": (families.albert(24, 1024, 16), True, 17_683_968),
     "ALBERT-xlarge": (families.albert(24, 2048, 16), True, 58_724_864),
     "ALBERT-xxlarge": (families.albert(12, 4096, 64), True, 222_595_584),
-    "RoBERTa-base, released": (LONG, False, 124_055_040),
-    "RoBERTa-base": (families.roberta(12, 768), False, 124_055_040 - 2 * 768),
+    "RoBERTa-base": (families.roberta(12, 768), False, 124_055_040),
+    "DistilBERT-base": (families.distilbert(6, 768), False, 66_362_880),
     "ModernBERT-base": (families.modern(22, 768, 1152, max_positions=1024), False, 149_014_272 + UNUSED_NORM),
 }
 
