@@ -4,7 +4,7 @@ Shapes in names: B rows, S positions, H hidden, V vocabulary, C classes.
 """
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -57,7 +57,7 @@ class Outputs:
     task: Task | None = None
     pooled_BH: np.ndarray | None = None
     """None where there is no pooler, or where the library does not hand it out."""
-    unread: tuple[str, ...] = field(default=())
+    unread: tuple[str, ...] = ()
     """Tensors of the form that had no part in this, though they are neither buffers nor a pooler nobody asks for."""
 
 

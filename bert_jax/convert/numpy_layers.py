@@ -121,7 +121,7 @@ def attend(query_BNSD: np.ndarray, key_BNTD: np.ndarray, value_BNTD: np.ndarray,
 
 
 def rotate(x_BNSD: np.ndarray, base: float) -> np.ndarray:
-    """Rotary positions 0, 1, ... : dimension i turns with i + D/2 (Su et al. 2021, as in rotate_half of transformers)."""
+    """Rotary positions from 0: dimension i turns with i + D/2 (Su et al. 2021; rotate_half of transformers)."""
     length, size = x_BNSD.shape[-2:]
     frequencies = base ** (-np.arange(0, size, 2) / size)
     angles_SD = np.tile(np.arange(length)[:, None] * frequencies, 2)

@@ -33,7 +33,7 @@ TEXTS = (
     "x",
     "antidisestablishmentarianism Donaudampfschifffahrtsgesellschaftskapitän",
 )
-"""Written for this purpose. No two of the same length in tokens would be needed; some are long words, some are marks."""
+"""Written for this purpose."""
 
 LONGEST = 48
 """Tokens of a row, at most."""
