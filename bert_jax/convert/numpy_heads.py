@@ -65,7 +65,8 @@ def _decode(weights: Weights, transformed_BSE: np.ndarray, name: str, *, bias: b
     """The decoder where the form has one of its own, else the table of word embeddings; one row of text at a time."""
     word = "tok_embeddings" if weights.form.config["model_type"] == "modernbert" else "word_embeddings"
     table = f"{prefix_of(weights.form)}embeddings.{word}.weight"
-    table_VE = weights(f"{name}.weight" if f"{name}.weight" in weights else table)
+    own_table = f"{name}.weight" in weights or weights.form.config.get("tie_word_embeddings") is False
+    table_VE = weights(f"{name}.weight" if own_table else table)
     # Tied, the bias lies beside the decoder under the head's own name (transformers, _tied_weights_keys).
     beside = f"{name.rpartition('.')[0]}.bias"
     own = f"{name}.bias"

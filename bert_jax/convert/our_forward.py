@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.config import ModelConfig
@@ -21,7 +22,9 @@ def run(config: ModelConfig, params: Params, inputs: Inputs) -> Outputs:
     full matrix products: on accelerators the default product rounds its factors, to three digits on a TPU.
     """
     plain = {"compute_dtype": "float32", "attention": "reference", "remat": "none"}
-    model = pretraining.bind(dataclasses.replace(config, **plain), jax.tree.map(np.float32, params))
+    model = pretraining.bind(
+        dataclasses.replace(config, **plain), jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
+    )
     with jax.default_matmul_precision("highest"):
         output = model.encoder(_batch(inputs), hidden_states=True)
         logits = {"mlm": model.mlm(output.hidden, model.encoder.embeddings.attend)}
@@ -39,9 +42,9 @@ def _batch(inputs: Inputs) -> EncoderInputs:
     """One example per row, with [CLS] in front."""
     rows, length = inputs.input_ids_BS.shape
     return EncoderInputs(
-        input_ids=np.asarray(inputs.input_ids_BS, np.int32),
-        token_type_ids=np.asarray(inputs.token_type_ids_BS, np.int32),
-        segment_ids=np.asarray(inputs.attention_mask_BS, np.int32),
-        position_ids=np.tile(np.arange(length, dtype=np.int32), (rows, 1)),
-        cls_positions=np.zeros((rows, 1), np.int32),
+        input_ids=jnp.asarray(inputs.input_ids_BS, jnp.int32),
+        token_type_ids=jnp.asarray(inputs.token_type_ids_BS, jnp.int32),
+        segment_ids=jnp.asarray(inputs.attention_mask_BS, jnp.int32),
+        position_ids=jnp.tile(jnp.arange(length, dtype=jnp.int32), (rows, 1)),
+        cls_positions=jnp.zeros((rows, 1), jnp.int32),
     )

@@ -58,7 +58,7 @@ def sample_inputs(form: Form, tokenizer: Tokenizer | None, seed: int = 0) -> Inp
     if tokenizer is None:
         rows = _random_rows(vocab_size, pad, longest, seed)
     else:
-        rows = [(first[:longest], second[: longest - len(first)]) for first, second in _text_rows(tokenizer)]
+        rows = [(one[:longest], two[: max(0, longest - len(one))]) for one, two in _text_rows(tokenizer)]
         highest = max(max(first + second) for first, second in rows)
         if highest >= vocab_size:
             raise UserError(f"{form.source}: the tokenizer gives id {highest}, the model knows {vocab_size} ids")

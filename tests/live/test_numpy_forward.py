@@ -156,7 +156,7 @@ def test_both_sides_are_theirs(name, size):
 def test_every_tensor_counts(name):
     """With another tensor in its place the numpy outputs differ: none is read and then forgotten."""
     form = form_of(made(name, 0))
-    inputs = sample_inputs(form, None)
+    inputs = Inputs(*(array[::6] for array in sample_inputs(form, None)))
     before = numpy_forward.run(form, inputs)
     rng = np.random.default_rng(1)
     for key, tensor in form.tensors.items():
