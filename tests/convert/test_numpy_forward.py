@@ -13,7 +13,7 @@ from bert_jax.convert.forward import Inputs, Task, heads_of, prefix_of
 from bert_jax.convert.sample_texts import sample_inputs
 from bert_jax.errors import UserError
 from bert_jax.model import pretraining
-from tests.golden import recipe
+from tests.golden import make_families, recipe
 from tests.golden.make_parity import PATH
 
 OURS = ModelConfig(
@@ -52,6 +52,33 @@ def test_goldens():
         assert np.std(expected) > 0.3
         limit = 1e-5 * max(1, np.abs(expected).max())
         np.testing.assert_allclose(array, expected, rtol=0, atol=limit, err_msg=name)
+
+
+GOLDENS = make_families.goldens()
+
+
+@pytest.mark.parametrize("case", GOLDENS)
+def test_families(case):
+    """What their class gave once, to 1e-5 of the values: every hidden state and every head."""
+    golden = GOLDENS[case]
+    tensors = {key: make_families.drawn(key, tuple(shape)) for key, shape in golden["shapes"].items()}
+    outputs = numpy_forward.run(Form(golden["config"], tensors, case), golden["inputs"])
+    assert outputs.unread == ()
+    found = {f"layer {i}": state for i, state in enumerate(outputs.hidden_states)} | outputs.logits
+    assert found.keys() == golden["values"].keys() - {"pooled"}
+    for part, expected in golden["values"].items():
+        values = outputs.pooled_BH if part == "pooled" else found[part]
+        values = make_families.sampled(values, golden["inputs"].attention_mask_BS)
+        limit = 1e-5 * max(1, np.abs(expected).max())
+        np.testing.assert_allclose(values, expected, rtol=0, atol=limit, err_msg=part)
+
+
+def test_goldens_are_of_every_family_and_head():
+    assert len(GOLDENS) == 2 * len(make_families.CLASSES) == 68
+    assert {case.split("For")[0].removesuffix("Model 0").removesuffix("Model 1") for case in GOLDENS} == {
+        *make_families.SETTINGS
+    }
+    assert all(np.std(values) > 0.02 for golden in GOLDENS.values() for values in golden["values"].values())
 
 
 @pytest.mark.parametrize(
