@@ -1,0 +1,220 @@
+"""The numpy forward pass beside our JAX model and beside goldens; live/test_numpy_forward.py has every family."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax.config import ModelConfig
+from bert_jax.convert import huggingface, numpy_forward, our_forward
+from bert_jax.convert.form import Form
+from bert_jax.convert.forward import Inputs, Task, heads_of, prefix_of
+from bert_jax.convert.sample_texts import sample_inputs
+from bert_jax.errors import UserError
+from bert_jax.model import pretraining
+from tests.golden import make_families, recipe
+from tests.golden.make_parity import PATH
+
+OURS = ModelConfig(
+    vocab_size=recipe.SETTINGS["vocab_size"],
+    hidden_size=recipe.SETTINGS["hidden_size"],
+    num_layers=recipe.SETTINGS["num_hidden_layers"],
+    num_heads=recipe.SETTINGS["num_attention_heads"],
+    intermediate_size=recipe.SETTINGS["intermediate_size"],
+    max_positions=recipe.SETTINGS["max_position_embeddings"],
+)
+THEIRS = recipe.SETTINGS | {"model_type": "bert", "hidden_act": "gelu", "layer_norm_eps": 1e-12, "pad_token_id": 0}
+
+
+def recipe_form(seed: int = 3, **changes) -> Form:
+    return Form(THEIRS | changes, recipe.make_weights(recipe.SETTINGS, seed), "recipe")
+
+
+def our_params(form: Form, config: ModelConfig = OURS, *, pair: bool = True):
+    shapes = jax.eval_shape(lambda: pretraining.init(config, jax.random.key(0), pair=pair))
+    return huggingface.from_tensors(config, form.tensors.__getitem__, shapes, "recipe")
+
+
+def test_goldens():
+    """What BertForPreTraining of transformers gave once (tests/golden/make_parity.py)."""
+    golden = np.load(PATH)
+    batch = recipe.make_inputs(recipe.SETTINGS, tuple(golden["lengths"].tolist()), int(golden["seed"]))
+    inputs = Inputs(batch["input_ids"], batch["token_type_ids"], batch["attention_mask"])
+    found = numpy_forward.run(recipe_form(int(golden["seed"])), inputs)
+    values = {
+        "hidden_states": np.stack(found.hidden_states),
+        "mlm_logits": found.logits["mlm"],
+        "pair_logits": found.logits["pair"],
+    }
+    for name, array in values.items():
+        expected = golden[name]
+        assert np.std(expected) > 0.3
+        limit = 1e-5 * max(1, np.abs(expected).max())
+        np.testing.assert_allclose(array, expected, rtol=0, atol=limit, err_msg=name)
+
+
+GOLDENS = make_families.goldens()
+
+
+@pytest.mark.parametrize("case", GOLDENS)
+def test_families(case):
+    """What their class gave once, to 1e-5 of the values: every hidden state and every head."""
+    golden = GOLDENS[case]
+    tensors = {key: make_families.drawn(key, tuple(shape)) for key, shape in golden["shapes"].items()}
+    outputs = numpy_forward.run(Form(golden["config"], tensors, case), golden["inputs"])
+    assert outputs.unread == ()
+    found = {f"layer {i}": state for i, state in enumerate(outputs.hidden_states)} | outputs.logits
+    assert found.keys() == golden["values"].keys() - {"pooled"}
+    for part, expected in golden["values"].items():
+        values = outputs.pooled_BH if part == "pooled" else found[part]
+        values = make_families.sampled(values, golden["inputs"].attention_mask_BS)
+        limit = 1e-5 * max(1, np.abs(expected).max())
+        np.testing.assert_allclose(values, expected, rtol=0, atol=limit, err_msg=part)
+
+
+def test_goldens_are_of_every_family_and_head():
+    assert len(GOLDENS) == 2 * len(make_families.CLASSES) == 68
+    assert {case.split("For")[0].removesuffix("Model 0").removesuffix("Model 1") for case in GOLDENS} == {
+        *make_families.SETTINGS
+    }
+    assert all(np.std(values) > 0.02 for golden in GOLDENS.values() for values in golden["values"].values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "theirs", "pair"),
+    [
+        ({}, {}, True),
+        ({"activation": "gelu_tanh", "norm_epsilon": 1e-3}, {"hidden_act": "gelu_new", "layer_norm_eps": 1e-3}, True),
+        ({"compute_dtype": "bfloat16", "activation": "relu"}, {"hidden_act": "relu"}, False),
+    ],
+)
+def test_our_model_gives_the_same(changes, theirs, pair):
+    """Every state and logit to 1e-5, whatever our model trains in; through the exporter's table of names."""
+    config = dataclasses.replace(OURS, **changes)
+    params = our_params(recipe_form(), config, pair=pair)
+    form = Form(THEIRS | theirs, huggingface.to_tensors(config, params), "ours")
+    inputs = sample_inputs(form, None)
+    ours, found = our_forward.run(config, params, inputs), numpy_forward.run(form, inputs)
+    assert found.unread == ()
+    assert ours.logits.keys() == found.logits.keys() == ({"mlm", "pair"} if pair else {"mlm"})
+    real = inputs.attention_mask_BS > 0
+    for mine, other in zip(ours.hidden_states, found.hidden_states, strict=True):
+        np.testing.assert_allclose(mine[real], other[real], rtol=0, atol=1e-5)
+    scale = np.abs(found.logits["mlm"]).max()
+    np.testing.assert_allclose(ours.logits["mlm"][real], found.logits["mlm"][real], rtol=0, atol=1e-6 * scale)
+    if pair:
+        np.testing.assert_allclose(ours.logits["pair"], found.logits["pair"], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(ours.pooled_BH, found.pooled_BH, rtol=0, atol=1e-5)
+
+
+def test_half_precision_tensors_are_taken_as_they_are():
+    import ml_dtypes
+
+    form = recipe_form()
+    rounded = {name: array.astype(ml_dtypes.bfloat16) for name, array in form.tensors.items()}
+    lifted = {name: array.astype(np.float32) for name, array in rounded.items()}
+    inputs = Inputs(*(array[:4] for array in sample_inputs(form, None)))
+    found, expected = (
+        numpy_forward.run(dataclasses.replace(form, tensors=tensors), inputs).logits["mlm"]
+        for tensors in (rounded, lifted)
+    )
+    np.testing.assert_array_equal(found, expected)
+
+
+def without(form: Form, *names: str) -> Form:
+    return dataclasses.replace(form, tensors={name: array for name, array in form.tensors.items() if name not in names})
+
+
+def with_config(form: Form, **changes) -> Form:
+    return dataclasses.replace(form, config=form.config | changes)
+
+
+def test_refusals():
+    form = recipe_form()
+    inputs = Inputs(*(array[:2] for array in sample_inputs(form, None)))
+    refused = {
+        "model_type 'gpt2' is not one of bert": with_config(form, model_type="gpt2"),
+        "is_decoder is set": with_config(form, is_decoder=True),
+        "position_embedding_type 'relative_key'": with_config(form, position_embedding_type="relative_key"),
+        "activation 'gelu_10' is not one of": with_config(form, hidden_act="gelu_10"),
+        "'bert.embeddings.word_embeddings.weight' is missing": without(form, "bert.embeddings.word_embeddings.weight"),
+        "'bert.pooler.dense.weight' is missing": without(form, "bert.pooler.dense.weight"),
+        "'bert.encoder.layer.2.output.dense.bias' is missing": without(form, "bert.encoder.layer.2.output.dense.bias"),
+        "'cls.predictions.bias' is missing": without(form, "cls.predictions.bias"),
+        "'cls.predictions.decoder.weight' is missing": with_config(form, tie_word_embeddings=False),
+        "the config has no 'num_attention_heads'": dataclasses.replace(
+            form, config={name: value for name, value in form.config.items() if name != "num_attention_heads"}
+        ),
+    }
+    for message, each in refused.items():
+        with pytest.raises(UserError, match=f"^recipe: .*{message}"):
+            numpy_forward.run(each, inputs)
+    beyond = inputs._replace(input_ids_BS=inputs.input_ids_BS + 151)
+    with pytest.raises(UserError, match=r"is outside 'bert\.embeddings\.word_embeddings\.weight', which has 151 rows"):
+        numpy_forward.run(form, beyond)
+
+
+def test_rotary_positions_that_are_scaled_are_refused():
+    scaled = {"full_attention": {"rope_type": "yarn", "rope_theta": 1e4}}
+    form = Form({"model_type": "modernbert", "rope_parameters": scaled}, {}, "here")
+    with pytest.raises(UserError, match="here: rope_type 'yarn' is not supported"):
+        numpy_forward._reach(form, 0)
+    assert numpy_forward._reach(form, 1) == (64, 10000.0)
+    older = Form({"model_type": "modernbert", "global_attn_every_n_layers": 2, "global_rope_theta": 5}, {}, "here")
+    assert [numpy_forward._reach(older, layer)[0] for layer in range(4)] == [None, 64, None, 64]
+    assert numpy_forward._reach(older, 2)[1] == 5.0
+
+
+def named(family: str, names: str, architecture: str = "") -> Form:
+    table = {name: np.zeros(0, np.float32) for name in names.split()}
+    return Form({"model_type": family, "architectures": [architecture] if architecture else None}, table, "here")
+
+
+WORDS = "embeddings.word_embeddings.weight"
+
+
+@pytest.mark.parametrize(
+    ("form", "heads"),
+    [
+        (named("bert", WORDS), (False, False, None)),
+        (named("bert", "cls.seq_relationship.weight"), (False, True, None)),
+        (named("bert", f"bert.{WORDS} classifier.weight bert.pooler.dense.weight"), (False, False, Task.SEQUENCE)),
+        (named("bert", f"bert.{WORDS} classifier.weight"), (False, False, Task.TOKENS)),
+        (
+            named("bert", f"bert.{WORDS} classifier.weight bert.pooler.dense.weight", "BertForTokenClassification"),
+            (False, False, Task.TOKENS),
+        ),
+        (named("albert", f"albert.{WORDS} classifier.weight albert.pooler.weight"), (False, False, Task.SEQUENCE)),
+        (named("roberta", "classifier.out_proj.weight"), (False, False, Task.SEQUENCE)),
+        (named("roberta", f"roberta.{WORDS} classifier.weight"), (False, False, Task.TOKENS)),
+        (named("distilbert", "pre_classifier.weight classifier.weight"), (False, False, Task.SEQUENCE)),
+        (named("electra", "discriminator_predictions.dense.weight"), (False, False, Task.REPLACED)),
+        (named("electra", "generator_predictions.dense.weight"), (True, False, None)),
+        (named("modernbert", "head.dense.weight decoder.bias"), (True, False, None)),
+        (
+            named("modernbert", "head.dense.weight classifier.weight", "ModernBertForQuestionAnswering"),
+            (False, False, Task.SPAN),
+        ),
+    ],
+)
+def test_heads_are_read_off_the_tensors(form, heads):
+    assert heads_of(form) == heads
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        named("modernbert", "head.dense.weight classifier.weight"),
+        named("bert", f"bert.{WORDS} classifier.weight bert.pooler.dense.weight", "BertForMultipleChoice"),
+    ],
+)
+def test_a_classifier_of_nobody_knows_what(form):
+    with pytest.raises(UserError, match="does not say"):
+        heads_of(form)
+
+
+def test_prefixes():
+    assert prefix_of(named("bert", f"bert.{WORDS}")) == "bert."
+    assert prefix_of(named("bert", WORDS)) == ""
+    assert prefix_of(named("modernbert", "model.embeddings.tok_embeddings.weight")) == "model."

@@ -1,0 +1,164 @@
+"""Makes tests/golden/families.npz with the reference library: every family and head, two sizes, random weights.
+
+Command, from the root of the clone, with the extra `parity` installed:
+
+    python -m tests.golden.make_families
+
+Made with transformers 5.23.0 and PyTorch 2.13.0 on a CPU, float32, eager attention. Of every array the file holds at
+most `KEPT` values at real tokens; names and shapes of the tensors are in it, their values are drawn again (`drawn`).
+"""
+
+import json
+import pathlib
+import zlib
+
+import numpy as np
+
+from bert_jax.convert.form import Form
+from bert_jax.convert.forward import Inputs
+from bert_jax.convert.sample_texts import sample_inputs
+
+PATH = pathlib.Path(__file__).parent / "families.npz"
+KEPT = 40
+
+BERT = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 56,
+    "max_position_embeddings": 50,
+}
+WIDE = BERT | {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 30}
+DISTIL = {"vocab_size": 97, "dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 56, "max_position_embeddings": 50}
+MODERN = BERT | {"num_hidden_layers": 5, "pad_token_id": 0, "local_attention": 12}
+THETA = {"full_attention": 500.0, "sliding_attention": 30.0}
+ROTARY = {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in THETA.items()}
+KINDS = ["full_attention", "sliding_attention", "sliding_attention", "full_attention", "full_attention"]
+BIASED = {f"{part}_bias": True for part in ("norm", "attention", "mlp", "classifier")}
+
+SETTINGS = {
+    "Bert": (BERT, WIDE | {"hidden_act": "gelu_new", "layer_norm_eps": 1e-3}),
+    "Roberta": (BERT | {"type_vocab_size": 1}, WIDE | {"hidden_act": "relu", "pad_token_id": 3}),
+    "Albert": (
+        BERT | {"embedding_size": 16, "num_hidden_groups": 3},
+        WIDE | {"embedding_size": 64, "hidden_act": "gelu", "inner_group_num": 2},
+    ),
+    "DistilBert": (DISTIL, DISTIL | {"dim": 64, "n_layers": 2, "activation": "relu"}),
+    "Electra": (BERT | {"embedding_size": 16}, WIDE | {"embedding_size": 64, "hidden_act": "silu"}),
+    "ModernBert": (
+        MODERN | {"global_rope_theta": 400.0, "local_rope_theta": 20.0, "classifier_pooling": "mean"},
+        MODERN | {"rope_parameters": ROTARY, "layer_types": KINDS, "classifier_activation": "silu"} | BIASED,
+    ),
+}
+"""Two sizes per family."""
+TASKS = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+MORE = ("BertForPreTraining", "BertForNextSentencePrediction", "AlbertForPreTraining", "ElectraForPreTraining")
+CLASSES = (*(family + task for family in SETTINGS for task in TASKS), *MORE)
+
+
+def drawn(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """A random tensor, biases and scales too: a zero or a one would hide a swap."""
+    middle = 1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0
+    noise = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape)
+    return (middle + 0.2 * noise).astype(np.float32)
+
+
+def make(name: str, size: int, **changes):
+    """A model of theirs with drawn weights."""
+    import torch
+    import transformers
+
+    family = next(family for family in SETTINGS if name.startswith(family))
+    labels = {} if name.endswith(("QuestionAnswering", "PreTraining")) else {"num_labels": 3}
+    config = getattr(transformers, f"{family}Config")(
+        **(SETTINGS[family][size] | labels | changes), attn_implementation="eager"
+    )
+    model = getattr(transformers, name)(config).eval()
+    with torch.no_grad():
+        for key, tensor in model.named_parameters():
+            tensor.copy_(torch.tensor(drawn(key, tuple(tensor.shape))))
+    model.tie_weights()
+    return model
+
+
+def form_of(model) -> Form:
+    """What they would save: the config as JSON has it, tied tensors once."""
+    copies = (model._tied_weights_keys or {}) if model.config.tie_word_embeddings else {}
+    tensors = {key: tensor.numpy().copy() for key, tensor in model.state_dict().items() if key not in copies}
+    config = json.loads(model.config.to_json_string(use_diff=False)) | {"architectures": [type(model).__name__]}
+    return Form(config, tensors, type(model).__name__)
+
+
+def direct(model, inputs: Inputs) -> dict[str, np.ndarray]:
+    """ "layer 0", "layer 1", ..., and the logits and pooled vectors of their class, called as their users call it."""
+    import torch
+
+    arguments = {"input_ids": inputs.input_ids_BS, "attention_mask": inputs.attention_mask_BS}
+    if getattr(model.config, "type_vocab_size", 0):
+        arguments["token_type_ids"] = inputs.token_type_ids_BS
+    arguments = {key: torch.tensor(array).long() for key, array in arguments.items()}
+    with torch.no_grad():
+        found = model(**arguments, output_hidden_states=True)
+    name = type(model).__name__
+    if name.endswith("QuestionAnswering"):
+        logits = {"task": torch.stack([found.start_logits, found.end_logits], -1)}
+    elif name == "BertForPreTraining":
+        logits = {"mlm": found.prediction_logits, "pair": found.seq_relationship_logits}
+    elif name == "AlbertForPreTraining":
+        logits = {"mlm": found.prediction_logits, "pair": found.sop_logits}
+    elif name.endswith("Model"):
+        logits = {"pooled": found.pooler_output} if found.get("pooler_output") is not None else {}
+    else:
+        part = "mlm" if name.endswith("MaskedLM") else "pair" if name.endswith("NextSentencePrediction") else "task"
+        logits = {part: found.logits}
+    values = {f"layer {i}": state for i, state in enumerate(found.hidden_states)} | logits
+    return {part: tensor.numpy() for part, tensor in values.items()}
+
+
+def at_real(values: np.ndarray, mask_BS: np.ndarray) -> np.ndarray:
+    """Without padded positions, where the values have positions."""
+    return values[mask_BS > 0] if values.ndim == 3 or values.shape == mask_BS.shape else values
+
+
+def sampled(values: np.ndarray, mask_BS: np.ndarray) -> np.ndarray:
+    """At most `KEPT` values, spread evenly over those at real tokens."""
+    flat = at_real(values, mask_BS).reshape(-1)
+    return flat[np.linspace(0, flat.size - 1, min(KEPT, flat.size)).astype(int)]
+
+
+def goldens() -> dict[str, dict]:
+    """By class and size, e.g. "BertModel 0": config, shapes and inputs, and under "values" what their class gave."""
+    file = np.load(PATH)
+    cases, place = json.loads(str(file["about"])), 0
+    for case in cases.values():
+        values = {}
+        for part, count in case["values"].items():
+            values[part] = file["values"][place : place + count]
+            place += count
+        case["values"], case["inputs"] = values, Inputs(*np.array(case["inputs"], np.int32))
+    assert place == len(file["values"])
+    return cases
+
+
+def main() -> None:
+    cases, values = {}, []
+    for name in CLASSES:
+        for size in (0, 1):
+            model = make(name, size)
+            form = form_of(model)
+            inputs = Inputs(*(array[::6] for array in sample_inputs(form, None)))
+            found = {part: sampled(x, inputs.attention_mask_BS) for part, x in direct(model, inputs).items()}
+            values += found.values()
+            cases[f"{name} {size}"] = {
+                "config": form.config,
+                "shapes": {key: tensor.shape for key, tensor in form.tensors.items()},
+                "inputs": np.stack(inputs).tolist(),
+                "values": {part: x.size for part, x in found.items()},
+            }
+    np.savez_compressed(PATH, about=np.array(json.dumps(cases)), values=np.concatenate(values))
+    print(f"{PATH}: {PATH.stat().st_size:,} bytes")
+
+
+if __name__ == "__main__":
+    main()

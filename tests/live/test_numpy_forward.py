@@ -1,0 +1,165 @@
+"""The two reference sides of the parity report beside transformers' own classes. Needs the extra `parity`."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from bert_jax.convert import numpy_forward, parity, transformers_forward
+from bert_jax.convert.forward import PREFIXES, Inputs
+from bert_jax.convert.sample_texts import sample_inputs
+from bert_jax.errors import UserError
+from tests.golden.make_families import CLASSES, at_real, direct, form_of, goldens, make, sampled
+
+pytestmark = [
+    pytest.mark.slow,
+    # What torch and transformers warn about among themselves is theirs.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
+]
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+CASES = [(name, size) for name in CLASSES for size in (0, 1)]
+
+
+def parts(outputs) -> dict[str, np.ndarray]:
+    states = {f"layer {i}": state for i, state in enumerate(outputs.hidden_states)}
+    return states | outputs.logits | ({"pooled": outputs.pooled_BH} if outputs.pooled_BH is not None else {})
+
+
+def close(found: np.ndarray, expected: np.ndarray, inputs: Inputs, name: str) -> None:
+    """To 1e-5 of the values, at real tokens."""
+    assert found.shape == expected.shape and np.std(expected) > 0.05, name
+    found, expected = (at_real(values, inputs.attention_mask_BS) for values in (found, expected))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * max(1, np.abs(expected).max()), err_msg=name)
+
+
+@pytest.mark.parametrize(("name", "size"), CASES)
+def test_both_sides_are_theirs(name, size):
+    model = make(name, size)
+    form = form_of(model)
+    inputs = sample_inputs(form, None)
+    assert (inputs.attention_mask_BS == 0).any() and inputs.attention_mask_BS[0].sum() == 1
+    expected = direct(model, inputs)
+    heads = {part for part in expected if "layer" not in part}
+    assert heads or name in ("DistilBertModel", "ElectraModel", "ModernBertModel")
+
+    ours, theirs = numpy_forward.run(form, inputs), transformers_forward.run(form, inputs)
+    assert ours.unread == theirs.unread == () and theirs.task is ours.task
+    assert parts(theirs).keys() == expected.keys()
+    assert parts(ours).keys() - expected.keys() <= {"pooled"}
+    for part, values in expected.items():
+        close(parts(ours)[part], values, inputs, part)
+        np.testing.assert_array_equal(parts(theirs)[part], values)
+
+    report = parity.compare(ours, theirs, inputs.attention_mask_BS, library="x")
+    assert report.passed and all(share > 0.99 for share in report.agreement.values()), report.lines()
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_tensor_counts(name):
+    """With another tensor in its place the numpy outputs differ: none is read and then forgotten."""
+    form = form_of(make(name, 0))
+    inputs = Inputs(*(array[::6] for array in sample_inputs(form, None)))
+    before = parts(numpy_forward.run(form, inputs))
+    rng = np.random.default_rng(1)
+    for key, tensor in form.tensors.items():
+        changed = tensor + rng.normal(0, 0.2, tensor.shape).astype(np.float32)
+        after = parts(numpy_forward.run(dataclasses.replace(form, tensors=form.tensors | {key: changed}), inputs))
+        largest = max(np.abs(values - after[part]).max() for part, values in before.items())
+        # A key's bias adds the same to every score of a query, and softmax does not see it.
+        unseen = key.endswith(("key.bias", "k_lin.bias"))
+        assert largest < 1e-4 if unseen else largest > 1e-3, key
+
+
+@pytest.mark.parametrize("name", ["BertModel", "RobertaModel", "ModernBertModel"])
+def test_a_bare_encoder_with_the_prefix(name):
+    """As another format may name it; transformers' own files have none."""
+    model = make(name, 0)
+    bare = form_of(model)
+    prefix = PREFIXES[bare.config["model_type"]]
+    prefixed = dataclasses.replace(bare, tensors={prefix + key: tensor for key, tensor in bare.tensors.items()})
+    inputs = sample_inputs(bare, None)
+    for side in (numpy_forward, transformers_forward):
+        one, other = side.run(bare, inputs), side.run(prefixed, inputs)
+        assert other.unread == ()
+        np.testing.assert_array_equal(one.hidden_states[-1], other.hidden_states[-1])
+
+
+@pytest.mark.parametrize("name", ["BertModel", "RobertaModel", "AlbertModel"])
+def test_no_pooler(name):
+    form = form_of(make(name, 0))
+    tensors = {key: tensor for key, tensor in form.tensors.items() if "pooler" not in key}
+    assert len(tensors) == len(form.tensors) - 2
+    form = dataclasses.replace(form, tensors=tensors)
+    inputs = sample_inputs(form, None)
+    ours, theirs = numpy_forward.run(form, inputs), transformers_forward.run(form, inputs)
+    assert ours.pooled_BH is None and theirs.pooled_BH is None
+    assert parity.compare(ours, theirs, inputs.attention_mask_BS, library="x").passed
+
+
+@pytest.mark.parametrize(
+    "name", ["BertForMaskedLM", "RobertaForMaskedLM", "AlbertForPreTraining", "DistilBertForMaskedLM",
+             "ElectraForMaskedLM", "ModernBertForMaskedLM"]
+)  # fmt: skip
+def test_decoders_tied_doubled_and_of_their_own(name):
+    model = make(name, 0)
+    form = form_of(model)
+    inputs = sample_inputs(form, None)
+    expected = direct(model, inputs)["mlm"]
+    doubled = dataclasses.replace(form, tensors={key: value.numpy() for key, value in model.state_dict().items()})
+    assert len(doubled.tensors) > len(form.tensors)
+    loose = form_of(make(name, 0, tie_word_embeddings=False))
+    apart = direct(make(name, 0, tie_word_embeddings=False), inputs)["mlm"]
+    assert np.abs(apart - expected).max() > 0.1
+    for wanted, each in ((expected, doubled), (apart, loose)):
+        for side in (numpy_forward, transformers_forward):
+            found = side.run(each, inputs)
+            assert found.unread == ()
+            close(found.logits["mlm"], wanted, inputs, side.__name__)
+
+
+def test_refusals_and_leftovers():
+    form = form_of(make("BertForPreTraining", 0))
+    inputs = sample_inputs(form, None)
+    less = {key: tensor for key, tensor in form.tensors.items() if key != "bert.encoder.layer.1.output.dense.bias"}
+    for side in (numpy_forward, transformers_forward):
+        with pytest.raises(UserError, match=r"^BertForPreTraining: .*layer\.1\.output\.dense\.bias' is missing"):
+            side.run(dataclasses.replace(form, tensors=less), inputs)
+        shallow = dataclasses.replace(form, config=form.config | {"num_hidden_layers": 2})
+        outputs = side.run(shallow, inputs)
+        assert len(outputs.unread) == 16 and all("layer.2" in name for name in outputs.unread)
+        report = parity.compare(outputs, outputs, inputs.attention_mask_BS, library="x")
+        assert not report.passed and "layer.2" in report.failures[0]
+    with pytest.raises(UserError, match=r"refuses this model.*size mismatch") as caught:
+        transformers_forward.run(dataclasses.replace(form, config=form.config | {"intermediate_size": 57}), inputs)
+    assert "\n" not in str(caught.value)
+
+
+def test_buffers_and_spare_poolers_go_unread():
+    """As roberta-base and bert-base-uncased are published."""
+    form = form_of(make("RobertaForMaskedLM", 0))
+    spare = {"roberta.embeddings.position_ids": np.arange(50)[None], "roberta.pooler.dense.weight": np.eye(32),
+             "roberta.pooler.dense.bias": np.zeros(32)}  # fmt: skip
+    form = dataclasses.replace(form, tensors=form.tensors | spare)
+    inputs = sample_inputs(form, None)
+    for side in (numpy_forward, transformers_forward):
+        assert side.run(form, inputs).unread == ()
+
+
+def test_the_other_side_is_transformers_here():
+    form = form_of(make("ElectraForPreTraining", 0))
+    inputs = sample_inputs(form, None)
+    outputs, library = parity.other_side(form, inputs)
+    assert library == f"transformers {transformers.__version__}"
+    report = parity.compare(numpy_forward.run(form, inputs), outputs, inputs.attention_mask_BS, library=library)
+    assert report.passed and report.lines()[0].startswith("parity with transformers 5")
+
+
+def test_goldens_are_what_the_reference_gives():
+    for name, size in (("RobertaForMaskedLM", 1), ("ModernBertForSequenceClassification", 0)):
+        golden = goldens()[f"{name} {size}"]
+        for part, values in direct(make(name, size), golden["inputs"]).items():
+            expected = sampled(values, golden["inputs"].attention_mask_BS)
+            np.testing.assert_allclose(golden["values"][part], expected, rtol=0, atol=1e-5)
