@@ -41,7 +41,7 @@ OURS = re.compile(r"^(roberta\.(embeddings\.(word_embeddings|position_embeddings
                   r"|lm_head\.(decoder\.weight|bias|(dense|layer_norm)\.(weight|bias)))$")  # fmt: skip
 UNUSED = re.compile(r"\.version$|\.layers\.\d+\.((in|out)_proj|fc[12])_(weight|bias)$")
 """A format number; and what fairseq 0.12 keeps in each layer for a fast path of torch's: zeros while it trains,
-filled in from the modules (`self_attn`, `fc1`, `fc2`) when it loads (fairseq/modules/transformer_layer.py of 0.12.2)."""
+filled in from the modules (`self_attn`, `fc1`, `fc2`) on loading (0.12.2 fairseq/modules/transformer_layer.py)."""
 
 
 class Read(NamedTuple):

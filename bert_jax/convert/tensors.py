@@ -19,8 +19,9 @@ class Stored(NamedTuple):
     """Each call reads it anew: nothing is kept."""
 
 
-class LazyTensors(Mapping[str, np.ndarray]):
-    """By name; asked for a tensor, it reads that one."""
+# Not Mapping[str, np.ndarray]: where annotations are checked at run time, that would read a tensor each time.
+class LazyTensors(Mapping):
+    """Name -> array; asked for a tensor, it reads that one."""
 
     def __init__(self, stored: Mapping[str, Stored]):
         self.stored = dict(stored)
@@ -40,7 +41,7 @@ class LazyTensors(Mapping[str, np.ndarray]):
         return name in self.stored
 
 
-def stored(tensors: Mapping[str, np.ndarray]) -> dict[str, Stored]:
+def stored(tensors: Mapping) -> dict[str, Stored]:
     """The tensors of any mapping, not read if they need not be."""
     if isinstance(tensors, LazyTensors):
         return dict(tensors.stored)

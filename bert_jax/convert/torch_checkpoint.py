@@ -9,6 +9,7 @@ import contextlib
 import io
 import pickle
 import pickletools
+import re
 import zipfile
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections.abc import Iterator, Mapping
@@ -121,8 +122,8 @@ def load(path: Path, *, stand_ins: bool = False) -> Any:
         with torch.serialization.safe_globals(known):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
-        asked = sorted(name for name in names - allowed - {"argparse.Namespace"} if not _of_torch(name))
-        what = ", ".join(asked) or "something that torch does not allow"
+        asked = sorted(name for name in names - allowed - {"argparse.Namespace"} if not _of_tensors(name))
+        what = ", ".join(asked[:5]) or "something that torch does not allow"
         raise UserError(
             f"{path}: refused, because to read it would execute {what}: save the plain state dict again where you "
             "trust it, torch.save(model.state_dict(), ...)"
@@ -136,8 +137,11 @@ def _inert(name: str) -> type[Inert]:
     return type(name.rpartition(".")[2], (Inert,), {})
 
 
-def _of_torch(name: str) -> bool:
-    return name.startswith("torch.") or name == "collections.OrderedDict"
+def _of_tensors(name: str) -> bool:
+    """Whether a plain state dict names it; what torch allows besides never is the culprit. For messages only."""
+    tensors = ("torch._utils.", "torch._tensor.", "torch.storage.", "torch.nn.parameter.")
+    plain_names = ("collections.OrderedDict", "collections.Counter", "builtins.set")
+    return name.startswith(tensors) or name in plain_names or re.fullmatch(r"torch\.\w+", name) is not None
 
 
 def _line(error: Exception) -> str:
