@@ -159,7 +159,7 @@ class Convert:
     """Work directory of a run, or an exported model."""
     destination: tyro.conf.Positional[Place]
     """Directory to make; it must not exist."""
-    to: Literal["huggingface"] = "huggingface"
+    to: Literal["huggingface", "bert-jax"] = "huggingface"
     """Format to write."""
 
 
@@ -292,9 +292,9 @@ def fill_mask(arguments: Sequence[str]) -> None:
 def convert(arguments: Sequence[str]) -> None:
     """``bert-jax convert SOURCE DESTINATION --to huggingface``."""
     asked = flags.parse(Convert, arguments, "convert")
-    from bert_jax import inference
+    from bert_jax.convert.conversion import convert
 
-    inference.export(asked.source, asked.destination)
+    convert(asked.source, asked.destination, asked.to)
     print(f"wrote {asked.destination}")
 
 

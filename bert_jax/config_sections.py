@@ -24,6 +24,9 @@ class ModelConfig:
     """Width of the feed-forward layer."""
     max_positions: int = 512
     """Longest sequence that the position table serves, in tokens."""
+    position_offset: int = 0
+    """Rows at the head of the position table that no token reads: RoBERTa's has two more than positions, since
+    fairseq counts from its padding id, 1, plus one."""
     type_vocab_size: int = 2
     """Number of token types (sentence A and B); 0 leaves their table out."""
     embedding_size: int | None = None
@@ -76,6 +79,7 @@ class ModelConfig:
         for name in sizes:
             require(getattr(self, name) >= 1, f"model.{name} is {getattr(self, name)}: it must be at least 1")
         require(self.type_vocab_size >= 0, f"model.type_vocab_size is {self.type_vocab_size}: use 0 (no table) or more")
+        require(self.position_offset >= 0, f"model.position_offset is {self.position_offset}: it must not be negative")
         for name in ("head_size", "embedding_size"):
             value = getattr(self, name)
             require(value is None or value >= 1, f"model.{name} is {value}: use 1 or more, or None")

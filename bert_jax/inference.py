@@ -9,21 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.config import ModelConfig
-from bert_jax.convert import huggingface
+from bert_jax.convert import formats
 from bert_jax.errors import UserError
-from bert_jax.model import pretraining
+from bert_jax.model import whole
 from bert_jax.model.encoder import EncoderInputs
-from bert_jax.storage import StoredPath, fetched, path, reach
+from bert_jax.model.heads import Heads
+from bert_jax.storage import StoredPath
 from bert_jax.tokenizer import Tokenizer
-from bert_jax.training import checkpoint, workdir
 
 Params = dict[str, Any]
 SHORTEST_BUCKET = 16
-PAIR_LABELS = {
-    "nsp": "whether the second text follows the first (label 0) or is a random one (label 1)",
-    "sop": "whether the two texts stand in their order (label 0) or were swapped (label 1)",
-}
-"""What the pair head tells, by objective.pair. The class in transformers calls it next-sentence prediction always."""
 
 
 class Candidate(NamedTuple):
@@ -35,30 +30,34 @@ class Candidate(NamedTuple):
 
 
 class Model:
-    """An encoder with its MLM head and tokenizer. Make one with `load`.
+    """An encoder with its heads and tokenizer. Make one with `load`.
 
     Attributes:
       config: shapes of the model.
-      params: nested dict of arrays (model/pretraining.py).
+      heads: what stands on it.
+      params: nested dict of arrays (model/whole.py).
       tokenizer: text to ids.
     """
 
-    def __init__(self, config: ModelConfig, params: Params, tokenizer: Tokenizer):
-        self.config, self.params, self.tokenizer = config, params, tokenizer
+    def __init__(self, config: ModelConfig, heads: Heads, params: Params, tokenizer: Tokenizer):
+        self.config, self.heads, self.params, self.tokenizer = config, heads, params, tokenizer
 
     def fill_mask(self, text: str, top: int = 5) -> list[list[Candidate]]:
         """The likeliest tokens for every [MASK] in the text, likeliest first.
 
         Raises:
-          UserError: no [MASK] in the text, more tokens than the model has positions, or a causal model.
+          UserError: no [MASK] in the text, more tokens than the model has positions, a causal model, or one without an
+            MLM head.
         """
+        if not self.heads.mlm:
+            raise UserError("the model has no MLM head to fill a [MASK] with: load one that was pretrained with one")
         if self.config.direction == "causal":
             raise UserError("a causal model fills no [MASK]: use one trained with model.direction bidirectional")
         ids = self._with_specials([self.tokenizer.encode(text, specials=True)], "the text")
         positions = [i for i, token in enumerate(ids[0]) if token == self.tokenizer.mask_id]
         if not positions:
             raise UserError(f"the text has no [MASK]: write one where a word is missing, as in '{text} [MASK]'")
-        logits = _mlm_logits(self.config, self.params, self._batch(ids))
+        logits = _mlm_logits(self.config, self.heads, self.params, self._batch(ids))
         # A model may have more rows in its table than the tokenizer has tokens; they stand for nothing.
         logits = logits[..., : self.tokenizer.vocab_size]
         probabilities = np.asarray(jax.nn.softmax(logits, axis=-1))[0]
@@ -92,7 +91,7 @@ class Model:
         for start in range(0, len(order), batch_size):
             chosen = order[start : start + batch_size]
             batch = self._batch([ids[i] for i in chosen], rows=batch_size)
-            vectors[chosen] = np.asarray(_vectors(self.config, pooling, self.params, batch))[: len(chosen)]
+            vectors[chosen] = np.asarray(_vectors(self.config, self.heads, pooling, self.params, batch))[: len(chosen)]
         return vectors
 
     def _with_specials(self, pieces: list[list[int]], name: str) -> list[list[int]]:
@@ -121,15 +120,15 @@ class Model:
         return EncoderInputs(input_ids, zeros, segment_ids, positions, np.zeros((rows, 1), np.int32))
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _mlm_logits(config: ModelConfig, params: Params, inputs: EncoderInputs) -> jax.Array:
-    model = pretraining.bind(config, params)
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _mlm_logits(config: ModelConfig, heads: Heads, params: Params, inputs: EncoderInputs) -> jax.Array:
+    model = whole.bind(config, heads, params)
     return model.mlm(model.encoder(inputs).hidden, model.encoder.embeddings.attend)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _vectors(config: ModelConfig, pooling: str, params: Params, inputs: EncoderInputs) -> jax.Array:
-    hidden = pretraining.bind(config, params).encoder(inputs).hidden.astype(jnp.float32)
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _vectors(config: ModelConfig, heads: Heads, pooling: str, params: Params, inputs: EncoderInputs) -> jax.Array:
+    hidden = whole.bind(config, heads, params).encoder(inputs).hidden.astype(jnp.float32)
     if pooling == "cls":
         return hidden[:, 0]
     real = (inputs.segment_ids > 0).astype(jnp.float32)[:, :, None]
@@ -137,61 +136,13 @@ def _vectors(config: ModelConfig, pooling: str, params: Params, inputs: EncoderI
 
 
 def load(source: str | StoredPath) -> Model:
-    """A model from a run's work directory (its newest intact checkpoint) or from a Hugging Face export.
+    """A model from a run's work directory (its newest intact checkpoint), or from any file that `convert` reads.
 
     Raises:
-      UserError: neither is there, what is there is damaged, or its store does not answer.
+      UserError: none is there, what is there is damaged, it has no tokenizer, or its store does not answer.
     """
-    source = path(source)
-    reach(source)
-    if not source.is_dir():
-        raise UserError(f"{source} is no directory: give the work directory of a run, or an exported model")
-    if (source / huggingface.WEIGHTS).exists():
-        with fetched(source) as local:
-            config, params = huggingface.read(local, _shapes)
-        tokenizer = Tokenizer.load(source)
-    else:
-        config, params = load_params(source)
-        tokenizer = Tokenizer.load(source / workdir.TOKENIZER)
-    return Model(config, jax.tree.map(jnp.asarray, params), tokenizer)
-
-
-def load_params(directory: StoredPath) -> tuple[ModelConfig, Params]:
-    """Model config, as deep as it was then, and parameters of a run's newest intact checkpoint, as numpy arrays.
-
-    Raises:
-      UserError: the directory holds no run, or the run no intact checkpoint.
-    """
-    config = workdir.read_config(directory)
-    found = checkpoint.verified(checkpoint.directory_of(directory))
-    if found is None:
-        raise UserError(f"{directory} has no finished checkpoint yet: train it further with bert-jax pretrain")
-    model = config.model_of(checkpoint.read_about(found)["phase"])
-    return model, checkpoint.restore_params(found, _shapes(model, config.objective.pair != "none"))
-
-
-def _shapes(config: ModelConfig, pair: bool) -> Params:
-    return jax.eval_shape(lambda: pretraining.init(config, jax.random.key(0), pair=pair))
-
-
-def export(source: StoredPath, destination: StoredPath) -> None:
-    """Write a model as a Hugging Face directory.
-
-    The card says what the labels of the pair head mean, if the source is a run; an exported model does not tell.
-
-    Raises:
-      UserError: no model at the source, a destination that exists, an encoder that is no plain BERT.
-    """
-    model = load(source)
-    params = jax.tree.map(np.asarray, model.params)
-    count = sum(array.size for array in jax.tree.leaves(params))
-    card = (
-        f"# {destination.name}\n\nA BERT with {model.config.num_layers} layers of width {model.config.hidden_size} "
-        f"({count:,} parameters), pretrained with bert_jax.\n\n"
-        f"```python\nfrom transformers import pipeline\n\n"
-        f'pipeline("fill-mask", model="{destination.name}")("A text with a [MASK].")\n```\n'
-    )
-    if "pair" in params and not (source / huggingface.WEIGHTS).exists():
-        objective = workdir.read_config(source).objective
-        card += f"\nIts `seq_relationship` head tells {PAIR_LABELS[objective.pair]}.\n"
-    huggingface.write(destination, model.config, params, model.tokenizer, card)
+    with formats.opened(source) as contents:
+        if contents.tokenizer is None:
+            raise UserError(f"{source} has no tokenizer: put its tokenizer.json, or what it has of the kind, beside it")
+        _, config, heads, params = contents.model
+        return Model(config, heads, jax.tree.map(jnp.asarray, params), Tokenizer.load(contents.tokenizer))

@@ -12,7 +12,7 @@ from bert_jax.masking import Batch
 from bert_jax.model.encoder import EncoderInputs
 from bert_jax.model.heads import gather_positions, score_labels
 from bert_jax.model.layers import Noise
-from bert_jax.model.pretraining import PretrainingModel
+from bert_jax.model.whole import Model
 from bert_jax.shapes import Array, Float, Int
 
 
@@ -59,7 +59,7 @@ def loss_weights(batch: Batch, model: ModelConfig, objective: ObjectiveConfig) -
     return weights
 
 
-def pretraining_sums(model: PretrainingModel, batch: Batch, noise: Noise | None) -> dict[str, Sum]:
+def pretraining_sums(model: Model, batch: Batch, noise: Noise | None) -> dict[str, Sum]:
     """Loss and accuracy over the targets, and over labelled pairs if the model has a pair head.
 
     Named mlm_* (Devlin et al. 2019, 3.1) or, of a causal model, causal_*; and pair_*.

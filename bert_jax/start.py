@@ -10,10 +10,11 @@ import numpy as np
 from bert_jax import inference
 from bert_jax.config import Config, ModelConfig
 from bert_jax.errors import UserError
-from bert_jax.model import pretraining
+from bert_jax.model import whole
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.training.growth import repeat_stack
 from bert_jax.training.paths import map_with_paths, name_leaves
+from bert_jax.training.pretraining_task import heads_of
 
 Params = dict[str, Any]
 MAY_DIFFER = {
@@ -48,8 +49,7 @@ def read_start(config: Config, tokenizer: Tokenizer) -> Params:
             "tokenizer, or set start.embeddings new"
         )
     _refuse_other_kinds(model.config, config.model_of(0), source)
-    pair = config.objective.pair != "none"
-    drawn = pretraining.init(config.model_of(0), jax.random.key(config.seed), pair=pair)
+    drawn = whole.init(config.model_of(0), jax.random.key(config.seed), heads_of(config))
     there, fresh = name_leaves(model.params), []
 
     def choose(path: str, leaf: jax.Array) -> np.ndarray:

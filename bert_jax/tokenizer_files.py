@@ -20,7 +20,7 @@ _VOCABULARY_OF = {"merges.txt": "vocab.json", "vocab.bpe": "encoder.json"}
 
 def read(path: epath.Path, lowercase: bool | None, add_special_tokens: bool) -> Model:
     """Reads a vocabulary; what the arguments mean and what is raised is said at `Tokenizer.load`."""
-    path = _find(path)
+    path = _given(path)
     origin = str(path)
     if path.suffix == ".model":
         model = from_sentencepiece(path.read_bytes(), origin, add_special_tokens)
@@ -76,18 +76,30 @@ def from_sentencepiece(content: bytes, origin: str, add_special_tokens: bool = F
     return SentencePieceModel(with_special_tokens(content, origin) if add_special_tokens else content, origin)
 
 
-def _find(path: epath.Path) -> epath.Path:
+def find(directory: epath.Path) -> epath.Path | None:
+    """The file of a directory that holds its tokenizer, if one does.
+
+    Raises:
+      UserError: several .model files might.
+    """
+    found = [directory / name for name in _NAMES if (directory / name).exists()]
+    found = found or sorted(directory.glob("*.model"))
+    if not found:
+        return None
+    if found[0].suffix == ".model" and len(found) > 1:
+        raise UserError(f"{directory}: holds {len(found)} .model files; name the one to use")
+    return found[0]
+
+
+def _given(path: epath.Path) -> epath.Path:
     if not path.exists():
         raise UserError(f"{path}: no such tokenizer; give a {FORMS}, or train one")
     if not path.is_dir():
         return path
-    found = [path / name for name in _NAMES if (path / name).exists()]
-    found = found or sorted(path.glob("*.model"))
-    if not found:
+    found = find(path)
+    if found is None:
         raise UserError(f"{path}: holds no tokenizer; it should have a {FORMS}")
-    if found[0].suffix == ".model" and len(found) > 1:
-        raise UserError(f"{path}: holds {len(found)} .model files; name the one to use")
-    return found[0]
+    return found
 
 
 def _text(path: epath.Path) -> str:

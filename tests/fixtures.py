@@ -132,10 +132,10 @@ def tiny_run(tmp_path_factory, tiny_corpus, tiny_config) -> Path:
 @pytest.fixture(scope="session")
 def tiny_export(tmp_path_factory, tiny_run) -> Path:
     """`tiny_run` in Hugging Face form. Read only."""
-    from bert_jax import inference
+    from bert_jax.convert.conversion import convert
 
     directory = tmp_path_factory.mktemp("export") / "model"
-    inference.export(tiny_run, directory)
+    convert(tiny_run, directory, "huggingface")
     return directory
 
 

@@ -1,6 +1,5 @@
 """A causal model outside its encoder: targets, metrics, evaluation, and what it refuses."""
 
-import dataclasses
 import itertools
 
 import jax
@@ -10,16 +9,18 @@ import pytest
 
 import bert_jax
 from bert_jax import config as config_lib
-from bert_jax import inference, pretraining
-from bert_jax.convert import huggingface
+from bert_jax import pretraining
+from bert_jax.convert.conversion import convert
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.parts import Part
 from bert_jax.errors import UserError
 from bert_jax.masking import Vocabulary
-from bert_jax.model import pretraining as model_lib
+from bert_jax.model import whole
 from bert_jax.model.flops import pretraining_flops
+from bert_jax.model.heads import Heads
 from bert_jax.objectives import next_token_targets
 from bert_jax.tokenizer import Tokenizer
+from bert_jax.training import workdir
 from bert_jax.training.pretraining_task import Pretraining
 from tests.masking_batches import SEP, make_batch
 
@@ -72,7 +73,7 @@ def test_the_task_hides_nothing(causal_config, evaluating):
     prepared = task.prepare(batch, evaluating=evaluating)
     np.testing.assert_array_equal(prepared["input_ids"], batch["input_ids"])
     assert {name: float(weight) for name, weight in task.loss_weights(prepared).items()} == {"causal_loss": 19 + 15 + 9}
-    params = model_lib.init(causal_config.model, jax.random.key(0), pair=False)
+    params = whole.init(causal_config.model, jax.random.key(0), Heads(pair=False))
     sums = task.sums(params, prepared, None)
     assert {name: float(value.weight) for name, value in sums.items()} == {"causal_loss": 43, "causal_accuracy": 43}
     # Fresh weights know nothing: log 120 per token.
@@ -131,30 +132,21 @@ def test_what_a_causal_model_can_do_for_a_user(causal_run, tmp_path):
     refused = {
         "fills no [MASK]": lambda: model.fill_mask("the [MASK]"),
         "use pooling 'mean'": lambda: model.encode(["the"], pooling="cls"),
-        "model.direction causal cannot be written": lambda: inference.export(directory, tmp_path / "out"),
     }
     for message, use in refused.items():
         with pytest.raises(UserError) as caught:
             use()
         assert message in str(caught.value) and "\n" not in str(caught.value)
-    assert not list(tmp_path.iterdir())
 
 
 def test_the_card_tells_what_the_pair_head_means(tiny_run, tiny_export, tmp_path, monkeypatch):
     assert "follows the first (label 0)" in (tiny_export / "README.md").read_text()
-    config = inference.workdir.read_config(tiny_run)
+    config = workdir.read_config(tiny_run)
     ordered = config_lib.replace(config, objective={"pair": "sop"}, data={"format": "sentence_order"})
-    monkeypatch.setattr(inference.workdir, "read_config", lambda directory: ordered)
-    inference.export(tiny_run, tmp_path / "ordered")
+    monkeypatch.setattr(workdir, "read_config", lambda directory: ordered)
+    convert(tiny_run, tmp_path / "ordered", "huggingface")
     card = (tmp_path / "ordered" / "README.md").read_text()
     assert "swapped (label 1)" in card and "follows" not in card
     # An export does not know, and says nothing.
-    inference.export(tiny_export, tmp_path / "again")
+    convert(tiny_export, tmp_path / "again", "huggingface")
     assert "label" not in (tmp_path / "again" / "README.md").read_text()
-
-
-def test_a_causal_config_has_no_form_in_transformers(tiny_run):
-    model = bert_jax.load(tiny_run)
-    causal = dataclasses.replace(model.config, direction="causal")
-    with pytest.raises(UserError, match=r"model\.direction causal"):
-        huggingface.describe(causal, model.tokenizer, pair=False)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import bert_jax
-from bert_jax import inference
+from bert_jax.convert.conversion import convert
 from bert_jax.errors import UserError
 
 TEXTS = [
@@ -60,13 +60,13 @@ def test_padding_is_not_part_of_the_mean(model):
     """Against a plain mean over the real tokens of one row."""
     import jax.numpy as jnp
 
-    from bert_jax.model import pretraining
+    from bert_jax.model import whole
     from bert_jax.model.encoder import EncoderInputs
 
     ids = [model.tokenizer.cls_id, *model.tokenizer.encode(TEXTS[0]), model.tokenizer.sep_id]
     row, zeros = jnp.array([ids]), jnp.zeros((1, len(ids)), jnp.int32)
     inputs = EncoderInputs(row, zeros, zeros + 1, jnp.arange(len(ids))[None], jnp.zeros((1, 1), jnp.int32))
-    hidden = pretraining.bind(model.config, model.params).encoder(inputs).hidden
+    hidden = whole.bind(model.config, model.heads, model.params).encoder(inputs).hidden
     np.testing.assert_allclose(model.encode(TEXTS[:1])[0], hidden[0].mean(0), atol=1e-5)
     np.testing.assert_allclose(model.encode(TEXTS[:1], "cls")[0], hidden[0, 0], atol=1e-5)
 
@@ -145,7 +145,7 @@ def test_an_export_that_contradicts_itself(tmp_path, tiny_export, change, messag
 def test_export_needs_a_free_place(tmp_path, tiny_run):
     (tmp_path / "there").mkdir()
     with pytest.raises(UserError, match="exists already"):
-        inference.export(tiny_run, tmp_path / "there")
+        convert(tiny_run, tmp_path / "there", "huggingface")
     assert list(tmp_path.iterdir()) == [tmp_path / "there"]
 
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from bert_jax.config import ModelConfig, ObjectiveConfig
-from bert_jax.model import pretraining
+from bert_jax.model import whole
 from bert_jax.model.encoder import EncoderInputs
+from bert_jax.model.heads import Heads
 from bert_jax.objectives import loss_weights, pretraining_sums
 from tests.masking_batches import KEY, OBJECTIVE, VOCABULARY, make_batch, masked
 
@@ -19,7 +20,7 @@ CONFIG = ModelConfig(vocab_size=64, hidden_size=16, num_layers=1, num_heads=2, i
 
 @functools.lru_cache
 def parameters(pair: bool):
-    params = jax.jit(lambda key: pretraining.init(CONFIG, key, pair=pair))(jax.random.key(1))
+    params = jax.jit(lambda key: whole.init(CONFIG, key, Heads(pair=pair)))(jax.random.key(1))
     return jax.tree.map(
         lambda x: x + 0.2 * np.random.default_rng(x.size).normal(size=x.shape).astype(np.float32), params
     )
@@ -27,13 +28,13 @@ def parameters(pair: bool):
 
 @jax.jit
 def sums_of(params, batch):
-    return pretraining_sums(pretraining.bind(CONFIG, params), batch, None)
+    return pretraining_sums(whole.bind(CONFIG, Heads(pair="pair" in params), params), batch, None)
 
 
 @jax.jit
 def logits_of(params, batch):
     """Of every position, and of every slot."""
-    model = pretraining.bind(CONFIG, params)
+    model = whole.bind(CONFIG, Heads(pair="pair" in params), params)
     output = model.encoder(EncoderInputs(*(batch[name] for name in EncoderInputs._fields)))
     return model.mlm(output.hidden, model.encoder.embeddings.attend), model.pair(output.pooled)
 

@@ -16,7 +16,8 @@ from jax.sharding import AbstractMesh, AxisType
 from bert_jax import config as config_lib
 from bert_jax import presets
 from bert_jax.config import Config, Phase
-from bert_jax.model import pretraining
+from bert_jax.model import whole
+from bert_jax.model.heads import Heads
 from bert_jax.model.layers import Noise
 from bert_jax.training.paths import name_leaves
 from bert_jax.training.pretraining_task import Pretraining
@@ -58,7 +59,7 @@ def paired(config: Config) -> bool:
 
 
 def shapes_of(config: Config) -> Any:
-    return jax.eval_shape(lambda: pretraining.init(config.model, jax.random.key(0), pair=paired(config)))
+    return whole.shapes(config.model, Heads(pair=paired(config)))
 
 
 def mesh(data: int, fsdp: int, tensor: int) -> AbstractMesh:
@@ -164,7 +165,7 @@ def shrink(config: Config) -> Config:
 
 
 def draw(shapes: Any) -> Any:
-    """Weights as `pretraining.init` would draw them, without the time to compile it."""
+    """Weights as `whole.init` would draw them, without the time to compile it."""
     rng = np.random.default_rng(0)
 
     def make(path: tuple, leaf: Any) -> np.ndarray:
@@ -217,7 +218,7 @@ def describe(name: str) -> str:
     treated = name_leaves(treatments(shapes))
     leaves = name_leaves(shapes)
     if name in DRAWN:
-        drawn = jax.jit(lambda: pretraining.init(config.model, jax.random.key(config.seed), pair=True))()
+        drawn = jax.jit(lambda: whole.init(config.model, jax.random.key(config.seed), Heads(pair=True)))()
         leaves = name_leaves(jax.tree.map(np.asarray, drawn))
     lines += ["", "parameter | type and shape | first mean, deviation | decayed | tensor axes | split on mesh 1x2x2"]
     for path, leaf in leaves.items():

@@ -53,7 +53,7 @@ def test_a_repeated_stack_computes_something_else(tiny_run):
     """Stacking preserves no function; a test that it did would be wrong."""
     model = inference.load(tiny_run)
     deeper = inference.Model(
-        dataclasses.replace(model.config, num_layers=2), repeat_layers(model.params, 2), model.tokenizer
+        dataclasses.replace(model.config, num_layers=2), model.heads, repeat_layers(model.params, 2), model.tokenizer
     )
     vectors = [m.encode(["the river sings"]) for m in (model, deeper)]
     assert np.abs(vectors[0] - vectors[1]).max() > 1e-2

@@ -1,4 +1,4 @@
-"""The form that every foreign format is brought into and written from: tensors and settings under Hugging Face's names."""
+"""What foreign formats are brought into and written from: a model under Hugging Face's names."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -55,7 +55,7 @@ class Embeddings(nnx.Module):
         word, position, token_type, projection = jax.random.split(key, 4)
         width = config.embedding_width
         self.word = nnx.Param(init(word, (config.vocab_size, width)))
-        shape = (config.max_positions, width)
+        shape = (config.position_offset + config.max_positions, width)
         self.position = nnx.Param(init(position, shape)) if config.positions == "learned" else None
         types = config.type_vocab_size
         self.token_type = nnx.Param(init(token_type, (types, width))) if types else None
@@ -63,6 +63,7 @@ class Embeddings(nnx.Module):
         inputs, outputs = (width,), (config.hidden_size,)
         factorised = config.embedding_size is not None
         self.projection = Dense(inputs, outputs, init, projection, config.biases) if factorised else None
+        self.position_offset = config.position_offset
         self.dropout = config.hidden_dropout
         self.dtype = jnp.dtype(config.compute_dtype)
 
@@ -75,7 +76,8 @@ class Embeddings(nnx.Module):
             inputs_embeds = jnp.take(self.word[...], inputs.input_ids, axis=0, mode="clip")
         total = inputs_embeds.astype(jnp.float32)
         if self.position is not None:
-            total += jnp.take(self.position[...], inputs.position_ids, axis=0, mode="clip")
+            places = inputs.position_ids + self.position_offset
+            total += jnp.take(self.position[...], places, axis=0, mode="clip")
         if self.token_type is not None:
             # A product with one-hot rows: the gradient of a gather would add B x S rows onto two.
             types = jax.nn.one_hot(inputs.token_type_ids, self.token_type.shape[0], dtype=jnp.float32)

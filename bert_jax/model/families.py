@@ -17,8 +17,7 @@ def bert(num_layers: int, hidden_size: int, *, vocab_size: int = 30522) -> Model
 def roberta(num_layers: int, hidden_size: int, *, vocab_size: int = 50265) -> ModelConfig:
     """RoBERTa: BERT's shapes with one token type and LayerNorms of PyTorch's epsilon (facebookresearch/fairseq).
 
-    Its position table has 512 rows. The released ones have 514, of which rows 0 and 1 are never read: fairseq
-    counts positions from the padding id, 1, plus one.
+    Its position table has 514 rows for 512 positions (`ModelConfig.position_offset`).
     """
     return ModelConfig(
         vocab_size=vocab_size,
@@ -26,6 +25,7 @@ def roberta(num_layers: int, hidden_size: int, *, vocab_size: int = 50265) -> Mo
         num_layers=num_layers,
         num_heads=hidden_size // 64,
         intermediate_size=4 * hidden_size,
+        position_offset=2,
         type_vocab_size=1,
         norm_epsilon=1e-5,
     )
@@ -47,6 +47,40 @@ def albert(num_layers: int, hidden_size: int, num_heads: int, *, vocab_size: int
         activation="gelu_tanh",
         hidden_dropout=0.0,
         attention_dropout=0.0,
+    )
+
+
+def distilbert(num_layers: int, hidden_size: int, *, vocab_size: int = 30522) -> ModelConfig:
+    """DistilBERT: BERT without token types; nor has it a pooler (Sanh et al. 2019, section 3)."""
+    return ModelConfig(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+        num_heads=hidden_size // 64,
+        intermediate_size=4 * hidden_size,
+        type_vocab_size=0,
+    )
+
+
+def electra(
+    num_layers: int, hidden_size: int, num_heads: int, *, embedding_size: int | None, vocab_size: int = 30522
+) -> ModelConfig:
+    """ELECTRA's generator or discriminator: BERT, the small ones with narrower tables (Clark et al. 2020, appendix A).
+
+    Args:
+      num_layers: depth.
+      hidden_size: width.
+      num_heads: heads per layer.
+      embedding_size: width of the tables, which both parts share; None: as wide as the layers, without projection.
+      vocab_size: rows of the embedding table.
+    """
+    return ModelConfig(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        intermediate_size=4 * hidden_size,
+        embedding_size=embedding_size,
     )
 
 

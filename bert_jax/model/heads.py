@@ -1,7 +1,11 @@
-"""Heads that stand on the encoder: masked language model and sentence pair.
+"""Heads that stand on the encoder: masked language model, sentence pair, and what a task taught.
 
-Shapes: B rows, M predictions per row, K packed examples per row, H hidden, E width of the tables, V vocabulary.
+Shapes: B rows, S positions, M predictions per row, K packed examples per row, H hidden, E width of the tables,
+V vocabulary, C labels.
 """
+
+from dataclasses import dataclass
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +14,39 @@ from flax import nnx
 from bert_jax.config import ModelConfig
 from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, truncated_normal
 from bert_jax.shapes import Array, Float, Int, Key
+
+
+@dataclass(frozen=True)
+class TaskHead:
+    """What a head that was trained on a task is made of; published families build theirs in different ways."""
+
+    kind: Literal["classification", "tagging", "span", "replaced"]
+    """A label for an example (RTE) or for a token (NER), where an answer starts and ends (SQuAD), or whether a token
+    was replaced (ELECTRA's discriminator; Clark et al. 2020)."""
+    labels: tuple[str, ...]
+    """One logit each; a single one is a regression, or with `replaced` the logit of a yes."""
+    reads: Literal["pooled", "cls", "mean", "tokens"]
+    """The pooler's output, the last layer at [CLS], its mean over an example, or every token of it."""
+    hidden: Literal["none", "tanh", "relu", "gelu", "gelu_tanh"] = "none"
+    """Activation of a dense layer as wide as the encoder in front of the output; `none`: there is no such layer."""
+    norm: bool = False
+    """Whether a LayerNorm follows the activation (ModernBERT)."""
+
+
+@dataclass(frozen=True)
+class Heads:
+    """What stands on an encoder."""
+
+    mlm: bool = True
+    pair: bool = False
+    pooler: bool = False
+    """A pooler that no head reads, as published encoders have; one that a head reads is there anyway."""
+    task: TaskHead | None = None
+
+    @property
+    def has_pooler(self) -> bool:
+        """Whether the encoder ends in a pooler."""
+        return self.pooler or self.pair or (self.task is not None and self.task.reads == "pooled")
 
 
 class MlmHead(nnx.Module):
@@ -41,6 +78,39 @@ class PairHead(nnx.Module):
     def __call__(self, pooled: Float[Array, "B K H"]) -> Float[Array, "B K 2"]:
         """Logits in float32."""
         return self.dense(pooled.astype(jnp.float32))
+
+
+HIDDEN_ACTIVATIONS = ACTIVATIONS | {"tanh": jnp.tanh}
+
+
+class TaskOutput(nnx.Module):
+    """An optional dense layer with activation and LayerNorm, and one logit per label."""
+
+    def __init__(self, config: ModelConfig, head: TaskHead, key: Key[Array, ""]):
+        hidden, output = jax.random.split(key)
+        width, init = (config.hidden_size,), truncated_normal(config.initializer_range)
+        self.hidden = None if head.hidden == "none" else Dense(width, width, init, hidden, config.biases)
+        self.norm = LayerNorm(config.hidden_size, config.norm_epsilon, config.biases) if head.norm else None
+        self.output = Dense(width, (len(head.labels),), init, output)
+        self.activation = head.hidden
+
+    def __call__(self, hidden: Float[Array, "B n H"]) -> Float[Array, "B n C"]:
+        """Logits in float32, for examples or for tokens."""
+        if self.hidden is not None:
+            hidden = HIDDEN_ACTIVATIONS[self.activation](self.hidden(hidden))
+        if self.norm is not None:
+            hidden = self.norm(hidden)
+        return self.output(hidden.astype(jnp.float32))
+
+
+def pool_examples(
+    hidden: Float[Array, "B S H"], segment_ids: Int[Array, "B S"], examples: int
+) -> Float[Array, "B K H"]:
+    """Mean over the tokens of each packed example; zeros for examples that a row does not have."""
+    belongs_BSK = segment_ids[:, :, None] == jnp.arange(1, examples + 1)[None, None, :]
+    weights_BSK = belongs_BSK.astype(jnp.float32)
+    sums_BKH = jnp.einsum("bsk,bsh->bkh", weights_BSK, hidden.astype(jnp.float32))
+    return sums_BKH / jnp.maximum(weights_BSK.sum(1), 1.0)[:, :, None]
 
 
 def gather_positions(hidden: Float[Array, "B S H"], positions: Int[Array, "B M"]) -> Float[Array, "B M H"]:

@@ -15,8 +15,9 @@ from bert_jax import masking, objectives
 from bert_jax.config import Config, ModelConfig, ObjectiveConfig
 from bert_jax.data.cursor import Cursor
 from bert_jax.masking import Batch, Vocabulary
-from bert_jax.model import pretraining
+from bert_jax.model import whole
 from bert_jax.model.flops import pretraining_flops
+from bert_jax.model.heads import Heads
 from bert_jax.model.layers import Noise, fold
 from bert_jax.objectives import Sum
 from bert_jax.shapes import Array, Float, Key
@@ -54,7 +55,7 @@ class Pretraining:
 
     def init_params(self, key: Key[Array, ""]) -> Params:
         """Fresh parameters of encoder and heads."""
-        return pretraining.init(self.model, key, pair=self.config.objective.pair != "none")
+        return whole.init(self.model, key, heads_of(self.config))
 
     def prepare(self, batch: Batch, *, evaluating: bool) -> Batch:
         """Mask tokens; when evaluating, always 15 % and always the same, whatever the run's rate and seed.
@@ -76,7 +77,7 @@ class Pretraining:
 
     def sums(self, params: Params, batch: Batch, noise: Noise | None) -> dict[str, Sum]:
         """Loss and accuracy over predicted tokens and over sentence pairs."""
-        model = pretraining.bind(self.model, params)
+        model = whole.bind(self.model, heads_of(self.config), params)
         return objectives.pretraining_sums(model, batch, noise)
 
     def batches(self, cursor: Cursor) -> "Generator[HostBatch, None, None]":
@@ -107,6 +108,11 @@ class Pretraining:
             for name, one in scores.items():
                 metrics |= {f"{metric}/{name}": value for metric, value in one.means().items()}
         return metrics
+
+
+def heads_of(config: Config) -> Heads:
+    """What pretraining puts on the encoder."""
+    return Heads(pair=config.objective.pair != "none")
 
 
 def update_flops(config: Config, phase: int, rows: int) -> float:

@@ -10,8 +10,9 @@ import bert_jax
 from bert_jax import inference
 from bert_jax.config import ModelConfig
 from bert_jax.convert import huggingface
-from bert_jax.model import pretraining
+from bert_jax.model import whole
 from bert_jax.model.encoder import EncoderInputs
+from bert_jax.model.heads import Heads
 from bert_jax.tokenizer import Tokenizer
 from tests.golden import recipe
 from tests.golden.make_parity import PATH, run_reference
@@ -52,7 +53,7 @@ def our_config(settings, **changes) -> ModelConfig:
 
 
 def shapes(config, pair):
-    return jax.eval_shape(lambda: pretraining.init(config, jax.random.key(0), pair=pair))
+    return whole.shapes(config, Heads(pair=pair))
 
 
 def forward(config, params, theirs) -> dict[str, np.ndarray]:
@@ -63,7 +64,7 @@ def forward(config, params, theirs) -> dict[str, np.ndarray]:
 
     @jax.jit
     def run(params, inputs):
-        model = pretraining.bind(config, params)
+        model = whole.bind(config, Heads(pair="pair" in params), params)
         output = model.encoder(inputs, hidden_states=True)
         found = {
             "hidden_states": output.hidden_states,

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from bert_jax.config import ModelConfig
-from bert_jax.model import families, pretraining
+from bert_jax.model import families, whole
 from bert_jax.model.encoder import EncoderInputs
+from bert_jax.model.heads import Heads
 
 pytestmark = [
     pytest.mark.slow,
@@ -161,7 +162,7 @@ def batch():
 def forward(config, params) -> dict[str, np.ndarray]:
     @jax.jit
     def run(params, inputs):
-        model = pretraining.bind(config, params)
+        model = whole.bind(config, Heads(pair="pair" in params), params)
         output = model.encoder(inputs)
         found = {"hidden": output.hidden, "mlm": model.mlm(output.hidden, model.encoder.embeddings.attend)}
         return found | ({"pooled": output.pooled[:, 0], "pair": model.pair(output.pooled)[:, 0]} if model.pair else {})
@@ -200,7 +201,7 @@ def test_forward_is_theirs(family):
 
     params = make_params(read, config)
     assert taken == weights.keys()
-    shapes = jax.eval_shape(lambda: pretraining.init(config, jax.random.key(0), pair="pair" in params))
+    shapes = whole.shapes(config, Heads(pair="pair" in params))
     assert jax.tree.map(np.shape, params) == jax.tree.map(lambda leaf: leaf.shape, shapes)
 
     expected, found = reference(model), forward(config, params)

@@ -5,9 +5,11 @@ import numpy as np
 import pytest
 
 from bert_jax.config import ModelConfig
-from bert_jax.convert import huggingface
-from bert_jax.model import pretraining
+from bert_jax.convert.form import Form
+from bert_jax.convert.translate import from_form, to_form
+from bert_jax.model import whole
 from bert_jax.model.encoder import EncoderInputs
+from bert_jax.model.heads import Heads
 from tests.golden import recipe
 from tests.golden.make_parity import PATH
 
@@ -20,6 +22,8 @@ CONFIG = ModelConfig(
     max_positions=recipe.SETTINGS["max_position_embeddings"],
 )
 
+HEADS = Heads(pair=True, pooler=True)
+
 
 @pytest.fixture(scope="module")
 def golden():
@@ -27,13 +31,12 @@ def golden():
 
 
 def from_recipe(weights):
-    shapes = jax.eval_shape(lambda: pretraining.init(CONFIG, jax.random.key(0), pair=True))
-    return huggingface.from_tensors(CONFIG, weights.__getitem__, shapes, "recipe")
+    return from_form(Form(recipe.SETTINGS | {"model_type": "bert"}, weights, "recipe"))
 
 
 @jax.jit
 def forward(params, inputs):
-    model = pretraining.bind(CONFIG, params)
+    model = whole.bind(CONFIG, HEADS, params)
     output = model.encoder(inputs, hidden_states=True)
     return {
         "hidden_states": output.hidden_states,
@@ -52,7 +55,7 @@ def test_hidden_states_and_logits(golden):
     weights = recipe.make_weights(recipe.SETTINGS, int(golden["seed"]))
     theirs = recipe.make_inputs(recipe.SETTINGS, tuple(golden["lengths"].tolist()), int(golden["seed"]))
     assert (theirs["attention_mask"] == 0).any() and theirs["token_type_ids"].any()
-    ours = forward(from_recipe(weights), our_inputs(theirs))
+    ours = forward(from_recipe(weights).params, our_inputs(theirs))
     assert golden["hidden_states"].shape == (4, 3, 18, 64)
     for name, values in ours.items():
         assert np.std(golden[name]) > 0.3  # or the tolerance would mean nothing
@@ -65,17 +68,18 @@ def test_every_tensor_counts(golden, name):
     weights = recipe.make_weights(recipe.SETTINGS, int(golden["seed"]))
     theirs = recipe.make_inputs(recipe.SETTINGS, tuple(golden["lengths"].tolist()), int(golden["seed"]))
     weights[name] = weights[name] + np.random.default_rng(0).normal(0, 0.1, weights[name].shape).astype(np.float32)
-    ours = forward(from_recipe(weights), our_inputs(theirs))
+    ours = forward(from_recipe(weights).params, our_inputs(theirs))
     difference = max(np.abs(values - golden[which]).max() for which, values in ours.items())
     # A key's bias adds the same to every score of a query, and softmax does not see it.
     assert difference < 1e-4 if name.endswith("self.key.bias") else difference > 1e-3
 
 
 def test_table_of_names_is_complete():
-    """to_tensors gives every tensor of the reference, in its shape, and from_tensors takes it back bit for bit."""
+    """to_form gives every tensor of the reference, in its shape, and from_form takes it back bit for bit."""
     weights = recipe.make_weights(recipe.SETTINGS, 3)
-    params = from_recipe(weights)
-    back = huggingface.to_tensors(CONFIG, params)
+    model = from_recipe(weights)
+    assert (model.family, model.config, model.heads) == ("bert", CONFIG, HEADS)
+    back = to_form(model, "recipe").tensors
     assert back.keys() == weights.keys()
     for name, array in weights.items():
         np.testing.assert_array_equal(back[name], array, err_msg=name)

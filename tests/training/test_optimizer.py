@@ -8,7 +8,8 @@ import pytest
 from bert_jax import presets
 from bert_jax.config import OptimizerConfig
 from bert_jax.errors import UserError
-from bert_jax.model import pretraining
+from bert_jax.model import whole
+from bert_jax.model.heads import Heads
 from bert_jax.training.lamb import FLAVOURS
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.paths import name_leaves
@@ -188,7 +189,7 @@ def test_flavours_differ():
 @pytest.mark.parametrize("name", sorted(presets.preset_files()))
 def test_every_parameter_has_a_treatment(name):
     config = presets.load_config(name)
-    shapes = jax.eval_shape(lambda: pretraining.init(config.model, jax.random.key(0), pair=True))
+    shapes = whole.shapes(config.model, Heads(pair=True))
     leaves = name_leaves(shapes)
     for path, treatment in name_leaves(treatments(shapes)).items():
         assert treatment.decayed == path.endswith(("/kernel", "/word", "/position", "/token_type")), path

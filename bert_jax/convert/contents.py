@@ -1,0 +1,40 @@
+"""A model as it lies between two formats."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_jax.convert.form import Form
+from bert_jax.convert.tables import Params
+from bert_jax.convert.translate import Translated
+from bert_jax.storage import StoredPath
+
+
+class Moments(NamedTuple):
+    """Of Adam or LAMB, as trees of the parameters' shapes (numpy, float32)."""
+
+    step: int
+    """Updates behind them."""
+    mu: Params
+    nu: Params
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a source held."""
+
+    format: str
+    """Name of the format (formats.py)."""
+    source: str
+    """Where it was read, for messages and the model card."""
+    model: Translated
+    tokenizer: StoredPath | None = None
+    """File or directory that `Tokenizer.load` takes; None: there was none."""
+    form: Form | None = None
+    """What was read, if it was no file of ours: the other side of the parity report."""
+    moments: Moments | None = None
+    buffers: dict[str, np.ndarray] = field(default_factory=dict)
+    """Tensors that are no parameters; a file of the same format gets them back as they were."""
+    notes: tuple[str, ...] = ()
+    """Sentences for the model card."""

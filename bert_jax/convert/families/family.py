@@ -1,0 +1,216 @@
+"""What a family of models says of itself, and what BERT's descendants have in common.
+
+Names are those of transformers' modeling_*.py, settings those of its config.json.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from bert_jax.config import ModelConfig
+from bert_jax.convert.tables import Entry, dense, norm, table
+from bert_jax.errors import UserError
+from bert_jax.model.heads import Heads, TaskHead
+
+ACTIVATION_NAMES = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}
+_ACTIVATIONS = {name: ours for ours, name in ACTIVATION_NAMES.items()} | {"gelu_pytorch_tanh": "gelu_tanh"}
+SPAN_LABELS = ("start", "end")
+
+
+@dataclass(frozen=True)
+class Family:
+    """How models of one `model_type` are called there, and which of ours they are."""
+
+    model_type: str
+    base: str
+    """What stands before the names of the encoder's tensors in models with heads; models without lack it."""
+    entries: Callable[[ModelConfig, Heads], Iterator[Entry]]
+    """Where every tensor lies."""
+    read_config: Callable[["Settings"], ModelConfig]
+    write_config: Callable[[ModelConfig, Heads], dict[str, Any]]
+    """The settings in which the family differs from others."""
+    read_heads: Callable[["Settings", "Names"], Heads]
+    architecture: Callable[[ModelConfig, Heads], str]
+    """The name of the class that has these heads."""
+    copies: dict[str, str] = field(default_factory=dict)
+    """Names that some files have beside those that they are tied to."""
+    buffers: tuple[str, ...] = ()
+    """Patterns of names that are no parameters."""
+    mlm_activation: str | None = None
+    """What the MLM head has, whatever the layers have; None: the same."""
+    unread: dict[str, float] = field(default_factory=dict)
+    """By path, the value of parameters of ours that no layer reads and theirs do not have."""
+
+
+class Settings:
+    """A config.json, asked for its values."""
+
+    def __init__(self, values: dict[str, Any], source: str):
+        """Keeps them; `source` says where they came from in messages."""
+        self.values, self.source = values, source
+
+    def get(self, name: str, otherwise: Any = None) -> Any:
+        """A value, or what transformers takes where there is none."""
+        found = self.values.get(name)
+        return otherwise if found is None else found
+
+    def need(self, name: str) -> Any:
+        """A value without a default.
+
+        Raises:
+          UserError: it is not there.
+        """
+        if self.values.get(name) is None:
+            raise UserError(f"{self.source}: config.json lacks '{name}', without which the model cannot be built")
+        return self.values[name]
+
+    def activation(self, name: str, otherwise: str = "gelu") -> str:
+        """An activation by our name.
+
+        Raises:
+          UserError: it is none of ours.
+        """
+        theirs = self.get(name, otherwise)
+        if theirs not in _ACTIVATIONS:
+            raise UserError(f"{self.source}: {name} '{theirs}' is not one of {', '.join(_ACTIVATIONS)}")
+        return _ACTIVATIONS[theirs]
+
+    def refuse(self, name: str, usual: Any, why: str) -> None:
+        """Raises UserError if a setting has another value than the usual one, the only one that ours have."""
+        if self.get(name, usual) != usual:
+            raise UserError(f"{self.source}: {name} is {self.get(name)!r}: {why}")
+
+    def labels(self, count: int) -> tuple[str, ...]:
+        """Names of labels: those of id2label if there are so many, else transformers' default names."""
+        named = self.get("id2label", {})
+        if len(named) == count:
+            return tuple(str(named[i]) for i in sorted(named, key=int))
+        return tuple(f"LABEL_{i}" for i in range(count))
+
+    @property
+    def architecture(self) -> str:
+        """The class that was saved, "" if that is not said."""
+        return (self.get("architectures") or [""])[0]
+
+
+class Names:
+    """The names of tensors, asked whether they are there."""
+
+    def __init__(self, tensors: Mapping[str, np.ndarray], settings: Settings):
+        """The encoder's have the family's prefix."""
+        self._tensors, self._settings = tensors, settings
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a tensor."""
+        return name in self._tensors
+
+    def task(self, output: str, kind: str, reads: str, **parts: Any) -> TaskHead | None:
+        """The head that ends in the dense layer `output`, if it is there."""
+        if not self.has(f"{output}.weight"):
+            return None
+        labels = SPAN_LABELS if kind == "span" else self._settings.labels(self._tensors[f"{output}.weight"].shape[0])
+        return TaskHead(kind, labels, reads, **parts)
+
+
+def classifies_tokens(settings: Settings, otherwise: bool) -> bool:
+    """Whether a `classifier` labels tokens: as the class says, or `otherwise` if that is not known."""
+    if settings.architecture.endswith("ForTokenClassification"):
+        return True
+    if settings.architecture.endswith("ForSequenceClassification"):
+        return False
+    return otherwise
+
+
+def architecture_of(prefix: str, heads: Heads, **others: str) -> str:
+    """The class with these heads, in a family that names its classes as most do.
+
+    Args:
+      prefix: of the family's classes.
+      heads: of the model.
+      others: by what ("pair", "mlm", "base", "replaced"), endings that differ.
+    """
+    endings = {
+        "classification": "ForSequenceClassification",
+        "tagging": "ForTokenClassification",
+        "span": "ForQuestionAnswering",
+        "replaced": "ForPreTraining",
+        "pair": "ForPreTraining",
+        "mlm": "ForMaskedLM",
+        "base": "Model",
+    } | others
+    what = heads.task.kind if heads.task else "pair" if heads.pair else "mlm" if heads.mlm else "base"
+    return prefix + endings[what]
+
+
+def shared_settings(config: ModelConfig, heads: Heads) -> dict[str, Any]:
+    """Settings that nearly all families have under the same names."""
+    described = {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "intermediate_size": config.intermediate_size,
+        "hidden_act": ACTIVATION_NAMES[config.activation],
+        "hidden_dropout_prob": config.hidden_dropout,
+        "attention_probs_dropout_prob": config.attention_dropout,
+        "max_position_embeddings": config.position_offset + config.max_positions,
+        "type_vocab_size": config.type_vocab_size,
+        "initializer_range": config.initializer_range,
+        "layer_norm_eps": config.norm_epsilon,
+        "tie_word_embeddings": True,
+    }
+    return described | describe_labels(heads)
+
+
+def describe_labels(heads: Heads) -> dict[str, Any]:
+    """id2label and label2id of a head that has named labels."""
+    if heads.task is None or heads.task.kind not in ("classification", "tagging"):
+        return {}
+    named = dict(enumerate(heads.task.labels))
+    return {"id2label": {str(i): name for i, name in named.items()}, "label2id": {n: i for i, n in named.items()}}
+
+
+def read_shared(settings: Settings, **changes: Any) -> ModelConfig:
+    """A model of the settings that nearly all families have, with a family's own changes."""
+    settings.refuse("position_embedding_type", "absolute", "only absolute positions can be read")
+    settings.refuse("tie_word_embeddings", True, "only decoders that are tied to the word embeddings can be read")
+    values = {
+        "vocab_size": settings.need("vocab_size"),
+        "hidden_size": settings.need("hidden_size"),
+        "num_layers": settings.need("num_hidden_layers"),
+        "num_heads": settings.need("num_attention_heads"),
+        "intermediate_size": settings.need("intermediate_size"),
+        "max_positions": settings.need("max_position_embeddings"),
+        "type_vocab_size": settings.get("type_vocab_size", 2),
+        "activation": settings.activation("hidden_act"),
+        "norm_epsilon": settings.get("layer_norm_eps", 1e-12),
+        "initializer_range": settings.get("initializer_range", 0.02),
+        "hidden_dropout": settings.get("hidden_dropout_prob", 0.1),
+        "attention_dropout": settings.get("attention_probs_dropout_prob", 0.1),
+        "direction": "causal" if settings.get("is_decoder", False) else "bidirectional",
+    }
+    return ModelConfig(**values | changes)
+
+
+def embeddings(base: str, config: ModelConfig) -> Iterator[Entry]:
+    """The tables that most families have, and their LayerNorm."""
+    yield from table(f"{base}.embeddings.word_embeddings.weight", "encoder/embeddings/word")
+    yield from table(f"{base}.embeddings.position_embeddings.weight", "encoder/embeddings/position")
+    if config.type_vocab_size:
+        yield from table(f"{base}.embeddings.token_type_embeddings.weight", "encoder/embeddings/token_type")
+    yield from norm(f"{base}.embeddings.LayerNorm", "encoder/embeddings/norm")
+
+
+def bert_layers(base: str, config: ModelConfig) -> Iterator[Entry]:
+    """Layers as BERT, RoBERTa and ELECTRA call them."""
+    for layer in range(config.num_layers):
+        inside = f"{base}.encoder.layer.{layer}"
+        for part, name in enumerate(("query", "key", "value")):
+            yield from dense(f"{inside}.attention.self.{name}", "encoder/layers/qkv", layer, part)
+        yield from dense(f"{inside}.attention.output.dense", "encoder/layers/projection", layer, merging=True)
+        yield from norm(f"{inside}.attention.output.LayerNorm", "encoder/layers/attention_norm", layer)
+        yield from dense(f"{inside}.intermediate.dense", "encoder/layers/rise", layer)
+        yield from dense(f"{inside}.output.dense", "encoder/layers/fall", layer)
+        yield from norm(f"{inside}.output.LayerNorm", "encoder/layers/feed_forward_norm", layer)

@@ -1,0 +1,152 @@
+"""ModernBERT (transformers modeling_modernbert.py; Warner et al. 2024)."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from bert_jax.config import ModelConfig
+from bert_jax.convert.families.family import (
+    ACTIVATION_NAMES,
+    SPAN_LABELS,
+    Family,
+    Names,
+    Settings,
+    architecture_of,
+    describe_labels,
+)
+from bert_jax.convert.tables import Entry, Kind, dense, norm, table
+from bert_jax.errors import UserError
+from bert_jax.model.heads import Heads, TaskHead
+
+GLOBAL_BASE, LOCAL_BASE = 160_000.0, 10_000.0
+
+
+def _entries(config: ModelConfig, heads: Heads) -> Iterator[Entry]:
+    yield from table("model.embeddings.tok_embeddings.weight", "encoder/embeddings/word")
+    yield from norm("model.embeddings.norm", "encoder/embeddings/norm", bias=False)
+    for layer in range(config.num_layers):
+        inside = f"model.layers.{layer}"
+        if layer:  # the first one has no norm here
+            yield from norm(f"{inside}.attn_norm", "encoder/layers/attention_norm", layer, bias=False)
+        yield from dense(f"{inside}.attn.Wqkv", "encoder/layers/qkv", layer, bias=False)
+        yield from dense(f"{inside}.attn.Wo", "encoder/layers/projection", layer, bias=False, merging=True)
+        yield from norm(f"{inside}.mlp_norm", "encoder/layers/feed_forward_norm", layer, bias=False)
+        for half, ours in enumerate(("gate", "rise")):
+            path = f"encoder/layers/{ours}/kernel"
+            yield Entry(f"{inside}.mlp.Wi.weight", path, Kind.KERNEL, layer, block=(half, 2))
+        yield from dense(f"{inside}.mlp.Wo", "encoder/layers/fall", layer, bias=False)
+    yield from norm("model.final_norm", "encoder/final_norm", bias=False)
+    if heads.mlm:
+        yield from dense("head.dense", "mlm/transform", bias=False)
+        yield from norm("head.norm", "mlm/norm", bias=False)
+        yield from table("decoder.bias", "mlm/bias")
+    if heads.task:
+        yield from dense("head.dense", "task/hidden", bias=False)
+        yield from norm("head.norm", "task/norm", bias=False)
+        yield from dense("classifier", "task/output")
+
+
+def _read_heads(settings: Settings, names: Names) -> Heads:
+    parts = {"hidden": settings.activation("classifier_activation"), "norm": True}
+    if settings.architecture.endswith("ForTokenClassification"):
+        task = names.task("classifier", "tagging", "tokens", **parts)
+    elif settings.architecture.endswith("ForQuestionAnswering"):
+        task = TaskHead("span", SPAN_LABELS, "tokens", **parts) if names.has("classifier.weight") else None
+    else:
+        task = names.task("classifier", "classification", settings.get("classifier_pooling", "cls"), **parts)
+    return Heads(mlm=names.has("decoder.bias"), task=task)
+
+
+def _global_every(settings: Settings) -> int:
+    """Every how many layers one sees everything; 1: all do.
+
+    Raises:
+      UserError: they do not alternate evenly, or the first one is local.
+    """
+    kinds = settings.get("layer_types")
+    if kinds is None:
+        return settings.get("global_attn_every_n_layers", 3)
+    everywhere = [kind == "full_attention" for kind in kinds]
+    for every in range(1, len(everywhere) + 1):
+        if everywhere == [layer % every == 0 for layer in range(len(everywhere))]:
+            return every
+    raise UserError(f"{settings.source}: layer_types do not repeat every n layers, the first one global: {kinds}")
+
+
+def _rotary_base(settings: Settings, kind: str, older: str, otherwise: float) -> float:
+    """In the form of transformers 5 or that of 4."""
+    rope = settings.get("rope_parameters", {}).get(kind) or {}
+    if rope.get("rope_type", "default") != "default":
+        raise UserError(f"{settings.source}: rope_parameters.{kind} '{rope['rope_type']}': only 'default' can be read")
+    return float(rope.get("rope_theta") or settings.get(older, otherwise))
+
+
+def _read_config(settings: Settings) -> ModelConfig:
+    for name in ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"):
+        settings.refuse(name, False, "only models without biases, but for their outputs', can be read")
+    settings.refuse("decoder_bias", True, "only decoders with a bias can be read")
+    settings.refuse("tie_word_embeddings", True, "only decoders that are tied to the word embeddings can be read")
+    activation = settings.activation("hidden_activation")
+    settings.refuse("classifier_activation", settings.get("hidden_activation", "gelu"), "it must be hidden_activation")
+    every = _global_every(settings)
+    return ModelConfig(
+        vocab_size=settings.need("vocab_size"),
+        hidden_size=settings.need("hidden_size"),
+        num_layers=settings.need("num_hidden_layers"),
+        num_heads=settings.need("num_attention_heads"),
+        intermediate_size=settings.need("intermediate_size"),
+        max_positions=settings.need("max_position_embeddings"),
+        type_vocab_size=0,
+        activation=activation,
+        feed_forward="gated",
+        biases="none",
+        norm_epsilon=settings.get("norm_eps", 1e-5),
+        initializer_range=settings.get("initializer_range", 0.02),
+        hidden_dropout=settings.get("mlp_dropout", 0.0),
+        attention_dropout=settings.get("attention_dropout", 0.0),
+        positions="rotary",
+        rotary_base=_rotary_base(settings, "full_attention", "global_rope_theta", GLOBAL_BASE),
+        local_rotary_base=_rotary_base(settings, "sliding_attention", "local_rope_theta", LOCAL_BASE),
+        norm_placement="pre",
+        attention_window=None if every == 1 else settings.get("local_attention", 128) // 2,
+        global_every=every,
+    )
+
+
+def _write_config(config: ModelConfig, heads: Heads) -> dict[str, Any]:
+    window = config.attention_window
+    described = {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "intermediate_size": config.intermediate_size,
+        "max_position_embeddings": config.max_positions,
+        "hidden_activation": ACTIVATION_NAMES[config.activation],
+        "classifier_activation": ACTIVATION_NAMES[config.activation],
+        "classifier_pooling": "mean" if heads.task and heads.task.reads == "mean" else "cls",
+        "norm_eps": config.norm_epsilon,
+        "initializer_range": config.initializer_range,
+        "embedding_dropout": config.hidden_dropout,
+        "mlp_dropout": config.hidden_dropout,
+        "attention_dropout": config.attention_dropout,
+        "global_rope_theta": config.rotary_base,
+        "local_rope_theta": config.local_rotary_base,
+        "local_attention": 128 if window is None else 2 * window,
+        "global_attn_every_n_layers": 1 if window is None else config.global_every,
+        "tie_word_embeddings": True,
+    }
+    return described | describe_labels(heads)
+
+
+MODERNBERT = Family(
+    model_type="modernbert",
+    base="model",
+    entries=_entries,
+    read_config=_read_config,
+    write_config=_write_config,
+    read_heads=_read_heads,
+    architecture=lambda config, heads: architecture_of("ModernBert", heads),
+    copies={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
+    buffers=(r"model\.layers\.\d+\.attn\.rotary_emb\.inv_freq",),
+    unread={"encoder/layers/attention_norm/scale": 1.0},
+)

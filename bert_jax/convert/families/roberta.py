@@ -1,0 +1,80 @@
+"""RoBERTa (transformers modeling_roberta.py; Liu et al. 2019)."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from bert_jax.config import ModelConfig
+from bert_jax.convert.families.family import (
+    Family,
+    Names,
+    Settings,
+    architecture_of,
+    bert_layers,
+    embeddings,
+    read_shared,
+    shared_settings,
+)
+from bert_jax.convert.tables import Entry, dense, norm, table
+from bert_jax.model.heads import Heads
+
+
+def _entries(config: ModelConfig, heads: Heads) -> Iterator[Entry]:
+    yield from embeddings("roberta", config)
+    yield from bert_layers("roberta", config)
+    if heads.has_pooler:
+        yield from dense("roberta.pooler.dense", "encoder/pooler")
+    if heads.mlm:
+        yield from dense("lm_head.dense", "mlm/transform")
+        yield from norm("lm_head.layer_norm", "mlm/norm")
+        yield from table("lm_head.bias", "mlm/bias")
+    if heads.task is None:
+        return
+    if heads.task.kind == "classification":
+        yield from dense("classifier.dense", "task/hidden")
+        yield from dense("classifier.out_proj", "task/output")
+    else:
+        yield from dense("qa_outputs" if heads.task.kind == "span" else "classifier", "task/output")
+
+
+def _read_heads(settings: Settings, names: Names) -> Heads:
+    task = (
+        names.task("classifier.out_proj", "classification", "cls", hidden="tanh")
+        or names.task("classifier", "tagging", "tokens")
+        or names.task("qa_outputs", "span", "tokens")
+    )
+    pooler = names.has("roberta.pooler.dense.weight")
+    return Heads(mlm=names.has("lm_head.dense.weight"), pooler=pooler, task=task)
+
+
+def _read_config(settings: Settings) -> ModelConfig:
+    offset = settings.get("pad_token_id", 1) + 1
+    return read_shared(
+        settings, position_offset=offset, max_positions=settings.need("max_position_embeddings") - offset
+    )
+
+
+def _write_config(config: ModelConfig, heads: Heads) -> dict[str, Any]:
+    decoder = {"is_decoder": True} if config.direction == "causal" else {}
+    return shared_settings(config, heads) | decoder | {"pad_token_id": config.position_offset - 1}
+
+
+def _architecture(config: ModelConfig, heads: Heads) -> str:
+    causal = config.direction == "causal"
+    return architecture_of("Roberta", heads, **({"mlm": "ForCausalLM"} if causal else {}))
+
+
+ROBERTA = Family(
+    model_type="roberta",
+    base="roberta",
+    entries=_entries,
+    read_config=_read_config,
+    write_config=_write_config,
+    read_heads=_read_heads,
+    architecture=_architecture,
+    copies={
+        "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
+        "lm_head.decoder.bias": "lm_head.bias",
+    },
+    buffers=(r"roberta\.embeddings\.(position_ids|token_type_ids)",),
+    mlm_activation="gelu",
+)

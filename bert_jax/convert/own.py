@@ -1,0 +1,97 @@
+"""Our own form of a model that is no run: ``model.json``, ``params.safetensors``, ``moments.safetensors``.
+
+Tensors are named by their paths in the tree of parameters and are float32. model.json has the SHA-256 of each file, and
+is what makes a directory a model.
+"""
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+from etils import epath
+
+from bert_jax import __version__
+from bert_jax.config import ModelConfig
+from bert_jax.convert.contents import Moments
+from bert_jax.convert.tables import Params
+from bert_jax.convert.translate import Translated
+from bert_jax.errors import UserError
+from bert_jax.model import whole
+from bert_jax.model.heads import Heads, TaskHead
+from bert_jax.training.paths import map_with_paths, name_leaves
+
+DESCRIPTION, PARAMS, MOMENTS = "model.json", "params.safetensors", "moments.safetensors"
+FORMAT_VERSION = 1
+
+
+def write(directory: Path, model: Translated, moments: Moments | None) -> None:
+    """Write a model; the moments of an optimizer too, if there are any."""
+    _save(directory / PARAMS, name_leaves(model.params))
+    about: dict[str, Any] = {
+        "format_version": FORMAT_VERSION,
+        "bert_jax_version": __version__,
+        "family": model.family,
+        "model": dataclasses.asdict(model.config),
+        "heads": dataclasses.asdict(model.heads),
+        "sha256": {PARAMS: _digest(directory / PARAMS)},
+    }
+    if moments is not None:
+        trees = {"mu": moments.mu, "nu": moments.nu}
+        _save(directory / MOMENTS, name_leaves(trees))
+        about["step"] = moments.step
+        about["sha256"][MOMENTS] = _digest(directory / MOMENTS)
+    (directory / DESCRIPTION).write_text(json.dumps(about, indent=1) + "\n")
+
+
+def read(directory: epath.Path) -> tuple[Translated, Moments | None]:
+    """What `write` wrote.
+
+    Raises:
+      UserError: a file is missing, damaged, or of a version that is not known.
+    """
+    about = _description(directory)
+    for name, digest in about["sha256"].items():
+        if not (directory / name).exists() or _digest(directory / name) != digest:
+            raise UserError(f"{directory / name} is missing or damaged: convert it again")
+    task = about["heads"].pop("task")
+    if task is not None:
+        task = TaskHead(**task | {"labels": tuple(task["labels"])})
+    config, heads = ModelConfig(**about["model"]), Heads(**about["heads"], task=task)
+    shapes = whole.shapes(config, heads)
+    model = Translated(about["family"], config, heads, _load(directory / PARAMS, shapes))
+    if MOMENTS not in about["sha256"]:
+        return model, None
+    trees = _load(directory / MOMENTS, {"mu": shapes, "nu": shapes})
+    return model, Moments(about["step"], trees["mu"], trees["nu"])
+
+
+def _description(directory: epath.Path) -> dict[str, Any]:
+    path = directory / DESCRIPTION
+    try:
+        about = json.loads(path.read_text())
+        version = about["format_version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is damaged: convert the model again") from error
+    if version != FORMAT_VERSION:
+        raise UserError(f"{path} has format version {version}, this bert_jax reads {FORMAT_VERSION}: update bert_jax")
+    return about
+
+
+def _save(path: Path, leaves: dict[str, Any]) -> None:
+    arrays = {name: np.ascontiguousarray(array, np.float32) for name, array in leaves.items()}
+    safetensors.numpy.save_file(arrays, path)
+
+
+def _load(path: epath.Path, shapes: Params) -> Params:
+    with safetensors.safe_open(path, framework="numpy") as file:
+        return map_with_paths(lambda name, leaf: file.get_tensor(name), shapes)
+
+
+def _digest(path: epath.Path | Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

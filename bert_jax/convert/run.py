@@ -1,0 +1,34 @@
+"""A model out of a run's work directory."""
+
+from bert_jax.convert.contents import Contents
+from bert_jax.convert.translate import Translated, family_of
+from bert_jax.errors import UserError
+from bert_jax.model import whole
+from bert_jax.storage import StoredPath
+from bert_jax.training import checkpoint, workdir
+from bert_jax.training.pretraining_task import heads_of
+
+PAIR_LABELS = {
+    "nsp": "whether the second text follows the first (label 0) or is a random one (label 1)",
+    "sop": "whether the two texts stand in their order (label 0) or were swapped (label 1)",
+}
+"""What the pair head tells, by objective.pair. The class in transformers calls it next-sentence prediction always."""
+
+
+def read(directory: StoredPath) -> Contents:
+    """Model, as deep as it was then, and tokenizer of a run's newest intact checkpoint.
+
+    Raises:
+      UserError: the directory holds no run, or the run no intact checkpoint.
+    """
+    config = workdir.read_config(directory)
+    found = checkpoint.verified(checkpoint.directory_of(directory))
+    if found is None:
+        raise UserError(f"{directory} has no finished checkpoint yet: train it further with bert-jax pretrain")
+    model, heads = config.model_of(checkpoint.read_about(found)["phase"]), heads_of(config)
+    params = checkpoint.restore_params(found, whole.shapes(model, heads))
+    notes = ()
+    if heads.pair:
+        notes = (f"Its sentence-pair head tells {PAIR_LABELS[config.objective.pair]}.",)
+    translated = Translated(family_of(model, heads), model, heads, params)
+    return Contents("run", str(directory), translated, directory / workdir.TOKENIZER, notes=notes)

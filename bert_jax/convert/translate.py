@@ -1,0 +1,140 @@
+"""Between a `Form` and what we train: config, heads and parameters."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bert_jax import __version__
+from bert_jax.config import ModelConfig
+from bert_jax.convert.families.albert import ALBERT
+from bert_jax.convert.families.bert import BERT
+from bert_jax.convert.families.distilbert import DISTILBERT
+from bert_jax.convert.families.electra import ELECTRA
+from bert_jax.convert.families.family import Family, Names, Settings
+from bert_jax.convert.families.modernbert import MODERNBERT
+from bert_jax.convert.families.roberta import ROBERTA
+from bert_jax.convert.form import Form
+from bert_jax.convert.tables import Params, check_names, from_tensors, to_tensors
+from bert_jax.errors import UserError
+from bert_jax.model import whole
+from bert_jax.model.heads import Heads
+from bert_jax.training.paths import name_leaves
+
+FAMILIES = {family.model_type: family for family in (BERT, ROBERTA, ALBERT, DISTILBERT, ELECTRA, MODERNBERT)}
+OF_COMPUTING = ("attention", "compute_dtype", "remat", "scan_unroll")
+"""Fields of a model's config that its numbers do not depend on."""
+
+
+class Translated(NamedTuple):
+    """A model of theirs as ours."""
+
+    family: str
+    config: ModelConfig
+    heads: Heads
+    params: Params
+    """Numpy arrays, float32."""
+
+
+def from_form(form: Form) -> Translated:
+    """Our config, heads and parameters.
+
+    Raises:
+      UserError: an architecture that we do not have, a setting that contradicts the tensors, or a tensor that is
+        missing, unexpected, or of another shape.
+    """
+    settings = Settings(form.config, form.source)
+    family = _family(settings)
+    form = dataclasses.replace(form, tensors=_with_base(form.tensors, family))
+    config, heads = family.read_config(settings), family.read_heads(settings, Names(form.tensors, settings))
+    if heads.mlm and family.mlm_activation not in (None, config.activation):
+        raise UserError(
+            f"{form.source}: the MLM head of {family.model_type} has {family.mlm_activation} where the layers have "
+            f"{config.activation}: only models with the same can be read"
+        )
+    entries = list(family.entries(config, heads))
+    check_names(entries, form, family.copies, family.buffers)
+    params = from_tensors(entries, form, whole.shapes(config, heads), family.unread)
+    return Translated(family.model_type, config, heads, params)
+
+
+def to_form(model: Translated, source: str) -> Form:
+    """A model of ours as theirs; without any head, the encoder's names have no prefix.
+
+    Raises:
+      UserError: the model has a setting or a head that the family does not have.
+    """
+    family, heads = FAMILIES[model.family], model.heads
+    described = {
+        "architectures": [family.architecture(model.config, heads)],
+        "model_type": family.model_type,
+        **family.write_config(model.config, heads),
+        "bert_jax_version": __version__,
+    }
+    entries = list(family.entries(model.config, heads))
+    _refuse_others(model, family, described, {entry.ours for entry in entries})
+    tensors = to_tensors(entries, model.params)
+    if not (heads.mlm or heads.pair or heads.task):
+        tensors = {name.removeprefix(f"{family.base}."): array for name, array in tensors.items()}
+    return Form(described, tensors, source)
+
+
+def _refuse_others(model: Translated, family: Family, described: dict[str, Any], written: set[str]) -> None:
+    """See that what is written, read again, is this very model."""
+    again = family.read_config(Settings(described, "what was written"))
+    for field in dataclasses.fields(ModelConfig):
+        was, now = getattr(model.config, field.name), getattr(again, field.name)
+        if field.name == "head_size":
+            was, now = model.config.size_per_head, again.size_per_head
+        if was != now and field.name not in OF_COMPUTING:
+            raise UserError(f"model.{field.name} {was} cannot be written as {family.model_type}, which has {now}")
+    unknown = sorted(name_leaves(model.params).keys() - written - family.unread.keys())
+    if unknown:
+        raise UserError(f"{unknown[0]} cannot be written as {family.model_type}, which has no such part")
+
+
+def family_of(config: ModelConfig, heads: Heads) -> str:
+    """The family that a model trained here belongs to, by what is particular to each."""
+    if config.positions == "rotary":
+        return "modernbert"
+    if config.parameter_groups is not None:
+        return "albert"
+    if config.embedding_size is not None or (heads.task is not None and heads.task.kind == "replaced"):
+        return "electra"
+    if config.position_offset:
+        return "roberta"
+    return "bert" if config.type_vocab_size else "distilbert"
+
+
+def _family(settings: Settings) -> Family:
+    name = settings.get("model_type")
+    if name not in FAMILIES:
+        raise UserError(f"{settings.source}: model_type '{name}' is not supported: use one of {', '.join(FAMILIES)}")
+    unknown = ("ForMultipleChoice", "ForNextSentencePrediction", "ForImageClassification")
+    if settings.architecture.endswith(unknown):
+        raise UserError(f"{settings.source}: architecture '{settings.architecture}' is not supported")
+    return FAMILIES[name]
+
+
+def _with_base(tensors: Mapping[str, np.ndarray], family: Family) -> Mapping[str, np.ndarray]:
+    """The same under the names that they have in a model with heads."""
+    if any(name.startswith(f"{family.base}.") for name in tensors):
+        return tensors
+    return _Renamed(tensors, {f"{family.base}.{name}": name for name in tensors})
+
+
+class _Renamed(Mapping):
+    """Tensors under other names, still read when they are asked for."""
+
+    def __init__(self, tensors: Mapping[str, np.ndarray], names: dict[str, str]):
+        self._tensors, self._names = tensors, names
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._tensors[self._names[name]]
+
+    def __iter__(self):
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
