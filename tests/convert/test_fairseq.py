@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from bert_jax.convert import fairseq, fairseq_dictionary
+from bert_jax.convert.translate import from_form, to_form
 from bert_jax.errors import UserError
 from bert_jax.tokenizer import Tokenizer
 
@@ -125,6 +126,17 @@ def test_transformers_predicts_what_fairseq_did(name):
         real = (expected["ids"] != 1) if wanted == "logits" else slice(None)
         assert np.abs(expected[wanted]).max() > 1
         np.testing.assert_allclose(found[real], expected[wanted][real], atol=2e-5)
+
+
+@slow
+def test_into_ours_and_back():
+    form = fairseq.read(FIXTURES / "new.pt").form
+    model = from_form(form)
+    assert model.heads.mlm and model.heads.task.kind == "classification" and model.config.max_positions == 10
+    again = to_form(model, "again").tensors
+    assert set(form.tensors) - set(again) == {"lm_head.decoder.weight"}
+    for name, array in again.items():
+        np.testing.assert_array_equal(array, form.tensors[name])
 
 
 def older(model: dict) -> dict:

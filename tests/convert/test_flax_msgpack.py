@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from bert_jax.convert import flax_msgpack
+from bert_jax.convert.translate import from_form, to_form
 from bert_jax.errors import UserError
 
 FIXTURES = Path(__file__).parent / "fixtures" / "flax"
@@ -54,6 +55,14 @@ def test_as_transformers_reads_it(name):
     assert found == expected
     assert {name: list(t.shape) for name, t in form.tensors.stored.items()} == {n: e[0] for n, e in expected.items()}
     assert form.config["architectures"] == [name] and form.source == str(FIXTURES / name)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_into_ours_and_back(name):
+    form = flax_msgpack.read(FIXTURES / name)
+    again = to_form(from_form(form), "again")
+    assert digests(again.tensors.items()) == digests(form.tensors.items())
+    assert again.config["architectures"] == form.config["architectures"]
 
 
 def test_shards():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from bert_jax.convert import nvidia, torch_checkpoint
+from bert_jax.convert.translate import from_form
 from bert_jax.errors import UserError
 
 LAYER, OURS = "bert.encoder.layer.3.", "bert.encoder.layer.3."
@@ -127,6 +128,7 @@ def test_checkpoint(tmp_path, model, naming, new):
     for name in ("bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight", "cls.predictions.bias"):
         expected[name] = expected[name][:31]
     assert set(form.tensors) == set(expected)
+    assert from_form(form).heads.pair
     for name, array in expected.items():
         np.testing.assert_array_equal(form.tensors[name], array)
 
