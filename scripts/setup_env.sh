@@ -78,7 +78,7 @@ fi
 extras=$(printf '%s\n' "$@" $([[ ! -f $stamp ]] || tail -n +2 "$stamp") | sort -u)
 inputs=("$root/setup.cfg" "$root/setup.py" "$root/constraints/cpu-py${version/./}.txt")
 constraints=(--constraint "${inputs[2]}")
-if grep -qx parity <<<"$extras"; then
+if grep -qxE 'parity|torch' <<<"$extras"; then
     inputs+=("$root/constraints/parity.txt")
     constraints+=(--constraint "${inputs[3]}")
 fi

@@ -1,0 +1,85 @@
+"""fairseq's ids of GPT-2's tokens: its ``dict.txt`` counts GPT-2's ids anew, the most frequent one first.
+
+(fairseq 0.12.2 fairseq/data/dictionary.py, data/encoders/gpt2_bpe.py, tasks/masked_lm.py: four special tokens, then the
+lines of the file in their order, and the task adds ``<mask>``.)
+"""
+
+import json
+from pathlib import Path
+
+from bert_jax.errors import UserError
+
+DICTIONARY, ENCODER, MERGES = "dict.txt", "encoder.json", "vocab.bpe"
+SPECIALS = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}
+MASK = "<mask>"
+OVERWRITE = " #fairseq:overwrite"
+
+
+def beside(directory: Path, rows: int) -> tuple[dict[str, bytes], list[str]]:
+    """Tokenizer files from what lies beside a checkpoint, and notes if there is too little for them.
+
+    Args:
+      directory: where the checkpoint lies.
+      rows: of its word embeddings.
+
+    Raises:
+      UserError: the dictionary is damaged, or of another model.
+    """
+    missing = [name for name in (DICTIONARY, ENCODER, MERGES) if not (directory / name).exists()]
+    if missing:
+        return {}, [f"no tokenizer files, because {', '.join(missing)} is not in {directory}"]
+    return vocabulary(directory / DICTIONARY, directory / ENCODER, directory / MERGES, rows), []
+
+
+def vocabulary(dict_txt: Path, encoder_json: Path, vocab_bpe: Path, rows: int | None = None) -> dict[str, bytes]:
+    """The files of a byte-level BPE tokenizer with the ids of a model of fairseq: ``vocab.json``, ``merges.txt``.
+
+    Args:
+      dict_txt: lines of a GPT-2 id and its count; words that are no number (madeupword0000) stand for themselves.
+      encoder_json: GPT-2's token -> id.
+      vocab_bpe: GPT-2's merges; they are taken as they are.
+      rows: of the model's word embeddings, if they are to be compared.
+
+    Raises:
+      UserError: a file is damaged, a line is no id of GPT-2, or there are more or fewer tokens than rows.
+    """
+    words = _words(dict_txt)
+    try:
+        tokens = {str(number): token for token, number in json.loads(encoder_json.read_text()).items()}
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(f"{encoder_json}: no JSON of tokens and their ids: fetch GPT-2's again") from error
+    ids = dict(SPECIALS)
+    for position, word in enumerate(words):
+        if word.isdigit() and word not in tokens:
+            raise UserError(
+                f"{dict_txt}, line {position + 1}: {word} is no id in {encoder_json}: they are of two models"
+            )
+        ids[tokens.get(word, word)] = len(SPECIALS) + position
+    count = len(SPECIALS) + len(words)
+    if MASK not in ids:
+        ids[MASK] = count
+        count += 1
+    if rows is not None and rows != count:
+        raise UserError(
+            f"{dict_txt}: has {count} tokens, special ones included, the model {rows} rows: it is of another model"
+        )
+    try:
+        merges = vocab_bpe.read_bytes()
+        merges.decode()
+    except (OSError, ValueError) as error:
+        raise UserError(f"{vocab_bpe}: no text of merges: fetch GPT-2's again") from error
+    return {"vocab.json": json.dumps(ids, ensure_ascii=False).encode(), "merges.txt": merges}
+
+
+def _words(path: Path) -> list[str]:
+    words = []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: no text: fetch it again") from error
+    for number, line in enumerate(lines, 1):
+        word, _, count = line.rstrip().removesuffix(OVERWRITE).rpartition(" ")
+        if not word or not count.isdigit():
+            raise UserError(f"{path}, line {number}: '{line[:60]}' is no token and its count: fetch it again")
+        words.append(word)
+    return words

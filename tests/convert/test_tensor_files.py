@@ -1,0 +1,159 @@
+"""Tensors of a Hugging Face directory in safetensors: read exactly, lazily, and refused in one line when damaged."""
+
+import json
+import struct
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+from etils import epath
+
+from bert_jax.convert import tensor_files
+from bert_jax.convert.tensors import LazyTensors, Stored, stored
+from bert_jax.errors import UserError
+
+EVERY_BFLOAT16 = np.arange(2**16, dtype=np.uint16).view(ml_dtypes.bfloat16)
+
+
+@pytest.fixture
+def tensors() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {
+        "bert.a.weight": rng.normal(size=(3, 5)).astype(np.float32),
+        "bert.b.weight": rng.normal(size=(7, 2)).astype(np.float16).T,
+        "every": EVERY_BFLOAT16.reshape(256, 256),
+        "scalar": np.float32(2.5).reshape(()),
+    }
+
+
+def assert_same(found, expected):
+    assert set(found) == set(expected)
+    for name, array in expected.items():
+        assert found[name].dtype == array.dtype and found[name].shape == array.shape, name
+        assert found[name].tobytes() == array.tobytes(), name
+
+
+def write_shards(directory, tensors):
+    names = sorted(tensors)
+    weight_map = {}
+    for number, part in enumerate((names[:2], names[2:]), 1):
+        shard = f"model-{number:05d}-of-00002.safetensors"
+        tensor_files.write_safetensors(directory / shard, {name: tensors[name] for name in part})
+        weight_map |= dict.fromkeys(part, shard)
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+@pytest.mark.parametrize("path", [lambda p: p, epath.Path], ids=["pathlib", "epath"])
+def test_one_file(tmp_path, tensors, path):
+    tensor_files.write_safetensors(tmp_path / "model.safetensors", tensors)
+    found = tensor_files.open_tensors(path(tmp_path))
+    assert {name: (t.shape, t.dtype) for name, t in found.stored.items()} == {
+        name: (array.shape, array.dtype.name) for name, array in tensors.items()
+    }
+    assert_same(found, tensors)
+
+
+def test_the_library_reads_what_was_written(tmp_path, tensors):
+    """Also an array that does not lie in its own order, which the library would write as it lies."""
+    assert not tensors["bert.b.weight"].flags.c_contiguous
+    tensor_files.write_safetensors(tmp_path / "model.safetensors", tensors)
+    assert_same(safetensors.numpy.load_file(tmp_path / "model.safetensors"), tensors)
+    with safetensors.safe_open(tmp_path / "model.safetensors", framework="numpy") as file:
+        assert file.metadata() == {"format": "pt"}
+
+
+def test_shards(tmp_path, tensors):
+    write_shards(tmp_path, tensors)
+    assert_same(tensor_files.open_tensors(tmp_path), tensors)
+
+
+def test_old_names_and_constants(tmp_path):
+    """transformers read gamma and beta until 4.x, and saved position_ids until 4.31."""
+    ones = np.ones(3, np.float32)
+    tensors = {"bert.embeddings.LayerNorm.gamma": ones, "bert.embeddings.LayerNorm.beta": 2 * ones, "gamma": 3 * ones}
+    tensors["bert.embeddings.position_ids"] = np.arange(4)[None]
+    tensor_files.write_safetensors(tmp_path / "model.safetensors", tensors)
+    found = tensor_files.open_tensors(tmp_path)
+    assert {name: array[0] for name, array in found.items()} == {
+        "bert.embeddings.LayerNorm.weight": 1,
+        "bert.embeddings.LayerNorm.bias": 2,
+        "gamma": 3,
+    }
+
+
+def test_nothing_is_read_before_it_is_asked_for():
+    def read():
+        raise AssertionError("read")
+
+    tensors = LazyTensors({"a": Stored((2, 3), "float32", read)})
+    assert "a" in tensors and "b" not in tensors and len(tensors) == 1 and list(tensors) == ["a"]
+    assert stored(tensors)["a"].shape == (2, 3)
+    with pytest.raises(AssertionError, match="read"):
+        tensors["a"]
+    assert stored({"x": np.zeros((1, 2), np.float16)})["x"][:2] == ((1, 2), "float16")
+
+
+def fails(directory, *words):
+    with pytest.raises(UserError) as caught:
+        dict(tensor_files.open_tensors(directory))
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message, message
+
+
+def test_no_checkpoint(tmp_path):
+    looked_for = (
+        "model.safetensors",
+        "model.safetensors.index.json",
+        "pytorch_model.bin",
+        "pytorch_model.bin.index.json",
+    )
+    fails(tmp_path, "no checkpoint", str(tmp_path), *looked_for)
+
+
+def test_truncated(tmp_path, tensors):
+    path = tmp_path / "model.safetensors"
+    tensor_files.write_safetensors(path, tensors)
+    whole = path.read_bytes()
+    (header,) = struct.unpack("<Q", whole[:8])
+    for size in (0, 5, 8 + header // 2, 8 + header, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        fails(tmp_path, str(path), "truncated")
+    path.write_bytes(b"\xff" * 100)
+    fails(tmp_path, str(path), "truncated")
+
+
+def test_shards_that_do_not_fit(tmp_path, tensors):
+    write_shards(tmp_path, tensors)
+    index, shard = tmp_path / "model.safetensors.index.json", "model-00002-of-00002.safetensors"
+    whole = json.loads(index.read_text())
+    content = (tmp_path / shard).read_bytes()
+    (tmp_path / shard).unlink()
+    fails(tmp_path, str(index), shard, "not there")
+    (tmp_path / shard).write_bytes(content)
+    index.write_text(json.dumps({"weight_map": whole["weight_map"] | {"more": shard}}))
+    fails(tmp_path, "'more' is not in", shard)
+    index.write_text(json.dumps({"weight_map": {"a": "../elsewhere.safetensors"}}))
+    fails(tmp_path, str(index), "another directory")
+    for broken in ("{", "[]", "{}", '{"weight_map": {"a": 3}}'):
+        index.write_text(broken)
+        fails(tmp_path, str(index), "no index")
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int8, np.bool_, ml_dtypes.float8_e4m3fn])
+def test_no_weights(tmp_path, dtype):
+    path = tmp_path / "model.safetensors"
+    tensor_files.write_safetensors(path, {"good": np.ones(2, np.float32), "odd": np.ones(2).astype(dtype)})
+    assert tensor_files.open_tensors(tmp_path)["good"].sum() == 2
+    fails(tmp_path, str(path), "'odd'", "no weight's")
+
+
+def test_without_torch(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    fails(tmp_path, "pytorch_model.bin", "pip install 'bert_jax[torch]'")
+    with pytest.raises(UserError, match=r"bert_jax\[torch\]"):
+        tensor_files.write_pickle(tmp_path / "out.bin", {})

@@ -1,0 +1,195 @@
+"""Pickles: both formats, exactly, and without executing anything. Needs the extra `parity`."""
+
+import argparse
+import builtins
+import json
+import os
+import pickle
+import shutil
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from bert_jax.convert import tensor_files, torch_checkpoint
+from bert_jax.errors import UserError
+
+torch = pytest.importorskip("torch")
+
+pytestmark = pytest.mark.slow
+
+FORMATS = {"zip": True, "legacy": False}
+BITS = np.arange(2**16, dtype=np.uint16)
+
+
+def save(content, path, new):
+    torch.save(content, path, _use_new_zipfile_serialization=new)
+
+
+@pytest.fixture
+def state():
+    torch.manual_seed(0)
+    return {
+        "a.weight": torch.randn(4, 3),
+        "transposed": torch.randn(4, 3).T,
+        "half": torch.randn(5).half(),
+        "every": torch.from_numpy(BITS.view(np.int16)).view(torch.bfloat16).reshape(256, 256),
+        "parameter": torch.nn.Parameter(torch.randn(2)),
+        "view": torch.arange(10.0)[3:6],
+        "embeddings.position_ids": torch.arange(4)[None],
+    }
+
+
+def bits(array) -> np.ndarray:
+    return np.ascontiguousarray(array).view(np.uint8)
+
+
+def assert_same(found, state):
+    expected = {name: tensor for name, tensor in state.items() if not name.endswith("position_ids")}
+    assert set(found) == set(expected)
+    for name, tensor in expected.items():
+        raw = tensor.detach().contiguous()
+        theirs = (raw.view(torch.int16) if raw.dtype == torch.bfloat16 else raw).numpy()
+        assert found[name].dtype.name == str(tensor.dtype).removeprefix("torch.")
+        assert found.stored[name].shape == found[name].shape == tuple(tensor.shape)
+        np.testing.assert_array_equal(bits(found[name]), bits(theirs))
+
+
+@pytest.mark.parametrize("new", FORMATS.values(), ids=FORMATS)
+def test_state_dicts(tmp_path, state, new):
+    save(state, tmp_path / "pytorch_model.bin", new)
+    assert (tmp_path / "pytorch_model.bin").read_bytes().startswith(b"PK") == new
+    assert_same(tensor_files.open_tensors(tmp_path), state)
+
+
+@pytest.mark.parametrize("new", FORMATS.values(), ids=FORMATS)
+def test_shards(tmp_path, state, new):
+    weight_map = {}
+    for number, name in enumerate(state):
+        save({name: state[name]}, tmp_path / f"part-{number}.bin", new)
+        weight_map[name] = f"part-{number}.bin"
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    assert_same(tensor_files.open_tensors(tmp_path), state)
+    (tmp_path / "part-2.bin").unlink()
+    with pytest.raises(UserError, match=r"index\.json: names the shard part-2\.bin"):
+        tensor_files.open_tensors(tmp_path)
+
+
+def test_torch_reads_what_was_written(tmp_path):
+    tensors = {
+        "a": np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32).T,
+        "every": BITS.view(ml_dtypes.bfloat16),
+        "half": np.ones((2, 2), np.float16),
+    }
+    tensor_files.write_pickle(tmp_path / "pytorch_model.bin", tensors)
+    theirs = torch.load(tmp_path / "pytorch_model.bin", weights_only=True)
+    np.testing.assert_array_equal(theirs["a"].numpy(), tensors["a"])
+    np.testing.assert_array_equal(theirs["every"].view(torch.int16).numpy().view(np.uint16), BITS)
+    assert theirs["half"].dtype == torch.float16
+    assert_same(tensor_files.open_tensors(tmp_path), theirs)
+
+
+def fails(path, *words, stand_ins=False):
+    with pytest.raises(UserError) as caught:
+        torch_checkpoint.load(path, stand_ins=stand_ins)
+    message = str(caught.value)
+    assert "\n" not in message and str(path) in message
+    for word in words:
+        assert word in message, message
+
+
+class Calls:
+    """A pickle that calls a function when it is read."""
+
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+@pytest.mark.parametrize("stand_ins", [False, True], ids=["weights", "checkpoint"])
+@pytest.mark.parametrize("new", FORMATS.values(), ids=FORMATS)
+@pytest.mark.parametrize("name", ["posix.system", "builtins.eval", "shutil.copy"])
+def test_code_is_not_executed(tmp_path, state, new, name, stand_ins):
+    trace = tmp_path / "executed"
+    calls = {
+        "posix.system": Calls(os.system, f"touch {trace}"),
+        "builtins.eval": Calls(builtins.eval, f"__import__('pathlib').Path({str(trace)!r}).touch()"),
+        "shutil.copy": Calls(shutil.copy, __file__, str(trace)),
+    }
+    path = tmp_path / "pytorch_model.bin"
+    save({"model": state, "args": calls[name]}, path, new)
+    fails(path, "refused", name, stand_ins=stand_ins)
+    assert not trace.exists()
+    # The pickle does what it is said to do, where it may.
+    torch.load(path, weights_only=False)
+    assert trace.exists()
+
+
+@pytest.mark.parametrize("new", FORMATS.values(), ids=FORMATS)
+def test_stand_ins_do_nothing(tmp_path, new):
+    """Names that may stand in a checkpoint are not imported either, whatever they would do."""
+    trace = tmp_path / "executed"
+    path = tmp_path / "checkpoint.pt"
+    before = set(map(str, torch.serialization.get_safe_globals()))
+    runstring = np.testing.runstring if hasattr(np.testing, "runstring") else np.testing._private.utils.runstring
+    save({"model": {}, "extra": Calls(runstring, f"open({str(trace)!r}, 'w')", {})}, path, new)
+    assert isinstance(torch_checkpoint.load(path, stand_ins=True)["extra"], torch_checkpoint.Inert)
+    assert not trace.exists()
+    fails(path, "refused", "runstring")
+    assert set(map(str, torch.serialization.get_safe_globals())) == before
+
+
+@pytest.mark.parametrize("new", FORMATS.values(), ids=FORMATS)
+def test_damaged(tmp_path, state, new):
+    path = tmp_path / "pytorch_model.bin"
+    save(state, path, new)
+    whole = path.read_bytes()
+    for size in (0, 1, 40, len(whole) // 2, len(whole) - 40):
+        path.write_bytes(whole[:size])
+        fails(path, "truncated")
+    path.write_bytes(b"<html>" * 50)
+    fails(path, "no file of torch.save")
+    path.write_bytes(pickle.dumps({"a": 1}))
+    fails(path, "no file of torch.save")
+    fails(tmp_path / "none.bin", "no such file")
+
+
+def test_other_things(tmp_path):
+    path = tmp_path / "pytorch_model.bin"
+    torch.save(torch.nn.Linear(2, 2), path)
+    fails(path, "refused", "torch.nn.modules.linear.Linear")
+    torch.save([torch.zeros(2)], path)
+    with pytest.raises(UserError, match="holds list, not a state dict"):
+        tensor_files.open_tensors(tmp_path)
+    torch.save({"good": torch.ones(2), "odd": torch.ones(2, dtype=torch.int8)}, path)
+    found = tensor_files.open_tensors(tmp_path)
+    assert found["good"].sum() == 2
+    with pytest.raises(UserError, match=r"pytorch_model\.bin: tensor 'odd' has type int8"):
+        found["odd"]
+    torch.save({"odd": torch.eye(3).to_sparse()}, path)
+    with pytest.raises(UserError, match="'odd'"):
+        dict(tensor_files.open_tensors(tmp_path))
+
+
+@pytest.mark.parametrize("new", FORMATS.values(), ids=FORMATS)
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        ({"a": torch.zeros(1)}, "state dict"),
+        ({"model": {"a": torch.zeros(1)}, "args": argparse.Namespace(x=1)}, "fairseq"),
+        ({"model": {"a": torch.zeros(1)}, "cfg": {"model": {}}, "args": None}, "fairseq"),
+        ({"model": {"a": torch.zeros(1)}, "optimizer": {}, "epoch": 3}, "nvidia"),
+    ],
+)
+def test_kinds(tmp_path, content, kind, new):
+    save(content, tmp_path / "x.pt", new)
+    assert torch_checkpoint.kind_of(tmp_path / "x.pt") == kind
+
+
+def test_no_kind(tmp_path):
+    for content in ({}, {"weights": 3}, [1]):
+        torch.save(content, tmp_path / "x.pt")
+        with pytest.raises(UserError, match=r"x\.pt: neither"):
+            torch_checkpoint.kind_of(tmp_path / "x.pt")

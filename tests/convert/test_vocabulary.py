@@ -1,0 +1,121 @@
+"""Padded vocabularies: cut and grown in every table at once, with the same predictions."""
+
+import numpy as np
+import pytest
+
+from bert_jax.convert.form import Form
+from bert_jax.convert.tensors import LazyTensors, Stored
+from bert_jax.convert.vocabulary import pad_vocabulary, trim_vocabulary
+from bert_jax.errors import UserError
+
+NAMES = {
+    "bert": ("bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight", "cls.predictions.bias"),
+    "bert with both biases": (
+        *("bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"),
+        *("cls.predictions.decoder.bias", "cls.predictions.bias"),
+    ),
+    "roberta": (
+        *("roberta.embeddings.word_embeddings.weight", "lm_head.decoder.weight"),
+        *("lm_head.bias", "lm_head.decoder.bias"),
+    ),
+    "albert": (
+        *("albert.embeddings.word_embeddings.weight", "predictions.decoder.weight"),
+        *("predictions.bias", "predictions.decoder.bias"),
+    ),
+    "distilbert": ("distilbert.embeddings.word_embeddings.weight", "vocab_projector.weight", "vocab_projector.bias"),
+    "electra": ("electra.embeddings.word_embeddings.weight", "generator_lm_head.weight", "generator_lm_head.bias"),
+    "modernbert": ("model.embeddings.tok_embeddings.weight", "decoder.weight", "decoder.bias"),
+    "encoder alone": ("embeddings.word_embeddings.weight",),
+}
+"""What has a row for each token, by family (transformers 5.23 modeling_*.py)."""
+OTHERS = {
+    "bert.embeddings.position_embeddings.weight": (13, 4),
+    "bert.embeddings.token_type_embeddings.weight": (13, 4),
+    "cls.predictions.transform.dense.bias": (13,),
+    "classifier.bias": (13,),
+    "lm_head.dense.bias": (13,),
+    "generator_predictions.dense.bias": (13,),
+}
+
+
+def make(names, size=13, dtype=np.float32) -> Form:
+    rng = np.random.default_rng(0)
+    shapes = {name: (size,) if name.endswith("bias") else (size, 4) for name in names} | OTHERS
+    tensors = {name: rng.normal(size=shape).astype(dtype) for name, shape in shapes.items()}
+    return Form({"model_type": "x", "vocab_size": size}, tensors, "there")
+
+
+@pytest.mark.parametrize("family", NAMES)
+def test_cut(family):
+    form = make(NAMES[family])
+    cut = trim_vocabulary(form, 10)
+    assert cut.config == {"model_type": "x", "vocab_size": 10} and form.config["vocab_size"] == 13
+    assert list(cut.tensors) == list(form.tensors)
+    for name, array in form.tensors.items():
+        kept = 10 if name in NAMES[family] else 13
+        np.testing.assert_array_equal(cut.tensors[name], array[:kept])
+        assert cut.tensors.stored[name].shape == cut.tensors[name].shape
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("family", NAMES)
+def test_grown(family, dtype):
+    form = make(NAMES[family], dtype=dtype)
+    grown = pad_vocabulary(form, 8)
+    assert grown.config["vocab_size"] == 16
+    for name, array in form.tensors.items():
+        more = 3 if name in NAMES[family] else 0
+        found = grown.tensors[name]
+        assert found.dtype == dtype and found.shape == (13 + more, *array.shape[1:])
+        assert grown.tensors.stored[name].shape == found.shape
+        np.testing.assert_array_equal(found[:13], array)
+        assert (found[13:] == (-1e4 if name.endswith("bias") else 0)).all()
+    again = trim_vocabulary(grown, 13)
+    for name, array in form.tensors.items():
+        np.testing.assert_array_equal(again.tensors[name], array)
+
+
+def test_growing_changes_no_probability():
+    def probabilities(form):
+        logits = hidden @ form.tensors[NAMES["bert"][1]].T + form.tensors[NAMES["bert"][2]]
+        weights = np.exp(logits - logits.max(-1, keepdims=True))
+        return weights / weights.sum(-1, keepdims=True)
+
+    form = make(NAMES["bert"])
+    hidden = np.random.default_rng(1).normal(size=(5, 4)).astype(np.float32) * 30
+    before, after = probabilities(form), probabilities(pad_vocabulary(form, 128))
+    assert after.shape == (5, 128)
+    np.testing.assert_array_equal(after[:, 13:], 0)
+    np.testing.assert_allclose(after[:, :13], before, rtol=1e-6)
+
+
+def test_sizes_that_fit_stay():
+    form = make(NAMES["bert"], size=16)
+    for same in (pad_vocabulary(form, 8), trim_vocabulary(form, 16)):
+        assert same.config == form.config
+        for name, array in form.tensors.items():
+            np.testing.assert_array_equal(same.tensors[name], array)
+
+
+def test_nothing_is_read():
+    def read():
+        raise AssertionError("read")
+
+    tensors = LazyTensors({name: Stored((13, 4)[: 2 - ("bias" in name)], "float32", read) for name in NAMES["bert"]})
+    form = object.__new__(Form)
+    for field, value in (("config", {"model_type": "bert"}), ("tensors", tensors), ("source", "there")):
+        object.__setattr__(form, field, value)
+    with pytest.raises(UserError, match="has 13 rows, the tokenizer 14 tokens"):
+        trim_vocabulary(form, 14)
+
+
+def test_impossible():
+    form = make(NAMES["bert"])
+    with pytest.raises(UserError, match=r"^there: the word table has 13 rows, the tokenizer 14 tokens: this is not"):
+        trim_vocabulary(form, 14)
+    odd = Form(form.config, dict(form.tensors) | {"cls.predictions.bias": np.zeros(12, np.float32)}, "there")
+    for change in (lambda f: trim_vocabulary(f, 10), lambda f: pad_vocabulary(f, 8)):
+        with pytest.raises(UserError, match=r"^there: the tables .* differ .*cls\.predictions\.bias 12.*weight 13"):
+            change(odd)
+        with pytest.raises(UserError, match="no table of word embeddings"):
+            change(Form(form.config, {"lm_head.bias": np.zeros(3, np.float32)}, "there"))
