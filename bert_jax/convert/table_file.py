@@ -2,10 +2,11 @@
 
     block, trailer; block, trailer; ...; metaindex block (empty), trailer; index block, trailer; footer
 
-A block is a run of entries (varint: bytes shared with the key before, bytes not shared, bytes of the value; then the two),
-followed by the offsets of the entries that share nothing ("restarts") and their count, uint32 each. A trailer is one byte
-for the compression and the masked CRC-32C of block and byte. The index block has one entry per block: a key not below the
-block's last, and a handle (varint: offset, size). The footer is two handles, padded to 40 bytes, and a magic number.
+A block is a run of entries (varint: bytes shared with the key before, bytes not shared, bytes of the value; then the
+two), followed by the offsets of the entries that share nothing ("restarts") and their count, uint32 each. A trailer is
+one byte for the compression and the masked CRC-32C of block and byte. The index block has one entry per block: a key
+not below the block's last, and a handle (varint: offset, size). The footer is two handles, padded to 40 bytes, and a
+magic number.
 
 Source: LevelDB's doc/table_format.md; tensorflow v2.21, xla/tsl/lib/io/{format.h,table_options.h}.
 """
@@ -26,16 +27,16 @@ BLOCK_BYTES = 1 << 18
 """A block is closed when it is so large; TensorFlow's choice."""
 
 
-class _Damaged(Exception):
+class _DamagedError(Exception):
     """What is wrong with the bytes; the reader adds the file's name."""
 
 
-class _Unsupported(Exception):
+class _UnsupportedError(Exception):
     """What the reader does not know; it adds the file's name."""
 
 
 def mask(crc: int) -> int:
-    """A CRC-32C as it is stored, so that a CRC of bytes that hold CRCs is none of the usual (LevelDB's util/crc32c.h)."""
+    """A CRC-32C as it is stored, so that bytes that hold CRCs can be checked themselves (LevelDB's util/crc32c.h)."""
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -51,15 +52,15 @@ def read_table(content: bytes, source: str) -> Iterator[tuple[bytes, bytes]]:
     """
     try:
         if len(content) < FOOTER_BYTES or not content.endswith(MAGIC):
-            raise _Damaged("the end of a checkpoint's index is missing")
+            raise _DamagedError("the end of a checkpoint's index is missing")
         footer = content[-FOOTER_BYTES:]
         _, place = _handle(footer, 0)
         index, _ = _handle(footer, place)
         for _, value in _entries(_block(content, index)):
             yield from _entries(_block(content, _handle(value, 0)[0]))
-    except _Damaged as error:
+    except _DamagedError as error:
         raise UserError(f"{source}: truncated or damaged ({error}); copy or download it again") from error
-    except _Unsupported as error:
+    except _UnsupportedError as error:
         raise UserError(f"{source}: {error}; save it again with TensorFlow's tf.train.Saver") from error
 
 
@@ -81,26 +82,26 @@ def _varint(content: bytes, place: int) -> tuple[int, int]:
         value |= (byte & 127) << shift
         if byte < 128:
             return value, place
-    raise _Damaged("a number has no end")
+    raise _DamagedError("a number has no end")
 
 
 def _block(content: bytes, handle: tuple[int, int]) -> bytes:
     """A block without its trailer, checked."""
     offset, size = handle
     if offset + size + TRAILER_BYTES > len(content):
-        raise _Damaged(f"a block ends at byte {offset + size}, the file at {len(content)}")
+        raise _DamagedError(f"a block ends at byte {offset + size}, the file at {len(content)}")
     checked = content[offset : offset + size + 1]
     (stored,) = struct.unpack_from("<I", content, offset + size + 1)
     if mask(google_crc32c.value(checked)) != stored:
-        raise _Damaged(f"the block at byte {offset} has another CRC-32C than recorded")
+        raise _DamagedError(f"the block at byte {offset} has another CRC-32C than recorded")
     if checked[-1]:
-        raise _Unsupported(f"the block at byte {offset} is compressed, which is not supported")
+        raise _UnsupportedError(f"the block at byte {offset} is compressed, which is not supported")
     return checked[:-1]
 
 
 def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
     if len(block) < 8:
-        raise _Damaged("a block has no restarts")
+        raise _DamagedError("a block has no restarts")
     (restarts,) = struct.unpack_from("<I", block, len(block) - 4)
     end = len(block) - 4 * (restarts + 1)
     key, place = b"", 0
@@ -109,7 +110,7 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
         own, place = _varint(block, place)
         size, place = _varint(block, place)
         if shared > len(key) or place + own + size > end:
-            raise _Damaged("an entry is longer than its block")
+            raise _DamagedError("an entry is longer than its block")
         key = key[:shared] + block[place : place + own]
         yield key, block[place + own : place + own + size]
         place += own + size

@@ -134,8 +134,8 @@ class TensorBundle:
           prefix: path without ``.index``.
 
         Raises:
-          UserError: there is no such checkpoint, a file is missing, truncated or damaged, or it is of a kind that is not
-            supported: format V1, big-endian, partitioned variables, compressed blocks.
+          UserError: there is no such checkpoint, a file is missing, truncated or damaged, or it is of a kind that is
+            not supported: format V1, big-endian, partitioned variables, compressed blocks.
         """
         self._prefix, self._index = prefix, index_path(prefix)
         try:

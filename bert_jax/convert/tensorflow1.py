@@ -6,15 +6,17 @@ A directory holds ``bert_config.json`` or ``albert_config.json``, ``bert_model.c
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from bert_jax.convert import tensor_bundle, tensorflow1_names
 from bert_jax.convert.form import Form
 from bert_jax.convert.tensor_bundle import TensorBundle
-from bert_jax.convert.tensorflow1_names import FAMILIES, GLOBAL_STEP, SLOTS, to_huggingface, to_tensorflow
+from bert_jax.convert.tensorflow1_config import google_config, read_config
+from bert_jax.convert.tensorflow1_names import GLOBAL_STEP, SLOTS, to_huggingface, to_tensorflow
 from bert_jax.errors import UserError, require
 from bert_jax.storage import StoredPath, make_directory, write_whole
 
@@ -22,44 +24,6 @@ Moments = tuple[int, dict[str, np.ndarray], dict[str, np.ndarray]]
 """Steps taken; first and second moments under Hugging Face's names, in their layout."""
 
 CHECKPOINT = "bert_model.ckpt"
-EPSILON = 1e-12
-"""Of LayerNorm: tf.contrib.layers.layer_norm has it built in, config files do not say it."""
-_BERT_DEFAULTS = {
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "hidden_act": "gelu",
-    "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.1,
-    "max_position_embeddings": 512,
-    "type_vocab_size": 2,
-    "initializer_range": 0.02,
-}
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "bert": _BERT_DEFAULTS,
-    "albert": {
-        **_BERT_DEFAULTS,
-        "embedding_size": 128,
-        "hidden_size": 4096,
-        "num_hidden_groups": 1,
-        "num_attention_heads": 64,
-        "intermediate_size": 16384,
-        "inner_group_num": 1,
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-    },
-}
-"""What Google's BertConfig and AlbertConfig take for a setting that the file lacks; vocab_size has to be there."""
-
-# Google's "gelu" is the exact one (erf) in BERT until commit bee6030 of May 2019 and the approximation with tanh since,
-# under the same name; in ALBERT it always is the approximation. The files do not say which one a model was trained with.
-# transformers publishes all of Google's BERTs with "gelu", the exact one, and its own default for ALBERT is "gelu_new",
-# the approximation: so do we. Where we wrote the file, GELU_KIND says which; Google's code carries unknown keys along.
-GELU_KIND = "gelu_approximate"
-GELUS = {"none": "gelu", "tanh": "gelu_new"}
-UNMARKED_GELU = {"bert": "none", "albert": "tanh"}
-OTHER_ACTIVATIONS = ("relu", "tanh", "linear")
 
 # transformers' modules have these beside the tensors they are tied to, or computed from nothing.
 TIED = {
@@ -111,7 +75,8 @@ class _Weights(Mapping[str, np.ndarray]):
     """A model's tensors under Hugging Face's names, each read when it is asked for."""
 
     def __init__(self, bundle: TensorBundle, family: str, source: str):
-        self._bundle, self._places = bundle, {}
+        self._bundle = bundle
+        self._places: dict[str, tuple[str, bool]] = {}
         for name in bundle.names():
             if not tensorflow1_names.is_optimizer_state(name):
                 theirs, transposed = to_huggingface(name, family, source)
@@ -125,6 +90,9 @@ class _Weights(Mapping[str, np.ndarray]):
         own, transposed = self._places[name]
         array = self._bundle.read(own + slot)
         return array.T if transposed else array
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places  # Mapping's own would read the tensor
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self.read_slot(name, "")
@@ -143,8 +111,8 @@ def read(source: StoredPath) -> Form:
       source: as for `found`; the config lies beside the checkpoint.
 
     Raises:
-      UserError: there is no checkpoint or no config, they are damaged, or of a kind that is not supported; or a tensor is
-        none of Google's. A tensor that is missing is noticed by who asks for it.
+      UserError: there is no checkpoint or no config, they are damaged, or of a kind that is not supported; or a tensor
+        is none of Google's. A tensor that is missing is noticed by who asks for it.
     """
     prefix, config, weights, _ = _open(source)
     config["architectures"] = [_architecture(config["model_type"], weights)]
@@ -155,7 +123,7 @@ def _open(source: StoredPath) -> tuple[StoredPath, dict[str, Any], _Weights, Ten
     prefix = found(source)
     require(prefix is not None, f"{source} is no checkpoint of TensorFlow: it needs a file *.ckpt.index")
     bundle = TensorBundle(prefix)
-    config = _read_config(prefix.parent)
+    config = read_config(prefix.parent)
     return prefix, config, _Weights(bundle, config["model_type"], str(prefix)), bundle
 
 
@@ -170,42 +138,6 @@ def _architecture(family: str, names: Mapping[str, np.ndarray]) -> str:
         "qa_outputs.weight": "ForQuestionAnswering",
     }
     return family.capitalize() + next((suffix for name, suffix in heads.items() if name in names), "Model")
-
-
-def _read_config(directory: StoredPath) -> dict[str, Any]:
-    """Their ``config.json``, from Google's file; keys that Google's classes do not know are carried along."""
-    files = {family: directory / f"{family}_config.json" for family in FAMILIES}
-    there = [family for family, file in files.items() if file.exists()]
-    if len(there) != 1:
-        state = "both" if there else "none"
-        raise UserError(f"{directory} needs one of bert_config.json and albert_config.json, and has {state} of them")
-    family, file = there[0], files[there[0]]
-    try:
-        config = DEFAULTS[family] | json.loads(file.read_text())
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{file} is not JSON, or no object: copy or download it again") from error
-    require("vocab_size" in config, f"{file} has no vocab_size: is it the config of a {family}?")
-    config["model_type"] = family
-    _check_shape(config, str(file))
-    kind, activation = config.pop(GELU_KIND, UNMARKED_GELU[family]), config["hidden_act"]
-    if activation == "gelu":
-        require(kind in GELUS, f"{file}: {GELU_KIND} '{kind}' is not one of {', '.join(GELUS)}")
-        config["hidden_act"] = GELUS[kind]
-    else:
-        supported = ", ".join(("gelu", *OTHER_ACTIVATIONS))
-        require(activation in OTHER_ACTIVATIONS, f"{file}: hidden_act '{activation}' is not one of {supported}")
-    return {"layer_norm_eps": EPSILON, "tie_word_embeddings": True} | config
-
-
-def _check_shape(config: dict[str, Any], source: str) -> None:
-    """Raise UserError for what Google's code and transformers build differently."""
-    if config["model_type"] != "albert":
-        return
-    inner = config.get("inner_group_num", 1)
-    require(inner == 1, f"{source}: inner_group_num {inner} is not supported: only 1 is")
-    # Google's code then leaves the projection out, transformers' has one.
-    same = config["embedding_size"] == config["hidden_size"]
-    require(not same, f"{source}: an ALBERT whose embedding_size is its hidden_size is not supported")
 
 
 def read_moments(source: StoredPath) -> Moments | None:
@@ -263,7 +195,7 @@ def write(form: Form, directory: StoredPath, moments: Moments | None = None) -> 
     prefix = directory / CHECKPOINT
     exists = tensor_bundle.index_path(prefix).exists()
     require(not exists, f"{prefix}.index exists already: choose another destination, or remove it")
-    config = _google_config(form)
+    config = google_config(form)
     family = form.config["model_type"]
     tensors = _Renamed(form, family)
     if moments is not None:
@@ -274,45 +206,13 @@ def write(form: Form, directory: StoredPath, moments: Moments | None = None) -> 
     tensor_bundle.write(prefix, tensors)
 
 
-def _google_config(form: Form) -> dict[str, Any]:
-    """Google's config of a form.
-
-    Raises:
-      UserError: Google's code builds no such model.
-    """
-    config, source = form.config, form.source
-    family = config["model_type"]
-    supported = ", ".join(FAMILIES)
-    require(family in FAMILIES, f"{source}: a {family} cannot be written for TensorFlow 1: only {supported}")
-    fixed = {
-        "layer_norm_eps": EPSILON,
-        "position_embedding_type": "absolute",
-        "is_decoder": False,
-        "add_cross_attention": False,
-    }
-    for key, value in fixed.items():
-        given = config.get(key, value)
-        require(given == value, f"{source}: {key} {given} cannot be written for TensorFlow 1: its code has {value}")
-    complete = DEFAULTS[family] | {"hidden_act": GELUS[UNMARKED_GELU[family]]} | config
-    _check_shape(complete, source)
-    google = {key: complete[key] for key in ("vocab_size", *DEFAULTS[family])}
-    activation = google["hidden_act"].replace("gelu_pytorch_tanh", "gelu_new")
-    if activation in GELUS.values():
-        google["hidden_act"] = "gelu"
-        google[GELU_KIND] = next(kind for kind, name in GELUS.items() if name == activation)
-    else:
-        known = (*GELUS.values(), *OTHER_ACTIVATIONS)
-        require(activation in known, f"{source}: hidden_act '{activation}' is not one of {', '.join(known)}")
-    return google
-
-
 class _Renamed(Mapping[str, np.ndarray]):
     """A form's tensors under TensorFlow's names, each fetched when it is asked for."""
 
     def __init__(self, form: Form, family: str):
         self._form, self._family = form, family
-        self._made = {}
-        self._names = []
+        self._made: dict[str, Callable[[], np.ndarray]] = {}
+        self._names: list[str] = []
         for name in form.tensors:
             if name.endswith(BUFFERS):
                 continue
@@ -351,7 +251,9 @@ class _Renamed(Mapping[str, np.ndarray]):
         self._made[GLOBAL_STEP] = lambda: np.asarray(step, np.int64)
 
     def __getitem__(self, name: str) -> np.ndarray:
-        return self._made[name]()
+        array = self._made[name]()
+        # Google's code has float32 variables, and TensorFlow restores no other dtype into them.
+        return array.astype(np.float32) if array.dtype in (np.float16, ml_dtypes.bfloat16) else array
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._made)

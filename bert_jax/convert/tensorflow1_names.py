@@ -7,7 +7,6 @@ slots are named as BERT's are; transformers 5.23, modeling_bert.py and modeling_
 
 import difflib
 import re
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from bert_jax.errors import UserError
@@ -20,28 +19,33 @@ _DENSE = (("/kernel", ".weight", True), ("/bias", ".bias", False))
 _NORM = (("/gamma", ".weight", False), ("/beta", ".bias", False))
 _HEAD = (("/output_weights", ".weight", False), ("/output_bias", ".bias", False))
 
-_LAYER, _THEIRS = "bert/encoder/layer_{n}/", "bert.encoder.layer.{n}."
+_PARTS = ("query", "key", "value")
+_LAYER, _THEIR_LAYER = "bert/encoder/layer_{n}/", "bert.encoder.layer.{n}."
 _GROUP = "bert/encoder/transformer/group_{n}/inner_group_0/"
 _THEIR_GROUP = "albert.encoder.albert_layer_groups.{n}.albert_layers.0."
+# Of run_classifier.py and run_squad.py, by the same names in both families.
+_TASKS = (
+    ("", "classifier", (("output_weights", ".weight", False), ("output_bias", ".bias", False))),
+    ("cls/squad", "qa_outputs", _HEAD),
+)
 _SCOPES = {
     "bert": (
         ("bert/embeddings/word_embeddings", "bert.embeddings.word_embeddings.weight", _TENSOR),
         ("bert/embeddings/position_embeddings", "bert.embeddings.position_embeddings.weight", _TENSOR),
         ("bert/embeddings/token_type_embeddings", "bert.embeddings.token_type_embeddings.weight", _TENSOR),
         ("bert/embeddings/LayerNorm", "bert.embeddings.LayerNorm", _NORM),
-        *((f"{_LAYER}attention/self/{part}", f"{_THEIRS}attention.self.{part}", _DENSE) for part in ("query", "key", "value")),
-        (f"{_LAYER}attention/output/dense", f"{_THEIRS}attention.output.dense", _DENSE),
-        (f"{_LAYER}attention/output/LayerNorm", f"{_THEIRS}attention.output.LayerNorm", _NORM),
-        (f"{_LAYER}intermediate/dense", f"{_THEIRS}intermediate.dense", _DENSE),
-        (f"{_LAYER}output/dense", f"{_THEIRS}output.dense", _DENSE),
-        (f"{_LAYER}output/LayerNorm", f"{_THEIRS}output.LayerNorm", _NORM),
+        *((f"{_LAYER}attention/self/{part}", f"{_THEIR_LAYER}attention.self.{part}", _DENSE) for part in _PARTS),
+        (f"{_LAYER}attention/output/dense", f"{_THEIR_LAYER}attention.output.dense", _DENSE),
+        (f"{_LAYER}attention/output/LayerNorm", f"{_THEIR_LAYER}attention.output.LayerNorm", _NORM),
+        (f"{_LAYER}intermediate/dense", f"{_THEIR_LAYER}intermediate.dense", _DENSE),
+        (f"{_LAYER}output/dense", f"{_THEIR_LAYER}output.dense", _DENSE),
+        (f"{_LAYER}output/LayerNorm", f"{_THEIR_LAYER}output.LayerNorm", _NORM),
         ("bert/pooler/dense", "bert.pooler.dense", _DENSE),
         ("cls/predictions/transform/dense", "cls.predictions.transform.dense", _DENSE),
         ("cls/predictions/transform/LayerNorm", "cls.predictions.transform.LayerNorm", _NORM),
         ("cls/predictions/output_bias", "cls.predictions.bias", _TENSOR),
         ("cls/seq_relationship", "cls.seq_relationship", _HEAD),
-        ("", "classifier", (("output_weights", ".weight", False), ("output_bias", ".bias", False))),
-        ("cls/squad", "qa_outputs", _HEAD),
+        *_TASKS,
     ),
     "albert": (
         ("bert/embeddings/word_embeddings", "albert.embeddings.word_embeddings.weight", _TENSOR),
@@ -49,7 +53,7 @@ _SCOPES = {
         ("bert/embeddings/token_type_embeddings", "albert.embeddings.token_type_embeddings.weight", _TENSOR),
         ("bert/embeddings/LayerNorm", "albert.embeddings.LayerNorm", _NORM),
         ("bert/encoder/embedding_hidden_mapping_in", "albert.encoder.embedding_hidden_mapping_in", _DENSE),
-        *((f"{_GROUP}attention_1/self/{part}", f"{_THEIR_GROUP}attention.{part}", _DENSE) for part in ("query", "key", "value")),
+        *((f"{_GROUP}attention_1/self/{part}", f"{_THEIR_GROUP}attention.{part}", _DENSE) for part in _PARTS),
         (f"{_GROUP}attention_1/output/dense", f"{_THEIR_GROUP}attention.dense", _DENSE),
         (f"{_GROUP}LayerNorm", f"{_THEIR_GROUP}attention.LayerNorm", _NORM),
         (f"{_GROUP}ffn_1/intermediate/dense", f"{_THEIR_GROUP}ffn", _DENSE),
@@ -60,10 +64,9 @@ _SCOPES = {
         ("cls/predictions/transform/LayerNorm", "predictions.LayerNorm", _NORM),
         ("cls/predictions/output_bias", "predictions.bias", _TENSOR),
         ("cls/seq_relationship", "sop_classifier.classifier", _HEAD),
-        ("", "classifier", (("output_weights", ".weight", False), ("output_bias", ".bias", False))),
-        ("cls/squad", "qa_outputs", _HEAD),
+        *_TASKS,
     ),
-}  # fmt: skip
+}
 FAMILIES = tuple(_SCOPES)
 MODULE = "module/"
 """Before every name in a checkpoint that was trained from TensorFlow Hub's module; it says nothing."""
@@ -74,7 +77,7 @@ GLOBAL_STEP = "global_step"
 SLOTS = ("/adam_m", "/adam_v")
 """First and second moment, of AdamWeightDecayOptimizer and LAMBOptimizer alike."""
 OTHER_SLOTS = ("/AdamWeightDecayOptimizer", "/AdamWeightDecayOptimizer_1", "/Adam", "/Adam_1", "/Momentum")
-"""Of other optimizers, as tf.train.Optimizer names slots; also transformers' old converter left out the first two."""
+"""Of other optimizers, as tf.train.Optimizer names slots; transformers' converter of old left out the first two."""
 OTHER_STATE = ("beta1_power", "beta2_power")
 
 
@@ -85,18 +88,15 @@ class Target(NamedTuple):
     transposed: bool
 
 
-class _Rule(NamedTuple):
-    tensorflow: str
-    theirs: str
-    transposed: bool
-
-
-def _rules(family: str) -> list[_Rule]:
-    return [
-        _Rule(scope + ours, module + theirs, transposed)
-        for scope, module, inside in _SCOPES[family]
+_RULES = {
+    family: [
+        (scope + ours, module + theirs, transposed)
+        for scope, module, inside in scopes
         for ours, theirs, transposed in inside
     ]
+    for family, scopes in _SCOPES.items()
+}
+"""By family: name in TensorFlow, name in transformers, whether one is the other transposed; {n} is a number."""
 
 
 def to_huggingface(name: str, family: str, source: str) -> Target:
@@ -114,9 +114,7 @@ def to_huggingface(name: str, family: str, source: str) -> Target:
     if plain.startswith(BEAM_HEAD):
         advice = "use a pretrained model or one of run_squad_v1.py"
         raise UserError(f"{source}: '{name}' is of run_squad_v2.py's beam search, which is not supported: {advice}")
-    return _translate(
-        plain, [(rule.tensorflow, rule.theirs, rule.transposed) for rule in _rules(family)], family, source
-    )
+    return _translate(plain, _RULES[family], family, source)
 
 
 def to_tensorflow(name: str, family: str, source: str) -> Target:
@@ -130,9 +128,8 @@ def to_tensorflow(name: str, family: str, source: str) -> Target:
     Raises:
       UserError: no rule knows the name.
     """
-    return _translate(
-        name, [(rule.theirs, rule.tensorflow, rule.transposed) for rule in _rules(family)], family, source
-    )
+    flipped = [(theirs, ours, transposed) for ours, theirs, transposed in _RULES[family]]
+    return _translate(name, flipped, family, source)
 
 
 def _translate(name: str, rules: list[tuple[str, str, bool]], family: str, source: str) -> Target:
@@ -140,12 +137,9 @@ def _translate(name: str, rules: list[tuple[str, str, bool]], family: str, sourc
         if match := re.fullmatch(re.escape(known).replace(r"\{n\}", r"(\d+)"), name):
             return Target(other.replace("{n}", match[1] if match.groups() else ""), transposed)
     number = re.search(r"\d+", name)
-    near = _nearest(name, (known.replace("{n}", number[0] if number else "0") for known, _, _ in rules))
-    raise UserError(f"{source}: tensor '{name}' is none of Google's {family}: the nearest known is '{near}'")
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    return difflib.get_close_matches(name, known, n=1, cutoff=0)[0]
+    filled = [known.replace("{n}", number[0] if number else "0") for known, _, _ in rules]
+    nearest = difflib.get_close_matches(name, filled, n=1, cutoff=0)[0]
+    raise UserError(f"{source}: tensor '{name}' is none of Google's {family}; the nearest known name is '{nearest}'")
 
 
 def is_optimizer_state(name: str) -> bool:
