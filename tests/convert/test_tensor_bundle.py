@@ -1,0 +1,234 @@
+"""TensorFlow's checkpoints: what TensorFlow wrote is read to the bit, what is damaged is named in one line."""
+
+import shutil
+from pathlib import Path
+
+import google_crc32c
+import ml_dtypes
+import numpy as np
+import pytest
+
+from bert_jax.convert import table_file, tensor_bundle
+from bert_jax.convert.tensor_bundle import TensorBundle
+from bert_jax.errors import UserError
+from tests.golden import tensor_bundle_recipe as recipe
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "tensor_bundle"
+
+
+def identical(first: np.ndarray, second: np.ndarray) -> bool:
+    return (
+        first.dtype == second.dtype
+        and first.shape == second.shape
+        and np.ascontiguousarray(first).tobytes() == np.ascontiguousarray(second).tobytes()
+    )
+
+
+@pytest.fixture
+def several(tmp_path):
+    """A copy of the checkpoint in three shards: its prefix."""
+    shutil.copytree(GOLDEN / "bert", tmp_path / "bert")
+    return tmp_path / "bert" / "model.ckpt-7"
+
+
+def rewrite(path: Path, change) -> None:
+    content = bytearray(path.read_bytes())
+    path.write_bytes(change(content) or content)
+
+
+def refused(prefix: Path) -> str:
+    """The message, when everything is read."""
+    with pytest.raises(UserError) as caught:
+        bundle = TensorBundle(prefix)
+        for name in bundle.names():
+            bundle.read(name)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_weights_of_tensorflow_in_three_shards():
+    shapes = recipe.with_slots(recipe.bert_variables())
+    bundle = TensorBundle(GOLDEN / "bert" / "model.ckpt-7")
+    assert bundle.names() == sorted([*shapes, "global_step"])
+    for name, shape in shapes.items():
+        assert bundle.shape(name) == shape
+        assert identical(bundle.read(name), recipe.values(name, shape)), name
+    assert identical(bundle.read("global_step"), np.array(recipe.STEP, np.int64))
+
+
+def test_other_dtypes_of_tensorflow_and_no_strings():
+    expected = recipe.others() | {"bfloat16": np.array(recipe.BFLOAT16, ml_dtypes.bfloat16)}
+    bundle = TensorBundle(GOLDEN / "others" / "others.ckpt")
+    assert bundle.names() == sorted(expected)
+    for name, array in expected.items():
+        assert identical(bundle.read(name), array), name
+
+
+def test_a_tensor_is_a_view_of_the_file():
+    array = TensorBundle(GOLDEN / "albert" / "model.ckpt-best").read("bert/embeddings/word_embeddings")
+    assert not array.flags.owndata and not array.flags.writeable
+
+
+@pytest.mark.parametrize("block_bytes", [1, 300, 1 << 18], ids=["a block per tensor", "some blocks", "one block"])
+def test_what_is_written_is_read(tmp_path, block_bytes):
+    names = [f"layer_{number}/{part}" for number in range(40) for part in ("kernel", "bias")]
+    arrays = {name: recipe.values(name, (3, 2)) for name in names} | recipe.others()
+    arrays["bfloat16"] = np.array(recipe.BFLOAT16, ml_dtypes.bfloat16)
+    arrays["transposed"] = recipe.values("transposed", (3, 5)).T
+    arrays["swapped"] = np.arange(3, dtype=">i4")
+    tensor_bundle.write(tmp_path / "model.ckpt", arrays, block_bytes)
+    bundle = TensorBundle(tmp_path / "model.ckpt")
+    assert bundle.names() == sorted(arrays)
+    for name, array in arrays.items():
+        assert identical(bundle.read(name), array.astype(array.dtype.newbyteorder("<"))), name
+    index = (tmp_path / "model.ckpt.index").read_bytes()
+    number = len(blocks(index))
+    assert number == {1: len(arrays) + 1, 300: number, 1 << 18: 1}[block_bytes]
+    assert (number > 1) == (block_bytes < 1 << 18)
+
+
+def blocks(index: bytes) -> list[tuple[int, int]]:
+    """Offset and size of the data blocks of a table, by its index block, which the footer's second handle names."""
+    footer = index[-48:]
+    _, place = table_file._handle(footer, 0)
+    handle, _ = table_file._handle(footer, place)
+    return [table_file._handle(value, 0)[0] for _, value in table_file._entries(table_file._block(index, handle))]
+
+
+def test_the_data_and_the_entries_are_tensorflows(tmp_path):
+    """One shard: our data file is TensorFlow's to the byte, and so is every entry of the index."""
+    theirs = GOLDEN / "albert" / "model.ckpt-best"
+    ours = tmp_path / "ours.ckpt"
+    bundle = TensorBundle(theirs)
+    tensor_bundle.write(ours, {name: bundle.read(name) for name in reversed(bundle.names())})
+    assert tensor_bundle.shard_path(ours, 0, 1).read_bytes() == tensor_bundle.shard_path(theirs, 0, 1).read_bytes()
+    tables = [
+        list(table_file.read_table(tensor_bundle.index_path(prefix).read_bytes(), "")) for prefix in (ours, theirs)
+    ]
+    assert tables[0] == tables[1]
+
+
+def test_the_same_tensors_give_the_same_bytes(tmp_path):
+    arrays = {"b": np.ones(3, np.float32), "a": np.zeros((2, 2), np.int32)}
+    for name, order in (("one", arrays), ("two", dict(reversed(arrays.items())))):
+        tensor_bundle.write(tmp_path / name, order)
+    for suffix in (".index", ".data-00000-of-00001"):
+        assert (tmp_path / f"one{suffix}").read_bytes() == (tmp_path / f"two{suffix}").read_bytes()
+
+
+def test_a_dtype_that_tensorflow_has_not(tmp_path):
+    with pytest.raises(UserError, match="tensor 'x' is of <U1"):
+        tensor_bundle.write(tmp_path / "model.ckpt", {"x": np.array(["a"])})
+    assert not (tmp_path / "model.ckpt.index").exists()
+
+
+def test_masked_crc_of_leveldb():
+    """CRC-32C of 32 zeros as RFC 3720 B.4 gives it, masked by hand."""
+    crc = google_crc32c.value(bytes(32))
+    assert crc == 0x8A9136AA
+    rotated = (0x8A9136AA >> 15) | (0x8A9136AA << 17) & 0xFFFFFFFF
+    assert table_file.mask(crc) == (rotated + 0xA282EAD8) % (1 << 32)
+
+
+def test_truncated_index(several):
+    rewrite(tensor_bundle.index_path(several), lambda content: content[:-1])
+    assert "model.ckpt-7.index: truncated or damaged" in refused(several)
+
+
+def test_index_whose_middle_is_missing(several):
+    rewrite(tensor_bundle.index_path(several), lambda content: content[:100] + content[-48:])
+    assert "model.ckpt-7.index: truncated or damaged (a block ends at byte" in refused(several)
+
+
+def test_empty_index(several):
+    tensor_bundle.index_path(several).write_bytes(b"")
+    assert "model.ckpt-7.index: truncated or damaged" in refused(several)
+
+
+@pytest.mark.parametrize("place", [0, 50, 2000, -60])
+def test_flipped_byte_in_the_index(several, place):
+    def flip(content):
+        content[place] ^= 4
+
+    rewrite(tensor_bundle.index_path(several), flip)
+    assert "has another CRC-32C than recorded" in refused(several)
+
+
+def test_flipped_byte_in_the_data(several):
+    path = tensor_bundle.shard_path(several, 2, 3)
+
+    def flip(content):
+        content[1000] ^= 1
+
+    rewrite(path, flip)
+    message = refused(several)
+    assert f"{path}: tensor 'bert/" in message and "is damaged (CRC-32C)" in message
+    bundle = TensorBundle(several)
+    intact = "cls/seq_relationship/output_bias"
+    assert identical(bundle.read(intact), recipe.values(intact, (2,)))  # the others can still be read
+
+
+def test_truncated_data(several):
+    path = tensor_bundle.shard_path(several, 2, 3)
+    rewrite(path, lambda content: content[:-1])
+    assert f"{path}: truncated, tensor '" in refused(several)
+
+
+def test_missing_shard(several):
+    path = tensor_bundle.shard_path(several, 1, 3)
+    path.unlink()
+    assert f"{path} is missing" in refused(several)
+
+
+def test_no_checkpoint(tmp_path):
+    assert f"{tmp_path / 'x.ckpt'}.index is missing" in refused(tmp_path / "x.ckpt")
+
+
+def test_format_v1():
+    assert "v1.ckpt: a checkpoint of TensorFlow's format V1 (one file)" in refused(GOLDEN / "v1" / "v1.ckpt")
+
+
+def test_partitioned_variable():
+    assert "variable 'sliced' is partitioned" in refused(GOLDEN / "partitioned" / "partitioned.ckpt")
+
+
+def with_index(prefix: Path, header: dict, entry: dict | None = None) -> Path:
+    """An index of our own making, and 8 bytes of data."""
+    items = [(b"", tensor_bundle._Header(**header).SerializeToString())]
+    if entry is not None:
+        items.append((b"x", tensor_bundle._Entry(**entry).SerializeToString()))
+    tensor_bundle.index_path(prefix).write_bytes(table_file.make_table(items))
+    tensor_bundle.shard_path(prefix, 0, 1).write_bytes(bytes(8))
+    return prefix
+
+
+@pytest.mark.parametrize(
+    ("header", "entry", "said"),
+    [
+        ({"num_shards": 1, "endianness": 1}, None, "big-endian"),
+        ({"num_shards": 1, "version": {"min_consumer": 2}}, None, "its format 2 is newer"),
+        ({"num_shards": 1}, {"dtype": 1, "size": 8}, "the entry of tensor 'x' contradicts itself"),
+        ({"num_shards": 1}, {"dtype": 1, "size": 4, "shard_id": 1}, "the entry of tensor 'x' contradicts itself"),
+        ({"num_shards": 1}, {"dtype": 1, "size": 4, "offset": -4}, "the entry of tensor 'x' contradicts itself"),
+        ({"num_shards": 1}, {"dtype": 8, "size": 8}, "tensor 'x' has TensorFlow's dtype 8"),
+    ],
+)
+def test_what_an_index_can_say_that_is_not_supported(tmp_path, header, entry, said):
+    assert said in refused(with_index(tmp_path / "model.ckpt", header, entry))
+
+
+def test_a_table_that_is_no_checkpoint(tmp_path):
+    for items, said in (([], "it has no header"), ([(b"", b"\xff")], "the header cannot be read")):
+        tensor_bundle.index_path(tmp_path / "model.ckpt").write_bytes(table_file.make_table(items))
+        assert said in refused(tmp_path / "model.ckpt")
+
+
+def test_compressed_block(tmp_path):
+    prefix = with_index(tmp_path / "model.ckpt", {"num_shards": 1})
+    path = tensor_bundle.index_path(prefix)
+    index = path.read_bytes()
+    ((_, size),) = blocks(index)
+    block = index[:size] + b"\1"
+    path.write_bytes(block + table_file.mask(google_crc32c.value(block)).to_bytes(4, "little") + index[size + 5 :])
+    assert "model.ckpt.index: the block at byte 0 is compressed" in refused(prefix)

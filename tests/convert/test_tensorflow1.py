@@ -1,0 +1,424 @@
+"""Google's TensorFlow 1 checkpoints as forms and back: names, transposes, settings, moments, and what is refused."""
+
+import json
+import shutil
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from bert_jax.convert import tensor_bundle, tensorflow1, tensorflow1_names
+from bert_jax.convert.form import Form
+from bert_jax.convert.tensor_bundle import TensorBundle
+from bert_jax.errors import UserError
+from tests.golden import recipe as parity_recipe
+from tests.golden import tensor_bundle_recipe as recipe
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "tensor_bundle"
+
+# Names in a state dict of transformers 5.23 (BertForPreTraining, AlbertForPreTraining) and Google's, written by hand.
+LAYER, THEIR_LAYER = "bert/encoder/layer_1/", "bert.encoder.layer.1."
+GROUP = "bert/encoder/transformer/group_1/inner_group_0/"
+THEIR_GROUP = "albert.encoder.albert_layer_groups.1.albert_layers.0."
+PAIRS = {
+    "bert": {
+        "bert.embeddings.word_embeddings.weight": "bert/embeddings/word_embeddings",
+        "bert.embeddings.LayerNorm.weight": "bert/embeddings/LayerNorm/gamma",
+        "bert.embeddings.LayerNorm.bias": "bert/embeddings/LayerNorm/beta",
+        THEIR_LAYER + "attention.self.query.weight": LAYER + "attention/self/query/kernel",
+        THEIR_LAYER + "attention.self.value.bias": LAYER + "attention/self/value/bias",
+        THEIR_LAYER + "attention.output.dense.weight": LAYER + "attention/output/dense/kernel",
+        THEIR_LAYER + "attention.output.LayerNorm.weight": LAYER + "attention/output/LayerNorm/gamma",
+        THEIR_LAYER + "intermediate.dense.weight": LAYER + "intermediate/dense/kernel",
+        THEIR_LAYER + "output.dense.weight": LAYER + "output/dense/kernel",
+        THEIR_LAYER + "output.LayerNorm.bias": LAYER + "output/LayerNorm/beta",
+        "bert.pooler.dense.weight": "bert/pooler/dense/kernel",
+        "cls.predictions.transform.dense.weight": "cls/predictions/transform/dense/kernel",
+        "cls.predictions.transform.LayerNorm.weight": "cls/predictions/transform/LayerNorm/gamma",
+        "cls.predictions.bias": "cls/predictions/output_bias",
+        "cls.seq_relationship.weight": "cls/seq_relationship/output_weights",
+        "cls.seq_relationship.bias": "cls/seq_relationship/output_bias",
+    },
+    "albert": {
+        "albert.embeddings.position_embeddings.weight": "bert/embeddings/position_embeddings",
+        "albert.encoder.embedding_hidden_mapping_in.weight": "bert/encoder/embedding_hidden_mapping_in/kernel",
+        THEIR_GROUP + "attention.key.weight": GROUP + "attention_1/self/key/kernel",
+        THEIR_GROUP + "attention.dense.weight": GROUP + "attention_1/output/dense/kernel",
+        THEIR_GROUP + "attention.LayerNorm.weight": GROUP + "LayerNorm/gamma",
+        THEIR_GROUP + "ffn.weight": GROUP + "ffn_1/intermediate/dense/kernel",
+        THEIR_GROUP + "ffn_output.weight": GROUP + "ffn_1/intermediate/output/dense/kernel",
+        THEIR_GROUP + "full_layer_layer_norm.bias": GROUP + "LayerNorm_1/beta",
+        "albert.pooler.weight": "bert/pooler/dense/kernel",
+        "predictions.dense.weight": "cls/predictions/transform/dense/kernel",
+        "predictions.LayerNorm.bias": "cls/predictions/transform/LayerNorm/beta",
+        "predictions.bias": "cls/predictions/output_bias",
+        "sop_classifier.classifier.weight": "cls/seq_relationship/output_weights",
+    },
+}
+VARIABLES = {"bert": recipe.bert_variables(), "albert": recipe.albert_variables()}
+
+
+def equal(first: dict, second: dict) -> bool:
+    return set(first) == set(second) and all(
+        first[name].dtype == second[name].dtype and np.array_equal(first[name], second[name]) for name in first
+    )
+
+
+def refusal(call, *arguments, **named) -> str:
+    with pytest.raises(UserError) as caught:
+        call(*arguments, **named)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.fixture
+def copied(tmp_path):
+    """A copy of a golden checkpoint, by family."""
+
+    def copy(family: str) -> Path:
+        shutil.copytree(GOLDEN / family, tmp_path / family)
+        return tmp_path / family
+
+    return copy
+
+
+def extended(family: str, extra: dict[str, tuple[int, ...]]) -> Form:
+    """The golden form with further tensors, in memory."""
+    form = tensorflow1.read(GOLDEN / family)
+    return Form(form.config, dict(form.tensors) | {name: recipe.values(name, extra[name]) for name in extra}, "test")
+
+
+def change_config(directory: Path, family: str, **settings) -> None:
+    path = directory / f"{family}_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+
+
+@pytest.mark.parametrize("family", ["bert", "albert"])
+def test_every_tensor_has_the_value_of_the_name_written_by_hand(family):
+    form = tensorflow1.read(GOLDEN / family)
+    assert len(form.tensors) == len(VARIABLES[family])
+    for theirs, name in PAIRS[family].items():
+        expected = recipe.values(name, VARIABLES[family][name])
+        np.testing.assert_array_equal(form.tensors[theirs], expected.T if name.endswith("/kernel") else expected)
+
+
+def test_names_and_shapes_are_those_of_berts_state_dict():
+    shapes = {name: array.shape for name, array in tensorflow1.read(GOLDEN / "bert").tensors.items()}
+    assert shapes == parity_recipe.tensor_shapes(recipe.BERT_CONFIG)
+
+
+@pytest.mark.parametrize("family", ["bert", "albert"])
+def test_the_table_goes_both_ways_for_every_variable(family):
+    for name in VARIABLES[family]:
+        theirs, transposed = tensorflow1_names.to_huggingface(name, family, "test")
+        assert tensorflow1_names.to_tensorflow(theirs, family, "test") == (name, transposed)
+        assert transposed == name.endswith("/kernel")
+
+
+@pytest.mark.parametrize("family", ["bert", "albert"])
+@pytest.mark.parametrize(
+    ("theirs", "name"),
+    [
+        ("classifier.weight", "output_weights"),
+        ("classifier.bias", "output_bias"),
+        ("qa_outputs.weight", "cls/squad/output_weights"),
+        ("qa_outputs.bias", "cls/squad/output_bias"),
+    ],
+)
+def test_heads_of_tasks_are_not_transposed(family, theirs, name):
+    assert tensorflow1_names.to_tensorflow(theirs, family, "test") == (name, False)
+    assert tensorflow1_names.to_huggingface(name, family, "test") == (theirs, False)
+
+
+def test_the_config_of_bert():
+    form = tensorflow1.read(GOLDEN / "bert")
+    assert form.source == str(GOLDEN / "bert" / "model.ckpt-7")
+    assert form.config == recipe.BERT_CONFIG | {
+        "architectures": ["BertForPreTraining"],
+        "model_type": "bert",
+        "layer_norm_eps": 1e-12,
+        "tie_word_embeddings": True,
+    }
+
+
+def test_the_config_of_albert():
+    form = tensorflow1.read(GOLDEN / "albert")
+    assert form.config == recipe.ALBERT_CONFIG | {
+        "architectures": ["AlbertForPreTraining"],
+        "hidden_act": "gelu_new",
+        "model_type": "albert",
+        "layer_norm_eps": 1e-12,
+        "tie_word_embeddings": True,
+    }
+
+
+def test_settings_that_a_config_lacks_are_googles_defaults(copied):
+    """Of AlbertConfig, whose defaults are ALBERT xxlarge's."""
+    directory = copied("albert")
+    (directory / "albert_config.json").write_text('{"vocab_size": 30000}')
+    config = tensorflow1.read(directory).config
+    assert (config["hidden_size"], config["num_attention_heads"], config["hidden_dropout_prob"]) == (4096, 64, 0)
+
+
+HEADS = {
+    "ForPreTraining": [],
+    "ForSequenceClassification": ["classifier.weight", "classifier.bias"],
+    "ForQuestionAnswering": ["qa_outputs.weight", "qa_outputs.bias"],
+    "Model": [],
+}
+
+
+@pytest.mark.parametrize("family", ["bert", "albert"])
+@pytest.mark.parametrize("head", HEADS)
+def test_a_form_comes_back_as_it_was(tmp_path, family, head):
+    form = extended(family, {name: (3, 4) if name.endswith("weight") else (3,) for name in HEADS[head]})
+    tensors = dict(form.tensors)
+    if head != "ForPreTraining":
+        tensors = {name: tensors[name] for name in tensors if name.startswith((family, *HEADS[head]))}
+    tensorflow1.write(Form(form.config, tensors, "test"), tmp_path / "out")
+    assert sorted(entry.name for entry in (tmp_path / "out").iterdir()) == sorted(
+        [f"{family}_config.json", "bert_model.ckpt.data-00000-of-00001", "bert_model.ckpt.index"]
+    )
+    back = tensorflow1.read(tmp_path / "out")
+    assert equal(dict(back.tensors), tensors)
+    ours = {"architectures": [family.capitalize() + head]}
+    assert back.config == {key: form.config[key] for key in form.config if key != "net_structure_type"} | ours
+    assert tensorflow1.read_moments(tmp_path / "out") is None
+
+
+@pytest.mark.parametrize("family", ["bert", "albert"])
+def test_moments_come_back_as_they_were(tmp_path, family):
+    form = tensorflow1.read(GOLDEN / family)
+    first, second = (
+        {name: recipe.values(name + slot, array.shape) for name, array in form.tensors.items()} for slot in "mv"
+    )
+    tensorflow1.write(form, tmp_path / "out", (12345, first, second))
+    step, *back = tensorflow1.read_moments(tmp_path / "out")
+    assert step == 12345 and equal(back[0], first) and equal(back[1], second)
+    bundle = TensorBundle(tmp_path / "out" / "bert_model.ckpt")
+    assert bundle.read("global_step").dtype == np.int64 and bundle.shape("global_step") == ()
+    assert set(bundle.names()) == {*recipe.with_slots(VARIABLES[family]), "global_step"}
+    assert equal(dict(tensorflow1.read(tmp_path / "out").tensors), dict(form.tensors))
+
+
+def test_moments_that_tensorflow_wrote():
+    step, first, second = tensorflow1.read_moments(GOLDEN / "bert")
+    assert step == recipe.STEP and set(first) == set(second) == set(tensorflow1.read(GOLDEN / "bert").tensors)
+    for theirs, name in PAIRS["bert"].items():
+        for moments, slot in ((first, "/adam_m"), (second, "/adam_v")):
+            expected = recipe.values(name + slot, VARIABLES["bert"][name])
+            np.testing.assert_array_equal(moments[theirs], expected.T if name.endswith("/kernel") else expected)
+
+
+def without(directory: Path, *left_out: str, **added) -> Path:
+    """The golden BERT, rewritten in one shard without some tensors and with others."""
+    bundle = TensorBundle(GOLDEN / "bert" / "model.ckpt-7")
+    kept = {name: bundle.read(name) for name in bundle.names() if name not in left_out}
+    tensor_bundle.write(directory / "model.ckpt", kept | added)
+    shutil.copy(GOLDEN / "bert" / "bert_config.json", directory)
+    return directory
+
+
+def test_a_pooler_without_gradients_has_no_moments(tmp_path):
+    slots = [f"bert/pooler/dense/{part}{slot}" for part in ("kernel", "bias") for slot in ("/adam_m", "/adam_v")]
+    form = tensorflow1.read(without(tmp_path, *slots))
+    moments = tensorflow1.read_moments(tmp_path)
+    assert set(form.tensors) - set(moments[1]) == {"bert.pooler.dense.weight", "bert.pooler.dense.bias"}
+    tensorflow1.write(form, tmp_path / "out", moments)
+    assert equal(tensorflow1.read_moments(tmp_path / "out")[2], moments[2])
+
+
+@pytest.mark.parametrize(
+    ("left_out", "said"),
+    [
+        (["global_step"], "no global_step"),
+        (["bert/pooler/dense/bias/adam_m"], "'bert/pooler/dense/bias/adam_m' is missing"),
+        (
+            ["bert/embeddings/LayerNorm/beta/adam_v", "bert/embeddings/LayerNorm/beta/adam_m"],
+            "'bert/embeddings/LayerNorm/beta/adam_m' is missing",
+        ),
+        (["bert/pooler/dense/bias"], "'bert/pooler/dense/bias/adam_m' belongs to no tensor"),
+    ],
+)
+def test_part_of_the_moments(tmp_path, left_out, said):
+    assert said in refusal(tensorflow1.read_moments, without(tmp_path, *left_out))
+
+
+def test_moments_of_another_optimizer(tmp_path):
+    slots = [name for name in recipe.with_slots(VARIABLES["bert"]) if name not in VARIABLES["bert"]]
+    other = "bert/pooler/dense/bias/AdamWeightDecayOptimizer"
+    without(tmp_path, *slots, **{other: np.zeros(4, np.float32)})
+    assert f"'{other}' is of an optimizer that is not supported" in refusal(tensorflow1.read_moments, tmp_path)
+    assert len(tensorflow1.read(tmp_path).tensors) == len(VARIABLES["bert"])
+
+
+def test_moments_to_write_have_to_be_whole(tmp_path):
+    form = tensorflow1.read(GOLDEN / "bert")
+    zeros = {name: np.zeros_like(array) for name, array in form.tensors.items()}
+    less = {name: zeros[name] for name in zeros if name != "cls.predictions.bias"}
+    for moments, said in (
+        ((1, zeros, less), "'cls.predictions.bias' has no moments (adam_v)"),
+        ((1, less, less), "'cls.predictions.bias' has no moments (adam_m)"),
+        ((1, zeros | {"x": zeros["cls.predictions.bias"]}, zeros), "moments of 'x', which is no tensor of it"),
+    ):
+        assert said in refusal(tensorflow1.write, form, tmp_path / "out", moments)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("family", "theirs", "google", "kind"),
+    [
+        ("bert", "gelu", "gelu", "none"),
+        ("bert", "gelu_new", "gelu", "tanh"),
+        ("albert", "gelu", "gelu", "none"),
+        ("albert", "gelu_new", "gelu", "tanh"),
+        ("bert", "gelu_pytorch_tanh", "gelu", "tanh"),
+        ("bert", "relu", "relu", None),
+    ],
+)
+def test_activations_survive(tmp_path, family, theirs, google, kind):
+    form = tensorflow1.read(GOLDEN / family)
+    tensorflow1.write(Form(form.config | {"hidden_act": theirs}, form.tensors, "test"), tmp_path / "out")
+    written = json.loads((tmp_path / "out" / f"{family}_config.json").read_text())
+    assert (written["hidden_act"], written.get("gelu_approximate")) == (google, kind)
+    back = tensorflow1.read(tmp_path / "out").config
+    assert back["hidden_act"] == {"gelu_pytorch_tanh": "gelu_new"}.get(theirs, theirs)
+    assert "gelu_approximate" not in back
+
+
+@pytest.mark.parametrize("family", ["bert", "albert"])
+def test_what_transformers_ties_and_buffers_is_left_out(tmp_path, family):
+    form = tensorflow1.read(GOLDEN / family)
+    head = "cls.predictions" if family == "bert" else "predictions"
+    copies = {
+        f"{head}.decoder.weight": form.tensors[f"{family}.embeddings.word_embeddings.weight"],
+        f"{head}.decoder.bias": form.tensors[f"{head}.bias"],
+        f"{family}.embeddings.position_ids": np.arange(5)[None],
+    }
+    tensorflow1.write(Form(form.config, dict(form.tensors) | copies, "test"), tmp_path / "out")
+    assert equal(dict(tensorflow1.read(tmp_path / "out").tensors), dict(form.tensors))
+    untied = copies | {f"{head}.decoder.bias": np.ones(11, np.float32)}
+    message = refusal(tensorflow1.write, Form(form.config, dict(form.tensors) | untied, "test"), tmp_path / "untied")
+    assert f"'{head}.decoder.bias' is not tied" in message
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_half_precision_is_written_as_float32(tmp_path, dtype):
+    form = tensorflow1.read(GOLDEN / "bert")
+    halves = {name: array.astype(dtype) for name, array in form.tensors.items()}
+    tensorflow1.write(Form(form.config, halves, "test"), tmp_path / "out")
+    assert equal(
+        dict(tensorflow1.read(tmp_path / "out").tensors),
+        {name: array.astype(np.float32) for name, array in halves.items()},
+    )
+
+
+@pytest.mark.parametrize("place", [".", "model.ckpt-7", "model.ckpt-7.index"])
+def test_found(place):
+    assert tensorflow1.found(GOLDEN / "bert" / place) == GOLDEN / "bert" / "model.ckpt-7"
+
+
+def test_found_nothing(tmp_path):
+    (tmp_path / "epoch-1.ckpt").write_bytes(b"a checkpoint of something else")
+    assert tensorflow1.found(tmp_path) is None
+    assert tensorflow1.found(tmp_path / "epoch-1.ckpt") is None
+    assert tensorflow1.found(tmp_path / "absent") is None
+    assert "needs a file *.ckpt.index" in refusal(tensorflow1.read, tmp_path)
+
+
+def test_found_several(copied):
+    directory = copied("bert")
+    for file in list(directory.glob("model.ckpt-7.*")):
+        shutil.copy(file, directory / file.name.replace("-7", "-10"))
+    assert "name one of model.ckpt-10, model.ckpt-7" in refusal(tensorflow1.found, directory)
+    state = directory / "checkpoint"
+    state.write_text('model_checkpoint_path: "/elsewhere/model.ckpt-10"\nall_model_checkpoint_paths: "model.ckpt-7"\n')
+    assert tensorflow1.found(directory) == directory / "model.ckpt-10"
+    state.write_text('model_checkpoint_path: "model.ckpt-8"\n')
+    assert "name one of" in refusal(tensorflow1.found, directory)
+
+
+def test_names_of_the_hub_module(tmp_path):
+    bundle = TensorBundle(GOLDEN / "albert" / "model.ckpt-best")
+    tensor_bundle.write(tmp_path / "model.ckpt", {f"module/{name}": bundle.read(name) for name in bundle.names()})
+    shutil.copy(GOLDEN / "albert" / "albert_config.json", tmp_path)
+    assert equal(dict(tensorflow1.read(tmp_path).tensors), dict(tensorflow1.read(GOLDEN / "albert").tensors))
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "said"),
+    [
+        ("bert", LAYER + "output/dens/kernel", f"the nearest known name is '{LAYER}output/dense/kernel'"),
+        ("bert", "start_logits/dense/kernel", "'start_logits/dense/kernel' is of run_squad_v2.py's beam search"),
+        ("bert", "loss/output_weights", "tensor 'loss/output_weights' is none of Google's bert"),
+    ],
+)
+def test_unknown_tensor(tmp_path, family, name, said):
+    assert said in refusal(tensorflow1.read, without(tmp_path, **{name: np.zeros(2, np.float32)}))
+
+
+def test_unknown_tensor_to_write(tmp_path):
+    message = refusal(tensorflow1.write, extended("bert", {"bert.pooler.weight": (4, 4)}), tmp_path / "out")
+    nearest = "the nearest known name is 'bert.pooler.dense.weight'"
+    assert message == f"test: tensor 'bert.pooler.weight' is none of Google's bert; {nearest}"
+
+
+def test_configs_that_cannot_be_read(copied):
+    directory = copied("albert")
+    path = directory / "albert_config.json"
+    for settings, said in (
+        ({"inner_group_num": 2}, "inner_group_num 2 is not supported"),
+        ({"embedding_size": 4}, "whose embedding_size is its hidden_size"),
+        ({"hidden_act": "swish"}, "hidden_act 'swish' is not one of gelu, relu, tanh, linear"),
+        ({"gelu_approximate": "other"}, "gelu_approximate 'other' is not one of none, tanh"),
+    ):
+        shutil.copy(GOLDEN / "albert" / "albert_config.json", path)
+        change_config(directory, "albert", **settings)
+        assert f"{path}: " in (message := refusal(tensorflow1.read, directory)) and said in message
+    for content, said in (("{", "is not JSON"), ("[1]", "is not JSON, or no object"), ("{}", "has no vocab_size")):
+        path.write_text(content)
+        assert said in refusal(tensorflow1.read, directory)
+    shutil.copy(GOLDEN / "bert" / "bert_config.json", directory)
+    assert "has both of them" in refusal(tensorflow1.read, directory)
+    for file in directory.glob("*.json"):
+        file.unlink()
+    assert "needs one of bert_config.json and albert_config.json, and has none" in refusal(tensorflow1.read, directory)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"model_type": "roberta"}, "a roberta cannot be written for TensorFlow 1: only bert, albert"),
+        ({"layer_norm_eps": 1e-5}, "layer_norm_eps 1e-05 cannot be written"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type relative_key cannot be written"),
+        ({"is_decoder": True}, "is_decoder True cannot be written"),
+        ({"hidden_act": "silu"}, "hidden_act 'silu' is not one of gelu, gelu_new, relu"),
+    ],
+)
+def test_models_that_google_does_not_build(tmp_path, settings, said):
+    form = tensorflow1.read(GOLDEN / "bert")
+    message = refusal(tensorflow1.write, Form(form.config | settings, form.tensors, "test"), tmp_path / "out")
+    assert said in message and not (tmp_path / "out").exists()
+
+
+def test_a_checkpoint_is_not_overwritten(tmp_path):
+    form = tensorflow1.read(GOLDEN / "bert")
+    tensorflow1.write(form, tmp_path)
+    assert "bert_model.ckpt.index exists already" in refusal(tensorflow1.write, form, tmp_path)
+
+
+def test_format_v1_says_so():
+    for place in ("v1", "v1/v1.ckpt"):
+        assert "format V1" in refusal(tensorflow1.read, GOLDEN / place)
+
+
+def test_damage_is_told_when_a_tensor_is_read(copied):
+    directory = copied("albert")
+    path = directory / "model.ckpt-best.data-00000-of-00001"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    form = tensorflow1.read(directory)
+    assert "is damaged (CRC-32C)" in refusal(dict, form.tensors)

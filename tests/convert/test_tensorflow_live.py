@@ -1,0 +1,98 @@
+"""Beside TensorFlow, live: what it writes we read, what we write it reads, to the bit.
+
+It needs a Python with tensorflow-cpu: this one, or the one that $BERT_JAX_TENSORFLOW_PYTHON names (a virtual
+environment of its own: TensorFlow has its own mind about protobuf and numpy). It runs in processes of its own.
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from bert_jax.convert import tensor_bundle, tensorflow1
+from bert_jax.convert.tensor_bundle import TensorBundle
+from tests.convert.test_tensor_bundle import GOLDEN, blocks, identical
+from tests.golden import tensor_bundle_recipe as recipe
+
+ROOT = Path(__file__).parent.parent.parent
+PYTHON = os.environ.get("BERT_JAX_TENSORFLOW_PYTHON") or (
+    sys.executable if importlib.util.find_spec("tensorflow") else None
+)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(PYTHON is None, reason="no TensorFlow: BERT_JAX_TENSORFLOW_PYTHON names no Python that has it"),
+]
+
+
+def tensorflow(*arguments: object) -> None:
+    environment = {name: os.environ[name] for name in os.environ if name != "PYTHONPATH"}
+    command = [PYTHON, *map(str, arguments)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def side(verb: str, first: Path, second: Path) -> None:
+    tensorflow("tests/convert/tensorflow_side.py", verb, first, second)
+
+
+def saved(path: Path) -> dict[str, np.ndarray]:
+    with np.load(path) as file:
+        return dict(file)
+
+
+def test_the_goldens_are_what_tensorflow_writes(tmp_path):
+    """By Saver: several shards, slots, all dtypes; read as the frozen ones are."""
+    tensorflow("-m", "tests.golden.make_tensor_bundle", tmp_path)
+    for prefix in ("bert/model.ckpt-7", "albert/model.ckpt-best", "others/others.ckpt"):
+        fresh, frozen = TensorBundle(tmp_path / prefix), TensorBundle(GOLDEN / prefix)
+        assert fresh.names() == frozen.names()
+        assert all(identical(fresh.read(name), frozen.read(name)) for name in frozen.names())
+    assert len(list((tmp_path / "bert").glob("*.data-*-of-00003"))) == 3
+
+
+@pytest.fixture
+def many():
+    """Enough tensors for several blocks of an index, and such as share the beginnings of their names."""
+    names = [f"{number:04}_{'x' * 60}" for number in range(5000)]
+    names += [f"scope_{number % 70}/tensor_{number}" for number in range(1000)]
+    return {name: recipe.values(name, (2,)) for name in names}
+
+
+def test_several_blocks_of_tensorflows_index(tmp_path, many):
+    np.savez(tmp_path / "many.npz", **many)
+    side("write", tmp_path / "many.npz", tmp_path / "many.ckpt")
+    assert len(blocks((tmp_path / "many.ckpt.index").read_bytes())) > 1
+    bundle = TensorBundle(tmp_path / "many.ckpt")
+    assert bundle.names() == sorted(many)
+    assert all(identical(bundle.read(name), many[name]) for name in many)
+
+
+def test_tensorflow_reads_our_blocks_and_dtypes(tmp_path, many):
+    arrays = many | recipe.others() | {"bfloat16": np.array(recipe.BFLOAT16, ml_dtypes.bfloat16)}
+    tensor_bundle.write(tmp_path / "model.ckpt", arrays)
+    assert len(blocks((tmp_path / "model.ckpt.index").read_bytes())) > 1
+    side("read", tmp_path / "model.ckpt", tmp_path / "back.npz")
+    back = saved(tmp_path / "back.npz")
+    arrays["bfloat16"] = arrays["bfloat16"].view(np.uint16)
+    assert set(back) == set(arrays) and all(identical(back[name], arrays[name]) for name in arrays)
+
+
+@pytest.mark.parametrize("family", ["bert", "albert"])
+def test_saver_restores_our_models_under_googles_names(tmp_path, family):
+    """Weights, moments and step that went through the form are what the golden checkpoint holds by name."""
+    form = tensorflow1.read(GOLDEN / family)
+    moments = tensorflow1.read_moments(GOLDEN / family)
+    assert (moments is None) == (family == "albert")
+    tensorflow1.write(form, tmp_path / "out", moments)
+    side("restore", tmp_path / "out" / "bert_model.ckpt", tmp_path / "back.npz")
+    shapes = recipe.albert_variables() if moments is None else recipe.with_slots(recipe.bert_variables())
+    expected = {name: recipe.values(name, shape) for name, shape in shapes.items()}
+    if moments is not None:
+        expected["global_step"] = np.array(recipe.STEP, np.int64)
+    back = saved(tmp_path / "back.npz")
+    assert set(back) == set(expected) and all(identical(back[name], expected[name]) for name in expected)
