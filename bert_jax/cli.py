@@ -153,14 +153,25 @@ class FillMask:
 
 @dataclass(frozen=True)
 class Convert:
-    """Write a trained model in another format."""
+    """Write a model in another format, and prove that it is the same one."""
 
     source: tyro.conf.Positional[Place]
-    """Work directory of a run, or an exported model."""
+    """A run's work directory, or a model: a directory of Hugging Face's, of TensorFlow 1 or Flax, a .pt of fairseq or
+    NVIDIA, one of ours. Which it is, is seen (docs/conversion.md)."""
     destination: tyro.conf.Positional[Place]
     """Directory to make; it must not exist."""
-    to: Literal["huggingface", "bert-jax"] = "huggingface"
+    to: Literal["huggingface", "pytorch", "tensorflow1", "bert-jax", "stablehlo"] = "huggingface"
     """Format to write."""
+    moments: Literal["drop", "keep"] = "drop"
+    """What becomes of the optimizer's moments; bert-jax and tensorflow1 can hold them."""
+    drop: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="PATTERN")] = ()
+    """Leave out tensors of the source by their names (* stands for anything). Give it once for each of several."""
+    trim_vocabulary: bool = False
+    """Cut the rows behind the tokenizer's last token, which padded vocabularies have."""
+    force: bool = False
+    """Keep what was written even if the parity report fails."""
+    json: bool = False
+    """Print the parity report as JSON instead of a table."""
 
 
 def pretrain(arguments: Sequence[str]) -> int:
@@ -292,10 +303,13 @@ def fill_mask(arguments: Sequence[str]) -> None:
 def convert(arguments: Sequence[str]) -> None:
     """``bert-jax convert SOURCE DESTINATION --to huggingface``."""
     asked = flags.parse(Convert, arguments, "convert")
-    from bert_jax.convert.conversion import convert
+    if asked.moments == "keep" and asked.to not in ("bert-jax", "tensorflow1"):
+        raise UserError(f"--moments keep: {asked.to} has no place for an optimizer's moments: use --to bert-jax")
+    from bert_jax.convert import conversion, formats
 
-    convert(asked.source, asked.destination, asked.to)
-    print(f"wrote {asked.destination}")
+    wishes = formats.Wishes(asked.moments == "keep", asked.drop, asked.trim_vocabulary)
+    report = conversion.convert(asked.source, asked.destination, asked.to, wishes, force=asked.force)
+    print(json.dumps(report.to_dict()) if asked.json else "\n".join([*report.lines(), f"wrote {asked.destination}"]))
 
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int | None]] = {

@@ -1,14 +1,28 @@
-"""One conversion: read, write beside the destination, and move there when all is well."""
+"""One conversion: read, write beside the destination, prove that both are the same model, and move it there."""
 
-import json
+import contextlib
+import dataclasses
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from bert_jax.convert import formats, huggingface, own
+from bert_jax.convert import (
+    formats,
+    huggingface,
+    our_forward,
+    own,
+    parity,
+    serving,
+    tensor_files,
+    tensorflow1,
+    tokenizer_check,
+)
+from bert_jax.convert.card import write_card
 from bert_jax.convert.contents import Contents
-from bert_jax.convert.translate import to_form
+from bert_jax.convert.forward import Inputs, Outputs
+from bert_jax.convert.sample_texts import sample_inputs
+from bert_jax.convert.translate import moments_to, to_form
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath, copy_tree, is_remote
 from bert_jax.tokenizer import Tokenizer
@@ -23,30 +37,59 @@ class Target(NamedTuple):
     """The file without which a directory is no model; it comes last into an object store."""
 
 
-def convert(source: StoredPath, destination: StoredPath, to: str) -> None:
-    """Write a model in another format. The destination appears whole or not at all.
+def convert(
+    source: StoredPath,
+    destination: StoredPath,
+    to: str,
+    wishes: formats.Wishes = formats.Wishes(),  # noqa: B008 (frozen)
+    *,
+    force: bool = False,
+) -> parity.Report:
+    """Write a model in another format. The destination appears whole or not at all, with a card that says what it is.
 
     Args:
       source: a run or a model (formats.py).
       destination: a directory to make.
       to: a name of `TARGETS`.
+      wishes: what of the source is taken.
+      force: write it even if the parity report fails.
+
+    Returns:
+      the parity report.
 
     Raises:
-      UserError: no model at the source, a destination that exists, a model that the format cannot hold.
+      UserError: no model at the source, a destination that exists, a model that the format cannot hold, or a report
+        that fails.
     """
     if destination.exists():
         raise UserError(f"{destination} exists already: choose another destination, or remove it")
-    target = TARGETS[to]
-    remote = is_remote(destination)
-    with formats.opened(source) as contents:
-        if not remote:
-            destination.parent.mkdir(parents=True, exist_ok=True)
-        place = None if remote else destination.parent
-        with tempfile.TemporaryDirectory(dir=place, prefix=f".{destination.name}-") as scratch:
-            inside = Path(scratch) / "model"
-            inside.mkdir()
-            target.write(contents, inside)
-            _move(inside, destination, target.last)
+    with formats.opened(source, wishes) as contents, _beside(destination) as inside:
+        TARGETS[to].write(contents, inside)
+        report = _prove(contents, inside, to)
+        if not report.passed and not force:
+            raise UserError(
+                f"{source} and what was written of it are not the same model ({report.failures[0]}): nothing is kept; "
+                "--force keeps it"
+            )
+        mask = None
+        if contents.tokenizer is not None:
+            tokenizer = Tokenizer.load(contents.tokenizer)
+            mask = tokenizer.id_to_token(tokenizer.mask_id)
+        (inside / "README.md").write_text(write_card(destination.name, contents, to, report, mask))
+        _move(inside, destination, TARGETS[to].last)
+    return report
+
+
+@contextlib.contextmanager
+def _beside(destination: StoredPath) -> Iterator[Path]:
+    """An empty directory from which `_move` is a rename, if the destination is on a disk."""
+    place = None if is_remote(destination) else destination.parent
+    if place is not None:
+        place.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=place, prefix=f".{destination.name}-") as scratch:
+        inside = Path(scratch) / "model"
+        inside.mkdir()
+        yield inside
 
 
 def _move(inside: Path, destination: StoredPath, last: str) -> None:
@@ -58,26 +101,67 @@ def _move(inside: Path, destination: StoredPath, last: str) -> None:
     (destination / last).write_bytes(held_back.read_bytes())
 
 
+def _prove(contents: Contents, inside: Path, to: str) -> parity.Report:
+    """Another library's forward pass of the source beside ours of what was written."""
+    theirs = contents.form or to_form(contents.model, contents.source)
+    tokenizer = None if contents.tokenizer is None else Tokenizer.load(contents.tokenizer)
+    inputs = sample_inputs(theirs, tokenizer)
+    other, library = parity.other_side(theirs, inputs)
+    agreement = None if tokenizer is None else tokenizer_check.agreement(tokenizer, inside)
+    if to == "stablehlo":
+        other = dataclasses.replace(other, hidden_states=other.hidden_states[-1:])
+    ours = _written(inside, to, inputs)
+    return parity.compare(ours, other, inputs.attention_mask_BS, library=library, tokenizer=agreement)
+
+
+def _written(inside: Path, to: str, inputs: Inputs) -> Outputs:
+    if to == "stablehlo":
+        return serving.run(inside, inputs)
+    with formats.opened(inside) as contents:
+        return our_forward.run(contents.model, inputs)
+
+
 def _write_huggingface(contents: Contents, directory: Path) -> None:
-    huggingface.write(directory, to_form(contents.model, contents.source))
-    if contents.tokenizer is not None:
-        tokenizer = Tokenizer.load(contents.tokenizer)
-        tokenizer.save(directory / "tokenizer.json")
-        tokenizer.save_vocab(directory / "vocab.txt")
-        settings = {
-            "tokenizer_class": "BertTokenizer",
-            "do_lower_case": tokenizer.lowercase,
-            "model_max_length": contents.model.config.max_positions,
-        }
-        (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
-    (directory / "README.md").write_text("transformers\n" + "\n".join(contents.notes))
+    form = _form(contents)
+    huggingface.write(directory, form, tensor_files.write_safetensors, tensor_files.SAFETENSORS)
+    tokenizer_check.put(contents, directory)
+
+
+def _write_pytorch(contents: Contents, directory: Path) -> None:
+    huggingface.write(directory, _form(contents), tensor_files.write_pickle, tensor_files.PICKLE)
+    tokenizer_check.put(contents, directory)
+
+
+def _write_tensorflow(contents: Contents, directory: Path) -> None:
+    form, moments = to_form(contents.model, contents.source), None
+    if contents.moments is not None:
+        trees = (moments_to(contents.model, tree) for tree in contents.moments[1:])
+        moments = (contents.moments.step, *trees)
+    tensorflow1.write(form, directory, moments)
+    tokenizer_check.put(contents, directory)
 
 
 def _write_own(contents: Contents, directory: Path) -> None:
+    tokenizer_check.put(contents, directory)
     own.write(directory, contents.model, contents.moments)
 
 
+def _write_stablehlo(contents: Contents, directory: Path) -> None:
+    serving.write(directory, contents.model)
+    tokenizer_check.put(contents, directory)
+
+
+def _form(contents: Contents):
+    """The model under their names, with the buffers of a file that had some."""
+    form = to_form(contents.model, contents.source)
+    form.tensors.update(contents.buffers)
+    return form
+
+
 TARGETS = {
-    "huggingface": Target(_write_huggingface, huggingface.WEIGHTS),
+    "huggingface": Target(_write_huggingface, tensor_files.SAFETENSORS),
+    "pytorch": Target(_write_pytorch, tensor_files.PICKLE),
+    "tensorflow1": Target(_write_tensorflow, f"{tensorflow1.CHECKPOINT}.index"),
     "bert-jax": Target(_write_own, own.DESCRIPTION),
+    "stablehlo": Target(_write_stablehlo, serving.PROGRAM),
 }

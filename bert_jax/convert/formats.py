@@ -1,19 +1,49 @@
 """Which format a source is in, found by looking, and how it is read."""
 
 import contextlib
+import dataclasses
+import fnmatch
 import json
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 from etils import epath
 
-from bert_jax.convert import huggingface, own, run
-from bert_jax.convert.contents import Contents
+from bert_jax.convert import (
+    fairseq,
+    flax_msgpack,
+    huggingface,
+    nvidia,
+    own,
+    run,
+    tensorflow1,
+    torch_checkpoint,
+)
+from bert_jax.convert.contents import Contents, Moments
 from bert_jax.convert.form import Form
-from bert_jax.convert.translate import from_form
+from bert_jax.convert.tensors import BUFFERS, LazyTensors, stored
+from bert_jax.convert.translate import from_form, moments_from
+from bert_jax.convert.vocabulary import trim_vocabulary
 from bert_jax.errors import UserError
-from bert_jax.storage import StoredPath, fetched, path, reach
+from bert_jax.storage import StoredPath, fetched, is_remote, path, reach
+from bert_jax.tokenizer import Tokenizer
 from bert_jax.tokenizer_files import find
+
+TORCH_FILES = (".pt", ".pth", ".bin", ".ckpt")
+
+
+@dataclasses.dataclass(frozen=True)
+class Wishes:
+    """What of a source is taken."""
+
+    moments: bool = False
+    """The optimizer's moments, too."""
+    drop: tuple[str, ...] = ()
+    """Patterns of tensors to leave out."""
+    trim: bool = False
+    """Cut tables of the vocabulary to the tokenizer's size."""
 
 
 class Format(NamedTuple):
@@ -23,12 +53,13 @@ class Format(NamedTuple):
     what: str
     """It in words, for messages."""
     fits: Callable[[epath.Path], bool]
-    """Whether a source that exists is in this format."""
-    read: Callable[[epath.Path], Contents]
+    """Whether a source is in this format."""
+    read: Callable[[epath.Path, Wishes, Path], Contents]
+    """(source, wishes, an empty directory that lasts as long as the contents)."""
 
 
 @contextlib.contextmanager
-def opened(source: str | StoredPath) -> Iterator[Contents]:
+def opened(source: str | StoredPath, wishes: Wishes = Wishes()) -> Iterator[Contents]:
     """The model that a source holds, read while the source is at hand: one in a bucket is copied for so long.
 
     Raises:
@@ -36,24 +67,30 @@ def opened(source: str | StoredPath) -> Iterator[Contents]:
     """
     source = path(source)
     reach(source)
-    if not source.exists():
-        raise UserError(f"{source} is no file and no directory: give the work directory of a run, or a model")
     if source.is_dir() and _is_run(source):
-        yield run.read(source)
+        yield run.read(source, moments=wishes.moments)
         return
-    with fetched(source) as local:
-        yield detect(local).read(local)
+    with _at_hand(source) as local, tempfile.TemporaryDirectory(prefix="bert_jax-") as scratch:
+        yield _detect(local).read(local, wishes, Path(scratch))
 
 
-def detect(source: epath.Path) -> Format:
-    """The format of a source on this host.
+@contextlib.contextmanager
+def _at_hand(source: StoredPath) -> Iterator[epath.Path]:
+    """The source on this host; of a file in a bucket, all that lies beside it, too."""
+    if source.is_dir() or not is_remote(source):
+        with fetched(source) as local:
+            yield local
+    else:
+        with fetched(source.parent) as local:
+            yield local / source.name
 
-    Raises:
-      UserError: it is in none that is known.
-    """
+
+def _detect(source: epath.Path) -> Format:
     for form in FORMATS:
         if form.fits(source):
             return form
+    if not source.exists():
+        raise UserError(f"{source} is no file and no directory: give the work directory of a run, or a model")
     known = "; ".join(form.what for form in FORMATS)
     raise UserError(f"{source} holds no run and no model that can be read. Known are: a work directory; {known}")
 
@@ -67,25 +104,84 @@ def _is_run(source: StoredPath) -> bool:
         return False
 
 
-def _read_own(source: epath.Path) -> Contents:
+def _read_own(source: epath.Path, wishes: Wishes, scratch: Path) -> Contents:
     model, moments = own.read(source)
-    return Contents("bert-jax", str(source), model, find(source), moments=moments)
+    return Contents("bert-jax", str(source), model, find(source), moments=moments if wishes.moments else None)
 
 
-def _read_huggingface(source: epath.Path) -> Contents:
-    return _contents("huggingface", huggingface.read(source), find(source))
+def _read_huggingface(source: epath.Path, wishes: Wishes, scratch: Path) -> Contents:
+    return _contents("huggingface", huggingface.read(source), find(source), wishes)
 
 
-def _contents(name: str, form: Form, tokenizer: StoredPath | None) -> Contents:
-    return Contents(name, form.source, from_form(form), tokenizer, form)
+def _read_flax(source: epath.Path, wishes: Wishes, scratch: Path) -> Contents:
+    return _contents("flax", flax_msgpack.read(source), find(source), wishes)
 
 
-def _has(*names: str) -> Callable[[epath.Path], bool]:
-    return lambda source: source.is_dir() and any((source / name).exists() for name in names)
+def _read_tensorflow(source: epath.Path, wishes: Wishes, scratch: Path) -> Contents:
+    directory = source if source.is_dir() else source.parent
+    contents = _contents("tensorflow1", tensorflow1.read(source), find(directory), wishes)
+    found = tensorflow1.read_moments(source) if wishes.moments else None
+    if found is None:
+        return contents
+    trees = (moments_from(contents.model, contents.form, moments) for moments in found[1:])
+    return dataclasses.replace(contents, moments=Moments(found[0], *trees))
+
+
+def _read_torch(source: epath.Path, wishes: Wishes, scratch: Path) -> Contents:
+    local = Path(source)
+    if torch_checkpoint.kind_of(local) == "nvidia":
+        return _contents("nvidia", nvidia.read(local), find(source.parent), wishes)
+    if torch_checkpoint.kind_of(local) == "state dict":
+        raise UserError(
+            f"{source} is a state dict without settings: name it pytorch_model.bin, put its config.json beside it, and "
+            "give the directory"
+        )
+    form, files, notes = fairseq.read(local)
+    if not files:
+        return dataclasses.replace(_contents("fairseq", form, find(source.parent), wishes), notes=tuple(notes))
+    for name, content in files.items():
+        (scratch / name).write_bytes(content)
+    return dataclasses.replace(_contents("fairseq", form, find(epath.Path(scratch)), wishes), notes=tuple(notes))
+
+
+def _contents(name: str, form: Form, tokenizer: StoredPath | None, wishes: Wishes) -> Contents:
+    """A form of theirs, less what is not wanted, as ours."""
+    buffers = {key: form.tensors[key] for key in form.tensors if key.endswith(BUFFERS)}
+    if wishes.drop:
+        kept = {k: v for k, v in stored(form.tensors).items() if not _matches(k, wishes.drop)}
+        form = dataclasses.replace(form, tensors=LazyTensors(kept))
+    if wishes.trim:
+        size = form.config["vocab_size"] if tokenizer is None else Tokenizer.load(tokenizer).vocab_size
+        form = trim_vocabulary(form, size)
+    return Contents(name, form.source, from_form(form), tokenizer, form, buffers=buffers)
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _is_torch_file(source: epath.Path) -> bool:
+    return source.suffix in TORCH_FILES and source.is_file()
+
+
+def _has_tensorflow(source: epath.Path) -> bool:
+    return tensorflow1.found(source) is not None
+
+
+def _is_own(source: epath.Path) -> bool:
+    return (source / own.DESCRIPTION).exists()
 
 
 FORMATS = (
-    Format("bert-jax", f"{own.DESCRIPTION} of ours", _has(own.DESCRIPTION), _read_own),
-    Format("huggingface", "a Hugging Face directory", _has(huggingface.WEIGHTS), _read_huggingface),
+    Format("bert-jax", f"{own.DESCRIPTION} of ours", _is_own, _read_own),
+    Format(
+        "huggingface",
+        "model.safetensors or pytorch_model.bin with config.json",
+        huggingface.is_huggingface,
+        _read_huggingface,
+    ),
+    Format("flax", "flax_model.msgpack with config.json", flax_msgpack.is_flax, _read_flax),
+    Format("torch", "a .pt of fairseq's RoBERTa or of NVIDIA's BERT", _is_torch_file, _read_torch),
+    Format("tensorflow1", "*.ckpt.index with bert_config.json", _has_tensorflow, _read_tensorflow),
 )
 """In the order in which they are looked for: a directory may hold several."""

@@ -1,21 +1,27 @@
-"""Directories as transformers saves and opens them: ``config.json`` and ``model.safetensors``."""
+"""Directories as transformers saves and opens them: ``config.json``, and safetensors or a pickle."""
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
-import safetensors
-import safetensors.numpy
 from etils import epath
 
+from bert_jax.convert import tensor_files
 from bert_jax.convert.form import Form
 from bert_jax.errors import UserError
 
-WEIGHTS, CONFIG = "model.safetensors", "config.json"
+CONFIG = "config.json"
+
+
+def is_huggingface(directory: epath.Path) -> bool:
+    """Whether a directory holds weights under the names that transformers gives files."""
+    files = (tensor_files.SAFETENSORS, tensor_files.PICKLE)
+    return any((directory / f"{name}{end}").exists() for name in files for end in ("", ".index.json"))
 
 
 def read(directory: epath.Path) -> Form:
-    """What a directory holds.
+    """What a directory holds; tensors are read when they are asked for.
 
     Raises:
       UserError: files are missing or damaged.
@@ -25,16 +31,17 @@ def read(directory: epath.Path) -> Form:
         config = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise UserError(f"{path} is missing or not JSON: {directory} is no Hugging Face model") from error
-    try:
-        with safetensors.safe_open(directory / WEIGHTS, framework="numpy") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except (OSError, safetensors.SafetensorError) as error:
-        raise UserError(f"{directory / WEIGHTS} is missing or damaged: {error}") from error
-    return Form(config, tensors, str(directory))
+    return Form(config, tensor_files.open_tensors(directory), str(directory))
 
 
-def write(directory: Path, form: Form) -> None:
-    """Write config and weights into a directory that is there."""
+def write(directory: Path, form: Form, save: Callable[[Path, Mapping[str, np.ndarray]], None], name: str) -> None:
+    """Write config and weights into a directory that is there.
+
+    Args:
+      directory: where.
+      form: the model.
+      save: one of tensor_files' writers.
+      name: of the file with the weights.
+    """
     (directory / CONFIG).write_text(json.dumps(form.config, indent=2) + "\n")
-    tensors = {name: np.ascontiguousarray(array) for name, array in form.tensors.items()}
-    safetensors.numpy.save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
+    save(directory / name, form.tensors)

@@ -1,6 +1,9 @@
 """A model out of a run's work directory."""
 
-from bert_jax.convert.contents import Contents
+import jax
+import numpy as np
+
+from bert_jax.convert.contents import Contents, Moments
 from bert_jax.convert.translate import Translated, family_of
 from bert_jax.errors import UserError
 from bert_jax.model import whole
@@ -15,8 +18,8 @@ PAIR_LABELS = {
 """What the pair head tells, by objective.pair. The class in transformers calls it next-sentence prediction always."""
 
 
-def read(directory: StoredPath) -> Contents:
-    """Model, as deep as it was then, and tokenizer of a run's newest intact checkpoint.
+def read(directory: StoredPath, *, moments: bool) -> Contents:
+    """Model, as deep as it was then, tokenizer and, if wanted, moments of a run's newest intact checkpoint.
 
     Raises:
       UserError: the directory holds no run, or the run no intact checkpoint.
@@ -26,9 +29,15 @@ def read(directory: StoredPath) -> Contents:
     if found is None:
         raise UserError(f"{directory} has no finished checkpoint yet: train it further with bert-jax pretrain")
     model, heads = config.model_of(checkpoint.read_about(found)["phase"]), heads_of(config)
-    params = checkpoint.restore_params(found, whole.shapes(model, heads))
+    shapes = whole.shapes(model, heads)
+    params = checkpoint.restore_parts(found, {"params": shapes})["params"]
+    kept = None
+    if moments:
+        state = {"count": jax.ShapeDtypeStruct((), np.int32), "mu": shapes, "nu": shapes}
+        there = checkpoint.restore_parts(found, {"optimizer": state})["optimizer"]
+        kept = Moments(int(there["count"]), there["mu"], there["nu"])
     notes = ()
     if heads.pair:
         notes = (f"Its sentence-pair head tells {PAIR_LABELS[config.objective.pair]}.",)
     translated = Translated(family_of(model, heads), model, heads, params)
-    return Contents("run", str(directory), translated, directory / workdir.TOKENIZER, notes=notes)
+    return Contents("run", str(directory), translated, directory / workdir.TOKENIZER, moments=kept, notes=notes)

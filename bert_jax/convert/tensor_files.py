@@ -13,7 +13,7 @@ import safetensors
 import safetensors.numpy
 
 from bert_jax.convert import torch_checkpoint
-from bert_jax.convert.tensors import WEIGHT_TYPES, LazyTensors, Stored
+from bert_jax.convert.tensors import BUFFERS, WEIGHT_TYPES, LazyTensors, Stored
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath
 
@@ -21,8 +21,6 @@ SAFETENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
 TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Safetensors' name of a type -> numpy's."""
 OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
-BUFFERS = (".position_ids", ".token_type_ids")
-"""Ends of the names of constants that older versions saved beside the weights."""
 
 
 def open_tensors(directory: StoredPath) -> LazyTensors:
@@ -47,12 +45,11 @@ def open_tensors(directory: StoredPath) -> LazyTensors:
 
 
 def _weights(tensors: LazyTensors) -> LazyTensors:
-    """Under today's names, without the constants."""
+    """Under today's names."""
     found = {}
     for name, tensor in tensors.stored.items():
         old = next((old for old in OLD_NAMES if name.endswith(old)), None)
-        if not name.endswith(BUFFERS):
-            found[name.removesuffix(old) + OLD_NAMES[old] if old else name] = tensor
+        found[name.removesuffix(old) + OLD_NAMES[old] if old else name] = tensor
     return LazyTensors(found)
 
 
@@ -105,7 +102,7 @@ def _stored(file: safetensors.safe_open, name: str, path: Path) -> Stored:
     dtype = TYPES.get(header.get_dtype(), header.get_dtype())
 
     def read() -> np.ndarray:
-        if dtype not in WEIGHT_TYPES:
+        if dtype not in WEIGHT_TYPES and not name.endswith(BUFFERS):
             raise UserError(torch_checkpoint.no_weight(path, name, dtype))
         return file.get_tensor(name)
 

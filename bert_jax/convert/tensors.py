@@ -7,6 +7,8 @@ import ml_dtypes  # noqa: F401 (numpy learns the name bfloat16 from it)
 import numpy as np
 
 WEIGHT_TYPES = ("float64", "float32", "float16", "bfloat16")
+BUFFERS = (".position_ids", ".token_type_ids")
+"""Ends of the names of constants, integers, that older files have beside the weights."""
 
 
 class Stored(NamedTuple):

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import ml_dtypes
 import numpy as np
 
-from bert_jax.convert.tensors import WEIGHT_TYPES, LazyTensors, Stored
+from bert_jax.convert.tensors import BUFFERS, WEIGHT_TYPES, LazyTensors, Stored
 from bert_jax.errors import UserError
 
 Kind = Literal["state dict", "fairseq", "nvidia"]
@@ -195,7 +195,8 @@ def _stored(name: str, tensor: Any, source: object) -> Stored:
     torch = require_torch(source)
 
     def read() -> np.ndarray:
-        if dtype not in WEIGHT_TYPES or tensor.layout != torch.strided or tensor.is_quantized:
+        integers = dtype not in WEIGHT_TYPES and not name.endswith(BUFFERS)
+        if integers or tensor.layout != torch.strided or tensor.is_quantized:
             raise UserError(no_weight(source, name, dtype))
         dense = tensor.detach().contiguous()
         if dtype == "bfloat16":

@@ -59,6 +59,28 @@ def from_form(form: Form) -> Translated:
     return Translated(family.model_type, config, heads, params)
 
 
+def moments_from(model: Translated, form: Form, moments: Mapping[str, np.ndarray]) -> Params:
+    """First or second moments of an optimizer, given under their names, as a tree like our parameters.
+
+    Args:
+      model: what `from_form` made of the form.
+      form: theirs.
+      moments: by the names of the tensors they belong to; those of a pooler that nothing trained may be missing.
+    """
+    family = FAMILIES[model.family]
+    entries = list(family.entries(model.config, model.heads))
+    absent = {entry.theirs for entry in entries} - set(moments)
+    zeros = {name: np.zeros_like(form.tensors[name]) for name in absent if ".pooler." in name}
+    unread = dict.fromkeys(family.unread, 0.0)
+    moments = dataclasses.replace(form, tensors=dict(moments) | zeros)
+    return from_tensors(entries, moments, whole.shapes(model.config, model.heads), unread)
+
+
+def moments_to(model: Translated, tree: Params) -> dict[str, np.ndarray]:
+    """The inverse: moments under the names of the tensors they belong to."""
+    return to_tensors(FAMILIES[model.family].entries(model.config, model.heads), tree)
+
+
 def to_form(model: Translated, source: str) -> Form:
     """A model of ours as theirs; without any head, the encoder's names have no prefix.
 

@@ -179,18 +179,18 @@ def _clear(target: epath.Path) -> None:
     make_directory(target)
 
 
-def restore_params(checkpoint: epath.Path, shapes: Any) -> Any:
-    """The parameters of a checkpoint as numpy arrays; moments are not read.
+def restore_parts(checkpoint: epath.Path, shapes: dict[str, Any]) -> dict[str, Any]:
+    """Parts of a checkpoint as numpy arrays, such as the parameters alone; the others are not read.
 
     Args:
       checkpoint: a verified one.
-      shapes: tree of ShapeDtypeStruct.
+      shapes: trees of ShapeDtypeStruct, by the fields of the state.
     """
-    wanted = {"params": jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), shapes)}
+    wanted = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), shapes)
     restore_args = jax.tree.map(lambda x: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
     with fetched(checkpoint / "state", ORBAX_KNOWS) as state, ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
         arguments = ocp.args.PyTreeRestore(item=wanted, restore_args=restore_args, partial_restore=True)
-        return orbax.restore(state, args=arguments)["params"]
+        return orbax.restore(state, args=arguments)
 
 
 def check_place(workdir: StoredPath) -> None:

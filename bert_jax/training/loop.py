@@ -22,7 +22,7 @@ from bert_jax.runtime.together import is_first
 from bert_jax.storage import StoredPath
 from bert_jax.training import rescue
 from bert_jax.training.budget import Budget
-from bert_jax.training.checkpoint import Checkpoints, directory_of, newest, read_about, restore_params
+from bert_jax.training.checkpoint import Checkpoints, directory_of, newest, read_about, restore_parts
 from bert_jax.training.goodput import Goodput
 from bert_jax.training.ledger import Ledger
 from bert_jax.training.micro_batch import Asked, given
@@ -262,7 +262,7 @@ def evaluate_newest(task: Task, workdir: StoredPath) -> dict[str, float]:
         raise UserError(f"{workdir} has no finished checkpoint yet: train it further with bert-jax pretrain")
     task = task.at(read_about(found)["phase"])
     abstract = abstract_state(task, mesh).params
-    params = restore_params(found, abstract)
+    params = restore_parts(found, {"params": abstract})["params"]
     on_mesh = jax.tree.map(lambda x, shape: jax.device_put(x, shape.sharding), params, abstract)
     return make_evaluator(task, mesh)(on_mesh)
 

@@ -12,7 +12,7 @@ from etils import epath
 
 from bert_jax.errors import UserError
 from bert_jax.training import checkpoint
-from bert_jax.training.checkpoint import COMMIT, Checkpoints, find_damage, restore_params, verified
+from bert_jax.training.checkpoint import COMMIT, Checkpoints, find_damage, restore_parts, verified
 
 ABOUT = {"cursor": {"step": 3}, "note": "x"}
 
@@ -72,7 +72,7 @@ def test_nothing_saved_is_none(tmp_path):
 
 def test_parameters_alone(saved):
     shapes = jax.eval_shape(lambda: state_of(0)["params"])
-    params = restore_params(verified(epath.Path(saved)), shapes)
+    params = restore_parts(verified(epath.Path(saved)), {"params": shapes})["params"]
     assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(params))
     assert_equal(params, jax.tree.map(np.asarray, state_of(4)["params"]))
 
