@@ -5,6 +5,7 @@ import difflib
 import errno
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -63,6 +64,8 @@ class Pretrain(Config):
     compilation_cache: str | None = None
     """Directory in which compiled programs are kept for the next start, or `none`. Without it, the environment's
     JAX_COMPILATION_CACHE_DIR, else bert_jax/compiled in the user's cache directory."""
+    init_from: str | None = None
+    """Another name of --start.source: a run, or any model that `bert-jax convert` reads, to start from."""
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
 
 
@@ -381,7 +384,7 @@ def _overview() -> str:
 
 def _configured(kind: type, arguments: Sequence[str], command: str) -> tuple[Config, Any]:
     """A command that begins with CONFIG and takes all its fields as flags: the config, and everything asked."""
-    name, rest = _config_name(arguments, command)
+    name, rest = _config_name([re.sub("^--init[-_]from(?==|$)", "--start.source", a) for a in arguments], command)
     preset = presets.load_config(name)
     fields = {field.name: getattr(preset, field.name) for field in dataclasses.fields(Config)}
     required = [f.name for f in dataclasses.fields(kind) if f.default is f.default_factory and f.name not in fields]

@@ -275,9 +275,15 @@ class StartConfig:
     is another. None: parameters are drawn."""
     embeddings: Literal["keep", "new"] = "keep"
     """Take the source's word embeddings, or draw new ones, for another vocabulary."""
+    moments: Literal["keep", "new"] = "new"
+    """Begin with the optimizer's moments and its count of updates as the source has them, or with new ones."""
 
     def __post_init__(self) -> None:
         require(
             self.source is not None or self.embeddings == "keep",
             "start.embeddings 'new' needs start.source: fresh parameters have new ones anyway",
+        )
+        require(
+            self.source is not None or self.moments == "new",
+            "start.moments 'keep' needs start.source: fresh parameters have no moments",
         )

@@ -7,14 +7,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from bert_jax import inference
 from bert_jax.config import Config, ModelConfig
+from bert_jax.convert import formats
+from bert_jax.convert.contents import Contents
 from bert_jax.errors import UserError
 from bert_jax.model import whole
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.training.growth import repeat_stack
 from bert_jax.training.paths import map_with_paths, name_leaves
 from bert_jax.training.pretraining_task import heads_of
+from bert_jax.training.state import Moments, Start
 
 Params = dict[str, Any]
 MAY_DIFFER = {
@@ -26,54 +28,91 @@ OF_VOCABULARY = ("encoder/embeddings/word", "mlm/bias")
 """What `start.embeddings new` draws anew: all that has a row for each token id."""
 
 
-def read_start(config: Config, tokenizer: Tokenizer) -> Params:
-    """Parameters to start a run from, as numpy arrays of the shapes of its first phase.
+def read_start(config: Config, tokenizer: Tokenizer) -> Start:
+    """Parameters and, if the config says so, moments to start a run from.
 
     Layers are repeated or left out up to the phase's depth (growth.py); a part that the source does not have, such as
-    a pair head, is drawn, and so is what belongs to the vocabulary if the config says so.
+    a pair head, is drawn, and so is what belongs to the vocabulary if the config says so; its moments are 0.
 
     Args:
       config: with `start.source`.
       tokenizer: of the run's corpora.
 
     Raises:
-      UserError: no model at the source, one of other widths, or one with another vocabulary whose embeddings are to be
-        kept.
+      UserError: no model at the source, one of other widths, one with another vocabulary whose embeddings are to be
+        kept, or one without moments that are to be kept.
     """
-    source = config.start.source
+    source, keep = config.start.source, config.start.moments == "keep"
     assert source is not None
-    model = inference.load(source)
-    if config.start.embeddings == "keep" and model.tokenizer.fingerprint != tokenizer.fingerprint:
+    with formats.opened(source, formats.Wishes(moments=keep)) as contents:
+        _refuse_other_vocabulary(contents, config, tokenizer)
+        if keep and contents.moments is None:
+            raise UserError(f"start.source {source} has no moments of an optimizer: set start.moments new")
+        _refuse_other_kinds(contents.model.config, config.model_of(0), source)
+        drawn = whole.init(config.model_of(0), jax.random.key(config.seed), heads_of(config))
+        fitting = _Fitting(config)
+        params = fitting.fit(contents.model.params, drawn)
+        unused = sorted(name_leaves(contents.model.params).keys() - name_leaves(params).keys())
+        print(
+            f"starting from {source}; drawn anew: {', '.join(fitting.fresh) or 'nothing'}; "
+            f"not taken over: {', '.join(unused) or 'nothing'}",
+            file=sys.stderr,
+        )
+        if contents.moments is None:
+            return Start(params, None)
+        zeros = jax.tree.map(np.zeros_like, params)
+        mu, nu = (fitting.fit(tree, zeros) for tree in contents.moments[1:])
+        return Start(params, Moments(contents.moments.step, mu, nu))
+
+
+class _Fitting:
+    """Puts what a source has into the shapes of a run.
+
+    Attributes:
+      fresh: paths of what it did not have.
+    """
+
+    def __init__(self, config: Config):
+        self._config = config
+        self.fresh: list[str] = []
+
+    def fit(self, there: Params, otherwise: Params) -> Params:
+        """A tree of the source's leaves, or of those of `otherwise` where it has none.
+
+        Raises:
+          UserError: a leaf has another width.
+        """
+        named, start = name_leaves(there), self._config.start
+        self.fresh = []
+
+        def choose(path: str, leaf: jax.Array | np.ndarray) -> np.ndarray:
+            if path not in named or (start.embeddings == "new" and path in OF_VOCABULARY):
+                self.fresh.append(path)
+                return np.asarray(leaf)
+            found = np.asarray(named[path])
+            if "/layers/" in path:
+                found = repeat_stack(found, len(leaf))
+            if found.shape != leaf.shape:
+                raise UserError(
+                    f"start.source {start.source}: {path} has shape {list(found.shape)}, this run needs "
+                    f"{list(leaf.shape)}: only the depth and, with start.embeddings new, the vocabulary may differ"
+                )
+            return found
+
+        return map_with_paths(choose, otherwise)
+
+
+def _refuse_other_vocabulary(contents: Contents, config: Config, tokenizer: Tokenizer) -> None:
+    if config.start.embeddings == "new":
+        return
+    source = config.start.source
+    if contents.tokenizer is None:
+        raise UserError(f"start.source {source} has no tokenizer to compare: put its tokenizer.json beside it")
+    if Tokenizer.load(contents.tokenizer).fingerprint != tokenizer.fingerprint:
         raise UserError(
             f"start.source {source} was trained with another tokenizer than the corpus: build the corpus with its "
             "tokenizer, or set start.embeddings new"
         )
-    _refuse_other_kinds(model.config, config.model_of(0), source)
-    drawn = whole.init(config.model_of(0), jax.random.key(config.seed), heads_of(config))
-    there, fresh = name_leaves(model.params), []
-
-    def choose(path: str, leaf: jax.Array) -> np.ndarray:
-        if path not in there or (config.start.embeddings == "new" and path in OF_VOCABULARY):
-            fresh.append(path)
-            return np.asarray(leaf)
-        found = np.asarray(there[path])
-        if "/layers/" in path:
-            found = repeat_stack(found, len(leaf))
-        if found.shape != leaf.shape:
-            raise UserError(
-                f"start.source {source}: {path} has shape {list(found.shape)}, this run needs {list(leaf.shape)}: "
-                "only the depth and, with start.embeddings new, the vocabulary may differ"
-            )
-        return found
-
-    params = map_with_paths(choose, drawn)
-    unused = sorted(there.keys() - name_leaves(params).keys())
-    print(
-        f"starting from {source}; drawn anew: {', '.join(fresh) or 'nothing'}; "
-        f"not taken over: {', '.join(unused) or 'nothing'}",
-        file=sys.stderr,
-    )
-    return params
 
 
 def _refuse_other_kinds(there: ModelConfig, here: ModelConfig, source: str) -> None:

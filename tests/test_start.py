@@ -34,7 +34,7 @@ def leaves(params) -> dict[str, np.ndarray]:
 def test_a_deeper_model_repeats_the_layers(tiny_config, tiny_corpus, tiny_run, tiny_export, kind):
     source = tiny_run if kind == "run" else tiny_export
     config = starting(tiny_config, source, num_layers=3)
-    found, there = leaves(read_start(config, Tokenizer.load(tiny_corpus))), leaves(inference.load(source).params)
+    found, there = leaves(read_start(config, Tokenizer.load(tiny_corpus)).params), leaves(inference.load(source).params)
     assert found.keys() == there.keys()
     for name, array in there.items():
         expected = np.concatenate([array] * 3) if "/layers/" in name else array
@@ -61,12 +61,12 @@ def test_a_repeated_stack_computes_something_else(tiny_run):
 
 def test_a_head_that_the_source_lacks_is_drawn(tiny_config, tiny_corpus, tiny_run, tmp_path, capsys):
     config = config_lib.replace(starting(tiny_config, tiny_run), objective={"pair": "none"})
-    found = leaves(read_start(config, Tokenizer.load(tiny_corpus)))
+    found = leaves(read_start(config, Tokenizer.load(tiny_corpus)).params)
     assert not any(name.startswith("pair/") or "pooler" in name for name in found)
     assert "drawn anew: nothing" in capsys.readouterr().err
     place = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "without")
     assert place.ended == "steps"
-    again = leaves(read_start(starting(tiny_config, tmp_path / "without"), Tokenizer.load(tiny_corpus)))
+    again = leaves(read_start(starting(tiny_config, tmp_path / "without"), Tokenizer.load(tiny_corpus)).params)
     assert {"pair/dense/kernel", "encoder/pooler/kernel"} <= again.keys()
     assert "drawn anew: encoder/pooler/bias, encoder/pooler/kernel, pair/dense/bias" in capsys.readouterr().err
 
@@ -79,7 +79,7 @@ def test_new_embeddings_on_a_frozen_body(tiny_config, tiny_run, other_corpus, tm
         config.phases[0], frozen=("layers/.*", "position|token_type", "norm/.*", "(pooler|transform|dense)/.*")
     )
     config = dataclasses.replace(config, phases=(frozen,))
-    start = leaves(read_start(config, Tokenizer.load(other_corpus)))
+    start = leaves(read_start(config, Tokenizer.load(other_corpus)).params)
     pretraining.pretrain(config, [Part(other_corpus)], tmp_path / "run")
     source, trained = leaves(inference.load(tiny_run).params), leaves(inference.load(tmp_path / "run").params)
     for name in trained:

@@ -1,23 +1,13 @@
 """A model as it lies between two formats."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
 from bert_jax.convert.form import Form
-from bert_jax.convert.tables import Params
 from bert_jax.convert.translate import Translated
 from bert_jax.storage import StoredPath
-
-
-class Moments(NamedTuple):
-    """Of Adam or LAMB, as trees of the parameters' shapes (numpy, float32)."""
-
-    step: int
-    """Updates behind them."""
-    mu: Params
-    nu: Params
+from bert_jax.training.state import Moments
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,12 +21,15 @@ from bert_jax.convert import (
 )
 from bert_jax.convert.card import write_card
 from bert_jax.convert.contents import Contents
+from bert_jax.convert.form import Form
 from bert_jax.convert.forward import Inputs, Outputs
 from bert_jax.convert.sample_texts import sample_inputs
-from bert_jax.convert.translate import moments_to, to_form
+from bert_jax.convert.translate import moments_to, to_form, without_base
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath, copy_tree, is_remote
 from bert_jax.tokenizer import Tokenizer
+
+CARD = "README.md"
 
 
 class Target(NamedTuple):
@@ -75,7 +79,7 @@ def convert(
         if contents.tokenizer is not None:
             tokenizer = Tokenizer.load(contents.tokenizer)
             mask = tokenizer.id_to_token(tokenizer.mask_id)
-        (inside / "README.md").write_text(write_card(destination.name, contents, to, report, mask))
+        (inside / CARD).write_text(write_card(destination.name, contents, to, report, mask))
         _move(inside, destination, TARGETS[to].last)
     return report
 
@@ -93,6 +97,8 @@ def _beside(destination: StoredPath) -> Iterator[Path]:
 
 
 def _move(inside: Path, destination: StoredPath, last: str) -> None:
+    for file in inside.iterdir():
+        shutil.copymode(inside / CARD, file)  # libraries make some that only their owner may read
     if not is_remote(destination):
         inside.rename(destination)
         return
@@ -151,11 +157,10 @@ def _write_stablehlo(contents: Contents, directory: Path) -> None:
     tokenizer_check.put(contents, directory)
 
 
-def _form(contents: Contents):
+def _form(contents: Contents) -> Form:
     """The model under their names, with the buffers of a file that had some."""
-    form = to_form(contents.model, contents.source)
-    form.tensors.update(contents.buffers)
-    return form
+    form = without_base(to_form(contents.model, contents.source))
+    return dataclasses.replace(form, tensors={**form.tensors, **contents.buffers})
 
 
 TARGETS = {

@@ -21,7 +21,7 @@ from bert_jax.convert import (
     tensorflow1,
     torch_checkpoint,
 )
-from bert_jax.convert.contents import Contents, Moments
+from bert_jax.convert.contents import Contents
 from bert_jax.convert.form import Form
 from bert_jax.convert.tensors import BUFFERS, LazyTensors, stored
 from bert_jax.convert.translate import from_form, moments_from
@@ -30,6 +30,7 @@ from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath, fetched, is_remote, path, reach
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.tokenizer_files import find
+from bert_jax.training.state import Moments
 
 TORCH_FILES = (".pt", ".pth", ".bin", ".ckpt")
 

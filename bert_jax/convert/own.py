@@ -17,13 +17,13 @@ from etils import epath
 
 from bert_jax import __version__
 from bert_jax.config import ModelConfig
-from bert_jax.convert.contents import Moments
 from bert_jax.convert.tables import Params
 from bert_jax.convert.translate import Translated
 from bert_jax.errors import UserError
 from bert_jax.model import whole
 from bert_jax.model.heads import Heads, TaskHead
 from bert_jax.training.paths import map_with_paths, name_leaves
+from bert_jax.training.state import Moments
 
 DESCRIPTION, PARAMS, MOMENTS = "model.json", "params.safetensors", "moments.safetensors"
 FORMAT_VERSION = 1

@@ -3,13 +3,14 @@
 import jax
 import numpy as np
 
-from bert_jax.convert.contents import Contents, Moments
+from bert_jax.convert.contents import Contents
 from bert_jax.convert.translate import Translated, family_of
 from bert_jax.errors import UserError
 from bert_jax.model import whole
 from bert_jax.storage import StoredPath
 from bert_jax.training import checkpoint, workdir
 from bert_jax.training.pretraining_task import heads_of
+from bert_jax.training.state import Moments
 
 PAIR_LABELS = {
     "nsp": "whether the second text follows the first (label 0) or is a random one (label 1)",

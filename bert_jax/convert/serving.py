@@ -6,6 +6,7 @@ attention_mask), the last three int32 [batch, length] of any batch and length; i
 """
 
 import dataclasses
+import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from jax import export
 from bert_jax.convert.forward import Inputs, Outputs
 from bert_jax.convert.our_forward import select_task, whole_rows
 from bert_jax.convert.translate import Translated
+from bert_jax.errors import UserError
 from bert_jax.model import whole
 from bert_jax.shapes import Array
 from bert_jax.training.paths import map_with_paths, name_leaves
@@ -26,7 +28,13 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 
 
 def write(directory: Path, model: Translated) -> None:
-    """Write program and weights into a directory that is there."""
+    """Write program and weights into a directory that is there.
+
+    Raises:
+      UserError: the package that jax writes programs with is missing.
+    """
+    if importlib.util.find_spec("flatbuffers") is None:
+        raise UserError("stablehlo needs the package flatbuffers, which is missing: pip install 'bert_jax[serving]'")
     leaves = {name: np.ascontiguousarray(leaf, np.float32) for name, leaf in name_leaves(model.params).items()}
     safetensors.numpy.save_file(leaves, directory / PARAMS)
     weights = {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in leaves.items()}

@@ -82,7 +82,7 @@ def moments_to(model: Translated, tree: Params) -> dict[str, np.ndarray]:
 
 
 def to_form(model: Translated, source: str) -> Form:
-    """A model of ours as theirs; without any head, the encoder's names have no prefix.
+    """A model of ours as theirs.
 
     Raises:
       UserError: the model has a setting or a head that the family does not have.
@@ -97,9 +97,15 @@ def to_form(model: Translated, source: str) -> Form:
     entries = list(family.entries(model.config, heads))
     _refuse_others(model, family, described, {entry.ours for entry in entries})
     tensors = to_tensors(entries, model.params)
-    if not (heads.mlm or heads.pair or heads.task):
-        tensors = {name.removeprefix(f"{family.base}."): array for name, array in tensors.items()}
     return Form(described, tensors, source)
+
+
+def without_base(form: Form) -> Form:
+    """A model without heads as transformers saves it: the encoder's names have no prefix then."""
+    base = f"{FAMILIES[form.config['model_type']].base}."
+    if not all(name.startswith(base) for name in form.tensors):
+        return form
+    return dataclasses.replace(form, tensors={name.removeprefix(base): form.tensors[name] for name in form.tensors})
 
 
 def _refuse_others(model: Translated, family: Family, described: dict[str, Any], written: set[str]) -> None:

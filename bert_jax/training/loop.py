@@ -29,9 +29,9 @@ from bert_jax.training.micro_batch import Asked, given
 from bert_jax.training.programs import Programs, make_evaluator, micro_batches_of
 from bert_jax.training.reporter import Reporter
 from bert_jax.training.sharding import check_heads, check_processes, check_rows, make_mesh, put_rows, undivided
-from bert_jax.training.state import TrainState, abstract_state, enter_phase, init_state, state_from
+from bert_jax.training.state import Start, TrainState, abstract_state, enter_phase, init_state, state_from
 from bert_jax.training.step import put_dials
-from bert_jax.training.task import Params, Task
+from bert_jax.training.task import Task
 from bert_jax.training.watch import TroubleError
 from bert_jax.training.workdir import LEDGER
 
@@ -61,8 +61,8 @@ class Run:
     workdir: StoredPath
     about: dict[str, Any]
     """JSON values to keep in every checkpoint."""
-    start: Params | None
-    """What to start from, numpy arrays; None: parameters are drawn."""
+    start: Start | None
+    """What to start from; None: parameters are drawn."""
     ledger: Ledger
     programs: Programs
     profile: tuple[int, int] | None
@@ -75,7 +75,7 @@ def train(
     workdir: StoredPath,
     about: dict[str, Any],
     *,
-    start: Params | None = None,
+    start: Start | None = None,
     profile: tuple[int, int] | None = None,
     micro_batch: Asked = None,
     begun: float | None = None,
@@ -90,7 +90,7 @@ def train(
       task: what to train.
       workdir: of the run, claimed for it (workdir.claim).
       about: JSON values to keep in every checkpoint.
-      start: parameters to start from, numpy arrays of the first phase's shapes; None draws them.
+      start: parameters and moments to start from; None: parameters are drawn.
       profile: write a trace of updates [first, last) to workdir/profile.
       micro_batch: rows at a time on each device, "auto", or None for what the config says.
       begun: `time.time()` when the process began its work, for goodput.

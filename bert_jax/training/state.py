@@ -1,11 +1,13 @@
 """The training state, how it is made, abstractly and for real on a mesh, and what becomes of it in a new phase."""
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
 from bert_jax.training.growth import repeat_layers, stack_depth
@@ -30,6 +32,23 @@ class TrainState:
     """What guards against divergence."""
 
 
+class Moments(NamedTuple):
+    """Of Adam or LAMB, as trees of the parameters' shapes; numpy, float32."""
+
+    step: int
+    """Updates behind them: what bias correction counts."""
+    mu: Params
+    nu: Params
+
+
+class Start(NamedTuple):
+    """What a run starts from, numpy arrays of the shapes of its first phase."""
+
+    params: Params
+    moments: Moments | None = None
+    """None: new ones."""
+
+
 def task_optimizer(task: Task) -> Optimizer:
     """The optimizer that the task's config asks for, in the task's phase."""
     config, params = task.config, jax.eval_shape(task.init_params, jax.random.key(0))
@@ -50,11 +69,16 @@ def init_state(task: Task, mesh: Mesh) -> TrainState:
     return jax.jit(_initializer(task), out_shardings=shardings)(jax.random.key(task.config.seed))
 
 
-def state_from(task: Task, mesh: Mesh, params: Params) -> TrainState:
-    """A state at update 0 that starts from given parameters, numpy arrays of the task's shapes."""
+def state_from(task: Task, mesh: Mesh, start: Start) -> TrainState:
+    """A state at update 0 that starts from given parameters and, if there are any, moments."""
     shardings = jax.tree.map(lambda x: x.sharding, abstract_state(task, mesh))
-    params = jax.device_put(params, shardings.params)
-    return jax.jit(_starter(task), out_shardings=shardings)(params)
+    params = jax.device_put(start.params, shardings.params)
+    state = jax.jit(_starter(task), out_shardings=shardings)(params)
+    if start.moments is None:
+        return state
+    count, mu, nu = start.moments
+    moments = state.optimizer._replace(count=np.asarray(count, np.int32), mu=mu, nu=nu)
+    return dataclasses.replace(state, optimizer=jax.device_put(moments, shardings.optimizer))
 
 
 def enter_phase(state: TrainState, task: Task, mesh: Mesh) -> TrainState:
