@@ -1,0 +1,115 @@
+"""Every family, head and size beside transformers' classes, and there and back bit for bit. Needs the extra `parity`."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from bert_jax.convert import huggingface, our_forward
+from bert_jax.convert.forward import Inputs
+from bert_jax.convert.tensor_files import SAFETENSORS, open_tensors, write_safetensors
+from bert_jax.convert.translate import from_form, to_form, without_base
+from tests.live import zoo
+
+pytestmark = [
+    pytest.mark.slow,
+    # What torch and transformers warn about among themselves is theirs.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
+]
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+
+@pytest.mark.parametrize("size", zoo.SIZES)
+@pytest.mark.parametrize(("family", "head"), zoo.CASES, ids="-".join)
+def test_numbers_and_names(family, head, size, tmp_path):
+    """Hidden states and logits within 1e-4 at every real token; what we write is what they wrote, and they open it."""
+    theirs = zoo.build(family, head, size)
+    theirs.save_pretrained(tmp_path / "theirs")
+    form = huggingface.read(tmp_path / "theirs")
+    model = from_form(form)
+    assert model.family == family
+    arrays = zoo.inputs(family, size)
+    real = arrays["attention_mask"] > 0
+    ours = our_forward.run(model, Inputs(**arrays))
+    with torch.no_grad():
+        given = {name: torch.tensor(array).long() for name, array in arrays.items()}
+        if family in ("distilbert", "modernbert"):
+            del given["token_type_ids"]
+        output = theirs(**given, output_hidden_states=True)
+    assert len(ours.hidden_states) == len(output.hidden_states)
+    for layer, (mine, other) in enumerate(zip(ours.hidden_states, output.hidden_states, strict=True)):
+        assert other.numpy()[real].std() > 0.3  # or the tolerance would mean nothing
+        np.testing.assert_allclose(mine[real], other.numpy()[real], rtol=0, atol=1e-4, err_msg=f"layer {layer}")
+    compare_logits(ours, output, model.heads, real)
+
+    written = without_base(to_form(model, "here"))
+    (tmp_path / "ours").mkdir()
+    huggingface.write(tmp_path / "ours", written, write_safetensors, SAFETENSORS)
+    before, after = open_tensors(tmp_path / "theirs"), open_tensors(tmp_path / "ours")
+    assert set(before) == set(after)
+    for name in before:
+        np.testing.assert_array_equal(after[name], before[name], err_msg=name)
+    again, report = type(theirs).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
+    for name, tensor in theirs.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name]), name
+    described = json.loads((tmp_path / "ours" / "config.json").read_text())
+    assert described["architectures"] == [zoo.PREFIXES[family] + head]
+    if head in zoo.TASKS[:2]:
+        assert tuple(again.config.id2label.values()) == zoo.LABELS
+
+
+def compare_logits(ours, output, heads, real):
+    if heads.task is not None:
+        logits = (
+            torch.stack([output.start_logits, output.end_logits], -1) if "start_logits" in output else output.logits
+        )
+        mine, other = ours.logits["task"], logits.numpy()
+        if heads.task.kind != "classification":
+            mine, other = mine[real], other[real]
+        np.testing.assert_allclose(mine, other, rtol=0, atol=1e-4)
+    elif heads.mlm:
+        logits = output.prediction_logits if "prediction_logits" in output else output.logits
+        np.testing.assert_allclose(ours.logits["mlm"][real], logits.numpy()[real], rtol=0, atol=1e-4)
+    if heads.pair:
+        pairs = output.sop_logits if "sop_logits" in output else output.seq_relationship_logits
+        np.testing.assert_allclose(ours.logits["pair"], pairs.numpy(), rtol=0, atol=1e-4)
+    if "pooler_output" in output and output.pooler_output is not None:
+        np.testing.assert_allclose(ours.pooled_BH, output.pooler_output.numpy(), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", zoo.PREFIXES)
+def test_every_tensor_counts(family):
+    """A changed tensor changes what comes out: none is read from the wrong place, or left at its start value."""
+    head = "ForPreTraining" if family in ("bert", "albert", "electra") else "ForMaskedLM"
+    theirs = zoo.build(family, head)
+    form = form_of(theirs)
+    arrays = Inputs(**zoo.inputs(family, "narrow"))
+    usual = our_forward.run(from_form(form), arrays)
+    rng = np.random.default_rng(0)
+    for name in to_form(from_form(form), "here").tensors:
+        changed = form.tensors[name] + rng.normal(0, 0.1, form.tensors[name].shape).astype(np.float32)
+        copies = {name: changed} | {copy: changed for copy in form.tensors if form.tensors[copy] is form.tensors[name]}
+        found = our_forward.run(from_form(dataclasses.replace(form, tensors=form.tensors | copies)), arrays)
+        pairs = [*zip(usual.hidden_states, found.hidden_states, strict=True)]
+        pairs += [(usual.logits[part], found.logits[part]) for part in usual.logits]
+        real = arrays.attention_mask_BS > 0
+        difference = max(float(np.abs(a - b)[real if a.shape[:2] == real.shape else ...].max()) for a, b in pairs)
+        # A key's bias adds the same to every score of a query, and softmax does not see it.
+        key_bias = name.endswith((".key.bias", ".k_lin.bias"))
+        assert difference < 1e-4 if key_bias else difference > 1e-3, name
+
+
+def form_of(model):
+    """The form of a model that was not saved."""
+    from bert_jax.convert.form import Form
+
+    described = model.config.to_dict() | {"architectures": [type(model).__name__]}
+    kept = {}
+    seen = {}
+    for name, tensor in model.state_dict().items():
+        kept[name] = seen.setdefault(tensor.data_ptr(), tensor.numpy())
+    return Form(described, kept, "a model in memory")
