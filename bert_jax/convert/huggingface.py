@@ -5,22 +5,22 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
-from etils import epath
 
 from bert_jax.convert import tensor_files
 from bert_jax.convert.form import Form
 from bert_jax.errors import UserError
+from bert_jax.storage import StoredPath
 
 CONFIG = "config.json"
 
 
-def is_huggingface(directory: epath.Path) -> bool:
+def is_huggingface(directory: StoredPath) -> bool:
     """Whether a directory holds weights under the names that transformers gives files."""
     files = (tensor_files.SAFETENSORS, tensor_files.PICKLE)
     return any((directory / f"{name}{end}").exists() for name in files for end in ("", ".index.json"))
 
 
-def read(directory: epath.Path) -> Form:
+def read(directory: StoredPath) -> Form:
     """What a directory holds; tensors are read when they are asked for.
 
     Raises:

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import safetensors
 import safetensors.numpy
-from etils import epath
 
 from bert_jax import __version__
 from bert_jax.config import ModelConfig
@@ -22,6 +21,7 @@ from bert_jax.convert.translate import Translated
 from bert_jax.errors import UserError
 from bert_jax.model import whole
 from bert_jax.model.heads import Heads, TaskHead
+from bert_jax.storage import StoredPath
 from bert_jax.training.paths import map_with_paths, name_leaves
 from bert_jax.training.state import Moments
 
@@ -48,7 +48,7 @@ def write(directory: Path, model: Translated, moments: Moments | None) -> None:
     (directory / DESCRIPTION).write_text(json.dumps(about, indent=1) + "\n")
 
 
-def read(directory: epath.Path) -> tuple[Translated, Moments | None]:
+def read(directory: StoredPath) -> tuple[Translated, Moments | None]:
     """What `write` wrote.
 
     Raises:
@@ -70,7 +70,7 @@ def read(directory: epath.Path) -> tuple[Translated, Moments | None]:
     return model, Moments(about["step"], trees["mu"], trees["nu"])
 
 
-def _description(directory: epath.Path) -> dict[str, Any]:
+def _description(directory: StoredPath) -> dict[str, Any]:
     path = directory / DESCRIPTION
     try:
         about = json.loads(path.read_text())
@@ -87,11 +87,11 @@ def _save(path: Path, leaves: dict[str, Any]) -> None:
     safetensors.numpy.save_file(arrays, path)
 
 
-def _load(path: epath.Path, shapes: Params) -> Params:
+def _load(path: StoredPath, shapes: Params) -> Params:
     with safetensors.safe_open(path, framework="numpy") as file:
         return map_with_paths(lambda name, leaf: file.get_tensor(name), shapes)
 
 
-def _digest(path: epath.Path | Path) -> str:
+def _digest(path: StoredPath) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

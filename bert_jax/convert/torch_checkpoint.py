@@ -195,10 +195,9 @@ def _stored(name: str, tensor: Any, source: object) -> Stored:
     torch = require_torch(source)
 
     def read() -> np.ndarray:
-        integers = dtype not in WEIGHT_TYPES and not name.endswith(BUFFERS)
-        if integers or tensor.layout != torch.strided or tensor.is_quantized:
+        if (dtype not in WEIGHT_TYPES and not name.endswith(BUFFERS)) or tensor.layout != torch.strided:
             raise UserError(no_weight(source, name, dtype))
-        dense = tensor.detach().contiguous()
+        dense = tensor.detach()
         if dtype == "bfloat16":
             # torch gives numpy no bfloat16: the bits go over as integers.
             return dense.view(torch.int16).numpy().view(ml_dtypes.bfloat16)

@@ -81,6 +81,8 @@ def test_torch_reads_what_was_written(tmp_path):
         "every": BITS.view(ml_dtypes.bfloat16),
         "half": np.ones((2, 2), np.float16),
     }
+    tensors["half"].flags.writeable = False
+    tensors["reversed"] = np.arange(3, dtype=np.float32)[::-1]
     tensor_files.write_pickle(tmp_path / "pytorch_model.bin", tensors)
     theirs = torch.load(tmp_path / "pytorch_model.bin", weights_only=True)
     np.testing.assert_array_equal(theirs["a"].numpy(), tensors["a"])

@@ -1,4 +1,4 @@
-"""Every family, head and size beside transformers' classes, and there and back bit for bit. Needs the extra `parity`."""
+"""Every family, head and size beside transformers' classes, there and back bit for bit. Needs the extra `parity`."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ transformers = pytest.importorskip("transformers")
 
 
 @pytest.mark.parametrize("size", zoo.SIZES)
-@pytest.mark.parametrize(("family", "head"), zoo.CASES, ids="-".join)
+@pytest.mark.parametrize(("family", "head"), zoo.CASES, ids=lambda part: part)
 def test_numbers_and_names(family, head, size, tmp_path):
     """Hidden states and logits within 1e-4 at every real token; what we write is what they wrote, and they open it."""
     theirs = zoo.build(family, head, size)
