@@ -29,7 +29,7 @@ def run(translated: Translated, inputs: Inputs) -> Outputs:
     _, config, heads, params = translated
     plain = dataclasses.replace(config, compute_dtype="float32", attention="reference", remat="none")
     model = whole.bind(plain, heads, jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params))
-    batch, logits, task = whole_rows(*inputs), {}, None
+    batch, logits, task = whole_rows(*map(jnp.asarray, inputs)), {}, None
     with jax.default_matmul_precision("highest"):
         output = model.encoder(batch, hidden_states=True)
         if model.mlm is not None:
@@ -59,9 +59,9 @@ def whole_rows(
     """What an encoder reads if each row is one example with [CLS] in front."""
     rows, length = input_ids.shape
     return EncoderInputs(
-        input_ids=jnp.asarray(input_ids, jnp.int32),
-        token_type_ids=jnp.asarray(token_type_ids, jnp.int32),
-        segment_ids=jnp.asarray(attention_mask, jnp.int32),
+        input_ids=input_ids,
+        token_type_ids=token_type_ids,
+        segment_ids=attention_mask,
         position_ids=jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[None, :], (rows, length)),
         cls_positions=jnp.zeros((rows, 1), jnp.int32),
     )

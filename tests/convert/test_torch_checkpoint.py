@@ -45,9 +45,8 @@ def bits(array) -> np.ndarray:
 
 
 def assert_same(found, state):
-    expected = {name: tensor for name, tensor in state.items() if not name.endswith("position_ids")}
-    assert set(found) == set(expected)
-    for name, tensor in expected.items():
+    assert set(found) == set(state)
+    for name, tensor in state.items():
         raw = tensor.detach().contiguous()
         theirs = (raw.view(torch.int16) if raw.dtype == torch.bfloat16 else raw).numpy()
         assert found[name].dtype.name == str(tensor.dtype).removeprefix("torch.")
