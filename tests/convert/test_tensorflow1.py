@@ -249,7 +249,7 @@ def test_part_of_the_moments(tmp_path, left_out, said):
 def test_moments_of_another_optimizer(tmp_path):
     slots = [name for name in recipe.with_slots(VARIABLES["bert"]) if name not in VARIABLES["bert"]]
     other = "bert/pooler/dense/bias/AdamWeightDecayOptimizer"
-    without(tmp_path, *slots, **{other: np.zeros(4, np.float32)})
+    without(tmp_path, *slots, **{other: np.zeros(4, np.float32), "beta1_power": np.zeros((), np.float32)})
     assert f"'{other}' is of an optimizer that is not supported" in refusal(tensorflow1.read_moments, tmp_path)
     assert len(tensorflow1.read(tmp_path).tensors) == len(VARIABLES["bert"])
 
@@ -352,6 +352,7 @@ def test_names_of_the_hub_module(tmp_path):
     [
         ("bert", LAYER + "output/dens/kernel", f"the nearest known name is '{LAYER}output/dense/kernel'"),
         ("bert", "start_logits/dense/kernel", "'start_logits/dense/kernel' is of run_squad_v2.py's beam search"),
+        ("bert", "bert/pooler/dense/bias/more", "tensor 'bert/pooler/dense/bias/more' is none of Google's bert"),
         ("bert", "loss/output_weights", "tensor 'loss/output_weights' is none of Google's bert"),
     ],
 )
@@ -385,6 +386,20 @@ def test_configs_that_cannot_be_read(copied):
     for file in directory.glob("*.json"):
         file.unlink()
     assert "needs one of bert_config.json and albert_config.json, and has none" in refusal(tensorflow1.read, directory)
+
+
+def test_an_activation_that_a_form_does_not_say_is_transformers_default(tmp_path):
+    form = tensorflow1.read(GOLDEN / "albert")
+    config = {key: form.config[key] for key in form.config if key != "hidden_act"}
+    tensorflow1.write(Form(config, form.tensors, "test"), tmp_path / "out")
+    assert tensorflow1.read(tmp_path / "out").config["hidden_act"] == "gelu_new"
+
+
+@pytest.mark.parametrize("settings", [{"inner_group_num": 2}, {"embedding_size": 4}])
+def test_alberts_that_google_does_not_build(tmp_path, settings):
+    form = tensorflow1.read(GOLDEN / "albert")
+    changed = Form(form.config | settings, form.tensors, "test")
+    assert "is not supported" in refusal(tensorflow1.write, changed, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
