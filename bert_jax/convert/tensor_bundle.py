@@ -146,9 +146,8 @@ class TensorBundle:
         self._num_shards = self._read_header(items.pop(b"", b""))
         places = {}
         for key, value in items.items():
-            if not key.startswith(b"\0"):  # a slice of a partitioned variable; its whole is refused
-                name = key.decode(errors="backslashreplace")
-                places[name] = self._read_place(name, value)
+            name = key.decode(errors="backslashreplace")
+            places[name] = self._read_place(name, value)
         self._check_shards(places)
         self._places = {name: place for name, place in places.items() if place.dtype != STRING}
 
@@ -267,7 +266,6 @@ def write(prefix: StoredPath, tensors: Mapping[str, np.ndarray], block_bytes: in
             require(dtype in numbers, f"{prefix}: tensor '{name}' is of {array.dtype}, which TensorFlow has not")
             raw = np.ascontiguousarray(array, dtype).reshape(-1).view(np.uint8)
             entry = _Entry(dtype=numbers[dtype], offset=offset, size=raw.size, crc32c=_stored_crc(raw))
-            entry.shape.SetInParent()
             for size in array.shape:
                 entry.shape.dim.add(size=size)
             items.append((key, entry.SerializeToString(deterministic=True)))

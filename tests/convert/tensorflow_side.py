@@ -31,7 +31,8 @@ def read(prefix: str, arrays: str) -> None:
 
     reader = tf.train.load_checkpoint(prefix)
     names = sorted(reader.get_variable_to_shape_map())
-    types = [reader.get_variable_to_dtype_map()[name] for name in names]
+    dtypes = reader.get_variable_to_dtype_map()
+    types = [dtypes[name] for name in names]
     restored = tf.raw_ops.RestoreV2(prefix=prefix, tensor_names=names, shape_and_slices=[""] * len(names), dtypes=types)
     out = {}
     for name, kind, array in zip(names, types, restored, strict=True):
@@ -47,9 +48,10 @@ def restore(prefix: str, arrays: str) -> None:
 
     v1 = tf.compat.v1
     reader = tf.train.load_checkpoint(prefix)
+    dtypes = reader.get_variable_to_dtype_map()
     with tf.Graph().as_default():
         variables = {
-            name: v1.get_variable(name, shape, reader.get_variable_to_dtype_map()[name], use_resource=False)
+            name: v1.get_variable(name, shape, dtypes[name], use_resource=False)
             for name, shape in reader.get_variable_to_shape_map().items()
         }
         with v1.Session() as session:

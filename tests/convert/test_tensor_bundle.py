@@ -67,7 +67,11 @@ def test_other_dtypes_of_tensorflow_and_no_strings():
 
 def test_a_tensor_is_a_view_of_the_file():
     array = TensorBundle(GOLDEN / "albert" / "model.ckpt-best").read("bert/embeddings/word_embeddings")
-    assert not array.flags.owndata and not array.flags.writeable
+    assert not array.flags.writeable
+    base = array
+    while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
+        base = base.base
+    assert isinstance(base, np.memmap)
 
 
 @pytest.mark.parametrize("block_bytes", [1, 300, 1 << 18], ids=["a block per tensor", "some blocks", "one block"])
@@ -97,16 +101,15 @@ def blocks(index: bytes) -> list[tuple[int, int]]:
 
 
 def test_the_data_and_the_entries_are_tensorflows(tmp_path):
-    """One shard: our data file is TensorFlow's to the byte, and so is every entry of the index."""
+    """One shard: our data file is TensorFlow's to the byte, and so is the block of the index with its entries."""
     theirs = GOLDEN / "albert" / "model.ckpt-best"
     ours = tmp_path / "ours.ckpt"
     bundle = TensorBundle(theirs)
     tensor_bundle.write(ours, {name: bundle.read(name) for name in reversed(bundle.names())})
     assert tensor_bundle.shard_path(ours, 0, 1).read_bytes() == tensor_bundle.shard_path(theirs, 0, 1).read_bytes()
-    tables = [
-        list(table_file.read_table(tensor_bundle.index_path(prefix).read_bytes(), "")) for prefix in (ours, theirs)
-    ]
-    assert tables[0] == tables[1]
+    indices = [tensor_bundle.index_path(prefix).read_bytes() for prefix in (ours, theirs)]
+    ((_, size),) = blocks(indices[1])
+    assert size > 1000 and indices[0][:size] == indices[1][:size]
 
 
 def test_the_same_tensors_give_the_same_bytes(tmp_path):

@@ -1,4 +1,4 @@
-"""Google's TensorFlow 1 checkpoints as forms and back: names, transposes, settings, moments, and what is refused."""
+"""Google's TensorFlow 1 checkpoints as forms and back: names, transposes, settings, and what is refused."""
 
 import json
 import shutil
@@ -188,30 +188,6 @@ def test_a_form_comes_back_as_it_was(tmp_path, family, head):
     assert tensorflow1.read_moments(tmp_path / "out") is None
 
 
-@pytest.mark.parametrize("family", ["bert", "albert"])
-def test_moments_come_back_as_they_were(tmp_path, family):
-    form = tensorflow1.read(GOLDEN / family)
-    first, second = (
-        {name: recipe.values(name + slot, array.shape) for name, array in form.tensors.items()} for slot in "mv"
-    )
-    tensorflow1.write(form, tmp_path / "out", (12345, first, second))
-    step, *back = tensorflow1.read_moments(tmp_path / "out")
-    assert step == 12345 and equal(back[0], first) and equal(back[1], second)
-    bundle = TensorBundle(tmp_path / "out" / "bert_model.ckpt")
-    assert bundle.read("global_step").dtype == np.int64 and bundle.shape("global_step") == ()
-    assert set(bundle.names()) == {*recipe.with_slots(VARIABLES[family]), "global_step"}
-    assert equal(dict(tensorflow1.read(tmp_path / "out").tensors), dict(form.tensors))
-
-
-def test_moments_that_tensorflow_wrote():
-    step, first, second = tensorflow1.read_moments(GOLDEN / "bert")
-    assert step == recipe.STEP and set(first) == set(second) == set(tensorflow1.read(GOLDEN / "bert").tensors)
-    for theirs, name in PAIRS["bert"].items():
-        for moments, slot in ((first, "/adam_m"), (second, "/adam_v")):
-            expected = recipe.values(name + slot, VARIABLES["bert"][name])
-            np.testing.assert_array_equal(moments[theirs], expected.T if name.endswith("/kernel") else expected)
-
-
 def without(directory: Path, *left_out: str, **added) -> Path:
     """The golden BERT, rewritten in one shard without some tensors and with others."""
     bundle = TensorBundle(GOLDEN / "bert" / "model.ckpt-7")
@@ -219,52 +195,6 @@ def without(directory: Path, *left_out: str, **added) -> Path:
     tensor_bundle.write(directory / "model.ckpt", kept | added)
     shutil.copy(GOLDEN / "bert" / "bert_config.json", directory)
     return directory
-
-
-def test_a_pooler_without_gradients_has_no_moments(tmp_path):
-    slots = [f"bert/pooler/dense/{part}{slot}" for part in ("kernel", "bias") for slot in ("/adam_m", "/adam_v")]
-    form = tensorflow1.read(without(tmp_path, *slots))
-    moments = tensorflow1.read_moments(tmp_path)
-    assert set(form.tensors) - set(moments[1]) == {"bert.pooler.dense.weight", "bert.pooler.dense.bias"}
-    tensorflow1.write(form, tmp_path / "out", moments)
-    assert equal(tensorflow1.read_moments(tmp_path / "out")[2], moments[2])
-
-
-@pytest.mark.parametrize(
-    ("left_out", "said"),
-    [
-        (["global_step"], "no global_step"),
-        (["bert/pooler/dense/bias/adam_m"], "'bert/pooler/dense/bias/adam_m' is missing"),
-        (
-            ["bert/embeddings/LayerNorm/beta/adam_v", "bert/embeddings/LayerNorm/beta/adam_m"],
-            "'bert/embeddings/LayerNorm/beta/adam_m' is missing",
-        ),
-        (["bert/pooler/dense/bias"], "'bert/pooler/dense/bias/adam_m' belongs to no tensor"),
-    ],
-)
-def test_part_of_the_moments(tmp_path, left_out, said):
-    assert said in refusal(tensorflow1.read_moments, without(tmp_path, *left_out))
-
-
-def test_moments_of_another_optimizer(tmp_path):
-    slots = [name for name in recipe.with_slots(VARIABLES["bert"]) if name not in VARIABLES["bert"]]
-    other = "bert/pooler/dense/bias/AdamWeightDecayOptimizer"
-    without(tmp_path, *slots, **{other: np.zeros(4, np.float32)})
-    assert f"'{other}' is of an optimizer that is not supported" in refusal(tensorflow1.read_moments, tmp_path)
-    assert len(tensorflow1.read(tmp_path).tensors) == len(VARIABLES["bert"])
-
-
-def test_moments_to_write_have_to_be_whole(tmp_path):
-    form = tensorflow1.read(GOLDEN / "bert")
-    zeros = {name: np.zeros_like(array) for name, array in form.tensors.items()}
-    less = {name: zeros[name] for name in zeros if name != "cls.predictions.bias"}
-    for moments, said in (
-        ((1, zeros, less), "'cls.predictions.bias' has no moments (adam_v)"),
-        ((1, less, less), "'cls.predictions.bias' has no moments (adam_m)"),
-        ((1, zeros | {"x": zeros["cls.predictions.bias"]}, zeros), "moments of 'x', which is no tensor of it"),
-    ):
-        assert said in refusal(tensorflow1.write, form, tmp_path / "out", moments)
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
@@ -352,6 +282,7 @@ def test_names_of_the_hub_module(tmp_path):
     [
         ("bert", LAYER + "output/dens/kernel", f"the nearest known name is '{LAYER}output/dense/kernel'"),
         ("bert", "start_logits/dense/kernel", "'start_logits/dense/kernel' is of run_squad_v2.py's beam search"),
+        ("bert", "bert/pooler/dense/bias/more", "tensor 'bert/pooler/dense/bias/more' is none of Google's bert"),
         ("bert", "loss/output_weights", "tensor 'loss/output_weights' is none of Google's bert"),
     ],
 )
@@ -385,6 +316,20 @@ def test_configs_that_cannot_be_read(copied):
     for file in directory.glob("*.json"):
         file.unlink()
     assert "needs one of bert_config.json and albert_config.json, and has none" in refusal(tensorflow1.read, directory)
+
+
+def test_an_activation_that_a_form_does_not_say_is_transformers_default(tmp_path):
+    form = tensorflow1.read(GOLDEN / "albert")
+    config = {key: form.config[key] for key in form.config if key != "hidden_act"}
+    tensorflow1.write(Form(config, form.tensors, "test"), tmp_path / "out")
+    assert tensorflow1.read(tmp_path / "out").config["hidden_act"] == "gelu_new"
+
+
+@pytest.mark.parametrize("settings", [{"inner_group_num": 2}, {"embedding_size": 4}])
+def test_alberts_that_google_does_not_build(tmp_path, settings):
+    form = tensorflow1.read(GOLDEN / "albert")
+    changed = Form(form.config | settings, form.tensors, "test")
+    assert "is not supported" in refusal(tensorflow1.write, changed, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
