@@ -143,6 +143,7 @@ def test_refusals():
         "'bert.encoder.layer.2.output.dense.bias' is missing": without(form, "bert.encoder.layer.2.output.dense.bias"),
         "'cls.predictions.bias' is missing": without(form, "cls.predictions.bias"),
         "'cls.predictions.decoder.weight' is missing": with_config(form, tie_word_embeddings=False),
+        "tensors and config do not fit together": with_config(form, num_attention_heads=5),
         "the config has no 'num_attention_heads'": dataclasses.replace(
             form, config={name: value for name, value in form.config.items() if name != "num_attention_heads"}
         ),
