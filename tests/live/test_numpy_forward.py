@@ -176,3 +176,11 @@ def test_goldens_are_what_the_reference_gives():
         for part, values in direct(make(name, size), golden["inputs"]).items():
             expected = sampled(values, golden["inputs"].attention_mask_BS)
             np.testing.assert_allclose(golden["values"][part], expected, rtol=0, atol=1e-5)
+
+
+def test_labels_are_counted_in_the_tensors():
+    form = form_of(make("BertForTokenClassification", 0))
+    silent = {key: value for key, value in form.config.items() if key not in ("id2label", "label2id", "num_labels")}
+    inputs = Inputs(*(array[:2] for array in sample_inputs(form, None)))
+    found = transformers_forward.run(dataclasses.replace(form, config=silent), inputs)
+    assert found.logits["task"].shape[-1] == 3
