@@ -5,7 +5,7 @@ Shapes in names: B rows, S positions, H hidden, V vocabulary, C classes.
 
 import enum
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -101,6 +101,18 @@ def family_of(form: Form) -> str:
     if kind != "absolute":
         raise UserError(f"{form.source}: position_embedding_type '{kind}' is not supported: only 'absolute' is")
     return family
+
+
+def setting(form: Form, *names: str) -> Any:
+    """A setting under the first of its names that the config has.
+
+    Raises:
+      UserError: it has none of them.
+    """
+    for name in names:
+        if name in form.config:
+            return form.config[name]
+    raise UserError(f"{form.source}: the config has no '{names[0]}'")
 
 
 def prefix_of(form: Form) -> str:

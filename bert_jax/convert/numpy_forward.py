@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.convert.form import Form
-from bert_jax.convert.forward import Inputs, Outputs, family_of, heads_of, prefix_of
+from bert_jax.convert.forward import Inputs, Outputs, family_of, heads_of, prefix_of, setting
 from bert_jax.convert.numpy_heads import run_heads
 from bert_jax.convert.numpy_layers import Weights, attend, rotate, split_heads
 from bert_jax.errors import UserError
@@ -73,12 +73,16 @@ def run(form: Form, inputs: Inputs) -> Outputs:
     Values at padded positions mean nothing.
 
     Raises:
-      UserError: a tensor or setting is missing or unknown, or an id or position is outside its table.
+      UserError: a tensor or setting is missing or unknown, shapes do not fit together, or an id or position is outside
+        its table.
     """
     weights, heads = Weights(form), heads_of(form)
     encode = _modern_states if family_of(form) == "modernbert" else _post_norm_states
-    states = list(encode(weights, inputs))
-    logits, pooled_BH = run_heads(weights, heads, states[-1], inputs.attention_mask_BS)
+    try:
+        states = list(encode(weights, inputs))
+        logits, pooled_BH = run_heads(weights, heads, states[-1], inputs.attention_mask_BS)
+    except ValueError as error:  # of shapes that do not fit
+        raise UserError(f"{form.source}: tensors and config do not fit together: {error}") from error
     return Outputs(
         [state.astype(np.float32) for state in states],
         logits,
@@ -86,18 +90,6 @@ def run(form: Form, inputs: Inputs) -> Outputs:
         None if pooled_BH is None else pooled_BH.astype(np.float32),
         weights.unread(),
     )
-
-
-def setting(form: Form, *names: str):
-    """A setting under the first of its names that the config has.
-
-    Raises:
-      UserError: it has none of them.
-    """
-    for name in names:
-        if name in form.config:
-            return form.config[name]
-    raise UserError(f"{form.source}: the config has no '{names[0]}'")
 
 
 def _positions(form: Form, inputs: Inputs) -> np.ndarray:

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 
 from bert_jax.convert.form import Form
-from bert_jax.convert.forward import Inputs
+from bert_jax.convert.forward import Inputs, setting
 from bert_jax.errors import UserError
 from bert_jax.tokenizer import Tokenizer
 
@@ -51,9 +51,9 @@ def sample_inputs(form: Form, tokenizer: Tokenizer | None, seed: int = 0) -> Inp
       seed: of the random ids.
 
     Raises:
-      UserError: the tokenizer has ids that the model's table has not.
+      UserError: the tokenizer has ids that the model's table has not, or the config does not say how many it has.
     """
-    vocab_size, pad = form.config["vocab_size"], _pad_id(form, tokenizer)
+    vocab_size, pad = setting(form, "vocab_size"), _pad_id(form, tokenizer)
     longest, types = _longest(form), form.config.get("type_vocab_size", _TYPES.get(form.config["model_type"], 0))
     if tokenizer is None:
         rows = _random_rows(vocab_size, pad, longest, seed)

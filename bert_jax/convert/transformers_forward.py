@@ -99,17 +99,18 @@ def load(form: Form) -> tuple[Any, tuple[str, ...]]:
       UserError: a tensor is missing or has another shape than their class wants, or there is no such class.
     """
     import transformers
+    from huggingface_hub.errors import StrictDataclassError
 
     name = class_name(form)
     kind = getattr(transformers, name)
     wanted = "" if name.endswith("Model") else PREFIXES[family_of(form)]
     state = _state(form, wanted)
     ties = dict(kind._tied_weights_keys or {})
-    tied = _tie(state, ties)
+    tied = _tie(form, state, ties)
     try:
         model = kind(_config(form, kind, state, tied), **_without_pooler(form, state, name)).eval()
         result = model.load_state_dict(state, strict=False)
-    except (RuntimeError, TypeError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError, KeyError, StrictDataclassError) as error:
         raise UserError(f"{form.source}: {name} refuses this model: {' '.join(str(error).split())}") from error
     partners = ties | {source: target for target, source in ties.items()} if tied else {}
     missing = [key for key in result.missing_keys if partners.get(key) not in state]
@@ -130,17 +131,21 @@ def _state(form: Form, wanted: str) -> dict[str, Any]:
     return state
 
 
-def _tie(state: dict[str, Any], ties: dict[str, str]) -> bool:
+def _tie(form: Form, state: dict[str, Any], ties: dict[str, str]) -> bool:
     """Whether the decoder is the table of word embeddings; if not, a bias under one of its two names gets both.
 
+    A decoder that is there counts, whatever the config says; where there is none, the config may forbid the tie.
+
     Args:
+      form: whose config it is.
       state: the tensors; changed in place.
       ties: their `_tied_weights_keys`: name of the copy -> name of the original.
     """
+    missing_is_tied = form.config.get("tie_word_embeddings") is not False
     tied = all(
-        state[copy].equal(state[original])
+        state[copy].equal(state[original]) if copy in state and original in state else missing_is_tied
         for copy, original in ties.items()
-        if copy.endswith("weight") and copy in state and original in state
+        if copy.endswith("weight")
     )
     for copy, original in ties.items():
         if not tied and copy.endswith("bias"):

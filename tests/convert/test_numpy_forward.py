@@ -143,6 +143,7 @@ def test_refusals():
         "'bert.encoder.layer.2.output.dense.bias' is missing": without(form, "bert.encoder.layer.2.output.dense.bias"),
         "'cls.predictions.bias' is missing": without(form, "cls.predictions.bias"),
         "'cls.predictions.decoder.weight' is missing": with_config(form, tie_word_embeddings=False),
+        "tensors and config do not fit together": with_config(form, num_attention_heads=5),
         "the config has no 'num_attention_heads'": dataclasses.replace(
             form, config={name: value for name, value in form.config.items() if name != "num_attention_heads"}
         ),
@@ -218,3 +219,17 @@ def test_prefixes():
     assert prefix_of(named("bert", f"bert.{WORDS}")) == "bert."
     assert prefix_of(named("bert", WORDS)) == ""
     assert prefix_of(named("modernbert", "model.embeddings.tok_embeddings.weight")) == "model."
+
+
+def test_tensors_without_a_part_are_told():
+    form = recipe_form()
+    spare = {"bert.embeddings.position_ids": np.arange(40)[None], "bert.encoder.layer.3.output.dense.bias": np.ones(64)}
+    inputs = Inputs(*(array[:2] for array in sample_inputs(form, None)))
+    more = dataclasses.replace(form, tensors=form.tensors | spare)
+    assert numpy_forward.run(more, inputs).unread == ("bert.encoder.layer.3.output.dense.bias",)
+    assert len(numpy_forward.run(with_config(form, num_hidden_layers=2), inputs).unread) == 16
+    # A pooler that no head asks for, as roberta-base is published.
+    assert (
+        numpy_forward.run(without(form, "cls.seq_relationship.weight", "cls.seq_relationship.bias"), inputs).unread
+        == ()
+    )

@@ -75,6 +75,11 @@ def test_never_longer_than_the_position_table(tokenizer: Tokenizer):
         assert sample_inputs(short, each).input_ids_BS.shape[1] == 18
 
 
+def test_a_config_without_a_vocabulary():
+    with pytest.raises(UserError, match=r"^here: the config has no 'vocab_size'$"):
+        sample_inputs(Form({"model_type": "bert"}, {}, "here"), None)
+
+
 def test_a_tokenizer_of_another_model(tokenizer: Tokenizer):
     with pytest.raises(UserError, match=r"^here: the tokenizer gives id \d+, the model knows 50 ids$"):
         sample_inputs(form(vocab_size=50), tokenizer)

@@ -113,7 +113,9 @@ def test_decoders_tied_doubled_and_of_their_own(name):
     loose = form_of(make(name, 0, tie_word_embeddings=False))
     apart = direct(make(name, 0, tie_word_embeddings=False), inputs)["mlm"]
     assert np.abs(apart - expected).max() > 0.1
-    for wanted, each in ((expected, doubled), (apart, loose)):
+    # What the config says of the tie gives way to a decoder that is there.
+    told_tied = dataclasses.replace(loose, config=loose.config | {"tie_word_embeddings": True})
+    for wanted, each in ((expected, doubled), (apart, loose), (apart, told_tied)):
         for side in (numpy_forward, transformers_forward):
             found = side.run(each, inputs)
             assert found.unread == ()
@@ -123,6 +125,9 @@ def test_decoders_tied_doubled_and_of_their_own(name):
 def test_refusals_and_leftovers():
     form = form_of(make("BertForPreTraining", 0))
     inputs = sample_inputs(form, None)
+    with pytest.raises(UserError, match=r"decoder\.weight' is missing"):
+        untied = form.config | {"tie_word_embeddings": False}
+        transformers_forward.run(dataclasses.replace(form, config=untied), inputs)
     less = {key: tensor for key, tensor in form.tensors.items() if key != "bert.encoder.layer.1.output.dense.bias"}
     for side in (numpy_forward, transformers_forward):
         with pytest.raises(UserError, match=r"^BertForPreTraining: .*layer\.1\.output\.dense\.bias' is missing"):
@@ -132,9 +137,17 @@ def test_refusals_and_leftovers():
         assert len(outputs.unread) == 16 and all("layer.2" in name for name in outputs.unread)
         report = parity.compare(outputs, outputs, inputs.attention_mask_BS, library="x")
         assert not report.passed and "layer.2" in report.failures[0]
-    with pytest.raises(UserError, match=r"refuses this model.*size mismatch") as caught:
-        transformers_forward.run(dataclasses.replace(form, config=form.config | {"intermediate_size": 57}), inputs)
-    assert "\n" not in str(caught.value)
+    refused = {
+        "intermediate_size": (57, "size mismatch"),
+        "hidden_act": ("odd", "odd"),
+        "hidden_size": ("x", "hidden_size"),
+    }
+    for name, (value, told) in refused.items():
+        with pytest.raises(
+            UserError, match=f"^BertForPreTraining: BertForPreTraining refuses this model.*{told}"
+        ) as caught:
+            transformers_forward.run(dataclasses.replace(form, config=form.config | {name: value}), inputs)
+        assert "\n" not in str(caught.value)
 
 
 def test_buffers_and_spare_poolers_go_unread():
@@ -163,3 +176,11 @@ def test_goldens_are_what_the_reference_gives():
         for part, values in direct(make(name, size), golden["inputs"]).items():
             expected = sampled(values, golden["inputs"].attention_mask_BS)
             np.testing.assert_allclose(golden["values"][part], expected, rtol=0, atol=1e-5)
+
+
+def test_labels_are_counted_in_the_tensors():
+    form = form_of(make("BertForTokenClassification", 0))
+    silent = {key: value for key, value in form.config.items() if key not in ("id2label", "label2id", "num_labels")}
+    inputs = Inputs(*(array[:2] for array in sample_inputs(form, None)))
+    found = transformers_forward.run(dataclasses.replace(form, config=silent), inputs)
+    assert found.logits["task"].shape[-1] == 3
