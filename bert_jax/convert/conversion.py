@@ -160,7 +160,30 @@ def _write_stablehlo(contents: Contents, directory: Path) -> None:
 def _form(contents: Contents) -> Form:
     """The model under their names, with the buffers of a file that had some."""
     form = without_base(to_form(contents.model, contents.source))
-    return dataclasses.replace(form, tensors={**form.tensors, **contents.buffers})
+    tensors, config = {**form.tensors, **contents.buffers}, form.config | _special_ids(contents)
+    return dataclasses.replace(form, config=config, tensors=tensors)
+
+
+def _special_ids(contents: Contents) -> dict[str, int]:
+    """What config.json says of special tokens: as in the source's, or as the tokenizer has it.
+
+    Raises:
+      UserError: a RoBERTa's positions do not begin behind its padding id, as they do in other people's code.
+    """
+    if contents.form is not None and contents.format != "tensorflow1":
+        return {name: i for name, i in contents.form.config.items() if name.endswith("_token_id")}
+    if contents.tokenizer is None:
+        return {}
+    tokenizer, offset = Tokenizer.load(contents.tokenizer), contents.model.config.position_offset
+    if offset and tokenizer.pad_id != offset - 1:
+        raise UserError(
+            f"{contents.source}: model.position_offset {offset} goes with the padding id {offset - 1}, and the "
+            f"tokenizer's is {tokenizer.pad_id}: transformers would count positions otherwise"
+        )
+    ids = {"pad_token_id": tokenizer.pad_id}
+    first, last = tokenizer.cls_id, tokenizer.sep_id
+    special = {"bos_token_id": first, "cls_token_id": first, "eos_token_id": last, "sep_token_id": last}
+    return ids | (special if contents.model.family in ("roberta", "albert", "modernbert") else {})
 
 
 TARGETS = {

@@ -12,7 +12,8 @@ from bert_jax.convert import numpy_forward, our_forward, parity, transformers_fo
 from bert_jax.convert.forward import Inputs, Outputs, Task
 from bert_jax.convert.parity import TokenizerAgreement, compare, tokenizer_agreement
 from bert_jax.convert.sample_texts import sample_inputs
-from tests.convert.test_numpy_forward import OURS, our_params, recipe_form
+from bert_jax.convert.translate import from_form
+from tests.convert.test_numpy_forward import recipe_form
 
 FORM = recipe_form()
 INPUTS = sample_inputs(FORM, None)
@@ -26,8 +27,8 @@ def reference() -> Outputs:
 
 def report_on(changed: dict[str, np.ndarray]) -> parity.Report:
     """Of a conversion that got these tensors wrong."""
-    params = our_params(dataclasses.replace(FORM, tensors=FORM.tensors | changed))
-    return compare(our_forward.run(OURS, params, INPUTS), reference(), INPUTS.attention_mask_BS, library="numpy")
+    model = from_form(dataclasses.replace(FORM, tensors=FORM.tensors | changed))
+    return compare(our_forward.run(model, INPUTS), reference(), INPUTS.attention_mask_BS, library="numpy")
 
 
 def first_failure(report: parity.Report) -> str:

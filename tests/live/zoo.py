@@ -72,11 +72,12 @@ def build(family: str, head: str, size: str = "narrow"):
     if head in TASKS[:2]:
         config.id2label, config.label2id = dict(enumerate(LABELS)), {name: i for i, name in enumerate(LABELS)}
     torch.manual_seed(0)
+    spread = 0.15 * (48 / SIZES[size]["width"]) ** 0.5
     model = kind(config).eval()
     with torch.no_grad():
         for name, tensor in model.named_parameters():
             middle = 1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0
-            tensor.copy_(middle + 0.15 * torch.randn(tensor.shape))
+            tensor.copy_(middle + spread * torch.randn(tensor.shape))
     model.tie_weights()
     return model
 

@@ -17,6 +17,7 @@ from bert_jax.convert.tables import Entry, Kind, dense, norm, table
 from bert_jax.errors import UserError
 from bert_jax.model.heads import Heads, TaskHead
 
+TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
 GLOBAL_BASE, LOCAL_BASE = 160_000.0, 10_000.0
 
 
@@ -134,6 +135,8 @@ def _write_config(config: ModelConfig, heads: Heads) -> dict[str, Any]:
         "local_attention": 128 if window is None else 2 * window,
         "global_attn_every_n_layers": 1 if window is None else config.global_every,
         "tie_word_embeddings": True,
+        # Theirs are beyond the last row of smaller vocabularies; who knows better says so (conversion.py).
+        **dict.fromkeys(TOKEN_IDS),
     }
     return described | describe_labels(heads)
 
