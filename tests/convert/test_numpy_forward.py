@@ -1,6 +1,7 @@
 """The numpy forward pass beside our JAX model and beside goldens; live/test_numpy_forward.py has every family."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -41,6 +42,13 @@ def test_goldens():
 
 
 GOLDENS = make_families.goldens()
+REFUSED = {
+    "RobertaForMaskedLM 1": "the MLM head of roberta has gelu where the layers have relu",
+    "Albert.* 1": "inner_group_num is 2",
+    "Electra.* 1": "hidden_act 'silu' is not one of",
+    "ModernBert.* 1": "norm_bias is True",
+}
+"""What the numpy side can compute and our encoder has not: settings that no published model uses."""
 
 
 @pytest.mark.parametrize("case", GOLDENS)
@@ -52,7 +60,12 @@ def test_families(case):
     assert outputs.unread == ()
     found = {f"layer {i}": state for i, state in enumerate(outputs.hidden_states)} | outputs.logits
     assert found.keys() == golden["values"].keys() - {"pooled"}
-    ours = our_forward.run(from_form(Form(golden["config"], tensors, case)), golden["inputs"])
+    form = Form(golden["config"], tensors, case)
+    refusal = next((refusal for name, refusal in REFUSED.items() if re.fullmatch(name, case)), None)
+    if refusal is not None:
+        with pytest.raises(UserError, match=refusal):
+            from_form(form)
+    ours = our_forward.run(from_form(form), golden["inputs"]) if refusal is None else outputs
     by_us = {f"layer {i}": state for i, state in enumerate(ours.hidden_states)} | ours.logits
     assert by_us.keys() == found.keys()
     for part, expected in golden["values"].items():

@@ -55,6 +55,8 @@ def _write_config(config: ModelConfig, heads: Heads) -> dict[str, Any]:
 
 
 def _architecture(config: ModelConfig, heads: Heads) -> str:
+    if heads.pair and not heads.mlm:
+        return "BertForNextSentencePrediction"
     causal = config.direction == "causal"
     return architecture_of("Bert", heads, **({"mlm": "LMHeadModel"} if causal else {}))
 
