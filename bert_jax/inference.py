@@ -102,6 +102,9 @@ class Model:
             raise UserError("a causal model shows [CLS] no token of the text: use pooling 'mean'")
         if batch_size < 1:
             raise UserError(f"batch_size {batch_size} is no number of rows: give at least 1")
+        limit = self.config.max_positions
+        if max_length is not None and not 3 <= max_length <= limit:
+            raise UserError(f"max_length {max_length} is outside 3 to {limit}, the model's position table: change it")
         if not len(texts):
             return np.zeros((0, self.config.hidden_size), np.float32)
         config, pad = _quick(self.config), self.tokenizer.pad_id
@@ -116,8 +119,6 @@ class Model:
     def _cut(self, texts: Sequence[str], max_length: int | None) -> list[np.ndarray]:
         """The ids of every text, special ones around them."""
         limit = self.config.max_positions
-        if max_length is not None and not 3 <= max_length <= limit:
-            raise UserError(f"max_length {max_length} is outside 3 to {limit}, the model's position table: change it")
         flat, lengths = self.tokenizer.encode_flat(list(texts))
         ends = np.cumsum(lengths)
         if max_length is None:
