@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -76,7 +76,7 @@ class Model:
     def encode(
         self,
         texts: Sequence[str],
-        pooling: Literal["mean", "cls"] = "mean",
+        pooling: str = "mean",
         batch_size: int = 16,
         max_length: int | None = None,
     ) -> np.ndarray:
@@ -86,7 +86,7 @@ class Model:
 
         Args:
           texts: each becomes ``[CLS] text [SEP]``.
-          pooling: mean over all its tokens, or the vector of [CLS]; a causal model has only the mean.
+          pooling: "mean" over all its tokens, or "cls", the vector of [CLS]; a causal model has only the mean.
           batch_size: rows of the longest kind in a forward pass. A row holds a long text or several short ones, and
             a pass of shorter rows has as many more; so it bounds the memory, not the number of texts.
           max_length: tokens, [CLS] and [SEP] among them, to which longer texts are cut; None refuses texts that the

@@ -14,9 +14,9 @@ from bert_jax.errors import UserError
 class Preparation(NamedTuple):
     """Quotes written as `` or '' become ", then compatibility forms and accents go, then upper case.
 
-    As `AlbertTokenizer` of transformers 5 does it. google-research/albert tokenization.py has the same steps; besides it
-    cuts a piece of digits and a comma once more, which transformers' compiled tokenizer never did, and keeps marks of
-    combining class 0.
+    As `AlbertTokenizer` of transformers 5 does it. google-research/albert tokenization.py has the same steps; besides,
+    it cuts a piece of digits and a comma once more, which transformers' compiled tokenizer never did, and keeps marks
+    of combining class 0.
     """
 
     lowercase: bool = True

@@ -120,7 +120,8 @@ def measure(model: str, texts: list[str], options: argparse.Namespace) -> dict[s
     for done in range(options.rounds):
         for name, work in works.items():
             timings[name].append(work()[1])
-        print(f"round {done + 1}: load {os.getloadavg()[0]:.1f}", file=sys.stderr)
+        last = ", ".join(f"{name} {pairs[-1][0]:.2f} s (CPU {pairs[-1][1]:.2f})" for name, pairs in timings.items())
+        print(f"round {done + 1}, load {os.getloadavg()[0]:.1f}: {last}", file=sys.stderr)
     here.send(None)
     peer.join()
     return {
