@@ -25,7 +25,7 @@ LINES = [
     "Café ÉCOLE naïve ﬁne ½ Ⅳ",
     "he said ``quick'' and 'slow'",
     "1,000, 2,000 tabs\tand  spaces ",
-    "日本語 한국어 русский",
+    "日本語 русский",
     "",
 ] * 3
 
