@@ -1,13 +1,15 @@
 """A trained model in a user's hands: ``load``, ``fill_mask``, ``encode``."""
 
+import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bert_jax import embedding
 from bert_jax.config import ModelConfig
 from bert_jax.convert import formats
 from bert_jax.errors import UserError
@@ -18,6 +20,7 @@ from bert_jax.storage import StoredPath
 from bert_jax.tokenizer import Tokenizer
 
 Params = dict[str, Any]
+POOLINGS = ("mean", "cls")
 SHORTEST_BUCKET = 16
 
 
@@ -53,11 +56,11 @@ class Model:
             raise UserError("the model has no MLM head to fill a [MASK] with: load one that was pretrained with one")
         if self.config.direction == "causal":
             raise UserError("a causal model fills no [MASK]: use one trained with model.direction bidirectional")
-        ids = self._with_specials([self.tokenizer.encode(text, specials=True)], "the text")
-        positions = [i for i, token in enumerate(ids[0]) if token == self.tokenizer.mask_id]
+        inputs = self._row(self.tokenizer.encode(text, specials=True))
+        positions = np.flatnonzero(inputs.input_ids[0] == self.tokenizer.mask_id).tolist()
         if not positions:
             raise UserError(f"the text has no [MASK]: write one where a word is missing, as in '{text} [MASK]'")
-        logits = _mlm_logits(self.config, self.heads, self.params, self._batch(ids))
+        logits = _mlm_logits(self.config, self.heads, self.params, inputs)
         # A model may have more rows in its table than the tokenizer has tokens; they stand for nothing.
         logits = logits[..., : self.tokenizer.vocab_size]
         probabilities = np.asarray(jax.nn.softmax(logits, axis=-1))[0]
@@ -70,54 +73,82 @@ class Model:
         return filled
 
     def encode(
-        self, texts: Sequence[str], pooling: Literal["mean", "cls"] = "mean", batch_size: int = 32
+        self,
+        texts: Sequence[str],
+        pooling: str = "mean",
+        batch_size: int = 16,
+        max_length: int | None = None,
     ) -> np.ndarray:
         """One vector per text, float32 [len(texts), hidden_size], from the last layer.
 
+        A vector hangs on its text alone: neither order nor batch_size changes it by more than rounding.
+
         Args:
           texts: each becomes ``[CLS] text [SEP]``.
-          pooling: mean over all its tokens, or the vector of [CLS]; a causal model has only the mean.
-          batch_size: texts per forward pass; texts of similar length share one.
+          pooling: "mean" over all its tokens, or "cls", the vector of [CLS]; a causal model has only the mean.
+          batch_size: rows of the longest kind in a forward pass. A row holds a long text or several short ones, and
+            a pass of shorter rows has as many more; so it bounds the memory, not the number of texts.
+          max_length: tokens, [CLS] and [SEP] among them, to which longer texts are cut; None refuses texts that the
+            model has no positions for.
 
         Raises:
-          UserError: a text has more tokens than the model has positions, or pooling 'cls' of a causal model.
+          UserError: a text has more tokens than the model has positions and max_length is None, a max_length or
+            batch_size that is impossible, an unknown pooling, or pooling 'cls' of a causal model.
         """
+        if pooling not in POOLINGS:
+            raise UserError(f"pooling '{pooling}' is not one of {', '.join(POOLINGS)}")
         if pooling == "cls" and self.config.direction == "causal":
             raise UserError("a causal model shows [CLS] no token of the text: use pooling 'mean'")
-        vectors = np.zeros((len(texts), self.config.hidden_size), np.float32)
-        pieces = [list(ids) for ids in self.tokenizer.encode_batch(list(texts))]
-        ids = self._with_specials(pieces, "text {}")
-        order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
-        for start in range(0, len(order), batch_size):
-            chosen = order[start : start + batch_size]
-            batch = self._batch([ids[i] for i in chosen], rows=batch_size)
-            vectors[chosen] = np.asarray(_vectors(self.config, self.heads, pooling, self.params, batch))[: len(chosen)]
-        return vectors
-
-    def _with_specials(self, pieces: list[list[int]], name: str) -> list[list[int]]:
+        if batch_size < 1:
+            raise UserError(f"batch_size {batch_size} is no number of rows: give at least 1")
         limit = self.config.max_positions
-        for i, ids in enumerate(pieces):
-            if len(ids) + 2 > limit:
-                raise UserError(
-                    f"{name.format(i)} has {len(ids) + 2} tokens, the model's position table {limit}: shorten it"
-                )
-        return [[self.tokenizer.cls_id, *ids, self.tokenizer.sep_id] for ids in pieces]
+        if max_length is not None and not 3 <= max_length <= limit:
+            raise UserError(f"max_length {max_length} is outside 3 to {limit}, the model's position table: change it")
+        if not len(texts):
+            return np.zeros((0, self.config.hidden_size), np.float32)
+        config, pad = _quick(self.config), self.tokenizer.pad_id
+        return embedding.vectors_of(
+            self._cut(texts, max_length),
+            config.hidden_size,
+            pad,
+            batch_size,
+            lambda inputs: _vectors(config, self.heads, pooling, self.params, inputs),
+        )
 
-    def _batch(self, ids: list[list[int]], rows: int | None = None) -> EncoderInputs:
-        """Padded to a power of two, so that few lengths are compiled."""
-        longest = max(map(len, ids))
-        seq_len = SHORTEST_BUCKET
-        while seq_len < longest:
-            seq_len *= 2
-        seq_len = min(seq_len, max(self.config.max_positions, longest))
-        rows = rows or len(ids)
-        input_ids = np.full((rows, seq_len), self.tokenizer.pad_id, np.int32)
-        segment_ids = np.zeros((rows, seq_len), np.int32)
-        for i, row in enumerate(ids):
-            input_ids[i, : len(row)], segment_ids[i, : len(row)] = row, 1
-        zeros = np.zeros((rows, seq_len), np.int32)
-        positions = zeros + np.arange(seq_len, dtype=np.int32)
-        return EncoderInputs(input_ids, zeros, segment_ids, positions, np.zeros((rows, 1), np.int32))
+    def _cut(self, texts: Sequence[str], max_length: int | None) -> list[np.ndarray]:
+        """The ids of every text, special ones around them."""
+        limit = self.config.max_positions
+        flat, lengths = self.tokenizer.encode_flat(list(texts))
+        ends = np.cumsum(lengths)
+        if max_length is None:
+            if (tall := lengths + 2 > limit).any():
+                i = int(tall.argmax())
+                raise UserError(
+                    f"text {i} has {lengths[i] + 2} tokens, the model's position table {limit}: shorten it, or give "
+                    f"max_length {limit} to cut it"
+                )
+            max_length = limit
+        cls, sep = np.uint32(self.tokenizer.cls_id), np.uint32(self.tokenizer.sep_id)
+        starts, kept = ends - lengths, np.minimum(lengths, max_length - 2)
+        return [np.r_[cls, flat[start : start + n], sep] for start, n in zip(starts, kept, strict=True)]
+
+    def _row(self, ids: list[int]) -> EncoderInputs:
+        """One row, padded to a power of two, so that few lengths are compiled."""
+        limit = self.config.max_positions
+        if len(ids) + 2 > limit:
+            raise UserError(f"the text has {len(ids) + 2} tokens, the model's position table {limit}: shorten it")
+        length = len(ids) + 2
+        seq_len = max(SHORTEST_BUCKET, min(2 ** (length - 1).bit_length(), limit))
+        input_ids = np.full((1, seq_len), self.tokenizer.pad_id, np.int32)
+        input_ids[0, :length] = self.tokenizer.cls_id, *ids, self.tokenizer.sep_id
+        places, zeros = np.arange(seq_len, dtype=np.int32)[None], np.zeros((1, seq_len), np.int32)
+        return EncoderInputs(input_ids, zeros, (places < length).astype(np.int32), places, zeros[:, :1])
+
+
+def _quick(config: ModelConfig) -> ModelConfig:
+    """The same function without dropout, with the attention that was fastest here (docs/LOG.md)."""
+    attention = "late" if jax.default_backend() == "cpu" else config.attention
+    return dataclasses.replace(config, attention=attention, attention_dropout=0.0, hidden_dropout=0.0)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -126,13 +157,7 @@ def _mlm_logits(config: ModelConfig, heads: Heads, params: Params, inputs: Encod
     return model.mlm(model.encoder(inputs).hidden, model.encoder.embeddings.attend)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _vectors(config: ModelConfig, heads: Heads, pooling: str, params: Params, inputs: EncoderInputs) -> jax.Array:
-    hidden = whole.bind(config, heads, params).encoder(inputs).hidden.astype(jnp.float32)
-    if pooling == "cls":
-        return hidden[:, 0]
-    real = (inputs.segment_ids > 0).astype(jnp.float32)[:, :, None]
-    return (hidden * real).sum(1) / jnp.maximum(real.sum(1), 1.0)
+_vectors = functools.partial(jax.jit, static_argnums=(0, 1, 2))(embedding.pooled)
 
 
 def load(source: str | StoredPath) -> Model:

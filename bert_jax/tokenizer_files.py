@@ -9,6 +9,7 @@ from tokenizers import models
 
 from bert_jax import tokenizer_kinds as kinds
 from bert_jax.errors import UserError
+from bert_jax.tokenizer_albert import Preparation, preparation_beside
 from bert_jax.tokenizer_models import LibraryModel, Model
 
 FORMS = "tokenizer.json, vocab.txt, merges.txt (with vocab.json beside it), or a SentencePiece .model"
@@ -23,7 +24,7 @@ def read(path: epath.Path, lowercase: bool | None, add_special_tokens: bool) -> 
     path = _given(path)
     origin = str(path)
     if path.suffix == ".model":
-        model = from_sentencepiece(path.read_bytes(), origin, add_special_tokens)
+        model = from_sentencepiece(path.read_bytes(), origin, add_special_tokens, preparation_beside(path))
     else:
         text = _text(path)
         if path.name.endswith(tuple(_VOCABULARY_OF.values())):
@@ -52,7 +53,8 @@ def from_json(text: str, origin: str, add_special_tokens: bool = False) -> Model
     if '"bert_jax.' in text[:100]:
         from bert_jax.tokenizer_sentencepiece import unwrap
 
-        return from_sentencepiece(unwrap(_parse_json(text, origin), origin), origin, add_special_tokens)
+        content, preparation = unwrap(_parse_json(text, origin), origin)
+        return from_sentencepiece(content, origin, add_special_tokens, preparation)
     try:
         library = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # the library raises bare Exception for whatever it cannot parse
@@ -68,12 +70,15 @@ def _library(library: tokenizers.Tokenizer, origin: str, add_special_tokens: boo
     return LibraryModel(library, origin)
 
 
-def from_sentencepiece(content: bytes, origin: str, add_special_tokens: bool = False) -> Model:
-    """Makes a model of the content of a SentencePiece .model file; raises as `from_json`."""
+def from_sentencepiece(
+    content: bytes, origin: str, add_special_tokens: bool = False, preparation: Preparation | None = None
+) -> Model:
+    """Makes a model of the content of a SentencePiece .model file, texts prepared first; raises as `from_json`."""
     # Imported here: most have no such model, and it takes longer than the rest of the tokenizer.
     from bert_jax.tokenizer_sentencepiece import SentencePieceModel, with_special_tokens
 
-    return SentencePieceModel(with_special_tokens(content, origin) if add_special_tokens else content, origin)
+    content = with_special_tokens(content, origin) if add_special_tokens else content
+    return SentencePieceModel(content, origin, preparation)
 
 
 def find(directory: epath.Path) -> epath.Path | None:

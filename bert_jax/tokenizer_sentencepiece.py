@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 from sentencepiece import sentencepiece_model_pb2
 
 from bert_jax.errors import UserError
+from bert_jax.tokenizer_albert import Preparation
 from bert_jax.tokenizer_kinds import WORD_START, find_roles, missing_roles
 from bert_jax.tokenizer_models import Model
 
@@ -31,12 +32,13 @@ _Trainer = sentencepiece_model_pb2.TrainerSpec
 class SentencePieceModel(Model):
     """A model of the `sentencepiece` library."""
 
-    def __init__(self, content: bytes, origin: str):
+    def __init__(self, content: bytes, origin: str, preparation: Preparation | None = None):
         """Reads the content of a .model file.
 
         Args:
           content: of the file.
           origin: where it came from, for messages.
+          preparation: of every text, in front of the model; ALBERT's.
 
         Raises:
           UserError: that is no such file, one of the five special tokens is missing, or the model marks the end of
@@ -52,25 +54,26 @@ class SentencePieceModel(Model):
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=content)
         except RuntimeError as error:
             raise UserError(f"{origin}: a SentencePiece model that its library refuses ({error})") from error
-        self.content = content
-        self.lowercase = proto.normalizer_spec.name.endswith("_cf")
+        self.content, self.preparation = content, preparation
+        self.lowercase = proto.normalizer_spec.name.endswith("_cf") or bool(preparation and preparation.lowercase)
         self.kind = f"SentencePiece {_Trainer.ModelType.Name(trainer.model_type).lower()}"
         no_text = (_Piece.CONTROL, _Piece.UNKNOWN, _Piece.UNUSED)
         self._no_text = [i for i, piece in enumerate(proto.pieces) if piece.type in no_text]
 
     def __reduce__(self):
-        return SentencePieceModel, (self.content, "a copy")
+        return SentencePieceModel, (self.content, "a copy", self.preparation)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """In one thread: whoever has much text has a process for each core."""
-        return self._processor.encode(list(texts), out_type=int, num_threads=1)
+        prepared = list(map(self.preparation, texts)) if self.preparation else list(texts)
+        return self._processor.encode(prepared, out_type=int, num_threads=1)
 
     def encode_with_specials(self, text: str) -> list[int]:
         """Spaces beside a special token do not count, and what follows one begins a word."""
         names = {self.pieces[i]: i for i in self.roles.values()}
         ids: list[int] = []
         for part in re.split(f"({'|'.join(map(re.escape, names))})", text):
-            ids += [names[part]] if part in names else self._processor.encode(part, out_type=int)
+            ids += [names[part]] if part in names else self.encode([part])[0]
         return ids
 
     def decode(self, ids: list[int]) -> str:
@@ -91,21 +94,25 @@ class SentencePieceModel(Model):
     def to_json(self) -> str:
         """The .model file in base64, so that it can be kept where a tokenizer.json is kept."""
         wrapped = {"format": FORMAT, "model": base64.b64encode(self.content).decode()}
+        if self.preparation:
+            wrapped["albert"] = self.preparation._asdict()
         return json.dumps(wrapped, indent=2) + "\n"
 
     def fingerprint(self) -> str:
-        """Of the whole model, in which little does not decide ids."""
-        return hashlib.sha256(self.content).hexdigest()
+        """Of the whole model, in which little does not decide ids, and of what stands in front of it."""
+        front = json.dumps(self.preparation).encode() if self.preparation else b""
+        return hashlib.sha256(self.content + front).hexdigest()
 
 
-def unwrap(wrapped: dict, origin: str) -> bytes:
-    """The model in the JSON object that `SentencePieceModel.to_json` wrote.
+def unwrap(wrapped: dict, origin: str) -> tuple[bytes, Preparation | None]:
+    """What `SentencePieceModel.to_json` wrote, of its JSON object: the model and the preparation of texts.
 
     Raises:
       UserError: it is damaged.
     """
     try:
-        return base64.b64decode(wrapped["model"], validate=True)
+        front = wrapped.get("albert")
+        return base64.b64decode(wrapped["model"], validate=True), Preparation(**front) if front else None
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{origin}: the SentencePiece model in it is damaged; make the file again") from error
 

@@ -17,7 +17,7 @@ from bert_jax.convert import (
     serving,
     tensor_files,
     tensorflow1,
-    tokenizer_check,
+    tokenizers_beside,
 )
 from bert_jax.convert.card import write_card
 from bert_jax.convert.contents import Contents
@@ -113,7 +113,7 @@ def _prove(contents: Contents, inside: Path, to: str) -> parity.Report:
     tokenizer = None if contents.tokenizer is None else Tokenizer.load(contents.tokenizer)
     inputs = sample_inputs(theirs, tokenizer)
     other, library = parity.other_side(theirs, inputs)
-    agreement = None if tokenizer is None else tokenizer_check.agreement(tokenizer, inside)
+    agreement = None if tokenizer is None else tokenizers_beside.agreement(tokenizer, inside)
     if to == "stablehlo":
         other = dataclasses.replace(other, hidden_states=other.hidden_states[-1:])
     ours = _written(inside, to, inputs)
@@ -130,12 +130,12 @@ def _written(inside: Path, to: str, inputs: Inputs) -> Outputs:
 def _write_huggingface(contents: Contents, directory: Path) -> None:
     form = _form(contents)
     huggingface.write(directory, form, tensor_files.write_safetensors, tensor_files.SAFETENSORS)
-    tokenizer_check.put(contents, directory)
+    tokenizers_beside.put_theirs(contents, directory)
 
 
 def _write_pytorch(contents: Contents, directory: Path) -> None:
     huggingface.write(directory, _form(contents), tensor_files.write_pickle, tensor_files.PICKLE)
-    tokenizer_check.put(contents, directory)
+    tokenizers_beside.put_theirs(contents, directory)
 
 
 def _write_tensorflow(contents: Contents, directory: Path) -> None:
@@ -144,17 +144,17 @@ def _write_tensorflow(contents: Contents, directory: Path) -> None:
         trees = (moments_to(contents.model, tree) for tree in contents.moments[1:])
         moments = (contents.moments.step, *trees)
     tensorflow1.write(form, directory, moments)
-    tokenizer_check.put(contents, directory)
+    tokenizers_beside.put_theirs(contents, directory)
 
 
 def _write_own(contents: Contents, directory: Path) -> None:
-    tokenizer_check.put(contents, directory)
+    tokenizers_beside.put_ours(contents, directory)
     own.write(directory, contents.model, contents.moments)
 
 
 def _write_stablehlo(contents: Contents, directory: Path) -> None:
     serving.write(directory, contents.model)
-    tokenizer_check.put(contents, directory)
+    tokenizers_beside.put_ours(contents, directory)
 
 
 def _form(contents: Contents) -> Form:

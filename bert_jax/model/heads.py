@@ -109,7 +109,8 @@ def pool_examples(
     """Mean over the tokens of each packed example; zeros for examples that a row does not have."""
     belongs_BSK = segment_ids[:, :, None] == jnp.arange(1, examples + 1)[None, None, :]
     weights_BSK = belongs_BSK.astype(jnp.float32)
-    sums_BKH = jnp.einsum("bsk,bsh->bkh", weights_BSK, hidden.astype(jnp.float32))
+    # Full precision: some accelerators would round the vectors to bfloat16 in this product.
+    sums_BKH = jnp.einsum("bsk,bsh->bkh", weights_BSK, hidden.astype(jnp.float32), precision=jax.lax.Precision.HIGHEST)
     return sums_BKH / jnp.maximum(weights_BSK.sum(1), 1.0)[:, :, None]
 
 

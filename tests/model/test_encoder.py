@@ -283,6 +283,16 @@ def test_xla_attention_equals_reference(config, packed, monkeypatch):
     assert_trees_close(one_gradient, two_gradient, rtol=1e-3, atol=2e-5)
 
 
+@pytest.mark.parametrize(("config", "packed"), [(BERT, False), (MODERN, True)])
+def test_late_attention_equals_reference(config, packed):
+    batch, late = inputs(packed=packed), dataclasses.replace(config, attention="late")
+    (one, one_gradient), (two, two_gradient) = gradients(config, batch), gradients(late, batch, parameters(config))
+    np.testing.assert_allclose(one, two, rtol=1e-4)
+    assert_trees_close(one_gradient, two_gradient, rtol=1e-3, atol=2e-5)
+    with pytest.raises(UserError, match="'late' never holds attention probabilities"):
+        encode(late, parameters(config), batch, attentions=True)
+
+
 def test_fused_attention_has_no_probabilities():
     with pytest.raises(UserError, match=r"set model\.attention reference"):
         encode(dataclasses.replace(BERT, attention="xla"), parameters(BERT), inputs(), attentions=True)

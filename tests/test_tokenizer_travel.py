@@ -1,0 +1,148 @@
+"""Tokenizer files that go with a model: carried as they are, or made of a tokenizer alone."""
+
+import json
+from pathlib import Path
+
+import pytest
+from etils import epath
+
+from bert_jax import tokenizer as tokenizer_lib
+from bert_jax.convert import tokenizer_files
+from bert_jax.errors import UserError
+from bert_jax.tokenizer import Tokenizer
+from bert_jax.tokenizer_albert import Preparation
+from data_prep import cli
+
+TEXTS = [
+    "The river sings, over the old stone!",
+    "Café ÉCOLE naïve ﬁne ½ Ⅳ",
+    "he said ``quick'' and 'slow'",
+    "[MASK] <mask> a\u200bb\tc  d ",
+    "日本語 नमस्ते किताब",
+    "",
+    "1,000, 2,000",
+]
+WORDS = [
+    "the river sings over the old stone and wind",
+    "quick light falls, slow dark mountain runs",
+    "café école 1,000",
+]
+BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "river", "sing", "##s", "over", "old", "stone", ",", "!"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A tokenizer.json of each kind, as `bert-data tokenizer` makes it."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "text.txt").write_text("\n".join(f"{words} {i}" for i in range(60) for words in WORDS))
+
+    def make(kind: str, size: int) -> Path:
+        out = folder / f"{kind}.json"
+        command = ["tokenizer", "--source", f"lines:{folder / 'text.txt'}", "--kind", kind, "--vocab-size", str(size)]
+        assert cli.main([*command, "--out", str(out)]) in (0, None)
+        return out
+
+    return {"byte-bpe": make("byte-bpe", 300), "unigram": make("sentencepiece-unigram", 60)}
+
+
+def ids(tokenizer: Tokenizer) -> list[list[int]]:
+    return tokenizer.encode_batch(TEXTS)
+
+
+def test_carried_files_are_the_same_bytes(tmp_path):
+    source, destination = (epath.Path(tmp_path / name) for name in ("source", "destination"))
+    source.mkdir()
+    destination.mkdir()
+    names = [*tokenizer_files.NAMES, "model.safetensors", "config.json"]
+    for name in names:
+        (source / name).write_bytes(f"{name}\r\n\xff".encode("latin-1"))
+    assert tokenizer_files.carry(source, destination) == list(tokenizer_files.NAMES)
+    assert {path.name for path in destination.iterdir()} == set(tokenizer_files.NAMES)
+    for name in tokenizer_files.NAMES:
+        assert (destination / name).read_bytes() == (source / name).read_bytes()
+    assert tokenizer_files.carry(destination / "nothing", destination) == []
+
+
+@pytest.mark.parametrize(
+    ("family", "expected"),
+    [
+        ("bert", "BertTokenizer"),
+        ("distilbert", "DistilBertTokenizer"),
+        ("electra", "ElectraTokenizer"),
+        ("roberta", "PreTrainedTokenizerFast"),
+    ],
+)
+def test_wordpiece_files(tmp_path, family, expected):
+    tokenizer = tokenizer_lib.wordpiece(BERT, None, "here")
+    names = tokenizer_files.make(tokenizer, epath.Path(tmp_path), family, 128)
+    assert sorted(names) == ["tokenizer.json", "tokenizer_config.json", "vocab.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert settings["tokenizer_class"] == expected and settings["model_max_length"] == 128
+    assert settings["do_lower_case"] is True and settings["mask_token"] == "[MASK]"
+    for path in (tmp_path, tmp_path / "vocab.txt"):
+        assert ids(Tokenizer.load(path)) == ids(tokenizer)
+        assert Tokenizer.load(path).fingerprint == tokenizer.fingerprint
+
+
+def test_byte_bpe_files(tmp_path, trained):
+    tokenizer = Tokenizer.load(trained["byte-bpe"])
+    names = tokenizer_files.make(tokenizer, epath.Path(tmp_path), "roberta", 512)
+    assert sorted(names) == ["merges.txt", "tokenizer.json", "tokenizer_config.json", "vocab.json"]
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert settings["tokenizer_class"] == "RobertaTokenizer" and settings["cls_token"] == "<s>"
+    assert ids(Tokenizer.load(tmp_path)) == ids(tokenizer)
+    description = json.loads(tokenizer.to_json())
+    assert json.loads((tmp_path / "vocab.json").read_text()) == description["model"]["vocab"] | {
+        tokenizer.id_to_token(i): i for i in tokenizer.special_ids
+    }
+    lines = (tmp_path / "merges.txt").read_text().splitlines()
+    assert [line.split(" ") for line in lines[1:]] == description["model"]["merges"] and len(lines) > 20
+
+
+def test_sentencepiece_files(tmp_path, trained):
+    """A run's own model: the class would lower-case and strip accents in front of it, were it not told not to."""
+    tokenizer = Tokenizer.load(trained["unigram"])
+    names = tokenizer_files.make(tokenizer, epath.Path(tmp_path), "albert", 512)
+    assert sorted(names) == ["spiece.model", "tokenizer_config.json"]
+    again = Tokenizer.load(tmp_path)
+    assert ids(again) == ids(tokenizer)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert settings["tokenizer_class"] == "AlbertTokenizer"
+    assert settings["do_lower_case"] is False and settings["keep_accents"] is True
+    with pytest.raises(UserError, match=r"model_type .bert."):
+        tokenizer_files.make(tokenizer, epath.Path(tmp_path), "bert", 512)
+
+
+def albert_directory(folder: Path, trained, config: dict, settings: dict | None = None) -> Path:
+    made = folder / "made"
+    folder.mkdir()
+    made.mkdir()
+    tokenizer_files.make(Tokenizer.load(trained["unigram"]), epath.Path(made), "albert", 512)
+    (made / "tokenizer_config.json").unlink()
+    (made / "config.json").write_text(json.dumps(config))
+    if settings is not None:
+        (made / "tokenizer_config.json").write_text(json.dumps(settings))
+    return made
+
+
+def test_a_model_file_of_albert(tmp_path, trained):
+    plain = Tokenizer.load(albert_directory(tmp_path / "plain", trained, {"model_type": "xlnet"}))
+    folder = albert_directory(tmp_path / "albert", trained, {"model_type": "albert"})
+    albert = Tokenizer.load(folder)
+    assert ids(plain) == ids(Tokenizer.load(trained["unigram"])) != ids(albert)
+    assert albert.lowercase and albert.fingerprint != plain.fingerprint
+    assert ids(albert) == plain.encode_batch([Preparation()(text) for text in TEXTS])
+    assert Preparation()("``Café'' ÉCOLE ﬁ") == '"cafe" ecole fi'
+    assert ids(Tokenizer.from_json(albert.to_json(), "here")) == ids(albert)
+    assert albert.encode("É [MASK]", specials=True)[-1] == albert.mask_id
+    cased = albert_directory(
+        tmp_path / "cased", trained, {"model_type": "albert"}, {"do_lower_case": False, "keep_accents": True}
+    )
+    assert ids(Tokenizer.load(cased)) == plain.encode_batch([Preparation(False, True)(text) for text in TEXTS])
+    google = albert_directory(tmp_path / "google", trained, {})
+    (google / "config.json").rename(google / "albert_config.json")
+    assert ids(Tokenizer.load(google)) == ids(albert)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(UserError, match=r"config\.json: not JSON"):
+        Tokenizer.load(folder)
