@@ -13,8 +13,9 @@ import bert_jax
 from bert_jax import embedding
 from bert_jax.errors import UserError
 from bert_jax.inference import Model
-from bert_jax.model import families, pretraining
+from bert_jax.model import families, whole
 from bert_jax.model.encoder import EncoderInputs
+from bert_jax.model.heads import Heads
 
 LIMIT = 64
 WORDS = ("the", "river", "sings", "over", "old", "stone", "and", "wind")
@@ -40,7 +41,7 @@ def alone(model, text, pooling):
     ids = [model.tokenizer.cls_id, *model.tokenizer.encode(text), model.tokenizer.sep_id]
     zeros = jnp.zeros((1, len(ids)), jnp.int32)
     inputs = EncoderInputs(jnp.array([ids]), zeros, zeros + 1, jnp.arange(len(ids))[None], zeros[:, :1])
-    hidden = pretraining.bind(model.config, model.params).encoder(inputs).hidden[0]
+    hidden = whole.bind(model.config, model.heads, model.params).encoder(inputs).hidden[0]
     return np.asarray(hidden.mean(0) if pooling == "mean" else hidden[0])
 
 
@@ -103,7 +104,7 @@ def test_vectors_are_those_of_each_text_alone(model, pooling, batch_size, monkey
 
 
 def other(config):
-    params = pretraining.init(config, jax.random.key(1), pair=False)
+    params = whole.init(config, jax.random.key(1), Heads())
     return jax.tree.map(lambda x: x + 0.05 * jax.random.normal(jax.random.key(x.size), x.shape), params)
 
 
@@ -118,7 +119,7 @@ def test_other_families(model, family):
         ),
         "causal": lambda: dataclasses.replace(families.bert(1, 64, vocab_size=size), direction="causal"),
     }[family]()
-    here = Model(config, other(config), model.tokenizer)
+    here = Model(config, Heads(), other(config), model.tokenizer)
     texts = mixed_texts(model, [5, 30, 9, 12, 60, 3])
     assert len(embedding.plan([5, 30, 9, 12, 60, 3], 16)[0].rows) < len(texts)
     for pooling in ("mean",) if family == "causal" else ("mean", "cls"):

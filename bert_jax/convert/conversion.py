@@ -149,7 +149,7 @@ def _write_tensorflow(contents: Contents, directory: Path) -> None:
 
 def _write_own(contents: Contents, directory: Path) -> None:
     tokenizers_beside.put_ours(contents, directory)
-    own.write(directory, contents.model, contents.moments)
+    own.write(directory, contents.model, contents.moments, contents.buffers)
 
 
 def _write_stablehlo(contents: Contents, directory: Path) -> None:

@@ -106,8 +106,9 @@ def _is_run(source: StoredPath) -> bool:
 
 
 def _read_own(source: epath.Path, wishes: Wishes, scratch: Path) -> Contents:
-    model, moments = own.read(source)
-    return Contents("bert-jax", str(source), model, find(source), moments=moments if wishes.moments else None)
+    model, moments, buffers = own.read(source)
+    kept = moments if wishes.moments else None
+    return Contents("bert-jax", str(source), model, find(source), moments=kept, buffers=buffers)
 
 
 def _read_huggingface(source: epath.Path, wishes: Wishes, scratch: Path) -> Contents:

@@ -1,4 +1,5 @@
-"""Our own form of a model that is no run: ``model.json``, ``params.safetensors``, ``moments.safetensors``.
+"""Our own form of a model that is no run: ``model.json``, ``params.safetensors`` and, if there are any, moments of an
+optimizer and buffers in files of their own.
 
 Tensors are named by their paths in the tree of parameters and are float32. model.json has the SHA-256 of each file, and
 is what makes a directory a model.
@@ -7,8 +8,9 @@ is what makes a directory a model.
 import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import safetensors
@@ -25,12 +27,15 @@ from bert_jax.storage import StoredPath
 from bert_jax.training.paths import map_with_paths, name_leaves
 from bert_jax.training.state import Moments
 
-DESCRIPTION, PARAMS, MOMENTS = "model.json", "params.safetensors", "moments.safetensors"
+DESCRIPTION = "model.json"
+PARAMS, MOMENTS, BUFFERS = "params.safetensors", "moments.safetensors", "buffers.safetensors"
 FORMAT_VERSION = 1
 
 
-def write(directory: Path, model: Translated, moments: Moments | None) -> None:
-    """Write a model; the moments of an optimizer too, if there are any."""
+def write(
+    directory: Path, model: Translated, moments: Moments | None = None, buffers: Mapping[str, np.ndarray] | None = None
+) -> None:
+    """Write a model; with it the moments of an optimizer, and tensors that are no parameters, if there are any."""
     _save(directory / PARAMS, name_leaves(model.params))
     about: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
@@ -45,10 +50,21 @@ def write(directory: Path, model: Translated, moments: Moments | None) -> None:
         _save(directory / MOMENTS, name_leaves(trees))
         about["step"] = moments.step
         about["sha256"][MOMENTS] = _digest(directory / MOMENTS)
+    if buffers:
+        safetensors.numpy.save_file(dict(buffers), directory / BUFFERS)
+        about["sha256"][BUFFERS] = _digest(directory / BUFFERS)
     (directory / DESCRIPTION).write_text(json.dumps(about, indent=1) + "\n")
 
 
-def read(directory: StoredPath) -> tuple[Translated, Moments | None]:
+class Read(NamedTuple):
+    """A model, and what lay beside it."""
+
+    model: Translated
+    moments: Moments | None
+    buffers: dict[str, np.ndarray]
+
+
+def read(directory: StoredPath) -> Read:
     """What `write` wrote.
 
     Raises:
@@ -64,10 +80,13 @@ def read(directory: StoredPath) -> tuple[Translated, Moments | None]:
     config, heads = ModelConfig(**about["model"]), Heads(**about["heads"], task=task)
     shapes = whole.shapes(config, heads)
     model = Translated(about["family"], config, heads, _load(directory / PARAMS, shapes))
-    if MOMENTS not in about["sha256"]:
-        return model, None
-    trees = _load(directory / MOMENTS, {"mu": shapes, "nu": shapes})
-    return model, Moments(about["step"], trees["mu"], trees["nu"])
+    moments, buffers = None, {}
+    if MOMENTS in about["sha256"]:
+        trees = _load(directory / MOMENTS, {"mu": shapes, "nu": shapes})
+        moments = Moments(about["step"], trees["mu"], trees["nu"])
+    if BUFFERS in about["sha256"]:
+        buffers = safetensors.numpy.load_file(directory / BUFFERS)
+    return Read(model, moments, buffers)
 
 
 def _description(directory: StoredPath) -> dict[str, Any]:
