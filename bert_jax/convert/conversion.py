@@ -164,7 +164,7 @@ def _form(contents: Contents) -> Form:
     return dataclasses.replace(form, config=config, tensors=tensors)
 
 
-def _special_ids(contents: Contents) -> dict[str, int]:
+def _special_ids(contents: Contents) -> dict[str, int | None]:
     """What config.json says of special tokens: as in the source's, or as the tokenizer has it.
 
     Raises:

@@ -60,13 +60,16 @@ def settings(family: str, size: str) -> dict:
     return shared | ({} if narrow else {"hidden_act": "gelu_new", "layer_norm_eps": 1e-6})
 
 
-def build(family: str, head: str, size: str = "narrow"):
-    """A model whose tensors are all random, biases and scales too: a zero or a one would hide a swap."""
+def build(family: str, head: str, size: str = "narrow", **changes):
+    """A model whose tensors are all random, biases and scales too: a zero or a one would hide a swap.
+
+    `changes` are settings that differ from those of `settings`.
+    """
     import torch
     import transformers
 
     kind = getattr(transformers, PREFIXES[family] + head)
-    config = kind.config_class(**settings(family, size), attn_implementation="eager")
+    config = kind.config_class(**settings(family, size) | changes, attn_implementation="eager")
     if head in ("LMHeadModel", "ForCausalLM"):
         config.is_decoder = True
     if head in TASKS[:2]:

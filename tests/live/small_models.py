@@ -1,0 +1,71 @@
+"""Small random models of transformers' own classes, with tokenizers that fit them, as transformers saves them."""
+
+import json
+from pathlib import Path
+
+from etils import epath
+
+from bert_jax.convert import tokenizer_files
+from bert_jax.tokenizer import Tokenizer
+from tests.fixtures import WORDS, make_documents
+from tests.live import zoo
+
+HEADS = {"bert": "ForPreTraining", "albert": "ForPreTraining", "electra": "ForPreTraining"}
+"""And ForMaskedLM for the others."""
+
+
+def wordpiece(directory: Path) -> Tokenizer:
+    letters = [chr(code) for code in range(33, 127) if not chr(code).isupper()]
+    pieces = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *letters,
+        *(f"##{letter}" for letter in letters),
+        *WORDS[2:],
+    ]
+    (directory / "vocab.txt").write_text("".join(f"{piece}\n" for piece in dict.fromkeys(pieces)))
+    return Tokenizer.load(directory)
+
+
+def byte_bpe(directory: Path) -> Tokenizer:
+    """With the ids of RoBERTa's special tokens."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    merges = ["Ġ t", "h e", "Ġt he", "i n", "Ġ s", "e r"]
+    pieces = ["<s>", "<pad>", "</s>", "<unk>", *sorted(ByteLevel.alphabet())]
+    pieces += [merge.replace(" ", "") for merge in merges] + ["<mask>"]
+    (directory / "vocab.json").write_text(json.dumps({piece: i for i, piece in enumerate(pieces)}))
+    (directory / "merges.txt").write_text("\n".join(["#version: 0.2", *merges, ""]))
+    return Tokenizer.load(directory)
+
+
+def unigram(directory: Path) -> Tokenizer:
+    from data_prep import cli
+
+    (directory / "text.txt").write_text("\n".join(make_documents(0, 60)))
+    out, source = directory / "tokenizer.json", f"lines:{directory / 'text.txt'}"
+    command = ["tokenizer", "--source", source, "--kind", "sentencepiece-unigram", "--vocab-size", "60"]
+    assert cli.main([*command, "--out", str(out)]) == 0
+    return Tokenizer.load(out)
+
+
+KINDS = {"roberta": byte_bpe, "modernbert": byte_bpe, "albert": unigram}
+"""And wordpiece for the others."""
+
+
+def save(family: str, directory: Path, scratch: Path) -> object:
+    """Write a model and its tokenizer into `directory`; returns the model."""
+    tokenizer = KINDS.get(family, wordpiece)(scratch)
+    first, last = tokenizer.cls_id, tokenizer.sep_id
+    ids = {"pad_token_id": tokenizer.pad_id}
+    if family in ("roberta", "albert", "modernbert"):
+        ids |= {"bos_token_id": first, "cls_token_id": first, "eos_token_id": last, "sep_token_id": last}
+    head = HEADS.get(family, "ForMaskedLM")
+    # Two more rows than tokens, as padded vocabularies have them.
+    model = zoo.build(family, head, vocab_size=tokenizer.vocab_size + 2, **ids)
+    model.save_pretrained(directory)
+    tokenizer_files.make(tokenizer, epath.Path(directory), family, zoo.SIZES["narrow"]["positions"])
+    return model

@@ -1,0 +1,222 @@
+"""Every cell of the table in docs/conversion.md, through the command's own function. Needs the extra `parity`.
+
+What transformers saved, random models of every family with tokenizers, goes out; what transformers, TensorFlow, Flax
+and fairseq wrote comes in. Tensors are compared bit for bit; that both ends compute the same, the parity report says.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from etils import epath
+
+from bert_jax import cli
+from bert_jax.convert import conversion, fairseq, flax_msgpack, formats, tensorflow1
+from bert_jax.convert.conversion import convert
+from bert_jax.convert.tensor_files import PICKLE, open_tensors
+from bert_jax.errors import UserError
+from tests.convert.cells import CELLS, FAMILIES, FORMATS, can
+from tests.convert.test_nvidia import mlperf_name
+from tests.live import small_models
+
+pytestmark = [
+    pytest.mark.slow,
+    # What torch and transformers warn about among themselves is theirs.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
+]
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+HERE = Path(__file__).parent.parent
+BUNDLES, FIXTURES = HERE / "golden/tensor_bundle", HERE / "convert/fixtures"
+FLAX, FAIRSEQ = FIXTURES / "flax", FIXTURES / "fairseq"
+FLAX_FILES = {
+    "bert": ["BertForPreTraining", "BertForQuestionAnswering", "sharded"],
+    "roberta": ["RobertaForMaskedLM", "RobertaForSequenceClassification"],
+    "albert": ["AlbertForPreTraining"],
+    "distilbert": ["DistilBertForMaskedLM"],
+    "electra": ["ElectraForMaskedLM", "ElectraForPreTraining"],
+}
+ONLY_IN = [format for format in FORMATS if format not in conversion.TARGETS]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick(quick_compilation):
+    """Little is computed, much compiled."""
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Family -> its directory as transformers saved it, and the model in memory."""
+    made = {}
+
+    def get(family: str):
+        if family not in made:
+            directory = tmp_path_factory.mktemp(family) / "theirs"
+            model = small_models.save(family, directory, tmp_path_factory.mktemp("tokenizer"))
+            made[family] = directory, model
+        return made[family]
+
+    return get
+
+
+@pytest.fixture(scope="module")
+def written(saved, tmp_path_factory):
+    """(family, format) -> what `convert` wrote of it, and the report."""
+    made = {}
+
+    def get(family: str, format: str):
+        if (family, format) not in made:
+            directory = tmp_path_factory.mktemp(f"{family}-{format}") / "out"
+            made[family, format] = directory, convert(epath.Path(saved(family)[0]), epath.Path(directory), format)
+        return made[family, format]
+
+    return get
+
+
+def proved(report, tokenizer: bool) -> None:
+    """The report compared what there was to compare, by transformers, and passed."""
+    assert report.passed and report.library.startswith("transformers"), report.lines()
+    assert report.tokens > 30 and report.layers
+    assert (report.tokenizer is not None) == tokenizer
+    assert not tokenizer or report.tokenizer.equal == report.tokenizer.total > 10
+
+
+def same(found, expected, *, tied: bool = False) -> None:
+    """Bit for bit; `tied`: `expected` may have copies that `found` lacks."""
+    assert set(found) <= set(expected) if tied else set(found) == set(expected)
+    for name in found:
+        assert found[name].dtype == np.float32, name
+        np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+    digests = {expected[name].tobytes() for name in found}
+    assert all(expected[name].tobytes() in digests for name in expected)
+
+
+def refused(source: Path, destination: Path, to: str, *words: str) -> None:
+    """In one line, and nothing is left."""
+    with pytest.raises(UserError) as caught:
+        convert(epath.Path(source), epath.Path(destination), to)
+    message = str(caught.value)
+    assert "\n" not in message and not destination.exists() and list(destination.parent.glob(".*")) == []
+    assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize(("family", "format"), can("out"), ids=lambda part: part)
+def test_out(family, format, saved, written):
+    """From transformers' own directory: the report passes, and the tensors are those that transformers saved."""
+    source, model = saved(family)
+    directory, report = written(family, format)
+    proved(report, tokenizer=True)
+    tensors = open_tensors(epath.Path(source))
+    if format == "pytorch":
+        same({k: t.numpy() for k, t in torch.load(directory / PICKLE, weights_only=True).items()}, tensors)
+    elif format == "tensorflow1":
+        same(tensorflow1.read(epath.Path(directory)).tensors, tensors)
+    elif format == "stablehlo":
+        ours = written(family, "bert-jax")[0]
+        assert (directory / "params.safetensors").read_bytes() == (ours / "params.safetensors").read_bytes()
+    elif format == "huggingface":
+        same(open_tensors(epath.Path(directory)), tensors)
+    if format == "huggingface":
+        again, told = type(model).from_pretrained(directory, output_loading_info=True)
+        assert not any(told[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+        assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in model.state_dict().items())
+
+
+def sources(family: str, format: str, saved, written, place: Path) -> list[tuple[Path, dict, str]]:
+    """Files in this format: where, the tensors in them under transformers' names, and a head to leave out, or ""."""
+    directory, model = saved(family)
+    tensors = dict(open_tensors(epath.Path(directory)))
+    if format == "huggingface":
+        return [(directory, tensors, "")]
+    if format == "pytorch":  # as transformers 4 saved it: tied tensors twice
+        shutil.copytree(directory, place / "pickle", ignore=shutil.ignore_patterns("*.safetensors"))
+        torch.save(model.state_dict(), place / "pickle" / PICKLE)
+        return [(place / "pickle", tensors, "")]
+    if format == "nvidia":
+        state = {mlperf_name(k): t for k, t in model.state_dict().items() if not k.endswith("decoder.bias")}
+        torch.save({"model": state, "optimizer": {"state": {}}}, place / "ckpt_1.pt")
+        shutil.copy(directory / "config.json", place / "bert_config.json")
+        shutil.copy(directory / "vocab.txt", place)
+        return [(place / "ckpt_1.pt", tensors, "")]
+    if format == "tensorflow1":
+        return [(BUNDLES / family, tensorflow1.read(epath.Path(BUNDLES / family)).tensors, "")]
+    if format == "flax":
+        return [(FLAX / name, flax_msgpack.read(epath.Path(FLAX / name)).tensors, "") for name in FLAX_FILES[family]]
+    if format == "fairseq":
+        files = [FAIRSEQ / f"{name}.pt" for name in ("new", "omegaconf", "legacy")]
+        return [(file, fairseq.read(file).form.tensors, "lm_head.*") for file in files]
+    return [(written(family, "bert-jax")[0], tensors, "")]
+
+
+@pytest.mark.parametrize(("family", "format"), can("in"), ids=lambda part: part)
+def test_in(family, format, saved, written, tmp_path):
+    """To a directory of transformers: the report passes, and every tensor of the source is in it."""
+    for number, (source, tensors, drop) in enumerate(sources(family, format, saved, written, tmp_path)):
+        out = epath.Path(tmp_path / f"out{number}")
+        wishes = formats.Wishes(drop=(drop,) if drop else ())
+        report = convert(epath.Path(source), out, "huggingface", wishes)
+        proved(report, tokenizer=format in ("huggingface", "pytorch", "nvidia", "bert-jax"))
+        assert json.loads((out / "config.json").read_text())["model_type"] == family
+        wanted = {name: tensors[name] for name in tensors if not name.startswith(drop.rstrip("*") or "-")}
+        same(open_tensors(out), wanted, tied=True)
+        assert f"from {'huggingface' if format == 'pytorch' else format} (" in (out / "README.md").read_text()
+
+
+def impossible(family: str, format: str, saved, place: Path) -> tuple[Path, str]:
+    """A model of a family in a format that has none: a source, and a word of the refusal."""
+    directory, model = saved(family)
+    if format == "tensorflow1":
+        shutil.copytree(BUNDLES / "bert", place / "source")
+        (place / "source/bert_config.json").rename(place / "source" / f"{family}_config.json")
+        return place / "source", "bert_config.json and albert_config.json"
+    if format == "flax":
+        shutil.copytree(FLAX / "BertForPreTraining", place / "source")
+        shutil.copy(directory / "config.json", place / "source/config.json")
+        return place / "source", f"'{family}' is not one of"
+    shutil.copy(saved("bert")[0] / "config.json", place / "bert_config.json")
+    settings = {"encoder_attention_heads": 4}
+    content = {"model": model.state_dict()} | ({"cfg": {"model": settings}} if format == "fairseq" else {})
+    torch.save(content, place / "model.pt")
+    return place / "model.pt", "model.pt"
+
+
+NOT_IN = [cell for cell in CELLS if cell not in can("in") and cell[1] != "stablehlo"]
+
+
+@pytest.mark.parametrize(("family", "format"), NOT_IN, ids=lambda part: part)
+def test_not_in(family, format, saved, tmp_path):
+    source, word = impossible(family, format, saved, tmp_path)
+    refused(source, tmp_path / "out", "bert-jax", word)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_program_for_serving_is_no_source(family, written, tmp_path):
+    refused(written(family, "stablehlo")[0], tmp_path / "out", "bert-jax", "no model that can be read")
+
+
+NOT_OUT = [cell for cell in CELLS if cell not in can("out") and cell[1] in conversion.TARGETS]
+
+
+@pytest.mark.parametrize(("family", "format"), NOT_OUT, ids=lambda part: part)
+def test_not_out(family, format, saved, tmp_path):
+    refused(saved(family)[0], tmp_path / "out", format, f"a {family} cannot be written for TensorFlow 1")
+
+
+@pytest.mark.parametrize("format", ONLY_IN)
+def test_formats_that_are_only_read(format, saved, tmp_path, capsys):
+    """No family is written in them, by the command, either."""
+    assert not [cell for cell in can("out") if cell[1] == format]
+    code = cli.main(["convert", str(saved("bert")[0]), str(tmp_path / "out"), "--to", format])
+    error = capsys.readouterr().err
+    assert code == 2 and error.count("\n") == 1 and format in error and not (tmp_path / "out").exists()
+
+
+def test_every_cell_is_tried():
+    """Each is made or refused by a test above."""
+    tried = {*can("in"), *can("out"), *NOT_IN, *NOT_OUT}
+    assert tried == set(CELLS) and len(CELLS) == len(FAMILIES) * len(FORMATS)
+    assert set(ONLY_IN) == {"flax", "fairseq", "nvidia"}
