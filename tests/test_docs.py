@@ -40,6 +40,15 @@ SMALLER = {
 }
 
 
+WITH_PYTHON = ["docs/conversion.md"]
+"""Their Python is run, too, when their commands have been."""
+
+
+def python_of(page: str) -> str:
+    """All ```python blocks, one after the other."""
+    return "\n".join(re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S))
+
+
 def commands_of(page: str) -> list[str]:
     """The lines of all ```bash blocks, continued lines joined."""
     blocks = re.findall(r"^```bash\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S)
@@ -76,6 +85,27 @@ def folder(tmp_path, tiny_corpus, second_corpus, tiny_run):
     return tmp_path
 
 
+@pytest.fixture
+def models(folder, tiny_export):
+    """`folder` with models of other people's, as docs/conversion.md assumes."""
+    import torch
+
+    from tests.convert.test_nvidia import examples_name
+    from tests.live import zoo
+
+    tests = ROOT / "tests"
+    shutil.copytree(tiny_export, folder / "all-MiniLM-L6-v2")
+    shutil.copytree(tests / "golden/tensor_bundle/bert", folder / "uncased_L-12_H-768_A-12")
+    for place in ("roberta.large.mnli", "nvidia"):
+        (folder / place).mkdir()
+    shutil.copy(tests / "convert/fixtures/fairseq/new.pt", folder / "roberta.large.mnli/model.pt")
+    theirs = zoo.build("bert", "ForPreTraining")
+    state = {examples_name(name): t for name, t in theirs.state_dict().items() if not name.endswith("decoder.bias")}
+    torch.save({"model": state}, folder / "nvidia/ckpt_8601.pt")
+    theirs.config.to_json_file(folder / "nvidia/bert_config.json")
+    return folder
+
+
 def run(words: list[str], folder: Path) -> None:
     program = {"bert-jax": ["-m", "bert_jax"], "bert-data": ["-m", "data_prep"], "python": []}[words[0]]
     words = words[: words.index(">")] if ">" in words else words
@@ -105,8 +135,13 @@ def test_commands_of_a_page_run(page, folder, request, monkeypatch):
         monkeypatch.setenv("BERT_JAX_CACHE", str(folder / "cache"))
     if page == "README.md":
         shutil.rmtree(folder / "corpus")
+    if page == "docs/conversion.md":
+        pytest.importorskip("transformers")
+        request.getfixturevalue("models")
     for line in lines:
         run(shlex.split(line) if page == AS_WRITTEN else shrink(line), folder)
+    if page in WITH_PYTHON:
+        run(["python", "-c", python_of(page)], folder)
 
 
 @pytest.mark.parametrize("page", ["docs/tpu.md"])
@@ -139,6 +174,7 @@ def test_readme_names_only_flags_that_exist():
     known |= {"--hosts", "--devices", "--topology", "--cluster.coordinator", "--cluster.processes", "--cluster.process"}
     known |= {"--micro-batch", "--plot", "--log.no-layers", "--against", "--wrong"}
     known |= {"--rounds", "--plot"}
+    known |= {"--init-from", "--moments", "--drop", "--trim-vocabulary", "--force"}
     known |= {
         "--nodes",
         "--ntasks-per-node",

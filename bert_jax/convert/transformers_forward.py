@@ -58,7 +58,10 @@ def class_name(form: Form) -> str:
     family, (mlm, pair, task) = family_of(form), heads_of(form)
     if task is not None:
         if mlm or pair:
-            raise UserError(f"{form.source}: no class of transformers has both pretraining heads and {task.value[3:]}")
+            raise UserError(
+                f"{form.source}: no class of transformers has both pretraining heads and {task.value[3:]}: leave one "
+                "out with --drop PATTERN"
+            )
         return CLASSES[family] + task.value
     if pair and not mlm:
         if family != "bert":

@@ -12,10 +12,14 @@ _EXCEPTIONS = {
 CELLS = {(family, format): _EXCEPTIONS.get(format, {}).get(family, "both") for format in FORMATS for family in FAMILIES}
 """(family, format) -> "in", "out", "both" or "none"."""
 
-VERIFIED = {(family, format): False for (family, format), cell in CELLS.items() if cell in ("in", "both")}
-"""Whether a file with published weights was read here, of the cells that can be read. Files of random numbers, even if
-the original program wrote them, are no such files; docs/conversion.md says what those are."""
-VERIFIED["bert", "huggingface"] = True
+VERIFIED = {(family, "huggingface"): "random" for family in FAMILIES}
+VERIFIED |= {(family, "pytorch"): "random" for family in FAMILIES}
+VERIFIED |= {(family, "flax"): "random" for family in FAMILIES if family != "modernbert"}
+VERIFIED |= {("bert", "tensorflow1"): "in part", ("albert", "tensorflow1"): "in part"}
+VERIFIED |= {("roberta", "fairseq"): "random", ("bert", "nvidia"): "no", ("bert", "huggingface"): "published"}
+"""What was read here, of all that others write. "published": released weights. "random": files that the original
+software wrote of random numbers. "in part": TensorFlow's writer wrote the file, but Google's code did not name what is
+in it. "no": only files of our own."""
 
 
 def can(direction: str) -> list[tuple[str, str]]:

@@ -1,0 +1,44 @@
+"""The tables in docs/conversion.md say what tests/convert/cells.py says, and that is what the command can do."""
+
+import re
+from pathlib import Path
+
+from bert_jax.convert import conversion
+from bert_jax.convert.translate import FAMILIES as TRANSLATED
+from tests.convert.cells import CELLS, FAMILIES, FORMATS, VERIFIED, can
+
+PAGE = (Path(__file__).parent.parent.parent / "docs" / "conversion.md").read_text()
+
+
+def rows(first: str) -> list[list[str]]:
+    """Cells of the table that begins with a line; without the line under its head."""
+    table = PAGE[PAGE.index(first) :].split("\n\n")[0]
+    head, _, *lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    return [head, *lines]
+
+
+def test_the_table_of_the_docs():
+    (_, *formats), *lines = rows("| | `huggingface`")
+    assert [name.strip("`") for name in formats] == list(FORMATS)
+    assert [family for family, *_ in lines] == list(FAMILIES)
+    told = {(family, name): cell for family, *cells in lines for name, cell in zip(FORMATS, cells, strict=True)}
+    assert told == CELLS
+
+
+def test_what_the_docs_call_verified():
+    (_, *lines) = rows("| format | families | verified | with |")
+    told = [((family, name.strip("`")), word) for name, families, word, _ in lines for family in families.split(", ")]
+    assert dict(told) == VERIFIED and len(told) == len(VERIFIED)
+    # Of what can be read, all but our own form has a word.
+    assert set(VERIFIED) == {cell for cell in can("in") if cell[1] != "bert-jax"}
+    meanings = re.findall(r'"(\w+)" (?:means released|that the original)', PAGE)
+    assert meanings == ["Published", "random"]
+    assert [cell for cell, word in VERIFIED.items() if word == "published"] == [("bert", "huggingface")]
+
+
+def test_cells_and_the_command_know_the_same_names():
+    assert set(FAMILIES) == set(TRANSLATED)
+    assert {name for _, name in can("out")} == set(conversion.TARGETS)
+    assert "`--to` is one of " + ", ".join(f"`{name}`" for name in list(conversion.TARGETS)[:1]) in PAGE
+    for name in conversion.TARGETS:
+        assert f"`{name}`" in PAGE
