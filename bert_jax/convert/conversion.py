@@ -62,12 +62,14 @@ def convert(
       the parity report.
 
     Raises:
-      UserError: no model at the source, a destination that exists, a model that the format cannot hold, or a report
-        that fails.
+      UserError: no model at the source, a destination that exists, a model that the format cannot hold, no moments
+        where they are wished for, or a report that fails.
     """
     if destination.exists():
         raise UserError(f"{destination} exists already: choose another destination, or remove it")
     with formats.opened(source, wishes) as contents, _beside(destination) as inside:
+        if wishes.moments and contents.moments is None:
+            raise UserError(f"{source} has no moments of an optimizer: leave out --moments keep")
         TARGETS[to].write(contents, inside)
         report = _prove(contents, inside, to)
         if not report.passed and not force:

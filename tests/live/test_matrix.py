@@ -95,10 +95,10 @@ def same(found, expected, *, tied: bool = False) -> None:
     assert all(expected[name].tobytes() in digests for name in expected)
 
 
-def refused(source: Path, destination: Path, to: str, *words: str) -> None:
+def refused(source: Path, destination: Path, to: str, *words: str, wishes=formats.Wishes()) -> None:  # noqa: B008
     """In one line, and nothing is left."""
     with pytest.raises(UserError) as caught:
-        convert(epath.Path(source), epath.Path(destination), to)
+        convert(epath.Path(source), epath.Path(destination), to, wishes)
     message = str(caught.value)
     assert "\n" not in message and not destination.exists() and list(destination.parent.glob(".*")) == []
     assert all(word in message for word in words), message
@@ -213,6 +213,12 @@ def test_formats_that_are_only_read(format, saved, tmp_path, capsys):
     code = cli.main(["convert", str(saved("bert")[0]), str(tmp_path / "out"), "--to", format])
     error = capsys.readouterr().err
     assert code == 2 and error.count("\n") == 1 and format in error and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("format", ["bert-jax", "tensorflow1"])
+def test_moments_that_are_not_there(format, saved, tmp_path):
+    """They are not left out in silence."""
+    refused(saved("bert")[0], tmp_path / "out", format, "has no moments", wishes=formats.Wishes(moments=True))
 
 
 def test_every_cell_is_tried():
