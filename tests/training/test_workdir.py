@@ -43,6 +43,17 @@ def test_the_same_run_changes_nothing(tmp_path):
     assert contents(tmp_path) == before
 
 
+def test_a_run_from_before_a_field_goes_on(tmp_path):
+    """A version that did not know a field wrote a config without it, and another fingerprint."""
+    workdir.claim(tmp_path, CONFIG, MIXTURE, PATHS, "t")
+    described = json.loads((tmp_path / "config.json").read_text())
+    assert described["config"]["model"].pop("position_offset") == 0
+    (tmp_path / "config.json").write_text(json.dumps(described | {"fingerprint": "0" * 64}))
+    workdir.claim(tmp_path, CONFIG, MIXTURE, PATHS, "t")
+    with pytest.raises(UserError, match=r"model.position_offset 0 -> 2"):
+        workdir.claim(tmp_path, config_lib.replace(CONFIG, model={"position_offset": 2}), MIXTURE, PATHS, "t")
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
