@@ -11,6 +11,7 @@ import numpy as np
 
 from bert_jax.convert.form import Form
 from bert_jax.convert.forward import (
+    DECODERS,
     PREFIXES,
     Heads,
     Inputs,
@@ -18,6 +19,7 @@ from bert_jax.convert.forward import (
     Task,
     family_of,
     heads_of,
+    is_causal,
     is_spare,
     prefix_of,
 )
@@ -64,6 +66,8 @@ def class_name(form: Form) -> str:
         if family != "bert":
             raise UserError(f"{form.source}: no class of transformers has a pair head of {family} alone")
         return "BertForNextSentencePrediction"
+    if mlm and not pair and is_causal(form):
+        return CLASSES[family] + DECODERS[family]
     return CLASSES[family] + ("ForPreTraining" if pair else "ForMaskedLM" if mlm else "Model")
 
 

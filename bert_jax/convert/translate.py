@@ -16,6 +16,7 @@ from bert_jax.convert.families.family import Family, Names, Settings
 from bert_jax.convert.families.modernbert import MODERNBERT
 from bert_jax.convert.families.roberta import ROBERTA
 from bert_jax.convert.form import Form
+from bert_jax.convert.forward import DECODERS
 from bert_jax.convert.tables import Params, check_names, from_tensors, to_tensors
 from bert_jax.errors import UserError
 from bert_jax.model import whole
@@ -141,6 +142,8 @@ def _family(settings: Settings) -> Family:
         raise UserError(f"{settings.source}: model_type '{name}' is not supported: use one of {', '.join(FAMILIES)}")
     if settings.architecture.endswith("ForMultipleChoice"):
         raise UserError(f"{settings.source}: architecture '{settings.architecture}' is not supported")
+    if name not in DECODERS:
+        settings.refuse("is_decoder", False, f"no {name} can look back alone")
     return FAMILIES[name]
 
 
