@@ -138,7 +138,7 @@ def family_of(config: ModelConfig, heads: Heads) -> str:
 
 def _family(settings: Settings) -> Family:
     name = settings.get("model_type")
-    if name not in FAMILIES:
+    if not isinstance(name, str) or name not in FAMILIES:
         raise UserError(f"{settings.source}: model_type '{name}' is not supported: use one of {', '.join(FAMILIES)}")
     if settings.architecture.endswith("ForMultipleChoice"):
         raise UserError(f"{settings.source}: architecture '{settings.architecture}' is not supported")
