@@ -63,11 +63,13 @@ def convert(
 
     Raises:
       UserError: no model at the source, a destination that exists, a model that the format cannot hold, or a report
-        that fails.
+        that fails, or no moments where they are wanted.
     """
     if destination.exists():
         raise UserError(f"{destination} exists already: choose another destination, or remove it")
     with formats.opened(source, wishes) as contents, _beside(destination) as inside:
+        if wishes.moments and contents.moments is None:
+            raise UserError(f"{source} has no moments of an optimizer: convert it with --moments drop")
         TARGETS[to].write(contents, inside)
         report = _prove(contents, inside, to)
         if not report.passed and not force:
