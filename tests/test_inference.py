@@ -115,7 +115,7 @@ def test_nothing_to_load(tmp_path, tiny_run, tiny_export):
     damaged = shutil.copytree(tiny_export, tmp_path / "damaged")
     weights = damaged / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(UserError, match="missing or damaged"):
+    with pytest.raises(UserError, match="truncated or damaged"):
         bert_jax.load(damaged)
     (damaged / "config.json").write_text("{")
     with pytest.raises(UserError, match="missing or not JSON"):
