@@ -90,9 +90,14 @@ def convert(
 def _beside(destination: StoredPath) -> Iterator[Path]:
     """An empty directory from which `_move` is a rename, if the destination is on a disk."""
     place = None if is_remote(destination) else destination.parent
-    if place is not None:
-        place.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=place, prefix=f".{destination.name}-") as scratch:
+    try:
+        if place is not None:
+            place.mkdir(parents=True, exist_ok=True)
+        made = tempfile.TemporaryDirectory(dir=place, prefix=f".{destination.name}-")
+    except (FileExistsError, NotADirectoryError, PermissionError) as error:
+        told = f"cannot write to {place} ({(error.strerror or str(error)).lower()})"
+        raise UserError(f"{told}: choose another destination") from error
+    with made as scratch:
         inside = Path(scratch) / "model"
         inside.mkdir()
         yield inside
@@ -102,7 +107,12 @@ def _move(inside: Path, destination: StoredPath, last: str) -> None:
     for file in inside.iterdir():
         shutil.copymode(inside / CARD, file)  # libraries make some that only their owner may read
     if not is_remote(destination):
-        inside.rename(destination)
+        try:
+            inside.rename(destination)
+        except OSError as error:
+            if not destination.exists():
+                raise
+            raise UserError(f"{destination} was made in the meantime: choose another destination") from error
         return
     held_back = (inside / last).rename(inside.parent / last)
     copy_tree(inside, destination)
@@ -116,10 +126,13 @@ def _prove(contents: Contents, inside: Path, to: str) -> parity.Report:
     inputs = sample_inputs(theirs, tokenizer)
     other, library = parity.other_side(theirs, inputs)
     agreement = None if tokenizer is None else tokenizers_beside.agreement(tokenizer, inside)
-    if to == "stablehlo":
-        other = dataclasses.replace(other, hidden_states=other.hidden_states[-1:])
     ours = _written(inside, to, inputs)
-    return parity.compare(ours, other, inputs.attention_mask_BS, library=library, tokenizer=agreement)
+    first = 0
+    if to == "stablehlo":  # gives no hidden states but the last
+        first = len(other.hidden_states) - 1
+        other = dataclasses.replace(other, hidden_states=other.hidden_states[first:])
+    mask_BS = inputs.attention_mask_BS
+    return parity.compare(ours, other, mask_BS, library=library, tokenizer=agreement, first_layer=first)
 
 
 def _written(inside: Path, to: str, inputs: Inputs) -> Outputs:

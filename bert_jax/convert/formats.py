@@ -23,6 +23,7 @@ from bert_jax.convert import (
 )
 from bert_jax.convert.contents import Contents
 from bert_jax.convert.form import Form
+from bert_jax.convert.tensor_files import PICKLE, SAFETENSORS
 from bert_jax.convert.tensors import BUFFERS, LazyTensors, stored
 from bert_jax.convert.translate import from_form, moments_from
 from bert_jax.convert.vocabulary import trim_vocabulary
@@ -32,6 +33,11 @@ from bert_jax.tokenizer import Tokenizer
 from bert_jax.tokenizer_files import find
 from bert_jax.training.state import Moments
 
+OF_DIRECTORIES = (
+    *(own.DESCRIPTION, own.PARAMS, huggingface.CONFIG, flax_msgpack.WEIGHTS),
+    *(f"{name}{end}" for name in (SAFETENSORS, PICKLE) for end in ("", ".index.json")),
+)
+"""Names of files that are nothing without what lies beside them: who gives one means its directory."""
 TORCH_FILES = (".pt", ".pth", ".bin", ".ckpt")
 
 
@@ -68,6 +74,9 @@ def opened(source: str | StoredPath, wishes: Wishes = Wishes()) -> Iterator[Cont
     """
     source = path(source)
     reach(source)
+    beside = [source.parent / name for name in (own.DESCRIPTION, huggingface.CONFIG)]
+    if source.name in OF_DIRECTORIES and source.is_file() and any(file.exists() for file in beside):
+        source = source.parent
     if source.is_dir() and _is_run(source):
         yield run.read(source, moments=wishes.moments)
         return
@@ -101,7 +110,7 @@ def _is_run(source: StoredPath) -> bool:
         return True
     try:
         return "stream_version" in json.loads((source / run.workdir.CONFIG).read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, TypeError):
         return False
 
 

@@ -23,6 +23,11 @@ PREFIXES = {
 """By model_type: what stands before the names of the encoder in a model with heads."""
 
 
+DECODERS = {"bert": "LMHeadModel", "roberta": "ForCausalLM"}
+"""By model_type: the end of transformers' class that is one if `is_decoder` is set. In other families the setting does
+nothing there, or is in no model that we can read."""
+
+
 class Inputs(NamedTuple):
     """A batch, padded; int32 each. Every row has a real token at position 0."""
 
@@ -90,17 +95,22 @@ def family_of(form: Form) -> str:
     """The form's model_type.
 
     Raises:
-      UserError: no reference forward pass knows this family, or it is a decoder.
+      UserError: no reference forward pass knows this family, or it is none that can be a decoder, but says so.
     """
     family = form.config.get("model_type")
     if family not in PREFIXES:
         raise UserError(f"{form.source}: model_type '{family}' is not one of {', '.join(PREFIXES)}")
-    if form.config.get("is_decoder"):
-        raise UserError(f"{form.source}: is_decoder is set: the reference forward pass only looks both ways")
+    if is_causal(form) and family not in DECODERS:
+        raise UserError(f"{form.source}: is_decoder is set: only a {' or a '.join(DECODERS)} can look back alone")
     kind = form.config.get("position_embedding_type", "absolute")
     if kind != "absolute":
         raise UserError(f"{form.source}: position_embedding_type '{kind}' is not supported: only 'absolute' is")
     return family
+
+
+def is_causal(form: Form) -> bool:
+    """Whether a token sees only itself and those before it."""
+    return bool(form.config.get("is_decoder"))
 
 
 def setting(form: Form, *names: str) -> Any:

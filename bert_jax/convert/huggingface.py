@@ -31,6 +31,8 @@ def read(directory: StoredPath) -> Form:
         config = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise UserError(f"{path} is missing or not JSON: {directory} is no Hugging Face model") from error
+    if not isinstance(config, dict):
+        raise UserError(f"{path} has no settings: {directory} is no Hugging Face model")
     return Form(config, tensor_files.open_tensors(directory), str(directory))
 
 

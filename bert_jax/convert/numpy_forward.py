@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.convert.form import Form
-from bert_jax.convert.forward import Inputs, Outputs, family_of, heads_of, prefix_of, setting
+from bert_jax.convert.forward import Inputs, Outputs, family_of, heads_of, is_causal, prefix_of, setting
 from bert_jax.convert.numpy_heads import run_heads
 from bert_jax.convert.numpy_layers import Weights, attend, rotate, split_heads
 from bert_jax.errors import UserError
@@ -141,7 +141,7 @@ def _post_norm_states(weights: Weights, inputs: Inputs) -> Iterator[np.ndarray]:
     block = {"albert": _ALBERT_BLOCK, "distilbert": _DISTILBERT_BLOCK}.get(family, _BERT_BLOCK)
     num_heads = setting(form, *(("n_heads",) if family == "distilbert" else ()), "num_attention_heads")
     activate = weights.activation(setting(form, "activation" if family == "distilbert" else "hidden_act"))
-    visible_BST = _visible(inputs, None)
+    visible_BST = _visible(inputs, None, causal=is_causal(form))
     hidden_BSH = _embed(weights, inputs, epsilon)
     yield hidden_BSH
     for at in _layer_names(form):
@@ -158,13 +158,15 @@ def _post_norm_states(weights: Weights, inputs: Inputs) -> Iterator[np.ndarray]:
         yield hidden_BSH
 
 
-def _visible(inputs: Inputs, window: int | None) -> np.ndarray:
-    """Which key each query sees, bool [B, S, T]: real ones, at most `window` places away."""
+def _visible(inputs: Inputs, window: int | None, *, causal: bool = False) -> np.ndarray:
+    """Which key each query sees, bool [B, S, T]: real ones, at most `window` places away, and none that follows."""
     mask_BS = inputs.attention_mask_BS > 0
     place = np.arange(mask_BS.shape[1])
     near_ST = np.full((place.size, place.size), True)
     if window is not None:
         near_ST = np.abs(place[:, None] - place[None, :]) <= window
+    if causal:
+        near_ST &= place[None, :] <= place[:, None]
     return mask_BS[:, None, :] & near_ST[None]
 
 

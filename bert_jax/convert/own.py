@@ -12,14 +12,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import safetensors
 import safetensors.numpy
 
 from bert_jax import __version__
 from bert_jax.config import ModelConfig
+from bert_jax.convert.json_fields import build
 from bert_jax.convert.tables import Params
-from bert_jax.convert.translate import Translated
+from bert_jax.convert.translate import FAMILIES, Translated
 from bert_jax.errors import UserError
 from bert_jax.model import whole
 from bert_jax.model.heads import Heads, TaskHead
@@ -71,13 +73,15 @@ def read(directory: StoredPath) -> Read:
       UserError: a file is missing, damaged, or of a version that is not known.
     """
     about = _description(directory)
+    described = str(directory / DESCRIPTION)
     for name, digest in about["sha256"].items():
         if not (directory / name).exists() or _digest(directory / name) != digest:
             raise UserError(f"{directory / name} is missing or damaged: convert it again")
-    task = about["heads"].pop("task")
+    parts = {name: part for name, part in about["heads"].items() if name != "task"}
+    task = about["heads"]["task"]
     if task is not None:
-        task = TaskHead(**task | {"labels": tuple(task["labels"])})
-    config, heads = ModelConfig(**about["model"]), Heads(**about["heads"], task=task)
+        parts["task"] = build(TaskHead, task, described)
+    config, heads = build(ModelConfig, about["model"], described), build(Heads, parts, described)
     shapes = whole.shapes(config, heads)
     model = Translated(about["family"], config, heads, _load(directory / PARAMS, shapes))
     moments, buffers = None, {}
@@ -98,6 +102,18 @@ def _description(directory: StoredPath) -> dict[str, Any]:
         raise UserError(f"{path} is damaged: convert the model again") from error
     if version != FORMAT_VERSION:
         raise UserError(f"{path} has format version {version}, this bert_jax reads {FORMAT_VERSION}: update bert_jax")
+    try:
+        whole_enough = (
+            PARAMS in about["sha256"].keys()  # noqa: SIM118 (a list has none)
+            and about["family"] in FAMILIES
+            and "task" in about["heads"]
+            and (MOMENTS not in about["sha256"] or isinstance(about["step"], int))
+            and isinstance(about["model"], dict)
+        )
+    except (KeyError, TypeError, AttributeError):
+        whole_enough = False
+    if not whole_enough:
+        raise UserError(f"{path} is damaged: convert the model again")
     return about
 
 
@@ -108,7 +124,19 @@ def _save(path: Path, leaves: dict[str, Any]) -> None:
 
 def _load(path: StoredPath, shapes: Params) -> Params:
     with safetensors.safe_open(path, framework="numpy") as file:
-        return map_with_paths(lambda name, leaf: file.get_tensor(name), shapes)
+        names = set(file.keys())
+
+        def take(name: str, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+            found = tuple(file.get_slice(name).get_shape()) if name in names else None
+            if found != leaf.shape:
+                has = "does not have" if found is None else f"has with shape {list(found)}"
+                raise UserError(
+                    f"{path.parent / DESCRIPTION} wants {name} of shape {list(leaf.shape)}, which {path.name} {has}: "
+                    "convert the model again"
+                )
+            return file.get_tensor(name)
+
+        return map_with_paths(take, shapes)
 
 
 def _digest(path: StoredPath) -> str:

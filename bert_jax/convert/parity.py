@@ -144,6 +144,7 @@ def compare(
     library: str,
     tokenizer: TokenizerAgreement | None = None,
     limit: float = LIMIT,
+    first_layer: int = 0,
 ) -> Report:
     """Two forward passes of the same batch.
 
@@ -154,6 +155,7 @@ def compare(
       library: what ran the other side.
       tokenizer: the tokenizers' agreement, if there are two.
       limit: largest difference of a value of ordinary size.
+      first_layer: number of the first of the hidden states; 0 is what enters the layers.
     """
     real_BS = np.asarray(attention_mask_BS) > 0
     problems = [f"tensor '{name}' has no part in the model of {library}" for name in theirs.unread]
@@ -162,7 +164,7 @@ def compare(
         depths = len(ours.hidden_states) - 1, len(theirs.hidden_states) - 1
         problems.append(f"our model has {depths[0]} layers, the other {depths[1]}")
     pairs = zip(ours.hidden_states, theirs.hidden_states, strict=False)
-    for layer, (mine, other) in enumerate(pairs):
+    for layer, (mine, other) in enumerate(pairs, first_layer):
         _add(layers, problems, f"layer {layer}" if layer else "embeddings", mine, other, real_BS, limit)
     for name in sorted(ours.logits.keys() | theirs.logits.keys()):
         if name not in ours.logits or name not in theirs.logits:

@@ -11,6 +11,7 @@ import numpy as np
 
 from bert_jax.convert.form import Form
 from bert_jax.convert.forward import (
+    DECODERS,
     PREFIXES,
     Heads,
     Inputs,
@@ -18,6 +19,7 @@ from bert_jax.convert.forward import (
     Task,
     family_of,
     heads_of,
+    is_causal,
     is_spare,
     prefix_of,
 )
@@ -67,6 +69,8 @@ def class_name(form: Form) -> str:
         if family != "bert":
             raise UserError(f"{form.source}: no class of transformers has a pair head of {family} alone")
         return "BertForNextSentencePrediction"
+    if mlm and not pair and is_causal(form):
+        return CLASSES[family] + DECODERS[family]
     return CLASSES[family] + ("ForPreTraining" if pair else "ForMaskedLM" if mlm else "Model")
 
 
@@ -106,7 +110,7 @@ def load(form: Form) -> tuple[Any, tuple[str, ...]]:
 
     name = class_name(form)
     kind = getattr(transformers, name)
-    wanted = "" if name.endswith("Model") else PREFIXES[family_of(form)]
+    wanted = "" if _is_bare(name) else PREFIXES[family_of(form)]
     state = _state(form, wanted)
     ties = dict(kind._tied_weights_keys or {})
     tied = _tie(form, state, ties)
@@ -176,7 +180,12 @@ def _config(form: Form, kind: type, state: dict[str, Any], tied: bool) -> Any:
 def _without_pooler(form: Form, state: dict[str, Any], name: str) -> dict[str, bool]:
     """What tells the bare encoders of some families that there is no pooler."""
     has = any(part in state for part in ("pooler.weight", "pooler.dense.weight"))
-    return {"add_pooling_layer": has} if name.endswith("Model") and form.config["model_type"] in _POOLED else {}
+    return {"add_pooling_layer": has} if _is_bare(name) and form.config["model_type"] in _POOLED else {}
+
+
+def _is_bare(name: str) -> bool:
+    """Whether a class is an encoder without heads."""
+    return name.endswith("Model") and not name.endswith("LMHeadModel")
 
 
 def _arguments(form: Form, inputs: Inputs) -> dict[str, np.ndarray]:

@@ -16,6 +16,7 @@ from bert_jax.convert.families.family import Family, Names, Settings
 from bert_jax.convert.families.modernbert import MODERNBERT
 from bert_jax.convert.families.roberta import ROBERTA
 from bert_jax.convert.form import Form
+from bert_jax.convert.forward import DECODERS
 from bert_jax.convert.tables import Params, check_names, from_tensors, to_tensors
 from bert_jax.errors import UserError
 from bert_jax.model import whole
@@ -137,10 +138,12 @@ def family_of(config: ModelConfig, heads: Heads) -> str:
 
 def _family(settings: Settings) -> Family:
     name = settings.get("model_type")
-    if name not in FAMILIES:
+    if not isinstance(name, str) or name not in FAMILIES:
         raise UserError(f"{settings.source}: model_type '{name}' is not supported: use one of {', '.join(FAMILIES)}")
     if settings.architecture.endswith("ForMultipleChoice"):
         raise UserError(f"{settings.source}: architecture '{settings.architecture}' is not supported")
+    if name not in DECODERS:
+        settings.refuse("is_decoder", False, f"no {name} can look back alone")
     return FAMILIES[name]
 
 

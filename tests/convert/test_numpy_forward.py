@@ -3,15 +3,18 @@
 import dataclasses
 import re
 
+import jax
 import numpy as np
 import pytest
 
-from bert_jax.convert import numpy_forward, our_forward
+from bert_jax.config import ModelConfig
+from bert_jax.convert import numpy_forward, our_forward, parity, transformers_forward
 from bert_jax.convert.form import Form
 from bert_jax.convert.forward import Inputs, Task, heads_of, prefix_of
 from bert_jax.convert.sample_texts import sample_inputs
-from bert_jax.convert.translate import from_form, to_form
+from bert_jax.convert.translate import Translated, family_of, from_form, to_form
 from bert_jax.errors import UserError
+from bert_jax.model import whole
 from bert_jax.model.heads import Heads
 from tests.golden import make_families, recipe
 from tests.golden.make_parity import PATH
@@ -117,6 +120,52 @@ def test_our_model_gives_the_same(changes, theirs, pair):
         np.testing.assert_allclose(ours.pooled_BH, found.pooled_BH, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_causal_models(family):
+    """Ours, written as theirs: every state and logit, and nothing of what follows a token."""
+    config = ModelConfig(
+        vocab_size=211,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        intermediate_size=48,
+        max_positions=40,
+        position_offset=0 if family == "bert" else 2,
+        direction="causal",
+    )
+    heads = Heads()
+    params = jax.tree.map(
+        lambda leaf: np.random.default_rng(leaf.size).normal(0.1, 0.3, leaf.shape).astype(np.float32),
+        whole.shapes(config, heads),
+    )
+    form = to_form(Translated(family_of(config, heads), config, heads, params), "ours")
+    assert form.config["architectures"] == [{"bert": "BertLMHeadModel", "roberta": "RobertaForCausalLM"}[family]]
+    inputs = sample_inputs(form, None)
+    assert transformers_forward.class_name(form) == form.config["architectures"][0]
+    found, ours = numpy_forward.run(form, inputs), our_forward.run(from_form(form), inputs)
+    assert parity.compare(ours, found, inputs.attention_mask_BS, library="x").passed
+    both_ways = numpy_forward.run(with_config(form, is_decoder=False), inputs)
+    assert not parity.compare(ours, both_ways, inputs.attention_mask_BS, library="x").passed
+    row = int(inputs.attention_mask_BS.sum(1).argmax())
+    last = int(inputs.attention_mask_BS[row].sum()) - 1
+    changed = inputs.input_ids_BS.copy()
+    changed[row, last] = 5 if changed[row, last] != 5 else 6
+    after = numpy_forward.run(form, inputs._replace(input_ids_BS=changed)).logits["mlm"][row]
+    before = found.logits["mlm"][row]
+    np.testing.assert_array_equal(after[:last], before[:last])
+    assert np.abs(after[last] - before[last]).max() > 1e-3
+
+
+@pytest.mark.parametrize("family", ["albert", "distilbert", "electra", "modernbert"])
+def test_no_decoders_in_other_families(family):
+    """Theirs would look both ways in spite of the setting."""
+    golden = next(golden for golden in GOLDENS.values() if golden["config"]["model_type"] == family)
+    tensors = {key: make_families.drawn(key, tuple(shape)) for key, shape in golden["shapes"].items()}
+    from_form(Form(golden["config"], tensors, "here"))
+    with pytest.raises(UserError, match=f"here: is_decoder is True: no {family} can look back alone"):
+        from_form(Form(golden["config"] | {"is_decoder": True}, tensors, "here"))
+
+
 def test_half_precision_tensors_are_taken_as_they_are():
     import ml_dtypes
 
@@ -144,7 +193,7 @@ def test_refusals():
     inputs = Inputs(*(array[:2] for array in sample_inputs(form, None)))
     refused = {
         "model_type 'gpt2' is not one of bert": with_config(form, model_type="gpt2"),
-        "is_decoder is set": with_config(form, is_decoder=True),
+        "is_decoder is set: only a bert or a roberta": with_config(form, model_type="electra", is_decoder=True),
         "position_embedding_type 'relative_key'": with_config(form, position_embedding_type="relative_key"),
         "activation 'gelu_10' is not one of": with_config(form, hidden_act="gelu_10"),
         "'bert.embeddings.word_embeddings.weight' is missing": without(form, "bert.embeddings.word_embeddings.weight"),

@@ -107,10 +107,12 @@ def direct(model, inputs: Inputs) -> dict[str, np.ndarray]:
         logits = {"mlm": found.prediction_logits, "pair": found.seq_relationship_logits}
     elif name == "AlbertForPreTraining":
         logits = {"mlm": found.prediction_logits, "pair": found.sop_logits}
+    elif name.endswith(("MaskedLM", "CausalLM", "LMHeadModel")):
+        logits = {"mlm": found.logits}
     elif name.endswith("Model"):
         logits = {"pooled": found.pooler_output} if found.get("pooler_output") is not None else {}
     else:
-        part = "mlm" if name.endswith("MaskedLM") else "pair" if name.endswith("NextSentencePrediction") else "task"
+        part = "pair" if name.endswith("NextSentencePrediction") else "task"
         logits = {part: found.logits}
     values = {f"layer {i}": state for i, state in enumerate(found.hidden_states)} | logits
     return {part: tensor.numpy() for part, tensor in values.items()}

@@ -10,6 +10,7 @@ from bert_jax.convert.forward import PREFIXES, Inputs
 from bert_jax.convert.sample_texts import sample_inputs
 from bert_jax.errors import UserError
 from tests.golden.make_families import CLASSES, at_real, direct, form_of, goldens, make, sampled
+from tests.live import zoo
 
 pytestmark = [
     pytest.mark.slow,
@@ -148,6 +149,26 @@ def test_refusals_and_leftovers():
         ) as caught:
             transformers_forward.run(dataclasses.replace(form, config=form.config | {name: value}), inputs)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("family", "head", "size"),
+    [("bert", "LMHeadModel", "narrow"), ("bert", "LMHeadModel", "wide"), ("roberta", "ForCausalLM", "narrow")],
+)
+def test_decoders_look_back_alone(family, head, size):
+    model = zoo.build(family, head, size)
+    form = form_of(model)
+    assert form.config["is_decoder"] is True
+    assert transformers_forward.class_name(form) == type(model).__name__
+    inputs = Inputs(*zoo.inputs(family, size).values())
+    expected = direct(model, inputs)
+    ours, theirs = numpy_forward.run(form, inputs), transformers_forward.run(form, inputs)
+    assert ours.unread == theirs.unread == ()
+    for part, values in expected.items():
+        close(parts(ours)[part], values, inputs, part)
+        np.testing.assert_array_equal(parts(theirs)[part], values)
+    both_ways = numpy_forward.run(dataclasses.replace(form, config=form.config | {"is_decoder": False}), inputs)
+    assert not parity.compare(both_ways, theirs, inputs.attention_mask_BS, library="x").passed
 
 
 def test_buffers_and_spare_poolers_go_unread():

@@ -48,7 +48,7 @@ def _read_heads(settings: Settings, names: Names) -> Heads:
 
 
 def _read_config(settings: Settings) -> ModelConfig:
-    return ModelConfig(
+    return settings.model(
         vocab_size=settings.need("vocab_size"),
         hidden_size=settings.need("dim"),
         num_layers=settings.need("n_layers"),

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.config import ModelConfig
+from bert_jax.convert.json_fields import build
 from bert_jax.convert.tables import Entry, dense, norm, table
 from bert_jax.errors import UserError
 from bert_jax.model.heads import Heads, TaskHead
@@ -56,15 +57,26 @@ class Settings:
         found = self.values.get(name)
         return otherwise if found is None else found
 
-    def need(self, name: str) -> Any:
-        """A value without a default.
+    def need(self, name: str) -> int:
+        """A size without a default.
 
         Raises:
-          UserError: it is not there.
+          UserError: it is not there, or no whole number.
         """
-        if self.values.get(name) is None:
+        found = self.values.get(name)
+        if found is None:
             raise UserError(f"{self.source}: config.json lacks '{name}', without which the model cannot be built")
-        return self.values[name]
+        if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+            raise UserError(f"{self.source}: {name} is {found!r} in config.json: it must be a whole number above 0")
+        return found
+
+    def model(self, **values: Any) -> ModelConfig:
+        """A model of ours with these values.
+
+        Raises:
+          UserError: one is of another type than its field, or they do not go together.
+        """
+        return build(ModelConfig, values, self.source)
 
     def activation(self, name: str, otherwise: str = "gelu") -> str:
         """An activation by our name.
@@ -191,7 +203,7 @@ def read_shared(settings: Settings, **changes: Any) -> ModelConfig:
         "attention_dropout": settings.get("attention_probs_dropout_prob", 0.1),
         "direction": "causal" if settings.get("is_decoder", False) else "bidirectional",
     }
-    return ModelConfig(**values | changes)
+    return settings.model(**values | changes)
 
 
 def embeddings(base: str, config: ModelConfig) -> Iterator[Entry]:

@@ -89,7 +89,7 @@ def _read_config(settings: Settings) -> ModelConfig:
     activation = settings.activation("hidden_activation")
     settings.refuse("classifier_activation", settings.get("hidden_activation", "gelu"), "it must be hidden_activation")
     every = _global_every(settings)
-    return ModelConfig(
+    return settings.model(
         vocab_size=settings.need("vocab_size"),
         hidden_size=settings.need("hidden_size"),
         num_layers=settings.need("num_hidden_layers"),

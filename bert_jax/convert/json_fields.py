@@ -1,0 +1,55 @@
+"""Dataclasses out of files that anybody may have edited: every value is of its field's type, or one line says so."""
+
+import dataclasses
+import types
+import typing
+from typing import Any, TypeVar
+
+from bert_jax.errors import UserError
+
+T = TypeVar("T")
+
+
+def build(kind: type[T], values: Any, where: str) -> T:
+    """An instance of a dataclass.
+
+    Args:
+      kind: with fields of numbers, strings, Literals, tuples of strings, or None.
+      values: by field, as JSON has them.
+      where: what messages begin with.
+
+    Raises:
+      UserError: an unknown or missing field, a value of another type, or values that do not go together.
+    """
+    if not isinstance(values, dict):
+        raise UserError(f"{where}: {values!r} is no table of fields")
+    fields, hints = {f.name: f for f in dataclasses.fields(kind)}, typing.get_type_hints(kind)
+    for name, value in values.items():
+        if name not in fields:
+            raise UserError(f"{where}: unknown field '{name}'")
+        if not _fits(value, hints[name]):
+            raise UserError(f"{where}: {name} is {value!r}, which is no {_described(hints[name])}")
+    missing = [n for n, f in fields.items() if n not in values and f.default is f.default_factory]
+    if missing:
+        raise UserError(f"{where}: field '{missing[0]}' is missing")
+    try:
+        return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        return any(_fits(value, each) for each in arguments)
+    if origin is typing.Literal:
+        return value in arguments
+    if origin is tuple:
+        return isinstance(value, list | tuple) and all(_fits(each, arguments[0]) for each in value)
+    if hint in (int, float):
+        return isinstance(value, (int, float) if hint is float else int) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
+def _described(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")

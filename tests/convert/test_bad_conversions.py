@@ -1,0 +1,335 @@
+"""What cannot be converted: one line on stderr, exit code 2, and neither a destination nor scratch beside it."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from bert_jax import cli
+from bert_jax.convert import formats, transformers_forward
+from bert_jax.convert.conversion import convert
+
+LAYER = "bert.encoder.layer.0"
+
+
+@pytest.fixture(autouse=True)
+def only_numpy(monkeypatch):
+    """The report's other side is numpy's, whatever is installed."""
+    monkeypatch.setattr(transformers_forward, "available", lambda: False)
+
+
+@pytest.fixture(scope="module")
+def forms(tmp_path_factory, tiny_run):
+    """`tiny_run` in every form that can be read again; copied before it is spoiled."""
+    directory = tmp_path_factory.mktemp("forms")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transformers_forward, "available", lambda: False)
+        for form in ("huggingface", "tensorflow1", "bert-jax"):
+            convert(tiny_run, directory / form, form, formats.Wishes(moments=form != "huggingface"))
+    return directory
+
+
+@pytest.fixture
+def spoil(forms, tmp_path):
+    """Copies one of them, to be spoiled."""
+    return lambda form: shutil.copytree(forms / form, tmp_path / "source")
+
+
+@pytest.fixture
+def refuses(tmp_path, capfd):
+    """Sees a conversion refused, with these words; nothing comes of it."""
+
+    def check(source, *words: str, destination=None, arguments: tuple[str, ...] = ()) -> None:
+        place = tmp_path / "place"
+        place.mkdir(exist_ok=True)
+        capfd.readouterr()
+        assert cli.main(["convert", str(source), str(destination or place / "new"), *arguments]) == 2
+        captured = capfd.readouterr()
+        (line,) = captured.err.splitlines()
+        assert captured.out == "" and line.startswith("error: ") and len(line) < 700, line
+        for word in words:
+            assert word in line, line
+        assert list(place.iterdir()) == []
+
+    return check
+
+
+def change_json(path, change) -> None:
+    about = json.loads(path.read_text())
+    change(about)
+    path.write_text(json.dumps(about))
+
+
+def change_tensors(directory, change, name: str = "model.safetensors") -> None:
+    tensors = safetensors.numpy.load_file(directory / name)
+    change(tensors)
+    safetensors.numpy.save_file(tensors, directory / name, metadata={"format": "pt"})
+
+
+def parts_of(place) -> formats.Contents:
+    with formats.opened(place) as contents:
+        return contents
+
+
+def test_nothing_there(refuses, tmp_path, forms):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    refuses(empty, str(empty), "holds no run and no model", "config.json", "bert_config.json", "work directory")
+    shutil.copy(forms / "huggingface" / "config.json", empty)
+    refuses(empty, str(empty), "holds no run and no model", "model.safetensors or pytorch_model.bin")
+    refuses(tmp_path / "none", "none is no file and no directory")
+
+
+def test_a_tensor_is_missing(refuses, spoil):
+    source = spoil("huggingface")
+    change_tensors(source, lambda tensors: tensors.pop(f"{LAYER}.output.dense.weight"))
+    refuses(source, str(source), f"tensor '{LAYER}.output.dense.weight' is missing; the nearest there is 'bert.enc")
+
+
+def test_a_tensor_too_many(refuses, spoil, tmp_path):
+    source = spoil("huggingface")
+    spare = "bert.encoder.layer.0.output.densee.weight"
+    change_tensors(source, lambda tensors: tensors.update({spare: np.zeros(3, np.float32)}))
+    near = f"the nearest there is '{LAYER}.output.dense.weight'"
+    refuses(source, str(source), f"tensor '{spare}' is not one of this architecture", near, f"--drop '{spare}'")
+    refuses(source, spare, arguments=("--drop", "*.dense.bias.*"))
+    assert cli.main(["convert", str(source), str(tmp_path / "new"), "--drop", "nothing", "--drop", "*.densee.*"]) == 0
+    assert spare not in safetensors.numpy.load_file(tmp_path / "new" / "model.safetensors")
+    # What is dropped and wanted is missing.
+    patterns = ("--drop", "cls.predictions.transform.LayerNorm.*", "--drop", spare)
+    refuses(source, "'cls.predictions.transform.LayerNorm.weight' is missing", arguments=patterns)
+
+
+def test_shapes_that_contradict_the_config(refuses, spoil):
+    source = spoil("huggingface")
+    config = source / "config.json"
+    change_json(config, lambda about: about.update(intermediate_size=95))
+    refuses(source, f"tensor '{LAYER}.intermediate.dense.weight' has shape [96, 64], the config says [95, 64]")
+    change_json(config, lambda about: about.update(intermediate_size=96, vocab_size=119))
+    refuses(source, "embeddings.word_embeddings.weight' has shape [120, 64]", "the vocabulary has another size")
+    for change, words in (
+        ({"vocab_size": "many"}, "vocab_size is 'many' in config.json: it must be a whole number"),
+        ({"num_attention_heads": 5}, "hidden_size 64"),
+        ({"hidden_size": None}, "lacks 'hidden_size'"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers is -1"),
+        ({"layer_norm_eps": "small"}, "norm_epsilon is 'small', which is no float"),
+        ({"num_hidden_layers": 1.5}, "num_hidden_layers"),
+        ({"architectures": "BertModel", "model_type": ["bert"]}, "model_type"),
+    ):
+        shutil.copy(config, source / "kept")
+        change_json(config, lambda about, change=change: about.update({"vocab_size": 120} | change))
+        refuses(source, str(source), words)
+        shutil.move(source / "kept", config)
+    config.write_text("[1, 2]")
+    refuses(source, "config.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model_type": "t5"}, "model_type 't5' is not supported: use one of bert, roberta"),
+        ({"model_type": None}, "is not supported: use one of bert, roberta"),
+        ({"architectures": ["BertForMultipleChoice"]}, "architecture 'BertForMultipleChoice' is not supported"),
+    ],
+)
+def test_other_architectures(refuses, spoil, change, words):
+    source = spoil("huggingface")
+    change_json(source / "config.json", lambda about: about.update(change))
+    refuses(source, words)
+
+
+def pad(source, rows: int) -> None:
+    """More rows than tokens, as trainers make for even sizes."""
+
+    def grow(tensors) -> None:
+        for name in ("bert.embeddings.word_embeddings.weight", "cls.predictions.bias"):
+            more = np.full((rows, *tensors[name].shape[1:]), 0.25, np.float32)
+            tensors[name] = np.concatenate([tensors[name], more])
+
+    change_tensors(source, grow)
+    change_json(source / "config.json", lambda about: about.update(vocab_size=about["vocab_size"] + rows))
+
+
+def test_a_padded_vocabulary_is_trimmed(spoil, tmp_path, tiny_run):
+    import bert_jax
+
+    source = spoil("huggingface")
+    pad(source, 8)
+    assert cli.main(["convert", str(source), str(tmp_path / "whole")]) == 0
+    assert cli.main(["convert", str(source), str(tmp_path / "trimmed"), "--trim-vocabulary"]) == 0
+    whole, trimmed, run = (bert_jax.load(place) for place in (tmp_path / "whole", tmp_path / "trimmed", tiny_run))
+    tokens = run.tokenizer.vocab_size
+    assert (whole.config.vocab_size, trimmed.config.vocab_size) == (128, tokens) and tokens < 120
+    assert json.loads((tmp_path / "trimmed" / "config.json").read_text())["vocab_size"] == tokens
+    table, body = (lambda m: np.asarray(m.params["encoder"]["embeddings"]["word"])), "the [MASK] sings"
+    np.testing.assert_array_equal(table(trimmed), table(run)[:tokens])
+    np.testing.assert_array_equal(trimmed.encode([body]), run.encode([body]))
+    for mine, theirs in zip(trimmed.fill_mask(body)[0], run.fill_mask(body)[0], strict=True):
+        assert mine.token == theirs.token
+
+
+def test_fewer_rows_than_tokens(refuses, spoil):
+    source = spoil("huggingface")
+
+    def cut(tensors) -> None:
+        for name in ("bert.embeddings.word_embeddings.weight", "cls.predictions.bias"):
+            tensors[name] = tensors[name][:20]
+
+    change_tensors(source, cut)
+    change_json(source / "config.json", lambda about: about.update(vocab_size=20))
+    words = "the word table has 20 rows", "this is not the model's tokenizer"
+    refuses(source, *words, arguments=("--trim-vocabulary",))
+    refuses(source, "20", "tokenizer")
+
+
+def test_a_file_cut_short(refuses, spoil):
+    source = spoil("huggingface")
+    weights = source / "model.safetensors"
+    whole = weights.read_bytes()
+    for length in (len(whole) - 100, 200, 4, 0):
+        weights.write_bytes(whole[:length])
+        refuses(source, str(weights), "truncated or damaged")
+
+
+def test_a_file_of_a_model_is_its_directory(forms, refuses, tmp_path):
+    """Named itself, weights or a config stand for what lies beside them."""
+    for form, file in (
+        ("huggingface", "model.safetensors"),
+        ("huggingface", "config.json"),
+        ("bert-jax", "model.json"),
+        ("bert-jax", "params.safetensors"),
+        ("tensorflow1", "bert_model.ckpt.index"),
+        ("tensorflow1", "bert_model.ckpt"),
+    ):
+        source = forms / form / file
+        convert(source, tmp_path / form / file, "bert-jax")
+        one, two = (parts_of(place).model.params for place in (forms / form, tmp_path / form / file))
+        jax.tree.map(np.testing.assert_array_equal, one, two)
+    lonely = tmp_path / "lonely.safetensors"
+    shutil.copy(forms / "huggingface" / "model.safetensors", lonely)
+    refuses(lonely, str(lonely), "holds no run and no model")
+
+
+def test_places_that_cannot_be_written(forms, refuses, tmp_path):
+    source = forms / "huggingface"
+    (tmp_path / "there").mkdir()
+    (tmp_path / "file").write_text("mine")
+    for there in ("there", "file"):
+        refuses(source, f"{there} exists already: choose another destination", destination=tmp_path / there)
+    for below in ("file/new", "file/deep/new"):
+        refuses(source, "cannot write to", "choose another destination", destination=tmp_path / below)
+    assert (tmp_path / "file").read_text() == "mine" and not list((tmp_path / "there").iterdir())
+    assert {path.name for path in tmp_path.iterdir()} == {"there", "file", "place"}
+
+
+def test_half_a_checkpoint_of_tensorflow(refuses, spoil):
+    source = spoil("tensorflow1")
+    data = source / "bert_model.ckpt.data-00000-of-00001"
+    whole = data.read_bytes()
+    data.write_bytes(whole[: len(whole) // 2])
+    refuses(source, "bert_model.ckpt")
+    data.unlink()
+    refuses(source, "bert_model.ckpt.data-00000-of-00001")
+    data.write_bytes(whole)
+    (source / "bert_config.json").unlink()
+    refuses(source, "bert_config.json")
+    (source / "bert_model.ckpt.index").write_bytes(b"")
+    refuses(source, "bert_model.ckpt.index")
+
+
+def flip(path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-9] ^= 1
+    path.write_bytes(bytes(content))
+
+
+DAMAGES = {
+    "a flipped bit": (lambda place: flip(place / "params.safetensors"), "params.safetensors is missing or damaged"),
+    "a flipped bit in moments": (lambda place: flip(place / "moments.safetensors"), "moments.safetensors is missing"),
+    "no parameters": (lambda place: (place / "params.safetensors").unlink(), "params.safetensors is missing or dam"),
+    "half a description": (
+        lambda place: (place / "model.json").write_text((place / "model.json").read_text()[:300]),
+        "model.json is damaged",
+    ),
+    "a list": (lambda place: (place / "model.json").write_text("[]"), "model.json is damaged"),
+    "a later format": (
+        lambda place: change_json(place / "model.json", lambda about: about.update(format_version=2)),
+        "model.json has format version 2, this bert_jax reads 1: update bert_jax",
+    ),
+    "an unknown field of the model": (
+        lambda place: change_json(place / "model.json", lambda about: about["model"].update(flavour="sweet")),
+        "model.json",
+    ),
+    "an unknown field of the heads": (
+        lambda place: change_json(place / "model.json", lambda about: about["heads"].update(flavour="sweet")),
+        "model.json",
+    ),
+    "no heads": (lambda place: change_json(place / "model.json", lambda about: about.pop("heads")), "model.json"),
+    "no task": (lambda place: change_json(place / "model.json", lambda about: about["heads"].pop("task")), "model.js"),
+    "no sums": (lambda place: change_json(place / "model.json", lambda about: about.pop("sha256")), "model.json"),
+    "no sum of the parameters": (
+        lambda place: change_json(place / "model.json", lambda about: about["sha256"].pop("params.safetensors")),
+        "model.json",
+    ),
+    "no family": (lambda place: change_json(place / "model.json", lambda about: about.pop("family")), "model.json"),
+    "no step": (lambda place: change_json(place / "model.json", lambda about: about.pop("step")), "model.json"),
+    "an unknown family": (
+        lambda place: change_json(place / "model.json", lambda about: about.update(family="gpt")),
+        "model.json",
+    ),
+    "an impossible model": (
+        lambda place: change_json(place / "model.json", lambda about: about["model"].update(num_heads=5)),
+        "model.json",
+    ),
+    "a field of another type": (
+        lambda place: change_json(place / "model.json", lambda about: about["model"].update(num_layers="two")),
+        "model.json",
+    ),
+    "another width": (
+        lambda place: change_json(place / "model.json", lambda about: about["model"].update(intermediate_size=97)),
+        "model.json",
+    ),
+    "another depth": (
+        lambda place: change_json(place / "model.json", lambda about: about["model"].update(num_layers=2)),
+        "model.json",
+    ),
+    "a head that is not there": (
+        lambda place: change_json(
+            place / "model.json",
+            lambda about: about["heads"].update(
+                task={"kind": "tagging", "labels": ["a"], "reads": "tokens", "hidden": "none", "norm": False}
+            ),
+        ),
+        "model.json",
+    ),
+    "half a task": (
+        lambda place: change_json(place / "model.json", lambda about: about["heads"].update(task={"kind": "tagging"})),
+        "model.json",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_model_of_ours(refuses, spoil, name):
+    damage, words = DAMAGES[name]
+    source = spoil("bert-jax")
+    damage(source)
+    refuses(source, str(source), words)
+
+
+@pytest.mark.slow
+def test_a_pickle_that_wants_to_do_something(refuses, spoil, tmp_path):
+    torch = pytest.importorskip("torch")
+
+    class Evil:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "done"), "w"))
+
+    source = spoil("huggingface")
+    (source / "model.safetensors").unlink()
+    torch.save({"bert.embeddings.word_embeddings.weight": Evil()}, source / "pytorch_model.bin")
+    refuses(source, "pytorch_model.bin", "refused, because to read it would execute")
+    assert not (tmp_path / "done").exists()

@@ -1,0 +1,273 @@
+"""`bert-jax convert` between all forms that it writes: the same tensors, a card, and a destination whole or absent."""
+
+import dataclasses
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from bert_jax import cli
+from bert_jax.convert import conversion, formats, our_forward, transformers_forward
+from bert_jax.convert.conversion import TARGETS, convert
+from bert_jax.convert.forward import Inputs
+from bert_jax.convert.sample_texts import sample_inputs
+from bert_jax.convert.translate import to_form
+from bert_jax.errors import UserError
+from bert_jax.tokenizer import Tokenizer
+
+FILES = {
+    "huggingface": {"config.json", "model.safetensors", "vocab.txt", "tokenizer.json", "tokenizer_config.json"},
+    "tensorflow1": {
+        *("bert_config.json", "bert_model.ckpt.index", "bert_model.ckpt.data-00000-of-00001"),
+        *("vocab.txt", "tokenizer.json", "tokenizer_config.json"),
+    },
+    "bert-jax": {"model.json", "params.safetensors", "tokenizer.json"},
+    "stablehlo": {"model.stablehlo", "params.safetensors", "tokenizer.json"},
+}
+JOURNEYS = {
+    # name: (source, format); each is made from the run or from one above it
+    "theirs": ("run", "huggingface"),
+    "ours": ("theirs", "bert-jax"),
+    "theirs again": ("ours", "huggingface"),
+    "google's": ("run", "tensorflow1"),
+    "ours of google's": ("google's", "bert-jax"),
+    "ours of the run": ("run", "bert-jax"),
+    "google's again": ("ours of the run", "tensorflow1"),
+    "served": ("run", "stablehlo"),
+}
+
+
+@pytest.fixture(autouse=True)
+def only_numpy(monkeypatch):
+    """The report's other side is numpy's, whatever is installed."""
+    monkeypatch.setattr(transformers_forward, "available", lambda: False)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, tiny_run):
+    """Each journey's directory, and the run; read only."""
+    directory = tmp_path_factory.mktemp("journeys")
+    places = {"run": tiny_run} | {name: directory / name for name in JOURNEYS}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transformers_forward, "available", lambda: False)
+        for name, (source, to) in JOURNEYS.items():
+            assert convert(places[source], places[name], to).passed
+    assert {path.name for path in directory.iterdir()} == set(JOURNEYS)  # no scratch
+    return places
+
+
+def parts_of(place) -> formats.Contents:
+    with formats.opened(place) as contents:
+        return contents
+
+
+@pytest.mark.parametrize("name", [name for name in JOURNEYS if name != "served"])
+def test_every_journey_keeps_every_bit(made, name):
+    before, after = parts_of(made["run"]).model, parts_of(made[name]).model
+    assert after.heads == dataclasses.replace(before.heads, pooler=after.heads.pooler) and after.family == "bert"
+    assert jax.tree.structure(after.params) == jax.tree.structure(before.params)
+    jax.tree.map(np.testing.assert_array_equal, after.params, before.params)
+    for field in ("hidden_size", "num_layers", "num_heads", "max_positions", "activation", "norm_epsilon"):
+        assert getattr(after.config, field) == getattr(before.config, field), field
+
+
+def test_the_same_model_is_the_same_file(made):
+    """Theirs of ours of theirs is theirs, and so on: config, tensors, tokenizer."""
+    for one, two in (("theirs", "theirs again"), ("google's", "google's again"), ("ours", "ours of google's")):
+        for file in FILES[JOURNEYS[one][1]] - {"model.json"}:
+            assert (made[one] / file).read_bytes() == (made[two] / file).read_bytes(), (one, file)
+    weights = [(made[name] / "params.safetensors").read_bytes() for name in ("ours", "ours of the run", "served")]
+    assert weights[0] == weights[1] == weights[2]
+
+
+@pytest.mark.parametrize("name", JOURNEYS)
+def test_the_tokenizer_comes_along(made, name, tiny_corpus):
+    to = JOURNEYS[name][1]
+    files = {path.name for path in made[name].iterdir()}
+    assert files >= FILES[to] | {"README.md"}
+    assert files <= FILES[to] | FILES["huggingface"] - {"config.json", "model.safetensors"} | {"README.md"}
+    expected = Tokenizer.load(tiny_corpus)
+    for file in {"tokenizer.json", "vocab.txt"} & files:
+        assert Tokenizer.load(made[name] / file).fingerprint == expected.fingerprint
+    if to == "huggingface":
+        assert json.loads((made[name] / "tokenizer_config.json").read_text())["tokenizer_class"] == "BertTokenizer"
+
+
+@pytest.mark.parametrize("name", JOURNEYS)
+def test_cards(made, name):
+    source, to = JOURNEYS[name]
+    card = (made[name] / "README.md").read_text()
+    params = parts_of(made["run"]).model.params
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    assert card.startswith(f"# {name}\n\nA bert with 1 layers of width 64, {count:,} parameters; on its encoder: mlm, ")
+    origin = "run" if source == "run" else JOURNEYS[source][1]
+    assert f"Converted from {origin} (" in card and f") to {to} by bert_jax " in card
+    assert str(made[source].parent) not in card  # whoever gets the model need not know whose disk it was on
+    table = card[card.index("## Parity") :]
+    assert "parity with numpy, " in table and "parity: passed" in table
+    assert bool(re.search(r"^  layer 1 +\d\.\de-\d\d \(", table, re.M))
+    assert ("embeddings" in table) == (to != "stablehlo")
+    assert "mlm logits" in table and "pair logits" in table and "texts equal" in table
+    example = {"huggingface": "fill-mask", "bert-jax": "bert_jax.load", "stablehlo": "jax.export.deserialize"}
+    assert example.get(to, "## Parity") in card and ("follows the first" in card) == (source == "run")
+
+
+def test_files_may_be_read_as_the_umask_says(made, tmp_path):
+    for name in JOURNEYS:
+        modes = {stat.S_IMODE(path.stat().st_mode) for path in made[name].iterdir()}
+        assert len(modes) == 1 and modes.pop() & 0o077 == 0o666 & ~_umask() & 0o077, name
+        assert stat.S_IMODE(made[name].stat().st_mode) & 0o077 == 0o777 & ~_umask() & 0o077, name
+    before = os.umask(0o027)
+    try:
+        convert(made["run"], tmp_path / "new", "bert-jax")
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "new").iterdir()} == {0o640}
+
+
+def _umask() -> int:
+    found = os.umask(0o022)
+    os.umask(found)
+    return found
+
+
+SERVER = """
+import sys
+from pathlib import Path
+
+import jax.export
+import numpy as np
+from safetensors.numpy import load_file
+
+place = Path(sys.argv[1])
+model = jax.export.deserialize((place / "model.stablehlo").read_bytes())
+weights = load_file(place / "params.safetensors")
+batches, found = np.load(sys.argv[2]), {}
+for name in ("small", "large"):
+    outputs = model.call(weights, *(batches[f"{name} {part}"] for part in ("ids", "types", "mask")))
+    found |= {f"{name} {part}": np.asarray(values) for part, values in outputs.items()}
+np.savez(sys.argv[3], **found)
+assert "bert_jax" not in sys.modules and "flax" not in sys.modules
+"""
+
+
+def test_a_program_is_served_without_us(made, tmp_path):
+    """In another process and directory, with batches of two shapes; what it gives is what our encoder gives."""
+    contents = parts_of(made["run"])
+    sampled = sample_inputs(to_form(contents.model, "run"), Tokenizer.load(contents.tokenizer))
+    batches = {"small": Inputs(*(part[:2, :9] for part in sampled)), "large": Inputs(*(part[:5] for part in sampled))}
+    arrays = {
+        f"{name} {part}": array
+        for name, batch in batches.items()
+        for part, array in zip(("ids", "types", "mask"), batch, strict=True)
+    }
+    np.savez(tmp_path / "batches.npz", **arrays)
+    command = [sys.executable, "-c", SERVER, made["served"], tmp_path / "batches.npz", tmp_path / "found.npz"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = np.load(tmp_path / "found.npz")
+    assert {name.split(" ")[1] for name in found} == {"hidden", "pooled", "mlm", "pair"}
+    for name, batch in batches.items():
+        ours, real = our_forward.run(contents.model, batch), batch.attention_mask_BS > 0
+        np.testing.assert_allclose(found[f"{name} hidden"][real], ours.hidden_states[-1][real], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(found[f"{name} mlm"][real], ours.logits["mlm"][real], rtol=0, atol=1e-4)
+        np.testing.assert_allclose(found[f"{name} pair"], ours.logits["pair"], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(found[f"{name} pooled"], ours.pooled_BH, rtol=0, atol=1e-5)
+
+
+def test_json(made, tmp_path, capsys):
+    assert cli.main(["convert", str(made["theirs"]), str(tmp_path / "new"), "--to", "bert-jax", "--json"]) == 0
+    captured = capsys.readouterr()
+    report = json.loads(captured.out)
+    assert captured.err == "" and report["passed"] is True and report["failures"] == []
+    assert report["library"] == "numpy" and set(report["layers"]) == {"embeddings", "layer 1"}
+    assert set(report["heads"]) == {"mlm logits", "pair logits", "pooled vector"}
+    assert all(0 <= part["largest"] <= part["limit"] for part in report["layers"].values())
+    assert report["tokenizer"]["equal"] == report["tokenizer"]["total"] > 10
+    assert cli.main(["convert", str(made["theirs"]), str(tmp_path / "two"), "--to", "bert-jax"]) == 0
+    *table, last = capsys.readouterr().out.splitlines()
+    assert table[-1] == "parity: passed" and last == f"wrote {tmp_path / 'two'}"
+
+
+@pytest.fixture
+def spoiled(monkeypatch):
+    """What is written as Hugging Face's is another model than what was read."""
+    theirs = TARGETS["huggingface"]
+
+    def write(contents, directory):
+        theirs.write(contents, directory)
+        tensors = safetensors.numpy.load_file(directory / "model.safetensors")
+        tensors["bert.encoder.layer.0.output.dense.bias"][:8] += 0.01
+        safetensors.numpy.save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+
+    monkeypatch.setitem(conversion.TARGETS, "huggingface", theirs._replace(write=write))
+
+
+def test_another_model_is_not_kept(made, spoiled, tmp_path, capsys):
+    assert cli.main(["convert", str(made["run"]), str(tmp_path / "new")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {made['run']} and what was written of it are not the same model (layer 1 differs")
+    assert "nothing is kept" in line and "--force" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_model_is_kept_by_force(made, spoiled, tmp_path, capsys):
+    assert cli.main(["convert", str(made["run"]), str(tmp_path / "new"), "--force"]) == 0
+    assert "parity: FAILED, layer 1 differs by" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]
+    card = (tmp_path / "new" / "README.md").read_text()
+    assert "<- FAILS" in card and "parity: FAILED, layer 1 differs by" in card and "passed" not in card
+    assert cli.main(["convert", str(made["run"]), str(tmp_path / "two"), "--force", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["passed"] is False and "layer 1 differs by" in report["failures"][0]
+
+
+def test_a_tokenizer_that_cuts_otherwise_is_not_kept(made, tmp_path, monkeypatch):
+    theirs = TARGETS["huggingface"]
+
+    def write(contents, directory):
+        theirs.write(contents, directory)
+        described = json.loads((directory / "tokenizer.json").read_text())
+        described["normalizer"]["lowercase"] = False
+        (directory / "tokenizer.json").write_text(json.dumps(described))
+
+    monkeypatch.setitem(conversion.TARGETS, "huggingface", theirs._replace(write=write))
+    with pytest.raises(UserError, match=r"not the same model .the tokenizers cut .* differently"):
+        convert(made["run"], tmp_path / "new", "huggingface")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_write_that_breaks_off_leaves_nothing(made, tmp_path, monkeypatch):
+    class Killed(BaseException):
+        pass
+
+    def die(*_):
+        raise Killed
+
+    monkeypatch.setattr(conversion, "write_card", die)
+    with pytest.raises(Killed):
+        convert(made["run"], tmp_path / "new", "bert-jax")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_destination_that_appeared_meanwhile_is_left_alone(made, tmp_path, monkeypatch):
+    """Another conversion to the same place was faster."""
+    prove = conversion._prove
+
+    def slow(*arguments):
+        (tmp_path / "new").mkdir()
+        (tmp_path / "new" / "theirs").write_text("whole")
+        return prove(*arguments)
+
+    monkeypatch.setattr(conversion, "_prove", slow)
+    with pytest.raises(UserError, match="exists already"):
+        convert(made["run"], tmp_path / "new", "bert-jax")
+    assert [path.name for path in tmp_path.rglob("*")] == ["new", "theirs"]

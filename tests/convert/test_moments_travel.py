@@ -1,0 +1,202 @@
+"""An optimizer's moments through `convert` and into a run that starts from them."""
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax import cli, pretraining
+from bert_jax import config as config_lib
+from bert_jax.config import to_dict
+from bert_jax.convert import formats, transformers_forward
+from bert_jax.convert.conversion import convert
+from bert_jax.data.cursor import Cursor
+from bert_jax.data.parts import Part
+from bert_jax.errors import UserError
+from bert_jax.start import read_start
+from bert_jax.tokenizer import Tokenizer
+from bert_jax.training.checkpoint import Checkpoints, directory_of
+from bert_jax.training.sharding import make_mesh, put_rows
+from bert_jax.training.state import Moments, abstract_state, state_from
+from bert_jax.training.step import make_train_step, put_dials
+from bert_jax.training.watch import new_watch
+
+JOURNEYS = {"ours": ("run", "bert-jax"), "google's": ("ours", "tensorflow1"), "ours again": ("google's", "bert-jax")}
+WITH_MOMENTS = ("run", *JOURNEYS)
+# The recipe as a config file.
+CONFIG_FILE = """
+import json
+from bert_jax.config import from_dict
+def config():
+    return from_dict(json.loads({text!r}))
+"""
+
+
+@pytest.fixture(autouse=True)
+def only_numpy(monkeypatch):
+    """The report's other side is numpy's, whatever is installed."""
+    monkeypatch.setattr(transformers_forward, "available", lambda: False)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, tiny_run):
+    """The run's model with its moments in each form, and without them; read only."""
+    directory = tmp_path_factory.mktemp("moments")
+    places = {"run": tiny_run} | {name: directory / name for name in (*JOURNEYS, "without", "google's without")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transformers_forward, "available", lambda: False)
+        for name, (source, to) in JOURNEYS.items():
+            command = ["convert", str(places[source]), str(places[name]), "--to", to, "--moments", "keep"]
+            assert cli.main(command) == 0
+        convert(places["ours"], places["without"], "bert-jax")
+        convert(places["google's"], places["google's without"], "tensorflow1")
+    return places
+
+
+def moments_of(place) -> Moments | None:
+    with formats.opened(place, formats.Wishes(moments=True)) as contents:
+        return contents.moments
+
+
+def params_of(place):
+    with formats.opened(place) as contents:
+        return contents.model.params
+
+
+def starting(config, source, moments: str = "keep", **changes):
+    """A run of the same recipe and one update that starts from `source`."""
+    phase = dataclasses.replace(config.phases[0], steps=1, warmup_steps=0)
+    start = {"source": str(source), "moments": moments}
+    return config_lib.replace(config, name="second", phases=(phase,), start=start, **changes)
+
+
+@pytest.mark.parametrize("name", JOURNEYS)
+def test_moments_keep_every_bit(made, name, tiny_config):
+    before, after = moments_of(made["run"]), moments_of(made[name])
+    assert after.step == before.step == tiny_config.total_steps
+    assert jax.tree.structure(after) == jax.tree.structure(before)
+    jax.tree.map(np.testing.assert_array_equal, after, before)
+    for one, two in zip(jax.tree.leaves(before.mu), jax.tree.leaves(before.nu), strict=True):
+        assert np.abs(one).max() > 0 and two.min() >= 0 and not np.array_equal(one, two)
+
+
+def test_moments_stay_behind_unless_asked_for(made):
+    assert moments_of(made["without"]) is None and moments_of(made["google's without"]) is None
+    assert not (made["without"] / "moments.safetensors").exists() and (made["ours"] / "moments.safetensors").exists()
+    with formats.opened(made["ours"]) as contents:
+        assert contents.moments is None
+
+
+@pytest.mark.parametrize("to", ["huggingface", "pytorch", "stablehlo"])
+def test_forms_without_a_place_for_them(made, tmp_path, capsys, to):
+    assert cli.main(["convert", str(made["run"]), str(tmp_path / "new"), "--to", to, "--moments", "keep"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"error: --moments keep: {to} has no place for an optimizer's moments: use --to bert-jax"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["without", "google's without"])
+def test_a_source_without_moments(made, tmp_path, tiny_config, tiny_corpus, capsys, name):
+    with pytest.raises(UserError, match=r"has no moments of an optimizer: set start\.moments new"):
+        pretraining.pretrain(starting(tiny_config, made[name]), [Part(tiny_corpus)], tmp_path / "run")
+    for to in ("bert-jax", "tensorflow1"):
+        command = ["convert", str(made[name]), str(tmp_path / "new"), "--to", to, "--moments", "keep"]
+        assert cli.main(command) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "has no moments of an optimizer" in line and "--moments drop" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_first_update_is_that_of_the_run_continued(made, tiny_config, tiny_corpus):
+    """One update of the same batch, on the state of the run's own checkpoint and on what each source starts with."""
+    task = pretraining.open_task(tiny_config, [Part(tiny_corpus)])
+    mesh = make_mesh(tiny_config.mesh, jax.devices()[:1])
+    with Checkpoints(directory_of(made["run"]), 2) as checkpoints:
+        continued, about = checkpoints.restore(lambda about: abstract_state(task, mesh))
+    assert about["phase"] == 0 and int(continued.step) == tiny_config.total_steps
+    batch = put_rows(task.train.batch(task.train.start(Cursor())), mesh, 8)
+    update = make_train_step(task, mesh, 1)
+    shardings = jax.tree.map(lambda x: x.sharding, abstract_state(task, mesh))
+
+    def after(state):
+        """Its next update, with dropout and masks of update 8 whatever it counts itself."""
+        step, watch = jax.device_put(
+            (np.int32(8), jax.tree.map(np.array, new_watch())), (shardings.step, shardings.watch)
+        )
+        return jax.device_get(update(dataclasses.replace(state, step=step, watch=watch), batch, dials)[0])
+
+    dials = put_dials(1e-3, 1, mesh)
+    expected = after(continued)
+    assert int(expected.optimizer.count) == 9
+    for name in WITH_MOMENTS:
+        config = starting(tiny_config, made[name])
+        found = after(state_from(task, mesh, read_start(config, Tokenizer.load(tiny_corpus))))
+        jax.tree.map(np.testing.assert_array_equal, found.params, expected.params)
+        jax.tree.map(np.testing.assert_array_equal, found.optimizer, expected.optimizer)
+    config = starting(tiny_config, made["ours"], "new")
+    found = after(state_from(task, mesh, read_start(config, Tokenizer.load(tiny_corpus))))
+    assert int(found.optimizer.count) == 1
+    distances = [
+        np.abs(one - two).max()
+        for one, two in zip(jax.tree.leaves(found.params), jax.tree.leaves(expected.params), strict=True)
+    ]
+    assert max(distances) > 1e-4
+
+
+def test_runs_that_start_with_moments(made, tmp_path, tiny_config, tiny_corpus, monkeypatch):
+    """Through `pretrain`, by either name of the flag: all sources train the same; new moments train something else."""
+    monkeypatch.chdir(tmp_path)
+    config = tmp_path / "tiny.py"
+    config.write_text(CONFIG_FILE.format(text=json.dumps(to_dict(starting(tiny_config, "none", "new")))))
+    flags = {
+        "run": ["--init-from", str(made["run"]), "--start.moments", "keep"],
+        "ours": [f"--init-from={made['ours']}", "--start.moments", "keep"],
+        "google's": ["--start.source=" + str(made["google's"]), "--start.moments", "keep"],
+        "new": ["--init_from", str(made["ours"])],
+    }
+    found = {}
+    for name, those in flags.items():
+        command = ["pretrain", str(config), "--corpus", str(tiny_corpus), "--workdir", name, *those]
+        assert cli.main(command) == 0
+        found[name] = moments_of(tmp_path / name), params_of(tmp_path / name)
+        source = json.loads((tmp_path / name / "config.json").read_text())["config"]["start"]["source"]
+        assert source == str(made["ours" if name == "new" else name])
+    for name in ("ours", "google's"):
+        jax.tree.map(np.testing.assert_array_equal, found[name], found["run"])
+    assert found["run"][0].step == 9 and found["new"][0].step == 1
+    pairs = zip(jax.tree.leaves(found["run"][1]), jax.tree.leaves(found["new"][1]), strict=True)
+    assert max(np.abs(one - two).max() for one, two in pairs) > 1e-4
+
+
+def test_init_from_is_in_the_help(capsys):
+    for arguments in (["pretrain", "--help"], ["pretrain", "bert_tiny", "--help"]):
+        with pytest.raises(SystemExit):
+            cli.main(arguments)
+        assert "--init-from" in capsys.readouterr().out
+
+
+def test_init_from_nothing(tmp_path, tiny_corpus, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    common = ["pretrain", "bert_tiny", "--corpus", str(tiny_corpus), "--workdir", "new"]
+    for those in (["--init-from", "nowhere"], ["--init-from=nowhere"]):
+        assert cli.main([*common, *those]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "nowhere is no file and no directory" in line
+    assert cli.main([*common, "--init-from"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--start.source" in line or "--init-from" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_with_moments_of_its_own_is_continued(made, tmp_path, tiny_config, tiny_corpus):
+    """The source counts at the start only: the same command goes on from the run's own checkpoint."""
+    source = shutil.copytree(made["ours"], tmp_path / "source")
+    config = starting(tiny_config, source)
+    pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
+    shutil.rmtree(source)
+    before = moments_of(tmp_path / "run")
+    assert pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run").ended == "steps"
+    jax.tree.map(np.testing.assert_array_equal, moments_of(tmp_path / "run"), before)

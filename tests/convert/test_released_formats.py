@@ -1,0 +1,78 @@
+"""Models and runs of every format version that was ever released are read by today's code (golden/make_formats.py)."""
+
+import json
+import re
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+import bert_jax
+from bert_jax import cli
+from bert_jax.convert import formats, own, transformers_forward
+from bert_jax.errors import UserError
+from bert_jax.training import checkpoint
+from tests.golden.make_formats import CONFIG, FORMATS, WORDS, digest
+
+DIGESTS = json.loads((FORMATS / "digests.json").read_text())
+MOST_BYTES = 150_000
+
+
+@pytest.fixture(autouse=True)
+def only_numpy(monkeypatch):
+    """The report's other side is numpy's, whatever is installed."""
+    monkeypatch.setattr(transformers_forward, "available", lambda: False)
+
+
+def sums_of(place) -> str:
+    with formats.opened(place) as contents:
+        return digest(contents.model.params)
+
+
+def test_every_version_has_a_place():
+    """Whoever raises a version adds what it writes."""
+    there = {path.name for path in FORMATS.iterdir() if path.is_dir()}
+    assert there == DIGESTS.keys() >= {f"model-{own.FORMAT_VERSION}", f"run-{checkpoint.FORMAT_VERSION}"}
+    assert sum(path.stat().st_size for path in FORMATS.rglob("*") if path.is_file()) < MOST_BYTES
+
+
+@pytest.mark.parametrize("name", DIGESTS)
+def test_it_is_loaded(name):
+    model = bert_jax.load(FORMATS / name)
+    assert digest(model.params) == DIGESTS[name]
+    assert model.config == CONFIG.model and model.heads.mlm and model.heads.pair
+    vectors = model.encode(["the old river sings", "a stone"])
+    assert vectors.shape == (2, 8) and np.isfinite(vectors).all()
+    assert model.tokenizer.decode(model.tokenizer.encode("The river falls.")) == "the river falls."
+    assert {candidate.token for candidate in model.fill_mask("the [MASK]", top=12)[0]} >= set(WORDS)
+
+
+@pytest.mark.parametrize("name", DIGESTS)
+def test_it_is_converted(name, tmp_path):
+    command = ["convert", str(FORMATS / name), str(tmp_path / "new"), "--to", "bert-jax", "--moments", "keep"]
+    assert cli.main(command) == 0
+    assert sums_of(tmp_path / "new") == DIGESTS[name]
+    found = own.read(tmp_path / "new").moments
+    assert found.step == 1 and found.mu.keys() == found.nu.keys() == bert_jax.load(FORMATS / name).params.keys()
+    assert cli.main(["convert", str(tmp_path / "new"), str(tmp_path / "theirs")]) == 0
+    assert sums_of(tmp_path / "theirs") == DIGESTS[name]
+
+
+def test_a_digest_sees_every_value():
+    params = bert_jax.load(FORMATS / "model-1").params
+    changed = jax.tree.map(np.array, params)
+    changed["mlm"]["bias"][3] = np.nextafter(changed["mlm"]["bias"][3], 1)
+    assert digest(params) == DIGESTS["model-1"] != digest(changed)
+
+
+@pytest.mark.parametrize(("version", "remedy"), [(1, "use the version that wrote it"), (3, "update bert_jax")])
+def test_other_versions_of_checkpoints_are_refused(tmp_path, version, remedy):
+    run = shutil.copytree(FORMATS / "run-2", tmp_path / "run")
+    (save,) = (run / "checkpoints").iterdir()
+    about = json.loads((save / "run.json").read_text())
+    assert about["format_version"] == 2
+    (save / "run.json").write_text(json.dumps(about | {"format_version": version}))
+    checkpoint.write_commit(checkpoint.directory_of(run) / save.name)
+    with pytest.raises(UserError, match=f"{re.escape(str(save))} has format {version}, .* reads 2: {remedy}"):
+        bert_jax.load(run)

@@ -1,0 +1,92 @@
+"""Makes tests/golden/formats/: a model and a run's work directory in each format that was ever released.
+
+What lies there is never made again: it stands for what users have. When a format changes, raise its version and add
+what this script then writes, under the new number, beside what is there. Run it as a module, from the root:
+
+    python -m tests.golden.make_formats DIRECTORY
+
+The run is one update of two layers, 8 wide, on a dozen tokens.
+"""
+
+import hashlib
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax.config import CheckpointConfig, Config, DataConfig, EvaluationConfig, LogConfig, ModelConfig, Phase
+from bert_jax.training.paths import name_leaves
+
+FORMATS = Path(__file__).parent / "formats"
+WORDS = ("the", "river", "sings", "old", "stone", "falls", ".")
+CONFIG = Config(
+    name="frozen",
+    model=ModelConfig(vocab_size=12, hidden_size=8, num_layers=2, num_heads=2, intermediate_size=8, max_positions=16),
+    data=DataConfig(prefetch=2),
+    phases=(Phase(steps=1, seq_len=16, batch_size=2, warmup_steps=0),),
+    checkpoint=CheckpointConfig(every=1, keep=1),
+    log=LogConfig(tensorboard=False),
+    evaluation=EvaluationConfig(every=0, rows=2, batch_size=2),
+)
+
+
+def digest(params: Any) -> str:
+    """SHA-256 of all names, shapes and values, float32."""
+    total = hashlib.sha256()
+    for name, leaf in sorted(name_leaves(params).items()):
+        array = np.ascontiguousarray(leaf, np.float32)
+        total.update(f"{name} {list(array.shape)}\n".encode() + array.tobytes())
+    return total.hexdigest()
+
+
+def build_corpus(directory: Path) -> Path:
+    """Ten documents of three sentences, and a tokenizer of a dozen tokens."""
+    from data_prep import cli
+
+    rng = np.random.default_rng(0)
+    texts = [" ".join(" ".join(rng.choice(WORDS[:-1], 3)) + " ." for _ in range(3)) for _ in range(10)]
+    source, vocabulary, corpus = directory / "text.txt", directory / "vocab.txt", directory / "corpus"
+    source.write_text("\n\n".join(texts))
+    vocabulary.write_text("".join(f"{piece}\n" for piece in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS)))
+    command = ["build", "--source", f"text:{source}", "--workers", "1", "--tokenizer", str(vocabulary)]
+    assert cli.main([*command, "--out", str(corpus), "--validation-fraction", "0.3"]) == 0
+    return corpus
+
+
+def main(directory: Path) -> None:
+    """Write both, and what their parameters' digest is."""
+    from bert_jax import pretraining
+    from bert_jax.convert import formats, own
+    from bert_jax.convert.conversion import convert
+    from bert_jax.data.parts import Part
+    from bert_jax.training import checkpoint, workdir
+
+    scratch = directory / "scratch"
+    scratch.mkdir(parents=True)
+    run = scratch / "run"
+    pretraining.pretrain(CONFIG, [Part(build_corpus(scratch))], run)
+    kept = directory / f"run-{checkpoint.FORMAT_VERSION}"
+    for name in (workdir.CONFIG, workdir.TOKENIZER, workdir.LEDGER):
+        kept.mkdir(exist_ok=True)
+        shutil.copy(run / name, kept / name)
+    described = json.loads((kept / workdir.CONFIG).read_text())
+    described["corpus_paths"] = ["corpus"]  # whose machine it was is nobody's business
+    (kept / workdir.CONFIG).write_text(json.dumps(described, indent=1))
+    shutil.copytree(run / "checkpoints", kept / "checkpoints")
+    (save,) = checkpoint.directory_of(kept).iterdir()
+    told = save / "state" / "commit_success.txt"  # Orbax's, with the whole path
+    told.write_text(told.read_text().replace(f"{run.absolute()}/", ""))
+    checkpoint.write_commit(save)
+    model = directory / f"model-{own.FORMAT_VERSION}"
+    convert(kept, model, "bert-jax", formats.Wishes(moments=True))
+    with formats.opened(kept) as contents:
+        sums = {place.name: digest(contents.model.params) for place in (kept, model)}
+    (directory / "digests.json").write_text(json.dumps(sums, indent=1) + "\n")
+    shutil.rmtree(scratch)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
