@@ -69,7 +69,7 @@ def convert(
         raise UserError(f"{destination} exists already: choose another destination, or remove it")
     with formats.opened(source, wishes) as contents, _beside(destination) as inside:
         if wishes.moments and contents.moments is None:
-            raise UserError(f"{source} has no moments of an optimizer: leave out --moments keep")
+            raise UserError(f"{source} has no moments of an optimizer: convert it with --moments drop")
         TARGETS[to].write(contents, inside)
         report = _prove(contents, inside, to)
         if not report.passed and not force:
