@@ -181,6 +181,7 @@ def test_init_from_is_in_the_help(capsys):
 def test_init_from_nothing(tmp_path, tiny_corpus, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     common = ["pretrain", "bert_tiny", "--corpus", str(tiny_corpus), "--workdir", "new"]
+    common += ["--phases.0.steps", "1", "--phases.0.warmup-steps", "0"]
     for those in (["--init-from", "nowhere"], ["--init-from=nowhere"]):
         assert cli.main([*common, *those]) == 2
         (line,) = capsys.readouterr().err.splitlines()
