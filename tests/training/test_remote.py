@@ -15,7 +15,7 @@ import pytest
 
 from bert_jax import cli, inference, pretraining, storage
 from bert_jax.config import CheckpointConfig, LogConfig
-from bert_jax.convert.huggingface import WEIGHTS
+from bert_jax.convert.tensor_files import SAFETENSORS as WEIGHTS
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.integrity import check_shards
 from bert_jax.data.parts import Part
