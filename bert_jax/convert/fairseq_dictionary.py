@@ -27,7 +27,7 @@ def beside(directory: Path, rows: int) -> tuple[dict[str, bytes], list[str]]:
     """
     missing = [name for name in (DICTIONARY, ENCODER, MERGES) if not (directory / name).exists()]
     if missing:
-        return {}, [f"no tokenizer files, because {', '.join(missing)} is not in {directory}"]
+        return {}, [f"no tokenizer files, because {', '.join(missing)} is not in the checkpoint's directory"]
     return vocabulary(directory / DICTIONARY, directory / ENCODER, directory / MERGES, rows), []
 
 
