@@ -88,8 +88,12 @@ def convert(
 
 @contextlib.contextmanager
 def _beside(destination: StoredPath) -> Iterator[Path]:
-    """An empty directory from which `_move` is a rename, if the destination is on a disk."""
+    """An empty directory from which `_move` is a rename, if the destination is on a disk.
+
+    Parents of the destination that are made for it go again if it is not.
+    """
     place = None if is_remote(destination) else destination.parent
+    missing = [] if place is None else [parent for parent in (place, *place.parents) if not parent.exists()]
     try:
         if place is not None:
             place.mkdir(parents=True, exist_ok=True)
@@ -97,10 +101,15 @@ def _beside(destination: StoredPath) -> Iterator[Path]:
     except (FileExistsError, NotADirectoryError, PermissionError) as error:
         told = f"cannot write to {place} ({(error.strerror or str(error)).lower()})"
         raise UserError(f"{told}: choose another destination") from error
-    with made as scratch:
-        inside = Path(scratch) / "model"
-        inside.mkdir()
-        yield inside
+    try:
+        with made as scratch:
+            inside = Path(scratch) / "model"
+            inside.mkdir()
+            yield inside
+    finally:
+        for parent in missing:
+            if not any(parent.iterdir()):
+                parent.rmdir()
 
 
 def _move(inside: Path, destination: StoredPath, last: str) -> None:

@@ -76,7 +76,7 @@ def read(path: Path, head: str | None = None) -> Read:
     require(chosen is None or chosen in heads, f"{path}: has no head '{chosen}', but {', '.join(heads) or 'none'}")
     if chosen is not None:
         classifier = {f"classifier.{name}": tensor for name, tensor in heads[chosen].items()}
-        notes.append(f"classification head '{chosen}' is the classifier")
+        notes.append(f"tensors classifier.* are fairseq's classification head '{chosen}'")
     if others := [name for name in heads if name != chosen]:
         notes.append(f"left out: classification heads {', '.join(others)}")
     tensors = _renamed(theirs, path)

@@ -212,7 +212,7 @@ def spoiled(monkeypatch):
 
 
 def test_another_model_is_not_kept(made, spoiled, tmp_path, capsys):
-    assert cli.main(["convert", str(made["run"]), str(tmp_path / "new")]) == 2
+    assert cli.main(["convert", str(made["run"]), str(tmp_path / "deep" / "below" / "new")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {made['run']} and what was written of it are not the same model (layer 1 differs")
     assert "nothing is kept" in line and "--force" in line
