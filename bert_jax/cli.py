@@ -11,19 +11,14 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import tyro
-
 from bert_jax import flags, presets, storage
-from bert_jax.commands import Convert, Doctor, Evaluate, FillMask, Plan, Pretrain, Schedule
+from bert_jax.commands import MISSING, Convert, Doctor, Evaluate, FillMask, Plan, Pretrain, Schedule
 from bert_jax.config import Config
 from bert_jax.data import parts
 from bert_jax.errors import TRY_AGAIN, PeerError, UserError
 from bert_jax.planning.lines import Line
 from bert_jax.runtime import cluster, lifeline, supervisor
 from bert_jax.runtime.report import make_report
-
-_MISSING: Any = tyro.MISSING
-
 
 ENDED = {"steps": "finished", "time": "finished, its time is over", "target": "finished, target reached"}
 """What is said of a run that is over, by why it is (training/loop.py)."""
@@ -236,12 +231,22 @@ def _overview() -> str:
 
 def _configured(kind: type, arguments: Sequence[str], command: str) -> tuple[Config, Any]:
     """A command that begins with CONFIG and takes all its fields as flags: the config, and everything asked."""
-    name, rest = _config_name([re.sub("^--init[-_]from(?==|$)", "--start.source", a) for a in arguments], command)
+    if any(field.name == "init_from" for field in dataclasses.fields(kind)):
+        arguments = _renamed_flag(arguments)
+    name, rest = _config_name(arguments, command)
     preset = presets.load_config(name)
     fields = {field.name: getattr(preset, field.name) for field in dataclasses.fields(Config)}
     required = [f.name for f in dataclasses.fields(kind) if f.default is f.default_factory and f.name not in fields]
-    asked = flags.parse(kind, rest, f"{command} {name}", kind(**fields, **dict.fromkeys(required, _MISSING)))
+    asked = flags.parse(kind, rest, f"{command} {name}", kind(**fields, **dict.fromkeys(required, MISSING)))
     return Config(**{name: getattr(asked, name) for name in fields}), asked
+
+
+def _renamed_flag(arguments: Sequence[str]) -> list[str]:
+    """--init-from under its other name, which may not be given as well."""
+    renamed = [re.sub("^--init[-_]from(?==|$)", "--start.source", argument) for argument in arguments]
+    if sum(argument.partition("=")[0] == "--start.source" for argument in renamed) > 1:
+        raise UserError("--init-from and --start.source are one flag: give it once")
+    return renamed
 
 
 def _config_name(arguments: Sequence[str], command: str) -> tuple[str, Sequence[str]]:

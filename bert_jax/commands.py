@@ -2,13 +2,16 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from bert_jax import storage
 from bert_jax.config import Config
 from bert_jax.runtime.cluster import ClusterConfig
+
+MISSING: Any = tyro.MISSING
+"""Stands in the required fields of a command whose config is there already, until its flags are read."""
 
 Place = Annotated[
     storage.StoredPath,

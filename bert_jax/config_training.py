@@ -287,3 +287,7 @@ class StartConfig:
             self.source is not None or self.moments == "new",
             "start.moments 'keep' needs start.source: fresh parameters have no moments",
         )
+        require(
+            self.embeddings == "keep" or self.moments == "new",
+            "start.moments 'keep' does not go with start.embeddings 'new': it would take fresh moments for old ones",
+        )

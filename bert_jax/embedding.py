@@ -28,6 +28,8 @@ OWN_ROWS = 16_384
 layers of width 384."""
 SHORTEST = 8
 """A row of S tokens has places for S / SHORTEST texts."""
+LONG = 512
+"""Tokens of a row whose attention scores, with batch_size rows, are the most that a pass may hold."""
 IN_FLIGHT = 2
 """Forward passes dispatched before the first is read."""
 
@@ -56,7 +58,8 @@ def plan(lengths: Sequence[int], batch_size: int) -> list[Pass]:
 
     Args:
       lengths: tokens of each text, special ones included.
-      batch_size: rows of the longest kind in a pass; of shorter rows, as many more as have no more tokens.
+      batch_size: rows of the longest kind in a pass; of shorter rows, as many more as have no more tokens; of rows
+        beyond LONG tokens, so many fewer that the scores of attention take no more room.
     """
     if not len(lengths):
         return []
@@ -81,7 +84,11 @@ def plan(lengths: Sequence[int], batch_size: int) -> list[Pass]:
             if not free[left]:
                 bisect.insort(rooms, left)
             free[left].append((kind, row))
-    return [one for kind in reversed(kinds) for one in _passes(kind, rows[kind], batch_size * kinds[-1] // kind)]
+    passes = []
+    for kind in reversed(kinds):
+        most = min(batch_size * kinds[-1] // kind, max(1, batch_size * LONG**2 // kind**2))
+        passes += _passes(kind, rows[kind], most)
+    return passes
 
 
 def _kinds(lengths: Sequence[int]) -> list[int]:

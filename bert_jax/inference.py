@@ -95,6 +95,8 @@ class Model:
           UserError: a text has more tokens than the model has positions and max_length is None, a max_length or
             batch_size that is impossible, an unknown pooling, or pooling 'cls' of a causal model.
         """
+        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+            raise UserError("texts must be a list of texts: put a single one into brackets, as in encode([text])")
         if pooling not in POOLINGS:
             raise UserError(f"pooling '{pooling}' is not one of {', '.join(POOLINGS)}")
         if pooling == "cls" and self.config.direction == "causal":

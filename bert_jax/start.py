@@ -1,6 +1,5 @@
 """Where a run's parameters come from if they are not drawn: another run, or an exported model."""
 
-import dataclasses
 import sys
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 from bert_jax.config import Config, ModelConfig
 from bert_jax.convert import formats
 from bert_jax.convert.contents import Contents
+from bert_jax.convert.translate import other_field
 from bert_jax.errors import UserError
 from bert_jax.model import whole
 from bert_jax.tokenizer import Tokenizer
@@ -60,6 +60,11 @@ def read_start(config: Config, tokenizer: Tokenizer) -> Start:
         )
         if contents.moments is None:
             return Start(params, None)
+        if fitting.fresh:
+            raise UserError(
+                f"start.source {source} lacks {fitting.fresh[0]}, whose moments would be fresh ones beside old ones: "
+                "set start.moments new"
+            )
         zeros = jax.tree.map(np.zeros_like, params)
         mu, nu = (fitting.fit(tree, zeros) for tree in contents.moments[1:])
         return Start(params, Moments(contents.moments.step, mu, nu))
@@ -117,10 +122,9 @@ def _refuse_other_vocabulary(contents: Contents, config: Config, tokenizer: Toke
 
 def _refuse_other_kinds(there: ModelConfig, here: ModelConfig, source: str) -> None:
     """Weights fit by shape only would compute something else in another kind of model."""
-    for field in dataclasses.fields(ModelConfig):
-        was, now = getattr(there, field.name), getattr(here, field.name)
-        if was != now and field.name not in MAY_DIFFER:
-            raise UserError(
-                f"start.source {source} has model.{field.name} {was}, this run {now}: only the depth and, with "
-                "start.embeddings new, the vocabulary may differ"
-            )
+    name = other_field(there, here, MAY_DIFFER)
+    if name is not None:
+        raise UserError(
+            f"start.source {source} has model.{name} {getattr(there, name)}, this run {getattr(here, name)}: only the "
+            "depth and, with start.embeddings new, the vocabulary may differ"
+        )

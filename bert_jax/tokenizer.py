@@ -68,8 +68,9 @@ class Tokenizer:
             beside it (GPT-2's `vocab.bpe` and `encoder.json`; anything may stand in front of these names), a
             SentencePiece `.model`, or a directory that holds one, in this order. Where the files beside a .model say
             that it is an ALBERT's, texts are prepared as ALBERT does (tokenizer_albert.py).
-          lowercase: for a vocab.txt, whether to lower-case and strip accents; None decides from the
-            vocabulary: one with upper-case letters outside its special tokens is cased. For merges, whether
+          lowercase: for a vocab.txt, whether to lower-case and strip accents; None takes what a tokenizer_config.json
+            beside it says, or else decides from the vocabulary: one with upper-case letters outside its special
+            tokens is cased. For merges, whether
             to lower-case. The others say so themselves.
           add_special_tokens: append those of the five special tokens that the vocabulary lacks, as new last ids.
 

@@ -35,6 +35,7 @@ def read(path: epath.Path, lowercase: bool | None, add_special_tokens: bool) -> 
             return _read_merges(text, path, bool(lowercase), add_special_tokens)
         else:
             pieces = _read_vocab(text, path)
+            lowercase = _lowercase_beside(path) if lowercase is None else lowercase
             vocab = {piece: i for i, piece in enumerate(pieces)}
             added = kinds.missing_roles(vocab, True) if add_special_tokens else []
             return LibraryModel(kinds.wordpiece([*pieces, *added], lowercase, origin), origin)
@@ -122,6 +123,14 @@ def _read_vocab(text: str, path: epath.Path) -> list[str]:
     if not pieces or text.lstrip().startswith("{"):
         raise UserError(f"{path}: not a vocabulary with one piece per line")
     return pieces
+
+
+def _lowercase_beside(path: epath.Path) -> bool | None:
+    """What transformers' tokenizer_config.json beside a vocab.txt says of lower-casing; None if it says nothing."""
+    beside = path.parent / "tokenizer_config.json"
+    settings = _parse_json(_text(beside), str(beside)) if beside.exists() else {}
+    found = settings.get("do_lower_case") if isinstance(settings, dict) else None
+    return found if isinstance(found, bool) else None
 
 
 def _vocabulary_name(path: epath.Path) -> str | None:

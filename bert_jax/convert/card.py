@@ -51,7 +51,7 @@ def write_card(name: str, contents: Contents, to: str, report: Report, mask: str
     ]
     for note in contents.notes:
         lines += ["", note]
-    example = USES.get(to, "")
+    example = USES.get(to, "") if mask is not None or to == "stablehlo" else ""
     if to in ("huggingface", "pytorch") and heads.mlm and mask is not None and config.direction == "bidirectional":
         example = FILL_MASK
     if example:

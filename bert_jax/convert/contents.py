@@ -1,6 +1,7 @@
 """A model as it lies between two formats."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -26,5 +27,7 @@ class Contents:
     moments: Moments | None = None
     buffers: dict[str, np.ndarray] = field(default_factory=dict)
     """Tensors that are no parameters; a file of the same format gets them back as they were."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Of a foreign config.json; those that no model of ours depends on, such as `problem_type`, are written again."""
     notes: tuple[str, ...] = ()
     """Sentences for the model card."""

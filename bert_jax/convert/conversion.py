@@ -22,7 +22,7 @@ from bert_jax.convert import (
 from bert_jax.convert.card import write_card
 from bert_jax.convert.contents import Contents
 from bert_jax.convert.form import Form
-from bert_jax.convert.forward import Inputs, Outputs
+from bert_jax.convert.identity import differences
 from bert_jax.convert.sample_texts import sample_inputs
 from bert_jax.convert.translate import moments_to, to_form, without_base
 from bert_jax.errors import UserError
@@ -30,6 +30,13 @@ from bert_jax.storage import StoredPath, copy_tree, is_remote
 from bert_jax.tokenizer import Tokenizer
 
 CARD = "README.md"
+OUTDATED = (
+    *("transformers_version", "torch_dtype", "dtype", "_name_or_path", "_attn_implementation", "auto_map"),
+    *("rope_parameters", "rope_scaling", "layer_types"),
+)
+"""Settings of a foreign config.json that are not true of what is written, or are said there in another way."""
+OF_THEIRS = ("embedding_dropout",)
+"""Settings that ours have no word of their own for, and so write with another's value."""
 
 
 class Target(NamedTuple):
@@ -65,7 +72,7 @@ def convert(
       UserError: no model at the source, a destination that exists, a model that the format cannot hold, no moments
         where they are wished for, or a report that fails.
     """
-    if destination.exists():
+    if destination.exists() or (not is_remote(destination) and destination.is_symlink()):
         raise UserError(f"{destination} exists already: choose another destination, or remove it")
     with formats.opened(source, wishes) as contents, _beside(destination) as inside:
         if wishes.moments and contents.moments is None:
@@ -98,7 +105,7 @@ def _beside(destination: StoredPath) -> Iterator[Path]:
         if place is not None:
             place.mkdir(parents=True, exist_ok=True)
         made = tempfile.TemporaryDirectory(dir=place, prefix=f".{destination.name}-")
-    except (FileExistsError, NotADirectoryError, PermissionError) as error:
+    except OSError as error:
         told = f"cannot write to {place} ({(error.strerror or str(error)).lower()})"
         raise UserError(f"{told}: choose another destination") from error
     try:
@@ -129,26 +136,25 @@ def _move(inside: Path, destination: StoredPath, last: str) -> None:
 
 
 def _prove(contents: Contents, inside: Path, to: str) -> parity.Report:
-    """Another library's forward pass of the source beside ours of what was written."""
+    """Another library's forward pass of the source beside ours of what was written, which is also the same to the bit.
+
+    The passes show that both sides mean the same by their tensors; of tables they see the rows that the sample reaches.
+    """
     theirs = contents.form or to_form(contents.model, contents.source)
     tokenizer = None if contents.tokenizer is None else Tokenizer.load(contents.tokenizer)
     inputs = sample_inputs(theirs, tokenizer)
     other, library = parity.other_side(theirs, inputs)
-    agreement = None if tokenizer is None else tokenizers_beside.agreement(tokenizer, inside)
-    ours = _written(inside, to, inputs)
-    first = 0
+    theirs_too = to in ("huggingface", "pytorch")
+    agreement = None if tokenizer is None else tokenizers_beside.agreement(tokenizer, inside, theirs_too)
+    mask_BS, first, problems = inputs.attention_mask_BS, 0, ()
     if to == "stablehlo":  # gives no hidden states but the last
-        first = len(other.hidden_states) - 1
+        ours, first = serving.run(inside, inputs), len(other.hidden_states) - 1
         other = dataclasses.replace(other, hidden_states=other.hidden_states[first:])
-    mask_BS = inputs.attention_mask_BS
-    return parity.compare(ours, other, mask_BS, library=library, tokenizer=agreement, first_layer=first)
-
-
-def _written(inside: Path, to: str, inputs: Inputs) -> Outputs:
-    if to == "stablehlo":
-        return serving.run(inside, inputs)
-    with formats.opened(inside) as contents:
-        return our_forward.run(contents.model, inputs)
+    else:
+        with formats.opened(inside, formats.Wishes(moments=contents.moments is not None)) as written:
+            ours, problems = our_forward.run(written.model, inputs), differences(contents, written)
+    report = parity.compare(ours, other, mask_BS, library=library, tokenizer=agreement, first_layer=first)
+    return dataclasses.replace(report, problems=(*report.problems, *problems))
 
 
 def _write_huggingface(contents: Contents, directory: Path) -> None:
@@ -173,7 +179,7 @@ def _write_tensorflow(contents: Contents, directory: Path) -> None:
 
 def _write_own(contents: Contents, directory: Path) -> None:
     tokenizers_beside.put_ours(contents, directory)
-    own.write(directory, contents.model, contents.moments, contents.buffers)
+    own.write(directory, contents.model, contents.moments, contents.buffers, contents.settings)
 
 
 def _write_stablehlo(contents: Contents, directory: Path) -> None:
@@ -184,8 +190,10 @@ def _write_stablehlo(contents: Contents, directory: Path) -> None:
 def _form(contents: Contents) -> Form:
     """The model under their names, with the buffers of a file that had some."""
     form = without_base(to_form(contents.model, contents.source))
-    tensors, config = {**form.tensors, **contents.buffers}, form.config | _special_ids(contents)
-    return dataclasses.replace(form, config=config, tensors=tensors)
+    source = {name: value for name, value in contents.settings.items() if name not in OUTDATED}
+    kept = {name: source[name] for name in OF_THEIRS if name in source}
+    config = source | form.config | kept | _special_ids(contents)
+    return dataclasses.replace(form, config=config, tensors={**form.tensors, **contents.buffers})
 
 
 def _special_ids(contents: Contents) -> dict[str, int | None]:
@@ -194,10 +202,9 @@ def _special_ids(contents: Contents) -> dict[str, int | None]:
     Raises:
       UserError: a RoBERTa's positions do not begin behind its padding id, as they do in other people's code.
     """
-    if contents.form is not None and contents.format != "tensorflow1":
-        return {name: i for name, i in contents.form.config.items() if name.endswith("_token_id")}
-    if contents.tokenizer is None:
-        return {}
+    known = {name: i for name, i in contents.settings.items() if name.endswith("_token_id")}
+    if known or contents.tokenizer is None:
+        return known
     tokenizer, offset = Tokenizer.load(contents.tokenizer), contents.model.config.position_offset
     if offset and tokenizer.pad_id != offset - 1:
         raise UserError(

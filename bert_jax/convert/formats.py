@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import difflib
 import fnmatch
 import json
 import tempfile
@@ -22,6 +23,8 @@ from bert_jax.convert import (
     torch_checkpoint,
 )
 from bert_jax.convert.contents import Contents
+from bert_jax.convert.families.family import Settings
+from bert_jax.convert.foreign_config import checked
 from bert_jax.convert.form import Form
 from bert_jax.convert.tensor_files import PICKLE, SAFETENSORS
 from bert_jax.convert.tensors import BUFFERS, LazyTensors, stored
@@ -78,6 +81,7 @@ def opened(source: str | StoredPath, wishes: Wishes = Wishes()) -> Iterator[Cont
     if source.name in OF_DIRECTORIES and source.is_file() and any(file.exists() for file in beside):
         source = source.parent
     if source.is_dir() and _is_run(source):
+        _refuse_changes(source, wishes)
         yield run.read(source, moments=wishes.moments)
         return
     with _at_hand(source) as local, tempfile.TemporaryDirectory(prefix="bert_jax-") as scratch:
@@ -115,9 +119,16 @@ def _is_run(source: StoredPath) -> bool:
 
 
 def _read_own(source: epath.Path, wishes: Wishes, scratch: Path) -> Contents:
-    model, moments, buffers = own.read(source)
+    _refuse_changes(source, wishes)
+    model, moments, buffers, settings = own.read(source)
     kept = moments if wishes.moments else None
-    return Contents("bert-jax", str(source), model, find(source), moments=kept, buffers=buffers)
+    found = find(source)
+    return Contents("bert-jax", str(source), model, found, moments=kept, buffers=buffers, settings=settings)
+
+
+def _refuse_changes(source: StoredPath, wishes: Wishes) -> None:
+    if wishes.drop or wishes.trim:
+        raise UserError(f"{source} is a model of ours: --drop and --trim-vocabulary are for those of others")
 
 
 def _read_huggingface(source: epath.Path, wishes: Wishes, scratch: Path) -> Contents:
@@ -140,16 +151,20 @@ def _read_tensorflow(source: epath.Path, wishes: Wishes, scratch: Path) -> Conte
 
 def _read_torch(source: epath.Path, wishes: Wishes, scratch: Path) -> Contents:
     local = Path(source)
-    if torch_checkpoint.kind_of(local) == "nvidia":
+    kind = torch_checkpoint.kind_of(local)
+    if kind == "nvidia":
         return _contents("nvidia", nvidia.read(local), find(source.parent), wishes)
-    if torch_checkpoint.kind_of(local) == "state dict":
+    if kind == "state dict":
         raise UserError(
             f"{source} is a state dict without settings: name it pytorch_model.bin, put its config.json beside it, and "
             "give the directory"
         )
     form, files, notes = fairseq.read(local)
     if not files:
-        return dataclasses.replace(_contents("fairseq", form, find(source.parent), wishes), notes=tuple(notes))
+        # Not vocab.bpe alone: without dict.txt its ids are GPT-2's.
+        made = source.parent / "tokenizer.json"
+        contents = _contents("fairseq", form, made if made.exists() else None, wishes)
+        return dataclasses.replace(contents, notes=tuple(notes))
     for name, content in files.items():
         (scratch / name).write_bytes(content)
     return dataclasses.replace(_contents("fairseq", form, find(epath.Path(scratch)), wishes), notes=tuple(notes))
@@ -157,18 +172,29 @@ def _read_torch(source: epath.Path, wishes: Wishes, scratch: Path) -> Contents:
 
 def _contents(name: str, form: Form, tokenizer: StoredPath | None, wishes: Wishes) -> Contents:
     """A form of theirs, less what is not wanted, as ours."""
+    form = dataclasses.replace(form, config=checked(form.config, form.source))
     buffers = {key: form.tensors[key] for key in form.tensors if key.endswith(BUFFERS)}
     if wishes.drop:
-        kept = {k: v for k, v in stored(form.tensors).items() if not _matches(k, wishes.drop)}
-        form = dataclasses.replace(form, tensors=LazyTensors(kept))
+        form = _without(form, wishes.drop)
+    size = None if tokenizer is None else Tokenizer.load(tokenizer).vocab_size
     if wishes.trim:
-        size = form.config["vocab_size"] if tokenizer is None else Tokenizer.load(tokenizer).vocab_size
-        form = trim_vocabulary(form, size)
-    return Contents(name, form.source, from_form(form), tokenizer, form, buffers=buffers)
+        form = trim_vocabulary(form, Settings(form.config, form.source).need("vocab_size") if size is None else size)
+    model = from_form(form)
+    if size is not None and size > model.config.vocab_size:
+        raise UserError(
+            f"{form.source}: the tokenizer {tokenizer.name} has {size} tokens, the model rows for "
+            f"{model.config.vocab_size}: it is another model's"
+        )
+    return Contents(name, form.source, model, tokenizer, form, buffers=buffers, settings=form.config)
 
 
-def _matches(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+def _without(form: Form, patterns: tuple[str, ...]) -> Form:
+    for pattern in patterns:
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in form.tensors):
+            near = difflib.get_close_matches(pattern, list(form.tensors), n=1, cutoff=0.0)
+            raise UserError(f"--drop '{pattern}' fits no tensor of {form.source}, which has such as '{''.join(near)}'")
+    kept = {k: v for k, v in stored(form.tensors).items() if not any(fnmatch.fnmatchcase(k, p) for p in patterns)}
+    return dataclasses.replace(form, tensors=LazyTensors(kept))
 
 
 def _is_torch_file(source: epath.Path) -> bool:
@@ -192,7 +218,7 @@ FORMATS = (
         _read_huggingface,
     ),
     Format("flax", "flax_model.msgpack with config.json", flax_msgpack.is_flax, _read_flax),
-    Format("torch", "a .pt of fairseq's RoBERTa or of NVIDIA's BERT", _is_torch_file, _read_torch),
     Format("tensorflow1", "*.ckpt.index with bert_config.json", _has_tensorflow, _read_tensorflow),
+    Format("torch", "a .pt of fairseq's RoBERTa or of NVIDIA's BERT", _is_torch_file, _read_torch),
 )
 """In the order in which they are looked for: a directory may hold several."""

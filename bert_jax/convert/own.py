@@ -35,9 +35,13 @@ FORMAT_VERSION = 1
 
 
 def write(
-    directory: Path, model: Translated, moments: Moments | None = None, buffers: Mapping[str, np.ndarray] | None = None
+    directory: Path,
+    model: Translated,
+    moments: Moments | None = None,
+    buffers: Mapping[str, np.ndarray] | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a model; with it the moments of an optimizer, and tensors that are no parameters, if there are any."""
+    """Write a model; with it the moments of an optimizer, tensors that are no parameters, and settings of others."""
     _save(directory / PARAMS, name_leaves(model.params))
     about: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
@@ -55,6 +59,8 @@ def write(
     if buffers:
         safetensors.numpy.save_file(dict(buffers), directory / BUFFERS)
         about["sha256"][BUFFERS] = _digest(directory / BUFFERS)
+    if settings:
+        about["settings"] = dict(settings)
     (directory / DESCRIPTION).write_text(json.dumps(about, indent=1) + "\n")
 
 
@@ -64,6 +70,8 @@ class Read(NamedTuple):
     model: Translated
     moments: Moments | None
     buffers: dict[str, np.ndarray]
+    settings: dict[str, Any]
+    """Of the foreign config.json that the model came with; empty if it came from a run."""
 
 
 def read(directory: StoredPath) -> Read:
@@ -90,7 +98,7 @@ def read(directory: StoredPath) -> Read:
         moments = Moments(about["step"], trees["mu"], trees["nu"])
     if BUFFERS in about["sha256"]:
         buffers = safetensors.numpy.load_file(directory / BUFFERS)
-    return Read(model, moments, buffers)
+    return Read(model, moments, buffers, about.get("settings", {}))
 
 
 def _description(directory: StoredPath) -> dict[str, Any]:
@@ -109,6 +117,7 @@ def _description(directory: StoredPath) -> dict[str, Any]:
             and "task" in about["heads"]
             and (MOMENTS not in about["sha256"] or isinstance(about["step"], int))
             and isinstance(about["model"], dict)
+            and isinstance(about.get("settings", {}), dict)
         )
     except (KeyError, TypeError, AttributeError):
         whole_enough = False

@@ -62,6 +62,11 @@ def sample_inputs(form: Form, tokenizer: Tokenizer | None, seed: int = 0) -> Inp
         highest = max(max(first + second) for first, second in rows)
         if highest >= vocab_size:
             raise UserError(f"{form.source}: the tokenizer gives id {highest}, the model knows {vocab_size} ids")
+    window = form.config.get("local_attention") if form.config["model_type"] == "modernbert" else None
+    if window is not None:
+        # A row that is longer than what local layers see of it.
+        length = min(window + 16, form.config["max_position_embeddings"])
+        rows.append((np.random.default_rng(seed + 1).integers(0, vocab_size, length).tolist(), []))
     shape = len(rows), max(len(first) + len(second) for first, second in rows)
     ids_BS, types_BS, mask_BS = np.full(shape, pad, np.int32), np.zeros(shape, np.int32), np.zeros(shape, np.int32)
     for row, (first, second) in enumerate(rows):
@@ -77,7 +82,7 @@ def _longest(form: Form) -> int:
     """Tokens that fit; RoBERTa's position table has rows up to its padding id that no token uses."""
     positions = form.config.get("max_position_embeddings", 512)
     if form.config["model_type"] == "roberta":
-        positions -= form.config.get("pad_token_id", 1) + 1
+        positions -= (1 if form.config.get("pad_token_id") is None else form.config["pad_token_id"]) + 1
     return min(LONGEST, positions)
 
 

@@ -20,6 +20,7 @@ from bert_jax.convert.our_forward import select_task, whole_rows
 from bert_jax.convert.translate import Translated
 from bert_jax.errors import UserError
 from bert_jax.model import whole
+from bert_jax.model.encoder import EncoderInputs
 from bert_jax.shapes import Array
 from bert_jax.training.paths import map_with_paths, name_leaves
 
@@ -48,12 +49,17 @@ def write(directory: Path, model: Translated) -> None:
 
 
 def _function(model: Translated):
-    config = dataclasses.replace(model.config, attention="reference", remat="none")
+    # As the proof of the conversion computes it, whatever the run trained in.
+    config = dataclasses.replace(model.config, attention="reference", remat="none", compute_dtype="float32")
     heads, shapes = model.heads, model.params
 
     def apply(weights: Mapping[str, Array], input_ids: Array, token_type_ids: Array, attention_mask: Array):
         bound = whole.bind(config, heads, map_with_paths(lambda name, leaf: weights[name], shapes))
         batch = whole_rows(input_ids, token_type_ids, attention_mask)
+        with jax.default_matmul_precision("highest"):
+            return results(bound, batch)
+
+    def results(bound: whole.Model, batch: EncoderInputs) -> dict[str, Array]:
         output = bound.encoder(batch)
         found = {"hidden": output.hidden}
         if output.pooled is not None:

@@ -7,6 +7,7 @@ from bert_jax.convert import tokenizer_files, transformers_forward
 from bert_jax.convert.contents import Contents
 from bert_jax.convert.parity import TokenizerAgreement, tokenizer_agreement
 from bert_jax.convert.sample_texts import TEXTS
+from bert_jax.errors import UserError
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.tokenizer_sentencepiece import FORMAT
 
@@ -43,11 +44,24 @@ def put_theirs(contents: Contents, directory: Path) -> None:
                 (directory / name).write_bytes((Path(made) / name).read_bytes())
 
 
-def agreement(tokenizer: Tokenizer, directory: Path) -> TokenizerAgreement:
-    """How what was written cuts the sample texts, by transformers where it is installed, beside the original."""
-    if transformers_forward.available() and (directory / CONFIG).exists():
+def agreement(tokenizer: Tokenizer, directory: Path, theirs_too: bool) -> TokenizerAgreement:
+    """How what was written cuts the sample texts, beside the original.
+
+    Args:
+      tokenizer: the original.
+      directory: what was written.
+      theirs_too: it is for transformers, which then does the cutting, where it is installed.
+
+    Raises:
+      UserError: transformers cannot open the tokenizer.
+    """
+    if theirs_too and transformers_forward.available() and (directory / CONFIG).exists():
         import transformers
 
-        written = transformers.AutoTokenizer.from_pretrained(directory)
+        try:
+            written = transformers.AutoTokenizer.from_pretrained(directory)
+        except Exception as error:  # of whatever kind the damage of its many files happens to raise there
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(f"transformers cannot open the tokenizer that the source has: {reason}") from error
         return tokenizer_agreement(tokenizer.encode, lambda text: written.encode(text, add_special_tokens=False), TEXTS)
     return tokenizer_agreement(tokenizer.encode, Tokenizer.load(directory).encode, TEXTS)

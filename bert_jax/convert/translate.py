@@ -1,7 +1,7 @@
 """Between a `Form` and what we train: config, heads and parameters."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -112,15 +112,35 @@ def without_base(form: Form) -> Form:
 def _refuse_others(model: Translated, family: Family, described: dict[str, Any], written: set[str]) -> None:
     """See that what is written, read again, is this very model."""
     again = family.read_config(Settings(described, "what was written"))
-    for field in dataclasses.fields(ModelConfig):
-        was, now = getattr(model.config, field.name), getattr(again, field.name)
-        if field.name == "head_size":
-            was, now = model.config.size_per_head, again.size_per_head
-        if was != now and field.name not in OF_COMPUTING:
-            raise UserError(f"model.{field.name} {was} cannot be written as {family.model_type}, which has {now}")
+    name = other_field(model.config, again)
+    if name is not None:
+        was, now = getattr(model.config, name), getattr(again, name)
+        raise UserError(f"model.{name} {was} cannot be written as {family.model_type}, which has {now}")
     unknown = sorted(name_leaves(model.params).keys() - written - family.unread.keys())
     if unknown:
         raise UserError(f"{unknown[0]} cannot be written as {family.model_type}, which has no such part")
+
+
+def other_field(one: ModelConfig, two: ModelConfig, ignored: Collection[str] = OF_COMPUTING) -> str | None:
+    """The first field in which two models differ; None if in none. A field that means nothing in either is no field."""
+    for field in dataclasses.fields(ModelConfig):
+        was, now = (_meaning(config, field.name) for config in (one, two))
+        if was != now and field.name not in ignored:
+            return field.name
+    return None
+
+
+def _meaning(config: ModelConfig, name: str) -> Any:
+    """A field's value; None where nothing hangs on it."""
+    if name == "head_size":
+        return config.size_per_head
+    if name == "global_every" and config.attention_window is None:
+        return None
+    if name == "local_rotary_base" and (config.attention_window is None or config.positions != "rotary"):
+        return None
+    if name == "rotary_base" and config.positions != "rotary":
+        return None
+    return getattr(config, name)
 
 
 def family_of(config: ModelConfig, heads: Heads) -> str:
@@ -162,6 +182,10 @@ class _Renamed(Mapping):
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self._tensors[self._names[name]]
+
+    def __contains__(self, name: object) -> bool:
+        # A Mapping's own would read the tensor.
+        return name in self._names
 
     def __iter__(self):
         return iter(self._names)

@@ -268,6 +268,6 @@ def test_a_destination_that_appeared_meanwhile_is_left_alone(made, tmp_path, mon
         return prove(*arguments)
 
     monkeypatch.setattr(conversion, "_prove", slow)
-    with pytest.raises(UserError, match="exists already"):
+    with pytest.raises(UserError, match="was made in the meantime"):
         convert(made["run"], tmp_path / "new", "bert-jax")
     assert [path.name for path in tmp_path.rglob("*")] == ["new", "theirs"]

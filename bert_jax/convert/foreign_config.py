@@ -1,0 +1,80 @@
+"""A foreign config.json, made fit for use: nulls are gone, defaults are written out, and every value is of its type."""
+
+from typing import Any
+
+from bert_jax.errors import UserError, require
+
+WHOLE = (
+    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "type_vocab_size"),
+    *("max_position_embeddings", "embedding_size", "num_hidden_groups", "inner_group_num", "local_attention"),
+    *("global_attn_every_n_layers", "dim", "n_layers", "n_heads", "hidden_dim", "pad_token_id"),
+)
+NUMBERS = (
+    *("layer_norm_eps", "norm_eps", "initializer_range", "hidden_dropout_prob", "attention_probs_dropout_prob"),
+    *("dropout", "attention_dropout", "mlp_dropout", "embedding_dropout", "global_rope_theta", "local_rope_theta"),
+)
+TEXTS = (
+    *("model_type", "hidden_act", "activation", "hidden_activation", "classifier_activation", "classifier_pooling"),
+    "position_embedding_type",
+)
+FLAGS = (
+    *("is_decoder", "tie_word_embeddings", "norm_bias", "attention_bias", "mlp_bias", "classifier_bias"),
+    *("decoder_bias", "sinusoidal_pos_embds"),
+)
+DEFAULTS = {
+    "bert": {"hidden_act": "gelu"},
+    "roberta": {"hidden_act": "gelu"},
+    "albert": {"hidden_act": "gelu_new"},
+    "electra": {"hidden_act": "gelu"},
+    "distilbert": {"activation": "gelu"},
+    "modernbert": {"hidden_activation": "gelu"},
+}
+"""What transformers' configuration_*.py take where nothing is said, and all who read such a config have to know."""
+
+
+def checked(config: Any, source: str) -> dict[str, Any]:
+    """A config whose known values can be relied on; those that are not known are left as they are.
+
+    Raises:
+      UserError: a value is of another type than it must be, named with what it is.
+    """
+    require(isinstance(config, dict), f"{source}: config.json is no table of settings")
+    family = config.get("model_type")
+    # A padding id of null is none for ModernBERT, and the usual one for the others.
+    kept = {name: v for name, v in config.items() if v is not None or (family == "modernbert" and "_token_id" in name)}
+    for names, kinds, what in (
+        (WHOLE, (int,), "a whole number"),
+        (NUMBERS, (int, float), "a number"),
+        (TEXTS, (str,), "a word"),
+        (FLAGS, (bool,), "true or false"),
+    ):
+        for name in names:
+            value = kept.get(name)
+            fits = isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
+            if value is not None and not fits:
+                raise UserError(f"{source}: {name} is {value!r} in config.json: it must be {what}")
+    _check_tables(kept, source)
+    usual = DEFAULTS.get(family, {}) if isinstance(family, str) else {}
+    return usual | kept
+
+
+def _check_tables(config: dict[str, Any], source: str) -> None:
+    """Values that hold others."""
+    labels = config.get("id2label", {})
+    fits = isinstance(labels, dict) and all(str(key).isdecimal() for key in labels)
+    require(fits, f"{source}: id2label is {labels!r} in config.json: it must name a label for each number")
+    for name in ("architectures", "layer_types"):
+        words = config.get(name, [])
+        fits = isinstance(words, list) and all(isinstance(word, str) for word in words)
+        require(fits, f"{source}: {name} is {words!r} in config.json: it must be a list of words")
+    depth, kinds = config.get("num_hidden_layers"), config.get("layer_types")
+    require(
+        kinds is None or len(kinds) == depth,
+        f"{source}: layer_types has {len(kinds or ())} entries in config.json, num_hidden_layers is {depth}",
+    )
+    rope = config.get("rope_parameters", {})
+    fits = isinstance(rope, dict) and all(part is None or isinstance(part, dict) for part in rope.values())
+    require(fits or config.get("model_type") != "modernbert", f"{source}: rope_parameters is {rope!r} in config.json")
+    for part in rope.values() if config.get("model_type") == "modernbert" else ():
+        theta = (part or {}).get("rope_theta", 1.0)
+        require(isinstance(theta, int | float), f"{source}: rope_theta is {theta!r} in config.json, not a number")
