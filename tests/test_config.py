@@ -146,6 +146,8 @@ BAD = [
     (lambda: TargetConfig(mlm_accuracy=1.5), "target.mlm_accuracy is 1.5", "or None"),
     (lambda: TargetConfig(every=0), "target.every is 0", "or None"),
     (lambda: StartConfig(embeddings="new"), "start.embeddings 'new'", "start.source"),
+    (lambda: StartConfig(moments="keep"), "start.moments 'keep'", "start.source"),
+    (lambda: StartConfig("run", "new", "keep"), "start.moments 'keep'", "fresh moments for old ones"),
     (lambda: Config(name="x", seed=-1), "seed is -1", "[0, 2^31)"),
     (lambda: Config(name="x", seed=2**31), "seed is 2147483648", "[0, 2^31)"),
     (lambda: Config(name="x", phases=(Phase(), Phase(seq_len=513))), "phases.1.seq_len 513", "model.max_positions"),
@@ -218,6 +220,7 @@ OTHER_VALUES = {
     "phases.0.step_count": "reset",
     "phases.0.moments": "reset",
     "start.embeddings": "new",
+    "start.moments": "keep",
     "log.wandb": "bert",
     "target.mlm_accuracy": 0.72,
     "target.every": 1000,
@@ -227,6 +230,7 @@ OTHER_VALUES = {
 NEEDS = {
     "phases.0.moments": ("phases.0.step_count", "reset"),
     "start.embeddings": ("start.source", "runs/first"),
+    "start.moments": ("start.source", "runs/first"),
 }
 """What has to be set first."""
 

@@ -190,9 +190,12 @@ def _write_stablehlo(contents: Contents, directory: Path) -> None:
 def _form(contents: Contents) -> Form:
     """The model under their names, with the buffers of a file that had some."""
     form = without_base(to_form(contents.model, contents.source))
-    source = {name: value for name, value in contents.settings.items() if name not in OUTDATED}
-    kept = {name: source[name] for name in OF_THEIRS if name in source}
-    config = source | form.config | kept | _special_ids(contents)
+    kept = {
+        name: value
+        for name, value in contents.settings.items()
+        if name in OF_THEIRS or (name not in form.config and name not in OUTDATED)
+    }
+    config = form.config | kept | _special_ids(contents)
     return dataclasses.replace(form, config=config, tensors={**form.tensors, **contents.buffers})
 
 

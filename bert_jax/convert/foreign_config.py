@@ -55,7 +55,7 @@ def checked(config: Any, source: str) -> dict[str, Any]:
                 raise UserError(f"{source}: {name} is {value!r} in config.json: it must be {what}")
     _check_tables(kept, source)
     usual = DEFAULTS.get(family, {}) if isinstance(family, str) else {}
-    return usual | kept
+    return kept | {name: value for name, value in usual.items() if name not in kept}
 
 
 def _check_tables(config: dict[str, Any], source: str) -> None:

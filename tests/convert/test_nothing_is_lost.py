@@ -1,0 +1,213 @@
+"""What a forward pass of a few texts would not see: settings, rows that no text reaches, parts that no head reads."""
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from bert_jax import cli
+from bert_jax.convert import conversion, formats, our_forward, parity, tensor_files, transformers_forward
+from bert_jax.convert.foreign_config import checked
+from bert_jax.convert.form import Form
+from bert_jax.convert.numpy_forward import run as run_numpy
+from bert_jax.convert.sample_texts import sample_inputs
+from bert_jax.convert.translate import from_form
+from bert_jax.errors import UserError
+from bert_jax.tokenizer import Tokenizer
+from tests.golden import make_families, recipe
+
+
+@pytest.fixture(autouse=True)
+def only_numpy(monkeypatch):
+    """The report's other side is numpy's, whatever is installed."""
+    monkeypatch.setattr(transformers_forward, "available", lambda: False)
+
+
+def save(directory, config, tensors):
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(config))
+    safetensors.numpy.save_file(
+        {name: np.ascontiguousarray(a) for name, a in tensors.items()}, directory / "model.safetensors"
+    )
+    return directory
+
+
+@pytest.fixture
+def encoder(tmp_path):
+    """A bare BERT with a pooler, and settings that no model of ours knows."""
+    tensors = recipe.make_weights(recipe.SETTINGS, 5)
+    tensors = {name.removeprefix("bert."): array for name, array in tensors.items() if name.startswith("bert.")}
+    settings = {"model_type": "bert", "problem_type": "multi_label_classification", "classifier_dropout": 0.3}
+    return save(tmp_path / "encoder", recipe.SETTINGS | settings, tensors)
+
+
+def spoiling(monkeypatch, change):
+    """Every Hugging Face directory is changed behind its writing."""
+    target = conversion.TARGETS["huggingface"]
+
+    def write(contents, directory):
+        target.write(contents, directory)
+        tensors = safetensors.numpy.load_file(directory / "model.safetensors")
+        change(tensors)
+        safetensors.numpy.save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+
+    monkeypatch.setitem(conversion.TARGETS, "huggingface", target._replace(write=write))
+
+
+def lose_pooler(tensors):
+    for name in [name for name in tensors if "pooler" in name]:
+        del tensors[name]
+
+
+def spoil_far_rows(tensors):
+    tensors["embeddings.position_embeddings.weight"][39] += 7
+
+
+@pytest.mark.parametrize(("change", "told"), [(lose_pooler, "the heads were"), (spoil_far_rows, "embeddings/position")])
+def test_what_no_text_reaches(encoder, tmp_path, monkeypatch, change, told):
+    spoiling(monkeypatch, change)
+    with pytest.raises(UserError, match=told):
+        conversion.convert(encoder, tmp_path / "new", "huggingface")
+    assert not (tmp_path / "new").exists()
+
+
+def test_settings_of_theirs_come_back(encoder, tmp_path):
+    conversion.convert(encoder, tmp_path / "ours", "bert-jax")
+    conversion.convert(tmp_path / "ours", tmp_path / "theirs", "huggingface")
+    described = json.loads((tmp_path / "theirs" / "config.json").read_text())
+    assert (described["problem_type"], described["classifier_dropout"]) == ("multi_label_classification", 0.3)
+
+
+def test_a_wider_window_is_seen():
+    """ModernBERT's real windows are wider than most texts."""
+    golden = make_families.goldens()["ModernBertForMaskedLM 0"]
+    tensors = {key: make_families.drawn(key, tuple(shape)) for key, shape in golden["shapes"].items()}
+    form = Form(golden["config"] | {"local_attention": 60, "max_position_embeddings": 120}, tensors, "here")
+    inputs = sample_inputs(form, None)
+    assert inputs.input_ids_BS.shape[1] == 76
+    model, theirs = from_form(form), run_numpy(form, inputs)
+    narrower = model._replace(config=dataclasses.replace(model.config, attention_window=29))
+    reports = [
+        parity.compare(our_forward.run(each, inputs), theirs, inputs.attention_mask_BS, library="numpy")
+        for each in (model, narrower)
+    ]
+    assert [report.passed for report in reports] == [True, False]
+
+
+@pytest.fixture
+def exported(tiny_export, tmp_path):
+    return shutil.copytree(tiny_export, tmp_path / "exported")
+
+
+def test_a_tokenizer_larger_than_the_table(exported, tmp_path):
+    """Its last ids would all be read from the last row."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (exported / name).unlink()
+    with (exported / "vocab.txt").open("a") as vocab:
+        vocab.writelines(f"more{i}\n" for i in range(50))
+    size = Tokenizer.load(exported).vocab_size
+    with pytest.raises(UserError, match=f"the tokenizer vocab.txt has {size} tokens, the model rows for 120"):
+        conversion.convert(exported, tmp_path / "new", "bert-jax")
+
+
+def test_lower_casing_is_what_the_directory_says(exported):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (exported / name).unlink()
+    before = Tokenizer.load(exported)
+    assert before.lowercase and before.encode("The") == before.encode("the")
+    (exported / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    after = Tokenizer.load(exported)
+    assert not after.lowercase and after.encode("The") != after.encode("the")
+    assert Tokenizer.load(exported / "vocab.txt", lowercase=True).lowercase
+
+
+def test_what_is_ours_is_not_cut(tiny_run, tmp_path):
+    for wishes in (formats.Wishes(drop=("x",)), formats.Wishes(trim=True)):
+        with pytest.raises(UserError, match="are for those of others"):
+            conversion.convert(tiny_run, tmp_path / "new", "bert-jax", wishes)
+
+
+def test_a_program_of_a_run_in_bfloat16(tiny_run, tmp_path):
+    """It computes in float32, as its report does."""
+    with formats.opened(tiny_run) as contents:
+        config = dataclasses.replace(contents.model.config, compute_dtype="bfloat16")
+        half = dataclasses.replace(contents, model=contents.model._replace(config=config))
+        (tmp_path / "half").mkdir()
+        conversion.TARGETS["bert-jax"].write(half, tmp_path / "half")
+    assert conversion.convert(tmp_path / "half", tmp_path / "served", "stablehlo").passed
+
+
+def test_half_precision_becomes_float32_exactly(encoder, tmp_path):
+    tensors = safetensors.numpy.load_file(encoder / "model.safetensors")
+    half = save(
+        tmp_path / "half",
+        json.loads((encoder / "config.json").read_text()),
+        {name: array.astype(np.float16) for name, array in tensors.items()},
+    )
+    conversion.convert(half, tmp_path / "whole", "huggingface")
+    for name, array in tensor_files.open_tensors(tmp_path / "whole").items():
+        assert array.dtype == np.float32
+        np.testing.assert_array_equal(array, tensors[name].astype(np.float16).astype(np.float32), err_msg=name)
+
+
+CONFIGS = {
+    "labels": {"id2label": ["a", "b"]},
+    "numbered labels": {"id2label": {"x": "a"}},
+    "a class": {"architectures": "BertModel"},
+    "no class": {"architectures": [None]},
+    "an activation": {"hidden_act": ["gelu"]},
+    "padding": {"pad_token_id": "0"},
+    "a flag": {"is_decoder": "no"},
+    "a rate": {"hidden_dropout_prob": True},
+}
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+def test_ill_typed_settings(encoder, tmp_path, capsys, case):
+    about = json.loads((encoder / "config.json").read_text())
+    (encoder / "config.json").write_text(json.dumps(about | CONFIGS[case]))
+    assert cli.main(["convert", str(encoder), str(tmp_path / "new")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{next(iter(CONFIGS[case]))} is {next(iter(CONFIGS[case].values()))!r} in config.json" in line
+
+
+def test_nulls_and_defaults():
+    assert checked({"model_type": "albert", "pad_token_id": None}, "x") == {
+        "model_type": "albert",
+        "hidden_act": "gelu_new",
+    }
+    kept = {"model_type": "modernbert", "pad_token_id": None}
+    assert checked(kept, "x") == kept | {"hidden_activation": "gelu"}
+    with pytest.raises(UserError, match="layer_types has 1 entries"):
+        checked({"layer_types": ["full_attention"], "num_hidden_layers": 2}, "x")
+    with pytest.raises(UserError, match="rope_theta is 'x'"):
+        checked({"model_type": "modernbert", "rope_parameters": {"full_attention": {"rope_theta": "x"}}}, "x")
+
+
+def test_a_link_that_leads_nowhere(encoder, tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    with pytest.raises(UserError, match="exists already"):
+        conversion.convert(encoder, tmp_path / "link", "bert-jax")
+
+
+def test_a_card_without_a_tokenizer_shows_no_use_of_one(encoder, tmp_path):
+    for to in ("huggingface", "bert-jax"):
+        conversion.convert(encoder, tmp_path / to, to)
+        assert "```python" not in (tmp_path / to / "README.md").read_text()
+
+
+def test_all_leaves_are_compared(encoder, tmp_path):
+    """The comparison itself sees a last bit."""
+    from bert_jax.convert.identity import differences
+
+    with formats.opened(encoder) as one:
+        other = jax.tree.map(np.copy, one.model.params)
+        same = dataclasses.replace(one, model=one.model._replace(params=other))
+        assert differences(one, same) == ()
+        scale = other["encoder"]["layers"]["attention_norm"]["scale"]
+        scale[1, 3] = np.nextafter(scale[1, 3], np.float32(9))
+        assert differences(one, same) == ("parameter encoder/layers/attention_norm/scale is another (1 are)",)
