@@ -8,8 +8,6 @@ import dataclasses
 import re
 from collections.abc import Callable
 
-import numpy as np
-
 from bert_jax.convert.form import Form
 from bert_jax.convert.tensors import LazyTensors, Stored, rows, stored
 from bert_jax.errors import UserError
@@ -18,9 +16,6 @@ HEADS = r"(cls\.predictions\.decoder|predictions\.decoder|lm_head\.decoder|vocab
 TABLES = re.compile(rf"(^|\.)embeddings\.(word|tok)_embeddings\.weight$|^{HEADS}\.weight$")
 """Input and output tables of BERT, RoBERTa, ALBERT, DistilBERT, ELECTRA, ModernBERT (transformers modeling_*.py)."""
 BIASES = re.compile(rf"^({HEADS}|cls\.predictions|predictions|lm_head)\.bias$")
-NEVER = -1e4
-"""A logit that makes a probability exactly 0 in float32 beside any that a model gives, and that bfloat16 and float16
-can hold. (Minus infinity would make NaN of 0 x it.)"""
 
 
 def trim_vocabulary(form: Form, vocab_size: int) -> Form:
@@ -42,32 +37,6 @@ def trim_vocabulary(form: Form, vocab_size: int) -> Form:
             "this is not the model's tokenizer"
         )
     return _changed(form, vocab_size, lambda name, tensor: rows(tensor, 0, vocab_size))
-
-
-def pad_vocabulary(form: Form, multiple: int) -> Form:
-    """With rows up to the next multiple, for systems that want it.
-
-    New rows of tables are 0, so that a token of theirs would have the bias as its logit in every place; that bias
-    is -10000, so its probability is 0 and those of all tokens stay as they are. A form without a bias of the vocabulary
-    has no logits, either.
-
-    Raises:
-      UserError: the tables differ in size.
-    """
-    have = _rows(form)
-    size = -(-have // multiple) * multiple
-
-    def grown(name: str, tensor: Stored) -> Stored:
-        fill = NEVER if BIASES.search(name) else 0.0
-
-        def read() -> np.ndarray:
-            array = tensor.read()
-            more = np.full((size - have, *array.shape[1:]), fill, array.dtype)
-            return np.concatenate([array, more])
-
-        return tensor._replace(shape=(size, *tensor.shape[1:]), read=read)
-
-    return _changed(form, size, grown)
 
 
 def _rows(form: Form) -> int:

@@ -5,7 +5,7 @@ import pytest
 
 from bert_jax.convert.form import Form
 from bert_jax.convert.tensors import LazyTensors, Stored
-from bert_jax.convert.vocabulary import pad_vocabulary, trim_vocabulary
+from bert_jax.convert.vocabulary import trim_vocabulary
 from bert_jax.errors import UserError
 
 NAMES = {
@@ -57,44 +57,12 @@ def test_cut(family):
         assert cut.tensors.stored[name].shape == cut.tensors[name].shape
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
-@pytest.mark.parametrize("family", NAMES)
-def test_grown(family, dtype):
-    form = make(NAMES[family], dtype=dtype)
-    grown = pad_vocabulary(form, 8)
-    assert grown.config["vocab_size"] == 16
-    for name, array in form.tensors.items():
-        more = 3 if name in NAMES[family] else 0
-        found = grown.tensors[name]
-        assert found.dtype == dtype and found.shape == (13 + more, *array.shape[1:])
-        assert grown.tensors.stored[name].shape == found.shape
-        np.testing.assert_array_equal(found[:13], array)
-        assert (found[13:] == (-1e4 if name.endswith("bias") else 0)).all()
-    again = trim_vocabulary(grown, 13)
-    for name, array in form.tensors.items():
-        np.testing.assert_array_equal(again.tensors[name], array)
-
-
-def test_growing_changes_no_probability():
-    def probabilities(form):
-        logits = hidden @ form.tensors[NAMES["bert"][1]].T + form.tensors[NAMES["bert"][2]]
-        weights = np.exp(logits - logits.max(-1, keepdims=True))
-        return weights / weights.sum(-1, keepdims=True)
-
-    form = make(NAMES["bert"])
-    hidden = np.random.default_rng(1).normal(size=(5, 4)).astype(np.float32) * 30
-    before, after = probabilities(form), probabilities(pad_vocabulary(form, 128))
-    assert after.shape == (5, 128)
-    np.testing.assert_array_equal(after[:, 13:], 0)
-    np.testing.assert_allclose(after[:, :13], before, rtol=1e-6)
-
-
 def test_sizes_that_fit_stay():
     form = make(NAMES["bert"], size=16)
-    for same in (pad_vocabulary(form, 8), trim_vocabulary(form, 16)):
-        assert same.config == form.config
-        for name, array in form.tensors.items():
-            np.testing.assert_array_equal(same.tensors[name], array)
+    same = trim_vocabulary(form, 16)
+    assert same.config == form.config
+    for name, array in form.tensors.items():
+        np.testing.assert_array_equal(same.tensors[name], array)
 
 
 def test_nothing_is_read():
@@ -114,8 +82,7 @@ def test_impossible():
     with pytest.raises(UserError, match=r"^there: the word table has 13 rows, the tokenizer 14 tokens: this is not"):
         trim_vocabulary(form, 14)
     odd = Form(form.config, dict(form.tensors) | {"cls.predictions.bias": np.zeros(12, np.float32)}, "there")
-    for change in (lambda f: trim_vocabulary(f, 10), lambda f: pad_vocabulary(f, 8)):
-        with pytest.raises(UserError, match=r"^there: the tables .* differ .*cls\.predictions\.bias 12.*weight 13"):
-            change(odd)
-        with pytest.raises(UserError, match="no table of word embeddings"):
-            change(Form(form.config, {"lm_head.bias": np.zeros(3, np.float32)}, "there"))
+    with pytest.raises(UserError, match=r"^there: the tables .* differ .*cls\.predictions\.bias 12.*weight 13"):
+        trim_vocabulary(odd, 10)
+    with pytest.raises(UserError, match="no table of word embeddings"):
+        trim_vocabulary(Form(form.config, {"lm_head.bias": np.zeros(3, np.float32)}, "there"), 10)
