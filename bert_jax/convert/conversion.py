@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -72,7 +73,8 @@ def convert(
       UserError: no model at the source, a destination that exists, a model that the format cannot hold, no moments
         where they are wished for, or a report that fails.
     """
-    if destination.exists() or (not is_remote(destination) and destination.is_symlink()):
+    # A link that leads nowhere does not exist, and yet it is in the way.
+    if destination.exists() or os.path.lexists(destination):
         raise UserError(f"{destination} exists already: choose another destination, or remove it")
     with formats.opened(source, wishes) as contents, _beside(destination) as inside:
         if wishes.moments and contents.moments is None:
