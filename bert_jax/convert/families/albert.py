@@ -9,10 +9,10 @@ from bert_jax.convert.families.family import (
     Names,
     Settings,
     architecture_of,
-    classifies_tokens,
     embeddings,
     read_shared,
     shared_settings,
+    task_of_pooled,
 )
 from bert_jax.convert.tables import Entry, dense, norm, table
 from bert_jax.model.heads import Heads
@@ -44,16 +44,11 @@ def _entries(config: ModelConfig, heads: Heads) -> Iterator[Entry]:
 
 def _read_heads(settings: Settings, names: Names) -> Heads:
     pooler = names.has("albert.pooler.weight")
-    task = names.task("qa_outputs", "span", "tokens")
-    if task is None and classifies_tokens(settings, otherwise=not pooler):
-        task = names.task("classifier", "tagging", "tokens")
-    elif task is None:
-        task = names.task("classifier", "classification", "pooled")
     return Heads(
         mlm=names.has("predictions.dense.weight"),
         pair=names.has("sop_classifier.classifier.weight"),
         pooler=pooler,
-        task=task,
+        task=task_of_pooled(settings, names, pooler),
     )
 
 

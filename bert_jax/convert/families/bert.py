@@ -10,10 +10,10 @@ from bert_jax.convert.families.family import (
     Settings,
     architecture_of,
     bert_layers,
-    classifies_tokens,
     embeddings,
     read_shared,
     shared_settings,
+    task_of_pooled,
 )
 from bert_jax.convert.tables import Entry, dense, norm, table
 from bert_jax.model.heads import Heads
@@ -36,16 +36,11 @@ def _entries(config: ModelConfig, heads: Heads) -> Iterator[Entry]:
 
 def _read_heads(settings: Settings, names: Names) -> Heads:
     pooler = names.has("bert.pooler.dense.weight")
-    task = names.task("qa_outputs", "span", "tokens")
-    if task is None and classifies_tokens(settings, otherwise=not pooler):
-        task = names.task("classifier", "tagging", "tokens")
-    elif task is None:
-        task = names.task("classifier", "classification", "pooled")
     return Heads(
         mlm=names.has("cls.predictions.transform.dense.weight"),
         pair=names.has("cls.seq_relationship.weight"),
         pooler=pooler,
-        task=task,
+        task=task_of_pooled(settings, names, pooler),
     )
 
 

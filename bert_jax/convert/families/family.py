@@ -126,13 +126,18 @@ class Names:
         return TaskHead(kind, labels, reads, **parts)
 
 
-def classifies_tokens(settings: Settings, otherwise: bool) -> bool:
-    """Whether a `classifier` labels tokens: as the class says, or `otherwise` if that is not known."""
-    if settings.architecture.endswith("ForTokenClassification"):
-        return True
-    if settings.architecture.endswith("ForSequenceClassification"):
-        return False
-    return otherwise
+def task_of_pooled(settings: Settings, names: Names, pooler: bool) -> TaskHead | None:
+    """The task's head in families whose classifiers of examples read the pooler.
+
+    A `classifier` labels tokens if the class says so or, where that is not known, if there is no pooler.
+    """
+    span = names.task("qa_outputs", "span", "tokens")
+    if span is not None:
+        return span
+    by_token = settings.architecture.endswith("ForTokenClassification")
+    if by_token or not (pooler or settings.architecture.endswith("ForSequenceClassification")):
+        return names.task("classifier", "tagging", "tokens")
+    return names.task("classifier", "classification", "pooled")
 
 
 def architecture_of(prefix: str, heads: Heads, **others: str) -> str:
