@@ -153,8 +153,6 @@ def fill_mask(arguments: Sequence[str]) -> None:
 def convert(arguments: Sequence[str]) -> None:
     """``bert-jax convert SOURCE DESTINATION --to huggingface``."""
     asked = flags.parse(Convert, arguments, "convert")
-    if asked.moments == "keep" and asked.to not in ("bert-jax", "tensorflow1"):
-        raise UserError(f"--moments keep: {asked.to} has no place for an optimizer's moments: use --to bert-jax")
     from bert_jax.convert import conversion, formats
 
     wishes = formats.Wishes(asked.moments == "keep", asked.drop, asked.trim_vocabulary)

@@ -1,5 +1,6 @@
 """A model as it lies between two formats."""
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 from bert_jax.convert.form import Form
 from bert_jax.convert.translate import Translated
 from bert_jax.storage import StoredPath
+from bert_jax.tokenizer import Tokenizer
 from bert_jax.training.state import Moments
 
 
@@ -31,3 +33,8 @@ class Contents:
     """Of a foreign config.json; those that no model of ours depends on, such as `problem_type`, are written again."""
     notes: tuple[str, ...] = ()
     """Sentences for the model card."""
+
+    @functools.cached_property
+    def loaded_tokenizer(self) -> Tokenizer | None:
+        """The tokenizer, read once; None: there is none."""
+        return None if self.tokenizer is None else Tokenizer.load(self.tokenizer)

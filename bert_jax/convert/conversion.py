@@ -28,7 +28,6 @@ from bert_jax.convert.sample_texts import sample_inputs
 from bert_jax.convert.translate import moments_to, to_form, without_base
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath, copy_tree, is_remote
-from bert_jax.tokenizer import Tokenizer
 
 CARD = "README.md"
 OUTDATED = (
@@ -47,6 +46,10 @@ class Target(NamedTuple):
     """Into an empty directory."""
     last: str
     """The file without which a directory is no model; it comes last into an object store."""
+    moments: bool = False
+    """Whether it has a place for an optimizer's moments."""
+    transformers: bool = False
+    """Whether transformers opens it, tokenizer and all."""
 
 
 def convert(
@@ -70,9 +73,11 @@ def convert(
       the parity report.
 
     Raises:
-      UserError: no model at the source, a destination that exists, a model that the format cannot hold, no moments
-        where they are wished for, or a report that fails.
+      UserError: no model at the source, a destination that exists, a model or moments that the format cannot
+        hold, no moments where they are wished for, or a report that fails.
     """
+    if wishes.moments and not TARGETS[to].moments:
+        raise UserError(f"--moments keep: {to} has no place for an optimizer's moments: use --to bert-jax")
     # A link that leads nowhere does not exist, and yet it is in the way.
     if destination.exists() or os.path.lexists(destination):
         raise UserError(f"{destination} exists already: choose another destination, or remove it")
@@ -86,10 +91,8 @@ def convert(
                 f"{source} and what was written of it are not the same model ({report.failures[0]}): nothing is kept; "
                 "--force keeps it"
             )
-        mask = None
-        if contents.tokenizer is not None:
-            tokenizer = Tokenizer.load(contents.tokenizer)
-            mask = tokenizer.id_to_token(tokenizer.mask_id)
+        tokenizer = contents.loaded_tokenizer
+        mask = None if tokenizer is None else tokenizer.id_to_token(tokenizer.mask_id)
         (inside / CARD).write_text(write_card(destination.name, contents, to, report, mask))
         _move(inside, destination, TARGETS[to].last)
     return report
@@ -143,11 +146,11 @@ def _prove(contents: Contents, inside: Path, to: str) -> parity.Report:
     The passes show that both sides mean the same by their tensors; of tables they see the rows that the sample reaches.
     """
     theirs = contents.form or to_form(contents.model, contents.source)
-    tokenizer = None if contents.tokenizer is None else Tokenizer.load(contents.tokenizer)
+    tokenizer = contents.loaded_tokenizer
     inputs = sample_inputs(theirs, tokenizer)
     other, library = parity.other_side(theirs, inputs)
-    theirs_too = to in ("huggingface", "pytorch")
-    agreement = None if tokenizer is None else tokenizers_beside.agreement(tokenizer, inside, theirs_too)
+    for_them = TARGETS[to].transformers
+    agreement = None if tokenizer is None else tokenizers_beside.agreement(tokenizer, inside, for_them)
     mask_BS, first, problems = inputs.attention_mask_BS, 0, ()
     if to == "stablehlo":  # gives no hidden states but the last
         ours, first = serving.run(inside, inputs), len(other.hidden_states) - 1
@@ -208,9 +211,9 @@ def _special_ids(contents: Contents) -> dict[str, int | None]:
       UserError: a RoBERTa's positions do not begin behind its padding id, as they do in other people's code.
     """
     known = {name: i for name, i in contents.settings.items() if name.endswith("_token_id")}
-    if known or contents.tokenizer is None:
+    tokenizer, offset = contents.loaded_tokenizer, contents.model.config.position_offset
+    if known or tokenizer is None:
         return known
-    tokenizer, offset = Tokenizer.load(contents.tokenizer), contents.model.config.position_offset
     if offset and tokenizer.pad_id != offset - 1:
         raise UserError(
             f"{contents.source}: model.position_offset {offset} goes with the padding id {offset - 1}, and the "
@@ -223,9 +226,9 @@ def _special_ids(contents: Contents) -> dict[str, int | None]:
 
 
 TARGETS = {
-    "huggingface": Target(_write_huggingface, tensor_files.SAFETENSORS),
-    "pytorch": Target(_write_pytorch, tensor_files.PICKLE),
-    "tensorflow1": Target(_write_tensorflow, f"{tensorflow1.CHECKPOINT}.index"),
-    "bert-jax": Target(_write_own, own.DESCRIPTION),
+    "huggingface": Target(_write_huggingface, tensor_files.SAFETENSORS, transformers=True),
+    "pytorch": Target(_write_pytorch, tensor_files.PICKLE, transformers=True),
+    "tensorflow1": Target(_write_tensorflow, f"{tensorflow1.CHECKPOINT}.index", moments=True),
+    "bert-jax": Target(_write_own, own.DESCRIPTION, moments=True),
     "stablehlo": Target(_write_stablehlo, serving.PROGRAM),
 }

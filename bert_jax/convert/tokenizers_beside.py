@@ -16,9 +16,9 @@ OURS, CONFIG = "tokenizer.json", "tokenizer_config.json"
 
 def put_ours(contents: Contents, directory: Path) -> None:
     """Copy the tokenizer's files; one that hangs on more than they say is written as our tokenizer.json besides."""
-    if contents.tokenizer is None:
+    tokenizer = contents.loaded_tokenizer
+    if tokenizer is None:
         return
-    tokenizer = Tokenizer.load(contents.tokenizer)
     copied = tokenizer_files.carry(contents.tokenizer.parent, directory)
     if not copied or Tokenizer.load(directory).fingerprint != tokenizer.fingerprint:
         tokenizer.save(directory / OURS)
@@ -30,9 +30,9 @@ def put_theirs(contents: Contents, directory: Path) -> None:
     Raises:
       UserError: a tokenizer that transformers has no class for in this family.
     """
-    if contents.tokenizer is None:
+    tokenizer = contents.loaded_tokenizer
+    if tokenizer is None:
         return
-    tokenizer = Tokenizer.load(contents.tokenizer)
     tokenizer_files.carry(contents.tokenizer.parent, directory)
     copied = directory / OURS
     if copied.exists() and FORMAT in copied.read_text()[:100]:

@@ -105,7 +105,7 @@ def late(
 ) -> AttentionResult:
     """`reference` with fewer walks over [B, N, S, S]: queries are scaled, and contexts divided by the softmax's sums.
 
-    On two CPU cores it takes 8 % (S = 128) to 18 % (S = 256) less time per pass of a whole encoder than "xla".
+    On two CPU cores a whole encoder took 8 % (S = 128) and 16 % (S = 256) less CPU time than with "xla" (docs/LOG.md).
     """
     if keep_probabilities:
         raise UserError(
