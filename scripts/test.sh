@@ -40,6 +40,10 @@ export JAX_PLATFORMS=cpu
 export JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-$venv/jax-cache}
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
 export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
+# Two thirds of the tests' time is compilation, and these code generators take more than half of that (docs/LOG.md). jaxlib
+# 0.11 has no such flag and aborts on it.
+fusion=--xla_cpu_use_fusion_emitters=false
+if XLA_FLAGS=$fusion python -c 'import jax; jax.devices()' 2>/dev/null; then export XLA_FLAGS="${XLA_FLAGS:-} $fusion"; fi
 # No test may need the network.
 export HF_HUB_OFFLINE=1
 
@@ -51,41 +55,25 @@ check() {
     printf -- '-- %s: %d s\n' "$1" $((SECONDS - started))
 }
 
+# One process per core; a file stays in one process, which keeps what its tests share.
+tests() {
+    python -m pytest -n "${BERT_JAX_TEST_PROCESSES:-logical}" --dist loadfile --no-loadscope-reorder -m "$1" "${arguments[@]}" ||
+        { $all && (($? == 5)); } # 5: `-k` and the like left none
+}
+
 # In a process of their own: Beam and Dask leave threads behind, and JAX's profiler looks into every thread.
 beam_tests() {
-    python -m pytest -m beam "${arguments[@]}" || (($? == 5)) # 5: `-k` and the like left none
-}
-
-quick_tests() {
-    python -m pytest -m "not slow" "${arguments[@]}" || { $all && (($? == 5)); }
-}
-
-# Beside the quick ones, because either keeps little more than one core busy. With programs of their own: jax writes
-# them in place, and a reader could see half of one.
-slow_tests() {
-    JAX_COMPILATION_CACHE_DIR=$JAX_COMPILATION_CACHE_DIR-slow python -m pytest -m "slow and not beam" "${arguments[@]}" ||
-        (($? == 5))
-}
-
-ended_slow_tests() {
-    local status=0
-    wait "$slow" || status=$?
-    cat "$venv/slow.log"
-    return "$status"
+    python -m pytest -m beam "${arguments[@]}" || (($? == 5))
 }
 
 check "ruff check" ruff check .
 check "ruff format" ruff format --check .
 check "import contracts" lint-imports
 if $all; then
-    slow_tests >"$venv/slow.log" 2>&1 &
-    slow=$!
-    trap 'kill "$slow" 2>/dev/null || true' EXIT
-    check "pytest, quick" quick_tests
-    check "pytest, slow" ended_slow_tests
+    check "pytest" tests "not beam"
     check "pytest, Beam" beam_tests
 else
-    check "pytest" quick_tests
+    check "pytest" tests "not slow"
 fi
 
 if ((${#failed[@]})); then

@@ -27,3 +27,18 @@ def forget_programs():
     """Compiled programs of a finished module go: all of them together are more memory maps than Linux allows."""
     yield
     jax.clear_caches()
+
+
+# Files that take minutes, longest first. Files are given to processes in this order, so that none is left for the end.
+LONG = (
+    "multi_device/test_equivalence.py",
+    "training/test_rescue.py",
+    "test_embedding.py",
+    "live/test_matrix.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first; otherwise the order stays."""
+    places = {str(Path(__file__).parent / name): place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(str(item.path), len(LONG)))

@@ -176,7 +176,7 @@ def test_damaged_checkpoints(here, capfd, arguments):
 def test_batch_that_the_mesh_cannot_split(here):
     """Two devices, so a process of its own: their number is fixed when jax starts."""
     arguments = [*PRETRAIN, "--phases.0.batch-size", "9"]
-    environment = dict(os.environ, XLA_FLAGS="--xla_force_host_platform_device_count=2", JAX_PLATFORMS="cpu")
+    environment = dict(os.environ, JAX_NUM_CPU_DEVICES="2", JAX_PLATFORMS="cpu")
     environment["PYTHONPATH"] = str(ROOT)
     command = [sys.executable, "-m", "bert_jax", *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=here)

@@ -34,7 +34,7 @@ def slurm(tmp_path_factory):
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -m bert_jax "$@"\n')
     command.chmod(0o755)
     yield {
-        **{name: value for name, value in os.environ.items() if name != "XLA_FLAGS"},
+        **os.environ,
         "SLURM_CONF": str(directory / "slurm.conf"),
         "PATH": f"{tools}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),

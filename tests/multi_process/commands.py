@@ -49,7 +49,6 @@ class Job:
         self.workdir, self.supervisors = workdir, []
         quick = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
         environment = os.environ | quick | {"PYTHONPATH": str(ROOT)}
-        environment.pop("XLA_FLAGS", None)
         for process in range(processes):
             seat = f"--cluster.coordinator 127.0.0.1:{port} --cluster.processes {processes} --cluster.process {process}"
             words = ["bert_tiny", "--corpus", str(corpus), "--workdir", str(workdir), *FLAGS.split(), *seat.split()]

@@ -30,7 +30,6 @@ def _attempt(job: str, processes: int, directory: Path, corpora: list[Path]) -> 
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    environment.pop("XLA_FLAGS", None)  # the worker says how many devices
     running = []
     try:
         for process in range(processes):
