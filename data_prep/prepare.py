@@ -141,6 +141,7 @@ class _Unit:
         self._skipped: dict[str, dict] = {}
         self._repeated = {"lines": 0, "text_bytes": 0}
         self._parts: list[tuple] = []  # begins, ends, characters, bytes, leaks, paragraphs
+        self._origins: list[str] = []
         self._keys: list[np.ndarray] = []
         self._signatures: list[np.ndarray] = []
         self._paragraph_keys: list[np.ndarray] = []
@@ -188,6 +189,7 @@ class _Unit:
         self._characters += len(text)
         if self._characters >= PART_CHARACTERS:
             self._tokenize()
+        self._origins.append(part.origin)
         self._parts.append((part.begins, part.ends, len(text), len(data), leaks, len(paragraphs)))
 
     def _without_repeated_lines(self, text: str) -> str:
@@ -230,6 +232,7 @@ class _Unit:
             "part_leaks": leaks,
             "part_paragraphs": paragraphs,
             "part_keys": np.array(self._keys),
+            "part_origins": scratch.pack_texts(self._origins),
         }
         if self._options.near_duplicates:
             arrays["part_signatures"] = np.array(self._signatures)

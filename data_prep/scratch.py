@@ -70,6 +70,16 @@ def write_arrays(path: epath.Path, arrays: Mapping[str, np.ndarray], facts: dict
     write_whole(path, safetensors.numpy.save(contiguous, {"facts": json.dumps(facts)}))
 
 
+def pack_texts(texts: Iterable[str]) -> np.ndarray:
+    """Texts without NUL characters as one array, uint8 [num_bytes]."""
+    return np.frombuffer("\0".join(texts).encode("utf-8", "surrogateescape"), np.uint8)
+
+
+def unpack_texts(packed: np.ndarray) -> list[str]:
+    """What `pack_texts` packed."""
+    return packed.tobytes().decode("utf-8", "surrogateescape").split("\0")
+
+
 def read_facts(path: epath.Path) -> dict:
     """The facts that `write_arrays` wrote; reads only the header."""
     with path.open("rb") as file:

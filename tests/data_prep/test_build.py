@@ -1,11 +1,14 @@
 """Whole builds: every filter, documents longer than a block, and what must not change a byte."""
 
+import base64
 import dataclasses
 import gzip
+import itertools
 import json
 import os
 import pathlib
 import shutil
+import string
 import subprocess
 import sys
 
@@ -16,13 +19,14 @@ from etils import epath
 from bert_jax.data.corpus import Corpus
 from bert_jax.errors import UserError
 from data_prep import sources
+from data_prep.build import Request, build
 from data_prep.claim import only_one
 from data_prep.clean import Cleaning
 from data_prep.engines.local import LocalEngine
 from data_prep.options import NearDuplicates, Options
 from data_prep.prepare import Preparer
 from data_prep.verify import verify
-from tests.building import files, make_documents, normal, run, texts
+from tests.building import WORDS, files, make_documents, make_tokenizer, normal, parse, run, texts
 
 ALL_FILTERS = Options(
     validation_fraction=0.1,
@@ -204,6 +208,38 @@ def test_what_is_left_out_is_counted_with_its_places(text):
     for line in (8, 21, 31):
         assert any(place.startswith(f"data.jsonl:{line}:") for place in places), places
     assert any(place.startswith("odd.txt:") for place in places)
+
+
+def test_sentences_longer_than_a_record(text):
+    """What has no end of a sentence for 9,000 words is cut into records, and all of it arrives in its order."""
+    tokenizer = make_tokenizer(string.digits + "+/=-,")
+    rng = np.random.default_rng(0)
+    long = [
+        "river " * 9000,
+        base64.encodebytes(rng.bytes(30_000)).decode(),
+        "\n".join(f"- stone, {index}" for index in range(9000)),
+        " ".join(rng.choice(WORDS, 50_000)),
+    ]
+    pathlib.Path("long.txt").write_text("\n\n".join([*long[:2], "A river sings.", *long[2:]]))
+    read = [parse("text:text.txt"), parse("text:long.txt", 1 << 20)]
+    build(Request(read, tokenizer, "c", "tiny", Options(validation_fraction=0.1)), LocalEngine(1))
+    verify("c")
+    found = []
+    for split in ("train", "validation"):
+        corpus = Corpus.open("c", split)
+        lengths = [len(record.tokens) for record in corpus.records(range(len(corpus.record_offsets) - 1))]
+        assert max(lengths) <= 8192 and corpus.sentence_lengths.max() <= 8192
+        found += [corpus.sentences(a, b).tolist() for a, b in itertools.pairwise(corpus.document_offsets.tolist())]
+    for one in long:
+        expected = tokenizer.encode_flat([one])[0].tolist()
+        assert len(expected) >= 9000 and expected in found
+
+
+def test_a_failure_to_write_names_its_document(text, monkeypatch):
+    monkeypatch.setattr("data_prep.shards.serialize", lambda document, *_: {}[document])
+    with pytest.raises(KeyError) as error:
+        run("c", ["text:text.txt"])
+    assert error.value.__notes__ == ["while writing the document at text.txt:1"]
 
 
 def test_nothing_usable_is_an_error(text):
