@@ -33,6 +33,8 @@ class Job:
 
     scratch: str
     sources: tuple[Source, ...]
+    keys: tuple[str, ...]
+    """of each source, see `scratch`"""
     tokenizer_json: str
     options: Options
     leaks: LeakIndex | None
@@ -40,19 +42,14 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A block and its place in the order of the text."""
+    """A block and the unit to make of it."""
 
     source: int
-    part: int
-    index: int
+    unit: str
+    """name of the unit it becomes"""
     block: Block
     done: bool = False
     """its unit exists already, from an earlier run"""
-
-    @property
-    def unit(self) -> str:
-        """Name of the unit it becomes."""
-        return scratch.unit_name(self.source, self.part, self.index)
 
 
 def cut(job: Job, source: int, part: int, wanted: Input, reader: int = 0, readers: int = 1) -> Iterator[Task]:
@@ -61,19 +58,19 @@ def cut(job: Job, source: int, part: int, wanted: Input, reader: int = 0, reader
     Raises:
       UserError: the input cannot be read.
     """
-    directory = epath.Path(job.scratch)
+    directory, key = epath.Path(job.scratch), job.keys[source]
     facts: list[dict] = []
     blocks = 0
     for block in job.sources[source].blocks(wanted, facts):
         if blocks % readers == reader:
-            task = Task(source, part, blocks, block)
+            task = Task(source, scratch.unit_name(key, part, blocks), block)
             path = directory / task.unit
             done = path.exists() and scratch.read_facts(path)["checksum"] == checksum(block)
             yield dataclasses.replace(task, done=done)
         blocks += 1
     if reader == 0:
         note = {"blocks": blocks, "files": facts, "input": scratch.fingerprint(wanted)}
-        scratch.write_json(directory / scratch.input_name(source, part), note)
+        scratch.write_json(directory / scratch.input_name(key, part), note)
 
 
 class _Checksum:

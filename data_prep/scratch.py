@@ -1,5 +1,8 @@
 """What a build keeps until it is done: one unit per block of input, markers of finished steps, columns.
 
+Units and inputs are named by a key: a hash of their source and of all settings that decide the content of a unit. So
+a build with other arguments uses those units of an earlier one that would be the same.
+
 Every file is written whole or not at all (storage.write_whole): a build that was killed goes on from what it finds.
 """
 
@@ -17,14 +20,19 @@ from bert_jax.errors import UserError
 from bert_jax.storage import is_remote, write_whole
 
 
-def unit_name(source: int, part: int, block: int) -> str:
-    """File of a prepared block; sorted by name, units have the order of the text."""
-    return f"unit-{source:04d}-{part:08d}-{block:08d}.safetensors"
+def unit_name(key: str, part: int, block: int) -> str:
+    """File of a prepared block; sorted by name, units of a source have the order of the text."""
+    return f"unit-{key}-{part:08d}-{block:08d}.safetensors"
 
 
-def input_name(source: int, part: int) -> str:
+def input_name(key: str, part: int) -> str:
     """File that says that an input was cut to its end, and into how many blocks."""
-    return f"input-{source:04d}-{part:08d}.json"
+    return f"input-{key}-{part:08d}.json"
+
+
+def of_source(directory: epath.Path, key: str) -> list[epath.Path]:
+    """Files of the inputs and units with a key."""
+    return [*directory.glob(f"input-{key}-*"), *directory.glob(f"unit-{key}-*")]
 
 
 def fingerprint(value: object) -> str:

@@ -24,7 +24,6 @@ from data_prep.claim import only_one
 from data_prep.clean import Cleaning
 from data_prep.engines.local import LocalEngine
 from data_prep.options import NearDuplicates, Options
-from data_prep.prepare import Preparer
 from data_prep.verify import verify
 from tests.building import WORDS, files, make_documents, make_tokenizer, normal, parse, run, texts
 
@@ -242,56 +241,8 @@ def test_a_failure_to_write_names_its_document(text, monkeypatch):
     assert error.value.__notes__ == ["while writing the document at text.txt:1"]
 
 
-def test_nothing_usable_is_an_error(text):
-    pathlib.Path("data.jsonl").write_text("\n".join(json.dumps({"text": document}) for document in text[:50]))
-    with pytest.raises(UserError, match=r"did you mean 'text'"):
-        run("c", ["jsonl:data.jsonl@txt"])
-    assert not pathlib.Path("c/corpus.json").exists()
-
-
-def test_another_request_does_not_go_on_with_what_lies_there(text, monkeypatch):
-    from data_prep import writer
-
-    with monkeypatch.context() as patch:
-        patch.setattr(writer, "finish_corpus", stop)
-        with pytest.raises(KeyboardInterrupt):
-            run("c", ["text:text.txt"], Options(validation_fraction=0.1, max_shard_bytes=3000))
-    with pytest.raises(UserError, match=r"left by an unfinished build .*\(drop_repeated_lines\)"):
-        run("c", ["text:text.txt"], Options(validation_fraction=0.1, drop_repeated_lines=True))
-    # What only the decisions depend on may change; what was decided is then decided again.
-    units = {path: path.stat().st_mtime_ns for path in pathlib.Path("c/corpus.incomplete").glob("unit-*")}
-    assert len(units) > 3
-    again = Options(validation_fraction=0.3, min_characters=50)
-    with monkeypatch.context() as patch:
-        patch.setattr("data_prep.prepare.Preparer.__call__", lambda *_: pytest.fail("prepared again"))
-        run("c", ["text:text.txt"], again)
-    run("fresh", ["text:text.txt"], again)
-    assert files("c") == files("fresh")
-
-
 def stop(*_):
     raise KeyboardInterrupt
-
-
-def test_what_changed_is_prepared_again(text, monkeypatch):
-    pathlib.Path("books").mkdir()
-    for index, document in enumerate(make_documents(5, 30, paragraphs=20)):
-        pathlib.Path(f"books/{index}.txt").write_text(document)
-    specs = ["text:text.txt", "text-files:books/*.txt"]
-    with monkeypatch.context() as patch:
-        patch.setattr("data_prep.writer.finish_corpus", stop)
-        with pytest.raises(KeyboardInterrupt):
-            run("c", specs)
-    pathlib.Path("books/3.txt").write_text("Quite another mountain.")
-    pathlib.Path("books/99.txt").write_text("A new stone falls.")
-    prepared = []
-    prepare = Preparer.__call__
-    with monkeypatch.context() as patch:
-        patch.setattr(Preparer, "__call__", lambda self, task: prepared.append(task.source) or prepare(self, task))
-        run("c", specs)
-    assert prepared and set(prepared) == {1}
-    run("fresh", specs)
-    assert files("c") == files("fresh")
 
 
 def test_a_mended_file_is_enough(text):
