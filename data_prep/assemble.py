@@ -12,7 +12,6 @@ from bert_jax.data.corpus import shard_file
 from bert_jax.storage import is_remote
 from data_prep import scratch
 from data_prep.checksums import file_facts
-from data_prep.records import cut_long_sentences
 from data_prep.shards import Piece, ShardWriter
 
 _UNIT_ARRAYS = (
@@ -22,6 +21,7 @@ _UNIT_ARRAYS = (
     "part_paragraphs",
     "part_bytes",
     "paragraph_bytes",
+    "part_origins",
 )
 
 
@@ -50,6 +50,12 @@ class Assembler:
             arrays, counts = writer.finish(target)
         scratch.write_arrays(done, arrays, counts | {"file": target.name} | file_facts(target))
 
+    def first_document(self, plan: str) -> str:
+        """Where the first document of a plan comes from, for messages."""
+        directory = epath.Path(self.scratch)
+        units, arrays = scratch.read_facts(directory / plan)["units"], scratch.read_arrays(directory / plan)
+        return next(_parts(directory, units, arrays))[1].origin
+
     def _temporary(self) -> str | None:
         """Where to write shards: beside the units, unless those are in an object store."""
         return None if is_remote(self.scratch) else self.scratch
@@ -77,6 +83,7 @@ def _pieces(
     paragraph_ends = np.cumsum(arrays["part_paragraphs"])
     sentence_ends = np.concatenate([[0], np.cumsum(arrays["paragraph_sentences"], dtype=np.int64)])
     token_ends = np.concatenate([[0], np.cumsum(arrays["sentence_lengths"], dtype=np.int64)])
+    origins = scratch.unpack_texts(arrays["part_origins"])
     for index in np.flatnonzero(wanted):
         last = int(paragraph_ends[index])
         first = last - int(arrays["part_paragraphs"][index])
@@ -88,4 +95,4 @@ def _pieces(
             text_bytes -= int(arrays["paragraph_bytes"][first:last][paragraph_repeats[first:last]].sum())
             kept = np.repeat(~paragraph_repeats[first:last], arrays["paragraph_sentences"][first:last])
             tokens, lengths = tokens[np.repeat(kept, lengths)], lengths[kept]
-        yield index, Piece(tokens, cut_long_sentences(lengths), text_bytes)
+        yield index, Piece(tokens, lengths, text_bytes, origins[index])

@@ -1,7 +1,8 @@
 """The pipeline: sources -> units (prepare) -> plans (decide) -> shards (assemble) -> corpus.json.
 
-What a build has done so far lies in its scratch directory. Started again with the same arguments after
-whatever stopped it, it goes on from there and makes the same bytes as if nothing had happened.
+What a build has done so far is kept in its scratch directory. Started again after whatever stopped it, it continues
+from there and makes the same bytes as if nothing had happened. With other arguments, it prepares again what depends on
+them.
 """
 
 import collections
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from etils import epath
 
 from bert_jax.data.corpus import token_dtype
+from bert_jax.errors import UserError
 from bert_jax.storage import is_remote
 from bert_jax.tokenizer import Tokenizer
 from data_prep import claim, scratch, writer
@@ -65,60 +67,71 @@ def build(request: Request, engine: Engine) -> dict:
     leaks, leak_report = leak_check(request.leak_check, request.options)
     units = {
         "tokenizer": request.tokenizer.fingerprint,
-        "sources": [source.spec for source in request.sources],
         "leak_check": leak_report,
         **request.options.of_units(bool(leaks)),
     }
     # Where a file is another one than in an earlier run, its input is prepared and all is decided again.
+    keys = tuple(scratch.fingerprint((source.spec, units))[:16] for source in request.sources)
     decisions = {
+        "sources": [source.spec for source in request.sources],
         "name": request.name,
         "out": os.fspath(directory if is_remote(directory) else directory.resolve()),
         "settings": request.options.to_dict(),
         "inputs": scratch.fingerprint(inputs),
     }
+    existed = directory.exists()
     marks = claim.scratch_directory(directory, request.name, request.scratch)
     job = Job(
         scratch=os.fspath(marks),
         sources=tuple(request.sources),
+        keys=keys,
         tokenizer_json=request.tokenizer.to_json(),
         options=request.options,
         leaks=leaks,
     )
-    with claim.only_one(marks), engine:
-        claim.go_on(marks, directory, units, decisions)
-        engine.prepare(job, [place for place in inputs if not _is_prepared(marks, place)])
-        plans, report = _decide(request, marks, inputs, leaks is not None)
-        tokenizer = request.tokenizer
-        assembler = Assembler(job.scratch, os.fspath(directory), request.name, tokenizer.vocab_size, tokenizer.unk_id)
-        engine.assemble(assembler, plans)
-        report = _report(request, marks, inputs, report, leak_report)
-        manifest = writer.finish_corpus(directory, marks, request.name, request.tokenizer, report)
-        claim.clear(marks, directory)
+    with claim.only_one(marks):
+        claim.go_on(marks, directory, {"units": units, "decisions": decisions}, keys)
+        with claim.nothing_left(marks, directory, existed), engine:
+            engine.prepare(job, [place for place in inputs if not _is_prepared(marks, keys, place)])
+            plans, report = _decide(request, marks, keys, inputs, leaks is not None)
+            ids = request.tokenizer.vocab_size, request.tokenizer.unk_id
+            assembler = Assembler(job.scratch, os.fspath(directory), request.name, *ids)
+            engine.assemble(assembler, plans)
+            report = _report(request, marks, keys, inputs, report, leak_report)
+            manifest = writer.finish_corpus(directory, marks, request.name, request.tokenizer, report)
+            claim.clear(marks, directory)
     return manifest
 
 
-def _is_prepared(marks: epath.Path, place: PlacedInput) -> bool:
+def _is_prepared(marks: epath.Path, keys: Sequence[str], place: PlacedInput) -> bool:
     source, number, part = place
-    done = marks / scratch.input_name(source, number)
+    done = marks / scratch.input_name(keys[source], number)
     if not done.exists():
         return False
     note = scratch.read_json(done)
-    names = (scratch.unit_name(source, number, block) for block in range(note["blocks"]))
+    names = (scratch.unit_name(keys[source], number, block) for block in range(note["blocks"]))
     return note["input"] == scratch.fingerprint(part) and all((marks / name).exists() for name in names)
 
 
-def _decide(request: Request, marks: epath.Path, inputs: list[PlacedInput], has_leaks: bool) -> tuple[list[str], dict]:
+def _decide(
+    request: Request, marks: epath.Path, keys: Sequence[str], inputs: list[PlacedInput], has_leaks: bool
+) -> tuple[list[str], dict]:
     decided = marks / scratch.PLANS
     if decided.exists():
         content = scratch.read_json(decided)
         return content["plans"], content["report"]
     units = []
     for source, number, _ in inputs:
-        blocks = scratch.read_json(marks / scratch.input_name(source, number))["blocks"]
-        names = [scratch.unit_name(source, number, block) for block in range(blocks)]
+        blocks = scratch.read_json(marks / scratch.input_name(keys[source], number))["blocks"]
+        names = [scratch.unit_name(keys[source], number, block) for block in range(blocks)]
         units += [Unit(name, source, scratch.read_facts(marks / name)) for name in names]
     for index, source in enumerate(request.sources):
-        _check_source(source, [unit.facts for unit in units if unit.source == index])
+        try:
+            _check_source(source, [unit.facts for unit in units if unit.source == index])
+        except UserError:
+            for path in scratch.of_source(marks, keys[index]):  # they hold no document
+                path.unlink()
+            raise
     token_bytes = token_dtype(request.tokenizer.vocab_size).itemsize
     # Columns are memory-mapped, so they need a local disk: the scratch directory's own where it is one.
     parent = None if is_remote(marks) else os.fspath(marks)
@@ -138,13 +151,18 @@ def _check_source(source: Source, facts: list[dict]) -> None:
 
 
 def _report(
-    request: Request, marks: epath.Path, inputs: list[PlacedInput], report: dict, leak_report: dict | None
+    request: Request,
+    marks: epath.Path,
+    keys: Sequence[str],
+    inputs: list[PlacedInput],
+    report: dict,
+    leak_report: dict | None,
 ) -> dict:
     """What corpus.json says beside the counts: where the text came from and what became of it."""
     sources = []
     for index, source in enumerate(request.sources):
         numbers = [number for of, number, _ in inputs if of == index]
-        notes = [scratch.read_json(marks / scratch.input_name(index, number)) for number in numbers]
+        notes = [scratch.read_json(marks / scratch.input_name(keys[index], number)) for number in numbers]
         read = report["read"].get(str(index), {"documents": 0, "text_bytes": 0})
         sources.append({"spec": source.spec, **read, "files": [file for note in notes for file in note["files"]]})
     content = {key: report[key] for key in ("dropped", "cleaned", "skipped")}

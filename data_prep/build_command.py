@@ -156,6 +156,8 @@ def run(arguments: argparse.Namespace) -> None:
         print(
             f"note: {share:.0%} of the tokens are unknown; is {arguments.tokenizer} for this language?", file=sys.stderr
         )
+    if warning := inspection.short_documents(out):
+        print(f"note: {warning}", file=sys.stderr)
     print(
         f"{out}: ready in {time.perf_counter() - started:.0f} s; look at it with `bert-data inspect {os.fspath(out)}`"
     )

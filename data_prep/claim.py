@@ -4,7 +4,8 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 
 from etils import epath
 
@@ -48,33 +49,44 @@ def only_one(marks: epath.Path) -> Iterator[None]:
         yield
 
 
-def go_on(marks: epath.Path, directory: epath.Path, units: dict, decisions: dict) -> None:
+@contextlib.contextmanager
+def nothing_left(marks: epath.Path, directory: epath.Path, existed: bool) -> Iterator[None]:
+    """Removes the scratch directory of a build that fails before it has prepared anything, and a directory it made."""
+    try:
+        yield
+    except BaseException:
+        if next(marks.glob("unit-*"), None) is None:
+            clear(marks, directory)
+            if not existed and not is_remote(directory) and not any(directory.iterdir()):
+                directory.rmdir()
+        raise
+
+
+def go_on(marks: epath.Path, directory: epath.Path, arguments: dict, keys: Sequence[str]) -> None:
     """Keeps what an earlier run left as far as it fits this one, and notes what this one is.
 
     Args:
       marks: the scratch directory.
       directory: of the corpus.
-      units: what prepared units depend on, beside the input itself.
-      decisions: what else the corpus depends on.
+      arguments: all that the corpus depends on, beside the content of its sources; JSON values.
+      keys: of the units of this build.
 
     Raises:
-      UserError: the units are those of another build.
+      UserError: the scratch directory holds something that no build has left.
     """
-    wanted = json.loads(json.dumps({"units": units, "decisions": decisions}))
+    wanted = json.loads(json.dumps(arguments))
     begun = marks / _BEGUN
     for leftover in (*marks.glob("*.partial"), *marks.glob("columns-*"), *marks.glob("writing-*")):
         leftover.rmtree() if leftover.is_dir() else leftover.unlink()
     if begun.exists():
-        found = scratch.read_json(begun)
-        if found["units"] != wanted["units"]:
-            different = ", ".join(key for key in wanted["units"] if found["units"].get(key) != wanted["units"][key])
-            places = directory if marks.parent == directory else f"{directory} and {marks}"
-            raise UserError(
-                f"{marks}: left by an unfinished build with other arguments ({different}); repeat that one to finish"
-                f" it, or remove {places} to start this one"
-            )
-        if found == wanted:
+        if scratch.read_json(begun) == wanted:
             return
+        if any(path.name.split("-")[1] not in keys for path in marks.glob("unit-*")):
+            print(
+                f"note: {marks} also keeps what an unfinished build with other arguments has prepared, until this one"
+                " is finished",
+                file=sys.stderr,
+            )
     elif marks.exists() and any(path.name != _LOCK for path in marks.iterdir()):
         raise UserError(f"{marks}: is not empty and was not left by a build; choose another directory")
     forget_decisions(marks, directory)

@@ -1,4 +1,4 @@
-"""How full the rows of training will be: examples of whole sentences, then several examples in a row.
+"""How full the rows of training will be, and how many sentence pairs are random: both depend on lengths alone.
 
 Computed from length arrays alone. An example is what RoBERTa calls doc-sentences (Liu et al. 2019, 4.2):
 consecutive whole sentences of one document, as many as fit into a row. Rows are then packed from the
@@ -9,6 +9,9 @@ SPFHP takes the row with the most room; on books and Wikipedia both fill the sam
 What it assumes: one [CLS] and one [SEP] per example, no shorter examples on purpose, and an epoch that is
 packed as a whole. A stream that packs a window at a time comes close to it; other kinds of examples (BERT's
 pairs of segments, say) fill other rows.
+
+Of BERT's pairs (`bert_jax.data.examples`, format segment_pair), half have a random second segment where the chunk has
+two sentences or more, and all where it has one: short documents give more than half.
 """
 
 import dataclasses
@@ -18,6 +21,8 @@ import numpy as np
 
 SPECIALS = 2
 """Special tokens of an example: one [CLS] and one [SEP]."""
+PAIR_SPECIALS = 3
+"""Special tokens of a pair: one [CLS] and two [SEP]."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +74,19 @@ def add_examples(counts: np.ndarray, sentence_lengths: np.ndarray, document_offs
     _add_examples(counts, np.asarray(sentence_lengths), np.asarray(document_offsets))
 
 
+def expected_pairs(sentence_lengths: np.ndarray, document_offsets: np.ndarray, seq_len: int) -> np.ndarray:
+    """How many pairs some documents give on average, and how many of them with a random B, float64 [2].
+
+    The exact expectation for chunks of a whole row, each within one document; targets that are shorter on purpose
+    (data.short_example_rate) give some more random ones.
+
+    Args:
+      sentence_lengths, document_offsets: see `add_examples`.
+      seq_len: slots of a row.
+    """
+    return _expected_pairs(np.asarray(sentence_lengths), np.asarray(document_offsets), seq_len - PAIR_SPECIALS)
+
+
 def fill(counts: np.ndarray) -> Fill:
     """Packs the examples of a histogram made by `add_examples`; the same histogram gives the same rows."""
     lengths = np.arange(len(counts))
@@ -96,6 +114,31 @@ def _add_examples(counts, sentence_lengths, document_offsets):
                 size += length
         if size:
             counts[size + SPECIALS] += 1
+
+
+@numba.njit(cache=True)
+def _expected_pairs(sentence_lengths, document_offsets, target):
+    totals = np.zeros(2)
+    for document in range(len(document_offsets) - 1):
+        first, end = document_offsets[document], document_offsets[document + 1]
+        # Pairs of the sentences from each one on, of both kinds, and their sums over all later ones.
+        pairs, sums = np.zeros((end - first + 1, 2)), np.zeros((end - first + 2, 2))
+        stop, tokens = end - first, np.int64(0)
+        for start in range(end - first - 1, -1, -1):
+            tokens += np.int64(sentence_lengths[first + start])
+            while tokens - np.int64(sentence_lengths[first + stop - 1]) >= target and stop > start + 1:
+                stop -= 1
+                tokens -= np.int64(sentence_lengths[first + stop])
+            for kind in range(2):
+                if stop == start + 1:
+                    pairs[start, kind] = 1 + pairs[stop, kind]
+                else:
+                    # A random B: the next chunk begins at the end of A, any place inside this one.
+                    again = (sums[start + 1, kind] - sums[stop, kind]) / (stop - start - 1)
+                    pairs[start, kind] = (1 if kind == 0 else 0.5) + (pairs[stop, kind] + again) / 2
+                sums[start, kind] = sums[start + 1, kind] + pairs[start, kind]
+        totals += pairs[0]
+    return totals
 
 
 @numba.njit(cache=True)

@@ -33,6 +33,8 @@ class Job:
 
     scratch: str
     sources: tuple[Source, ...]
+    keys: tuple[str, ...]
+    """of each source, see `scratch`"""
     tokenizer_json: str
     options: Options
     leaks: LeakIndex | None
@@ -40,19 +42,14 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A block and its place in the order of the text."""
+    """A block and the unit to make of it."""
 
     source: int
-    part: int
-    index: int
+    unit: str
+    """name of the unit it becomes"""
     block: Block
     done: bool = False
     """its unit exists already, from an earlier run"""
-
-    @property
-    def unit(self) -> str:
-        """Name of the unit it becomes."""
-        return scratch.unit_name(self.source, self.part, self.index)
 
 
 def cut(job: Job, source: int, part: int, wanted: Input, reader: int = 0, readers: int = 1) -> Iterator[Task]:
@@ -61,19 +58,19 @@ def cut(job: Job, source: int, part: int, wanted: Input, reader: int = 0, reader
     Raises:
       UserError: the input cannot be read.
     """
-    directory = epath.Path(job.scratch)
+    directory, key = epath.Path(job.scratch), job.keys[source]
     facts: list[dict] = []
     blocks = 0
     for block in job.sources[source].blocks(wanted, facts):
         if blocks % readers == reader:
-            task = Task(source, part, blocks, block)
+            task = Task(source, scratch.unit_name(key, part, blocks), block)
             path = directory / task.unit
             done = path.exists() and scratch.read_facts(path)["checksum"] == checksum(block)
             yield dataclasses.replace(task, done=done)
         blocks += 1
     if reader == 0:
         note = {"blocks": blocks, "files": facts, "input": scratch.fingerprint(wanted)}
-        scratch.write_json(directory / scratch.input_name(source, part), note)
+        scratch.write_json(directory / scratch.input_name(key, part), note)
 
 
 class _Checksum:
@@ -141,6 +138,7 @@ class _Unit:
         self._skipped: dict[str, dict] = {}
         self._repeated = {"lines": 0, "text_bytes": 0}
         self._parts: list[tuple] = []  # begins, ends, characters, bytes, leaks, paragraphs
+        self._origins: list[str] = []
         self._keys: list[np.ndarray] = []
         self._signatures: list[np.ndarray] = []
         self._paragraph_keys: list[np.ndarray] = []
@@ -188,6 +186,7 @@ class _Unit:
         self._characters += len(text)
         if self._characters >= PART_CHARACTERS:
             self._tokenize()
+        self._origins.append(part.origin)
         self._parts.append((part.begins, part.ends, len(text), len(data), leaks, len(paragraphs)))
 
     def _without_repeated_lines(self, text: str) -> str:
@@ -230,6 +229,7 @@ class _Unit:
             "part_leaks": leaks,
             "part_paragraphs": paragraphs,
             "part_keys": np.array(self._keys),
+            "part_origins": scratch.pack_texts(self._origins),
         }
         if self._options.near_duplicates:
             arrays["part_signatures"] = np.array(self._signatures)

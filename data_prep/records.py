@@ -49,10 +49,11 @@ def cut_long_sentences(lengths: np.ndarray) -> np.ndarray:
     """Lengths with every sentence of more than MAX_RECORD_TOKENS in pieces, uint16.
 
     Args:
-      lengths: tokens of each sentence, all positive.
+      lengths: tokens of each sentence, all positive; integers of any type [num_sentences].
     """
     if not len(lengths) or lengths.max() <= MAX_RECORD_TOKENS:
         return lengths.astype(np.uint16)
+    lengths = lengths.astype(np.int64)  # unsigned ones have no negative
     pieces = -(-lengths // MAX_RECORD_TOKENS)
     cut = np.full(int(pieces.sum()), MAX_RECORD_TOKENS, np.uint16)
     cut[np.cumsum(pieces) - 1] = lengths - (pieces - 1) * MAX_RECORD_TOKENS

@@ -1,5 +1,8 @@
 """What a build keeps until it is done: one unit per block of input, markers of finished steps, columns.
 
+Units and inputs are named by a key: a hash of their source and of all settings that decide the content of a unit. So
+a build with other arguments uses those units of an earlier one that would be the same.
+
 Every file is written whole or not at all (storage.write_whole): a build that was killed goes on from what it finds.
 """
 
@@ -17,14 +20,19 @@ from bert_jax.errors import UserError
 from bert_jax.storage import is_remote, write_whole
 
 
-def unit_name(source: int, part: int, block: int) -> str:
-    """File of a prepared block; sorted by name, units have the order of the text."""
-    return f"unit-{source:04d}-{part:08d}-{block:08d}.safetensors"
+def unit_name(key: str, part: int, block: int) -> str:
+    """File of a prepared block; sorted by name, units of a source have the order of the text."""
+    return f"unit-{key}-{part:08d}-{block:08d}.safetensors"
 
 
-def input_name(source: int, part: int) -> str:
+def input_name(key: str, part: int) -> str:
     """File that says that an input was cut to its end, and into how many blocks."""
-    return f"input-{source:04d}-{part:08d}.json"
+    return f"input-{key}-{part:08d}.json"
+
+
+def of_source(directory: epath.Path, key: str) -> list[epath.Path]:
+    """Files of the inputs and units with a key."""
+    return [*directory.glob(f"input-{key}-*"), *directory.glob(f"unit-{key}-*")]
 
 
 def fingerprint(value: object) -> str:
@@ -68,6 +76,16 @@ def write_arrays(path: epath.Path, arrays: Mapping[str, np.ndarray], facts: dict
     """Writes arrays and, as JSON, facts about them."""
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     write_whole(path, safetensors.numpy.save(contiguous, {"facts": json.dumps(facts)}))
+
+
+def pack_texts(texts: Iterable[str]) -> np.ndarray:
+    """Texts without NUL characters as one array, uint8 [num_bytes]."""
+    return np.frombuffer("\0".join(texts).encode("utf-8", "surrogateescape"), np.uint8)
+
+
+def unpack_texts(packed: np.ndarray) -> list[str]:
+    """What `pack_texts` packed."""
+    return packed.tobytes().decode("utf-8", "surrogateescape").split("\0")
 
 
 def read_facts(path: epath.Path) -> dict:

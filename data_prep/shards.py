@@ -14,7 +14,7 @@ from etils import epath
 
 from bert_jax.data.corpus import token_dtype
 from bert_jax.errors import UserError
-from data_prep.records import RecordCutter, serialize
+from data_prep.records import RecordCutter, cut_long_sentences, serialize
 
 # One record per chunk, so that a record is read without its neighbours.
 _ARRAY_RECORD_OPTIONS = "group_size:1"
@@ -39,9 +39,11 @@ class Piece(NamedTuple):
     tokens: np.ndarray
     """ids [num_tokens], of the corpus' type"""
     sentence_lengths: np.ndarray
-    """tokens of each sentence, uint16, in [1, MAX_RECORD_TOKENS]; their sum is num_tokens"""
+    """tokens of each sentence, positive; their sum is num_tokens"""
     text_bytes: int
     """size of its text in UTF-8, for statistics"""
+    origin: str
+    """where the document begins, for messages"""
 
 
 class ShardWriter:
@@ -83,17 +85,27 @@ class ShardWriter:
         self._scratch.cleanup()
 
     def add(self, document: Iterable[Piece]) -> None:
-        """Writes one document, given in one or more pieces that are read one at a time."""
+        """Writes one document, given in one or more pieces that are read one at a time.
+
+        Sentences of more than MAX_RECORD_TOKENS are cut. An exception gets a note with the origin of the document.
+        """
         sentences = part = 0
-        for piece in document:
-            sentences += len(piece.sentence_lengths)
-            self._lengths.append(piece.sentence_lengths)
-            self._text_bytes += piece.text_bytes
-            self._count(piece.tokens)
-            for record in self._cutter.add(piece.tokens, piece.sentence_lengths):
-                self._write(part, *record)
-                part += 1
-        self._write(part, *self._cutter.rest())
+        origin = None
+        try:
+            for piece in document:
+                origin = piece.origin
+                lengths = cut_long_sentences(piece.sentence_lengths)
+                sentences += len(lengths)
+                self._lengths.append(lengths)
+                self._text_bytes += piece.text_bytes
+                self._count(piece.tokens)
+                for record in self._cutter.add(piece.tokens, lengths):
+                    self._write(part, *record)
+                    part += 1
+            self._write(part, *self._cutter.rest())
+        except Exception as error:
+            error.add_note(f"while writing the document at {origin}")
+            raise
         self._document_sentences.append(sentences)
         self._document += 1
 

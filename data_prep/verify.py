@@ -15,13 +15,12 @@ from bert_jax.data.corpus import (
     SPLITS,
     TOKENIZER,
     Corpus,
-    Record,
     array_file,
-    parse_record,
     read_manifest,
     token_dtype,
 )
 from bert_jax.data.integrity import DATASET_INFO, Listed, check_checksums, check_records, check_sizes, listed_files
+from bert_jax.data.record import Record, parse_record
 from bert_jax.errors import UserError
 from bert_jax.progress import progress
 from bert_jax.storage import on_this_host

@@ -17,7 +17,6 @@ from bert_jax.storage import Staged, make_directory, reach
 from bert_jax.tokenizer import Tokenizer
 from data_prep import scratch
 from data_prep.checksums import file_facts
-from data_prep.records import cut_long_sentences
 from data_prep.shards import Piece, ShardWriter
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -212,7 +211,8 @@ class CorpusWriter:
             )
         writer = self._writers[split]
         dtype = corpus.token_dtype(self._tokenizer.vocab_size)
-        writer.add([Piece(tokens.astype(dtype), cut_long_sentences(sentence_lengths), text_bytes)])
+        origin = f"document {self._documents[split]} of {split}"
+        writer.add([Piece(tokens.astype(dtype), sentence_lengths, text_bytes, origin)])
         self._documents[split] += 1
         if writer.record_bytes >= self._max_shard_bytes:
             self._close(split)

@@ -33,9 +33,10 @@ sys.path[:0] = [path for path in (str(ROOT),) if path not in sys.path]
 from bert_jax import config as config_lib  # noqa: E402
 from bert_jax.config import Config, DataConfig, ObjectiveConfig, Phase  # noqa: E402
 from bert_jax.data.batches import Stream  # noqa: E402
-from bert_jax.data.corpus import Corpus, Record  # noqa: E402
+from bert_jax.data.corpus import Corpus  # noqa: E402
 from bert_jax.data.cursor import Cursor, Position  # noqa: E402
 from bert_jax.data.gather import Marks  # noqa: E402
+from bert_jax.data.record import Record  # noqa: E402
 from bert_jax.presets import load_config  # noqa: E402
 
 FORMATS = ("segment_pair", "sentence_order", "full_sentences", "doc_sentences", "sentence_pair")

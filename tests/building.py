@@ -32,8 +32,8 @@ def make_documents(seed: int, count: int, paragraphs: int = 1) -> list[str]:
     ]
 
 
-def make_tokenizer() -> Tokenizer:
-    letters = "abcdefghijklmnopqrstuvwxyz"
+def make_tokenizer(more_letters: str = "") -> Tokenizer:
+    letters = "abcdefghijklmnopqrstuvwxyz" + more_letters
     pieces = [*SPECIAL_TOKENS, *WORDS, ".", *letters, *(f"##{letter}" for letter in letters)]
     return wordpiece(list(dict.fromkeys(pieces)), True, "the test's vocabulary")
 

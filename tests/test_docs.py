@@ -78,7 +78,8 @@ def shrink(line: str) -> list[str]:
 def folder(tmp_path, tiny_corpus, second_corpus, tiny_run):
     """A place with `my_texts/`, `corpus/`, `other/` and a finished `runs/first`, as the pages assume."""
     (tmp_path / "my_texts").mkdir()
-    shutil.copy(tiny_corpus.parent / "text.txt", tmp_path / "my_texts" / "one.txt")
+    for index, document in enumerate((tiny_corpus.parent / "text.txt").read_text().split("\n\n")):
+        (tmp_path / "my_texts" / f"{index}.txt").write_text(document)
     shutil.copytree(tiny_corpus, tmp_path / "corpus")
     shutil.copytree(second_corpus, tmp_path / "other")
     shutil.copytree(tiny_run, tmp_path / "runs" / "first")

@@ -13,25 +13,26 @@ import json
 import os
 import threading
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from array_record.python import array_record_module
 from etils import epath
 
+from bert_jax.data.record import Record, parse_record
 from bert_jax.errors import UserError
 from bert_jax.storage import is_remote, on_this_host, reach
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST = "corpus.json"
 INCOMPLETE = "corpus.incomplete"
 TOKENIZER = "tokenizer.json"
 SPLITS = ("train", "validation")
+ARRAYS = ("sentence_lengths", "document_offsets", "record_offsets", "token_counts")
 MAX_RECORD_TOKENS = 8192
 
 
 def array_file(split: str, array: str) -> str:
-    """File name of one of the arrays sentence_lengths, document_offsets, record_offsets and token_counts."""
+    """File name of one of ARRAYS."""
     return f"{split}.{array}.npy"
 
 
@@ -45,24 +46,11 @@ def token_dtype(vocab_size: int) -> np.dtype:
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
-class Record(NamedTuple):
-    """A part of one document."""
-
-    document: int
-    """index of the document in its split"""
-    part: int
-    """0, 1, ... within the document"""
-    tokens: np.ndarray
-    """token ids [num_tokens], uint16 or uint32"""
-    sentence_ends: np.ndarray
-    """tokens up to and including each sentence [num_sentences], uint16; the last is num_tokens"""
-
-
 def read_manifest(directory: os.PathLike | str) -> dict:
     """The content of corpus.json.
 
     Raises:
-      UserError: no such directory, no finished corpus in it, one of a newer format, or a store that does not answer.
+      UserError: no such directory, no finished corpus in it, one of another format, or a store that does not answer.
     """
     directory = epath.Path(directory)
     reach(directory)
@@ -76,11 +64,33 @@ def read_manifest(directory: os.PathLike | str) -> dict:
         version = manifest["format_version"]
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: damaged, it cannot be read as JSON; build the corpus again") from error
-    if version > FORMAT_VERSION:
-        raise UserError(
-            f"{directory}: corpus format {version} is newer than this program knows ({FORMAT_VERSION}); update bert_jax"
-        )
+    if version != FORMAT_VERSION:
+        remedy = "update bert_jax" if version > FORMAT_VERSION else "build the corpus again with `bert-data build`"
+        raise UserError(f"{directory} has corpus format {version}, and this bert_jax reads {FORMAT_VERSION}: {remedy}")
     return manifest
+
+
+def identity_of(directory: os.PathLike | str, manifest: dict) -> str:
+    """SHA-256 in hex of what a corpus holds: its records, length arrays and tokenizer, in this format.
+
+    The name of the corpus, the paths of its sources and the settings of the build do not count.
+
+    Args:
+      directory: of the corpus, for the message.
+      manifest: the content of corpus.json.
+
+    Raises:
+      UserError: the manifest is damaged.
+    """
+    try:
+        files = manifest["files"]
+        content = {"format_version": manifest["format_version"], "tokenizer": manifest["tokenizer"]["fingerprint"]}
+        for split, counts in manifest["splits"].items():
+            names = [*(shard["file"] for shard in counts["shards"]), *(array_file(split, array) for array in ARRAYS)]
+            content[split] = [files[name]["sha256"] for name in names]
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{epath.Path(directory) / MANIFEST}: damaged, it lacks {error}; rebuild the corpus") from error
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -94,7 +104,7 @@ class Corpus:
       directory: where the corpus lies.
       split: "train" or "validation".
       name: the corpus' name.
-      identity: SHA-256 of corpus.json in hex: two corpora that share it are copies.
+      identity: see `identity_of`; two corpora that share it hold the same, wherever they were built.
       vocab_size: token ids are in [0, vocab_size).
       tokenizer_fingerprint: `Tokenizer.fingerprint` of the tokenizer that made the ids.
       sentence_lengths: tokens of each sentence, uint16 [num_sentences], memory-mapped.
@@ -150,7 +160,7 @@ class Corpus:
             directory=directory,
             split=split,
             name=manifest["name"],
-            identity=hashlib.sha256((directory / MANIFEST).read_bytes()).hexdigest(),
+            identity=identity_of(directory, manifest),
             vocab_size=manifest["vocab_size"],
             tokenizer_fingerprint=manifest["tokenizer"]["fingerprint"],
             num_tokens=counts["tokens"],
@@ -311,58 +321,6 @@ class Records:
                 " copy the corpus again or rebuild it"
             )
         return reader
-
-
-def parse_record(raw: bytes, dtype: np.dtype) -> Record:
-    """Decodes a serialised tf.Example of our four features.
-
-    Twelve lines instead of TFDS's decoder: that one takes longer than reading the record does. Wire
-    format: protobuf's encoding.dev pages; tests compare with TFDS.
-
-    Args:
-      raw: the record's bytes.
-      dtype: type of the token ids, see `token_dtype`.
-
-    Raises:
-      ValueError: these bytes are not such a record.
-    """
-    try:
-        features, _ = _field(raw, 0)
-        values: dict[bytes, bytes] = {}
-        position = 0
-        while position < len(features):
-            entry, position = _field(features, position)
-            name, after_name = _field(entry, 0)
-            feature, _ = _field(entry, after_name)
-            value_list, _ = _field(feature, 0)
-            values[name], _ = _field(value_list, 0)
-        return Record(
-            document=_varint(values[b"document"], 0)[0],
-            part=_varint(values[b"part"], 0)[0],
-            tokens=np.frombuffer(values[b"tokens"], dtype),
-            sentence_ends=np.frombuffer(values[b"sentence_ends"], "<u2"),
-        )
-    except (IndexError, KeyError) as error:
-        raise ValueError("not a record of a bert_jax corpus") from error
-
-
-def _field(data: bytes, position: int) -> tuple[bytes, int]:
-    """The length-delimited field at a position, and where the next one begins."""
-    if data[position] & 7 != 2:
-        raise ValueError("not a record of a bert_jax corpus")
-    length, begin = _varint(data, position + 1)
-    return data[begin : begin + length], begin + length
-
-
-def _varint(data: bytes, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[position]
-        value |= (byte & 127) << shift
-        position += 1
-        if byte < 128:
-            return value, position
-        shift += 7
 
 
 def _map_array(

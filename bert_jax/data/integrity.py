@@ -11,13 +11,12 @@ from typing import Literal, NamedTuple
 from array_record.python import array_record_module
 from etils import epath
 
-from bert_jax.data.corpus import MANIFEST, SPLITS, TOKENIZER, Corpus, array_file, read_manifest
+from bert_jax.data.corpus import ARRAYS, MANIFEST, SPLITS, TOKENIZER, Corpus, array_file, read_manifest
 from bert_jax.errors import UserError
 from bert_jax.progress import progress
 from bert_jax.storage import on_this_host
 
 DATASET_INFO = "dataset_info.json"
-ARRAYS = ("sentence_lengths", "document_offsets", "record_offsets", "token_counts")
 THREADS = 8
 """Files hashed at once; hashlib lets other threads run meanwhile."""
 BLOCK_BYTES = 1 << 22

@@ -1,7 +1,6 @@
 """What a process sees of the files of a run: each says so to process 0, which compares."""
 
 import contextlib
-import hashlib
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import NamedTuple
 
 from etils import epath
 
-from bert_jax.data.corpus import MANIFEST, read_manifest
+from bert_jax.data.corpus import read_manifest
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath, is_remote, reach
 from bert_jax.storage import trouble as storage_trouble
@@ -32,8 +31,7 @@ def corpora(paths: Sequence[str]) -> dict[str, str]:
 
 def _identity(directory: epath.Path) -> str:
     try:
-        read_manifest(directory)
-        return hashlib.sha256((directory / MANIFEST).read_bytes()).hexdigest()
+        return identity_of(directory, read_manifest(directory))
     except (UserError, OSError) as error:
         return str(error)
 

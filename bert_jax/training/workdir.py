@@ -1,15 +1,12 @@
 """A run's directory: what belongs to it, and whether it is this run's."""
 
 import contextlib
-import hashlib
 import json
 from typing import Any
 
-from etils import epath
-
 from bert_jax import config as config_lib
 from bert_jax.config import Config
-from bert_jax.data.corpus import MANIFEST
+from bert_jax.data.corpus import identity_of, read_manifest
 from bert_jax.data.mixture import CYCLE, rounded
 from bert_jax.data.plan import STREAM_VERSION
 from bert_jax.errors import UserError
@@ -112,7 +109,7 @@ def _refuse_other_run(workdir: StoredPath, config: Config, described: dict[str, 
     if was == now:
         return
     names = _named(there["corpus_paths"]) | _named(paths)
-    shown = {one: names.get(one, f"one whose {MANIFEST} has SHA-256 {one[:12]}") for one in was | now}
+    shown = {one: names.get(one, f"one with identity {one[:12]}") for one in was | now}
     lost, new = (", ".join(shown[one] for one in a if one not in b) for a, b in ((was, now), (now, was)))
     if lost or new:
         change = f"{lost} instead of {new}" if lost and new else f"{lost} too" if lost else f"without {new}"
@@ -125,8 +122,8 @@ def _named(paths: list[str]) -> dict[str, str]:
     """Identities of the corpora that lie there still, and where."""
     found = {}
     for path in paths:
-        with contextlib.suppress(OSError, ImportError):  # ImportError: a bucket that cannot be reached from here
-            found[hashlib.sha256((epath.Path(path) / MANIFEST).read_bytes()).hexdigest()] = path
+        with contextlib.suppress(UserError, OSError):
+            found[identity_of(path, read_manifest(path))] = path
     return found
 
 

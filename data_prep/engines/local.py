@@ -34,7 +34,7 @@ class LocalEngine(Engine):
     def assemble(self, assembler: Assembler, plans: Sequence[str]) -> None:
         """Phase 3, a shard at a time in each worker."""
         with progress("writing", len(plans), "shard") as bar:
-            for _ in self._workers.map(assembler, plans, str):
+            for _ in self._workers.map(assembler, plans, assembler.first_document):
                 bar.update()
 
 

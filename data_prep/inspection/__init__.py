@@ -1,10 +1,17 @@
 """Describes a corpus for a person: `statistics` measures, `report` says what is shown, `text` and `html` show it."""
 
+import os
 from collections.abc import Mapping
 
-from data_prep.inspection import report, text
+from bert_jax.data.corpus import Corpus
+from data_prep.inspection import report, statistics, text
 
 
 def counts(manifest: Mapping) -> str:
     """Counts, and what was left out, as text; `manifest` is the content of corpus.json."""
     return text.render(report.counts(manifest))
+
+
+def short_documents(directory: os.PathLike | str) -> str | None:
+    """A warning where the documents of a corpus are shorter, on average, than a row of 128; otherwise None."""
+    return report.short_documents(statistics.measure(Corpus.open(directory)))

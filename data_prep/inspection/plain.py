@@ -53,8 +53,9 @@ def _split(counts: dict, measured: SplitStatistics) -> dict:
                 "rows": fill.rows,
                 "fill_packed": fill.packed,
                 "fill_one_example": fill.padded,
+                "random_pairs": random_pairs,
             }
-            for fill in measured.fills
+            for fill, random_pairs in zip(measured.fills, measured.random_pairs, strict=True)
         ],
     }
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from bert_jax.data.corpus import SPLITS
 from data_prep.inspection.lengths import Bin, Lengths
 from data_prep.inspection.mixture import Mixture
-from data_prep.inspection.statistics import QUANTILES, Pieces, Sample, Statistics
+from data_prep.inspection.statistics import QUANTILES, Pieces, Sample, SplitStatistics, Statistics
 
 _PIECE_COLUMNS = 4
 
@@ -93,6 +93,20 @@ def counts(manifest: Mapping) -> list[Section]:
     return [Section(manifest["name"], (_counts(manifest),), level=1), *left_out(manifest)]
 
 
+def short_documents(train: SplitStatistics) -> str | None:
+    """A warning where documents are shorter, on average, than a row of 128; otherwise None."""
+    documents, row = train.documents, train.fills[0].seq_len
+    if documents.mean >= row:
+        return None
+    return (
+        f"the {documents.total:,} documents of train have {documents.mean:.0f} tokens on average (median"
+        f" {documents.quantile(0.5):,}), less than a row of {row}: {train.random_pairs[0]:.0%} of next-sentence pairs"
+        " are random instead of 50%, and parts of one text can be in both splits; if blank lines divide paragraphs, not"
+        " documents, use text-files:GLOB (a file is a document); else train with --objective.pair none --data.format"
+        " full_sentences"
+    )
+
+
 def left_out(manifest: Mapping) -> list[Section]:
     """What filters removed, cleaning changed and reading skipped."""
     text_bytes = sum(manifest["splits"][split]["text_bytes"] for split in SPLITS)
@@ -156,9 +170,11 @@ def _lengths(statistics: Statistics) -> Section:
         rows.append(_quantiles(f"tokens in a document, {split}", measured.documents))
     header = ("", *(f"{share:.0%}" for share in QUANTILES), "mean")
     train = statistics.splits["train"]
+    warning = short_documents(train)
     return Section(
         "Lengths",
         (
+            *([Note(f"Note: {warning}.")] if warning else []),
             Note("This share of sentences or documents has at most so many tokens:"),
             Table(header, tuple(rows)),
             Histogram("tokens in a sentence, train", "sentences", tuple(train.sentences.bins())),
@@ -174,8 +190,15 @@ def _quantiles(label: str, lengths: Lengths) -> tuple[str, ...]:
 def _fill(statistics: Statistics) -> Section:
     fills = statistics.splits["train"].fills
     rows = [
-        (f"{fill.seq_len}", f"{fill.examples:,}", f"{fill.padded:.2%}", f"{fill.rows:,}", f"{fill.packed:.2%}")
-        for fill in fills
+        (
+            f"{fill.seq_len}",
+            f"{fill.examples:,}",
+            f"{fill.padded:.2%}",
+            f"{fill.rows:,}",
+            f"{fill.packed:.2%}",
+            f"{random:.1%}",
+        )
+        for fill, random in zip(fills, statistics.splits["train"].random_pairs, strict=True)
     ]
     labels = [f"{fill.seq_len}, {way}" for fill in fills for way in ("one example", "packed")]
     shares = [share for fill in fills for share in (fill.padded, fill.packed)]
@@ -187,8 +210,10 @@ def _fill(statistics: Statistics) -> Section:
                 " sentences of one document as fit into a row (RoBERTa's doc-sentences; longer sentences are cut), with"
                 " one [CLS] and one [SEP]. Packed rows hold several examples, longest first, best fit, over the whole"
                 " epoch (Krell et al. 2021). `bert-jax doctor` counts the rows of a run, with its format and settings."
+                " Random pairs: the expected share of BERT's sentence pairs (segment_pair) whose second segment comes"
+                " from another document; about 50% where documents are long, more where they are short."
             ),
-            Table(("slots of a row", "examples", "one in a row", "packed rows", "packed"), tuple(rows)),
+            Table(("slots of a row", "examples", "one in a row", "packed rows", "packed", "random pairs"), tuple(rows)),
             Bars(tuple(labels), tuple(shares), whole=True),
         ),
     )

@@ -34,6 +34,8 @@ class SplitStatistics:
     """tokens in a document"""
     fills: tuple[packing.Fill, ...]
     """rows of an epoch, one for each of ROW_LENGTHS"""
+    random_pairs: tuple[float, ...]
+    """share of BERT's sentence pairs whose second segment is random, one for each of ROW_LENGTHS"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,8 +100,7 @@ def collect(directory: os.PathLike | str) -> Statistics:
     """
     manifest = read_manifest(directory)
     corpora = {split: Corpus.open(directory, split) for split in SPLITS}
-    with progress("measuring lengths", sum(c.num_sentences for c in corpora.values()), "sentence") as bar:
-        splits = {split: _measure(corpus, bar) for split, corpus in corpora.items()}
+    splits = {split: measure(corpus) for split, corpus in corpora.items()}
     train = corpora["train"]
     tokenizer = Tokenizer.load(train.directory / TOKENIZER)
     return Statistics(
@@ -113,15 +114,23 @@ def collect(directory: os.PathLike | str) -> Statistics:
     )
 
 
-def _measure(corpus: Corpus, bar) -> SplitStatistics:
+def measure(corpus: Corpus) -> SplitStatistics:
+    """Measures the lengths of a split.
+
+    Raises:
+      UserError: its arrays are damaged.
+    """
     sentence_counts = np.zeros(1 << 16, np.int64)
     examples = [packing.example_counts(seq_len) for seq_len in ROW_LENGTHS]
+    pairs = np.zeros((len(ROW_LENGTHS), 2))
     documents = []
-    for offsets in _blocks(corpus):
-        documents.append(Lengths.of(_block_lengths(sentence_counts, np.asarray(corpus.sentence_lengths), offsets)))
-        for counts in examples:
-            packing.add_examples(counts, corpus.sentence_lengths, offsets)
-        bar.update(int(offsets[-1] - offsets[0]))
+    with progress(f"measuring {corpus.split}", corpus.num_sentences, "sentence") as bar:
+        for offsets in _blocks(corpus):
+            documents.append(Lengths.of(_block_lengths(sentence_counts, np.asarray(corpus.sentence_lengths), offsets)))
+            for index, counts in enumerate(examples):
+                packing.add_examples(counts, corpus.sentence_lengths, offsets)
+                pairs[index] += packing.expected_pairs(corpus.sentence_lengths, offsets, ROW_LENGTHS[index])
+            bar.update(int(offsets[-1] - offsets[0]))
     if sentence_counts[0]:
         raise _damaged(corpus)
     occurring = np.flatnonzero(sentence_counts)
@@ -129,6 +138,7 @@ def _measure(corpus: Corpus, bar) -> SplitStatistics:
         sentences=Lengths(occurring, sentence_counts[occurring]),
         documents=Lengths.merge(documents),
         fills=tuple(packing.fill(counts) for counts in examples),
+        random_pairs=tuple((pairs[:, 1] / pairs[:, 0]).tolist()),
     )
 
 

@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from bert_jax.data.corpus import Corpus, Record
+from bert_jax.data.corpus import Corpus
 from bert_jax.data.gather import Marks
+from bert_jax.data.record import Record
 
 FIRST = 10
 """Token id of the corpus's first token; the n-th has id FIRST + n."""

@@ -3,6 +3,7 @@
 import json
 import pathlib
 import pickle
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -12,14 +13,22 @@ import threading
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
+from etils import epath
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.data.corpus import MAX_RECORD_TOKENS, Corpus, parse_record, token_dtype
+from bert_jax.config import Config, Phase
+from bert_jax.data.batches import Stream
+from bert_jax.data.corpus import MAX_RECORD_TOKENS, Corpus, token_dtype
+from bert_jax.data.cursor import Cursor
+from bert_jax.data.gather import Marks
+from bert_jax.data.record import parse_record
 from bert_jax.errors import UserError
 from bert_jax.tokenizer import wordpiece
+from data_prep import cli
 from data_prep.verify import verify
 from data_prep.writer import CorpusWriter
+from tests import building
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
@@ -142,6 +151,37 @@ def test_same_documents_give_the_same_bytes(tmp_path):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
 
 
+def test_identity_and_batches_do_not_depend_on_paths_or_names(tmp_path, monkeypatch):
+    """The same texts under a relative path, an absolute one and in a copied directory; other text is another corpus."""
+    texts, copy = tmp_path / "texts", tmp_path / "elsewhere" / "deep" / "copied texts"
+    texts.mkdir()
+    for index, document in enumerate(building.make_documents(0, 60)):
+        (texts / f"{index}.txt").write_text(document)
+    shutil.copytree(texts, copy)
+    building.make_tokenizer().save(epath.Path(tmp_path / "tokenizer.json"))
+    monkeypatch.chdir(tmp_path)
+    config = Config(name="x", phases=(Phase(steps=3, seq_len=32, batch_size=8),))
+
+    def built(out, glob):
+        fixed = ["--tokenizer", "tokenizer.json", "--workers", "1", "--validation-fraction", "0.2"]
+        assert cli.main(["build", "--source", f"text-files:{glob}", "--out", out, *fixed]) == 0
+        found = [Corpus.open(out, split) for split in ("train", "validation")]
+        stream = Stream(found[:1], [1.0], config, Marks(0, 2, 3))
+        return found, stream.batch(stream.start(Cursor()))
+
+    first, batch = built("one", "./texts/*.txt")
+    for out, glob in (("two", f"{texts}/*.txt"), ("three", f"{copy}/*.txt")):
+        found, same = built(out, glob)
+        assert [corpus.name for corpus in found] == [out, out]
+        assert {corpus.identity for corpus in found} == {corpus.identity for corpus in first}
+        assert batch.keys() == same.keys()
+        for name in batch:
+            np.testing.assert_array_equal(batch[name], same[name])
+    (texts / "0.txt").write_text("A river sings over the stone.")
+    found, other = built("four", "texts/*.txt")
+    assert found[0].identity != first[0].identity and (other["example_id"] != batch["example_id"]).any()
+
+
 def test_pickle_and_threads(corpus_and_documents):
     directory, _ = corpus_and_documents
     corpus = Corpus.open(directory)
@@ -234,7 +274,9 @@ def drop_shard_from_manifest(manifest):
     [
         (lambda d: (d / "corpus.json").unlink(), "not a finished corpus"),
         (lambda d: (d / "corpus.json").write_text("{"), "damaged"),
-        (lambda d: damage_manifest(d, lambda m: m.update(format_version=2)), "format 2 is newer"),
+        (lambda d: damage_manifest(d, lambda m: m.update(format_version=99)), "format 99, .*: update bert_jax"),
+        (lambda d: damage_manifest(d, lambda m: m.update(format_version=1)), "format 1, .*: build the corpus again"),
+        (lambda d: damage_manifest(d, lambda m: m.pop("files")), "corpus.json: damaged, it lacks 'files'"),
         (
             lambda d: damage_manifest(d, lambda m: m["splits"].pop("train")),
             "no split 'train'; it has validation",

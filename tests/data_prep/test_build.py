@@ -1,11 +1,14 @@
 """Whole builds: every filter, documents longer than a block, and what must not change a byte."""
 
+import base64
 import dataclasses
 import gzip
+import itertools
 import json
 import os
 import pathlib
 import shutil
+import string
 import subprocess
 import sys
 
@@ -16,13 +19,13 @@ from etils import epath
 from bert_jax.data.corpus import Corpus
 from bert_jax.errors import UserError
 from data_prep import sources
+from data_prep.build import Request, build
 from data_prep.claim import only_one
 from data_prep.clean import Cleaning
 from data_prep.engines.local import LocalEngine
 from data_prep.options import NearDuplicates, Options
-from data_prep.prepare import Preparer
 from data_prep.verify import verify
-from tests.building import files, make_documents, normal, run, texts
+from tests.building import WORDS, files, make_documents, make_tokenizer, normal, parse, run, texts
 
 ALL_FILTERS = Options(
     validation_fraction=0.1,
@@ -206,56 +209,40 @@ def test_what_is_left_out_is_counted_with_its_places(text):
     assert any(place.startswith("odd.txt:") for place in places)
 
 
-def test_nothing_usable_is_an_error(text):
-    pathlib.Path("data.jsonl").write_text("\n".join(json.dumps({"text": document}) for document in text[:50]))
-    with pytest.raises(UserError, match=r"did you mean 'text'"):
-        run("c", ["jsonl:data.jsonl@txt"])
-    assert not pathlib.Path("c/corpus.json").exists()
+def test_sentences_longer_than_a_record(text):
+    """What has no end of a sentence for 9,000 words is cut into records, and all of it arrives in its order."""
+    tokenizer = make_tokenizer(string.digits + "+/=-,")
+    rng = np.random.default_rng(0)
+    long = [
+        "river " * 9000,
+        base64.encodebytes(rng.bytes(30_000)).decode(),
+        "\n".join(f"- stone, {index}" for index in range(9000)),
+        " ".join(rng.choice(WORDS, 50_000)),
+    ]
+    pathlib.Path("long.txt").write_text("\n\n".join([*long[:2], "A river sings.", *long[2:]]))
+    read = [parse("text:text.txt"), parse("text:long.txt", 1 << 20)]
+    build(Request(read, tokenizer, "c", "tiny", Options(validation_fraction=0.1)), LocalEngine(1))
+    verify("c")
+    found = []
+    for split in ("train", "validation"):
+        corpus = Corpus.open("c", split)
+        lengths = [len(record.tokens) for record in corpus.records(range(len(corpus.record_offsets) - 1))]
+        assert max(lengths) <= 8192 and corpus.sentence_lengths.max() <= 8192
+        found += [corpus.sentences(a, b).tolist() for a, b in itertools.pairwise(corpus.document_offsets.tolist())]
+    for one in long:
+        expected = tokenizer.encode_flat([one])[0].tolist()
+        assert len(expected) >= 9000 and expected in found
 
 
-def test_another_request_does_not_go_on_with_what_lies_there(text, monkeypatch):
-    from data_prep import writer
-
-    with monkeypatch.context() as patch:
-        patch.setattr(writer, "finish_corpus", stop)
-        with pytest.raises(KeyboardInterrupt):
-            run("c", ["text:text.txt"], Options(validation_fraction=0.1, max_shard_bytes=3000))
-    with pytest.raises(UserError, match=r"left by an unfinished build .*\(drop_repeated_lines\)"):
-        run("c", ["text:text.txt"], Options(validation_fraction=0.1, drop_repeated_lines=True))
-    # What only the decisions depend on may change; what was decided is then decided again.
-    units = {path: path.stat().st_mtime_ns for path in pathlib.Path("c/corpus.incomplete").glob("unit-*")}
-    assert len(units) > 3
-    again = Options(validation_fraction=0.3, min_characters=50)
-    with monkeypatch.context() as patch:
-        patch.setattr("data_prep.prepare.Preparer.__call__", lambda *_: pytest.fail("prepared again"))
-        run("c", ["text:text.txt"], again)
-    run("fresh", ["text:text.txt"], again)
-    assert files("c") == files("fresh")
+def test_a_failure_to_write_names_its_document(text, monkeypatch):
+    monkeypatch.setattr("data_prep.shards.serialize", lambda document, *_: {}[document])
+    with pytest.raises(KeyError) as error:
+        run("c", ["text:text.txt"])
+    assert error.value.__notes__ == ["while writing the document at text.txt:1"]
 
 
 def stop(*_):
     raise KeyboardInterrupt
-
-
-def test_what_changed_is_prepared_again(text, monkeypatch):
-    pathlib.Path("books").mkdir()
-    for index, document in enumerate(make_documents(5, 30, paragraphs=20)):
-        pathlib.Path(f"books/{index}.txt").write_text(document)
-    specs = ["text:text.txt", "text-files:books/*.txt"]
-    with monkeypatch.context() as patch:
-        patch.setattr("data_prep.writer.finish_corpus", stop)
-        with pytest.raises(KeyboardInterrupt):
-            run("c", specs)
-    pathlib.Path("books/3.txt").write_text("Quite another mountain.")
-    pathlib.Path("books/99.txt").write_text("A new stone falls.")
-    prepared = []
-    prepare = Preparer.__call__
-    with monkeypatch.context() as patch:
-        patch.setattr(Preparer, "__call__", lambda self, task: prepared.append(task.source) or prepare(self, task))
-        run("c", specs)
-    assert prepared and set(prepared) == {1}
-    run("fresh", specs)
-    assert files("c") == files("fresh")
 
 
 def test_a_mended_file_is_enough(text):

@@ -49,17 +49,33 @@ def expect_error(capsys, arguments, message):
 
 
 def test_a_whole_build(workspace, capsys):
+    capsys.readouterr()
     assert build() == 0
-    summary = capsys.readouterr().out
+    summary, notes = capsys.readouterr()
+    short = r"^note: the \d+ documents of train have \d+ tokens on average .* use text-files:GLOB"
+    assert re.search(short, notes, re.M)
     assert "documents" in summary and "bert-data inspect c" in summary
     assert texts("c") == sorted(normal(text) for text in set(workspace))
     assert 10 < Corpus.open("c", "validation").num_documents < 60
     assert Corpus.open("c").name == "c"
     assert main(["inspect", "c"]) == 0
     description = capsys.readouterr().out
+    assert re.search(short[1:], " ".join(description.replace("Note:", "note:").split()))
     assert "tokens in a sentence, train" in description and "text:text.txt" in description
     assert main(["verify", "c"]) == 0
     assert "c: intact; 13 files" in capsys.readouterr().out
+
+
+def test_prose_in_files(workspace, capsys):
+    """A file is one document, whose parts are in one split, and nothing is said about short documents."""
+    pathlib.Path("prose").mkdir()
+    novels = ["\n\n".join(make_documents(seed, 60)) for seed in range(12)]
+    for index, novel in enumerate(novels):
+        pathlib.Path(f"prose/{index}.txt").write_text(novel)
+    capsys.readouterr()
+    assert build("c", "text-files:prose/*.txt") == 0
+    assert "note:" not in capsys.readouterr().err
+    assert texts("c") == sorted(normal(novel) for novel in novels)
 
 
 def test_every_flag_of_build_reaches_the_corpus(workspace):

@@ -158,6 +158,7 @@ def test_json_says_what_corpus_json_says(corpus, capsys):
     assert [bins["first"] for bins in train["sentence_tokens"]["bins"]][:3] == [1, 2, 3]
     fills = {fill["seq_len"]: fill for fill in train["packing"]}
     assert fills[128]["fill_one_example"] < fills[128]["fill_packed"] <= 1
+    assert 0.5 <= fills[512]["random_pairs"] <= fills[128]["random_pairs"] + 0.1 < 1
 
 
 def test_pieces(corpus, capsys):

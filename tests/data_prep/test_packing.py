@@ -5,7 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bert_jax.config import DataConfig
+from bert_jax.data.plan import Plan
 from data_prep import packing
+from tests.data.memory import make_corpus
 
 documents = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=12), min_size=1, max_size=12)
 
@@ -87,3 +90,26 @@ def test_blocks_of_documents_add_up():
 def test_rows_without_room_for_text():
     with pytest.raises(ValueError, match="a row of 2 slots has no room"):
         packing.example_counts(2)
+
+
+def test_expected_pairs_of_short_documents():
+    """One sentence: a random pair. Two, half the time: one pair; else two random ones, A of each alone."""
+    lengths = np.full(3, 5, np.uint16)
+    for offsets, expected in (([0, 1, 2, 3], [3, 3]), ([0, 2], [1.5, 1]), ([0, 1, 3], [2.5, 2])):
+        np.testing.assert_allclose(packing.expected_pairs(lengths, np.array(offsets), 128), expected)
+    # A sentence that fills the row is a chunk of its own.
+    np.testing.assert_allclose(packing.expected_pairs(lengths, np.array([0, 3]), 8), [3, 3])
+
+
+def test_expected_pairs_are_those_of_the_stream():
+    rng = np.random.default_rng(0)
+    documents = [rng.integers(1, 40, rng.integers(1, 25)).tolist() for _ in range(400)]
+    corpus = make_corpus(documents, per_record=25)
+    for seq_len in (32, 128):
+        plan = Plan(corpus, DataConfig(short_example_rate=0.0), seq_len, 0)
+        labels = [plan.window(epoch, i).examples["pair_label"] for epoch in range(8) for i in range(plan.windows)]
+        labels = np.concatenate(labels)
+        pairs, random = packing.expected_pairs(corpus.sentence_lengths, corpus.document_offsets, seq_len)
+        assert labels.mean() > 0.52
+        assert len(labels) / 8 == pytest.approx(pairs, rel=0.02)
+        assert labels.mean() == pytest.approx(random / pairs, abs=0.01)

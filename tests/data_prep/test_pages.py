@@ -22,7 +22,8 @@ def commands_of(page):
 def test_the_commands_and_code_of_the_page_on_corpora(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pathlib.Path("texts").mkdir()
-    pathlib.Path("texts/a.txt").write_text("\n\n".join(make_documents(3, 400)))
+    for index, document in enumerate(make_documents(3, 400, paragraphs=3)):
+        pathlib.Path(f"texts/{index}.txt").write_text(document)
     page = (ROOT / "docs" / "corpus.md").read_text()
     commands = commands_of("corpus.md")
     assert [command[1] for command in commands] == ["tokenizer", "build", "inspect", "inspect"]

@@ -8,7 +8,8 @@ import tensorflow_datasets as tfds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.data.corpus import MAX_RECORD_TOKENS, parse_record
+from bert_jax.data.corpus import MAX_RECORD_TOKENS
+from bert_jax.data.record import parse_record
 from data_prep.records import RecordCutter, cut_long_sentences, serialize
 
 

@@ -1,5 +1,8 @@
 """Killed with SIGKILL at any moment and started again, a build makes the same bytes."""
 
+import contextlib
+import dataclasses
+import json
 import pathlib
 import random
 import signal
@@ -11,6 +14,7 @@ import pytest
 
 from bert_jax.errors import UserError
 from data_prep.options import NearDuplicates, Options
+from data_prep.prepare import Preparer
 from data_prep.verify import verify
 from tests.building import files, make_documents, run
 
@@ -114,3 +118,82 @@ def test_killed_again_and_again_with_workers(expected):
     if not pathlib.Path("c/corpus.json").exists():
         run("c", SPECS, OPTIONS)
     assert files("c") == expected
+
+
+@pytest.fixture
+def text(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    documents = make_documents(0, 100)
+    pathlib.Path("text.txt").write_text("\n\n".join(documents))
+    return documents
+
+
+def stop(*_):
+    raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def prepared(monkeypatch):
+    """Yields a list that gets the source of every block that is prepared."""
+    sources, prepare = [], Preparer.__call__
+    with monkeypatch.context() as patch:
+        patch.setattr(Preparer, "__call__", lambda self, task: sources.append(task.source) or prepare(self, task))
+        yield sources
+
+
+@pytest.mark.parametrize("scratch", [None, "elsewhere"])
+def test_a_corrected_source_goes_on(text, monkeypatch, scratch):
+    """What failed leaves nothing, and the units of the other source are used."""
+    pathlib.Path("data.jsonl").write_text("\n".join(json.dumps({"text": document}) for document in text[:50]))
+    with pytest.raises(UserError, match=r"did you mean 'text'"):
+        run("c", ["jsonl:data.jsonl@txt"], scratch=scratch)
+    assert not pathlib.Path("c").exists() and not list(pathlib.Path().glob("elsewhere/*"))
+    with pytest.raises(UserError, match=r"did you mean 'text'"):
+        run("c", ["text:text.txt", "jsonl:data.jsonl@txt"], scratch=scratch)
+    with prepared(monkeypatch) as sources:
+        run("c", ["text:text.txt", "jsonl:data.jsonl@text"], scratch=scratch)
+    assert sources and set(sources) == {1}
+    run("fresh", ["text:text.txt", "jsonl:data.jsonl@text"])
+    assert files("c") == files("fresh")
+
+
+def test_a_directory_of_the_user_stays(text):
+    pathlib.Path("c").mkdir()
+    pathlib.Path("cut.txt.gz").write_bytes(b"\x1f\x8b")
+    with pytest.raises(UserError, match=r"cut.txt.gz"):
+        run("c", ["text:cut.txt.gz"])
+    assert list(pathlib.Path("c").iterdir()) == []
+
+
+def test_other_arguments(text, monkeypatch, capsys):
+    """What does not depend on them is used, and the work of a first build is kept until a second is finished."""
+    specs, first = ["text:text.txt"], Options(validation_fraction=0.1, max_shard_bytes=3000)
+    again = Options(validation_fraction=0.3, min_characters=50)
+    run("fresh", specs, again)
+    for options in (first, dataclasses.replace(first, drop_repeated_lines=True)):
+        with monkeypatch.context() as patch, prepared(patch) as sources, pytest.raises(KeyboardInterrupt):
+            patch.setattr("data_prep.writer.finish_corpus", stop)
+            run("c", specs, options)
+        assert len(sources) > 3
+    assert "note: c/corpus.incomplete also keeps what an unfinished build" in capsys.readouterr().err
+    with prepared(monkeypatch) as sources:
+        run("c", specs, again)
+    assert sources == [] and files("c") == files("fresh")
+
+
+def test_what_changed_is_prepared_again(text, monkeypatch):
+    pathlib.Path("books").mkdir()
+    for index, document in enumerate(make_documents(5, 30, paragraphs=20)):
+        pathlib.Path(f"books/{index}.txt").write_text(document)
+    specs = ["text:text.txt", "text-files:books/*.txt"]
+    with monkeypatch.context() as patch:
+        patch.setattr("data_prep.writer.finish_corpus", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run("c", specs)
+    pathlib.Path("books/3.txt").write_text("Quite another mountain.")
+    pathlib.Path("books/99.txt").write_text("A new stone falls.")
+    with prepared(monkeypatch) as sources:
+        run("c", specs)
+    assert sources and set(sources) == {1}
+    run("fresh", specs)
+    assert files("c") == files("fresh")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from array_record.python import array_record_module
 
-from bert_jax.data.corpus import Record, parse_record
+from bert_jax.data.record import Record, parse_record
 from bert_jax.errors import UserError
 from bert_jax.tokenizer import SPECIAL_TOKENS, wordpiece
 from data_prep import verify as verify_module

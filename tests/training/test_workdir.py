@@ -1,13 +1,13 @@
 """Whose work directory it is: claimed once, continued by the same run, refused to every other."""
 
 import dataclasses
-import hashlib
 import json
 
 import pytest
 
 from bert_jax import config as config_lib
 from bert_jax.config import Config
+from bert_jax.data.corpus import FORMAT_VERSION, identity_of
 from bert_jax.errors import UserError
 from bert_jax.training import workdir
 
@@ -91,8 +91,9 @@ def places(tmp_path):
     found = {}
     for name in ("books", "wiki", "news"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "corpus.json").write_text(name)
-        found[name] = (hashlib.sha256(name.encode()).hexdigest(), str(tmp_path / name))
+        manifest = {"format_version": FORMAT_VERSION, "tokenizer": {"fingerprint": name}, "splits": {}, "files": {}}
+        (tmp_path / name / "corpus.json").write_text(json.dumps(manifest))
+        found[name] = (identity_of(tmp_path, manifest), str(tmp_path / name))
     return found
 
 
@@ -122,9 +123,9 @@ def test_another_mixture_is_refused(tmp_path, places, shares, words):
     assert contents(tmp_path / "run") == before
 
 
-def test_a_corpus_that_is_gone_is_named_by_its_checksum(tmp_path):
+def test_a_corpus_that_is_gone_is_named_by_its_identity(tmp_path):
     workdir.claim(tmp_path, CONFIG, MIXTURE, PATHS, "t")
-    with pytest.raises(UserError, match=r"\(one whose corpus.json has SHA-256 cd34 instead of one .* ef56\)"):
+    with pytest.raises(UserError, match=r"\(one with identity cd34 instead of one with identity ef56\)"):
         workdir.claim(tmp_path, CONFIG, {"ab12": 0.7, "ef56": 0.3}, PATHS, "t")
 
 
