@@ -39,6 +39,7 @@ def pretrain(arguments: Sequence[str]) -> int:
     from bert_jax.runtime import together, worker
     from bert_jax.training import goodput
 
+    worker.skip_absent_tpu()
     worker.keep_programs(asked.compilation_cache)
     if supervisor.WORKER in os.environ:
         worker.join(asked.cluster)
@@ -61,6 +62,9 @@ def doctor(arguments: Sequence[str]) -> int:
     """``bert-jax doctor CONFIG --corpus DIR[=WEIGHT] [--workdir DIR] [--against] [--FIELD VALUE ...]``."""
     config, asked = _configured(Doctor, arguments, "doctor")
     mixture = [parts.parse(text) for text in asked.corpus]
+    from bert_jax.runtime import worker
+
+    worker.skip_absent_tpu()
     if asked.against:
         from bert_jax.planning.reference import follow
 
@@ -128,7 +132,9 @@ def evaluate(arguments: Sequence[str]) -> None:
     # Validation splits are scored one by one, so shares mean nothing; equal ones are never too small.
     mixture = [parts.Part(storage.path(text), 1.0) for text in asked.corpus]
     from bert_jax import pretraining
+    from bert_jax.runtime import worker
 
+    worker.skip_absent_tpu()
     metrics = pretraining.evaluate(asked.workdir, mixture)
     if asked.json:
         print(json.dumps(metrics))
@@ -140,7 +146,9 @@ def fill_mask(arguments: Sequence[str]) -> None:
     """``bert-jax fill-mask MODEL "text with [MASK]"``."""
     asked = flags.parse(FillMask, arguments, "fill-mask")
     from bert_jax import inference
+    from bert_jax.runtime import worker
 
+    worker.skip_absent_tpu()
     filled = inference.load(asked.model).fill_mask(asked.text, asked.top)
     if asked.json:
         print(json.dumps([[candidate._asdict() for candidate in candidates] for candidates in filled]))
@@ -154,7 +162,9 @@ def convert(arguments: Sequence[str]) -> None:
     """``bert-jax convert SOURCE DESTINATION --to huggingface``."""
     asked = flags.parse(Convert, arguments, "convert")
     from bert_jax.convert import conversion, formats
+    from bert_jax.runtime import worker
 
+    worker.skip_absent_tpu()
     wishes = formats.Wishes(asked.moments == "keep", asked.drop, asked.trim_vocabulary)
     report = conversion.convert(asked.source, asked.destination, asked.to, wishes, force=asked.force)
     print(json.dumps(report.to_dict()) if asked.json else "\n".join([*report.lines(), f"wrote {asked.destination}"]))
