@@ -18,6 +18,7 @@ from bert_jax.training.loop import check_phases
 from bert_jax.training.micro_batch import given
 from bert_jax.training.pretraining_task import update_flops
 from bert_jax.training.sharding import undivided
+from bert_jax.training.state import abstract_state
 
 Values = dict[str, Any]
 Compile = Callable[..., ahead.Program | ahead.Refusal]
@@ -110,7 +111,7 @@ def _memory(
     """Bytes by kind: parameters and moments by their shapes; the total is the compiler's, and so is what is left of
     its temporaries beside the activations that the model expects.
     """
-    state = ahead.abstract_arguments(config, index, mesh)[0]
+    state = abstract_state(ahead.blank_task(config).at(index), mesh)
     kept = {"parameters": ahead.shard_bytes(state.params), "moments": ahead.shard_bytes(state.optimizer)}
     activations = estimate(config, index, topology.sizes(mesh), accumulation)["activations"]
     if isinstance(program, ahead.Refusal):
@@ -138,7 +139,7 @@ def _run(config: Config, topology: Topology, rows: list[Values], price: float | 
 
 def _notes(config: Config, topology: Topology, mesh: Any) -> Iterator[str]:
     """What a person should know beside the figures."""
-    state = ahead.abstract_arguments(config, len(config.phases) - 1, mesh)[0]
+    state = abstract_state(ahead.blank_task(config), mesh)
     for one in undivided(state.params):
         yield (
             f"{one.path} is copied, not split: mesh.{one.axis} {mesh.shape[one.axis]} does not divide its dimension "

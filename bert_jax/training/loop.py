@@ -131,6 +131,8 @@ def _attempt(run: Run, checkpoints: Checkpoints, goodput: Goodput) -> Place:
         so_far = cursor.step, place.tokens_seen
         report = stack.enter_context(Reporter(run.task, run.workdir, run.mesh, *so_far, goodput, run.profile))
         batches = stack.enter_context(contextlib.closing(run.task.batches(cursor)))
+        with goodput.spending("compile"):
+            run.programs.fit_memory(cursor.phase)
         goodput.ready(cursor.step)
         for rows, size, following in report.timed(batches):
             budget.look(cursor.step)
@@ -139,7 +141,7 @@ def _attempt(run: Run, checkpoints: Checkpoints, goodput: Goodput) -> Place:
                 if cursor.phase != phase:
                     phase = cursor.phase
                     state = enter_phase(state, run.task.at(phase), run.mesh)
-                update, accumulation = run.programs.update(phase, state, rows)
+                update, accumulation = run.programs.update(phase)
             batch = put_rows(rows, run.mesh, config.phases[phase].batch_size)
             turns = micro_batches_of(config.phases[phase], size, accumulation)
             dials = put_dials(budget.rate(cursor.step), turns, run.mesh)
@@ -243,10 +245,10 @@ def check_phases(task: Task, mesh: Mesh | AbstractMesh, micro_batch: Asked = Non
     """Raise UserError unless all phases of the task can be trained on the mesh."""
     check_heads(task.config.model, mesh)
     for i, phase in enumerate(task.config.phases):
-        if accumulation := given(phase, i, mesh, micro_batch):
-            first = phase.batch_size_at(0)  # later ones are multiples of it
-            name = "start_batch_size" if phase.start_batch_size else "batch_size"
-            check_rows(first, micro_batches_of(phase, first, accumulation), mesh, f"phases.{i}.{name}")
+        accumulation = given(phase, i, mesh, micro_batch) or phase.fewest_micro_batches
+        first = phase.batch_size_at(0)  # later ones are multiples of it
+        name = "start_batch_size" if phase.start_batch_size else "batch_size"
+        check_rows(first, micro_batches_of(phase, first, accumulation), mesh, f"phases.{i}.{name}")
         abstract_state(task.at(i), mesh)  # reads the patterns
 
 
