@@ -22,6 +22,8 @@ class Machine(NamedTuple):
     """Bytes that a program may use on a device; None if nobody knows."""
     text: str
     """Which devices these are, for a person."""
+    reports_memory: bool = False
+    """Whether they report `memory` themselves, so that `pretrain` chooses micro-batches by it; CPUs do not."""
 
 
 ONE = Machine(1, 1, 1, None, "one device, assumed")

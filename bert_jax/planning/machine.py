@@ -10,11 +10,13 @@ from bert_jax.errors import require
 from bert_jax.planning import topologies
 from bert_jax.planning.asked import Machine
 from bert_jax.runtime.cluster import Seat
-from bert_jax.training.micro_batch import memory_of
+from bert_jax.training.micro_batch import device_memory, memory_of
 
 
 def seen(seat: Seat | None) -> dict[str, Any]:
-    """This process's own devices, as plain values: `count`, `kind`, `slices`, and `memory`, bytes of each."""
+    """This process's own devices, as plain values: `count`, `kind`, `slices`, `memory`, bytes of each, and
+    whether they report that themselves, `reports_memory`.
+    """
     # Processes that share a GPU, and whoever else is on it, are not to be kept from its memory by a look.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     local = jax.local_devices()
@@ -24,7 +26,9 @@ def seen(seat: Seat | None) -> dict[str, Any]:
     if local[0].platform == "cpu":
         memory /= len(local)  # all of them share what the host has
     slices = sorted({getattr(device, "slice_index", None) or 0 for device in local})
-    return {"count": len(local), "kind": local[0].device_kind, "slices": slices, "memory": memory}
+    return {"count": len(local), "kind": local[0].device_kind, "slices": slices, "memory": memory} | {
+        "reports_memory": device_memory(local[0]) is not None
+    }
 
 
 def find(topology: str | None, hosts: int | None, devices: int | None, sights: Sequence[dict[str, Any]]) -> Machine:
@@ -45,7 +49,7 @@ def find(topology: str | None, hosts: int | None, devices: int | None, sights: S
         require(devices is None, "--devices and --topology both say how many devices there are: give one of them")
         there = topologies.find(topology)
         text = f"{there.count:,} devices of {topology}"
-        found = Machine(there.count, hosts or there.slices, there.slices, float(there.chip.memory), text)
+        found = Machine(there.count, hosts or there.slices, there.slices, float(there.chip.memory), text, True)
     elif devices is not None:
         found = Machine(devices, hosts or len(sights), 1, None, f"{devices:,} planned device(s)")
     else:
@@ -55,7 +59,8 @@ def find(topology: str | None, hosts: int | None, devices: int | None, sights: S
         count = sum(sight["count"] for sight in sights) if hosts is None else hosts * per_host
         planned = "" if hosts is None else f", {per_host} on each of {hosts} planned hosts"
         text = f"{count:,} device(s) of kind {' and '.join(kinds)}{planned}"
-        found = Machine(count, hosts or len(sights), len(slices) if hosts is None else 1, memory, text)
+        within, reported = len(slices) if hosts is None else 1, sights[0]["reports_memory"]
+        found = Machine(count, hosts or len(sights), within, memory, text, reported)
     require(
         found.devices % found.hosts == 0,
         f"{found.devices} devices do not lie evenly on {found.hosts} hosts: change --devices or --hosts",

@@ -1,6 +1,5 @@
 """Whether a config can be laid over the devices of a run, what stays whole on them, and whether it fits."""
 
-import math
 from collections.abc import Iterator
 
 from bert_jax import config as config_lib
@@ -10,7 +9,7 @@ from bert_jax.errors import UserError
 from bert_jax.planning.ahead import blank_task
 from bert_jax.planning.asked import Asked
 from bert_jax.planning.lines import Line
-from bert_jax.planning.memory_model import estimate
+from bert_jax.planning.memory_model import estimate, fewest_that_fit
 from bert_jax.training.loop import check_mesh
 from bert_jax.training.micro_batch import FILLED, accumulations, given
 from bert_jax.training.sharding import abstract_mesh, undivided
@@ -75,18 +74,18 @@ def memory(asked: Asked) -> Iterator[Line]:
         laid = abstract_mesh(config.mesh, machine.devices, machine.slices)
         sizes = Sizes(**laid.shape, slices=machine.slices)
         for i, phase in enumerate(config.phases):
-            choices = accumulations(phase, math.prod((sizes.data, sizes.fsdp)))
             wanted = given(phase, i, laid, asked.micro_batch)
-            yield _memory(config, i, sizes, machine.memory, choices, wanted)
+            by_memory = machine.reports_memory or asked.micro_batch == "auto"
+            count = wanted or (None if by_memory else phase.fewest_micro_batches)
+            yield _memory(config, i, sizes, machine.memory, count)
     except UserError as error:
         yield _not_looked_at("memory", error)
 
 
-def _memory(config: Config, index: int, sizes: Sizes, available: float, choices: list[int], wanted: int | None) -> Line:
-    """Of one phase; `wanted` micro-batches, or as many of the `choices` as it takes."""
-    limit = FILLED * available
-    fitting = [n for n in choices if sum(estimate(config, index, sizes, n).values()) <= limit]
-    count = wanted or (fitting or choices or [1])[0]
+def _memory(config: Config, index: int, sizes: Sizes, available: float, wanted: int | None) -> Line:
+    """Of one phase; `wanted` micro-batches, or as many as it takes."""
+    limit, fitting = FILLED * available, fewest_that_fit(config, index, sizes, available)
+    count = wanted or fitting or (accumulations(config.phases[index], sizes.row_shards) or [1])[-1]
     needed = sum(estimate(config, index, sizes, count).values())
     text = (
         f"phase {index}: about {needed / GIB:,.2f} of {available / GIB:,.2f} GiB on each device, with accumulation "
@@ -97,8 +96,8 @@ def _memory(config: Config, index: int, sizes: Sizes, available: float, choices:
         return Line("ok", "memory", text, values)
     recomputed = config_lib.replace(config, model={"remat": "full"})
     if fitting:
-        remedy = f"set --phases.{index}.accumulation {fitting[0]}, or --micro-batch auto"
-    elif any(sum(estimate(recomputed, index, sizes, n).values()) <= limit for n in choices):
+        remedy = f"set --phases.{index}.accumulation {fitting}, or --micro-batch auto"
+    elif fewest_that_fit(recomputed, index, sizes, available):
         remedy = "set --model.remat full and --micro-batch auto"
     else:
         remedy = "split the model over more devices (mesh.fsdp, mesh.tensor), with --model.remat full"

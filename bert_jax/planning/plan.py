@@ -10,12 +10,12 @@ from typing import Any
 from bert_jax.chips import GIB
 from bert_jax.config import Config
 from bert_jax.planning import ahead, hlo
-from bert_jax.planning.memory_model import estimate
+from bert_jax.planning.memory_model import estimate, fewest_that_fit
 from bert_jax.planning.roofline import predict
 from bert_jax.planning.topologies import Topology, devices_per_chip
 from bert_jax.planning.traffic import Collectives
 from bert_jax.training.loop import check_phases
-from bert_jax.training.micro_batch import given
+from bert_jax.training.micro_batch import accumulations, given
 from bert_jax.training.pretraining_task import update_flops
 from bert_jax.training.sharding import undivided
 from bert_jax.training.state import abstract_state
@@ -36,7 +36,8 @@ def plan(
     Args:
       config: of the run; its mesh is laid over the topology.
       topology: where.
-      micro_batch: rows of a micro-batch on each device; None: as the phases' accumulation says.
+      micro_batch: rows of a micro-batch on each device; None: the phases' accumulation, and without that the fewest
+        micro-batches that fit by the estimate, as `pretrain` finds them by compiling.
       price: of a chip for an hour, in whatever currency.
       compiled: compiles the step of a phase (`ahead.compile_step`); not called for GPUs.
 
@@ -47,7 +48,10 @@ def plan(
     check_phases(ahead.blank_task(config), mesh, micro_batch)
     rows = []
     for i, phase in enumerate(config.phases):
-        accumulation = given(phase, i, mesh, micro_batch)
+        accumulation = given(phase, i, mesh, micro_batch) or fewest_that_fit(
+            config, i, topology.sizes(mesh), topology.chip.memory
+        )
+        accumulation = accumulation or accumulations(phase, topology.sizes(mesh).row_shards)[-1]
         rows.append(_phase(config, i, topology, mesh, accumulation, compiled))
     return {
         "name": config.name,

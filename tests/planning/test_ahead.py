@@ -46,8 +46,8 @@ def test_presets_lower(name):
     """The whole step of every phase, as the preset says it, on as many devices as its batch allows up to a pod."""
     config = presets.load_config(name)
     for i, phase in enumerate(config.phases):
-        devices = next(n for n in (256, 64, 16, 8, 4, 2, 1) if phase.batch_size_at(0) // phase.accumulation % n == 0)
-        traced = ahead.trace(config, i, abstract_mesh(MeshConfig(), devices), phase.accumulation)
+        devices = next(n for n in (256, 64, 16, 8, 4, 2, 1) if phase.batch_size_at(0) % n == 0)
+        traced = ahead.trace(config, i, abstract_mesh(MeshConfig(), devices), phase.fewest_micro_batches)
         for platform in ("cuda", "tpu"):
             text = traced.lower(lowering_platforms=(platform,)).as_text()
             assert f"mhlo.num_partitions = {devices} " in text and "sdy.manual_computation" in text
