@@ -4,7 +4,7 @@ Whether a phase fits, and what its program sends, is the compiler's word for TPU
 times are a roofline's (planning/roofline.py). docs/plan.md says which figure comes from where.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from bert_jax.chips import GIB
@@ -132,13 +132,19 @@ def _run(config: Config, topology: Topology, rows: list[Values], price: float | 
     """Hours of all updates, one behind the other, and what they cost."""
     if not all(row["fits"] for row in rows):
         return dict.fromkeys(("hours", "chip_hours", "cost"))
-    hours = 0.0
-    for phase, row in zip(config.phases, rows, strict=True):
-        # While a batch ramps up, an update takes as much less time as it has fewer rows.
-        needed = phase.rows_before(phase.steps) / phase.batch_size * row["step_seconds"] / 3600
-        hours += needed if phase.hours is None else min(needed, phase.hours)
+    hours = hours_of(config, [row["step_seconds"] for row in rows])
     chip_hours = hours * topology.chips
     return {"hours": hours, "chip_hours": chip_hours, "cost": None if price is None else chip_hours * price}
+
+
+def hours_of(config: Config, step_seconds: Sequence[float]) -> float:
+    """Hours of all updates of a run, by the seconds of a full update in each phase."""
+    hours = 0.0
+    for phase, seconds in zip(config.phases, step_seconds, strict=True):
+        # While a batch ramps up, an update takes as much less time as it has fewer rows.
+        needed = phase.rows_before(phase.steps) / phase.batch_size * seconds / 3600
+        hours += needed if phase.hours is None else min(needed, phase.hours)
+    return hours
 
 
 def _notes(config: Config, topology: Topology, mesh: Any) -> Iterator[str]:

@@ -28,7 +28,7 @@ from bert_jax.training.ledger import Ledger
 from bert_jax.training.micro_batch import Asked, given
 from bert_jax.training.programs import Programs, make_evaluator, micro_batches_of
 from bert_jax.training.reporter import Reporter
-from bert_jax.training.sharding import check_heads, check_processes, check_rows, make_mesh, put_rows, undivided
+from bert_jax.training.sharding import check_heads, check_processes, check_rows, make_mesh, put_rows
 from bert_jax.training.state import Start, TrainState, abstract_state, enter_phase, init_state, state_from
 from bert_jax.training.step import put_dials
 from bert_jax.training.task import Task
@@ -103,8 +103,6 @@ def train(
       PeerError: another process is late.
     """
     mesh, ledger = checked_mesh(task, micro_batch), Ledger(workdir / LEDGER)
-    if is_first():
-        _say_what_stays_whole(task, mesh)
     programs, begun = Programs(task, mesh, ledger, micro_batch), begun or time.time()
     with _sigterm() as stopping:
         run = Run(task, mesh, workdir, about, start, ledger, programs, profile, stopping)
@@ -209,15 +207,6 @@ def _ended(config: Config, budget: Budget, cursor: Cursor, evaluation: dict[str,
     if cursor.step >= config.total_steps:
         return "steps"
     return "time" if cursor.step >= budget.end else ""
-
-
-def _say_what_stays_whole(task: Task, mesh: Mesh) -> None:
-    for one in undivided(abstract_state(task, mesh).params):
-        print(
-            f"note: {one.path} stays whole on each device: mesh.{one.axis} {mesh.shape[one.axis]} does not divide its "
-            f"dimension {one.dimension}, {one.size:,}",
-            file=sys.stderr,
-        )
 
 
 def checked_mesh(task: Task, micro_batch: Asked = None) -> Mesh:
