@@ -1,5 +1,6 @@
 """The commands of ``bert-jax``: parse, call, print, exit code."""
 
+import contextlib
 import dataclasses
 import difflib
 import errno
@@ -11,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from bert_jax import config as config_lib
 from bert_jax import flags, presets, storage
 from bert_jax.commands import MISSING, Convert, Doctor, Evaluate, FillMask, Plan, Pretrain, Schedule
 from bert_jax.config import Config
@@ -35,14 +37,24 @@ def pretrain(arguments: Sequence[str]) -> int:
         command = [sys.executable, "-m", "bert_jax", "pretrain", *arguments]
         return supervisor.supervise(command, seat, report, asked.cluster.timeout)
 
+    config = _with_vocabulary(config, arguments, mixture)
     from bert_jax import pretraining  # jax is loaded when it is needed, not for --help
+    from bert_jax.planning.doctor import summary
     from bert_jax.runtime import together, worker
     from bert_jax.training import goodput
 
+    worker.skip_absent_tpu()
     worker.keep_programs(asked.compilation_cache)
     if supervisor.WORKER in os.environ:
         worker.join(asked.cluster)
-    place = pretraining.pretrain(config, mixture, asked.workdir, profile=window, micro_batch=micro_batch)
+
+    def announce() -> None:
+        for line in summary(config, mixture, micro_batch):
+            print(line, file=sys.stderr, flush=True)
+
+    place = pretraining.pretrain(
+        config, mixture, asked.workdir, profile=window, micro_batch=micro_batch, announce=announce
+    )
     done = f"{place.cursor.step} updates, {place.cursor.rows:,} rows, {place.tokens_seen:,} tokens"
     lifeline.leave()
     code = 0 if place.ended else TRY_AGAIN
@@ -61,6 +73,12 @@ def doctor(arguments: Sequence[str]) -> int:
     """``bert-jax doctor CONFIG --corpus DIR[=WEIGHT] [--workdir DIR] [--against] [--FIELD VALUE ...]``."""
     config, asked = _configured(Doctor, arguments, "doctor")
     mixture = [parts.parse(text) for text in asked.corpus]
+    from bert_jax.runtime import worker
+
+    worker.skip_absent_tpu()
+    if not asked.against:
+        with contextlib.suppress(UserError):  # of corpora that cannot be opened: a line of the report
+            config = _with_vocabulary(config, arguments, mixture)
     if asked.against:
         from bert_jax.planning.reference import follow
 
@@ -128,7 +146,9 @@ def evaluate(arguments: Sequence[str]) -> None:
     # Validation splits are scored one by one, so shares mean nothing; equal ones are never too small.
     mixture = [parts.Part(storage.path(text), 1.0) for text in asked.corpus]
     from bert_jax import pretraining
+    from bert_jax.runtime import worker
 
+    worker.skip_absent_tpu()
     metrics = pretraining.evaluate(asked.workdir, mixture)
     if asked.json:
         print(json.dumps(metrics))
@@ -140,7 +160,9 @@ def fill_mask(arguments: Sequence[str]) -> None:
     """``bert-jax fill-mask MODEL "text with [MASK]"``."""
     asked = flags.parse(FillMask, arguments, "fill-mask")
     from bert_jax import inference
+    from bert_jax.runtime import worker
 
+    worker.skip_absent_tpu()
     filled = inference.load(asked.model).fill_mask(asked.text, asked.top)
     if asked.json:
         print(json.dumps([[candidate._asdict() for candidate in candidates] for candidates in filled]))
@@ -154,7 +176,9 @@ def convert(arguments: Sequence[str]) -> None:
     """``bert-jax convert SOURCE DESTINATION --to huggingface``."""
     asked = flags.parse(Convert, arguments, "convert")
     from bert_jax.convert import conversion, formats
+    from bert_jax.runtime import worker
 
+    worker.skip_absent_tpu()
     wishes = formats.Wishes(asked.moments == "keep", asked.drop, asked.trim_vocabulary)
     report = conversion.convert(asked.source, asked.destination, asked.to, wishes, force=asked.force)
     print(json.dumps(report.to_dict()) if asked.json else "\n".join([*report.lines(), f"wrote {asked.destination}"]))
@@ -237,6 +261,14 @@ def _configured(kind: type, arguments: Sequence[str], command: str) -> tuple[Con
     required = [f.name for f in dataclasses.fields(kind) if f.default is f.default_factory and f.name not in fields]
     asked = flags.parse(kind, rest, f"{command} {name}", kind(**fields, **dict.fromkeys(required, MISSING)))
     return Config(**{name: getattr(asked, name) for name in fields}), asked
+
+
+def _with_vocabulary(config: Config, arguments: Sequence[str], mixture: Sequence[parts.Part]) -> Config:
+    """A preset with as many token ids as its corpora have; a file's number and --model.vocab-size stay as given."""
+    given = any(re.match("--model[.]vocab[-_]size(=|$)", word) for word in arguments)
+    if given or arguments[0] not in presets.preset_files():
+        return config
+    return config_lib.replace(config, model={"vocab_size": parts.vocab_size(mixture)})
 
 
 def _renamed_flag(arguments: Sequence[str]) -> list[str]:

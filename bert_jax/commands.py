@@ -40,8 +40,9 @@ class Pretrain(Config):
     """Directory of the run: checkpoints, metrics.jsonl, TensorBoard events. Like a corpus, it may lie in a bucket:
     gs://BUCKET/NAME or s3://BUCKET/NAME."""
     micro_batch: str | None = None
-    """Rows of a micro-batch on each device, or `auto` for as many as fit into the memory at hand (ledger.jsonl has
-    what was found). Without it, phases.N.accumulation says how an update is cut. Results do not depend on it."""
+    """Rows of a micro-batch on each device, or `auto` for as many as fit into the memory at hand, the host's on a CPU.
+    Without it, phases.N.accumulation says how an update is cut; without both, it is `auto` where devices report their
+    memory, and on a CPU as many as there can be. ledger.jsonl has what was found. Results do not depend on it."""
     profile: str | None = None
     """Trace updates A up to B, written A:B, into WORKDIR/profile."""
     compilation_cache: str | None = None
@@ -102,7 +103,8 @@ class Plan(Config):
     topology: str
     """Where: v5e:16x16, 2xv5e:16x16 for two slices of it; of GPUs, nodes x GPUs in each, as in h100:8x8."""
     micro_batch: str | None = None
-    """Rows of a micro-batch on each device. Without it, phases.N.accumulation says how an update is cut."""
+    """Rows of a micro-batch on each device. Without it, phases.N.accumulation says how an update is cut; without
+    both, as many rows are taken as fit by the estimate of memory."""
     price_per_chip_hour: float | None = None
     """What a chip costs for an hour, for the cost of the run; in any currency."""
     search: bool = False

@@ -69,8 +69,9 @@ class Phase:
     """Rows of the phase's first updates; batch_size is reached in equal steps of this size. None: no ramp."""
     ramp_steps: int = 0
     """Updates after which the ramp has reached batch_size."""
-    accumulation: int = 1
-    """Micro-batches per update; each device splits its own rows."""
+    accumulation: int | None = None
+    """Micro-batches per update; each device splits its own rows. None: the fewest that fit into the memory of the
+    devices, found before the first update and written to ledger.jsonl; on a CPU, the fewest that there can be."""
     learning_rate: float = 1e-4
     """Peak learning rate."""
     warmup_steps: int = 10_000
@@ -105,9 +106,9 @@ class Phase:
     """What happens to the optimizer's count of updates, which bias correction reads (NVIDIA's second phase: reset)."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "accumulation"):
+        for name in ("steps", "batch_size"):
             require(getattr(self, name) >= 1, f"phases: {name} is {getattr(self, name)}: it must be at least 1")
-        for name in ("max_predictions", "num_layers"):
+        for name in ("max_predictions", "num_layers", "accumulation"):
             value = getattr(self, name)
             require(value is None or value >= 1, f"phases: {name} is {value}: it must be at least 1, or None")
         for name in ("learning_rate", "warmup_steps", "warmup_done", "end_learning_rate", "decay_power", "decay_start"):
@@ -132,15 +133,20 @@ class Phase:
             f"phases: start_batch_size {start} does not divide batch_size {self.batch_size}",
         )
         require(
-            self.batch_size % self.accumulation == 0,
+            self.batch_size % (self.accumulation or 1) == 0,
             f"phases: batch_size {self.batch_size} is not divisible by accumulation {self.accumulation}",
         )
-        micro = self.batch_size // self.accumulation
+        micro = self.batch_size // (self.accumulation or self.fewest_micro_batches)
         require(
             start is None or start % micro == 0,
             f"phases: start_batch_size {start} is no multiple of a micro-batch of {micro} rows "
             "(batch_size / accumulation): raise accumulation",
         )
+
+    @property
+    def fewest_micro_batches(self) -> int:
+        """Micro-batches per update if each is as large as it can be: all rows of the phase's first update."""
+        return self.batch_size // self.batch_size_at(0)
 
     def batch_size_at(self, step: int) -> int:
         """Rows of update `step`, counted from the phase's start."""

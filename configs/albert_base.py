@@ -4,8 +4,7 @@ Paper: Lan et al. 2020, "ALBERT" (arXiv 1909.11942); google-research/albert (run
 Command: bert-jax pretrain albert_base --corpus DIR --workdir DIR
 The corpus needs a vocabulary of 30,000 pieces (theirs is SentencePiece's): bert-data tokenizer
 --kind sentencepiece-unigram --vocab-size 30000.
-Batch: 4,096 rows of 512 tokens for 125,000 updates. On 256 devices a micro-batch is 8 rows on each; with other
-numbers, say --micro-batch auto.
+Batch: 4,096 rows of 512 tokens for 125,000 updates.
 Expected: an average of 80.1 over five tasks for the first release, 82.3 for the second, by the README; not run here.
 Parameters: 11,683,584 with encoder and pooler, 11,813,810 with both heads.
 Between the two releases: the second one's absence of dropout and the first one's number of updates (the second has
@@ -33,7 +32,6 @@ def config() -> Config:
                 steps=125_000,
                 seq_len=512,
                 batch_size=4096,
-                accumulation=2,
                 learning_rate=1.76e-3,
                 warmup_steps=3125,
             ),

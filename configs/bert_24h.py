@@ -3,8 +3,7 @@
 Paper: Izsak et al. 2021, "How to Train BERT with an Academic Budget" (arXiv 2104.07705); the README of
 IntelLabs/academic-budget-bert has the command whose numbers these are.
 Command: bert-jax pretrain bert_24h --corpus DIR --workdir DIR
-Batch: 4,096 rows of 128 tokens. On 8 devices a micro-batch is 32 rows on each; with other numbers, say
---micro-batch auto.
+Batch: 4,096 rows of 128 tokens.
 The clock ends the run (`hours`); the schedule, a warmup over 6 % and a linear fall, is stretched over the updates
 that the time allows for. `steps` is a bound that no machine should reach.
 Expected: on a par with BERT-base on GLUE after 24 hours on 8 GPUs of 12 GB, by the paper's abstract; not run here.
@@ -38,7 +37,6 @@ def config() -> Config:
                 hours=24.0,
                 seq_len=128,
                 batch_size=4096,
-                accumulation=16,
                 learning_rate=1e-3,
                 warmup_steps=60_000,
                 decay_start=60_000,

@@ -2,8 +2,7 @@
 
 Paper: You et al. 2020, "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes" (arXiv 1904.00962).
 Command: bert-jax pretrain bert_large_76min --corpus DIR --workdir DIR
-Batch: 65,536 rows of 128 tokens for 7,037 updates, then 32,768 rows of 512 for 1,562. On 256 devices a micro-batch is
-32 rows, then 4, on each; with other numbers, say --micro-batch auto.
+Batch: 65,536 rows of 128 tokens for 7,037 updates, then 32,768 rows of 512 for 1,562.
 Expected: SQuAD 1.1 F1 90.584 (8,599 updates, 76 minutes on 1,024 TPUv3), by the paper's table 1; not run here.
 Parameters: 335,141,888 with encoder and pooler, 336,226,108 with both heads (vocabulary of 30,522).
 From the paper: both batches, the sum of the updates, a new warmup in the second phase. Recalled, not read again: nine
@@ -32,7 +31,6 @@ def config() -> Config:
                 steps=7037,
                 seq_len=128,
                 batch_size=65_536,
-                accumulation=8,
                 learning_rate=5e-3 * 2**0.5,
                 warmup_steps=2815,
             ),
@@ -40,7 +38,6 @@ def config() -> Config:
                 steps=1562,
                 seq_len=512,
                 batch_size=32_768,
-                accumulation=32,
                 learning_rate=5e-3,
                 warmup_steps=312,
             ),

@@ -3,8 +3,7 @@
 Recipe: NVIDIA/DeepLearningExamples, PyTorch/LanguageModeling/BERT (pretrain_config.sh, schedulers.py, README), after
 You et al. 2020, "Large Batch Optimization for Deep Learning".
 Command: bert-jax pretrain bert_large_lamb --corpus DIR --workdir DIR
-Batch: 65,536 rows of 128 tokens for 7,038 updates, then 32,768 rows of 512 for 1,563. On 256 devices a micro-batch is
-32 rows, then 4, on each; with other numbers, say --micro-batch auto.
+Batch: 65,536 rows of 128 tokens for 7,038 updates, then 32,768 rows of 512 for 1,563.
 Expected: final loss 1.265 with standard deviation 0.023 over 5 seeds; SQuAD 1.1 F1 90.68 with 0.16 over 10, by the
 README; not run here.
 Parameters: 335,141,888 with encoder and pooler, 336,226,108 with both heads (vocabulary of 30,522).
@@ -31,7 +30,6 @@ def config() -> Config:
                 steps=7038,
                 seq_len=128,
                 batch_size=65_536,
-                accumulation=8,
                 learning_rate=6e-3,
                 warmup_steps=2001,  # 0.2843 of the updates, rounded up
                 decay_power=0.5,
@@ -42,7 +40,6 @@ def config() -> Config:
                 steps=1563,
                 seq_len=512,
                 batch_size=32_768,
-                accumulation=32,
                 learning_rate=4e-3,
                 warmup_steps=201,  # 0.128 of them, rounded up
                 decay_power=0.5,

@@ -4,8 +4,7 @@ Recipe: mlcommons/training, retired_benchmarks/bert (README, the command for TPU
 Command: bert-jax pretrain bert_large_mlperf --corpus DIR --workdir DIR --start.source MODEL
 MODEL is the benchmark's checkpoint, model.ckpt-28252, in a form that start.source reads. It is not set here: without
 it the run starts from fresh parameters, which 600 updates do not bring to the target.
-Batch: 8,192 rows of 512 tokens, at most 600 updates, an evaluation after every 225,000 rows. On 256 devices a
-micro-batch is 4 rows on each; with other numbers, say --micro-batch auto.
+Batch: 8,192 rows of 512 tokens, at most 600 updates, an evaluation after every 225,000 rows.
 Expected: masked-token accuracy 0.34085 at the start and 0.720 before the end, by the README; not run here.
 Parameters: 335,141,888 with encoder and pooler, 336,226,108 with both heads (vocabulary of 30,522).
 Other than there: the held-out rows and their masks are ours, 10,000 of the corpus's own validation split (theirs: a
@@ -47,7 +46,6 @@ def config() -> Config:
                 steps=600,
                 seq_len=512,
                 batch_size=8192,
-                accumulation=8,
                 learning_rate=0.00288293,
                 warmup_steps=211,  # num_warmup_steps 287, of which start_warmup_step -76 says that 76 are done
                 warmup_done=76,

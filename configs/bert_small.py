@@ -2,9 +2,12 @@
 
 Paper: Turc et al. 2019, "Well-Read Students Learn Better" (sizes); Devlin et al. 2019 (recipe).
 Command: bert-jax pretrain bert_small --corpus DIR --workdir DIR
+Computes in bfloat16, for accelerators; on a CPU, --model.compute-dtype float32 is faster.
 Expected: GLUE test 71.2 after 1M updates on Wikipedia and BooksCorpus, by the paper; not run here.
 Parameters: 28,763,648 with encoder and pooler, 29,058,876 with both heads (vocabulary of 30,522).
 """
+
+import dataclasses
 
 from bert_jax.config import Config, Phase
 from bert_jax.model import families
@@ -14,7 +17,7 @@ def config() -> Config:
     """BERT-Small."""
     return Config(
         name="bert_small",
-        model=families.bert(num_layers=4, hidden_size=512),
+        model=dataclasses.replace(families.bert(num_layers=4, hidden_size=512), compute_dtype="bfloat16"),
         # One linear decay over 1,000,000 updates, 90 % of them on short rows: the phases meet at a tenth.
         phases=(
             Phase(

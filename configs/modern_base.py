@@ -5,7 +5,7 @@ modernbert-base-pretrain.yaml; in its line from Portes et al. 2023, "MosaicBERT"
 Command: bert-jax pretrain modern_base --corpus DIR --workdir DIR
 The vocabulary is 50,368, a multiple of 64; theirs is a byte-level BPE that was made for code, too.
 Batch: 768 rows of 1,024 tokens at first, 4,608 after 1,818 updates (5 billion tokens), 37,200 updates in all: 172
-billion tokens. On 256 devices a micro-batch is 3 rows on each; with other numbers, say --micro-batch auto.
+billion tokens.
 Expected: no score is published for this length; not run here.
 Parameters: 149,015,040 of the encoder, 149,656,000 with the MLM head.
 From the original: shape, 30 % of the tokens masked, 1,024 tokens a row, peak 8e-4 after 3 billion tokens of warmup,
@@ -43,7 +43,6 @@ def config() -> Config:
                 batch_size=4608,
                 start_batch_size=768,
                 ramp_steps=1818,
-                accumulation=6,
                 learning_rate=8e-4,
                 warmup_steps=1369,  # 3 billion tokens, all of them within the ramp
                 decay="sqrt",

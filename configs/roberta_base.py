@@ -3,8 +3,7 @@
 Paper: Liu et al. 2019, "RoBERTa", sections 4 and 5 (arXiv 1907.11692); facebookresearch/fairseq, examples/roberta.
 Command: bert-jax pretrain roberta_base --corpus DIR --workdir DIR
 The corpus needs a byte-level BPE of 50,265 pieces: bert-data tokenizer --kind byte-bpe --vocab-size 50265.
-Batch: 8,192 rows of 512 tokens for 500,000 updates. On 256 devices a micro-batch is 8 rows on each; with other
-numbers, say --micro-batch auto.
+Batch: 8,192 rows of 512 tokens for 500,000 updates.
 Expected: dev accuracy of 87.6 on MNLI and 94.8 on SST-2 after 160 GB of text, by the README; not run here.
 Parameters: 124,055,040 of the encoder, 124,697,433 with the MLM head.
 Other than there: exactly 15 % of each row's tokens are predicted (theirs: 15 % plus a drawn fraction, rounded down),
@@ -32,7 +31,6 @@ def config() -> Config:
                 steps=500_000,
                 seq_len=512,
                 batch_size=8192,
-                accumulation=4,
                 learning_rate=6e-4,
                 warmup_steps=24_000,
                 decay_start=24_000,

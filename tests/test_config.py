@@ -116,7 +116,7 @@ BAD = [
     (lambda: Phase(start_batch_size=8), "batch ramp", "ramp_steps"),
     (lambda: Phase(ramp_steps=8), "batch ramp", "start_batch_size"),
     (lambda: Phase(start_batch_size=100, ramp_steps=8), "start_batch_size 100", "does not divide batch_size 256"),
-    (lambda: Phase(start_batch_size=64, ramp_steps=8), "micro-batch of 256 rows", "raise accumulation"),
+    (lambda: Phase(start_batch_size=64, ramp_steps=8, accumulation=1), "micro-batch of 256 rows", "raise accumulation"),
     (lambda: with_objective(mask_rate=0.003), "objective.mask_rate 0.003 rounds to no token", "use at least 0.0078"),
     (lambda: with_data(format="doc_sentences"), "objective.pair 'nsp' needs data.format segment_pair", "pair none"),
     (lambda: with_data(format="sentence_order"), "objective.pair 'nsp'", "not 'sentence_order'"),

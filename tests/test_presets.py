@@ -19,6 +19,7 @@ from bert_jax.config import Config, Phase
 from bert_jax.model import whole
 from bert_jax.model.heads import Heads
 from bert_jax.model.layers import Noise
+from bert_jax.training.micro_batch import accumulations
 from bert_jax.training.paths import name_leaves
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.schedules import learning_rate
@@ -118,11 +119,16 @@ def test_states_on_a_mesh(name):
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if presets.load_config(name).phases[0].batch_size > 1000])
 def test_large_batches_fit_a_pod(name):
+    """In micro-batches that the run finds for itself."""
     for phase in presets.load_config(name).phases:
-        micro_batch = phase.batch_size // phase.accumulation
-        assert micro_batch % POD == 0
+        most = max(accumulations(phase, POD))
         # A first guess at what 16 GB hold of a model of any of these sizes, without recomputation.
-        assert micro_batch // POD * phase.seq_len <= 4096
+        assert phase.accumulation is None and phase.batch_size // most // POD * phase.seq_len <= 4096
+
+
+def test_presets_for_accelerators_compute_in_bfloat16():
+    kinds = {name: presets.load_config(name).model.compute_dtype for name in PRESETS}
+    assert [name for name, kind in kinds.items() if kind == "float32"] == ["bert_mini", "bert_tiny"]
 
 
 def test_learning_rates_of_mlperf():

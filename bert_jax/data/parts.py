@@ -98,6 +98,15 @@ def common_tokenizer(corpora: Sequence[Corpus], embeddings: int) -> Tokenizer:
     return found
 
 
+def vocab_size(parts: Sequence[Part]) -> int:
+    """Token ids of the corpora, which have one tokenizer (`common_tokenizer` sees to it).
+
+    Raises:
+      UserError: see `opened`.
+    """
+    return max(corpus.vocab_size for corpus in opened(parts)[1])
+
+
 def resolve(parts: Sequence[Part], tokens: Sequence[int], exponent: float) -> list[float]:
     """Share of each part in the rows of the stream; they sum to 1.
 

@@ -131,8 +131,8 @@ class Dense(nnx.Module):
         y = jnp.tensordot(x, kernel, axes=self.num_inputs)
         if self.bias is None:
             return y
-        bias = self.bias[...].astype(x.dtype)
-        return y + jnp.expand_dims(bias, tuple(range(y.ndim - bias.ndim)))
+        # Broadcast before the cast, so that the backward pass casts before it sums over the rows: in float32.
+        return y + jnp.broadcast_to(self.bias[...], y.shape).astype(y.dtype)
 
 
 class LayerNorm(nnx.Module):

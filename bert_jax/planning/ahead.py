@@ -10,21 +10,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import AbstractMesh, Mesh
 
 from bert_jax.chips import Sizes
 from bert_jax.config import Config
-from bert_jax.data.gather import empty_rows
-from bert_jax.masking import Batch, Vocabulary
+from bert_jax.masking import Vocabulary
 from bert_jax.planning import hlo
 from bert_jax.planning.traffic import Collectives
 from bert_jax.training.pretraining_task import Pretraining
-from bert_jax.training.sharding import replicated, row_sharding
-from bert_jax.training.state import TrainState, abstract_state
-from bert_jax.training.step import Dials, make_train_step
+from bert_jax.training.step import abstract_arguments, make_train_step
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -61,25 +57,6 @@ def blank_task(config: Config) -> Pretraining:
     return Pretraining(config, Vocabulary(size, 4, (0, 1, 2, 3, 4), bytes(size)))
 
 
-def abstract_batch(config: Config, phase: int, mesh: Mesh | AbstractMesh) -> Batch:
-    """Names, shapes and types of a batch as the stream makes them (data/batches.py), without one."""
-    settings, sharding = config.phases[phase], row_sharding(mesh)
-    rows = empty_rows(1, settings.seq_len, config.data.slots(settings.seq_len), 0)
-    rows |= {name: np.zeros(1, np.int32) for name in ("row", "mask_epoch")}
-    return {
-        name: jax.ShapeDtypeStruct((settings.batch_size, *array.shape[1:]), array.dtype, sharding=sharding)
-        for name, array in rows.items()
-    }
-
-
-def abstract_arguments(config: Config, phase: int, mesh: Mesh | AbstractMesh) -> tuple[TrainState, Batch, Dials]:
-    """What the train step of a phase is called with: shapes, types and shardings."""
-    state = abstract_state(blank_task(config).at(phase), mesh)
-    everywhere = replicated(mesh)
-    dials = Dials(*(jax.ShapeDtypeStruct((), kind, sharding=everywhere) for kind in (jnp.float32, jnp.int32)))
-    return state, abstract_batch(config, phase, mesh), dials
-
-
 def trace(config: Config, phase: int, mesh: Mesh | AbstractMesh, accumulation: int) -> Any:
     """The train step of a phase, to be lowered: `.lower()` for the mesh's devices, which an abstract mesh lacks, or
     `.lower(lowering_platforms=("cuda",))` for others.
@@ -90,8 +67,8 @@ def trace(config: Config, phase: int, mesh: Mesh | AbstractMesh, accumulation: i
       mesh: over real devices, those of a topology, or none.
       accumulation: micro-batches per update.
     """
-    step = make_train_step(blank_task(config).at(phase), mesh, accumulation)
-    return step.trace(*abstract_arguments(config, phase, mesh))
+    task = blank_task(config).at(phase)
+    return make_train_step(task, mesh, accumulation).trace(*abstract_arguments(task, mesh))
 
 
 def compile_step(config: Config, phase: int, mesh: Mesh, accumulation: int) -> Program | Refusal:

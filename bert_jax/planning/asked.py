@@ -22,6 +22,10 @@ class Machine(NamedTuple):
     """Bytes that a program may use on a device; None if nobody knows."""
     text: str
     """Which devices these are, for a person."""
+    kind: str = ""
+    """As jax calls the devices; empty if nobody knows."""
+    reports_memory: bool = False
+    """Whether they report `memory` themselves, so that `pretrain` chooses micro-batches by it; CPUs do not."""
 
 
 ONE = Machine(1, 1, 1, None, "one device, assumed")
@@ -45,6 +49,9 @@ class Asked:
     """As `bert-jax pretrain` takes it."""
     reports: tuple[dict[str, Any], ...] = ()
     """What each process says of itself (runtime/report.py), with its `sight` (planning/sight.py)."""
+
+    windows: int | None = None
+    """Of a corpus (4 M tokens each) that are planned to count rows and epochs; None: as many as take some seconds."""
 
     @property
     def shares(self) -> dict[str, float]:

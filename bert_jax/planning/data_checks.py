@@ -9,9 +9,9 @@ from bert_jax.data.held_out import HeldOut
 from bert_jax.data.integrity import check_shards
 from bert_jax.data.mixture import CYCLE
 from bert_jax.data.parts import common_tokenizer
-from bert_jax.data.plan import Plan
+from bert_jax.data.plan import STRETCH_TOKENS, WINDOW_STRETCHES, Plan
 from bert_jax.planning.asked import Asked
-from bert_jax.planning.epochs import Epoch, Stay, measure, rows_by_phase, stay
+from bert_jax.planning.epochs import PLANNED_TOKENS, PLANNED_WINDOWS, Epoch, Stay, measure, rows_by_phase, stay
 from bert_jax.planning.lines import Line
 
 MANY_EPOCHS = 40
@@ -20,6 +20,8 @@ MUCH_TRUNCATED = 0.25
 """BERT's own recipe cuts about a sixth of the tokens of English books in rows of 128: a random cut of full chunks."""
 MOSTLY_NEGATIVE = 0.6
 LOW_FILL = 0.9
+TOKENS = STRETCH_TOKENS * WINDOW_STRETCHES
+"""Of a window."""
 
 
 def mixture(asked: Asked) -> Iterator[Line]:
@@ -69,8 +71,9 @@ def streams(asked: Asked) -> Iterator[Line]:
         share, first, before, sure = asked.turns.counts[i] / CYCLE, 0, 0.0, True
         for number, phase in enumerate(asked.config.phases):
             plan = Plan(corpus, asked.config.data, phase.seq_len, asked.config.seed)
-            measured = measure(plan)
-            stays = stay(plan, measured, first, int(rows[number, i]))
+            measured = measure(plan, budget=PLANNED_TOKENS if asked.windows is None else TOKENS * asked.windows)
+            most = PLANNED_WINDOWS if asked.windows is None else asked.windows
+            stays = stay(plan, measured, first, int(rows[number, i]), most)
             where = f"{corpus.name}, phase {number}"
             if measured.windows < measured.all_windows:
                 where += f", from {measured.windows} of {measured.all_windows} windows"

@@ -1,5 +1,9 @@
-"""`bert-jax doctor`: one check after the other, each said in lines; one process, or several that meet for it."""
+"""`bert-jax doctor`: one check after the other, each said in lines; one process, or several that meet for it.
 
+`pretrain` prints the shorter half of it before its first update (`summary`).
+"""
+
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -99,6 +103,8 @@ def _report(config: Config, parts: Sequence[Part], wishes: Wishes, seat: Seat | 
     paths = [str(part.directory) for part in parts]
     weighed = [f"{part.directory}={part.weight}" for part in parts]
     planned = wishes.topology is not None or wishes.devices is not None
+    # Processes that share a GPU, and whoever else is on it, are not to be kept from its memory by a look.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     devices: dict[str, Any] | None = None if planned else machine.seen(seat)
     return make_report(config, corpus=weighed, **wishes._asdict()) | {
         "corpora": sight.corpora(paths),
@@ -130,6 +136,34 @@ def examine(
     paths = tuple(str(part.directory) for part in parts)
     asked = Asked(config, corpora, turns, devices, paths, wishes.workdir, wishes.micro_batch, tuple(reports))
     yield from carry_out(checks, asked)
+
+
+SHOWN = ("model", "mixture", "vocabulary", "rows", "epochs", "mesh", "memory", "time")
+"""What `pretrain` prints of the lines that are ok; it prints all warnings."""
+OF_SUMMARY = {
+    name: check
+    for name, check in (data_checks.CHECKS | schedule_checks.CHECKS | machine_checks.CHECKS).items()
+    if name != "files"  # `pretrain` has just compared checksums
+}
+SUMMARY_WINDOWS = 10
+"""Of each corpus that are planned for a summary: less than a second."""
+
+
+def summary(config: Config, parts: Sequence[Part], micro_batch: Rows) -> Iterator[str]:
+    """What a run is about to do, in about ten lines, and the warnings of `bert-jax doctor`.
+
+    Args:
+      config, parts: of a run that nothing has refused.
+      micro_batch: as `bert-jax pretrain` takes it.
+    """
+    parts, corpora = opened(parts)
+    turns = Turns(resolve(parts, [corpus.num_tokens for corpus in corpora], config.data.mixture_exponent))
+    asked = Asked(config, corpora, turns, machine.here(), micro_batch=micro_batch, windows=SUMMARY_WINDOWS)
+    for line in carry_out(OF_SUMMARY, asked):
+        if line.level != "ok":
+            yield f"warning: {line.name}: {line.text}"
+        elif line.name in SHOWN:
+            yield f"{line.name:<10}  {line.text}"
 
 
 def carry_out(checks: dict[str, Check], asked: Asked) -> Iterator[Line]:

@@ -13,7 +13,7 @@ from bert_jax.data.plan import Plan, Window
 from bert_jax.progress import progress
 
 PLANNED_TOKENS = 500_000_000
-"""Of larger corpora, windows with about so many tokens are measured; some seconds."""
+"""Of larger corpora, windows with about this number of tokens are measured; some seconds."""
 PLANNED_WINDOWS = 120
 """How long a phase stays is counted exactly if that takes no more windows; about as many tokens."""
 SHOWN_WINDOWS = 50

@@ -1,6 +1,5 @@
 """Which devices a run will have: those that its processes see, those that are planned, or those of a topology."""
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,13 +9,13 @@ from bert_jax.errors import require
 from bert_jax.planning import topologies
 from bert_jax.planning.asked import Machine
 from bert_jax.runtime.cluster import Seat
-from bert_jax.training.micro_batch import memory_of
+from bert_jax.training.micro_batch import device_memory, memory_of
 
 
 def seen(seat: Seat | None) -> dict[str, Any]:
-    """This process's own devices, as plain values: `count`, `kind`, `slices`, and `memory`, bytes of each."""
-    # Processes that share a GPU, and whoever else is on it, are not to be kept from its memory by a look.
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    """This process's own devices, as plain values: `count`, `kind`, `slices`, `memory`, bytes of each, and
+    whether they report that themselves, `reports_memory`.
+    """
     local = jax.local_devices()
     if seat is not None and seat.devices is not None:
         local = [device for device in local if device.id in seat.devices] or local[: len(seat.devices)]
@@ -24,7 +23,15 @@ def seen(seat: Seat | None) -> dict[str, Any]:
     if local[0].platform == "cpu":
         memory /= len(local)  # all of them share what the host has
     slices = sorted({getattr(device, "slice_index", None) or 0 for device in local})
-    return {"count": len(local), "kind": local[0].device_kind, "slices": slices, "memory": memory}
+    return {"count": len(local), "kind": local[0].device_kind, "slices": slices, "memory": memory} | {
+        "reports_memory": device_memory(local[0]) is not None
+    }
+
+
+def here() -> Machine:
+    """The devices of all processes of this run, of which each has as many."""
+    slices = {getattr(device, "slice_index", None) or 0 for device in jax.devices()}
+    return find(None, None, None, [seen(None)] * jax.process_count())._replace(slices=len(slices))
 
 
 def find(topology: str | None, hosts: int | None, devices: int | None, sights: Sequence[dict[str, Any]]) -> Machine:
@@ -45,7 +52,9 @@ def find(topology: str | None, hosts: int | None, devices: int | None, sights: S
         require(devices is None, "--devices and --topology both say how many devices there are: give one of them")
         there = topologies.find(topology)
         text = f"{there.count:,} devices of {topology}"
-        found = Machine(there.count, hosts or there.slices, there.slices, float(there.chip.memory), text)
+        found = Machine(
+            there.count, hosts or there.slices, there.slices, float(there.chip.memory), text, there.chip.kinds[0], True
+        )
     elif devices is not None:
         found = Machine(devices, hosts or len(sights), 1, None, f"{devices:,} planned device(s)")
     else:
@@ -55,7 +64,8 @@ def find(topology: str | None, hosts: int | None, devices: int | None, sights: S
         count = sum(sight["count"] for sight in sights) if hosts is None else hosts * per_host
         planned = "" if hosts is None else f", {per_host} on each of {hosts} planned hosts"
         text = f"{count:,} device(s) of kind {' and '.join(kinds)}{planned}"
-        found = Machine(count, hosts or len(sights), len(slices) if hosts is None else 1, memory, text)
+        within, reported = len(slices) if hosts is None else 1, sights[0]["reports_memory"]
+        found = Machine(count, hosts or len(sights), within, memory, text, kinds[0], reported)
     require(
         found.devices % found.hosts == 0,
         f"{found.devices} devices do not lie evenly on {found.hosts} hosts: change --devices or --hosts",

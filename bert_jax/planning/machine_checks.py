@@ -1,16 +1,20 @@
 """Whether a config can be laid over the devices of a run, what stays whole on them, and whether it fits."""
 
-import math
 from collections.abc import Iterator
 
+from jax.sharding import AbstractMesh
+
 from bert_jax import config as config_lib
-from bert_jax.chips import GIB, Sizes
+from bert_jax.chips import GIB, Sizes, chip_of
 from bert_jax.config import Config
 from bert_jax.errors import UserError
 from bert_jax.planning.ahead import blank_task
 from bert_jax.planning.asked import Asked
 from bert_jax.planning.lines import Line
-from bert_jax.planning.memory_model import estimate
+from bert_jax.planning.memory_model import estimate, fewest_that_fit
+from bert_jax.planning.plan import hours_of
+from bert_jax.planning.roofline import predict
+from bert_jax.planning.workload import count_parameters
 from bert_jax.training.loop import check_mesh
 from bert_jax.training.micro_batch import FILLED, accumulations, given
 from bert_jax.training.sharding import abstract_mesh, undivided
@@ -21,6 +25,19 @@ STATE = 3
 """Times a parameter's bytes: itself and two moments."""
 SHOWN = 4
 """Parameters that are named one by one."""
+
+
+def model(asked: Asked) -> Iterator[Line]:
+    """How large the model is, and in which type it computes."""
+    model, kind = asked.config.model, asked.config.model.compute_dtype
+    count = count_parameters(model, asked.config.objective.pair != "none", Sizes()).total
+    text = f"{asked.config.name}: {count:,} parameters, {model.num_layers} layers of {model.hidden_size}, {kind}"
+    values = {"parameters": count, "compute_dtype": kind}
+    if kind == "bfloat16" and asked.machine.kind == "cpu":
+        remedy = "most CPUs are slower in it: set --model.compute-dtype float32"
+        yield Line("warning", "model", f"{text}; {remedy}", values)
+    else:
+        yield Line("ok", "model", text, values)
 
 
 def mesh(asked: Asked) -> Iterator[Line]:
@@ -74,19 +91,47 @@ def memory(asked: Asked) -> Iterator[Line]:
     try:
         laid = abstract_mesh(config.mesh, machine.devices, machine.slices)
         sizes = Sizes(**laid.shape, slices=machine.slices)
-        for i, phase in enumerate(config.phases):
-            choices = accumulations(phase, math.prod((sizes.data, sizes.fsdp)))
-            wanted = given(phase, i, laid, asked.micro_batch)
-            yield _memory(config, i, sizes, machine.memory, choices, wanted)
+        for i in range(len(config.phases)):
+            yield _memory(config, i, sizes, machine.memory, _wanted(asked, i, laid))
     except UserError as error:
         yield _not_looked_at("memory", error)
 
 
-def _memory(config: Config, index: int, sizes: Sizes, available: float, choices: list[int], wanted: int | None) -> Line:
-    """Of one phase; `wanted` micro-batches, or as many of the `choices` as it takes."""
-    limit = FILLED * available
-    fitting = [n for n in choices if sum(estimate(config, index, sizes, n).values()) <= limit]
-    count = wanted or (fitting or choices or [1])[0]
+def _wanted(asked: Asked, index: int, laid: AbstractMesh) -> int | None:
+    """Micro-batches of a phase; None if `pretrain` finds them by the memory of the devices."""
+    phase = asked.config.phases[index]
+    by_memory = asked.machine.reports_memory or asked.micro_batch == "auto"
+    return given(phase, index, laid, asked.micro_batch) or (None if by_memory else phase.fewest_micro_batches)
+
+
+def time(asked: Asked) -> Iterator[Line]:
+    """Hours of the run by the roofline of `bert-jax plan`, on devices that it knows."""
+    config, machine, chip = asked.config, asked.machine, chip_of(asked.machine.kind)
+    if chip is None or machine.memory is None:
+        text = f"not estimated for devices of kind {machine.kind or 'unknown'}: the progress bar has it"
+        yield Line("ok", "time", text, {"hours": None})
+        return
+    try:
+        laid = abstract_mesh(config.mesh, machine.devices, machine.slices)
+        sizes, seconds = Sizes(**laid.shape, slices=machine.slices), []
+        for i in range(len(config.phases)):
+            count = _wanted(asked, i, laid) or fewest_that_fit(config, i, sizes, machine.memory)
+            if count is None:
+                yield Line("ok", "time", f"not estimated: phase {i} does not fit", {"hours": None})
+                return
+            seconds.append(predict(config, i, sizes, count, chip).step_seconds)
+    except UserError as error:
+        yield _not_looked_at("time", error)
+        return
+    hours, each = hours_of(config, seconds), " and ".join(f"{one:.3g}" for one in seconds)
+    text = f"about {hours:,.1f} hours, {each} s per update: an estimate by the roofline, without evaluation and saving"
+    yield Line("ok", "time", text, {"hours": hours, "step_seconds": seconds})
+
+
+def _memory(config: Config, index: int, sizes: Sizes, available: float, wanted: int | None) -> Line:
+    """Of one phase; `wanted` micro-batches, or as many as it takes."""
+    limit, fitting = FILLED * available, fewest_that_fit(config, index, sizes, available)
+    count = wanted or fitting or (accumulations(config.phases[index], sizes.row_shards) or [1])[-1]
     needed = sum(estimate(config, index, sizes, count).values())
     text = (
         f"phase {index}: about {needed / GIB:,.2f} of {available / GIB:,.2f} GiB on each device, with accumulation "
@@ -97,8 +142,8 @@ def _memory(config: Config, index: int, sizes: Sizes, available: float, choices:
         return Line("ok", "memory", text, values)
     recomputed = config_lib.replace(config, model={"remat": "full"})
     if fitting:
-        remedy = f"set --phases.{index}.accumulation {fitting[0]}, or --micro-batch auto"
-    elif any(sum(estimate(recomputed, index, sizes, n).values()) <= limit for n in choices):
+        remedy = f"set --phases.{index}.accumulation {fitting}, or --micro-batch auto"
+    elif fewest_that_fit(recomputed, index, sizes, available):
         remedy = "set --model.remat full and --micro-batch auto"
     else:
         remedy = "split the model over more devices (mesh.fsdp, mesh.tensor), with --model.remat full"
@@ -109,5 +154,5 @@ def _not_looked_at(name: str, error: UserError) -> Line:
     return Line("warning", name, f"not looked at, because the mesh does not fit: {error}", {})
 
 
-CHECKS = {"mesh": mesh, "split": split, "memory": memory}
+CHECKS = {"model": model, "mesh": mesh, "split": split, "memory": memory, "time": time}
 """By the name that an error of theirs gets."""

@@ -17,6 +17,7 @@ Fragmentation, padding to tiles and what compilers recompute of themselves are n
 from bert_jax.chips import Sizes
 from bert_jax.config import Config, ModelConfig
 from bert_jax.planning.workload import Workload, split, workload
+from bert_jax.training.micro_batch import FILLED, accumulations
 
 WORKING = 0.75
 """Of what one layer would keep: its gradients while the backward pass is there. Fitted (docs/LOG.md)."""
@@ -61,6 +62,20 @@ def estimate(config: Config, phase: int, sizes: Sizes, accumulation: int) -> dic
         "temporaries": int(WORKING * layer) + LOGIT_BYTES * work.logits,
         "batch": 4 * BATCH_ARRAYS * work.tokens * accumulation,
     }
+
+
+def fewest_that_fit(config: Config, phase: int, sizes: Sizes, available: float) -> int | None:
+    """The fewest micro-batches whose estimate fits into `FILLED` of a device's memory; None: single rows do not fit.
+
+    Args:
+      config: of the run.
+      phase: index.
+      sizes: of the mesh.
+      available: bytes of each device.
+    """
+    choices = accumulations(config.phases[phase], sizes.row_shards)
+    fitting = (n for n in choices if sum(estimate(config, phase, sizes, n).values()) <= FILLED * available)
+    return next(fitting, None)
 
 
 def layer_bytes(work: Workload) -> int:

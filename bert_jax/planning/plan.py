@@ -4,20 +4,21 @@ Whether a phase fits, and what its program sends, is the compiler's word for TPU
 times are a roofline's (planning/roofline.py). docs/plan.md says which figure comes from where.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from bert_jax.chips import GIB
 from bert_jax.config import Config
 from bert_jax.planning import ahead, hlo
-from bert_jax.planning.memory_model import estimate
+from bert_jax.planning.memory_model import estimate, fewest_that_fit
 from bert_jax.planning.roofline import predict
 from bert_jax.planning.topologies import Topology, devices_per_chip
 from bert_jax.planning.traffic import Collectives
 from bert_jax.training.loop import check_phases
-from bert_jax.training.micro_batch import given
+from bert_jax.training.micro_batch import accumulations, given
 from bert_jax.training.pretraining_task import update_flops
 from bert_jax.training.sharding import undivided
+from bert_jax.training.state import abstract_state
 
 Values = dict[str, Any]
 Compile = Callable[..., ahead.Program | ahead.Refusal]
@@ -35,7 +36,8 @@ def plan(
     Args:
       config: of the run; its mesh is laid over the topology.
       topology: where.
-      micro_batch: rows of a micro-batch on each device; None: as the phases' accumulation says.
+      micro_batch: rows of a micro-batch on each device; None: the phases' accumulation, and without that the fewest
+        micro-batches that fit by the estimate, as `pretrain` finds them by compiling.
       price: of a chip for an hour, in whatever currency.
       compiled: compiles the step of a phase (`ahead.compile_step`); not called for GPUs.
 
@@ -46,7 +48,10 @@ def plan(
     check_phases(ahead.blank_task(config), mesh, micro_batch)
     rows = []
     for i, phase in enumerate(config.phases):
-        accumulation = given(phase, i, mesh, micro_batch)
+        accumulation = given(phase, i, mesh, micro_batch) or fewest_that_fit(
+            config, i, topology.sizes(mesh), topology.chip.memory
+        )
+        accumulation = accumulation or accumulations(phase, topology.sizes(mesh).row_shards)[-1]
         rows.append(_phase(config, i, topology, mesh, accumulation, compiled))
     return {
         "name": config.name,
@@ -110,7 +115,7 @@ def _memory(
     """Bytes by kind: parameters and moments by their shapes; the total is the compiler's, and so is what is left of
     its temporaries beside the activations that the model expects.
     """
-    state = ahead.abstract_arguments(config, index, mesh)[0]
+    state = abstract_state(ahead.blank_task(config).at(index), mesh)
     kept = {"parameters": ahead.shard_bytes(state.params), "moments": ahead.shard_bytes(state.optimizer)}
     activations = estimate(config, index, topology.sizes(mesh), accumulation)["activations"]
     if isinstance(program, ahead.Refusal):
@@ -127,18 +132,24 @@ def _run(config: Config, topology: Topology, rows: list[Values], price: float | 
     """Hours of all updates, one behind the other, and what they cost."""
     if not all(row["fits"] for row in rows):
         return dict.fromkeys(("hours", "chip_hours", "cost"))
-    hours = 0.0
-    for phase, row in zip(config.phases, rows, strict=True):
-        # While a batch ramps up, an update takes as much less time as it has fewer rows.
-        needed = phase.rows_before(phase.steps) / phase.batch_size * row["step_seconds"] / 3600
-        hours += needed if phase.hours is None else min(needed, phase.hours)
+    hours = hours_of(config, [row["step_seconds"] for row in rows])
     chip_hours = hours * topology.chips
     return {"hours": hours, "chip_hours": chip_hours, "cost": None if price is None else chip_hours * price}
 
 
+def hours_of(config: Config, step_seconds: Sequence[float]) -> float:
+    """Hours of all updates of a run, by the seconds of a full update in each phase."""
+    hours = 0.0
+    for phase, seconds in zip(config.phases, step_seconds, strict=True):
+        # While a batch ramps up, an update takes as much less time as it has fewer rows.
+        needed = phase.rows_before(phase.steps) / phase.batch_size * seconds / 3600
+        hours += needed if phase.hours is None else min(needed, phase.hours)
+    return hours
+
+
 def _notes(config: Config, topology: Topology, mesh: Any) -> Iterator[str]:
     """What a person should know beside the figures."""
-    state = ahead.abstract_arguments(config, len(config.phases) - 1, mesh)[0]
+    state = abstract_state(ahead.blank_task(config), mesh)
     for one in undivided(state.params):
         yield (
             f"{one.path} is copied, not split: mesh.{one.axis} {mesh.shape[one.axis]} does not divide its dimension "

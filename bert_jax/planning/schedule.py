@@ -144,7 +144,7 @@ def _block(phase: dict[str, Any]) -> Iterator[str]:
     if phase["hours"] is not None:
         yield _line("time", f"{phase['hours']:g} hours; {TIMED.format(steps=end - first)}")
     yield _line("seq_len", f"{phase['seq_len']} tokens")
-    batch = f"{phase['batch_size']:,} rows, accumulation {phase['accumulation']}"
+    batch = f"{phase['batch_size']:,} rows, accumulation {phase['accumulation'] or 'found at the start'}"
     if phase["start_batch_size"] is not None:
         batch += f"; reached after {phase['ramp_steps']:,} updates in steps of {phase['start_batch_size']:,} rows"
     yield _line("batch", batch)

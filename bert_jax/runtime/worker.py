@@ -1,10 +1,11 @@
-"""The child of a supervisor: takes its seat, and joins its peers through jax."""
+"""A process that trains: its backends, its compilation cache, and how it joins its peers through jax."""
 
 import json
 import os
 from pathlib import Path
 
 import jax
+from jax.extend import backend
 
 from bert_jax.errors import PeerError
 from bert_jax.runtime import lifeline, together
@@ -26,6 +27,16 @@ def keep_programs(directory: str | None) -> None:
         directory = str((Path(base) if base else Path.home() / ".cache") / "bert_jax" / "compiled")
     if directory is not None:
         jax.config.update("jax_compilation_cache_dir", None if directory == "none" else directory)
+
+
+def skip_absent_tpu() -> None:
+    """Keep jax from trying TPUs where it has found none: libtpu, which the extra `plan` installs, prints errors then.
+
+    Call it before anything needs a device. Where a TPU is attached, jax has set its platforms when it was imported; a
+    user sets them with JAX_PLATFORMS. Compiling for absent TPUs (planning/topologies.py) needs no backend.
+    """
+    if jax.config.jax_platforms is None:
+        backend.register_backend_factory("tpu", lambda: None)  # None: no such devices
 
 
 def join(settings: ClusterConfig) -> None:

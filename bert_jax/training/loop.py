@@ -28,7 +28,7 @@ from bert_jax.training.ledger import Ledger
 from bert_jax.training.micro_batch import Asked, given
 from bert_jax.training.programs import Programs, make_evaluator, micro_batches_of
 from bert_jax.training.reporter import Reporter
-from bert_jax.training.sharding import check_heads, check_processes, check_rows, make_mesh, put_rows, undivided
+from bert_jax.training.sharding import check_heads, check_processes, check_rows, make_mesh, put_rows
 from bert_jax.training.state import Start, TrainState, abstract_state, enter_phase, init_state, state_from
 from bert_jax.training.step import put_dials
 from bert_jax.training.task import Task
@@ -103,8 +103,6 @@ def train(
       PeerError: another process is late.
     """
     mesh, ledger = checked_mesh(task, micro_batch), Ledger(workdir / LEDGER)
-    if is_first():
-        _say_what_stays_whole(task, mesh)
     programs, begun = Programs(task, mesh, ledger, micro_batch), begun or time.time()
     with _sigterm() as stopping:
         run = Run(task, mesh, workdir, about, start, ledger, programs, profile, stopping)
@@ -131,6 +129,8 @@ def _attempt(run: Run, checkpoints: Checkpoints, goodput: Goodput) -> Place:
         so_far = cursor.step, place.tokens_seen
         report = stack.enter_context(Reporter(run.task, run.workdir, run.mesh, *so_far, goodput, run.profile))
         batches = stack.enter_context(contextlib.closing(run.task.batches(cursor)))
+        with goodput.spending("compile"):
+            run.programs.fit_memory(cursor.phase)
         goodput.ready(cursor.step)
         for rows, size, following in report.timed(batches):
             budget.look(cursor.step)
@@ -139,7 +139,7 @@ def _attempt(run: Run, checkpoints: Checkpoints, goodput: Goodput) -> Place:
                 if cursor.phase != phase:
                     phase = cursor.phase
                     state = enter_phase(state, run.task.at(phase), run.mesh)
-                update, accumulation = run.programs.update(phase, state, rows)
+                update, accumulation = run.programs.update(phase)
             batch = put_rows(rows, run.mesh, config.phases[phase].batch_size)
             turns = micro_batches_of(config.phases[phase], size, accumulation)
             dials = put_dials(budget.rate(cursor.step), turns, run.mesh)
@@ -209,15 +209,6 @@ def _ended(config: Config, budget: Budget, cursor: Cursor, evaluation: dict[str,
     return "time" if cursor.step >= budget.end else ""
 
 
-def _say_what_stays_whole(task: Task, mesh: Mesh) -> None:
-    for one in undivided(abstract_state(task, mesh).params):
-        print(
-            f"note: {one.path} stays whole on each device: mesh.{one.axis} {mesh.shape[one.axis]} does not divide its "
-            f"dimension {one.dimension}, {one.size:,}",
-            file=sys.stderr,
-        )
-
-
 def checked_mesh(task: Task, micro_batch: Asked = None) -> Mesh:
     """The mesh of the task's config, on which all its phases can be trained.
 
@@ -243,10 +234,10 @@ def check_phases(task: Task, mesh: Mesh | AbstractMesh, micro_batch: Asked = Non
     """Raise UserError unless all phases of the task can be trained on the mesh."""
     check_heads(task.config.model, mesh)
     for i, phase in enumerate(task.config.phases):
-        if accumulation := given(phase, i, mesh, micro_batch):
-            first = phase.batch_size_at(0)  # later ones are multiples of it
-            name = "start_batch_size" if phase.start_batch_size else "batch_size"
-            check_rows(first, micro_batches_of(phase, first, accumulation), mesh, f"phases.{i}.{name}")
+        accumulation = given(phase, i, mesh, micro_batch) or phase.fewest_micro_batches
+        first = phase.batch_size_at(0)  # later ones are multiples of it
+        name = "start_batch_size" if phase.start_batch_size else "batch_size"
+        check_rows(first, micro_batches_of(phase, first, accumulation), mesh, f"phases.{i}.{name}")
         abstract_state(task.at(i), mesh)  # reads the patterns
 
 

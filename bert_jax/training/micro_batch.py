@@ -1,7 +1,7 @@
-"""How many micro-batches an update is cut into: as the config says, as the user says, or as memory allows.
+"""How many micro-batches an update is cut into: the config's number, the command's, or the fewest that fit into memory.
 
-It changes no result but rounding (promise 1), so it is no part of what a run is. What was found for the memory at
-hand is in the ledger.
+It changes no result but rounding (promise 1), so it is not among the settings that identify a run. What was found for
+the memory at hand is in the ledger.
 """
 
 import math
@@ -23,7 +23,7 @@ FILLED = 0.9
 """Of the memory at hand; the rest is left to fragmentation and to batches that are on their way."""
 
 Asked = int | Literal["auto"] | None
-"""Rows of a micro-batch on each device; found for the memory at hand; or what `Phase.accumulation` makes of it."""
+"""Rows of a micro-batch on each device; found for the memory at hand, the host's too; or as `Phase.accumulation`."""
 
 
 def accumulations(phase: Phase, shards: int) -> list[int]:
@@ -38,7 +38,7 @@ def _cuts(phase: Phase, smallest: int, shards: int, count: int) -> bool:
 
 
 def given(phase: Phase, index: int, mesh: Mesh | AbstractMesh, asked: Asked) -> int | None:
-    """Micro-batches of a phase, as the user or the config says; None if they are to be found.
+    """Micro-batches of a phase, as the command or the config gives them; None if neither does.
 
     Args:
       phase, index: of the run.
@@ -46,11 +46,26 @@ def given(phase: Phase, index: int, mesh: Mesh | AbstractMesh, asked: Asked) -> 
       asked: rows on each device, if a number.
 
     Raises:
-      UserError: so many rows do not cut its batches into equal parts.
+      UserError: this number of rows does not cut its batches into equal parts.
     """
     if asked is None:
         return phase.accumulation
     return None if asked == "auto" else _asked_for(phase, index, mesh, asked)
+
+
+def check_fits(index: int, mesh: Mesh, count: int, program: Any) -> None:
+    """Raise UserError if a compiled update needs more memory than each device has; unknown memory is enough."""
+    available = device_memory(mesh.local_devices[0])
+    if available is None:
+        return
+    needed = max(gather("what a program needs", needed_by(program)))
+    available = min(gather("the memory at hand", available))
+    if needed > available:
+        raise UserError(
+            f"phases.{index} needs {needed / 2**30:.1f} GiB on each device with accumulation {count}, and "
+            f"{available / 2**30:.1f} are there: leave out phases.{index}.accumulation and --micro-batch, so that they "
+            "are chosen for this memory, split the model (mesh.fsdp, mesh.tensor), or set model.remat full"
+        )
 
 
 def _asked_for(phase: Phase, index: int, mesh: Mesh | AbstractMesh, rows: int) -> int:
@@ -68,7 +83,7 @@ def _asked_for(phase: Phase, index: int, mesh: Mesh | AbstractMesh, rows: int) -
 def fit(
     config: Config, index: int, mesh: Mesh, ledger: Ledger, compiled: Callable[[int], Any]
 ) -> tuple[int, Any | None]:
-    """The fewest micro-batches whose program fits into the memory at hand.
+    """The fewest micro-batches whose program fits into the memory at hand. The fewest of all are tried first.
 
     Args:
       config: of the run.
@@ -92,15 +107,15 @@ def fit(
             return entry["accumulation"], None
     limit = FILLED * min(gather("the memory at hand", memory_of(mesh.local_devices[0])))
     candidates = accumulations(phase, math.prod(mesh.shape[axis] for axis in DATA_AXES))
-    low, high, best = 0, len(candidates) - 1, None
+    low, middle, high, best = 0, 0, len(candidates) - 1, None
     while low <= high:  # more micro-batches need less memory
-        middle = (low + high) // 2
         program, needed = _try(compiled, candidates[middle])
         needed = max(gather("what a program needs", needed))  # compilers may choose differently on each host
         if needed <= limit:
             best, high = (candidates[middle], program, needed), middle - 1
         else:
             low = middle + 1
+        middle = (low + high) // 2
     if best is None:
         raise UserError(
             f"phases.{index}: one row at a time on each device needs more than {limit / 2**30:.1f} GiB, "
@@ -118,15 +133,23 @@ def _try(compiled: Callable[[int], Any], count: int) -> tuple[Any | None, float]
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         return None, math.inf  # TPUs refuse at compilation what does not fit
+    return program, needed_by(program)
+
+
+def needed_by(program: Any) -> float:
+    """Bytes of each device that a compiled program needs."""
     usage = program.memory_analysis()
-    return program, (
+    return (
         usage.argument_size_in_bytes + usage.output_size_in_bytes - usage.alias_size_in_bytes + usage.temp_size_in_bytes
     )
 
 
+def device_memory(device: jax.Device) -> float | None:
+    """Bytes that a program may use on a device; None if it does not report them, as CPUs do not."""
+    limit = (device.memory_stats() or {}).get("bytes_limit")
+    return None if limit is None else float(limit)
+
+
 def memory_of(device: jax.Device) -> float:
     """Bytes that a program may use on a device: its own memory, or what the host has free for a CPU."""
-    statistics = device.memory_stats() or {}
-    if "bytes_limit" in statistics:
-        return float(statistics["bytes_limit"])
-    return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return device_memory(device) or float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

@@ -80,6 +80,14 @@ class Pretraining:
         model = whole.bind(self.model, heads_of(self.config), params)
         return objectives.pretraining_sums(model, batch, noise)
 
+    def blank_row(self) -> dict[str, np.ndarray]:
+        """One row of padding, with the arrays that the stream adds."""
+        from bert_jax.data.gather import empty_rows  # needs numba, which a step that is only timed does not
+
+        seq_len = self.config.phases[self.phase].seq_len
+        rows = empty_rows(1, seq_len, self.config.data.slots(seq_len), 0)
+        return rows | {name: np.zeros(1, np.int32) for name in ("row", "mask_epoch")}
+
     def batches(self, cursor: Cursor) -> "Generator[HostBatch, None, None]":
         """The training stream."""
         assert self.train is not None

@@ -46,6 +46,17 @@ def put_dials(learning_rate: float, micro_batches: int, mesh: Mesh) -> Dials:
     return put_everywhere(Dials(np.asarray(learning_rate, np.float32), np.asarray(micro_batches, np.int32)), mesh)
 
 
+def abstract_arguments(task: Task, mesh: Mesh | AbstractMesh) -> tuple[TrainState, Batch, Dials]:
+    """What the train step of the task's phase is called with: shapes, types and shardings."""
+    rows, size, everywhere = row_sharding(mesh), task.config.phases[task.phase].batch_size, replicated(mesh)
+    batch = {
+        name: jax.ShapeDtypeStruct((size, *array.shape[1:]), array.dtype, sharding=rows)
+        for name, array in task.blank_row().items()
+    }
+    dials = Dials(*(jax.ShapeDtypeStruct((), kind, sharding=everywhere) for kind in (jnp.float32, jnp.int32)))
+    return abstract_state(task, mesh), batch, dials
+
+
 TrainStep = Callable[[TrainState, Batch, Dials], tuple[TrainState, Metrics]]
 
 

@@ -49,6 +49,10 @@ class Task(Protocol):
         """All quantities of prepared rows; has at least the terms of `loss_weights`."""
         ...
 
+    def blank_row(self) -> dict[str, np.ndarray]:
+        """One row of padding, [1, ...]: names, types and shapes of what `batches` yields in the phase."""
+        ...
+
     def batches(self, cursor: Cursor) -> Generator["HostBatch", None, None]:
         """The stream from `cursor` to the end of the run; closing it ends its readers."""
         ...

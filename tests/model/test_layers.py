@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from scipy import special, stats
 
 from bert_jax.config import ModelConfig
@@ -37,6 +38,21 @@ def test_activations_keep_their_type(name):
         assert y.dtype == gradient.dtype == dtype
         expected = {"relu": np.maximum(x, 0)}.get(name, np.float64(x) * special.ndtr(np.float64(x)))
         np.testing.assert_allclose(np.float64(y), expected, atol=0.02)
+
+
+def test_gradients_of_biases_are_summed_in_float32():
+    """Over 32,768 rows in bfloat16; a sum in bfloat16 is wrong by more than the kernel's gradient is."""
+    dense, rows = Dense((8,), (3, 4), truncated_normal(0.02), jax.random.key(0)), (256, 128)
+    graph, params = nnx.split(dense)
+    x, weights = (jax.random.normal(jax.random.key(i), (*rows, *size)) for i, size in ((1, (8,)), (2, (3, 4))))
+
+    def loss(params, x, weights):
+        return (nnx.merge(graph, params)(x) * weights.astype(x.dtype)).astype(jnp.float32).sum()
+
+    gradient = jax.jit(jax.grad(loss))
+    exact, low = (nnx.to_pure_dict(gradient(params, x.astype(kind), weights)) for kind in ("float32", "bfloat16"))
+    error = {name: np.linalg.norm(low[name] - exact[name]) / np.linalg.norm(exact[name]) for name in exact}
+    assert 1e-5 < error["bias"] <= error["kernel"] < 0.004
 
 
 def test_gelu_tanh_is_not_gelu():

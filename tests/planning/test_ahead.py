@@ -26,7 +26,7 @@ def on(data: int, fsdp: int, tensor: int):
 
 
 def state_bytes(config, mesh) -> int:
-    state = ahead.abstract_arguments(config, len(config.phases) - 1, mesh)[0]
+    state = ahead.abstract_arguments(ahead.blank_task(config).at(len(config.phases) - 1), mesh)[0]
     return ahead.shard_bytes((state.params, state.optimizer))
 
 
@@ -46,8 +46,8 @@ def test_presets_lower(name):
     """The whole step of every phase, as the preset says it, on as many devices as its batch allows up to a pod."""
     config = presets.load_config(name)
     for i, phase in enumerate(config.phases):
-        devices = next(n for n in (256, 64, 16, 8, 4, 2, 1) if phase.batch_size_at(0) // phase.accumulation % n == 0)
-        traced = ahead.trace(config, i, abstract_mesh(MeshConfig(), devices), phase.accumulation)
+        devices = next(n for n in (256, 64, 16, 8, 4, 2, 1) if phase.batch_size_at(0) % n == 0)
+        traced = ahead.trace(config, i, abstract_mesh(MeshConfig(), devices), phase.fewest_micro_batches)
         for platform in ("cuda", "tpu"):
             text = traced.lower(lowering_platforms=(platform,)).as_text()
             assert f"mhlo.num_partitions = {devices} " in text and "sdy.manual_computation" in text
@@ -79,7 +79,7 @@ def test_fsdp_divides_parameters_and_moments(name):
 def test_what_an_axis_cannot_divide():
     config = presets.load_config("bert_base")
     for sizes, expected in (((1, 8, 1), []), ((1, 1, 2), []), ((2, 1, 4), ["encoder/embeddings/word", "mlm/bias"])):
-        state = ahead.abstract_arguments(config, 0, on(*sizes))[0]
+        state = ahead.abstract_arguments(ahead.blank_task(config).at(0), on(*sizes))[0]
         found = undivided(state.params)
         assert [one.path for one in found] == expected
     word = found[0]
@@ -95,7 +95,7 @@ def test_an_abstract_batch_is_a_real_one(tiny_corpus, marks, two_phases, data):
         phases.setdefault(config.place_of(one.following.step - 1)[0], one.rows)
     assert len(phases) == 2
     for phase, rows in phases.items():
-        expected = ahead.abstract_batch(config, phase, on(1, 1, 1))
+        _, expected, _ = ahead.abstract_arguments(ahead.blank_task(config).at(phase), on(1, 1, 1))
         assert {k: (v.shape, v.dtype) for k, v in rows.items()} == {k: (v.shape, v.dtype) for k, v in expected.items()}
 
 

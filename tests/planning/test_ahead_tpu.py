@@ -46,7 +46,7 @@ def programs(config, topology):
 
 @pytest.fixture(scope="module")
 def parameters(config, topology):
-    state = ahead.abstract_arguments(config, 0, topology.mesh(MeshConfig()))[0]
+    state = ahead.abstract_arguments(ahead.blank_task(config).at(0), topology.mesh(MeshConfig()))[0]
     return sum(leaf.size for leaf in jax.tree.leaves(state.params))
 
 
@@ -56,7 +56,7 @@ def naive(config, topology):
 
     def exchanges(data: int, fsdp: int):
         mesh = topology.mesh(MeshConfig(data, fsdp, 1))
-        state, rows, _ = ahead.abstract_arguments(config, 0, mesh)
+        state, rows, _ = ahead.abstract_arguments(ahead.blank_task(config).at(0), mesh)
         with ahead._no_cache():
             program = compile_naive(ahead.blank_task(config).at(0), state.params, rows, ACCUMULATION)
         return hlo.collectives(program.as_text())
@@ -97,7 +97,7 @@ def test_slices(config):
     mesh = topology.mesh(MeshConfig())
     assert [device.slice_index for device in mesh.devices.flat] == [0] * 4 + [1] * 4
     program = ahead.compile_step(config, 0, mesh, 1)
-    parameters = ahead.shard_bytes(ahead.abstract_arguments(config, 0, mesh)[0].params)
+    parameters = ahead.shard_bytes(ahead.abstract_arguments(ahead.blank_task(config).at(0), mesh)[0].params)
     assert 0.1 * parameters < hlo.bytes_by_kind(program.collectives)[hlo.BETWEEN_SLICES] <= 1.05 * parameters
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from bert_jax import config as config_lib
+from bert_jax.chips import CHIPS
 from bert_jax.config import Config, MeshConfig, ObjectiveConfig
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.mixture import Turns
@@ -16,6 +17,7 @@ from bert_jax.data.parts import Part
 from bert_jax.planning import machine_checks, schedule_checks, storage_checks
 from bert_jax.planning.asked import Asked, Machine
 from bert_jax.planning.doctor import CHECKS, OF_RUN, Wishes, carry_out, examine
+from bert_jax.planning.roofline import predict
 from bert_jax.presets import load_config, preset_files
 from bert_jax.training.checkpoint import COMMIT
 from bert_jax.training.workdir import CONFIG, TOKENIZER
@@ -140,6 +142,8 @@ FIRES = [
     ("decay", lambda a: schedule(a, decay_power=0.0), "warning", ["100% of the way", "with power 1"]),
     ("decay", lambda a: schedule(a, decay_start=18), "warning", ["50% of the way", "earlier decay-start"]),
     ("updates", lambda a: schedule(a, steps=9, warmup_steps=1), "warning", ["9 updates", "raise --phases.N.steps"]),
+    ("model", lambda a: model(machine(a, kind="cpu"), compute_dtype="bfloat16"), "warning", ["compute-dtype float32"]),
+    ("time", lambda a: on_mesh(machine(a, kind="NVIDIA H100"), 3, data=2), "warning", ["not looked at", "3 devices"]),
     ("mesh", lambda a: machine(a, devices=3), "error", ["batch_size 8 is not divisible by 3"]),
     ("mesh", lambda a: on_mesh(a, 4, tensor=4), "error", ["does not divide the 2 attention heads"]),
     ("mesh", lambda a: on_mesh(a, 6, fsdp=4), "error", ["does not fit 6 devices"]),
@@ -250,6 +254,26 @@ def test_the_fix_for_memory_fits(asked):
     assert fixed.level == "ok"
     (found,) = lines_of(of(scarce, micro_batch="auto"), "memory")
     assert found.level == "ok" and found.values["accumulation"] == fix and "found at the start" in found.text
+
+
+def test_devices_that_report_their_memory_are_filled_by_default(asked):
+    """As `pretrain` does on them; a number that is given stays."""
+    asked = schedule(asked, batch_size=1024)
+    least = sum(machine_checks.estimate(asked.config, 0, machine_checks.Sizes(), 1024).values())
+    scarce = machine(asked, memory=2.0 * least, reports_memory=True)
+    (found,) = lines_of(scarce, "memory")
+    assert found.level == "ok" and found.values["accumulation"] > 1 and "found at the start" in found.text
+    (given,) = lines_of(schedule(scarce, accumulation=1), "memory")
+    assert given.level == "warning" and given.values["accumulation"] == 1
+
+
+def test_hours_are_those_of_the_roofline(asked):
+    """For the micro-batches that are found; none for a device that nobody has rated."""
+    (unknown,) = lines_of(machine(asked, kind="cpu"), "time")
+    assert unknown.level == "ok" and unknown.values["hours"] is None and "kind cpu" in unknown.text
+    (line,) = lines_of(machine(asked, kind="NVIDIA H100 80GB HBM3"), "time")
+    step = predict(asked.config, 0, machine_checks.Sizes(), 1, CHIPS["h100"]).step_seconds
+    assert line.level == "ok" and line.values["hours"] == pytest.approx(20 * step / 3600) and "estimate" in line.text
 
 
 def test_without_a_workdir_it_is_said(asked):

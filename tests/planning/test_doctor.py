@@ -1,8 +1,10 @@
 """`bert-jax doctor`: its figures against a slow count over the rows themselves, its levels, its two forms."""
 
+import dataclasses
 import json
 import shutil
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,8 +24,10 @@ from bert_jax.data.plan import Plan
 from bert_jax.planning import data_checks, epochs
 from bert_jax.planning.asked import ONE, Asked
 from bert_jax.planning.data_checks import streams
-from bert_jax.planning.doctor import Wishes, examine
+from bert_jax.planning.doctor import Wishes, examine, summary
 from bert_jax.planning.epochs import measure, rows_by_phase, stay
+from bert_jax.training import loop
+from bert_jax.training.workdir import read_config
 from tests.data.memory import FIRST, MARKS, make_corpus, random_documents
 
 FORMATS = ["segment_pair", "sentence_pair", "sentence_order", "full_sentences", "doc_sentences"]
@@ -238,7 +242,7 @@ def test_tokens_that_nobody_accounts_for_are_an_error(small, monkeypatch):
 
 def test_a_sample_says_so(small, monkeypatch):
     corpus = make_corpus(random_documents(2, 400))
-    monkeypatch.setattr(data_checks, "measure", lambda plan: measure(plan, budget=corpus.num_tokens // 4))
+    monkeypatch.setattr(data_checks, "measure", lambda plan, budget: measure(plan, budget=corpus.num_tokens // 4))
     windows = Plan(corpus, DataConfig(), 32, 0).windows
     for line in lines_of([corpus], config_of()):
         assert line.text.startswith(f"memory, phase 0, from {windows // 4} of {windows} windows: ")
@@ -271,6 +275,35 @@ def test_the_command(preset, tiny_corpus, tiny_config, capsys):
     assert values["held-out"] == {"corpus": "corpus", "rows": 12, "hosts": 1} and values["mixture"]["shares"] == {
         "corpus": 1.0
     }
+
+
+def test_what_pretrain_says_before_its_first_update(tiny_config, tiny_corpus):
+    """About ten lines of the same findings, with doctor's warnings among them."""
+    once = config_lib.replace(tiny_config, phases=(dataclasses.replace(tiny_config.phases[0], steps=1_000_000),))
+    lines = list(summary(once, [Part(tiny_corpus)], None))
+    named = [line.split()[0] for line in lines if not line.startswith("warning: ")]
+    assert named == ["model", "mixture", "vocabulary", "rows", "mesh", "memory", "time"]
+    (epochs,) = [line for line in lines if line.startswith("warning: epochs: ")]
+    assert "its 1,000,000 updates make about" in epochs and "more than the 40" in epochs
+    assert f"{Corpus.open(tiny_corpus).num_tokens:,} tokens" in lines[1] and len(lines) < 15
+
+
+@pytest.mark.parametrize("way", ["preset", "flag", "file"])
+def test_a_preset_has_the_vocabulary_of_its_corpus(way, preset, tiny_corpus, tmp_path, monkeypatch, capsys):
+    """Unless a flag says another number; a file of the user's has its own. It is in config.json, and on stderr."""
+    monkeypatch.setattr(loop, "train", lambda *_, **__: loop.Place(Cursor(), 0, 0, {}))
+    own = tmp_path / "own.py"
+    own.write_text(Path(preset).read_text().replace('"vocab_size": 120', '"vocab_size": 130'))
+    flags = ["--model.vocab-size", "150"] if way == "flag" else []
+    name, size = {"preset": ("bert_tiny", 120), "flag": ("bert_tiny", 150), "file": (str(own), 130)}[way]
+    command = ["pretrain", name, "--corpus", str(tiny_corpus), "--workdir", str(tmp_path / "run"), *flags]
+    assert cli.main(command) == 75
+    told = capsys.readouterr().err
+    assert read_config(tmp_path / "run").model.vocab_size == size
+    assert "\nvocabulary  120 token ids; the model has" in told and f"has {size:,} embeddings" in told
+    assert cli.main(["doctor", *command[1:], "--json"]) == 0
+    values = {line["name"]: line["values"] for line in json.loads(capsys.readouterr().out)}
+    assert values["vocabulary"] == {"tokenizer": 120, "model": size}
 
 
 def test_a_mixture(tiny_corpus, tiny_config, tmp_path):

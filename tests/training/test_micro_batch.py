@@ -12,7 +12,8 @@ from bert_jax import cli, pretraining
 from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, MeshConfig, Phase
 from bert_jax.data.parts import Part
 from bert_jax.errors import UserError
-from bert_jax.training import micro_batch
+from bert_jax.planning.ahead import blank_task
+from bert_jax.training import micro_batch, programs
 from bert_jax.training.ledger import Ledger
 from bert_jax.training.metrics import read_metrics
 from bert_jax.training.micro_batch import accumulations, fit, given
@@ -59,7 +60,7 @@ def test_the_largest_that_fits(mesh, tmp_path, monkeypatch, size, count):
     give_memory(monkeypatch, size)
     compiler, ledger = Compiler(), Ledger(tmp_path / "ledger")
     found, program = fit(CONFIG, 0, mesh, ledger, compiler)
-    assert (found, program.count) == (count, count) and len(compiler.tried) <= 3
+    assert (found, program.count) == (count, count) and len(compiler.tried) <= 4 and compiler.tried[0] == 1
     (entry,) = ledger.of("micro_batch")
     assert (entry["accumulation"], entry["bytes"], entry["phase"]) == (count, 100 + 1600 // count, 0)
 
@@ -104,6 +105,64 @@ def test_what_was_found_is_not_searched_again(mesh, tmp_path, monkeypatch):
         path.write_text(json.dumps(entry | {name: value}) + "\n")
         assert fit(CONFIG, 0, mesh, Ledger(path), Compiler())[0] == 1, name
         assert len(Ledger(path).of("micro_batch")) == 2
+
+
+class Step:
+    """A train step whose program needs what `Compiler` says, and in the second phase ten times as much."""
+
+    def __init__(self, task, mesh, accumulation):
+        self.task, self.accumulation = task, accumulation
+
+    def lower(self, *arguments):
+        return self
+
+    def compile(self):
+        program = Compiler()(self.accumulation)
+        sizes = vars(program.memory_analysis())
+        return SimpleNamespace(
+            memory_analysis=lambda: SimpleNamespace(**{k: v * TIMES[self.task.phase] for k, v in sizes.items()})
+        )
+
+
+TIMES = (1, 10)
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    monkeypatch.setattr(programs, "make_train_step", Step)
+
+
+def test_without_a_number_devices_with_known_memory_decide(mesh, tmp_path, monkeypatch, tiny_config, steps):
+    """All phases before the first update, each with its decision in the ledger; CPUs take whole batches and decide
+    nothing.
+    """
+    phase = dataclasses.replace(tiny_config.phases[0], batch_size=16)
+    task = blank_task(dataclasses.replace(tiny_config, phases=(phase, phase)))
+    here = programs.Programs(task, mesh, Ledger(tmp_path / "cpu"), None)
+    here.fit_memory(0)
+    assert [here.update(i)[1] for i in (0, 1)] == [1, 1] and not Ledger(tmp_path / "cpu").entries
+    monkeypatch.setattr(micro_batch, "device_memory", lambda device: 5100 / micro_batch.FILLED)
+    there = programs.Programs(task, mesh, Ledger(tmp_path / "gpu"), None)
+    there.fit_memory(0)
+    entries = Ledger(tmp_path / "gpu").of("micro_batch")
+    assert [(entry["phase"], entry["accumulation"]) for entry in entries] == [(0, 1), (1, 4)]
+    assert [there.update(i)[1] for i in (0, 1)] == [1, 4]
+    again = programs.Programs(task, mesh, Ledger(tmp_path / "gpu"), None)
+    again.fit_memory(1)
+    assert again.update(1)[1] == 4 and len(Ledger(tmp_path / "gpu").entries) == 2
+
+
+def test_a_phase_that_does_not_fit_is_refused_before_the_first_update(
+    tiny_config, tiny_corpus, tmp_path, monkeypatch, steps
+):
+    monkeypatch.setattr(micro_batch, "device_memory", lambda device: 9e3)
+    phase = dataclasses.replace(tiny_config.phases[0], accumulation=1)
+    two = dataclasses.replace(tiny_config, phases=(phase, phase))
+    with pytest.raises(
+        UserError, match=r"phases\.1 needs .* GiB .* accumulation 1, and .* are there: leave out phases\.1"
+    ):
+        pretraining.pretrain(two, [Part(tiny_corpus)], tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoints").exists() or not any((tmp_path / "run" / "checkpoints").iterdir())
 
 
 def test_every_device_and_every_size_of_a_ramp_has_whole_micro_batches():

@@ -133,8 +133,8 @@ def test_a_poisoned_state_is_not_blessed_by_its_checkpoint(config, tiny_corpus, 
 
     update = programs.Programs.update
 
-    def poisoning(self, phase, state, rows):
-        step, accumulation = update(self, phase, state, rows)
+    def poisoning(self, phase):
+        step, accumulation = update(self, phase)
 
         def run(state, batch, dials):
             state, metrics = step(state, batch, dials)
