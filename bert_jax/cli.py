@@ -2,22 +2,22 @@
 
 import contextlib
 import dataclasses
-import difflib
-import errno
+import inspect
 import json
 import os
 import re
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from bert_jax import command_line, flags, presets, storage
 from bert_jax import config as config_lib
-from bert_jax import flags, presets, storage
 from bert_jax.commands import MISSING, Convert, Doctor, Evaluate, FillMask, Plan, Pretrain, Schedule
 from bert_jax.config import Config
 from bert_jax.data import parts
-from bert_jax.errors import TRY_AGAIN, PeerError, UserError
+from bert_jax.errors import TRY_AGAIN, UserError, near
 from bert_jax.planning.lines import Line
 from bert_jax.runtime import cluster, lifeline, supervisor
 from bert_jax.runtime.report import make_report
@@ -122,18 +122,15 @@ def plan(arguments: Sequence[str]) -> None:
         raise UserError("--micro-batch auto needs a device to try: give a number of rows, or --search")
     if micro_batch is not None and asked.search:
         raise UserError("--search looks for the micro-batch itself: leave --micro-batch away, or --search")
-    price = asked.price_per_chip_hour
-    if price is not None and price < 0:
-        raise UserError(f"--price-per-chip-hour {price}: it must not be negative")
     from bert_jax.planning import plan, propose, topologies
 
     topology = topologies.find(asked.topology)
     if not asked.search:
-        found = plan.plan(config, topology, micro_batch, price)
+        found = plan.plan(config, topology, micro_batch, asked.price_per_chip_hour)
         print(json.dumps(found) if asked.json else "\n".join(plan.lines(found)))
         return
     proposal = propose.propose(config, topology)
-    found = plan.plan(proposal.config, topology, None, price, proposal.compiled)
+    found = plan.plan(proposal.config, topology, None, asked.price_per_chip_hour, proposal.compiled)
     if asked.json:
         print(json.dumps(found | {"search": propose.values(proposal)}))
     else:
@@ -184,25 +181,28 @@ def convert(arguments: Sequence[str]) -> None:
     print(json.dumps(report.to_dict()) if asked.json else "\n".join([*report.lines(), f"wrote {asked.destination}"]))
 
 
-COMMANDS: dict[str, Callable[[Sequence[str]], int | None]] = {
-    "pretrain": pretrain,
-    "doctor": doctor,
-    "plan": plan,
-    "schedule": schedule,
-    "evaluate": evaluate,
-    "fill-mask": fill_mask,
-    "convert": convert,
+COMMANDS: dict[str, tuple[type, Callable[[Sequence[str]], int | None]]] = {
+    "pretrain": (Pretrain, pretrain),
+    "doctor": (Doctor, doctor),
+    "plan": (Plan, plan),
+    "schedule": (Schedule, schedule),
+    "evaluate": (Evaluate, evaluate),
+    "fill-mask": (FillMask, fill_mask),
+    "convert": (Convert, convert),
 }
+"""By name: what a command takes, and the function that does it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command, and see that peers are not left waiting for this process.
 
     Returns:
-      an exit code (`_run`).
+      an exit code, as in `command_line.run`; also 2 if `doctor` found an error, and 75 if the run is saved and the
+      same command continues it.
     """
+    words = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        code = _run(sys.argv[1:] if arguments is None else list(arguments))
+        code = command_line.run(lambda: _run(words))
     except BaseException:
         if not lifeline.at_work():
             raise
@@ -213,42 +213,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _run(arguments: Sequence[str]) -> int:
-    """Run one command. 0: done; 2: the user asked for something that cannot be done, said in one line; or `doctor`
-    found an error; 75: the run is saved or another process is gone, and the same command continues it.
-    """
-    if not arguments or arguments[0] in ("-h", "--help"):
+def _run(arguments: Sequence[str]) -> int | None:
+    if not arguments:
+        raise UserError(f"a command is missing: commands are {', '.join(COMMANDS)}; `bert-jax --help` explains them")
+    name, *rest = arguments
+    if name in ("-h", "--help", "--help-all", "help"):
         print(_overview())
-        return 0 if arguments else 2
-    try:
-        if arguments[0] not in COMMANDS:
-            near = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
-            hint = f"did you mean '{near[0]}'? " if near else ""
-            raise UserError(f"there is no command '{arguments[0]}': {hint}Commands are {', '.join(COMMANDS)}")
-        return COMMANDS[arguments[0]](arguments[1:]) or 0
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except PeerError as error:
-        print(f"error: {error}: the same command continues from the newest checkpoint", file=sys.stderr)
-        return TRY_AGAIN
-    except Exception as error:
-        line = _full_disk(error) or storage.trouble(error)
-        if line is None:
-            raise
-        print(f"error: {line}", file=sys.stderr)
-        return 2
-
-
-def _full_disk(error: Exception) -> str | None:
-    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        return None
-    return f"{error.strerror.lower()}{f': {error.filename}' if error.filename else ''}: free some"
+        return 0
+    if name in ("-V", "--version"):
+        print(command_line.versions("bert-jax"))
+        return 0
+    if name not in COMMANDS:
+        hint = near(name.lower().replace("_", "-"), COMMANDS)
+        raise UserError(f"there is no command '{name}': {hint and f'{hint} '}Commands are {', '.join(COMMANDS)}")
+    return COMMANDS[name][1](rest)
 
 
 def _overview() -> str:
-    lines = [f"  {command.__doc__.strip('`.')}" for command in COMMANDS.values() if command.__doc__]
-    return "usage: bert-jax COMMAND ...\n\n" + "\n".join(lines) + "\n\n`bert-jax COMMAND --help` explains each."
+    """Every command with the first sentence of its help."""
+    about = {name: (inspect.getdoc(kind) or "").partition(".")[0] for name, (kind, _) in COMMANDS.items()}
+    lines = [f"  {name:<10} {text}" for name, text in about.items()]
+    return "\n".join(
+        [
+            "usage: bert-jax COMMAND ...",
+            "",
+            *lines,
+            "",
+            "`bert-jax COMMAND --help` explains a command, `bert-jax --version` prints versions.",
+            "CONFIG is a Python file with a function config(), or one of the presets",
+            *textwrap.wrap(f"{', '.join(presets.preset_files())}.", 100),
+        ]
+    )
 
 
 def _configured(kind: type, arguments: Sequence[str], command: str) -> tuple[Config, Any]:
@@ -256,10 +251,10 @@ def _configured(kind: type, arguments: Sequence[str], command: str) -> tuple[Con
     if any(field.name == "init_from" for field in dataclasses.fields(kind)):
         arguments = _renamed_flag(arguments)
     name, rest = _config_name(arguments, command)
-    preset = presets.load_config(name)
+    preset = presets.load_config(name or "bert_base")
     fields = {field.name: getattr(preset, field.name) for field in dataclasses.fields(Config)}
     required = [f.name for f in dataclasses.fields(kind) if f.default is f.default_factory and f.name not in fields]
-    asked = flags.parse(kind, rest, f"{command} {name}", kind(**fields, **dict.fromkeys(required, MISSING)))
+    asked = flags.parse(kind, rest, f"{command} {name or 'CONFIG'}", kind(**fields, **dict.fromkeys(required, MISSING)))
     return Config(**{name: getattr(asked, name) for name in fields}), asked
 
 
@@ -279,12 +274,13 @@ def _renamed_flag(arguments: Sequence[str]) -> list[str]:
     return renamed
 
 
-def _config_name(arguments: Sequence[str], command: str) -> tuple[str, Sequence[str]]:
+def _config_name(arguments: Sequence[str], command: str) -> tuple[str | None, Sequence[str]]:
+    """CONFIG and the flags; for help it may be missing."""
     if arguments and not arguments[0].startswith("-"):
         return arguments[0], arguments[1:]
+    if {"-h", "--help", "--help-all"} & set(arguments):
+        return None, arguments
     known = ", ".join(presets.preset_files())
-    if "--help" in arguments or "-h" in arguments:
-        return "bert_base", arguments
     raise UserError(f"{command} needs a config first, a preset's name or a file: presets are {known}")
 
 

@@ -8,6 +8,7 @@ import tyro
 
 from bert_jax import storage
 from bert_jax.config import Config
+from bert_jax.config_fields import Count, NonNegative
 from bert_jax.runtime.cluster import ClusterConfig
 
 MISSING: Any = tyro.MISSING
@@ -65,9 +66,9 @@ class Doctor(Config):
     """Directory that the run will be in, or is in already; a bucket, too. Without it, no disk is looked at."""
     micro_batch: str | None = None
     """As for `bert-jax pretrain`."""
-    hosts: int | None = None
+    hosts: Count | None = None
     """Processes, one per host, that the run will have. Without it, those that run this."""
-    devices: int | None = None
+    devices: Count | None = None
     """Devices that they will have together. Without it, as many for each process as are seen here."""
     topology: str | None = None
     """Instead of --devices, where it will run: v5e:16x16, h100:8x8 (docs/plan.md); its memory is known, too."""
@@ -105,7 +106,7 @@ class Plan(Config):
     micro_batch: str | None = None
     """Rows of a micro-batch on each device. Without it, phases.N.accumulation says how an update is cut; without
     both, as many rows are taken as fit by the estimate of memory."""
-    price_per_chip_hour: float | None = None
+    price_per_chip_hour: NonNegative | None = None
     """What a chip costs for an hour, for the cost of the run; in any currency."""
     search: bool = False
     """First look for the mesh, micro-batches and model.remat that fit and are fastest, compiling at most 6 programs."""
@@ -117,7 +118,7 @@ class Plan(Config):
 class Evaluate:
     """Held-out metrics of a run's newest checkpoint, beside the unigram baseline."""
 
-    workdir: tyro.conf.Positional[Place]
+    workdir: Annotated[tyro.conf.Positional[Place], tyro.conf.arg(metavar="WORKDIR")]
     """Directory of the run."""
     corpus: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="DIR")]
     """Corpus whose validation split is scored; built with the run's tokenizer. Give it once for each of several."""
@@ -129,9 +130,9 @@ class Evaluate:
 class FillMask:
     """Fill the [MASK]s of a text."""
 
-    model: tyro.conf.Positional[Place]
+    model: Annotated[tyro.conf.Positional[Place], tyro.conf.arg(metavar="MODEL")]
     """Work directory of a run, or an exported model."""
-    text: tyro.conf.Positional[str]
+    text: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TEXT")]
     """Text with one or more [MASK]."""
     top: int = 5
     """Candidates per [MASK]."""
@@ -143,10 +144,10 @@ class FillMask:
 class Convert:
     """Write a model in another format, and prove that it is the same one."""
 
-    source: tyro.conf.Positional[Place]
+    source: Annotated[tyro.conf.Positional[Place], tyro.conf.arg(metavar="SOURCE")]
     """A run's work directory, or a model: a directory of Hugging Face's, of TensorFlow 1 or Flax, a .pt of fairseq or
     NVIDIA, one of ours. Which it is, is seen (docs/conversion.md)."""
-    destination: tyro.conf.Positional[Place]
+    destination: Annotated[tyro.conf.Positional[Place], tyro.conf.arg(metavar="DESTINATION")]
     """Directory to make; it must not exist."""
     to: Literal["huggingface", "pytorch", "tensorflow1", "bert-jax", "stablehlo"] = "huggingface"
     """Format to write."""

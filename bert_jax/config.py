@@ -8,9 +8,11 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import reprlib
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
+from bert_jax.config_fields import Interval, check
 from bert_jax.config_sections import PAIR_FORMATS, DataConfig, ModelConfig, ObjectiveConfig
 from bert_jax.config_training import (
     CheckpointConfig,
@@ -66,12 +68,12 @@ class Config:
     rescue: RescueConfig = field(default_factory=RescueConfig)
     target: TargetConfig = field(default_factory=TargetConfig)
     start: StartConfig = field(default_factory=StartConfig)
-    seed: int = 0
+    seed: Annotated[int, Interval("[0, 2147483647]")] = 0
     """Of initialisation, examples, order, masks and dropout."""
 
     def __post_init__(self) -> None:
+        check(self, "", Config)
         require(len(self.phases) >= 1, "phases: a run needs at least one")
-        require(0 <= self.seed < 2**31, f"seed is {self.seed}: it must be in [0, 2^31)")
         for i, phase in enumerate(self.phases):
             require(
                 phase.seq_len <= self.model.max_positions,
@@ -201,7 +203,8 @@ def replace(config: Config, **changes: Any) -> Config:
     return dataclasses.replace(config, **merged)
 
 
-def _build(cls: type, values: dict[str, Any], path: str) -> Any:
+def _build(cls: type, values: Any, path: str) -> Any:
+    require(isinstance(values, dict), f"config: {path[:-1] or 'it'} is {reprlib.repr(values)}: it must be a table")
     fields = {f.name: f for f in dataclasses.fields(cls)}
     for key in values:
         require(key in fields, f"config: unknown field '{path}{key}'")
@@ -210,7 +213,7 @@ def _build(cls: type, values: dict[str, Any], path: str) -> Any:
         kind = fields[name].type
         if isinstance(kind, type) and dataclasses.is_dataclass(kind):
             arguments[name] = _build(kind, value, f"{path}{name}.")
-        elif name == "phases":
+        elif name == "phases" and isinstance(value, list):
             arguments[name] = tuple(_build(Phase, phase, f"{path}phases.{i}.") for i, phase in enumerate(value))
         else:
             arguments[name] = _frozen(value)

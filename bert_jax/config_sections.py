@@ -1,8 +1,9 @@
 """What is trained on what: the sections for model, objective and data. One default for every field, in its unit."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from bert_jax.config_fields import Count, Interval, Layers, NonNegative, Positive, Rate, Share, Size, SizeOrZero, check
 from bert_jax.errors import require
 
 
@@ -10,26 +11,26 @@ from bert_jax.errors import require
 class ModelConfig:
     """The encoder and its heads. The defaults are BERT-base, uncased (Devlin et al. 2019, section 3)."""
 
-    vocab_size: int = 30522
+    vocab_size: Size = 30522
     """Number of token ids, special tokens included."""
-    hidden_size: int = 768
+    hidden_size: Size = 768
     """Width of the residual stream (H)."""
-    num_layers: int = 12
+    num_layers: Layers = 12
     """Depth (L)."""
-    num_heads: int = 12
+    num_heads: Size = 12
     """Attention heads per layer (A)."""
-    head_size: int | None = None
+    head_size: Size | None = None
     """Width of one head; None is hidden_size / num_heads."""
-    intermediate_size: int = 3072
+    intermediate_size: Size = 3072
     """Width of the feed-forward layer."""
-    max_positions: int = 512
+    max_positions: Size = 512
     """Longest sequence that the position table serves, in tokens."""
-    position_offset: int = 0
+    position_offset: SizeOrZero = 0
     """Rows at the head of the position table that no token reads: RoBERTa's has two more than positions, since
     fairseq counts from its padding id, 1, plus one."""
-    type_vocab_size: int = 2
+    type_vocab_size: SizeOrZero = 2
     """Number of token types (sentence A and B); 0 leaves their table out."""
-    embedding_size: int | None = None
+    embedding_size: Size | None = None
     """Width of the embedding tables and of the MLM head's decoder, with a projection up to hidden_size behind the
     embeddings (ALBERT; Lan et al. 2020, section 3.1). None: hidden_size, and no projection."""
     activation: Literal["gelu", "gelu_tanh", "relu"] = "gelu"
@@ -40,27 +41,27 @@ class ModelConfig:
     biases: Literal["all", "none"] = "all"
     """Dense layers and LayerNorms add a bias (BERT), or none of them but the output layers does, the decoder over
     the vocabulary and the pair head (ModernBERT; Warner et al. 2024)."""
-    norm_epsilon: float = 1e-12
+    norm_epsilon: NonNegative = 1e-12
     """Added to the variance in every LayerNorm."""
-    initializer_range: float = 0.02
+    initializer_range: NonNegative = 0.02
     """Standard deviation of the truncated normal (at two deviations) that draws all weights."""
-    hidden_dropout: float = 0.1
+    hidden_dropout: Rate = 0.1
     """Dropout rate on embeddings and on the output of each sub-layer."""
-    attention_dropout: float = 0.1
+    attention_dropout: Rate = 0.1
     """Dropout rate on attention probabilities; only the `reference` attention has it."""
     positions: Literal["learned", "rotary"] = "learned"
     """Learned absolute positions (BERT), or rotary ones inside attention (Su et al. 2021)."""
-    rotary_base: float = 10000.0
+    rotary_base: Positive = 10000.0
     """Base of the rotary wavelengths in layers that see the whole sequence."""
-    local_rotary_base: float = 10000.0
+    local_rotary_base: Positive = 10000.0
     """Base of the rotary wavelengths in layers with a local window."""
     norm_placement: Literal["post", "pre"] = "post"
     """LayerNorm after the residual sum (BERT), or before each sub-layer and once at the end."""
-    attention_window: int | None = None
+    attention_window: SizeOrZero | None = None
     """Local layers see this many tokens to each side; None lets every layer see everything."""
-    global_every: int = 1
+    global_every: Layers = 1
     """With attention_window set, every n-th layer, the first included, still sees everything."""
-    parameter_groups: int | None = None
+    parameter_groups: Layers | None = None
     """Number of parameter sets shared by consecutive layers (ALBERT: 1); None gives each layer its own."""
     direction: Literal["bidirectional", "causal"] = "bidirectional"
     """What a token sees: its whole example, or only itself and what comes before. A causal model is trained to
@@ -72,18 +73,11 @@ class ModelConfig:
     """Type of activations and matrix products. Parameters, norms, softmax and losses stay in float32."""
     remat: Literal["none", "dots", "full"] = "none"
     """What the backward pass recomputes: nothing, all but matrix products, or whole layers."""
-    scan_unroll: int = 1
+    scan_unroll: Layers = 1
     """Layers per iteration of the scan over depth; num_layers unrolls it."""
 
     def __post_init__(self) -> None:
-        sizes = ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size", "max_positions")
-        for name in sizes:
-            require(getattr(self, name) >= 1, f"model.{name} is {getattr(self, name)}: it must be at least 1")
-        require(self.type_vocab_size >= 0, f"model.type_vocab_size is {self.type_vocab_size}: use 0 (no table) or more")
-        require(self.position_offset >= 0, f"model.position_offset is {self.position_offset}: it must not be negative")
-        for name in ("head_size", "embedding_size"):
-            value = getattr(self, name)
-            require(value is None or value >= 1, f"model.{name} is {value}: use 1 or more, or None")
+        check(self, "model.")
         require(
             self.head_size is not None or self.hidden_size % self.num_heads == 0,
             f"model.hidden_size {self.hidden_size} is not divisible by model.num_heads {self.num_heads}: "
@@ -93,8 +87,6 @@ class ModelConfig:
             self.positions == "learned" or self.size_per_head % 2 == 0,
             f"model.positions 'rotary' needs even heads, not {self.size_per_head} wide: set model.head_size",
         )
-        for name in ("hidden_dropout", "attention_dropout"):
-            require(0 <= getattr(self, name) < 1, f"model.{name} is {getattr(self, name)}: it must be in [0, 1)")
         require(
             self.attention == "reference" or self.attention_dropout == 0,
             f"model.attention '{self.attention}' has no dropout on attention probabilities: "
@@ -102,11 +94,9 @@ class ModelConfig:
         )
         groups = self.parameter_groups
         require(
-            groups is None or (groups >= 1 and self.num_layers % groups == 0),
+            groups is None or self.num_layers % groups == 0,
             f"model.parameter_groups {groups} does not divide model.num_layers {self.num_layers}",
         )
-        require(self.global_every >= 1, f"model.global_every is {self.global_every}: it must be at least 1")
-        require(self.scan_unroll >= 1, f"model.scan_unroll is {self.scan_unroll}: it must be at least 1")
 
     @property
     def size_per_head(self) -> int:
@@ -123,35 +113,32 @@ class ModelConfig:
 class ObjectiveConfig:
     """What the model learns (Devlin et al. 2019, section 3.1). A causal model ignores all but `pair`."""
 
-    mask_rate: float = 0.15
+    mask_rate: Annotated[float, Interval("(0, 1)")] = 0.15
     """Share of an example's tokens to predict: max(1, round(rate * length)), special tokens counted in length."""
-    mask_token_share: float = 0.8
+    mask_token_share: Share = 0.8
     """Of the predicted positions, the share that shows [MASK]."""
-    random_token_share: float = 0.1
+    random_token_share: Share = 0.1
     """Of the predicted positions, the share that shows a random ordinary token; the rest stay as they are."""
     mask_unit: Literal["token", "word", "ngram", "span"] = "token"
     """What is chosen together: single tokens (BERT), whole words, n-grams of whole words with a chance in
     proportion to 1/n (ALBERT), or spans of whole words of geometric length, replaced as one (SpanBERT)."""
-    max_ngram: int = 3
+    max_ngram: Annotated[int, Interval("[1, 64]")] = 3
     """Longest n-gram, in words."""
-    span_rate: float = 0.2
+    span_rate: Annotated[float, Interval("(0, 1]")] = 0.2
     """Chance that a span ends after each of its words; 0.2, cut at ten words, makes 3.8 on average."""
-    max_span: int = 10
+    max_span: Annotated[int, Interval("[1, 64]")] = 10
     """Longest span, in words."""
     pair: Literal["nsp", "sop", "none"] = "nsp"
     """Pair objective on [CLS]: next-sentence prediction (label 0: B follows A; 1: random B), sentence order
     (0: in order; 1: swapped; Lan et al. 2020), or none."""
 
     def __post_init__(self) -> None:
-        require(0 < self.mask_rate < 1, f"objective.mask_rate is {self.mask_rate}: it must be between 0 and 1")
+        check(self, "objective.")
         shares = self.mask_token_share, self.random_token_share
         require(
-            min(shares) >= 0 and sum(shares) <= 1,
+            sum(shares) <= 1,
             f"objective.mask_token_share {shares[0]} and random_token_share {shares[1]} must not exceed 1 together",
         )
-        for name in ("max_ngram", "max_span"):
-            require(1 <= getattr(self, name) <= 64, f"objective.{name} is {getattr(self, name)}: it must be in 1 to 64")
-        require(0 < self.span_rate <= 1, f"objective.span_rate is {self.span_rate}: it must be above 0, at most 1")
 
 
 PAIR_FORMATS = {"nsp": ("segment_pair", "sentence_pair"), "sop": ("sentence_order",)}
@@ -168,47 +155,31 @@ class DataConfig:
     """What an example is: two segments of which the second follows or is random (BERT), the same with single
     sentences, two segments in order or swapped (ALBERT), whole sentences up to the row's length that may
     cross documents, or that may not (RoBERTa)."""
-    short_example_rate: float = 0.1
+    short_example_rate: Share = 0.1
     """Share of documents whose examples are shorter: their target length is drawn uniformly from [2, seq_len - 3],
     as BERT does; only segment_pair and sentence_order have it."""
     example_end: Literal["sentence", "row"] = "sentence"
     """Where full_sentences and doc_sentences end an example: before the sentence that no longer fits, or where
     the row ends, with the rest of that sentence in the next example (fuller rows)."""
-    examples_per_row: int | None = None
+    examples_per_row: Annotated[int, Interval("[1, 64]")] | None = None
     """At most so many examples share a row, none of which sees another; 1 switches packing off. None: one for
     every 24 tokens of the row."""
-    example_copies: int | None = None
+    example_copies: Count | None = None
     """Sets of examples: epoch e uses set e mod K. None makes new examples every epoch."""
-    mask_copies: int | None = None
+    mask_copies: Count | None = None
     """Sets of masks: epoch e uses set e mod K (static masking). None draws new masks every epoch (dynamic)."""
-    mixture_exponent: float = 1.0
+    mixture_exponent: Share = 1.0
     """Share of each corpus of a mixture that has no weight: its share of tokens to this power, scaled to sum
     to 1 (multilingual BERT: 0.7)."""
     verify: Literal["checksums", "counts"] = "checksums"
     """Before the first update, compare every shard with its SHA-256, or only its number of records."""
-    reader_processes: int = 0
+    reader_processes: Annotated[int, Interval("[0, 1000]")] = 0
     """Processes that prepare batches; 0: threads of this process do."""
-    prefetch: int = 4
+    prefetch: Annotated[int, Interval("[1, 1e4]")] = 4
     """Batches prepared ahead of the device, by each reader process if there are any."""
 
     def __post_init__(self) -> None:
-        for name in ("example_copies", "mask_copies"):
-            copies = getattr(self, name)
-            require(copies is None or copies >= 1, f"data.{name} is {copies}: it must be at least 1, or None")
-        require(
-            0 <= self.short_example_rate <= 1,
-            f"data.short_example_rate is {self.short_example_rate}: it must be in [0, 1]",
-        )
-        require(
-            self.examples_per_row is None or 1 <= self.examples_per_row <= 64,
-            f"data.examples_per_row is {self.examples_per_row}: it must be in 1 (no packing) to 64",
-        )
-        require(
-            0 <= self.mixture_exponent <= 1,
-            f"data.mixture_exponent is {self.mixture_exponent}: it must be in [0, 1]",
-        )
-        require(self.reader_processes >= 0, f"data.reader_processes is {self.reader_processes}: use 0 or more")
-        require(self.prefetch >= 1, f"data.prefetch is {self.prefetch}: it must be at least 1")
+        check(self, "data.")
 
     @property
     def paired(self) -> bool:

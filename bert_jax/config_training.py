@@ -1,8 +1,9 @@
 """How a run is trained: sections for optimizer, phases, records, rescue. One default for every field, in its unit."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from bert_jax.config_fields import Count, CountOrZero, Interval, Layers, NonNegative, Positive, Rate, Rows, check
 from bert_jax.errors import require
 
 
@@ -14,88 +15,76 @@ class OptimizerConfig:
     """AdamW (Loshchilov and Hutter 2019) or LAMB (You et al. 2020)."""
     lamb_flavour: Literal["paper", "google", "nvidia"] = "nvidia"
     """Whose LAMB: they differ in bias correction and in what excluded tensors get (training/lamb.py)."""
-    beta1: float = 0.9
+    beta1: Rate = 0.9
     """Decay of the first moment."""
-    beta2: float = 0.999
+    beta2: Rate = 0.999
     """Decay of the second moment."""
-    epsilon: float = 1e-6
+    epsilon: Positive = 1e-6
     """Added to the root of the second moment."""
-    weight_decay: float = 0.01
+    weight_decay: NonNegative = 0.01
     """Decoupled weight decay."""
-    clip_norm: float | None = 1.0
+    clip_norm: Positive | None = 1.0
     """Largest global norm of the gradient; None never clips."""
     bias_correction: bool | None = None
     """Divide the moments by 1 - beta^t. None: AdamW does, and LAMB as its flavour says."""
-    min_trust_ratio: float = 0.0
+    min_trust_ratio: NonNegative = 0.0
     """Smallest trust ratio of LAMB."""
-    max_trust_ratio: float | None = None
+    max_trust_ratio: Positive | None = None
     """Largest trust ratio of LAMB; None sets no bound."""
-    learning_rate_scales: tuple[tuple[str, float], ...] = ()
+    learning_rate_scales: tuple[tuple[str, NonNegative], ...] = ()
     """Parameters whose learning rate is scaled: (pattern, factor). A pattern is a regular expression for the end of
     a parameter's path, e.g. 'encoder/layers/.*' or 'word'; the first that matches counts."""
 
     def __post_init__(self) -> None:
-        for name in ("beta1", "beta2"):
-            require(0 <= getattr(self, name) < 1, f"optimizer.{name} is {getattr(self, name)}: it must be in [0, 1)")
-        require(self.epsilon > 0, f"optimizer.epsilon is {self.epsilon}: it must be positive")
-        require(self.weight_decay >= 0, f"optimizer.weight_decay is {self.weight_decay}: it must not be negative")
-        require(
-            self.clip_norm is None or self.clip_norm > 0,
-            f"optimizer.clip_norm is {self.clip_norm}: it must be positive, or None to clip never",
-        )
+        check(self, "optimizer.")
         low, high = self.min_trust_ratio, self.max_trust_ratio
         require(
-            low >= 0 and (high is None or high >= max(low, 1e-30)),
-            f"optimizer.min_trust_ratio {low} and max_trust_ratio {high} leave no ratio: use 0 <= min <= max, max > 0",
+            high is None or low <= high,
+            f"optimizer.min_trust_ratio {low} and max_trust_ratio {high} leave no ratio: use min <= max",
         )
-        for pattern, factor in self.learning_rate_scales:
-            require(
-                factor >= 0,
-                f"optimizer.learning_rate_scales: '{pattern}' has factor {factor}: it must not be negative",
-            )
 
 
 @dataclass(frozen=True)
 class Phase:
     """A stretch of training with one sequence length, batch and schedule. Its schedule starts at its own step 0."""
 
-    steps: int = 100_000
+    steps: Count = 100_000
     """Updates in this phase."""
-    seq_len: int = 128
+    seq_len: Annotated[int, Interval("[8, 1e6]")] = 128
     """Tokens per row."""
-    batch_size: int = 256
+    batch_size: Rows = 256
     """Rows per update, over all devices and micro-batches."""
-    start_batch_size: int | None = None
+    start_batch_size: Rows | None = None
     """Rows of the phase's first updates; batch_size is reached in equal steps of this size. None: no ramp."""
-    ramp_steps: int = 0
+    ramp_steps: CountOrZero = 0
     """Updates after which the ramp has reached batch_size."""
-    accumulation: int | None = None
+    accumulation: Rows | None = None
     """Micro-batches per update; each device splits its own rows. None: the fewest that fit into the memory of the
     devices, found before the first update and written to ledger.jsonl; on a CPU, the fewest that there can be."""
-    learning_rate: float = 1e-4
+    learning_rate: NonNegative = 1e-4
     """Peak learning rate."""
-    warmup_steps: int = 10_000
+    warmup_steps: CountOrZero = 10_000
     """Updates over which the learning rate rises linearly from 0 to its peak."""
-    warmup_done: int = 0
+    warmup_done: CountOrZero = 0
     """Updates of the warmup that lie before the phase: its rate begins above 0, at the share that they are of these
     and warmup_steps together (MLPerf's start_warmup_step)."""
     decay: Literal["polynomial", "cosine", "sqrt", "constant"] = "polynomial"
     """How the learning rate falls from its peak to its end: by (1 - t)^decay_power, by half a cosine, by
     1 - sqrt(t) (Warner et al. 2024), or not at all."""
-    decay_start: int = 0
+    decay_start: CountOrZero = 0
     """Update from which it falls, t being the share of the way from there to the phase's end. 0 is Google's BERT,
     whose warmup covers the beginning of the decay; warmup_steps is fairseq's; a late one is warmup-stable-decay."""
-    decay_power: float = 1.0
+    decay_power: NonNegative = 1.0
     """Power of the polynomial decay; 1 is linear."""
-    end_learning_rate: float = 0.0
+    end_learning_rate: NonNegative = 0.0
     """Learning rate after the last update of the phase."""
-    hours: float | None = None
+    hours: Positive | None = None
     """The phase ends after so many hours of training, whatever the speed, or after `steps` updates if they come
     first. The schedule, which `steps` describes, is stretched over the updates that the time allows for. Only the
     last phase may have it."""
-    max_predictions: int | None = None
+    max_predictions: Count | None = None
     """At most so many tokens of an example are predicted, whatever objective.mask_rate says; None sets no bound."""
-    num_layers: int | None = None
+    num_layers: Layers | None = None
     """Depth in this phase; None is model.num_layers. Where a deeper phase begins, the stack is repeated
     (progressive stacking, Gong et al. 2019)."""
     frozen: tuple[str, ...] = ()
@@ -106,30 +95,22 @@ class Phase:
     """What happens to the optimizer's count of updates, which bias correction reads (NVIDIA's second phase: reset)."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size"):
-            require(getattr(self, name) >= 1, f"phases: {name} is {getattr(self, name)}: it must be at least 1")
-        for name in ("max_predictions", "num_layers", "accumulation"):
-            value = getattr(self, name)
-            require(value is None or value >= 1, f"phases: {name} is {value}: it must be at least 1, or None")
-        for name in ("learning_rate", "warmup_steps", "warmup_done", "end_learning_rate", "decay_power", "decay_start"):
-            require(getattr(self, name) >= 0, f"phases: {name} is {getattr(self, name)}: it must not be negative")
+        check(self, "phases: ")
         require(
             self.decay_start < self.steps,
             f"phases: decay_start {self.decay_start} lies behind the phase's {self.steps} steps: lower it",
         )
-        require(self.hours is None or self.hours > 0, f"phases: hours is {self.hours}: it must be positive, or None")
         require(
             not (self.moments == "reset" and self.step_count == "keep"),
             "phases: moments 'reset' with step_count 'keep' would take fresh moments for old ones: reset both",
         )
-        require(self.seq_len >= 8, f"phases: seq_len is {self.seq_len}: the shortest useful row has 8 tokens")
         start = self.start_batch_size
         require(
-            (start is None) == (self.ramp_steps == 0) and self.ramp_steps >= 0,
+            (start is None) == (self.ramp_steps == 0),
             "phases: a batch ramp needs both start_batch_size and ramp_steps",
         )
         require(
-            start is None or (start >= 1 and self.batch_size % start == 0),
+            start is None or self.batch_size % start == 0,
             f"phases: start_batch_size {start} does not divide batch_size {self.batch_size}",
         )
         require(
@@ -165,37 +146,42 @@ class Phase:
         return self.start_batch_size * sum(max(0, step - update) for update in reached)
 
 
+Axis = Annotated[int, Interval("[-1, 1e6]")]
+
+
 @dataclass(frozen=True)
 class MeshConfig:
     """How many devices each mesh axis spans; -1 takes all that are left."""
 
-    data: int = -1
+    data: Axis = -1
     """Batch rows are split over it; parameters are copied."""
-    fsdp: int = 1
+    fsdp: Axis = 1
     """Batch rows are split over it, and so are parameters and moments."""
-    tensor: int = 1
+    tensor: Axis = 1
     """Attention heads, feed-forward units and the vocabulary are split over it."""
+
+    def __post_init__(self) -> None:
+        check(self, "mesh.")
 
 
 @dataclass(frozen=True)
 class CheckpointConfig:
     """When the run is saved; it is always saved at its end and on SIGTERM."""
 
-    every: int = 1000
+    every: Count = 1000
     """Updates between checkpoints."""
-    keep: int = 3
+    keep: Count = 3
     """Checkpoints that stay on disk."""
 
     def __post_init__(self) -> None:
-        require(self.every >= 1, f"checkpoint.every is {self.every}: it must be at least 1")
-        require(self.keep >= 1, f"checkpoint.keep is {self.keep}: it must be at least 1")
+        check(self, "checkpoint.")
 
 
 @dataclass(frozen=True)
 class LogConfig:
     """What is written while training."""
 
-    every: int = 100
+    every: Count = 100
     """Updates between lines in metrics.jsonl."""
     layers: bool = True
     """Norms of gradients and updates, and LAMB's trust ratios, also for each layer."""
@@ -205,65 +191,53 @@ class LogConfig:
     """Also write to this project of Weights & Biases (needs the package wandb); None does not."""
 
     def __post_init__(self) -> None:
-        require(self.every >= 1, f"log.every is {self.every}: it must be at least 1")
+        check(self, "log.")
 
 
 @dataclass(frozen=True)
 class EvaluationConfig:
     """Held-out evaluation; its masks are fixed, single tokens, and always 15 % of them. A causal model has none."""
 
-    every: int = 1000
+    every: CountOrZero = 1000
     """Updates between evaluations during training; one always runs at the end. 0: only at the end."""
-    rows: int = 512
+    rows: Count = 512
     """Rows of each validation split that are scored; all of them if there are fewer."""
-    batch_size: int = 32
+    batch_size: Rows = 32
     """Rows per evaluation batch; a few more where devices would not get equally many. It changes no figure."""
 
     def __post_init__(self) -> None:
-        require(self.every >= 0, f"evaluation.every is {self.every}: it must be at least 1, or 0 for only at the end")
-        for name in ("rows", "batch_size"):
-            require(getattr(self, name) >= 1, f"evaluation.{name} is {getattr(self, name)}: it must be at least 1")
+        check(self, "evaluation.")
 
 
 @dataclass(frozen=True)
 class RescueConfig:
     """What happens when training goes wrong. An update whose loss or gradient is not finite is always skipped."""
 
-    max_skipped: int = 5
+    max_skipped: Count = 5
     """So many skipped updates in a row are trouble."""
-    spike: float | None = 3.0
+    spike: Positive | None = 3.0
     """A loss that lies so much, in nats, above the lowest running average of its phase is trouble; None: never."""
-    calm_steps: int = 50
+    calm_steps: Count = 50
     """Updates without trouble after which a checkpoint counts as good; also the span of the running average, and how
     far before the first bad update the rows are that are passed over when the run goes back."""
-    max_rollbacks: int = 3
+    max_rollbacks: CountOrZero = 3
     """How often a run goes back to its last good checkpoint before it stops with the reason."""
 
     def __post_init__(self) -> None:
-        for name in ("max_skipped", "calm_steps"):
-            require(getattr(self, name) >= 1, f"rescue.{name} is {getattr(self, name)}: it must be at least 1")
-        require(self.max_rollbacks >= 0, f"rescue.max_rollbacks is {self.max_rollbacks}: it must not be negative")
-        require(
-            self.spike is None or self.spike > 0,
-            f"rescue.spike is {self.spike}: it must be positive, or None for never",
-        )
+        check(self, "rescue.")
 
 
 @dataclass(frozen=True)
 class TargetConfig:
     """Train until a figure is reached, as MLPerf does."""
 
-    mlm_accuracy: float | None = None
+    mlm_accuracy: Annotated[float, Interval("(0, 1]")] | None = None
     """Stop as soon as the held-out MLM accuracy reaches this; None trains to the end of the phases."""
-    every: int | None = None
+    every: Count | None = None
     """Rows between evaluations. None: floor(0.05 * (230.23 * batch_size + 3,000,000) / 25,000) * 25,000, MLPerf's."""
 
     def __post_init__(self) -> None:
-        goal = self.mlm_accuracy
-        require(
-            goal is None or 0 < goal <= 1, f"target.mlm_accuracy is {goal}: it must be above 0 and at most 1, or None"
-        )
-        require(self.every is None or self.every >= 1, f"target.every is {self.every}: it must be at least 1, or None")
+        check(self, "target.")
 
     def rows_between(self, batch_size: int) -> int:
         """Rows between evaluations (mlcommons/training, retired_benchmarks/bert/README.md)."""
@@ -285,6 +259,7 @@ class StartConfig:
     """Begin with the optimizer's moments and its count of updates as the source has them, or with new ones."""
 
     def __post_init__(self) -> None:
+        check(self, "start.")
         require(
             self.source is not None or self.embeddings == "keep",
             "start.embeddings 'new' needs start.source: fresh parameters have new ones anyway",

@@ -1,5 +1,8 @@
 """The two exceptions that are no bugs: a mistake of the user, and a process that is gone."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class UserError(Exception):
     """Something the user asked for cannot be done.
@@ -13,6 +16,12 @@ def require(condition: bool, message: str) -> None:
     """Raise UserError with this message unless the condition holds."""
     if not condition:
         raise UserError(message)
+
+
+def near(word: str, known: Iterable[str]) -> str:
+    """``did you mean 'X'?`` for a word that is almost one of the known; "" if there is none."""
+    found = difflib.get_close_matches(word, list(known), n=1)
+    return f"did you mean '{found[0]}'?" if found else ""
 
 
 class PeerError(Exception):

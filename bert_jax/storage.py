@@ -6,6 +6,7 @@ slashes is all there is. docs/object_stores.md says what a user has to know.
 
 import concurrent.futures
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -84,8 +85,28 @@ def reach(place: StoredPath) -> None:
         raise UserError(f"{place}: there is no bucket '{bucket}', or you may not see it: make it first")
 
 
+_AGAIN = "and start the same command again, it goes on where it was"
+_REMEDIES = {
+    errno.ENOSPC: f"make room {_AGAIN}",
+    errno.EDQUOT: f"make room {_AGAIN}",
+    errno.EROFS: "choose a directory that can be written",
+    errno.EACCES: "choose a directory that you may write, or change its permissions",
+    errno.EPERM: "choose a directory that you may write, or change its permissions",
+    errno.ENOENT: "it is not there, or cannot be made",
+    errno.ENOTDIR: "choose a directory, not something inside a file",
+    errno.EISDIR: "choose a file, not a directory",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ELOOP: "its symbolic links lead in a circle; mend them",
+    errno.EIO: f"the disk could not read or write; check it {_AGAIN}",
+    errno.EMFILE: "too many open files; raise the limit with `ulimit -n` or use fewer processes",
+}
+
+
 def trouble(error: BaseException) -> str | None:
-    """One line for an error that a store's library raised while it was at work; None if it is no such error."""
+    """One line for an error of a disk, or of a store's library; None for any other."""
+    if isinstance(error, OSError) and error.errno in _REMEDIES:
+        where = error.filename2 or error.filename
+        return f"{f'{where}: ' if where else ''}{error.strerror}; {_REMEDIES[error.errno]}"
     link: BaseException | None = error
     while link is not None:
         if type(link).__module__.startswith(LIBRARIES):

@@ -1,45 +1,46 @@
 """The command `bert-data`: train a tokenizer, build a corpus, look at one, verify one."""
 
 import argparse
-import os
+import re
 import sys
 from collections.abc import Sequence
 
-from bert_jax import storage
-from bert_jax.errors import UserError
-from data_prep import build_command, disk, inspect_command, tokenizer_command
+from bert_jax import command_line
+from bert_jax.errors import UserError, near
+from data_prep import build_command, inspect_command, tokenizer_command
 from data_prep.verify import verify
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; 0 when it did its work, 2 when the user has something to change."""
-    argv = sys.argv[1:] if argv is None else list(argv)
-    end = argv.index("--") if "--" in argv else len(argv)
-    arguments = _parser().parse_args(argv[:end])
-    arguments.behind_dashes = argv[end + 1 :]
-    try:
-        if arguments.behind_dashes and arguments.command is not build_command.run:
-            raise UserError(f"{' '.join(argv[end:])}: only `build` passes flags behind -- on; leave them out")
-        arguments.command(arguments)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on where it was", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # of `bert-data inspect DIR | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except Exception as error:
-        described = storage.trouble(error) or disk.as_user_error(error)
-        if described is None:
-            raise
-        print(f"error: {described}", file=sys.stderr)
-        return 2
-    return 0
+    """Runs a command; returns its exit code (`command_line.run`)."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    return command_line.run(lambda: _run(words), "stopped; the same command goes on where it was")
+
+
+def _run(words: Sequence[str]) -> None:
+    end = words.index("--") if "--" in words else len(words)
+    arguments = _parser().parse_args(words[:end])
+    arguments.behind_dashes = words[end + 1 :]
+    if arguments.behind_dashes and arguments.command is not build_command.run:
+        raise UserError(f"{' '.join(words[end:])}: only `build` passes flags after -- on; leave them out")
+    arguments.command(arguments)
+
+
+class _Parser(argparse.ArgumentParser):
+    """What it refuses is one line, with the nearest flag or command."""
+
+    known: tuple[str, ...] = ()
+    """Words that may have been meant."""
+
+    def error(self, message: str):
+        wrong = re.search("(?:unrecognized arguments: |invalid choice: ')([^ ']+)", message)
+        hint = near(wrong[1].partition("=")[0], self.known) if wrong else ""
+        raise UserError(f"{self.prog}: {message}{hint and f': {hint}'}; `{self.prog} --help` explains all flags")
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("bert-data", description="Prepares text for pretraining with bert-jax.")
+    parser = _Parser("bert-data", description="Prepares text for pretraining with bert-jax.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=command_line.versions("bert-data"))
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     tokenizer_command.add_parser(commands)
     build_command.add_parser(commands)
@@ -47,4 +48,8 @@ def _parser() -> argparse.ArgumentParser:
     add = commands.add_parser("verify", help="read every byte of a corpus and compare it with its checksums")
     add.add_argument("directory", metavar="DIR")
     add.set_defaults(command=lambda arguments: print(f"{arguments.directory}: {verify(arguments.directory)}"))
+    parser.known = (
+        *commands.choices,
+        *(flag for one in commands.choices.values() for flag in one._option_string_actions),
+    )
     return parser

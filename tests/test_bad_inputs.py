@@ -44,7 +44,7 @@ def refused(here, capfd, arguments) -> str:
 
 FLAGS = {
     # what: (flags, words of the line)
-    "rows shorter than an example": (["--phases.0.seq-len", "7"], ["seq_len is 7", "has 8 tokens"]),
+    "rows shorter than an example": (["--phases.0.seq-len", "7"], ["seq_len is 7", "in [8, 1e6]"]),
     "no token masked": (["--objective.mask-rate", "0.01"], ["mask_rate 0.01 rounds to no token", "at least 0.031"]),
     "no pairs in the format": (["--data.format", "full_sentences"], ["'nsp' needs data.format segment_pair", "none"]),
     "pairs of another kind": (["--data.format", "sentence_order"], ["'nsp' needs data.format segment_pair or sent"]),

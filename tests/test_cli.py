@@ -12,8 +12,10 @@ import sys
 import numpy as np
 import pytest
 
-from bert_jax import cli
+from bert_jax import cli, flags
+from bert_jax.config import flatten
 from bert_jax.tokenizer import Tokenizer
+from data_prep import cli as data_cli
 from data_prep.writer import CorpusWriter
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -24,6 +26,19 @@ from bert_jax.config import from_dict
 def config():
     return from_dict(json.loads({text!r}))
 """
+
+CONFIG_FILES = {
+    "nothing.py": b"x = 1\n",
+    "raises.py": b"def config():\n    wrong = 1 / 0\n",
+    "misspelt.py": b"from bert_jax.config import Config\nconfig = lambda: Config(nam='x')\n",
+    "refused.py": b"from bert_jax.config import Phase\ndef config():\n    return Phase(0)\n",
+    "leaves.py": b"import sys\nsys.exit(0)\n",
+    "broken.py": b"def config(:\n",
+    "latin1.py": b"x = 'caf\xe9'\n",
+    "zero.py": b"x\0\n",
+    "three.py": b"config = lambda: 3\n",
+    "settings.json": b"{}",
+}
 
 
 def listing(directory: pathlib.Path) -> dict[str, tuple]:
@@ -47,7 +62,9 @@ def place(tmp_path_factory, tiny_corpus, other_corpus, tiny_run, tiny_export, ti
     (directory / "tiny.py").write_text(CONFIG_FILE.format(text=json.dumps(to_dict(tiny_config))))
     (directory / "notes").mkdir()
     (directory / "notes" / "mine.txt").write_text("not a run")
-    (directory / "nothing.py").write_text("x = 1\n")
+    for name, text in CONFIG_FILES.items():
+        (directory / name).write_bytes(text)
+    (directory / "folder.py").mkdir()
     for name, source in (("corpus", tiny_corpus), ("other", other_corpus), ("run", tiny_run), ("export", tiny_export)):
         shutil.copytree(source, directory / name)
     tokenizer = Tokenizer.load(tiny_corpus)
@@ -78,6 +95,47 @@ BAD = {
     "no config": (["pretrain", "--corpus", "corpus"], ["needs a config first", "bert_tiny"]),
     "unknown preset": (["pretrain", "bert_tinny"], ["'bert_tinny'", "did you mean 'bert_tiny'?"]),
     "config file without config()": (["pretrain", "nothing.py", *PRETRAIN[2:]], ["no function config()"]),
+    "config file that raises": (["schedule", "raises.py"], ["raises.py, line 2: ZeroDivisionError"]),
+    "config file with a misspelt field": (["schedule", "misspelt.py"], ["misspelt.py, line 2: TypeError", "'nam'"]),
+    "config file with a bad value": (["schedule", "refused.py"], ["refused.py, line 3: phases: steps is 0"]),
+    "config file that leaves": (["schedule", "leaves.py"], ["leaves.py, line 2: SystemExit"]),
+    "config file with bad syntax": (["schedule", "broken.py"], ["broken.py, line 1: SyntaxError: invalid syntax"]),
+    "config file that is not UTF-8": (["schedule", "latin1.py"], ["latin1.py", "utf-8"]),
+    "config file with a zero byte": (["schedule", "zero.py"], ["zero.py", "null bytes"]),
+    "config file that returns another thing": (["schedule", "three.py"], ["three.py", "returned a int"]),
+    "config that is a directory": (["schedule", "folder.py"], ["folder.py is a directory"]),
+    "config that is no Python file": (["schedule", "settings.json"], ["settings.json does not end in .py"]),
+    "config with a name that is too long": (["schedule", f"{'x' * 300}.py"], ["there is no config 'xxx"]),
+    "config of the hub": (["schedule", "google-bert/bert-base-uncased"], ["did you mean 'bert_base'?"]),
+    "config in other letters": (["schedule", "RoBERTa-base"], ["did you mean 'roberta_base'?"]),
+    "nothing at all": ([], ["a command is missing", "pretrain", "bert-jax --help"]),
+    "command in other letters": (["fill_mask"], ["there is no command 'fill_mask': did you mean 'fill-mask'?"]),
+    "flag of transformers": (["pretrain", "bert_tiny", "--lr", "1"], ["no flag --lr: use --phases.0.learning-rate"]),
+    "flag of transformers beside others": ([*PRETRAIN, "--output_dir", "x"], ["no flag --output-dir: use --workdir"]),
+    "batch size": ([*PRETRAIN, "--batch-size", "8"], ["no flag --batch-size: use --phases.0.batch-size"]),
+    "epochs": ([*PRETRAIN, "--epochs=8"], ["no flag --epochs: use --phases.0.steps"]),
+    "row length": ([*PRETRAIN, "--max-seq-length", "8"], ["no flag --max-seq-length: use --phases.0.seq-len"]),
+    "depth": ([*PRETRAIN, "--num-layers", "8"], ["no flag --num-layers: use --model.num-layers"]),
+    "mixed precision": ([*PRETRAIN, "--fp16"], ["no flag --fp16: use --model.compute-dtype"]),
+    "end of a flag": ([*PRETRAIN, "--weight-decay", "0"], ["no flag --weight-decay: use --optimizer.weight-decay"]),
+    "section": ([*PRETRAIN, "--mesh", "2"], ["no flag --mesh: it is a section", "--mesh.data"]),
+    "top-k": (["fill-mask", "run", "[MASK]", "--top-k", "3"], ["no flag --top-k: use --top"]),
+    "two values": ([*PRETRAIN, "--seed", "1", "--seed=2"], ["--seed 1 and --seed 2 contradict each other"]),
+    "yes and no": (["schedule", "bert_tiny", "--log.layers", "--log.no-layers"], ["contradict each other"]),
+    "no value": (["pretrain", "bert_tiny", "--corpus", "--workdir", "new"], ["--corpus needs a value"]),
+    "infinite rate": (
+        ["schedule", "bert_tiny", "--phases.0.learning-rate", "inf"],
+        ["learning_rate is inf: it must be a number in [0, 1e30]"],
+    ),
+    "integer beyond 64 bits": (
+        ["schedule", "bert_tiny", "--phases.0.steps", str(2**70)],
+        ["steps is 1180591620717411"],
+    ),
+    "price that is no number": (
+        ["plan", "bert_tiny", "--topology", "v5e:2x2", "--price-per-chip-hour", "nan"],
+        ["price_per_chip_hour is nan"],
+    ),
+    "no processes": (["doctor", "bert_tiny", "--corpus", "corpus", "--hosts", "0"], ["hosts is 0", "in [1, "]),
     "unknown override": ([*PRETRAIN, "--model.num-layer", "3"], ["--model.num-layer", "--model.num-layers"]),
     "unknown section": ([*PRETRAIN, "--modle.num-layers", "3"], ["--modle.num-layers"]),
     "ill-typed integer": ([*PRETRAIN, "--model.num-layers", "three"], ["--model.num-layers", "three"]),
@@ -136,7 +194,7 @@ BAD = {
     "fill-mask without a mask": (["fill-mask", "run", "the river"], ["no [MASK]"]),
     "fill-mask of a long text": (["fill-mask", "export", "[MASK] " + "stone " * 99], ["position table 64", "shorten"]),
     "fill-mask without a model": (["fill-mask", "nowhere", "a [MASK]"], ["nowhere is no file and no directory"]),
-    "fill-mask without a text": (["fill-mask", "run"], ["Text with one or more [MASK]"]),
+    "fill-mask without a text": (["fill-mask", "run"], ["fill-mask needs TEXT"]),
     "convert nothing": (["convert", "notes", "new"], ["notes holds no run"]),
     "convert onto something": (["convert", "run", "notes"], ["notes exists already"]),
     "convert to an unknown form": (["convert", "run", "new", "--to", "onnx"], ["onnx", "huggingface"]),
@@ -186,40 +244,89 @@ def test_batch_that_the_mesh_cannot_split(here):
     assert line.endswith("use a multiple of 2")
 
 
-def test_nothing_asked(capsys):
-    assert cli.main([]) == 2
+def test_overview(capsys):
     assert cli.main(["--help"]) == 0
     shown = capsys.readouterr().out
     for command in cli.COMMANDS:
-        assert shown.count(f"  bert-jax {command} ") == 2
+        assert re.search(rf"^  {command} +[A-Z].{{20}}", shown, re.M)
 
 
-@pytest.mark.parametrize(
-    "arguments", [[command, "--help"] for command in cli.COMMANDS] + [["pretrain", "bert_tiny", "-h"]]
-)
-def test_help(arguments, capsys):
-    with pytest.raises(SystemExit) as stop:
-        cli.main(arguments)
+@pytest.mark.parametrize("main", [cli.main, data_cli.main])
+def test_version(main, capsys):
+    assert main(["--version"]) == 0
+    assert re.fullmatch(r"bert-(jax|data) \S+ \(jax \S+, jaxlib \S+, Python \S+\)\n", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_help(command, capsys):
+    assert cli.main([command, "--help"]) == 0
     shown = capsys.readouterr().out
-    assert not stop.value.code and arguments[0] in shown
-    if arguments[0] == "pretrain":
+    assert command in shown and shown.count("\n  --") < 35
+    if command == "pretrain":
+        assert 20 <= shown.count("\n  --") <= 25
         assert "--model.num-layers" in shown and "Depth (L)" in shown and "--phases.0.learning-rate" in shown
-        # bert_tiny's own value, not the class's.
-        assert ("(default: 128)" in shown) or "bert_tiny" not in arguments
+        assert re.search(r"\d+ more flags: bert-jax pretrain CONFIG --help-all$", shown)
+
+
+def test_help_has_the_preset_s_values(capsys):
+    assert cli.main(["pretrain", "bert_tiny", "-h"]) == 0
+    assert "(default: 128)" in capsys.readouterr().out  # not the class's
 
 
 def test_help_documents_every_field(capsys):
-    """Each flag of pretrain stands in its help with words behind it."""
-    with pytest.raises(SystemExit):
-        cli.main(["pretrain", "bert_base", "--help"])
+    """Each flag of pretrain is in the long help."""
+    assert cli.main(["pretrain", "bert_base", "--help-all"]) == 0
     shown = capsys.readouterr().out
     from bert_jax import presets
     from bert_jax.config import to_dict
 
-    values = to_dict(presets.load_config("bert_base"))
-    for section in values.keys() - {"phases", "name", "seed"}:
-        for field in values[section]:
-            assert f"--{section}.{field}".replace("_", "-") in shown
+    for path in flatten(to_dict(presets.load_config("bert_base"))):
+        assert f"\n  --{path}".replace("_", "-") in shown
+    assert all(f"\n  --{name} " in shown for name in flags.COMMON.split())
+
+
+def test_every_other_name_leads_to_a_flag(capsys):
+    """What `--lr` and the like are answered with exists in some command, and is no flag itself."""
+    shown = ""
+    for command in cli.COMMANDS:
+        assert cli.main([command, "--help-all"]) == 0
+        shown += capsys.readouterr().out
+    for flag, others in flags.KNOWN_AS.items():
+        assert re.search(rf"^  {flag}\b", shown, re.M), flag
+        assert not [one for one in others.split() if re.search(rf"^  --{one}[ \n]", shown, re.M)], flag
+
+
+@pytest.mark.parametrize("main", [cli.main, data_cli.main])
+@pytest.mark.parametrize("flag", ["--help", "--version"])
+def test_output_that_nobody_can_read(main, flag, monkeypatch, capsys):
+    """`| head` ends quietly, as for other programs; a full disk is one line."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    full = os.open("/dev/full", os.O_WRONLY)
+    for file, code, line in (
+        (writer, 141, ""),
+        (full, 2, "error: standard output: No space left on device\n"),
+    ):
+        with os.fdopen(file, "w") as stream, monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", stream)
+            assert main([flag]) == code
+        assert capsys.readouterr().err == line
+
+
+def test_ctrl_c_is_one_line(monkeypatch, capsys):
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(cli.COMMANDS, "schedule", (None, interrupt))
+    assert cli.main(["schedule", "bert_tiny"]) == 130
+    assert capsys.readouterr().err == "stopped\n"
+
+
+def test_what_a_config_file_prints_is_no_output(tmp_path, capsys):
+    (tmp_path / "loud.py").write_text("print('hello')\nfrom configs.bert_tiny import config\n")
+    assert cli.main(["schedule", str(tmp_path / "loud.py"), "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["name"] == "bert_tiny" and captured.err == "hello\n"
 
 
 def test_pretrain_a_file_with_overrides(place, tmp_path, capsys, monkeypatch):

@@ -4,9 +4,12 @@ import importlib.util
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+from bert_jax.config_fields import Count, Interval, check
 from bert_jax.errors import UserError, require
+
+Seconds = Annotated[int, Interval("[1, 1e6]")]
 
 
 @dataclass(frozen=True)
@@ -16,24 +19,22 @@ class ClusterConfig:
 
     coordinator: str | None = None
     """HOST:PORT of process 0, as the others reach it. The port must be free there; one more is chosen for jax."""
-    processes: int | None = None
+    processes: Count | None = None
     """How many there are. 1: this one alone, whatever the environment says."""
     process: int | None = None
     """Which of them this is, from 0."""
-    timeout: int = 300
+    timeout: Seconds = 300
     """Seconds to wait for a process at the start."""
-    patience: int = 3600
+    patience: Seconds = 3600
     """Seconds to wait, later, for a process that is alive and does not come to where all meet."""
 
     def __post_init__(self) -> None:
+        check(self, "cluster.")
         count, index = self.processes, self.process
-        require(count is None or count >= 1, f"cluster.processes is {count}: it must be at least 1")
         require(
             index is None or 0 <= index < (count or index + 1),
             f"cluster.process is {index}: it must be from 0 to {(count or 1) - 1}",
         )
-        for name in ("timeout", "patience"):
-            require(getattr(self, name) >= 1, f"cluster.{name} is {getattr(self, name)}: it must be at least 1")
         _, colon, port = (self.coordinator or "host:1").rpartition(":")
         require(
             bool(colon) and port.isdecimal() and 0 < int(port) < 2**16,

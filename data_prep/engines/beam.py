@@ -15,8 +15,8 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 from etils import epath
 
+from bert_jax import storage
 from bert_jax.errors import UserError
-from data_prep import disk
 from data_prep.assemble import Assembler
 from data_prep.engines import Engine, PlacedInput
 from data_prep.prepare import Job, Preparer, cut
@@ -81,7 +81,7 @@ def _failures_in(scratch: str) -> Iterator[None]:
     try:
         yield
     except (UserError, OSError) as error:
-        message = error if isinstance(error, UserError) else disk.as_user_error(error)
+        message = error if isinstance(error, UserError) else storage.trouble(error)
         if message is None:
             raise
         (epath.Path(scratch) / f"{_FAILURE}{uuid.uuid4().hex}").write_text(str(message))

@@ -206,10 +206,27 @@ def test_a_fraction_that_works_is_named(workspace, capsys):
 
 def test_arguments_out_of_range(workspace, capsys):
     for more in (["--workers", "0"], ["--validation-fraction", "1"], ["--drop-near-duplicates", "2"]):
-        with pytest.raises(SystemExit) as exit_info:
-            main(build_arguments("c", "text:text.txt", *more))
-        assert exit_info.value.code == 2
-        assert "error: argument" in capsys.readouterr().err
+        assert main(build_arguments("c", "text:text.txt", *more)) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"error: bert-data build: argument {more[0]}: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "arguments are required: COMMAND"),
+        (
+            ["biuld"],
+            "'tokenizer', 'build', 'inspect', 'verify'): did you mean 'build'?",
+        ),
+        (["verify", "c", "--worker", "3"], "unrecognized arguments: --worker 3: did you mean '--workers'?"),
+        (["build", "--source"], "argument --source: expected one argument"),
+    ],
+)
+def test_mistaken_words(arguments, message, capsys):
+    assert main(arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: bert-data") and message in line
 
 
 def test_a_failure_names_its_document(workspace, monkeypatch):
