@@ -1,9 +1,9 @@
 """Checkpoints that can be trusted: Orbax writes the arrays, a commit file with checksums comes last.
 
-``checkpoints/00001000/`` holds ``state/`` (Orbax), ``run.json`` (where the stream stands and what the run is)
-and ``COMMIT.json``: the SHA-256 of every other file, written when all of them are complete. A directory
-without it does not count, wherever the process died. Orbax alone restores flipped bits without a word, so
-the sums are checked on every restore.
+``checkpoints/00001000/`` holds ``state/`` (Orbax), ``run.json`` (the place in the stream, the ledger so far, and what
+the run is) and ``COMMIT.json``: the SHA-256 of every other file, written when all of them are complete. A directory
+without it does not count, wherever the process died. Orbax alone restores flipped bits without a word, so the sums are
+checked on every restore.
 
 Nothing is renamed, so that a run may lie in an object store. Orbax itself writes to disks and to gs:// alone, its array
 store refuses every other path: elsewhere, and on s3:// too, it writes to a temporary directory of this host, from which
@@ -40,7 +40,7 @@ from bert_jax.storage import (
 COMMIT = "COMMIT.json"
 ORBAX_KNOWS = ("gs",)
 """Object stores that Orbax writes to and reads from by itself."""
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 DISK_IS_FULL = ("No space left on device", "Disk quota exceeded")
 """What the operating system says; it arrives in exceptions of many kinds."""
 

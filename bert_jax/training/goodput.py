@@ -21,7 +21,7 @@ class Goodput:
     """The clock of one attempt to train."""
 
     def __init__(self, workdir: StoredPath, begun: float):
-        """Starts at once; the end of a line that a kill cut short is cut off.
+        """Starts at once; lines that cannot be read are removed.
 
         Args:
           workdir: of the run.
@@ -29,7 +29,7 @@ class Goodput:
         """
         self.begun, self._file = begun, None
         if is_first():
-            cut_back(workdir / FILE)
+            cut_back(workdir / FILE, _is_line)
             self._file = JsonLines(workdir / FILE, durable=False)
         self.seconds = dict.fromkeys(KINDS, 0.0)
 
@@ -62,6 +62,11 @@ class Goodput:
             self._file.close()
 
 
+def _is_line(line: dict) -> bool:
+    seconds = line.get("seconds")
+    return {"begun", "update"} <= line.keys() and isinstance(seconds, dict) and {*KINDS, "step"} <= seconds.keys()
+
+
 def summary(workdir: StoredPath) -> dict[str, float]:
     """Seconds of the run by kind, over all attempts.
 
@@ -70,7 +75,7 @@ def summary(workdir: StoredPath) -> dict[str, float]:
       `down`, between attempts; `wall`, from the first to the last moment; and `goodput`, step / wall.
     """
     attempts: dict[float, list[dict]] = {}
-    for entry in read_lines(workdir / FILE):
+    for entry in read_lines(workdir / FILE, _is_line):
         attempts.setdefault(entry["begun"], []).append(entry)
     ordered = [attempts[begun] for begun in sorted(attempts)]
     total = dict.fromkeys((*KINDS, "step", "lost", "down"), 0.0)

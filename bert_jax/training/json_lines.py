@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -10,27 +11,82 @@ from bert_jax.storage import StoredPath, Uploads, is_remote, write_whole
 Value = dict[str, Any]
 
 
-def read_lines(path: StoredPath) -> list[Value]:
-    """Values of all complete lines; one that a kill cut short is not one. The file stays as it is."""
-    content = path.read_bytes() if path.exists() else b""
-    return [json.loads(line) for line in content.splitlines(keepends=True) if line.endswith(b"\n")]
+def read_lines(path: StoredPath, valid: Callable[[Value], bool]) -> list[Value]:
+    """Values of all complete lines, in order. The file stays as it is.
+
+    Damaged lines are left out, and named on stderr. So is a last line without its end, but silently: a process may be
+    writing it.
+
+    Args:
+      path: the file; it need not exist.
+      valid: whether a value has the fields that a line of this file has.
+    """
+    lines = _lines(path)
+    values = [_value(line, valid) for line in lines]
+    complete = len(lines) - bool(lines and not lines[-1].endswith(b"\n"))
+    _warn(path, [i for i in range(complete) if values[i] is None], "left out")
+    return [value for value in values if value is not None]
 
 
-def cut_back(path: StoredPath, wanted: Callable[[Value], bool] = lambda value: True) -> list[Value]:
-    """Cut a file before the first line that a kill cut short, or whose value is not wanted; the values that stay."""
-    content = path.read_bytes() if path.exists() else b""
-    values, size = [], 0
-    for line in content.splitlines(keepends=True):
-        if not line.endswith(b"\n") or not wanted(value := json.loads(line)):
+def cut_back(
+    path: StoredPath,
+    valid: Callable[[Value], bool],
+    wanted: Callable[[Value], bool] = lambda value: True,
+    *,
+    cut_at_damage: bool = False,
+) -> list[Value]:
+    """Remove from a file what cannot be read, and everything from the first value on that is not wanted.
+
+    Lines that cannot be read are damaged, or were cut short by a kill or a power cut. They are named on stderr.
+
+    Args:
+      path: the file; it need not exist.
+      valid: whether a value has the fields that a line of this file has.
+      wanted: whether a value, and so the ones before it, may stay.
+      cut_at_damage: also remove what follows a line that cannot be read.
+
+    Returns:
+      the values that stay.
+    """
+    lines, kept, values, damaged = _lines(path), [], [], []
+    for i, line in enumerate(lines):
+        value = _value(line, valid)
+        if value is None:
+            damaged.append(i)
+            if cut_at_damage:
+                break
+        elif not wanted(value):
             break
-        values.append(value)
-        size += len(line)
-    if size < len(content):
-        if is_remote(path):
-            write_whole(path, content[:size])
         else:
-            os.truncate(path, size)
+            kept.append(line)
+            values.append(value)
+    if kept == lines:
+        return values
+    if kept == lines[: len(kept)] and not is_remote(path):
+        os.truncate(path, sum(map(len, kept)))
+    else:
+        write_whole(path, b"".join(kept))
+    _warn(path, damaged, "removed, with the lines after it" if cut_at_damage else "removed")
     return values
+
+
+def _lines(path: StoredPath) -> list[bytes]:
+    return path.read_bytes().splitlines(keepends=True) if path.exists() else []
+
+
+def _value(line: bytes, valid: Callable[[Value], bool]) -> Value | None:
+    """None: the line is damaged, or incomplete."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return value if line.endswith(b"\n") and isinstance(value, dict) and valid(value) else None
+
+
+def _warn(path: StoredPath, damaged: list[int], what: str) -> None:
+    if damaged:
+        numbers = ", ".join(str(i + 1) for i in damaged[:4]) + (", ..." if len(damaged) > 4 else "")
+        print(f"warning: {path}: line {numbers} is incomplete or damaged; {what}", file=sys.stderr)
 
 
 class JsonLines:

@@ -1,13 +1,18 @@
 """``ledger.jsonl``: what depended on a clock, on memory or on trouble, written before it is used.
 
 A run is a function of (config, corpora, seed) and of this file. A resumed run reads it and decides the same again.
+
+Every checkpoint holds a copy of the decisions that it was trained with. If the file has lost one of them, the run takes
+them from the checkpoint that it continues from. Later decisions are made again: nothing that stays depends on them.
 """
 
+import json
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from bert_jax.runtime.together import tell
-from bert_jax.storage import StoredPath
+from bert_jax.storage import StoredPath, write_whole
 from bert_jax.training.json_lines import JsonLines, cut_back
 
 
@@ -18,14 +23,36 @@ class Ledger:
     """
 
     def __init__(self, path: StoredPath):
-        """Read what is there; the end of a line that a kill cut short is cut off.
+        """Read what is there; the file is cut before the first line that cannot be read.
 
         Args:
           path: the file; made when the first decision is written.
         """
         self.path: StoredPath = path
-        self.entries: list[dict[str, Any]] = tell("the ledger", lambda: cut_back(path))
+        self.entries: list[dict[str, Any]] = tell(
+            "the ledger", lambda: cut_back(path, lambda entry: isinstance(entry.get("event"), str), cut_at_damage=True)
+        )
         self._file = JsonLines(path, durable=True)
+
+    def recover(self, saved: list[dict[str, Any]]) -> None:
+        """Make sure that the decisions of a checkpoint are there; all processes call it before they continue from one.
+
+        Args:
+          saved: the decisions that it was trained with, which are the first ones of the run.
+        """
+        if self.entries[: len(saved)] == saved:
+            return
+        self._file.close()
+        tell("the decisions of a checkpoint", lambda: self._rewrite(saved))
+        self.entries, self._file = list(saved), JsonLines(self.path, durable=True)
+
+    def _rewrite(self, entries: list[dict[str, Any]]) -> None:
+        write_whole(self.path, b"".join(json.dumps(entry).encode() + b"\n" for entry in entries))
+        print(
+            f"warning: {self.path} has lost decisions: restored {len(entries)} from the checkpoint; later ones are "
+            "made again",
+            file=sys.stderr,
+        )
 
     def of(self, event: str) -> list[dict[str, Any]]:
         """The decisions of one kind, oldest first."""
@@ -47,7 +74,7 @@ class Ledger:
             if values is None:
                 return None
             self._file.add({"event": event, **values})
-            return {"event": event, **values}
+            return json.loads(json.dumps({"event": event, **values}))  # as it is read again
 
         entry = tell(f"a decision on {event}", written)
         if entry is not None:

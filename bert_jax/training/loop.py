@@ -169,6 +169,7 @@ def _restore_or_init(run: Run, checkpoints: Checkpoints) -> tuple[TrainState, Pl
     restored = checkpoints.restore(lambda about: abstract_state(run.task.at(about["phase"]), run.mesh))
     if restored is not None:
         state, saved = restored
+        run.ledger.recover(saved["ledger"])
         cursor = rescue.with_skipped(Cursor.from_dict(saved["cursor"]), run.ledger)
         if is_first():
             print(f"continuing from update {cursor.step}", file=sys.stderr)
@@ -187,7 +188,7 @@ def _save(run: Run, checkpoints: Checkpoints, state: TrainState, place: Place) -
     config, step = run.task.config, place.cursor.step
     # Skipped updates up to here may be the beginning of trouble that is not noticed yet.
     good = rescue.trusted(step - config.rescue.max_skipped + 1, config, run.ledger)
-    checkpoints.save(step, state, dataclasses.asdict(place) | run.about, good)
+    checkpoints.save(step, state, dataclasses.asdict(place) | {"ledger": run.ledger.entries} | run.about, good)
 
 
 def _evaluation_due(config: Config, before: Cursor, behind: Cursor) -> bool:

@@ -65,7 +65,7 @@ class MetricsWriter:
                 views.append(_Events(workdir / "tensorboard"))
             for view in views:
                 opened.callback(view.close)
-            for line in cut_back(self.path, lambda line: line["step"] <= resumed_step):
+            for line in cut_back(self.path, _is_line, lambda line: line["step"] <= resumed_step):
                 for view in views:
                     view.write(line)
             self._sinks: list[Sink] = [_Lines(self.path), *views]
@@ -209,5 +209,9 @@ def _numbers(line: Line) -> Iterator[tuple[str, float]]:
 
 
 def read_metrics(path: StoredPath) -> list[Line]:
-    """All complete lines; one that a kill cut short is not one."""
-    return read_lines(path)
+    """All complete lines; damaged ones are named on stderr and left out."""
+    return read_lines(path, _is_line)
+
+
+def _is_line(line: Line) -> bool:
+    return isinstance(line.get("step"), int) and "split" in line and "unix" in (line.get("timing") or {})

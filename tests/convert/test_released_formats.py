@@ -66,13 +66,13 @@ def test_a_digest_sees_every_value():
     assert digest(params) == DIGESTS["model-1"] != digest(changed)
 
 
-@pytest.mark.parametrize(("version", "remedy"), [(1, "use the version that wrote it"), (3, "update bert_jax")])
+@pytest.mark.parametrize(("version", "remedy"), [(2, "use the version that wrote it"), (4, "update bert_jax")])
 def test_other_versions_of_checkpoints_are_refused(tmp_path, version, remedy):
-    run = shutil.copytree(FORMATS / "run-2", tmp_path / "run")
+    run = shutil.copytree(FORMATS / "run-3", tmp_path / "run")
     (save,) = (run / "checkpoints").iterdir()
     about = json.loads((save / "run.json").read_text())
-    assert about["format_version"] == 2
+    assert about["format_version"] == 3
     (save / "run.json").write_text(json.dumps(about | {"format_version": version}))
     checkpoint.write_commit(checkpoint.directory_of(run) / save.name)
-    with pytest.raises(UserError, match=f"{re.escape(str(save))} has format {version}, .* reads 2: {remedy}"):
+    with pytest.raises(UserError, match=f"{re.escape(str(save))} has format {version}, .* reads 3: {remedy}"):
         bert_jax.load(run)

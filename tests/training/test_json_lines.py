@@ -20,6 +20,10 @@ def write_steps(path, steps, tail=""):
     path.write_bytes((text + tail).encode())
 
 
+def valid(value):
+    return "step" in value
+
+
 def steps_of(values):
     return [value["step"] for value in values]
 
@@ -32,19 +36,37 @@ def test_cut_back(place, step, kept, tail):
     path = place / "metrics.jsonl"
     write_steps(path, [2, 2, 4, 6, 8], tail)
     before = path.read_bytes()
-    assert steps_of(read_lines(path)) == [2, 2, 4, 6, 8] and path.read_bytes() == before
-    values = cut_back(path, lambda value: value["step"] <= step)
-    assert steps_of(values) == steps_of(read_lines(path)) == kept
+    assert steps_of(read_lines(path, valid)) == [2, 2, 4, 6, 8] and path.read_bytes() == before
+    values = cut_back(path, valid, lambda value: value["step"] <= step)
+    assert steps_of(values) == steps_of(read_lines(path, valid)) == kept
     after = path.read_bytes()
     assert before.startswith(after) and (not after or after.endswith(b"\n"))
 
 
+@pytest.mark.parametrize(
+    "damage", [b'{"step": 4\n', b"\0\xff\n", b"4\n", b"[" * 99_999 + b"\n", b'{"stfp": 4}\n', b"\r\n"]
+)
+def test_damaged_lines_are_named_and_left_out(place, damage, capfd):
+    path = place / "metrics.jsonl"
+    write_steps(path, [2])
+    path.write_bytes(path.read_bytes() + damage + b'{"step": 6}\n{"st')
+    damaged = path.read_bytes()
+    assert steps_of(read_lines(path, valid)) == [2, 6] and path.read_bytes() == damaged
+    assert capfd.readouterr().err == f"warning: {path}: line 2 is incomplete or damaged; left out\n"
+    assert steps_of(cut_back(path, valid)) == [2, 6]
+    assert capfd.readouterr().err == f"warning: {path}: line 2, 4 is incomplete or damaged; removed\n"
+    assert steps_of(cut_back(path, valid)) == [2, 6] and not capfd.readouterr().err
+    path.write_bytes(damaged)
+    assert steps_of(cut_back(path, valid, cut_at_damage=True)) == [2]
+    assert path.read_bytes() == damaged.splitlines(keepends=True)[0]
+
+
 def test_cut_back_of_nothing(place):
-    assert cut_back(place / "none") == [] and not (place / "none").exists()
+    assert cut_back(place / "none", valid) == [] and not (place / "none").exists()
     (place / "empty").write_bytes(b"")
-    assert cut_back(place / "empty") == []
+    assert cut_back(place / "empty", valid) == []
     (place / "half").write_bytes(b'{"st')
-    assert cut_back(place / "half") == [] and (place / "half").read_bytes() == b""
+    assert cut_back(place / "half", valid) == [] and (place / "half").read_bytes() == b""
 
 
 @pytest.mark.parametrize("durable", [False, True])
@@ -55,7 +77,7 @@ def test_lines_are_added_to_those_that_are_there(place, durable):
         lines = JsonLines(path, durable=durable)
         lines.add({"step": step})
         lines.close()
-    assert steps_of(read_lines(path)) == [1, 2, 3, 4]
+    assert steps_of(read_lines(path, valid)) == [1, 2, 3, 4]
 
 
 def test_durable_lines_are_in_the_store_at_once():
@@ -63,7 +85,7 @@ def test_durable_lines_are_in_the_store_at_once():
     lines = JsonLines(path, durable=True)
     for step in (1, 2):
         lines.add({"step": step})
-        assert steps_of(read_lines(path)) == list(range(1, step + 1))
+        assert steps_of(read_lines(path, valid)) == list(range(1, step + 1))
 
 
 def test_other_lines_come_in_company(monkeypatch):
@@ -75,14 +97,14 @@ def test_other_lines_come_in_company(monkeypatch):
         lines.add({"step": step})
     assert not MemoryStore.written
     lines.flush()
-    assert steps_of(read_lines(path)) == [0, 1, 2, 3, 4] and len(MemoryStore.written) == 1
+    assert steps_of(read_lines(path, valid)) == [0, 1, 2, 3, 4] and len(MemoryStore.written) == 1
     lines.flush()
     assert len(MemoryStore.written) == 1, "nothing was added"
     clock[0] += storage.EVERY_SECONDS
     lines.add({"step": 5})
     lines.add({"step": 6})
     lines.close()
-    assert steps_of(read_lines(path)) == [0, 1, 2, 3, 4, 5, 6] and len(MemoryStore.written) <= 3
+    assert steps_of(read_lines(path, valid)) == [0, 1, 2, 3, 4, 5, 6] and len(MemoryStore.written) <= 3
 
 
 def test_adding_does_not_wait_for_the_network(monkeypatch):
@@ -103,7 +125,7 @@ def test_adding_does_not_wait_for_the_network(monkeypatch):
     assert not path.exists()
     open_gate.set()
     lines.flush()
-    assert steps_of(read_lines(path)) == [1, 2]
+    assert steps_of(read_lines(path, valid)) == [1, 2]
     lines.close()
 
 
@@ -118,4 +140,4 @@ def test_trouble_in_the_other_thread_is_raised(monkeypatch):
         with pytest.raises(OSError, match="the store is gone"):
             lines.flush()
     lines.flush()
-    assert steps_of(read_lines(storage.path("az://bucket/metrics"))) == [1]
+    assert steps_of(read_lines(storage.path("az://bucket/metrics"), valid)) == [1]

@@ -23,8 +23,8 @@ from bert_jax.errors import UserError
 from bert_jax.presets import load_config
 from bert_jax.training import checkpoint, loop
 from bert_jax.training.checkpoint import COMMIT
-from bert_jax.training.json_lines import read_lines
 from bert_jax.training.ledger import Ledger
+from bert_jax.training.metrics import read_metrics
 from bert_jax.training.state import abstract_state
 from data_prep.verify import verify
 from tests.stores import MemoryStore, memory_store, tree, use_s3
@@ -72,7 +72,7 @@ def final_state(config, workdir, corpus):
 
 
 def untimed(workdir):
-    return [{k: v for k, v in line.items() if k != "timing"} for line in read_lines(workdir / "metrics.jsonl")]
+    return [{k: v for k, v in line.items() if k != "timing"} for line in read_metrics(workdir / "metrics.jsonl")]
 
 
 def assert_same_run(config, workdir, expected, corpus):
@@ -138,7 +138,7 @@ def test_killed_behind_any_write(bucket, config, on_disk, tiny_corpus, monkeypat
         there = list(checkpoint.committed(checkpoint.directory_of(bucket / "run")))
         assert [int(save.name) for save in there] == saves, name
         if saves:
-            covered = [line["step"] for line in read_lines(bucket / "run" / "metrics.jsonl")]
+            covered = [line["step"] for line in read_metrics(bucket / "run" / "metrics.jsonl")]
             assert max(covered) >= saves[0] - 1, f"{name}: a line of a committed checkpoint is lost"
         pretraining.pretrain(config, [Part(bucket / "corpus")], bucket / "run")
         assert_same_run(config, bucket / "run", on_disk, tiny_corpus)

@@ -105,6 +105,12 @@ def test_trouble_goes_back_and_passes_over_the_rows(
     assert [line["step"] for line in found] == list(range(1, 21))
     assert found[:5] == calm[:5] and found[5]["loss"] != calm[5]["loss"]
     assert all(line["loss"] is not None for line in found)
+    # The decision comes back from the checkpoint when its line is damaged, or the file is lost.
+    ledger = tmp_path / "run" / "ledger.jsonl"
+    for damage in (b"\0" * 80 + b"\n", b""):
+        ledger.write_bytes(damage)
+        assert pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run") == place
+        assert "restored 1 from the checkpoint" in capfd.readouterr().err and rollbacks(tmp_path / "run") == [entry]
 
 
 def test_without_a_good_checkpoint_a_run_begins_anew(config, tiny_corpus, tmp_path, monkeypatch):
@@ -272,6 +278,25 @@ def test_a_cut_ledger_line_is_no_decision(tmp_path):
     assert again.entries == [{"event": "rollback", "to": 4}]
     again.decide("rollback", lambda: {"to": 8})
     assert [entry["to"] for entry in Ledger(path).of("rollback")] == [4, 8]
+
+
+def test_a_damaged_ledger_line_takes_later_decisions_along(tmp_path, capfd):
+    """What a checkpoint was trained with is restored; what was decided later may have depended on the lost line."""
+    from bert_jax.training.ledger import Ledger
+
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(path)
+    saved = [ledger.decide("rollback", lambda to=to: {"to": to, "skipped_rows": (to, 9)}) for to in range(4)]
+    lines = path.read_bytes().splitlines(keepends=True)
+    for damaged in (b"\xff\n", lines[1].replace(b"1", b"7")):
+        path.write_bytes(b"".join([lines[0], damaged, *lines[2:]]))
+        again = Ledger(path)
+        again.recover(saved[:3])
+        assert again.entries == Ledger(path).entries == saved[:3]
+        assert "restored 3 from the checkpoint; later ones are made again" in capfd.readouterr().err
+    again.decide("rollback", lambda: {"to": 8})
+    again.recover(saved[:3])
+    assert [entry["to"] for entry in Ledger(path).entries] == [0, 1, 2, 8]
 
 
 def test_phases_are_watched_apart(config, tiny_corpus, tmp_path):
