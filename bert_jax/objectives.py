@@ -62,7 +62,8 @@ def loss_weights(batch: Batch, model: ModelConfig, objective: ObjectiveConfig) -
 def pretraining_sums(model: Model, batch: Batch, noise: Noise | None) -> dict[str, Sum]:
     """Loss and accuracy over the targets, and over labelled pairs if the model has a pair head.
 
-    Named mlm_* (Devlin et al. 2019, 3.1) or, of a causal model, causal_*; and pair_*.
+    Named mlm_* (Devlin et al. 2019, 3.1) or, of a causal model, causal_*; and pair_*. `pair_negatives` counts the
+    pairs with label 1.
     """
     inputs = EncoderInputs(*(batch[name] for name in EncoderInputs._fields))
     output = model.encoder(inputs, noise=noise)
@@ -72,7 +73,9 @@ def pretraining_sums(model: Model, batch: Batch, noise: Noise | None) -> dict[st
     sums = _classification(task, logits, batch["target_labels"], batch["target_weights"])
     if model.pair is not None:
         labels = jnp.maximum(batch["pair_labels"], 0)
-        sums |= _classification("pair", model.pair(output.pooled), labels, _pair_weights(batch))
+        weights = _pair_weights(batch)
+        sums |= _classification("pair", model.pair(output.pooled), labels, weights)
+        sums["pair_negatives"] = Sum((labels * weights).sum(), weights.sum())
     return sums
 
 

@@ -1,4 +1,4 @@
-"""Progress with an ETA for everything that takes longer than a breath."""
+"""Progress with an ETA for everything that takes longer than a second."""
 
 import sys
 
@@ -33,3 +33,11 @@ def progress(description: str, total: float | None, unit: str, *, shown: bool = 
         dynamic_ncols=live,
         file=sys.stderr,
     )
+
+
+def note(text: str, bar: tqdm.tqdm) -> None:
+    """Prints one line on stderr; on a terminal the bar moves down and stays whole."""
+    if sys.stderr.isatty():
+        bar.write(text, file=sys.stderr)
+    else:
+        print(text, file=sys.stderr, flush=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import bert_jax
 from bert_jax.training.metrics import read_metrics
+from bert_jax.training.scores import BASELINES
 
 TEXTS = (
     "Return a new [MASK] with the same elements.",
@@ -18,6 +19,12 @@ TEXTS = (
     "This method must be called [MASK] any other.",
 )
 WIDTH = 78
+NAMES = {
+    "mlm_loss": "masked-token loss (nats)",
+    "mlm_accuracy": "masked-token accuracy",
+    "pair_accuracy": "sentence-pair accuracy",
+}
+"""Held-out metrics of the closing table; a run with objective.pair none has no pair accuracy."""
 
 
 def summarize(directory: Path) -> dict:
@@ -27,8 +34,8 @@ def summarize(directory: Path) -> dict:
     speeds = sorted(line["timing"]["tokens_per_second"] for line in lines)
     started = int((directory / "started").read_text())
     return {
-        "heldout": {name: heldout[name] for name in ("mlm_loss", "mlm_accuracy", "pair_accuracy")},
-        "unigram": {name: heldout[f"unigram_{name[4:]}"] for name in ("mlm_loss", "mlm_accuracy")},
+        "heldout": {name: heldout[name] for name in NAMES if name in heldout},
+        "baseline": {name: heldout[BASELINES[name][0]] for name in NAMES if name in heldout},
         "tokens_seen": lines[-1]["tokens_seen"],
         "tokens_per_second": speeds[len(speeds) // 2],
         "seconds": time.time() - started,
@@ -71,13 +78,13 @@ def print_masks(directory: Path) -> None:
 
 def print_table(directory: Path, summary: dict, curve: Path) -> None:
     """The closing table."""
-    heldout, unigram = summary["heldout"], summary["unigram"]
-    gain = unigram["mlm_loss"] - heldout["mlm_loss"]
     rule = "─" * WIDTH
-    print(f"\n{rule}\n{'held out':<34}{'this model':>14}{'unigram':>14}\n{rule}")
-    print(f"{'masked-token loss (nats)':<34}{heldout['mlm_loss']:>14.3f}{unigram['mlm_loss']:>14.3f}   {-gain:+.3f}")
-    print(f"{'masked-token accuracy':<34}{heldout['mlm_accuracy']:>14.1%}{unigram['mlm_accuracy']:>14.1%}")
-    print(f"{'sentence-pair accuracy':<34}{heldout['pair_accuracy']:>14.1%}\n{rule}")
+    print(f"\n{rule}\n{'held out':<34}{'this model':>14}{'baseline':>14}\n{rule}")
+    for name, value in summary["heldout"].items():
+        baseline, kind = summary["baseline"][name], BASELINES[name][1]
+        shown = ".3f" if name == "mlm_loss" else ".1%"
+        print(f"{NAMES[name]:<34}{value:>14{shown}}{baseline:>14{shown}}  {kind}")
+    print(rule)
     facts = {
         "tokens seen": f"{summary['tokens_seen']:,} ({summary['tokens_per_second']:,.0f} a second)",
         "minutes, from text to export": f"{summary['seconds'] / 60:.1f}",
@@ -100,7 +107,7 @@ def main(arguments: list[str]) -> int:
     directory = Path(arguments[0])
     summary = summarize(directory)
     (directory / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
-    curve = draw_curve(directory, summary["unigram"]["mlm_loss"])
+    curve = draw_curve(directory, summary["baseline"]["mlm_loss"])
     print_masks(directory)
     print_table(directory, summary, curve)
     return 0

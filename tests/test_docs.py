@@ -234,8 +234,8 @@ def test_quickstart(tmp_path):
         assert process.returncode == 0, process.stderr[-3000:]
         assert "What to try next" in process.stdout
     summary = json.loads((directory / "summary.json").read_text())
-    assert {"heldout", "unigram", "tokens_seen", "seconds", "export"} <= summary.keys()
+    assert {"heldout", "baseline", "tokens_seen", "seconds", "export"} <= summary.keys()
     assert {"mlm_loss", "mlm_accuracy", "pair_accuracy"} == summary["heldout"].keys()
-    assert {"mlm_loss", "mlm_accuracy"} == summary["unigram"].keys()
-    assert 4 < summary["unigram"]["mlm_loss"] < 8 and 5 < summary["heldout"]["mlm_loss"] < 10
+    assert summary["baseline"].keys() == summary["heldout"].keys() and summary["baseline"]["pair_accuracy"] >= 0.5
+    assert 4 < summary["baseline"]["mlm_loss"] < 8 and 5 < summary["heldout"]["mlm_loss"] < 10
     assert (Path(summary["export"]) / "model.safetensors").is_file()

@@ -64,6 +64,7 @@ def test_losses_are_sums_and_counts():
     picked = np.take_along_axis(log_softmax(pair), classes[:, :, None], 2)[:, :, 0]
     np.testing.assert_allclose(sums["pair_loss"], (-picked[exists].sum(), 3), rtol=1e-5)
     np.testing.assert_allclose(sums["pair_accuracy"], ((pair.argmax(-1) == classes)[exists].sum(), 3))
+    np.testing.assert_allclose(sums["pair_negatives"], (classes[exists].sum(), 3))
     weights = jax.tree.map(float, loss_weights(batch, CONFIG, OBJECTIVE))
     assert weights == {"mlm_loss": 9.0, "pair_loss": 3.0}
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.sharding import Mesh
 
-from bert_jax.progress import progress
+from bert_jax.progress import note, progress
 from bert_jax.runtime.together import is_first
 from bert_jax.storage import Staged, StoredPath
 from bert_jax.training.goodput import Goodput
 from bert_jax.training.metrics import MetricsWriter
+from bert_jax.training.scores import PREDICTED, describe, with_majority
 from bert_jax.training.task import Task
 from bert_jax.training.throughput import peak_flops
 from bert_jax.training.watch import check
@@ -57,9 +58,12 @@ class Reporter:
         self.profile = profile
         self.pending: tuple[int, int, dict[str, Any]] | None = None
         self.window = _Window()
+        self.timed_phase = -1  # none of its programs has run yet in this attempt
 
     def before(self, step: int) -> None:
-        """Called before update `step` is dispatched: starts and ends the trace that --profile asked for."""
+        """Called before update `step` is compiled and dispatched: starts and ends the trace of --profile."""
+        if self.pending is not None and self._phase_of(step) != self._phase_of(self.pending[0] - 1):
+            self._turn(None)  # or the time to compile the next phase would count in this one's last line
         if self.profile and step == self.profile[0]:
             self.flush()  # all processes do, so that all see trouble behind the same update
             if is_first():
@@ -109,22 +113,31 @@ class Reporter:
         tokens, in_a_row, loss, rise = (watched[name].item() for name in WATCHED)
         check(step, loss, in_a_row, rise, self.task.config.rescue)
         self.tokens_seen += tokens
-        self.window.add(tokens, slots, self.task.step_flops(step - 1))
+        phase = self._phase_of(step - 1)
+        if phase == self.timed_phase:
+            self.window.add(tokens, slots, self.task.step_flops(step - 1))
+        else:  # the first step of this program includes its compilation: time counts from its end
+            self.timed_phase, self.window = phase, _Window()
         self.bar.update(1)
         if step % self.every and step != self.task.config.total_steps:
             return
         kept = {name: value for name, value in metrics.items() if name not in UNWRITTEN}
         values = {name: value.item() for name, value in jax.device_get(kept).items()}
-        self.bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
+        shown = next((name for name in (f"{of}_loss" for of in PREDICTED) if name in values), "loss")
+        self.bar.set_postfix_str(f"{shown} {values[shown]:.3f}", refresh=False)
         timing = self.window.close(self.peak)
         if self.writer is not None:
-            self.writer.write(step, "train", values | {"tokens_seen": self.tokens_seen}, timing)
+            self.writer.write(step, "train", with_majority(values) | {"tokens_seen": self.tokens_seen}, timing)
         self.goodput.record(step)
 
+    def _phase_of(self, step: int) -> int:
+        return self.task.config.place_of(step)[0]
+
     def held_out(self, step: int, values: dict[str, float]) -> None:
-        """Report an evaluation; its time is taken out of the training speed."""
+        """Report an evaluation, also as a line on stderr; its time is taken out of the training speed."""
         if self.writer is not None:
             self.writer.write(step, "validation", values, {})
+            note(f"step {step:,}, held out: {describe(values)}", self.bar)
         self.window = _Window()
 
     def __enter__(self) -> "Reporter":
@@ -156,11 +169,13 @@ class _Window:
         self.real, self.slots, self.flops = self.real + real, self.slots + slots, self.flops + flops
 
     def close(self, peak: float) -> dict[str, float]:
-        """Speed since the window was opened, and a new start. MFU counts real tokens only."""
+        """Speed since the window was opened, and a new start; nothing if it has no step. MFU counts real tokens."""
+        if not self.updates:
+            return {}
         seconds = max(time.perf_counter() - self.start, 1e-9)
         useful = self.flops * self.real / max(self.slots, 1)
         timing = {
-            "step_seconds": seconds / max(self.updates, 1),
+            "step_seconds": seconds / self.updates,
             "tokens_per_second": self.real / seconds,
             "mfu": useful / seconds / peak,
             # Of the loop, which runs ahead of the device: the device waits for at most this share.

@@ -1,11 +1,37 @@
-"""What held-out rows add up to, and what a model that only knows word frequencies makes of the same targets."""
+"""Held-out metrics, each with the figure that a model without any skill reaches on the same rows."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 PREDICTED = ("mlm", "causal")
 """Whose losses are of one token among the vocabulary, so that an exponential is a perplexity."""
+BASELINES = {
+    **{f"{of}_{figure}": (f"unigram_{figure}", "unigram") for of in PREDICTED for figure in ("loss", "accuracy")},
+    "pair_accuracy": ("pair_majority_accuracy", "majority"),
+}
+"""Metrics by name: the name of each one's baseline, and what a line for a person calls that baseline."""
+
+
+def with_majority(means: Mapping[str, float]) -> dict[str, float]:
+    """Means with `pair_majority_accuracy`, of a model that always answers the more frequent label, in place of
+    `pair_negatives`, the share of label 1.
+    """
+    found = dict(means)
+    if "pair_negatives" in found:
+        negatives = found.pop("pair_negatives")
+        found["pair_majority_accuracy"] = max(negatives, 1.0 - negatives)
+    return found
+
+
+def describe(metrics: Mapping[str, float]) -> str:
+    """Held-out metrics in one line for a person, each followed by its baseline if the metrics have it."""
+    parts = []
+    for name, (baseline, label) in BASELINES.items():
+        if name in metrics:
+            beside = f" ({label} {metrics[baseline]:.4f})" if baseline in metrics else ""
+            parts.append(f"{name} {metrics[name]:.4f}{beside}")
+    return ", ".join(parts)
 
 
 class Scores:
@@ -41,9 +67,11 @@ class Scores:
         return whole
 
     def means(self) -> dict[str, float]:
-        """Every quantity over its weight, with `unigram_loss` and `unigram_accuracy` on the same targets.
+        """Every quantity over its weight, with baselines on the same targets and pairs.
 
-        Beside the loss over predicted tokens stands its exponential, `mlm_perplexity` or `causal_perplexity`.
+        The baselines are `unigram_loss`, `unigram_accuracy` and `pair_majority_accuracy` (`with_majority`). The
+        exponential of the loss over predicted tokens is `mlm_perplexity` or `causal_perplexity`. A quantity of weight
+        0, such as the pair accuracy of rows without pair labels, is left out.
 
         The unigram model counts the training splits, plus one for every id; for [SEP] it takes the share that
         [SEP] has among the targets.
@@ -56,7 +84,7 @@ class Scores:
             "unigram_loss": np.array([-(self.targets * np.log(unigram)).sum(), predicted]),
             "unigram_accuracy": np.array([self.targets[unigram.argmax()], predicted]),
         }
-        found = {name: float(total / max(weight, 1.0)) for name, (total, weight) in totals.items()}
+        found = with_majority({name: float(total / weight) for name, (total, weight) in totals.items() if weight})
         with np.errstate(over="ignore"):  # of a run that diverges
             found |= {
                 f"{of}_perplexity": float(np.exp(found[f"{of}_loss"])) for of in PREDICTED if f"{of}_loss" in found

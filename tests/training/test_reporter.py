@@ -1,0 +1,91 @@
+"""What is shown of a run while it goes on: speeds without compilation, the MLM loss, held-out lines."""
+
+import dataclasses
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax.config import LogConfig
+from bert_jax.masking import Vocabulary
+from bert_jax.training import reporter
+from bert_jax.training.goodput import Goodput
+from bert_jax.training.metrics import read_metrics
+from bert_jax.training.pretraining_task import Pretraining
+from bert_jax.training.reporter import Reporter
+from bert_jax.training.scores import Scores, describe
+from bert_jax.training.sharding import make_mesh
+
+COMPILE, STEP = 100.0, 1.0
+HELD_OUT = {"mlm_loss": 4.5, "mlm_accuracy": 0.25, "unigram_loss": 6.25, "unigram_accuracy": 0.125}
+HELD_OUT |= {"pair_accuracy": 0.875, "pair_loss": 0.5, "pair_majority_accuracy": 0.75}
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Time that passes only where a test says so."""
+    now = types.SimpleNamespace(seconds=0.0)
+    fake = types.SimpleNamespace(perf_counter=lambda: now.seconds)
+    monkeypatch.setattr(reporter, "time", fake)
+    monkeypatch.setattr(reporter, "peak_flops", lambda devices: 1.0)
+    return now
+
+
+@pytest.fixture
+def attempt(two_phases, clock, tmp_path):
+    """Steps of an attempt, as the loop drives a reporter: each is reported after the next one was dispatched."""
+    config = dataclasses.replace(two_phases, log=LogConfig(every=1, tensorboard=False))
+    task = Pretraining(config, Vocabulary(120, 4, (0, 1, 2, 3, 4)))
+    first, last = config.phases
+
+    def run(begin: int, end: int) -> None:
+        goodput, compiled = Goodput(tmp_path, 0.0), None
+        with Reporter(task, tmp_path, make_mesh(config.mesh, jax.devices()[:1]), begin, 0, goodput, None) as report:
+            for step in range(begin, end):
+                report.before(step)
+                phase = first if step < first.steps else last
+                clock.seconds += STEP if phase is compiled else COMPILE
+                compiled = phase
+                metrics = {"tokens": 8, "skipped_in_a_row": 0, "loss": 5.5, "loss_rise": 0.0, "mlm_loss": 4.75}
+                metrics |= {"pair_loss": 0.75, "pair_accuracy": 0.5, "pair_negatives": 0.25}
+                report.push(step + 1, 8, {name: jnp.asarray(value) for name, value in metrics.items()})
+            report.flush()
+            report.held_out(end, HELD_OUT)
+        goodput.close()
+
+    run.lines = lambda: [line for line in read_metrics(tmp_path / "metrics.jsonl") if line["split"] == "train"]
+    return run
+
+
+def test_no_speed_includes_compilation(attempt):
+    """Neither the first step of a run, of a phase or of a restart, nor the last one before a phase."""
+    attempt(0, 10)
+    attempt(10, 12)
+    speeds = {line["step"]: line["timing"].get("step_seconds") for line in attempt.lines()}
+    assert [step for step, seconds in speeds.items() if seconds is None] == [1, 8, 11]
+    assert all(seconds is None or seconds <= STEP for seconds in speeds.values()), speeds
+
+
+def test_the_bar_and_the_held_out_lines(attempt, capfd):
+    """Without a terminal too; the figure of the bar is not the sum with the pair loss."""
+    attempt(0, 3)
+    shown = capfd.readouterr().err
+    assert "mlm_loss 4.750" in shown and "5.5" not in shown
+    assert f"step 3, held out: {describe(HELD_OUT)}\n" in shown
+    assert "mlm_accuracy 0.2500 (unigram 0.1250), pair_accuracy 0.8750 (majority 0.7500)" in shown
+    assert {line["pair_majority_accuracy"] for line in attempt.lines()} == {0.75}
+
+
+def test_the_majority_is_that_of_the_scored_pairs():
+    """Over several corpora and for each; rows without pair labels have no pair metrics."""
+    prepared = {"target_labels": np.array([[5, 6]]), "target_weights": np.ones((1, 2))}
+    mlm = {"mlm_loss": (2.0, 2.0), "mlm_accuracy": (1.0, 2.0)}
+    one, two, unlabelled = (Scores(np.ones(8), 3) for _ in range(3))
+    one.add(prepared, mlm | {"pair_accuracy": (5.0, 8.0), "pair_negatives": (6.0, 8.0)})
+    two.add(prepared, mlm | {"pair_accuracy": (1.0, 4.0), "pair_negatives": (1.0, 4.0)})
+    unlabelled.add(prepared, mlm | {"pair_accuracy": (0.0, 0.0), "pair_negatives": (0.0, 0.0)})
+    found = [scores.means() for scores in (one, two, Scores.together([one, two]), unlabelled)]
+    assert [means.get("pair_majority_accuracy") for means in found] == [0.75, 0.75, 7 / 12, None]
+    assert found[2]["pair_accuracy"] == 0.5 and not [name for name in found[3] if "pair" in name]
