@@ -25,7 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("stopped; the same command goes on where it was", file=sys.stderr)
+        again = "continues where it was" if arguments.command is build_command.run else "starts from the beginning"
+        print(f"stopped; the same command {again}", file=sys.stderr)
         return 130
     except BrokenPipeError:  # of `bert-data inspect DIR | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -5,11 +5,11 @@ import errno
 from bert_jax.errors import UserError
 
 _REMEDIES = {
-    errno.ENOSPC: "make room and start the same command again, it goes on where it was",
-    errno.EDQUOT: "make room and start the same command again, it goes on where it was",
+    errno.ENOSPC: "make room and start the same command again",
+    errno.EDQUOT: "make room and start the same command again",
     errno.EROFS: "choose a directory that can be written",
-    errno.EACCES: "choose a directory that you may write, or change its permissions",
-    errno.EPERM: "choose a directory that you may write, or change its permissions",
+    errno.EACCES: "change its permissions, or choose another place",
+    errno.EPERM: "change its permissions, or choose another place",
     errno.ENOENT: "it is not there, or cannot be made",
     errno.ENOTDIR: "choose a directory, not something inside a file",
     errno.EIO: "the disk could not read or write; check it, then start the same command again",
