@@ -85,13 +85,13 @@ def reach(place: StoredPath) -> None:
         raise UserError(f"{place}: there is no bucket '{bucket}', or you may not see it: make it first")
 
 
-_AGAIN = "and start the same command again, it goes on where it was"
+_AGAIN = "and start the same command again"
 _REMEDIES = {
     errno.ENOSPC: f"make room {_AGAIN}",
     errno.EDQUOT: f"make room {_AGAIN}",
     errno.EROFS: "choose a directory that can be written",
-    errno.EACCES: "choose a directory that you may write, or change its permissions",
-    errno.EPERM: "choose a directory that you may write, or change its permissions",
+    errno.EACCES: "change its permissions, or choose another place",
+    errno.EPERM: "change its permissions, or choose another place",
     errno.ENOENT: "it is not there, or cannot be made",
     errno.ENOTDIR: "choose a directory, not something inside a file",
     errno.EISDIR: "choose a file, not a directory",

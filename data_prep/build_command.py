@@ -15,6 +15,7 @@ from bert_jax.tokenizer import Tokenizer
 from data_prep import arguments as flags
 from data_prep import sources
 from data_prep.clean import NORMALIZATIONS, Cleaning
+from data_prep.leak_check import named_flag
 from data_prep.options import NearDuplicates, Options
 
 _DEFAULT = Options()
@@ -137,6 +138,8 @@ def run(arguments: argparse.Namespace) -> None:
     ).strip("_")
     if not name[:1].isalpha():
         raise UserError(f"--out {out}: no name for the corpus can be made of it; give one with --name")
+    with named_flag():
+        evaluation = [sources.parse(spec, arguments.workers) for spec in arguments.leak_check]
     manifest = build(
         Request(
             sources=[sources.parse(spec, arguments.workers) for spec in arguments.source],
@@ -144,7 +147,7 @@ def run(arguments: argparse.Namespace) -> None:
             directory=out,
             name=name,
             options=_options(arguments),
-            leak_check=[sources.parse(spec, arguments.workers) for spec in arguments.leak_check],
+            leak_check=evaluation,
             scratch=arguments.scratch,
         ),
         _engine(arguments),

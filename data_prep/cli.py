@@ -14,7 +14,8 @@ from data_prep.verify import verify
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns its exit code (`command_line.run`)."""
     words = sys.argv[1:] if argv is None else list(argv)
-    return command_line.run(lambda: _run(words), "stopped; the same command goes on where it was")
+    again = "continues where it was" if words[:1] == ["build"] else "starts from the beginning"
+    return command_line.run(lambda: _run(words), f"stopped; the same command {again}")
 
 
 def _run(words: Sequence[str]) -> None:

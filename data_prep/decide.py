@@ -132,7 +132,8 @@ def _check_splits(fates: np.ndarray, places: np.ndarray) -> None:
     if len(kept) < 2:
         raise UserError(
             f"{len(kept)} different documents with text are left after the filters; a corpus needs at least 2, one to"
-            " train on and one held out (with `text:` and `lines:` a blank line divides documents)"
+            " train on and one held out (a blank line divides documents of `text:` and `lines:`; a file is one of"
+            " `text-files:`)"
         )
     if not validation:
         enough = math.ceil((kept.min() + 1e-4) * 1e4) / 1e4

@@ -1,6 +1,7 @@
 """Evaluation texts, of which no document of a corpus may hold a part."""
 
 import collections
+import contextlib
 import hashlib
 import sys
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,15 @@ from data_prep.clean import clean
 from data_prep.leaks import LeakIndex
 from data_prep.options import Options
 from data_prep.sources.base import Document, Skipped, Source
+
+
+@contextlib.contextmanager
+def named_flag() -> Iterator[None]:
+    """Errors of sources name the flag that their SPEC was given with: --leak-check."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(str(error).replace("--source", "--leak-check", 1)) from error
 
 
 def leak_check(sources: Sequence[Source], options: Options) -> tuple[LeakIndex | None, dict | None]:
@@ -30,10 +40,8 @@ def leak_check(sources: Sequence[Source], options: Options) -> tuple[LeakIndex |
                 digest.update(cleaned.encode() + b"\0")
                 yield cleaned
 
-    try:
+    with named_flag():
         index = LeakIndex.build(texts(), options.leak_words)
-    except UserError as error:
-        raise UserError(str(error).replace("--source", "--leak-check", 1)) from error
     if not index.num_ngrams:
         raise UserError(
             f"--leak-check: none of the {index.num_texts} evaluation texts has {index.ngram_words} words;"

@@ -18,6 +18,7 @@ from data_prep.sources.python_docs import PythonDocsSource
 from data_prep.sources.reference import ReferenceSource
 from data_prep.sources.wikiextractor import WikiExtractorSource
 
+_KIND = re.compile(r"[a-z][a-z-]*")
 # A slice of a split may hold a colon itself: train[:10%].
 _TFDS = re.compile(r"(?P<name>.+):(?P<split>[^:@\[\]]+(?:\[[^\[\]]*\])?)@(?P<field>[^@]+)")
 
@@ -37,8 +38,11 @@ def parse(spec: str, workers: int = 1) -> Source:
     """
     kind, _, rest = spec.partition(":")
     if kind not in KINDS:
-        near = difflib.get_close_matches(kind, KINDS, n=1, cutoff=0.0)[0]
-        raise UserError(f"--source {spec}: unknown kind {kind!r}, did you mean {near!r}? Kinds: {', '.join(KINDS)}")
+        if not _KIND.fullmatch(kind) or rest.startswith("//"):
+            raise UserError(f"--source {spec}: say how to read it, e.g. `text-files:{spec}`. Kinds: {', '.join(KINDS)}")
+        near = difflib.get_close_matches(kind, KINDS, n=1)
+        hint = f", did you mean {near[0]!r}?" if near else "."
+        raise UserError(f"--source {spec}: unknown kind {kind!r}{hint} Kinds: {', '.join(KINDS)}")
     if kind in ("python-docs", "reference") and rest:
         raise UserError(f"--source {spec}: {kind} takes no glob; write just `{kind}`")
     if kind == "python-docs":

@@ -32,9 +32,18 @@ _NOT_TEXT = {
     b"PK\x03\x04": "a zip archive; unpack it",
     b"PAR1": "a Parquet file; use the kind parquet",
     b"%PDF-": "a PDF; convert it to text first",
+    codecs.BOM_UTF32_LE: "UTF-32; convert it, e.g. with `iconv -f UTF-32 -t UTF-8`",  # begins as UTF-16 does
+    codecs.BOM_UTF32_BE: "UTF-32; convert it, e.g. with `iconv -f UTF-32 -t UTF-8`",
     codecs.BOM_UTF16_LE: "UTF-16; convert it, e.g. with `iconv -f UTF-16 -t UTF-8`",
     codecs.BOM_UTF16_BE: "UTF-16; convert it, e.g. with `iconv -f UTF-16 -t UTF-8`",
 }
+_NUL_SHARES = {
+    "UTF-32LE": (0, 1, 1, 1),
+    "UTF-32BE": (1, 1, 1, 0),
+    "UTF-16LE": (0, 1, 0, 1),
+    "UTF-16BE": (1, 0, 1, 0),
+}
+"""Encodings without a byte order mark, by the share of NUL bytes in each of four places, in mostly ASCII text."""
 
 
 def find(spec: str, pattern: str) -> list[tuple[str, int]]:
@@ -54,6 +63,9 @@ def find(spec: str, pattern: str) -> list[tuple[str, int]]:
         raise UserError(f"--source {spec}: `**` works on local disks only; name the folders") from error
     files = sorted((epath.Path(path) for path in found if path.is_file()), key=os.fspath)
     if not files:
+        if root.is_dir() and fixed == len(parts):
+            kind = spec.partition(":")[0]
+            raise UserError(f"--source {spec}: {root} is a directory; write `{kind}:{root}/*`, or name its files")
         raise UserError(f"--source {spec}: no file matches {pattern}")
     return [(os.fspath(path), path.stat().length) for path in files]
 
@@ -159,6 +171,11 @@ def _check_is_text(path: str, head: bytes) -> None:
         if head.startswith(magic):
             raise UserError(f"{path}: is {what}, or leave it out of the source")
     if b"\0" in head:
+        shares = [head[place::4].count(0) / max(len(head[place::4]), 1) for place in range(4)]
+        for name, expected in _NUL_SHARES.items():
+            if all(abs(share - one) < 0.2 for share, one in zip(shares, expected, strict=True)):
+                advice = f"convert it, e.g. with `iconv -f {name} -t UTF-8`"
+                raise UserError(f"{path}: looks like {name} text; {advice}, or leave it out of the source")
         raise UserError(f"{path}: is a binary file, not text; leave it out of the source")
 
 
@@ -224,7 +241,9 @@ def _decompress(path: str, kind: str, read: Callable[[int], bytes]) -> Iterator[
             try:
                 result = decompressor.decompress(data, _RAW_BYTES)
             except damage as error:
-                raise UserError(f"{path}: damaged {kind} data ({error}); download it again") from error
+                raise UserError(
+                    f"{path}: damaged {kind} data ({error}); download it again, or rename it if it is not {kind}"
+                ) from error
             if result:
                 yield result
             if decompressor.eof:

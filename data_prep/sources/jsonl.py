@@ -44,7 +44,7 @@ class JsonLinesSource(FileSource):
             if isinstance(text, Skipped):
                 yield text
             elif text.strip():
-                yield Skipped("malformed_json", origin, str(error))
+                yield Skipped("malformed_json", origin, f"{error}; each line must be a JSON object")
 
 
 def _document(record: Any, names: list[str], origin: str) -> Document | Skipped:

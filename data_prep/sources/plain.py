@@ -71,7 +71,8 @@ def decode(piece: Piece, begin: int, end: int, origin: str) -> str | Skipped:
         return piece.data[begin:end].decode()
     except UnicodeDecodeError as error:
         place = piece.offset + begin + error.start
-        return Skipped("invalid_utf8", origin, f"not UTF-8 at byte {place}; convert it, e.g. with `iconv -t UTF-8`")
+        advice = "convert it, e.g. with `iconv -f WINDOWS-1252 -t UTF-8` if it is Western European"
+        return Skipped("invalid_utf8", origin, f"not UTF-8 at byte {place}; {advice}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -136,6 +136,9 @@ TOKENIZER = ["tokenizer", "--vocab-size", "90", "--out", "new.json", "--source"]
         ([*TOKENIZER, "jsonl:text.txt"], "say which field"),
         ([*TOKENIZER, "python-docs:x"], "takes no glob"),
         ([*TOKENIZER, "text:absent/*.txt"], "no file matches absent/*.txt"),
+        ([*TOKENIZER, "text:t"], "t is a directory; write `text:t/*`, or name its files"),
+        (build_arguments("c", "text:text.txt", "--leak-check", "jsonl:text.txt"), "--leak-check jsonl:text.txt: say"),
+        (build_arguments("c", "jsonl:array.json@text"), "each line must be a JSON object"),
         ([*TOKENIZER, "text:text.txt", "--vocab-size", "9"], "use at least"),
         ([*TOKENIZER, "text:text.txt", "--out", "text.txt"], "text.txt: exists already"),
         (["inspect", "absent"], "no such corpus"),
@@ -170,6 +173,7 @@ def test_user_errors(workspace, capsys, arguments, message):
     pathlib.Path("cut.txt.bz2").write_bytes(bz2.compress(content)[:-100])
     pathlib.Path("data.jsonl").write_text('{"text": "The river."}\n' * 3)
     pathlib.Path("one.txt").write_text("Only one document.")
+    pathlib.Path("array.json").write_text("[\n  {\n")
     pathlib.Path("maskless.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\nriver\n")
     expect_error(capsys, arguments, message)
     assert not pathlib.Path("new.json").exists() and not pathlib.Path("c/corpus.json").exists()

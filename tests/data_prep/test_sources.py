@@ -142,6 +142,10 @@ def test_zstd_without_the_library(tmp_path, monkeypatch):
         (b"%PDF-1.7\n", "is a PDF"),
         (b"PK\x03\x04rest", "is a zip archive"),
         (codecs.BOM_UTF16_LE + "text".encode("utf-16-le"), "is UTF-16; convert it"),
+        (codecs.BOM_UTF32_LE + "text".encode("utf-32-le"), "is UTF-32; convert it.* `iconv -f UTF-32 -t UTF-8`"),
+        (codecs.BOM_UTF32_BE + "text".encode("utf-32-be"), "is UTF-32; convert it"),
+        ("The river sings.".encode("utf-16-le"), "looks like UTF-16LE text; convert it"),
+        ("The river sings.".encode("utf-32-be"), "looks like UTF-32BE text; convert it"),
         (b"\xfd7zXZ\0", "is xz-compressed; unpack it"),
     ],
 )
@@ -191,7 +195,7 @@ def test_invalid_utf8_costs_one_document(tmp_path):
     reading = read(f"text:{tmp_path}/a.txt")
     assert reading.texts == ["one\n", "thrée\n"]
     assert reading.places == [("invalid_utf8", f"{tmp_path}/a.txt:3")]
-    assert reading.skipped[0].detail == "not UTF-8 at byte 6; convert it, e.g. with `iconv -t UTF-8`"
+    assert reading.skipped[0].detail.startswith("not UTF-8 at byte 6; convert it, e.g. with `iconv -f WINDOWS-1252 ")
     (tmp_path / "b.txt").write_bytes(b"fine")
     reading = read(f"text-files:{tmp_path}/*.txt")
     assert (reading.texts, reading.places) == (["fine"], [("invalid_utf8", f"{tmp_path}/a.txt")])
@@ -216,6 +220,9 @@ def test_invalid_utf8_in_a_part_of_a_long_document(tmp_path):
         ("txt:a", "unknown kind 'txt', did you mean 'text'?"),
         ("text-file:a", "did you mean 'text-files'?"),
         ("json:a@text", "did you mean 'jsonl'?"),
+        ("zebra:a", "unknown kind 'zebra'. Kinds: text, "),
+        ("books/*.txt", "say how to read it, e.g. `text-files:books/*.txt`"),
+        ("gs://bucket/*.txt", "say how to read it, e.g. `text-files:gs://bucket/*.txt`"),
         ("text", "say which files, e.g. `text:texts"),
         ("mediawiki:", "say which files"),
         ("jsonl:", "say which files"),

@@ -204,7 +204,7 @@ def test_parquet_mistakes(tmp_path, parquet):
         read(f"parquet:{path}@text")
     path.unlink()
     path.mkdir()
-    with pytest.raises(UserError, match=r"no file matches"):
+    with pytest.raises(UserError, match=r"is a directory"):
         read(f"parquet:{path}@text")
 
 
