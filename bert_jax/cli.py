@@ -2,7 +2,6 @@
 
 import dataclasses
 import difflib
-import errno
 import json
 import os
 import re
@@ -20,6 +19,8 @@ from bert_jax.planning.lines import Line
 from bert_jax.runtime import cluster, lifeline, supervisor
 from bert_jax.runtime.report import make_report
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as of a shell's commands: 128 and the number of SIGINT."""
 ENDED = {"steps": "finished", "time": "finished, its time is over", "target": "finished, target reached"}
 """What is said of a run that is over, by why it is (training/loop.py)."""
 
@@ -150,14 +151,19 @@ def fill_mask(arguments: Sequence[str]) -> None:
         print(f"[MASK] {i}: {shown}")
 
 
-def convert(arguments: Sequence[str]) -> None:
+def convert(arguments: Sequence[str]) -> int:
     """``bert-jax convert SOURCE DESTINATION --to huggingface``."""
     asked = flags.parse(Convert, arguments, "convert")
     from bert_jax.convert import conversion, formats
 
     wishes = formats.Wishes(asked.moments == "keep", asked.drop, asked.trim_vocabulary)
-    report = conversion.convert(asked.source, asked.destination, asked.to, wishes, force=asked.force)
+    try:
+        report = conversion.convert(asked.source, asked.destination, asked.to, wishes, force=asked.force)
+    except KeyboardInterrupt:
+        print("interrupted: nothing is kept", file=sys.stderr)
+        return INTERRUPTED
     print(json.dumps(report.to_dict()) if asked.json else "\n".join([*report.lines(), f"wrote {asked.destination}"]))
+    return 0
 
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int | None]] = {
@@ -209,17 +215,11 @@ def _run(arguments: Sequence[str]) -> int:
         print(f"error: {error}: the same command continues from the newest checkpoint", file=sys.stderr)
         return TRY_AGAIN
     except Exception as error:
-        line = _full_disk(error) or storage.trouble(error)
+        line = storage.full_disk(error) or storage.trouble(error)
         if line is None:
             raise
         print(f"error: {line}", file=sys.stderr)
         return 2
-
-
-def _full_disk(error: Exception) -> str | None:
-    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        return None
-    return f"{error.strerror.lower()}{f': {error.filename}' if error.filename else ''}: free some"
 
 
 def _overview() -> str:

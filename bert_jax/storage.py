@@ -6,6 +6,7 @@ slashes is all there is. docs/object_stores.md says what a user has to know.
 
 import concurrent.futures
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -31,6 +32,8 @@ EVERY_SECONDS = 30.0
 PACKAGES = {"gs": ("gcsfs", "gcs"), "s3": ("s3fs", "s3")}
 """By scheme: the package that reaches the store, and the extra of bert_jax that brings it."""
 LIBRARIES = ("aiobotocore", "aiohttp", "botocore", "gcsfs", "google.auth", "s3fs")
+FULL = {errno.ENOSPC: "free some", errno.EDQUOT: "free some", errno.EFBIG: "raise the limit of file sizes (ulimit -f)"}
+"""By error number: what to do about a disk, a quota or a limit that is reached."""
 
 # One way to reach a store, whether or not TensorFlow is installed.
 os.environ.setdefault("EPATH_USE_TF", "false")
@@ -59,12 +62,16 @@ def is_remote(place: str | os.PathLike) -> bool:
 
 
 def reach(place: StoredPath) -> None:
-    """See that the store of a path answers; nothing needs to be there yet, but the bucket. Disks always answer.
+    """See that a path can be looked up; nothing needs to be there yet, but the bucket.
 
     Raises:
-      UserError: a package is missing, or credentials, or the bucket; no network; no permission.
+      UserError: a package is missing, or credentials, or the bucket; no network; no permission; an impossible name.
     """
     if not is_remote(place):
+        try:
+            place.exists()
+        except OSError as error:
+            raise UserError(f"{place}: {(error.strerror or str(error)).lower()}: choose another path") from error
         return
     scheme, _, rest = os.fspath(place).partition("://")
     bucket = rest.partition("/")[0]
@@ -91,6 +98,22 @@ def trouble(error: BaseException) -> str | None:
         if type(link).__module__.startswith(LIBRARIES):
             return f"{_unreachable('the object store', error)}; the same command goes on where this one stopped"
         link = link.__cause__
+    return None
+
+
+def full_disk(error: BaseException) -> str | None:
+    """One line for an error of a full disk or quota, whichever library was writing; None if it is no such error.
+
+    Libraries that are not written in Python raise exceptions of their own, with the system's words in them.
+    """
+    link: BaseException | None = error
+    while link is not None:
+        number = link.errno if isinstance(link, OSError) else None
+        for full, advice in FULL.items():
+            if number == full or os.strerror(full) in str(link):
+                file = getattr(link, "filename", None)
+                return f"{os.strerror(full).lower()}{f': {file}' if file else ''}: {advice}"
+        link = link.__cause__ or link.__context__
     return None
 
 
