@@ -49,6 +49,11 @@ def read_start(config: Config, tokenizer: Tokenizer) -> Start:
         if keep and contents.moments is None:
             raise UserError(f"start.source {source} has no moments of an optimizer: set start.moments new")
         _refuse_other_kinds(contents.model.config, config.model_of(0), source)
+        if (activation := contents.model.heads.mlm_activation) is not None:
+            raise UserError(
+                f"start.source {source} has an MLM head with {activation}, this run's has {config.model.activation}: "
+                "convert it with --drop to leave the head out"
+            )
         drawn = whole.init(config.model_of(0), jax.random.key(config.seed), heads_of(config))
         fitting = _Fitting(config)
         params = fitting.fit(contents.model.params, drawn)

@@ -60,12 +60,16 @@ def is_remote(place: str | os.PathLike) -> bool:
 
 
 def reach(place: StoredPath) -> None:
-    """See that the store of a path answers; nothing needs to be there yet, but the bucket. Disks always answer.
+    """See that a path can be looked up; nothing needs to be there yet, but the bucket.
 
     Raises:
-      UserError: a package is missing, or credentials, or the bucket; no network; no permission.
+      UserError: a package is missing, or credentials, or the bucket; no network; no permission; an impossible name.
     """
     if not is_remote(place):
+        try:
+            place.exists()
+        except OSError as error:
+            raise UserError(f"{place}: {(error.strerror or str(error)).lower()}: choose another path") from error
         return
     scheme, _, rest = os.fspath(place).partition("://")
     bucket = rest.partition("/")[0]
@@ -86,9 +90,12 @@ def reach(place: StoredPath) -> None:
 
 
 _AGAIN = "and start the same command again"
-_REMEDIES = {
+_FULL = {
     errno.ENOSPC: f"make room {_AGAIN}",
     errno.EDQUOT: f"make room {_AGAIN}",
+    errno.EFBIG: "raise the limit of file sizes (`ulimit -f`)",
+}
+_REMEDIES = {
     errno.EROFS: "choose a directory that can be written",
     errno.EACCES: "change its permissions, or choose another place",
     errno.EPERM: "change its permissions, or choose another place",
@@ -104,6 +111,8 @@ _REMEDIES = {
 
 def trouble(error: BaseException) -> str | None:
     """One line for an error of a disk, or of a store's library; None for any other."""
+    if line := full_disk(error):
+        return line
     if isinstance(error, OSError) and error.errno in _REMEDIES:
         where = error.filename2 or error.filename
         return f"{f'{where}: ' if where else ''}{error.strerror}; {_REMEDIES[error.errno]}"
@@ -112,6 +121,22 @@ def trouble(error: BaseException) -> str | None:
         if type(link).__module__.startswith(LIBRARIES):
             return f"{_unreachable('the object store', error)}; the same command goes on where this one stopped"
         link = link.__cause__
+    return None
+
+
+def full_disk(error: BaseException) -> str | None:
+    """One line for an error of a full disk or quota, whichever library was writing; None if it is no such error.
+
+    Libraries that are not written in Python raise exceptions of their own, with the system's words in them.
+    """
+    link: BaseException | None = error
+    while link is not None:
+        number = link.errno if isinstance(link, OSError) else None
+        for full, remedy in _FULL.items():
+            if number == full or os.strerror(full) in str(link):
+                file = getattr(link, "filename2", None) or getattr(link, "filename", None)
+                return f"{f'{file}: ' if file else ''}{os.strerror(full)}; {remedy}"
+        link = link.__cause__ or link.__context__
     return None
 
 

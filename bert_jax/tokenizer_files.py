@@ -177,3 +177,5 @@ def _parse_json(text: str, origin: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise UserError(f"{origin}: not JSON, line {error.lineno}: {error.msg}") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, or brackets inside brackets
+        raise UserError(f"{origin}: not JSON ({error})") from error

@@ -4,7 +4,9 @@ import contextlib
 import dataclasses
 import os
 import shutil
+import signal
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -20,16 +22,15 @@ from bert_jax.convert import (
     tensorflow1,
     tokenizers_beside,
 )
-from bert_jax.convert.card import write_card
+from bert_jax.convert.card import CARD, write_card
 from bert_jax.convert.contents import Contents
 from bert_jax.convert.form import Form
 from bert_jax.convert.identity import differences
 from bert_jax.convert.sample_texts import sample_inputs
 from bert_jax.convert.translate import moments_to, to_form, without_base
 from bert_jax.errors import UserError
-from bert_jax.storage import StoredPath, copy_tree, is_remote
+from bert_jax.storage import StoredPath, copy_tree, full_disk, is_remote, reach
 
-CARD = "README.md"
 OUTDATED = (
     *("transformers_version", "torch_dtype", "dtype", "_name_or_path", "_attn_implementation", "auto_map"),
     *("rope_parameters", "rope_scaling", "layer_types"),
@@ -37,6 +38,8 @@ OUTDATED = (
 """Settings of a foreign config.json that are not true of what is written, or are said there in another way."""
 OF_THEIRS = ("embedding_dropout",)
 """Settings that ours have no word of their own for, and so write with another's value."""
+OF_A_DECODER, OF_A_HEAD = ("tie_word_embeddings",), ("classifier_activation",)
+"""Settings of parts that a model may lack; ours then have no word for them either."""
 
 
 class Target(NamedTuple):
@@ -74,14 +77,20 @@ def convert(
 
     Raises:
       UserError: no model at the source, a destination that exists, a model or moments that the format cannot
-        hold, no moments where they are wished for, or a report that fails.
+        hold, no moments where they are wished for, a report that fails, or a disk that is full.
     """
     if wishes.moments and not TARGETS[to].moments:
         raise UserError(f"--moments keep: {to} has no place for an optimizer's moments: use --to bert-jax")
+    reach(destination)
     # A link that leads nowhere does not exist, and yet it is in the way.
     if destination.exists() or os.path.lexists(destination):
         raise UserError(f"{destination} exists already: choose another destination, or remove it")
-    with formats.opened(source, wishes) as contents, _beside(destination) as inside:
+    with (
+        _signals_raise(),
+        _full_disk_named(destination),
+        formats.opened(source, wishes) as contents,
+        _beside(destination) as inside,
+    ):
         if wishes.moments and contents.moments is None:
             raise UserError(f"{source} has no moments of an optimizer: convert it with --moments drop")
         TARGETS[to].write(contents, inside)
@@ -93,9 +102,46 @@ def convert(
             )
         tokenizer = contents.loaded_tokenizer
         mask = None if tokenizer is None else tokenizer.id_to_token(tokenizer.mask_id)
-        (inside / CARD).write_text(write_card(destination.name, contents, to, report, mask))
+        card = write_card(destination.name, contents, to, report, mask)
+        (inside / CARD).write_text(card, encoding="utf-8", errors="replace")
         _move(inside, destination, TARGETS[to].last)
     return report
+
+
+@contextlib.contextmanager
+def _signals_raise() -> Iterator[None]:
+    """Inside, SIGTERM, SIGHUP and SIGINT raise an exception, so that what was written is removed; a second one waits.
+
+    Handlers of the caller stay, and other threads than the first cannot have any.
+    """
+    usual = {signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    first = threading.current_thread() is threading.main_thread()
+    ours = {number: handler for number, handler in usual.items() if first and signal.getsignal(number) is handler}
+
+    def stop(number: int, frame: object) -> None:
+        for each in ours:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+
+    try:
+        for number in ours:
+            signal.signal(number, stop)
+        yield
+    finally:
+        for number, handler in ours.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _full_disk_named(destination: StoredPath) -> Iterator[None]:
+    """A disk that is full while a destination is written becomes a UserError."""
+    try:
+        yield
+    except Exception as error:
+        line = full_disk(error)
+        if line is None:
+            raise
+        raise UserError(f"{destination} cannot be written: {line}") from error
 
 
 @contextlib.contextmanager
@@ -107,21 +153,25 @@ def _beside(destination: StoredPath) -> Iterator[Path]:
     place = None if is_remote(destination) else destination.parent
     missing = [] if place is None else [parent for parent in (place, *place.parents) if not parent.exists()]
     try:
-        if place is not None:
-            place.mkdir(parents=True, exist_ok=True)
-        made = tempfile.TemporaryDirectory(dir=place, prefix=f".{destination.name}-")
-    except OSError as error:
-        told = f"cannot write to {place} ({(error.strerror or str(error)).lower()})"
-        raise UserError(f"{told}: choose another destination") from error
-    try:
+        try:
+            if place is not None:
+                place.mkdir(parents=True, exist_ok=True)
+            made = tempfile.TemporaryDirectory(dir=place, prefix=".bert-jax-convert-")
+        except OSError as error:
+            raise _unwritable(destination, error) from error
         with made as scratch:
             inside = Path(scratch) / "model"
             inside.mkdir()
             yield inside
     finally:
         for parent in missing:
-            if not any(parent.iterdir()):
+            if os.path.lexists(parent) and not any(parent.iterdir()):
                 parent.rmdir()
+
+
+def _unwritable(destination: StoredPath, error: OSError) -> UserError:
+    reason = (error.strerror or str(error)).lower()
+    return UserError(f"cannot write to {destination.parent} ({reason}): choose another destination")
 
 
 def _move(inside: Path, destination: StoredPath, last: str) -> None:
@@ -132,12 +182,18 @@ def _move(inside: Path, destination: StoredPath, last: str) -> None:
             inside.rename(destination)
         except OSError as error:
             if not destination.exists():
-                raise
+                raise _unwritable(destination, error) from error
             raise UserError(f"{destination} was made in the meantime: choose another destination") from error
         return
     held_back = (inside / last).rename(inside.parent / last)
-    copy_tree(inside, destination)
-    (destination / last).write_bytes(held_back.read_bytes())
+    names = [*(file.name for file in inside.iterdir()), last]
+    try:
+        copy_tree(inside, destination)
+        (destination / last).write_bytes(held_back.read_bytes())
+    except BaseException:
+        for name in names:
+            (destination / name).unlink(missing_ok=True)
+        raise
 
 
 def _prove(contents: Contents, inside: Path, to: str) -> parity.Report:
@@ -195,10 +251,12 @@ def _write_stablehlo(contents: Contents, directory: Path) -> None:
 def _form(contents: Contents) -> Form:
     """The model under their names, with the buffers of a file that had some."""
     form = without_base(to_form(contents.model, contents.source))
+    heads = contents.model.heads
+    theirs = (*OF_THEIRS, *(() if heads.mlm else OF_A_DECODER), *(() if heads.mlm or heads.task else OF_A_HEAD))
     kept = {
         name: value
         for name, value in contents.settings.items()
-        if name in OF_THEIRS or (name not in form.config and name not in OUTDATED)
+        if name in theirs or (name not in form.config and name not in OUTDATED)
     }
     config = form.config | kept | _special_ids(contents)
     return dataclasses.replace(form, config=config, tensors={**form.tensors, **contents.buffers})
@@ -222,7 +280,7 @@ def _special_ids(contents: Contents) -> dict[str, int | None]:
     ids = {"pad_token_id": tokenizer.pad_id}
     first, last = tokenizer.cls_id, tokenizer.sep_id
     special = {"bos_token_id": first, "cls_token_id": first, "eos_token_id": last, "sep_token_id": last}
-    return ids | (special if contents.model.family in ("roberta", "albert", "modernbert") else {})
+    return ids | (special if contents.model.family not in ("bert", "distilbert", "electra") else {})
 
 
 TARGETS = {

@@ -104,6 +104,7 @@ def _split(model: Mapping, path: Path) -> list[tuple[str, Stored]]:
         if fused is None:
             found.append((name, tensor))
             continue
+        require(bool(tensor.shape), f"{path}: tensor '{name}' has no axes: it belongs to no RoBERTa")
         width = tensor.shape[0] // 3
         for part, letter in enumerate("qkv"):
             apart = f"{name[: fused.start()]}.self_attn.{letter}_proj.{fused[1]}"
@@ -116,7 +117,7 @@ def _heads(theirs: Mapping[str, Stored]) -> dict[str, dict[str, Stored]]:
     heads: dict[str, dict[str, Stored]] = {}
     for name, tensor in theirs.items():
         if name.startswith("classification_heads."):
-            _, head, inside = name.split(".", 2)
+            head, _, inside = name.removeprefix("classification_heads.").partition(".")
             heads.setdefault(head, {})[inside] = tensor
     return heads
 
@@ -138,7 +139,8 @@ def _renamed(theirs: Mapping[str, Stored], path: Path) -> dict[str, Stored]:
         tensors[ours] = tensor
     for needed in ("word", "position"):
         name = f"roberta.embeddings.{needed}_embeddings.weight"
-        require(name in tensors, f"{path}: has no table of {needed} embeddings: it is no RoBERTa of fairseq")
+        table = name in tensors and len(tensors[name].shape) == 2
+        require(table, f"{path}: has no table of {needed} embeddings: it is no RoBERTa of fairseq")
     # RoBERTa has one kind of tokens and no table for it; transformers' adds a row, which is 0.
     width = tensors["roberta.embeddings.word_embeddings.weight"].shape[1]
     zeros = np.zeros((1, width), np.float32)
@@ -157,7 +159,9 @@ def _config(
     heads = settings.get("encoder_attention_heads")
     require(isinstance(heads, int), f"{path}: its settings do not say encoder_attention_heads: it is incomplete")
     activation = settings.get("activation_fn", "gelu")
-    require(activation in ACTIVATIONS, f"{path}: activation_fn '{activation}' is not one of {', '.join(ACTIVATIONS)}")
+    require(
+        activation in [*ACTIVATIONS], f"{path}: activation_fn '{activation}' is not one of {', '.join(ACTIVATIONS)}"
+    )
     if classifier:
         pooler = settings.get("pooler_activation_fn", "tanh")
         require(pooler == "tanh", f"{path}: pooler_activation_fn '{pooler}' cannot be kept: only tanh is known")
@@ -168,7 +172,7 @@ def _config(
         "hidden_size": width,
         "num_hidden_layers": len(layers),
         "num_attention_heads": heads,
-        "intermediate_size": tensors["roberta.encoder.layer.0.intermediate.dense.weight"].shape[0],
+        "intermediate_size": _outputs(tensors, "roberta.encoder.layer.0.intermediate.dense.weight", path),
         "hidden_act": ACTIVATIONS[activation],
         "hidden_dropout_prob": settings.get("dropout", 0.1),
         "attention_probs_dropout_prob": settings.get("attention_dropout", 0.1),
@@ -183,7 +187,14 @@ def _config(
         "tie_word_embeddings": not settings.get("untie_weights_roberta", False),
     }
     if classifier:
-        labels = range(classifier["classifier.out_proj.weight"].shape[0])
+        labels = range(_outputs(classifier, "classifier.out_proj.weight", path))
         config["id2label"] = {str(label): f"LABEL_{label}" for label in labels}
         config["label2id"] = {f"LABEL_{label}": label for label in labels}
     return config
+
+
+def _outputs(tensors: Mapping[str, Stored], name: str, path: Path) -> int:
+    """Outputs of a dense layer, by its weight."""
+    tensor = tensors.get(name)
+    require(tensor is not None and len(tensor.shape) == 2, f"{path}: has no '{name}': it is no RoBERTa of fairseq")
+    return tensor.shape[0]

@@ -7,6 +7,7 @@ lines of the file in their order, and the task adds ``<mask>``.)
 import json
 from pathlib import Path
 
+from bert_jax.convert.json_fields import read_object
 from bert_jax.errors import UserError
 
 DICTIONARY, ENCODER, MERGES = "dict.txt", "encoder.json", "vocab.bpe"
@@ -44,10 +45,8 @@ def vocabulary(dict_txt: Path, encoder_json: Path, vocab_bpe: Path, rows: int | 
       UserError: a file is damaged, a line is no id of GPT-2, or there are more or fewer tokens than rows.
     """
     words = _words(dict_txt)
-    try:
-        tokens = {str(number): token for token, number in json.loads(encoder_json.read_text()).items()}
-    except (OSError, ValueError, AttributeError) as error:
-        raise UserError(f"{encoder_json}: no JSON of tokens and their ids: fetch GPT-2's again") from error
+    numbers = read_object(encoder_json, "fetch GPT-2's again")
+    tokens = {str(number): token for token, number in numbers.items()}
     ids = dict(SPECIALS)
     for position, word in enumerate(words):
         if word.isdigit() and word not in tokens:

@@ -6,7 +6,6 @@ src/transformers/models/{bert,roberta,albert,distilbert,electra}/modeling_flax_*
 Where the output table is the word table, they save the head's bias only.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,10 @@ import flax.serialization
 import flax.traverse_util
 import numpy as np
 
-from bert_jax.convert import tensor_files, torch_checkpoint
+from bert_jax.convert import tensor_files
 from bert_jax.convert.form import Form
-from bert_jax.convert.tensors import WEIGHT_TYPES, LazyTensors, Stored, in_memory, transposed
+from bert_jax.convert.json_fields import read_object
+from bert_jax.convert.tensors import WEIGHT_TYPES, LazyTensors, Stored, in_memory, no_weight, transposed
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath
 
@@ -57,11 +57,8 @@ def read(directory: StoredPath) -> Form:
 
 
 def _config(path: Path) -> dict[str, Any]:
-    try:
-        config = json.loads(path.read_text())
-        kind = config.get("model_type")
-    except (OSError, ValueError, AttributeError) as error:
-        raise UserError(f"{path} is missing or not JSON: copy it from where the weights came from") from error
+    config = read_object(path, "copy it from where the weights came from")
+    kind = config.get("model_type")
     if kind not in MODEL_TYPES:
         raise UserError(f"{path}: model_type '{kind}' is not one of {', '.join(MODEL_TYPES)}")
     return config
@@ -71,7 +68,7 @@ def _leaves(path: Path) -> dict[tuple[str, ...], np.ndarray]:
     """Arrays by path. Arrays above 1 GiB lie there in chunks, which flax joins; msgpack can execute nothing."""
     try:
         content = path.read_bytes()
-    except FileNotFoundError as error:
+    except OSError as error:
         raise UserError(f"{path}: this shard is missing: fetch it, too") from error
     try:
         tree = flax.serialization.msgpack_restore(content)
@@ -85,6 +82,6 @@ def _leaves(path: Path) -> dict[tuple[str, ...], np.ndarray]:
 def _renamed(path: tuple[str, ...], array: np.ndarray, source: StoredPath) -> tuple[str, Stored]:
     name = ".".join((*path[:-1], LEAVES.get(path[-1], path[-1])))
     if array.dtype.name not in WEIGHT_TYPES:
-        raise UserError(torch_checkpoint.no_weight(source, name, array.dtype.name))
+        raise UserError(no_weight(source, name, array.dtype.name))
     tensor = in_memory(array)
     return name, transposed(tensor) if path[-1] == "kernel" else tensor

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from bert_jax.convert.json_fields import brief
 from bert_jax.errors import UserError, require
 
 WHOLE = (
@@ -9,10 +10,14 @@ WHOLE = (
     *("max_position_embeddings", "embedding_size", "num_hidden_groups", "inner_group_num", "local_attention"),
     *("global_attn_every_n_layers", "dim", "n_layers", "n_heads", "hidden_dim", "pad_token_id"),
 )
-NUMBERS = (
-    *("layer_norm_eps", "norm_eps", "initializer_range", "hidden_dropout_prob", "attention_probs_dropout_prob"),
-    *("dropout", "attention_dropout", "mlp_dropout", "embedding_dropout", "global_rope_theta", "local_rope_theta"),
-)
+NUMBERS = {
+    **dict.fromkeys(("layer_norm_eps", "norm_eps"), (0, 1)),
+    "initializer_range": (0, 100),
+    **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout"), (0, 1)),
+    **dict.fromkeys(("attention_dropout", "mlp_dropout", "embedding_dropout"), (0, 1)),
+    **dict.fromkeys(("global_rope_theta", "local_rope_theta"), (1, 1e12)),
+}
+"""The least and the greatest value."""
 TEXTS = (
     *("model_type", "hidden_act", "activation", "hidden_activation", "classifier_activation", "classifier_pooling"),
     "position_embedding_type",
@@ -24,6 +29,8 @@ FLAGS = (
 DEFAULTS = {
     "bert": {"hidden_act": "gelu"},
     "roberta": {"hidden_act": "gelu"},
+    "xlm-roberta": {"hidden_act": "gelu"},
+    "camembert": {"hidden_act": "gelu"},
     "albert": {"hidden_act": "gelu_new"},
     "electra": {"hidden_act": "gelu"},
     "distilbert": {"activation": "gelu"},
@@ -52,21 +59,45 @@ def checked(config: Any, source: str) -> dict[str, Any]:
             value = kept.get(name)
             fits = isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
             if value is not None and not fits:
-                raise UserError(f"{source}: {name} is {value!r} in config.json: it must be {what}")
+                raise UserError(f"{source}: {name} is {brief(value)} in config.json: it must be {what}")
+    for name, (least, most) in NUMBERS.items():
+        _check_range(kept, name, least, most, source)
+    _check_token_ids(kept, source)
     _check_tables(kept, source)
     usual = DEFAULTS.get(family, {}) if isinstance(family, str) else {}
     return kept | {name: value for name, value in usual.items() if name not in kept}
+
+
+def _check_range(config: dict[str, Any], name: str, least: float, most: float, source: str) -> None:
+    value = config.get(name, least)
+    # Not a comparison of its own for what is no number: it is smaller than nothing.
+    fits = least <= value <= most
+    require(fits, f"{source}: {name} is {brief(value)} in config.json: it must be from {least} to {most:g}")
+
+
+def _check_token_ids(config: dict[str, Any], source: str) -> None:
+    """Ids of special tokens; transformers builds no table whose padding id is outside it, and counts from the end."""
+    for name, value in config.items():
+        ids = value if isinstance(value, list) and name == "eos_token_id" else [value]
+        whole = all(isinstance(i, int) and not isinstance(i, bool) for i in ids)
+        if name.endswith("_token_id") and value is not None:
+            require(whole, f"{source}: {name} is {brief(value)} in config.json: it must be a whole number")
+    pad, size = config.get("pad_token_id"), config.get("vocab_size")
+    require(
+        pad is None or size is None or -size <= pad < size,
+        f"{source}: pad_token_id is {pad} in config.json: the vocabulary has {size} tokens",
+    )
 
 
 def _check_tables(config: dict[str, Any], source: str) -> None:
     """Values that hold others."""
     labels = config.get("id2label", {})
     fits = isinstance(labels, dict) and all(str(key).isdecimal() for key in labels)
-    require(fits, f"{source}: id2label is {labels!r} in config.json: it must name a label for each number")
+    require(fits, f"{source}: id2label is {brief(labels)} in config.json: it must name a label for each number")
     for name in ("architectures", "layer_types"):
         words = config.get(name, [])
         fits = isinstance(words, list) and all(isinstance(word, str) for word in words)
-        require(fits, f"{source}: {name} is {words!r} in config.json: it must be a list of words")
+        require(fits, f"{source}: {name} is {brief(words)} in config.json: it must be a list of words")
     depth, kinds = config.get("num_hidden_layers"), config.get("layer_types")
     require(
         kinds is None or len(kinds) == depth,
@@ -74,7 +105,10 @@ def _check_tables(config: dict[str, Any], source: str) -> None:
     )
     rope = config.get("rope_parameters", {})
     fits = isinstance(rope, dict) and all(part is None or isinstance(part, dict) for part in rope.values())
-    require(fits or config.get("model_type") != "modernbert", f"{source}: rope_parameters is {rope!r} in config.json")
+    require(
+        fits or config.get("model_type") != "modernbert", f"{source}: rope_parameters is {brief(rope)} in config.json"
+    )
     for part in rope.values() if config.get("model_type") == "modernbert" else ():
-        theta = (part or {}).get("rope_theta", 1.0)
-        require(isinstance(theta, int | float), f"{source}: rope_theta is {theta!r} in config.json, not a number")
+        theta = (part or {}).get("rope_theta")
+        fits = theta is None or (isinstance(theta, int | float) and 1 <= theta <= 1e12)
+        require(fits, f"{source}: rope_theta is {brief(theta)} in config.json: it must be from 1 to 1e+12")

@@ -114,7 +114,7 @@ def _is_run(source: StoredPath) -> bool:
         return True
     try:
         return "stream_version" in json.loads((source / run.workdir.CONFIG).read_text())
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return False
 
 

@@ -23,6 +23,8 @@ PREFIXES = {
 """By model_type: what stands before the names of the encoder in a model with heads."""
 
 
+ALIKE = {"xlm-roberta": "roberta", "camembert": "roberta"}
+"""Model types whose models are another's under a name of their own: the same settings, tensors and computation."""
 DECODERS = {"bert": "LMHeadModel", "roberta": "ForCausalLM"}
 """By model_type: the end of transformers' class that is one if `is_decoder` is set. In other families the setting does
 nothing there, or is in no model that we can read."""
@@ -92,14 +94,15 @@ _BY_ARCHITECTURE = (Task.SEQUENCE, Task.TOKENS, Task.SPAN)
 
 
 def family_of(form: Form) -> str:
-    """The form's model_type.
+    """The form's model_type, or the one whose models are like it.
 
     Raises:
       UserError: no reference forward pass knows this family, or it is none that can be a decoder, but says so.
     """
-    family = form.config.get("model_type")
+    name = form.config.get("model_type")
+    family = ALIKE.get(name, name)
     if family not in PREFIXES:
-        raise UserError(f"{form.source}: model_type '{family}' is not one of {', '.join(PREFIXES)}")
+        raise UserError(f"{form.source}: model_type '{name}' is not one of {', '.join((*PREFIXES, *ALIKE))}")
     if is_causal(form) and family not in DECODERS:
         raise UserError(f"{form.source}: is_decoder is set: only a {' or a '.join(DECODERS)} can look back alone")
     kind = form.config.get("position_embedding_type", "absolute")

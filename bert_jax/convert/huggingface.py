@@ -8,7 +8,7 @@ import numpy as np
 
 from bert_jax.convert import tensor_files
 from bert_jax.convert.form import Form
-from bert_jax.errors import UserError
+from bert_jax.convert.json_fields import read_object
 from bert_jax.storage import StoredPath
 
 CONFIG = "config.json"
@@ -26,13 +26,7 @@ def read(directory: StoredPath) -> Form:
     Raises:
       UserError: files are missing or damaged.
     """
-    path = directory / CONFIG
-    try:
-        config = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} is missing or not JSON: {directory} is no Hugging Face model") from error
-    if not isinstance(config, dict):
-        raise UserError(f"{path} has no settings: {directory} is no Hugging Face model")
+    config = read_object(directory / CONFIG, f"without it, {directory} is no Hugging Face model")
     return Form(config, tensor_files.open_tensors(directory), str(directory))
 
 

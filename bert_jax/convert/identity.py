@@ -19,7 +19,9 @@ def differences(before: Contents, after: Contents) -> tuple[str, ...]:
     name = other_field(was.config, now.config)
     if name is not None:
         found.append(f"model.{name} was {getattr(was.config, name)} and is {getattr(now.config, name)}")
-    parts = [(heads.mlm, heads.pair, heads.has_pooler, heads.task) for heads in (was.heads, now.heads)]
+    parts = [
+        (heads.mlm, heads.mlm_activation, heads.pair, heads.has_pooler, heads.task) for heads in (was.heads, now.heads)
+    ]
     if parts[0] != parts[1]:
         found.append(f"the heads were {was.heads} and are {now.heads}")
     found += _other_leaves("parameter", was.params, now.params)

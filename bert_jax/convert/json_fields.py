@@ -1,13 +1,58 @@
-"""Dataclasses out of files that anybody may have edited: every value is of its field's type, or one line says so."""
+"""JSON that anybody may have edited: every value is of its field's type, or one line says so."""
 
 import dataclasses
+import json
 import types
 import typing
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from bert_jax.errors import UserError
+from bert_jax.storage import StoredPath
 
 T = TypeVar("T")
+DEEPEST = 50
+"""Brackets inside brackets of a file; more would exhaust the stack of who writes it again."""
+
+
+def read_object(path: StoredPath, advice: str) -> dict[str, Any]:
+    """The object that a file of JSON holds.
+
+    Args:
+      path: the file.
+      advice: what the user is to do about a bad one; the end of the message.
+
+    Raises:
+      UserError: the file is missing, not JSON, not an object, or nested too deeply.
+    """
+    try:
+        values = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise UserError(f"{path} is missing: {advice}") from error
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({(error.strerror or str(error)).lower()}): {advice}") from error
+    except RecursionError as error:
+        raise UserError(f"{path} is nested too deeply: {advice}") from error
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON ({error}): {advice}") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{path} is not a JSON object, but {brief(values)}: {advice}")
+    level: list[Any] = [values]
+    for _ in range(DEEPEST):
+        level = [child for value in level for child in _children(value)]
+    if level:
+        raise UserError(f"{path} is nested too deeply: {advice}")
+    return values
+
+
+def _children(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+def brief(value: Any) -> str:
+    """A value for a message, cut."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def build(kind: type[T], values: Any, where: str) -> T:
@@ -22,13 +67,13 @@ def build(kind: type[T], values: Any, where: str) -> T:
       UserError: an unknown or missing field, a value of another type, or values that do not go together.
     """
     if not isinstance(values, dict):
-        raise UserError(f"{where}: {values!r} is no table of fields")
+        raise UserError(f"{where}: {brief(values)} is no table of fields")
     fields, hints = {f.name: f for f in dataclasses.fields(kind)}, typing.get_type_hints(kind)
     for name, value in values.items():
         if name not in fields:
-            raise UserError(f"{where}: unknown field '{name}'")
+            raise UserError(f"{where}: unknown field {brief(name)}")
         if not _fits(value, hints[name]):
-            raise UserError(f"{where}: {name} is {value!r}, which is no {_described(hints[name])}")
+            raise UserError(f"{where}: {name} is {brief(value)}, which is no {_described(hints[name])}")
     missing = [n for n, f in fields.items() if n not in values and f.default is f.default_factory]
     if missing:
         raise UserError(f"{where}: field '{missing[0]}' is missing")

@@ -95,7 +95,7 @@ def run(form: Form, inputs: Inputs) -> Outputs:
 def _positions(form: Form, inputs: Inputs) -> np.ndarray:
     """Position ids [B, S]: from 0, or in RoBERTa from the padding id plus one, over what is no padding (fairseq)."""
     ids_BS = inputs.input_ids_BS
-    if form.config["model_type"] != "roberta":
+    if family_of(form) != "roberta":
         return np.broadcast_to(np.arange(ids_BS.shape[1]), ids_BS.shape)
     pad = form.config.get("pad_token_id", 1)
     real_BS = ids_BS != pad
@@ -105,7 +105,7 @@ def _positions(form: Form, inputs: Inputs) -> np.ndarray:
 def _embed(weights: Weights, inputs: Inputs, epsilon: float) -> np.ndarray:
     """What enters the first layer, [B, S, H]."""
     form = weights.form
-    family, prefix = form.config["model_type"], prefix_of(form)
+    family, prefix = family_of(form), prefix_of(form)
     total_BSE = weights.rows(f"{prefix}embeddings.word_embeddings.weight", inputs.input_ids_BS)
     total_BSE = total_BSE + weights.rows(f"{prefix}embeddings.position_embeddings.weight", _positions(form, inputs))
     if family != "distilbert":
@@ -120,7 +120,7 @@ def _embed(weights: Weights, inputs: Inputs, epsilon: float) -> np.ndarray:
 
 def _layer_names(form: Form) -> Iterator[str]:
     """Where each layer's tensors lie, first layer first."""
-    family, prefix = form.config["model_type"], prefix_of(form)
+    family, prefix = family_of(form), prefix_of(form)
     depth = (
         setting(form, "num_hidden_layers") if family != "distilbert" else setting(form, "n_layers", "num_hidden_layers")
     )
@@ -136,7 +136,7 @@ def _layer_names(form: Form) -> Iterator[str]:
 def _post_norm_states(weights: Weights, inputs: Inputs) -> Iterator[np.ndarray]:
     """Hidden states of BERT, RoBERTa, ALBERT, DistilBERT and ELECTRA."""
     form = weights.form
-    family = form.config["model_type"]
+    family = family_of(form)
     epsilon = 1e-12 if family == "distilbert" else form.config.get("layer_norm_eps", 1e-12)
     block = {"albert": _ALBERT_BLOCK, "distilbert": _DISTILBERT_BLOCK}.get(family, _BERT_BLOCK)
     num_heads = setting(form, *(("n_heads",) if family == "distilbert" else ()), "num_attention_heads")

@@ -5,7 +5,7 @@ Shapes in names: B rows, S positions, H hidden, V vocabulary, C classes.
 
 import numpy as np
 
-from bert_jax.convert.forward import Heads, Task, prefix_of
+from bert_jax.convert.forward import Heads, Task, family_of, prefix_of
 from bert_jax.convert.numpy_layers import ACTIVATIONS, Weights
 
 Logits = dict[str, np.ndarray]
@@ -15,13 +15,13 @@ def run_heads(
     weights: Weights, heads: Heads, hidden_BSH: np.ndarray, attention_mask_BS: np.ndarray
 ) -> tuple[Logits, np.ndarray | None]:
     """Logits by name, float32, and the pooled vectors, float64 [B, H], of a model with a pooler."""
-    on_pooled = heads.task is Task.SEQUENCE and weights.form.config["model_type"] in ("bert", "albert")
+    on_pooled = heads.task is Task.SEQUENCE and family_of(weights.form) in ("bert", "albert")
     pooled_BH = _pool(weights, hidden_BSH, needed=heads.pair or on_pooled)
     logits = {}
     if heads.mlm:
         logits["mlm"] = _mlm(weights, hidden_BSH)
     if heads.pair:
-        name = "cls.seq_relationship" if weights.form.config["model_type"] == "bert" else "sop_classifier.classifier"
+        name = "cls.seq_relationship" if family_of(weights.form) == "bert" else "sop_classifier.classifier"
         logits["pair"] = weights.dense(name, pooled_BH)
     if heads.task is not None:
         logits["task"] = _task(weights, heads.task, hidden_BSH, pooled_BH, attention_mask_BS)
@@ -30,7 +30,7 @@ def run_heads(
 
 def _pool(weights: Weights, hidden_BSH: np.ndarray, *, needed: bool) -> np.ndarray | None:
     """tanh of a projection of the first token; ALBERT's is a layer of the model itself. None where there is none."""
-    inner = "" if weights.form.config["model_type"] == "albert" else ".dense"
+    inner = "" if family_of(weights.form) == "albert" else ".dense"
     name = f"{prefix_of(weights.form)}pooler{inner}"
     return np.tanh(weights.dense(name, hidden_BSH[:, 0])) if needed or f"{name}.weight" in weights else None
 
@@ -38,7 +38,7 @@ def _pool(weights: Weights, hidden_BSH: np.ndarray, *, needed: bool) -> np.ndarr
 def _mlm(weights: Weights, hidden_BSH: np.ndarray) -> np.ndarray:
     """Logits over the vocabulary [B, S, V], float32: dense, activation, LayerNorm, decoder."""
     config = weights.form.config
-    family, epsilon = config["model_type"], config.get("layer_norm_eps", 1e-12)
+    family, epsilon = family_of(weights.form), config.get("layer_norm_eps", 1e-12)
     gelu = ACTIVATIONS["gelu"]
     if family == "modernbert":
         return _decode(
@@ -63,7 +63,7 @@ def _mlm(weights: Weights, hidden_BSH: np.ndarray) -> np.ndarray:
 
 def _decode(weights: Weights, transformed_BSE: np.ndarray, name: str, *, bias: bool = True) -> np.ndarray:
     """The decoder where the form has one of its own, else the table of word embeddings; one row of text at a time."""
-    word = "tok_embeddings" if weights.form.config["model_type"] == "modernbert" else "word_embeddings"
+    word = "tok_embeddings" if family_of(weights.form) == "modernbert" else "word_embeddings"
     table = f"{prefix_of(weights.form)}embeddings.{word}.weight"
     own_table = f"{name}.weight" in weights or weights.form.config.get("tie_word_embeddings") is False
     table_VE = weights(f"{name}.weight" if own_table else table)
@@ -92,7 +92,7 @@ def _task(
 ) -> np.ndarray:
     """Logits in the shape that `Task` says."""
     config = weights.form.config
-    family = config["model_type"]
+    family = family_of(weights.form)
     if family == "modernbert":
         if task is Task.SEQUENCE:
             hidden_BSH = _summarise(hidden_BSH, attention_mask_BS, config.get("classifier_pooling", "cls"))

@@ -31,6 +31,8 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "gelu_python": _gelu,
     "gelu_new": _gelu_tanh,
     "gelu_fast": _gelu_tanh,
+    "gelu_accurate": _gelu_tanh,
+    "gelu_python_tanh": _gelu_tanh,
     "gelu_pytorch_tanh": _gelu_tanh,
     "relu": lambda x: np.maximum(x, 0.0),
     "silu": _silu,

@@ -11,14 +11,15 @@ A file is ``{"model": state dict, "optimizer": ..., ...}``; the names are those 
 Both pad the vocabulary to a multiple of 8. The weights are those of ``model``, not the optimizer's float32 copies.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from bert_jax.convert import torch_checkpoint
+from bert_jax.convert.foreign_config import checked
 from bert_jax.convert.form import Form
+from bert_jax.convert.json_fields import read_object
 from bert_jax.convert.tensors import LazyTensors
 from bert_jax.convert.vocabulary import trim_vocabulary
 from bert_jax.errors import UserError
@@ -90,13 +91,10 @@ def rename(name: str) -> str:
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    try:
-        theirs = json.loads(path.read_text())
-        missing = [name for name in SETTINGS if name not in theirs]
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{path} is missing or not JSON: copy the model's {CONFIG} there") from error
+    theirs = read_object(path, f"copy the model's {CONFIG} there")
+    missing = [name for name in SETTINGS if name not in theirs]
     if missing:
         raise UserError(f"{path}: does not say {', '.join(missing)}: copy the model's {CONFIG} there")
     known = {name: theirs[name] for name in SETTINGS}
     known |= {name: theirs.get(name, default) for name, default in OPTIONAL.items()}
-    return {"model_type": "bert", **known, "layer_norm_eps": 1e-12, "tie_word_embeddings": True}
+    return checked({"model_type": "bert", **known, "layer_norm_eps": 1e-12, "tie_word_embeddings": True}, str(path))

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import safetensors
 import safetensors.numpy
 
 from bert_jax import __version__
 from bert_jax.config import ModelConfig
-from bert_jax.convert.json_fields import build
-from bert_jax.convert.tables import Params
+from bert_jax.convert.json_fields import build, read_object
+from bert_jax.convert.tables import Params, check_finite, check_sizes
+from bert_jax.convert.tensor_files import open_safetensors
 from bert_jax.convert.translate import FAMILIES, Translated
 from bert_jax.errors import UserError
 from bert_jax.model import whole
@@ -78,18 +78,19 @@ def read(directory: StoredPath) -> Read:
     """What `write` wrote.
 
     Raises:
-      UserError: a file is missing, damaged, or of a version that is not known.
+      UserError: a file is missing, damaged, of a version that is not known, or holds a value that is not finite.
     """
     about = _description(directory)
     described = str(directory / DESCRIPTION)
     for name, digest in about["sha256"].items():
-        if not (directory / name).exists() or _digest(directory / name) != digest:
+        if not (directory / name).is_file() or _digest(directory / name) != digest:
             raise UserError(f"{directory / name} is missing or damaged: convert it again")
     parts = {name: part for name, part in about["heads"].items() if name != "task"}
     task = about["heads"]["task"]
     if task is not None:
         parts["task"] = build(TaskHead, task, described)
     config, heads = build(ModelConfig, about["model"], described), build(Heads, parts, described)
+    check_sizes(config, described)
     shapes = whole.shapes(config, heads)
     model = Translated(about["family"], config, heads, _load(directory / PARAMS, shapes))
     moments, buffers = None, {}
@@ -97,31 +98,25 @@ def read(directory: StoredPath) -> Read:
         trees = _load(directory / MOMENTS, {"mu": shapes, "nu": shapes})
         moments = Moments(about["step"], trees["mu"], trees["nu"])
     if BUFFERS in about["sha256"]:
-        buffers = safetensors.numpy.load_file(directory / BUFFERS)
+        buffers = dict(open_safetensors(Path(directory / BUFFERS)))
     return Read(model, moments, buffers, about.get("settings", {}))
 
 
 def _description(directory: StoredPath) -> dict[str, Any]:
     path = directory / DESCRIPTION
-    try:
-        about = json.loads(path.read_text())
-        version = about["format_version"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is damaged: convert the model again") from error
+    about = read_object(path, "convert the model again")
+    version = about.get("format_version")
     if version != FORMAT_VERSION:
         raise UserError(f"{path} has format version {version}, this bert_jax reads {FORMAT_VERSION}: update bert_jax")
-    try:
-        whole_enough = (
-            PARAMS in about["sha256"].keys()  # noqa: SIM118 (a list has none)
-            and about["family"] in FAMILIES
-            and "task" in about["heads"]
-            and (MOMENTS not in about["sha256"] or isinstance(about["step"], int))
-            and isinstance(about["model"], dict)
-            and isinstance(about.get("settings", {}), dict)
-        )
-    except (KeyError, TypeError, AttributeError):
-        whole_enough = False
-    if not whole_enough:
+    tables = all(isinstance(about.get(name), dict) for name in ("sha256", "heads", "model"))
+    if (
+        not tables
+        or about.get("family") not in [*FAMILIES]
+        or not {PARAMS} <= about["sha256"].keys() <= {PARAMS, MOMENTS, BUFFERS}
+        or "task" not in about["heads"]
+        or (MOMENTS in about["sha256"] and not isinstance(about.get("step"), int))
+        or not isinstance(about.get("settings", {}), dict)
+    ):
         raise UserError(f"{path} is damaged: convert the model again")
     return about
 
@@ -132,20 +127,24 @@ def _save(path: Path, leaves: dict[str, Any]) -> None:
 
 
 def _load(path: StoredPath, shapes: Params) -> Params:
-    with safetensors.safe_open(path, framework="numpy") as file:
-        names = set(file.keys())
+    tensors = open_safetensors(Path(path))
 
-        def take(name: str, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
-            found = tuple(file.get_slice(name).get_shape()) if name in names else None
-            if found != leaf.shape:
-                has = "does not have" if found is None else f"has with shape {list(found)}"
-                raise UserError(
-                    f"{path.parent / DESCRIPTION} wants {name} of shape {list(leaf.shape)}, which {path.name} {has}: "
-                    "convert the model again"
-                )
-            return file.get_tensor(name)
+    def check(name: str, leaf: jax.ShapeDtypeStruct) -> None:
+        found = tensors.stored[name][:2] if name in tensors else None
+        if found != (leaf.shape, "float32"):
+            has = "does not have" if found is None else f"has with shape {list(found[0])}, {found[1]}"
+            raise UserError(
+                f"{path.parent / DESCRIPTION} wants {name} of shape {list(leaf.shape)}, float32, which {path.name} "
+                f"{has}: convert the model again"
+            )
 
-        return map_with_paths(take, shapes)
+    def take(name: str, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+        array = tensors[name]
+        check_finite(name, array, str(path))
+        return array
+
+    map_with_paths(check, shapes)  # all, before memory is allocated for any
+    return map_with_paths(take, shapes)
 
 
 def _digest(path: StoredPath) -> str:

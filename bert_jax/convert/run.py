@@ -4,11 +4,13 @@ import jax
 import numpy as np
 
 from bert_jax.convert.contents import Contents
+from bert_jax.convert.tables import check_finite
 from bert_jax.convert.translate import Translated, family_of
 from bert_jax.errors import UserError
 from bert_jax.model import whole
 from bert_jax.storage import StoredPath
 from bert_jax.training import checkpoint, workdir
+from bert_jax.training.paths import name_leaves
 from bert_jax.training.pretraining_task import heads_of
 from bert_jax.training.state import Moments
 
@@ -23,7 +25,7 @@ def read(directory: StoredPath, *, moments: bool) -> Contents:
     """Model, as deep as it was then, tokenizer and, if wanted, moments of a run's newest intact checkpoint.
 
     Raises:
-      UserError: the directory holds no run, or the run no intact checkpoint.
+      UserError: the directory holds no run, the run no intact checkpoint, or the checkpoint a value that is not finite.
     """
     config = workdir.read_config(directory)
     found = checkpoint.verified(checkpoint.directory_of(directory))
@@ -40,5 +42,8 @@ def read(directory: StoredPath, *, moments: bool) -> Contents:
     notes = ()
     if heads.pair:
         notes = (f"Its sentence-pair head tells {PAIR_LABELS[config.objective.pair]}.",)
+    for tree in (params, *(kept[1:] if kept else ())):
+        for name, leaf in name_leaves(tree).items():
+            check_finite(name, np.asarray(leaf), str(found))
     translated = Translated(family_of(model, heads), model, heads, params)
     return Contents("run", str(directory), translated, directory / workdir.TOKENIZER, moments=kept, notes=notes)

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 
 from bert_jax.convert.form import Form
-from bert_jax.convert.forward import Inputs, setting
+from bert_jax.convert.forward import Inputs, family_of, setting
 from bert_jax.errors import UserError
 from bert_jax.tokenizer import Tokenizer
 
@@ -37,6 +37,8 @@ TEXTS = (
 
 LONGEST = 48
 """Tokens of a row, at most."""
+WIDEST = 512
+"""Tokens of a window that a row reaches beyond; all rows are padded to the longest, and attention costs its square."""
 _PAIRED_EVERY = 3
 _TYPES = {"bert": 2, "roberta": 2, "albert": 2, "electra": 2}
 """Defaults of type_vocab_size in transformers' configs; the other families have no types."""
@@ -54,7 +56,7 @@ def sample_inputs(form: Form, tokenizer: Tokenizer | None, seed: int = 0) -> Inp
       UserError: the tokenizer has ids that the model's table has not, or the config does not say how many it has.
     """
     vocab_size, pad = setting(form, "vocab_size"), _pad_id(form, tokenizer)
-    longest, types = _longest(form), form.config.get("type_vocab_size", _TYPES.get(form.config["model_type"], 0))
+    longest, types = _longest(form), form.config.get("type_vocab_size", _TYPES.get(family_of(form), 0))
     if tokenizer is None:
         rows = _random_rows(vocab_size, pad, longest, seed)
     else:
@@ -62,9 +64,9 @@ def sample_inputs(form: Form, tokenizer: Tokenizer | None, seed: int = 0) -> Inp
         highest = max(max(first + second) for first, second in rows)
         if highest >= vocab_size:
             raise UserError(f"{form.source}: the tokenizer gives id {highest}, the model knows {vocab_size} ids")
-    window = form.config.get("local_attention") if form.config["model_type"] == "modernbert" else None
-    if window is not None:
+    if family_of(form) == "modernbert":
         # A row that is longer than what local layers see of it.
+        window = min(form.config.get("local_attention", 128), WIDEST)
         length = min(window + 16, form.config["max_position_embeddings"])
         rows.append((np.random.default_rng(seed + 1).integers(0, vocab_size, length).tolist(), []))
     shape = len(rows), max(len(first) + len(second) for first, second in rows)
@@ -81,7 +83,7 @@ def sample_inputs(form: Form, tokenizer: Tokenizer | None, seed: int = 0) -> Inp
 def _longest(form: Form) -> int:
     """Tokens that fit; RoBERTa's position table has rows up to its padding id that no token uses."""
     positions = form.config.get("max_position_embeddings", 512)
-    if form.config["model_type"] == "roberta":
+    if family_of(form) == "roberta":
         positions -= (1 if form.config.get("pad_token_id") is None else form.config["pad_token_id"]) + 1
     return min(LONGEST, positions)
 
@@ -109,7 +111,7 @@ def _text_rows(tokenizer: Tokenizer) -> list[tuple[list[int], list[int]]]:
 def _random_rows(vocab_size: int, pad: int, longest: int, seed: int) -> list[tuple[list[int], list[int]]]:
     """As many rows of random ids, none of which is the padding id."""
     rng = np.random.default_rng(seed)
-    others = np.setdiff1d(np.arange(vocab_size), [pad])
+    others = np.setdiff1d(np.arange(vocab_size), [pad] if vocab_size > 1 else [])
     rows = []
     for i, length in enumerate(np.linspace(1, longest, len(TEXTS) + 1).astype(int)):
         ids = rng.choice(others, length).tolist()

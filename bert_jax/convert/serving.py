@@ -35,7 +35,7 @@ def write(directory: Path, model: Translated) -> None:
       UserError: the package that jax writes programs with is missing.
     """
     if importlib.util.find_spec("flatbuffers") is None:
-        raise UserError("stablehlo needs the package flatbuffers, which is missing: pip install 'bert_jax[serving]'")
+        raise UserError("stablehlo needs the package flatbuffers, which is missing: pip install flatbuffers")
     leaves = {name: np.ascontiguousarray(leaf, np.float32) for name, leaf in name_leaves(model.params).items()}
     safetensors.numpy.save_file(leaves, directory / PARAMS)
     weights = {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in leaves.items()}

@@ -4,8 +4,10 @@ Shapes: theirs are [outputs, inputs] for dense weights; ours have the inputs fir
 layers or parameter groups.
 """
 
+import dataclasses
 import difflib
 import enum
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -13,10 +15,16 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from bert_jax.config import ModelConfig
 from bert_jax.convert.form import Form
+from bert_jax.convert.tensors import WEIGHT_TYPES, Stored, no_weight, stored
 from bert_jax.errors import UserError
 
 Params = dict[str, Any]
+MOST_LAYERS = 10_000
+"""Layers that share their parameters (ALBERT) are not bounded by the size of the file."""
+MOST_OF_AXIS = 2**31 - 1
+"""Indices are int32."""
 
 
 class Kind(enum.Enum):
@@ -83,12 +91,23 @@ def _view(params: Params, entry: Entry) -> np.ndarray:
     return node
 
 
+def _view_shape(shapes: Params, entry: Entry) -> tuple[int, ...]:
+    """Shape of `_view`, of a tree with the shape of every parameter."""
+    node: Any = shapes
+    for name in entry.ours.split("/"):
+        node = node[name]
+    shape = node.shape if entry.layer is None else node.shape[1:]
+    if entry.part is None:
+        return shape
+    return shape[1:] if entry.kind is Kind.VECTOR else (shape[0], *shape[2:])
+
+
 def _their_shape(ours: tuple[int, ...], entry: Entry) -> tuple[int, ...]:
     """Shape of their block."""
     if entry.kind is not Kind.VECTOR:
         inputs = entry.kind.value
-        return int(np.prod(ours[inputs:])), int(np.prod(ours[:inputs]))
-    return ours if entry.part is None else (int(np.prod(ours)),)
+        return math.prod(ours[inputs:]), math.prod(ours[:inputs])
+    return ours if entry.part is None else (math.prod(ours),)
 
 
 def to_tensors(entries: Iterable[Entry], params: Params) -> dict[str, np.ndarray]:
@@ -118,35 +137,73 @@ def from_tensors(entries: Iterable[Entry], form: Form, shapes: Params, unread: M
       unread: by path, what is written into parameters of ours that theirs do not have and no layer reads.
 
     Raises:
-      UserError: a tensor is missing, or has another shape than the config says.
+      UserError: a tensor is missing, has another shape than the config says, or a value that is not finite in float32.
     """
+    entries = list(entries)
+    there = stored(form.tensors)
+    for entry in entries:  # before anything is allocated: a config may say anything
+        _check_shape(form, there, entry, _their_shape(_view_shape(shapes, entry), entry))
     params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), shapes)
     for path, value in unread.items():
         _view(params, Entry("", path, Kind.VECTOR))[...] = value
     for entry in entries:
         view = _view(params, entry)
-        theirs = _read(form, entry, _their_shape(view.shape, entry))
+        theirs = _read(there[entry.theirs], entry, _their_shape(view.shape, entry)[0], form.source)
         view[...] = (theirs if entry.kind is Kind.VECTOR else theirs.T).reshape(view.shape)
     return params
 
 
-def _read(form: Form, entry: Entry, shape: tuple[int, ...]) -> np.ndarray:
-    """One block of theirs, as float32."""
-    try:
-        theirs = form.tensors[entry.theirs]
-    except KeyError as error:
-        raise UserError(
-            f"{form.source}: tensor '{entry.theirs}' is missing{_nearest(entry.theirs, form.tensors)}"
-        ) from error
-    block, blocks = entry.block
-    expected = (shape[0] * blocks, *shape[1:])
-    if theirs.shape != expected:
+def _check_shape(form: Form, there: Mapping[str, Stored], entry: Entry, shape: tuple[int, ...]) -> None:
+    """See that a tensor of theirs is there, with blocks of this shape, and of a type that weights have."""
+    if entry.theirs not in there:
+        raise UserError(f"{form.source}: tensor '{entry.theirs}' is missing{_nearest(entry.theirs, there)}")
+    found, expected = there[entry.theirs].shape, (shape[0] * entry.block[1], *shape[1:])
+    if found != expected:
         hint = ""
-        if theirs.ndim == 2 and theirs.shape[1:] == expected[1:] and "word_embeddings" in entry.theirs:
+        if len(found) == 2 and found[1:] == expected[1:] and "word_embeddings" in entry.theirs:
             hint = ": the vocabulary has another size"
-        shapes = f"shape {list(theirs.shape)}, the config says {list(expected)}"
+        shapes = f"shape {list(found)}, the config says {list(expected)}"
         raise UserError(f"{form.source}: tensor '{entry.theirs}' has {shapes}{hint}")
-    return np.asarray(theirs[block * shape[0] : (block + 1) * shape[0]], np.float32)
+    if there[entry.theirs].dtype not in WEIGHT_TYPES:
+        raise UserError(no_weight(form.source, entry.theirs, there[entry.theirs].dtype))
+
+
+def _read(tensor: Stored, entry: Entry, rows: int, source: str) -> np.ndarray:
+    """One block of theirs, as float32."""
+    first = entry.block[0] * rows
+    with np.errstate(over="ignore"):
+        block = np.asarray(tensor.read()[first : first + rows], np.float32)
+    check_finite(entry.theirs, block, source, first)
+    return block
+
+
+def check_finite(name: str, array: np.ndarray, source: str, first: int = 0) -> None:
+    """Raise UserError for a value that is not finite, named with its tensor and index.
+
+    Args:
+      name: of the tensor.
+      array: the tensor, or its rows from `first` on.
+      source: where it was read.
+      first: number of the first row.
+    """
+    finite = np.isfinite(array)
+    if finite.all():
+        return
+    index = np.unravel_index(int(np.argmin(finite)), array.shape)
+    place = [int(i) + (first if axis == 0 else 0) for axis, i in enumerate(index)]
+    raise UserError(
+        f"{source}: tensor '{name}' has the value {array[index]} at {place}: every parameter must be finite in "
+        "float32; use an earlier checkpoint, or fetch the file again"
+    )
+
+
+def check_sizes(config: ModelConfig, source: str) -> None:
+    """Raise UserError for sizes that no file can have; shapes are compared afterwards, before memory is allocated."""
+    sizes = [field.name for field in dataclasses.fields(config) if isinstance(getattr(config, field.name), int)]
+    for name in sizes:
+        size, most = getattr(config, name), MOST_LAYERS if name == "num_layers" else MOST_OF_AXIS
+        if size > most:
+            raise UserError(f"{source}: {name} is {size} in the config: at most {most} can be read")
 
 
 def _nearest(name: str, names: Iterable[str]) -> str:
@@ -173,7 +230,9 @@ def check_names(entries: Iterable[Entry], form: Form, copies: Mapping[str, str],
             continue
         if name in copies:
             original = copies[name]
-            if original in form.tensors and not np.array_equal(form.tensors[name], form.tensors[original]):
+            if original in form.tensors and not np.array_equal(
+                form.tensors[name], form.tensors[original], equal_nan=True
+            ):
                 raise UserError(
                     f"{form.source}: tensor '{name}' differs from '{original}': only decoders that are tied to the "
                     "word embeddings can be read"

@@ -163,6 +163,15 @@ class TensorBundle:
         """
         return self._places[name].shape
 
+    def dtype(self, name: str) -> str:
+        """Of one tensor: numpy's name, or TensorFlow's number where numpy has no such type.
+
+        Raises:
+          KeyError: there is none of this name.
+        """
+        number = self._places[name].dtype
+        return DTYPES[number].name if number in DTYPES else f"number {number} of TensorFlow"
+
     def read(self, name: str) -> np.ndarray:
         """One tensor, checked; on disk a read-only view of the file, from a store a copy.
 

@@ -3,7 +3,7 @@
 Names of the files: huggingface/transformers src/transformers/utils/__init__.py (v4.46.3 and v5.23.0 alike).
 """
 
-import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -13,7 +13,8 @@ import safetensors
 import safetensors.numpy
 
 from bert_jax.convert import torch_checkpoint
-from bert_jax.convert.tensors import BUFFERS, WEIGHT_TYPES, LazyTensors, Stored
+from bert_jax.convert.json_fields import read_object
+from bert_jax.convert.tensors import BUFFERS, WEIGHT_TYPES, LazyTensors, Stored, no_weight
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath
 
@@ -58,7 +59,7 @@ def _shards(index: Path, opener: Callable[[Path], LazyTensors]) -> LazyTensors:
     weight_map = read_index(index)
     shards = {}
     for name in sorted(set(weight_map.values())):
-        if not (index.parent / name).exists():
+        if not os.path.isfile(index.parent / name):  # noqa: PTH113 (pathlib's raises if a name is too long)
             raise UserError(f"{index}: names the shard {name}, which is not there: fetch it, too")
         shards[name] = opener(index.parent / name).stored
     for name, shard in weight_map.items():
@@ -73,12 +74,10 @@ def read_index(index: Path) -> dict[str, str]:
     Raises:
       UserError: it is no index, or leads out of its directory.
     """
-    try:
-        weight_map = json.loads(index.read_text())["weight_map"]
-        files = {Path(name).name for name in weight_map.values()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{index}: no index of shards (JSON with 'weight_map'): fetch it again") from error
-    if files != set(weight_map.values()):
+    weight_map = read_object(index, "fetch it again").get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise UserError(f"{index}: no index of shards (JSON with 'weight_map'): fetch it again")
+    if any(Path(name).name != name for name in weight_map.values()):
         raise UserError(f"{index}: names a shard in another directory: put all shards beside it")
     return weight_map
 
@@ -103,7 +102,7 @@ def _stored(file: safetensors.safe_open, name: str, path: Path) -> Stored:
 
     def read() -> np.ndarray:
         if dtype not in WEIGHT_TYPES and not name.endswith(BUFFERS):
-            raise UserError(torch_checkpoint.no_weight(path, name, dtype))
+            raise UserError(no_weight(path, name, dtype))
         return file.get_tensor(name)
 
     return Stored(tuple(header.get_shape()), dtype, read)

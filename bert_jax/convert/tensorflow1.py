@@ -4,6 +4,7 @@ A directory holds ``bert_config.json`` or ``albert_config.json``, ``bert_model.c
 ``bert_model.ckpt.data-00000-of-00001`` and a vocabulary, which is not looked at here. Names: tensorflow1_names.py.
 """
 
+import functools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +18,7 @@ from bert_jax.convert.form import Form
 from bert_jax.convert.tensor_bundle import TensorBundle
 from bert_jax.convert.tensorflow1_config import google_config, read_config
 from bert_jax.convert.tensorflow1_names import GLOBAL_STEP, SLOTS, to_huggingface, to_tensorflow
+from bert_jax.convert.tensors import LazyTensors, Stored
 from bert_jax.errors import UserError, require
 from bert_jax.storage import StoredPath, make_directory, write_whole
 
@@ -71,7 +73,7 @@ def _newest(directory: StoredPath, prefixes: list[str]) -> str:
     raise UserError(f"{directory} holds several checkpoints: name one of {', '.join(prefixes)}")
 
 
-class _Weights(Mapping[str, np.ndarray]):
+class _Weights(LazyTensors):
     """A model's tensors under Hugging Face's names, each read when it is asked for."""
 
     def __init__(self, bundle: TensorBundle, family: str, source: str):
@@ -81,6 +83,14 @@ class _Weights(Mapping[str, np.ndarray]):
             if not tensorflow1_names.is_optimizer_state(name):
                 theirs, transposed = to_huggingface(name, family, source)
                 self._places[theirs] = (name, transposed)
+        super().__init__({name: self._stored(name) for name in self._places})
+
+    def _stored(self, name: str) -> Stored:
+        own, transposed = self._places[name]
+        shape = self._bundle.shape(own)
+        return Stored(
+            shape[::-1] if transposed else shape, self._bundle.dtype(own), functools.partial(self.read_slot, name, "")
+        )
 
     def tensorflow_name(self, name: str) -> str:
         return self._places[name][0]
@@ -90,18 +100,6 @@ class _Weights(Mapping[str, np.ndarray]):
         own, transposed = self._places[name]
         array = self._bundle.read(own + slot)
         return array.T if transposed else array
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._places  # Mapping's own would read the tensor
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self.read_slot(name, "")
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._places)
 
 
 def read(source: StoredPath) -> Form:
@@ -161,6 +159,8 @@ def read_moments(source: StoredPath) -> Moments | None:
         )
         return None
     require(GLOBAL_STEP in names, f"{prefix}: has moments, but no {GLOBAL_STEP}: the checkpoint is not whole")
+    whole = bundle.shape(GLOBAL_STEP) == () and bundle.dtype(GLOBAL_STEP) in ("int32", "int64")
+    require(whole, f"{prefix}: {GLOBAL_STEP} is not one whole number: the checkpoint is not whole")
     kept = []
     for name in weights:
         missing = [slot for slot in SLOTS if weights.tensorflow_name(name) + slot not in slots]

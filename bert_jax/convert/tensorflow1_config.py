@@ -4,10 +4,10 @@ Sources: google-research/bert, modeling.py (0017e7e); google-research/albert, mo
 configuration_bert.py and configuration_albert.py.
 """
 
-import json
 from typing import Any
 
 from bert_jax.convert.form import Form
+from bert_jax.convert.json_fields import read_object
 from bert_jax.convert.tensorflow1_names import FAMILIES
 from bert_jax.errors import UserError, require
 from bert_jax.storage import StoredPath
@@ -61,16 +61,15 @@ def read_config(directory: StoredPath) -> dict[str, Any]:
         state = "both" if there else "none"
         raise UserError(f"{directory} needs one of bert_config.json and albert_config.json, and has {state} of them")
     family, file = there[0], files[there[0]]
-    try:
-        config = DEFAULTS[family] | json.loads(file.read_text())
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{file} is not JSON, or no object: copy or download it again") from error
+    config = DEFAULTS[family] | read_object(file, "copy or download it again")
     require("vocab_size" in config, f"{file} has no vocab_size: is it the config of a {family}?")
     config["model_type"] = family
     _check_shape(config, str(file))
     kind, activation = config.pop(GELU_KIND, UNMARKED_GELU[family]), config["hidden_act"]
     if activation == "gelu":
-        require(kind in GELUS, f"{file}: {GELU_KIND} '{kind}' is not one of {', '.join(GELUS)}")
+        require(
+            isinstance(kind, str) and kind in GELUS, f"{file}: {GELU_KIND} '{kind}' is not one of {', '.join(GELUS)}"
+        )
         config["hidden_act"] = GELUS[kind]
     else:
         supported = ", ".join(("gelu", *OTHER_ACTIVATIONS))

@@ -55,6 +55,11 @@ def in_memory(array: np.ndarray) -> Stored:
     return Stored(array.shape, array.dtype.name, lambda: array)
 
 
+def no_weight(source: object, name: str, dtype: str) -> str:
+    """The message about a tensor of integers or of 8 bits."""
+    return f"{source}: tensor '{name}' has type {dtype}, which is no weight's ({', '.join(WEIGHT_TYPES)}): convert it"
+
+
 def transposed(tensor: Stored) -> Stored:
     """[inputs, outputs] as [outputs, inputs]; a view, once it is read."""
     return tensor._replace(shape=tensor.shape[::-1], read=lambda: tensor.read().T)

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import ml_dtypes
 import numpy as np
 
-from bert_jax.convert.tensors import BUFFERS, WEIGHT_TYPES, LazyTensors, Stored
+from bert_jax.convert.tensors import BUFFERS, WEIGHT_TYPES, LazyTensors, Stored, no_weight
 from bert_jax.errors import UserError
 
 Kind = Literal["state dict", "fairseq", "nvidia"]
@@ -206,11 +206,6 @@ def _stored(name: str, tensor: Any, source: object) -> Stored:
     return Stored(tuple(tensor.shape), dtype, read)
 
 
-def no_weight(source: object, name: str, dtype: str) -> str:
-    """The message about a tensor of integers or of 8 bits."""
-    return f"{source}: tensor '{name}' has type {dtype}, which is no weight's ({', '.join(WEIGHT_TYPES)}): convert it"
-
-
 def kind_of(path: Path) -> Kind:
     """What wrote a file, by its keys: ``args`` or ``cfg`` beside ``model`` is fairseq, ``model`` alone NVIDIA.
 
@@ -241,4 +236,6 @@ def save(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
             state[name] = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         else:
             state[name] = torch.from_numpy(array)
-    torch.save(state, path)
+    # Into a file of Python's: torch's own raises errors that do not say what the system said.
+    with path.open("wb") as file:
+        torch.save(state, file)

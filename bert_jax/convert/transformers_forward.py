@@ -32,6 +32,8 @@ CLASSES = {
     "distilbert": "DistilBert",
     "electra": "Electra",
     "modernbert": "ModernBert",
+    "xlm-roberta": "XLMRoberta",
+    "camembert": "Camembert",
 }
 """By model_type: how the names of transformers' classes begin."""
 _POOLED = ("bert", "roberta", "albert")
@@ -58,20 +60,21 @@ def class_name(form: Form) -> str:
       UserError: no class of theirs has these heads together.
     """
     family, (mlm, pair, task) = family_of(form), heads_of(form)
+    prefix = CLASSES[form.config["model_type"]]
     if task is not None:
         if mlm or pair:
             raise UserError(
                 f"{form.source}: no class of transformers has both pretraining heads and {task.value[3:]}: leave one "
                 "out with --drop PATTERN"
             )
-        return CLASSES[family] + task.value
+        return prefix + task.value
     if pair and not mlm:
         if family != "bert":
             raise UserError(f"{form.source}: no class of transformers has a pair head of {family} alone")
         return "BertForNextSentencePrediction"
     if mlm and not pair and is_causal(form):
-        return CLASSES[family] + DECODERS[family]
-    return CLASSES[family] + ("ForPreTraining" if pair else "ForMaskedLM" if mlm else "Model")
+        return prefix + DECODERS[family]
+    return prefix + ("ForPreTraining" if pair else "ForMaskedLM" if mlm else "Model")
 
 
 def run(form: Form, inputs: Inputs) -> Outputs:
@@ -180,7 +183,7 @@ def _config(form: Form, kind: type, state: dict[str, Any], tied: bool) -> Any:
 def _without_pooler(form: Form, state: dict[str, Any], name: str) -> dict[str, bool]:
     """What tells the bare encoders of some families that there is no pooler."""
     has = any(part in state for part in ("pooler.weight", "pooler.dense.weight"))
-    return {"add_pooling_layer": has} if _is_bare(name) and form.config["model_type"] in _POOLED else {}
+    return {"add_pooling_layer": has} if _is_bare(name) and family_of(form) in _POOLED else {}
 
 
 def _is_bare(name: str) -> bool:
@@ -190,7 +193,7 @@ def _is_bare(name: str) -> bool:
 
 def _arguments(form: Form, inputs: Inputs) -> dict[str, np.ndarray]:
     arguments = {"input_ids": inputs.input_ids_BS, "attention_mask": inputs.attention_mask_BS}
-    if form.config["model_type"] not in ("distilbert", "modernbert"):
+    if family_of(form) not in ("distilbert", "modernbert"):
         arguments["token_type_ids"] = inputs.token_type_ids_BS
     return arguments
 
@@ -202,7 +205,7 @@ def _logits(form: Form, heads: Heads, found: Any) -> dict[str, Any]:
     if heads.task is Task.SPAN:
         return {"task": torch.stack([found.start_logits, found.end_logits], -1)}
     if heads.mlm and heads.pair:
-        names = _LOGITS[form.config["model_type"]]
+        names = _LOGITS[family_of(form)]
         return {"mlm": found[names[0]], "pair": found[names[1]]}
     name = "task" if heads.task else "mlm" if heads.mlm else "pair" if heads.pair else None
     return {name: found["logits"]} if name else {}

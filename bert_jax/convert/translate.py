@@ -14,16 +14,20 @@ from bert_jax.convert.families.distilbert import DISTILBERT
 from bert_jax.convert.families.electra import ELECTRA
 from bert_jax.convert.families.family import Family, Names, Settings
 from bert_jax.convert.families.modernbert import MODERNBERT
-from bert_jax.convert.families.roberta import ROBERTA
+from bert_jax.convert.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from bert_jax.convert.form import Form
-from bert_jax.convert.forward import DECODERS
-from bert_jax.convert.tables import Params, check_names, from_tensors, to_tensors
+from bert_jax.convert.forward import ALIKE, DECODERS
+from bert_jax.convert.tables import Params, check_names, check_sizes, from_tensors, to_tensors
+from bert_jax.convert.tensors import LazyTensors, stored
 from bert_jax.errors import UserError
 from bert_jax.model import whole
 from bert_jax.model.heads import Heads
 from bert_jax.training.paths import name_leaves
 
-FAMILIES = {family.model_type: family for family in (BERT, ROBERTA, ALBERT, DISTILBERT, ELECTRA, MODERNBERT)}
+FAMILIES = {
+    family.model_type: family
+    for family in (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, ALBERT, DISTILBERT, ELECTRA, MODERNBERT)
+}
 OF_COMPUTING = ("attention", "compute_dtype", "remat", "scan_unroll")
 """Fields of a model's config that its numbers do not depend on."""
 
@@ -48,16 +52,31 @@ def from_form(form: Form) -> Translated:
     settings = Settings(form.config, form.source)
     family = _family(settings)
     form = dataclasses.replace(form, tensors=_with_base(form.tensors, family))
-    config, heads = family.read_config(settings), family.read_heads(settings, Names(form.tensors, settings))
-    if heads.mlm and family.mlm_activation not in (None, config.activation):
-        raise UserError(
-            f"{form.source}: the MLM head of {family.model_type} has {family.mlm_activation} where the layers have "
-            f"{config.activation}: only models with the same can be read"
-        )
+    config = family.read_config(settings)
+    heads = _read_heads(family, settings, form.tensors, config)
+    _refuse_untied(family, heads, form)
+    check_sizes(config, form.source)
     entries = list(family.entries(config, heads))
     check_names(entries, form, family.copies, family.buffers)
     params = from_tensors(entries, form, whole.shapes(config, heads), family.unread)
     return Translated(family.model_type, config, heads, params)
+
+
+def _read_heads(family: Family, settings: Settings, tensors: Mapping[str, np.ndarray], config: ModelConfig) -> Heads:
+    """The heads of a form; an MLM head with the activation of the layers has none of its own."""
+    heads = family.read_heads(settings, Names(tensors, settings))
+    same = not heads.mlm or heads.mlm_activation == config.activation
+    return dataclasses.replace(heads, mlm_activation=None) if same else heads
+
+
+def _refuse_untied(family: Family, heads: Heads, form: Form) -> None:
+    """Raise UserError for an MLM head with a decoder of its own; one that is there as a copy is tied all the same."""
+    decoder = next(name for name in family.copies if name.endswith("weight"))
+    if heads.mlm and decoder not in form.tensors and form.config.get("tie_word_embeddings") is False:
+        raise UserError(
+            f"{form.source}: tie_word_embeddings is false, and '{decoder}' is missing: only decoders that are tied to "
+            "the word embeddings can be read"
+        )
 
 
 def moments_from(model: Translated, form: Form, moments: Mapping[str, np.ndarray]) -> Params:
@@ -73,7 +92,7 @@ def moments_from(model: Translated, form: Form, moments: Mapping[str, np.ndarray
     absent = {entry.theirs for entry in entries} - set(moments)
     zeros = {name: np.zeros_like(form.tensors[name]) for name in absent if ".pooler." in name}
     unread = dict.fromkeys(family.unread, 0.0)
-    moments = dataclasses.replace(form, tensors=dict(moments) | zeros)
+    moments = Form(form.config, dict(moments) | zeros, f"{form.source}, moments")
     return from_tensors(entries, moments, whole.shapes(model.config, model.heads), unread)
 
 
@@ -97,8 +116,9 @@ def to_form(model: Translated, source: str) -> Form:
     }
     entries = list(family.entries(model.config, heads))
     _refuse_others(model, family, described, {entry.ours for entry in entries})
-    tensors = to_tensors(entries, model.params)
-    return Form(described, tensors, source)
+    form = Form(described, to_tensors(entries, model.params), source)
+    _refuse_other_activation(model, family, form)
+    return form
 
 
 def without_base(form: Form) -> Form:
@@ -119,6 +139,14 @@ def _refuse_others(model: Translated, family: Family, described: dict[str, Any],
     unknown = sorted(name_leaves(model.params).keys() - written - family.unread.keys())
     if unknown:
         raise UserError(f"{unknown[0]} cannot be written as {family.model_type}, which has no such part")
+
+
+def _refuse_other_activation(model: Translated, family: Family, form: Form) -> None:
+    """See that the MLM head, read again, has this activation: in some families it is not a setting."""
+    again = _read_heads(family, Settings(form.config, "what was written"), form.tensors, model.config)
+    was, now = (heads.mlm_activation or model.config.activation for heads in (model.heads, again))
+    if was != now:
+        raise UserError(f"an MLM head with {was} cannot be written as {family.model_type}, whose head has {now}")
 
 
 def other_field(one: ModelConfig, two: ModelConfig, ignored: Collection[str] = OF_COMPUTING) -> str | None:
@@ -162,33 +190,13 @@ def _family(settings: Settings) -> Family:
         raise UserError(f"{settings.source}: model_type '{name}' is not supported: use one of {', '.join(FAMILIES)}")
     if settings.architecture.endswith("ForMultipleChoice"):
         raise UserError(f"{settings.source}: architecture '{settings.architecture}' is not supported")
-    if name not in DECODERS:
+    if ALIKE.get(name, name) not in DECODERS:
         settings.refuse("is_decoder", False, f"no {name} can look back alone")
     return FAMILIES[name]
 
 
-def _with_base(tensors: Mapping[str, np.ndarray], family: Family) -> Mapping[str, np.ndarray]:
+def _with_base(tensors: Mapping[str, np.ndarray], family: Family) -> LazyTensors:
     """The same under the names that they have in a model with heads."""
-    if any(name.startswith(f"{family.base}.") for name in tensors):
-        return tensors
-    return _Renamed(tensors, {f"{family.base}.{name}": name for name in tensors})
-
-
-class _Renamed(Mapping):
-    """Tensors under other names, still read when they are asked for."""
-
-    def __init__(self, tensors: Mapping[str, np.ndarray], names: dict[str, str]):
-        self._tensors, self._names = tensors, names
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self._tensors[self._names[name]]
-
-    def __contains__(self, name: object) -> bool:
-        # A Mapping's own would read the tensor.
-        return name in self._names
-
-    def __iter__(self):
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
+    bare = not any(name.startswith(f"{family.base}.") for name in tensors)
+    prefix = f"{family.base}." if bare else ""
+    return LazyTensors({prefix + name: tensor for name, tensor in stored(tensors).items()})

@@ -41,7 +41,7 @@ def trim_vocabulary(form: Form, vocab_size: int) -> Form:
 
 def _rows(form: Form) -> int:
     """Rows of all tables and biases of the vocabulary, which must agree."""
-    sizes = {name: tensor.shape[0] for name, tensor in stored(form.tensors).items() if _of_vocabulary(name)}
+    sizes = {name: (*tensor.shape, 0)[0] for name, tensor in stored(form.tensors).items() if _of_vocabulary(name)}
     if not any(TABLES.search(name) for name in sizes):
         raise UserError(f"{form.source}: there is no table of word embeddings")
     if len(set(sizes.values())) != 1:

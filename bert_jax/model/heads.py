@@ -38,6 +38,8 @@ class Heads:
     """What stands on an encoder."""
 
     mlm: bool = True
+    mlm_activation: Literal["gelu", "gelu_tanh", "relu"] | None = None
+    """Of the MLM head's dense layer; None: model.activation. RoBERTa's and ELECTRA's heads always have `gelu`."""
     pair: bool = False
     pooler: bool = False
     """A pooler that no head reads, as published encoders have; one that a head reads is there anyway."""
@@ -56,12 +58,12 @@ class MlmHead(nnx.Module):
     ModernBERT's does.
     """
 
-    def __init__(self, config: ModelConfig, key: Key[Array, ""]):
+    def __init__(self, config: ModelConfig, key: Key[Array, ""], activation: str | None = None):
         inputs, outputs = (config.hidden_size,), (config.embedding_width,)
         self.transform = Dense(inputs, outputs, truncated_normal(config.initializer_range), key, config.biases)
         self.norm = LayerNorm(config.embedding_width, config.norm_epsilon, config.biases)
         self.bias = nnx.Param(jnp.zeros((config.vocab_size,), jnp.float32))
-        self.activation = config.activation
+        self.activation = activation or config.activation
 
     def __call__(self, hidden: Float[Array, "B M H"], attend) -> Float[Array, "B M V"]:
         """Logits in float32; `attend` maps [B, M, E] to the vocabulary with the tied table."""

@@ -26,7 +26,7 @@ class Model(nnx.Module):
         encoder, mlm, pair = jax.random.split(key, 3)
         task = jax.random.fold_in(key, 3)
         self.encoder = Encoder(config, encoder, pooler=heads.has_pooler)
-        self.mlm = MlmHead(config, mlm) if heads.mlm else None
+        self.mlm = MlmHead(config, mlm, heads.mlm_activation) if heads.mlm else None
         self.pair = PairHead(config, pair) if heads.pair else None
         self.task = TaskOutput(config, heads.task, task) if heads.task else None
         self.heads = heads

@@ -30,6 +30,7 @@ from bert_jax.storage import (
     StoredPath,
     fetched,
     files_below,
+    full_disk,
     is_remote,
     make_directory,
     needs_copy,
@@ -41,8 +42,6 @@ COMMIT = "COMMIT.json"
 ORBAX_KNOWS = ("gs",)
 """Object stores that Orbax writes to and reads from by itself."""
 FORMAT_VERSION = 3
-DISK_IS_FULL = ("No space left on device", "Disk quota exceeded")
-"""What the operating system says; it arrives in exceptions of many kinds."""
 
 
 class Checkpoints:
@@ -89,15 +88,12 @@ class Checkpoints:
         try:
             yield
         except Exception as error:
-            full = [name for name in DISK_IS_FULL if name in str(error)]
-            if not full:
+            line = full_disk(error)
+            if line is None:
                 raise
             if is_first():
                 target.rmtree(missing_ok=True)
-            raise UserError(
-                f"cannot save {target} ({full[0].lower()}): free some space, and give the same command again. Earlier "
-                "checkpoints of the run are intact"
-            ) from error
+            raise UserError(f"cannot save {target}: {line}. Earlier checkpoints of the run are intact") from error
 
     def _finish(self, target: epath.Path, staged: Staged, good: int | None) -> None:
         with self._refusing_full_disks(target), contextlib.closing(staged):

@@ -1,10 +1,10 @@
 """Which family is read from and written to which format: what docs/conversion.md says and test_matrix.py tries."""
 
-FAMILIES = ("bert", "roberta", "albert", "distilbert", "electra", "modernbert")
+FAMILIES = ("bert", "roberta", "xlm-roberta", "camembert", "albert", "distilbert", "electra", "modernbert")
 FORMATS = ("huggingface", "pytorch", "tensorflow1", "flax", "fairseq", "nvidia", "bert-jax", "stablehlo")
 _EXCEPTIONS = {
     "tensorflow1": dict.fromkeys(FAMILIES, "none") | {"bert": "both", "albert": "both"},
-    "flax": dict.fromkeys(FAMILIES, "in") | {"modernbert": "none"},
+    "flax": dict.fromkeys(FAMILIES, "in") | {"modernbert": "none", "camembert": "none"},
     "fairseq": dict.fromkeys(FAMILIES, "none") | {"roberta": "in"},
     "nvidia": dict.fromkeys(FAMILIES, "none") | {"bert": "in"},
     "stablehlo": dict.fromkeys(FAMILIES, "out"),
@@ -14,9 +14,14 @@ CELLS = {(family, format): _EXCEPTIONS.get(format, {}).get(family, "both") for f
 
 VERIFIED = {(family, "huggingface"): "random" for family in FAMILIES}
 VERIFIED |= {(family, "pytorch"): "random" for family in FAMILIES}
-VERIFIED |= {(family, "flax"): "random" for family in FAMILIES if family != "modernbert"}
+VERIFIED |= {(family, "flax"): "random" for family in FAMILIES if CELLS[family, "flax"] == "in"}
 VERIFIED |= {("bert", "tensorflow1"): "in part", ("albert", "tensorflow1"): "in part"}
-VERIFIED |= {("roberta", "fairseq"): "random", ("bert", "nvidia"): "no", ("bert", "huggingface"): "published"}
+VERIFIED |= {
+    ("roberta", "fairseq"): "random",
+    ("bert", "nvidia"): "no",
+    ("xlm-roberta", "flax"): "no",
+    ("bert", "huggingface"): "published",
+}
 """What was read here, of all that others write. "published": released weights. "random": files that the original
 software wrote of random numbers. "in part": TensorFlow's writer wrote the file, but Google's code did not name what is
 in it. "no": only files of our own."""

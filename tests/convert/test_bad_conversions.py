@@ -1,7 +1,9 @@
 """What cannot be converted: one line on stderr, exit code 2, and neither a destination nor scratch beside it."""
 
+import hashlib
 import json
 import shutil
+import sys
 
 import jax
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 import safetensors.numpy
 
 from bert_jax import cli
-from bert_jax.convert import formats, transformers_forward
+from bert_jax.convert import conversion, formats, run, transformers_forward
 from bert_jax.convert.conversion import convert
 
 LAYER = "bert.encoder.layer.0"
@@ -119,6 +121,16 @@ def test_shapes_that_contradict_the_config(refuses, spoil):
         ({"layer_norm_eps": "small"}, "layer_norm_eps is 'small' in config.json: it must be a number"),
         ({"num_hidden_layers": 1.5}, "num_hidden_layers"),
         ({"architectures": "BertModel", "model_type": ["bert"]}, "model_type"),
+        ({"num_hidden_layers": 10**13}, "num_layers is 10000000000000 in the config: at most 10000 can be read"),
+        ({"hidden_size": 2**43}, "hidden_size is 8796093022208 in the config: at most 2147483647"),
+        ({"intermediate_size": 10**100}, "in the config: at most 2147483647 can be read"),
+        ({"vocab_size": 10**9}, "has shape [120, 64], the config says [1000000000, 64]"),  # 256 GB
+        ({"pad_token_id": 10**9}, "pad_token_id is 1000000000 in config.json: the vocabulary has 120 tokens"),
+        ({"bos_token_id": "one"}, "bos_token_id is 'one' in config.json: it must be a whole number"),
+        ({"layer_norm_eps": -1e-12}, "layer_norm_eps is -1e-12 in config.json: it must be from 0 to 1"),
+        ({"layer_norm_eps": float("nan")}, "layer_norm_eps is nan in config.json: it must be from 0 to 1"),
+        ({"initializer_range": -0.02}, "initializer_range is -0.02 in config.json: it must be from 0 to 100"),
+        ({"hidden_dropout_prob": 10**400}, "it must be from 0 to 1"),
     ):
         shutil.copy(config, source / "kept")
         change_json(config, lambda about, change=change: about.update({"vocab_size": 120} | change))
@@ -140,6 +152,57 @@ def test_other_architectures(refuses, spoil, change, words):
     source = spoil("huggingface")
     change_json(source / "config.json", lambda about: about.update(change))
     refuses(source, words)
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_values_that_are_not_finite(refuses, spoil, value):
+    """In a row that no text reaches: a forward pass does not see it."""
+    source, name = spoil("huggingface"), "bert.embeddings.word_embeddings.weight"
+
+    def change(tensors) -> None:
+        tensors[name][117, 5] = value
+
+    change_tensors(source, change)
+    refuses(source, str(source), f"tensor '{name}' has the value {value} at [117, 5]")
+
+
+def test_a_value_that_float32_does_not_hold(refuses, spoil):
+    source, name = spoil("huggingface"), "cls.predictions.bias"
+    change_tensors(source, lambda tensors: tensors.update({name: np.full(120, 1e300)}))
+    refuses(source, f"tensor '{name}' has the value inf at [0]", "float32")
+
+
+def test_moments_that_are_not_finite(refuses, spoil):
+    """A model of ours with the right checksums, and a checkpoint of TensorFlow 1."""
+    source = spoil("bert-jax")
+    change_tensors(source, lambda moments: moments["nu/mlm/bias"].__setitem__(7, np.inf), "moments.safetensors")
+    digest = hashlib.sha256((source / "moments.safetensors").read_bytes()).hexdigest()
+    change_json(source / "model.json", lambda about: about["sha256"].update({"moments.safetensors": digest}))
+    arguments = ("--to", "bert-jax", "--moments", "keep")
+    refuses(source, "tensor 'nu/mlm/bias' has the value inf at [7]", arguments=arguments)
+    shutil.rmtree(source)
+    with formats.opened(spoil("tensorflow1"), formats.Wishes(moments=True)) as contents:
+        contents.moments.mu["mlm"]["bias"][3] = np.nan
+        (source.parent / "spoiled").mkdir()
+        conversion.TARGETS["tensorflow1"].write(contents, source.parent / "spoiled")
+    refuses(
+        source.parent / "spoiled",
+        "moments: tensor 'cls.predictions.bias' has the value nan at [3]",
+        arguments=arguments,
+    )
+
+
+def test_a_run_that_diverged(refuses, tiny_run, monkeypatch):
+    """Its newest checkpoint is intact, and holds what is no number."""
+    restore = run.checkpoint.restore_parts
+
+    def spoiled(*arguments):
+        parts = restore(*arguments)
+        parts["params"]["mlm"]["bias"] = np.where(np.arange(120) == 2, np.nan, parts["params"]["mlm"]["bias"])
+        return parts
+
+    monkeypatch.setattr(run.checkpoint, "restore_parts", spoiled)
+    refuses(tiny_run, str(tiny_run), "tensor 'mlm/bias' has the value nan at [2]")
 
 
 def pad(source, rows: int) -> None:
@@ -226,6 +289,54 @@ def test_places_that_cannot_be_written(forms, refuses, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"there", "file", "place"}
 
 
+BRACKETS = "[" * 100_000 + "]" * 100_000
+NESTED = {
+    "huggingface": ("config.json", "model.safetensors.index.json"),
+    "tensorflow1": ("bert_config.json",),
+    "bert-jax": ("model.json",),
+}
+
+
+@pytest.mark.parametrize(("form", "file"), [(form, file) for form, files in NESTED.items() for file in files])
+def test_brackets_inside_brackets(refuses, spoil, form, file):
+    """More than the stack holds; and as many as can be read, but not written again."""
+    source = spoil(form)
+    if file.endswith(".index.json"):
+        (source / "model.safetensors").unlink()
+    for content in (BRACKETS, '{"deep": %s}' % ("[" * 100 + "]" * 100)):
+        (source / file).write_text(content)
+        refuses(source, str(source / file), "is nested too deeply")
+
+
+def test_tensors_without_axes(refuses, spoil):
+    source = spoil("huggingface")
+    change_json(source / "config.json", lambda about: about.update(architectures=["BertForSequenceClassification"]))
+    for name in ("classifier.weight", "bert.embeddings.word_embeddings.weight"):
+        kept = safetensors.numpy.load_file(source / "model.safetensors")
+        change_tensors(source, lambda tensors, name=name: tensors.update({name: np.float32(1).reshape(())}))
+        refuses(source, f"tensor '{name}' has shape []")
+        refuses(source, "[]" if "word" not in name else "rows", arguments=("--trim-vocabulary",))
+        change_tensors(source, lambda tensors, kept=kept: (tensors.clear(), tensors.update(kept)))
+
+
+def test_names_that_are_too_long(forms, refuses, tmp_path):
+    source = forms / "huggingface"
+    refuses(source, "file name too long", destination=tmp_path / "place" / ("a" * 300))
+    refuses(source, "file name too long", destination=tmp_path / "place" / "new" / ("a" * 300) / "new")
+    refuses(tmp_path / ("a" * 300), "file name too long")
+    assert cli.main(["convert", str(source), str(tmp_path / ("a" * 250)), "--to", "bert-jax"]) == 0
+
+
+def test_stores_that_cannot_be_reached(forms, refuses, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    source = forms / "huggingface"
+    refuses(source, "gs://bucket/new needs the package gcsfs, which is missing", destination="gs://bucket/new")
+    refuses("gs://bucket/model", "gs://bucket/model needs the package gcsfs, which is missing")
+    for url in ("https://example.org/model", "http://example.org/model"):
+        refuses(url, f"{url}: ", ":// is no store that can be used")
+        refuses(source, f"{url}: ", ":// is no store that can be used", destination=url)
+
+
 def test_half_a_checkpoint_of_tensorflow(refuses, spoil):
     source = spoil("tensorflow1")
     data = source / "bert_model.ckpt.data-00000-of-00001"
@@ -253,9 +364,9 @@ DAMAGES = {
     "no parameters": (lambda place: (place / "params.safetensors").unlink(), "params.safetensors is missing or dam"),
     "half a description": (
         lambda place: (place / "model.json").write_text((place / "model.json").read_text()[:300]),
-        "model.json is damaged",
+        "model.json is not JSON",
     ),
-    "a list": (lambda place: (place / "model.json").write_text("[]"), "model.json is damaged"),
+    "a list": (lambda place: (place / "model.json").write_text("[]"), "model.json is not a JSON object, but []"),
     "a later format": (
         lambda place: change_json(place / "model.json", lambda about: about.update(format_version=2)),
         "model.json has format version 2, this bert_jax reads 1: update bert_jax",

@@ -4,14 +4,18 @@ import dataclasses
 import json
 import os
 import re
+import resource
+import signal
 import stat
 import subprocess
 import sys
+import tempfile
 
 import jax
 import numpy as np
 import pytest
 import safetensors.numpy
+import yaml
 
 from bert_jax import cli
 from bert_jax.convert import conversion, formats, our_forward, transformers_forward
@@ -106,7 +110,11 @@ def test_cards(made, name):
     card = (made[name] / "README.md").read_text()
     params = parts_of(made["run"]).model.params
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    assert card.startswith(f"# {name}\n\nA bert with 1 layers of width 64, {count:,} parameters; on its encoder: mlm, ")
+    front, body = re.fullmatch(r"---\n(.*?)---\n\n(.*)", card, re.DOTALL).groups()
+    library = {"huggingface": "transformers", "tensorflow1": "tensorflow", "bert-jax": "bert_jax", "stablehlo": "jax"}
+    expected = {"library_name": library[to], "pipeline_tag": "fill-mask", "tags": ["bert", "bert_jax"]}
+    assert yaml.safe_load(front) == expected and list(yaml.safe_load(front)) == list(expected)
+    assert body.startswith(f"# {name}\n\nA bert with 1 layers of width 64, {count:,} parameters; on its encoder: mlm, ")
     origin = "run" if source == "run" else JOURNEYS[source][1]
     assert f"Converted from {origin} (" in card and f") to {to} by bert_jax " in card
     assert str(made[source].parent) not in card  # whoever gets the model need not know whose disk it was on
@@ -116,6 +124,7 @@ def test_cards(made, name):
     assert ("embeddings" in table) == (to != "stablehlo")
     assert "mlm logits" in table and "pair logits" in table and "texts equal" in table
     example = {"huggingface": "fill-mask", "bert-jax": "bert_jax.load", "stablehlo": "jax.export.deserialize"}
+    assert ("pip install jax flatbuffers" in card) == (to == "stablehlo")
     assert example.get(to, "## Parity") in card and ("follows the first" in card) == (source == "run")
 
 
@@ -259,6 +268,60 @@ def test_a_write_that_breaks_off_leaves_nothing(made, tmp_path, monkeypatch):
     with pytest.raises(Killed):
         convert(made["run"], tmp_path / "new", "bert-jax")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def small_files():
+    """Sets a limit on the size of files, in bytes: the system then refuses to write, as it does on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("to", TARGETS)
+def test_a_full_disk(made, small_files, tmp_path, monkeypatch, capsys, to):
+    """Whichever library writes, and whatever it raises: one line, and nothing is left."""
+    if to == "pytorch":
+        pytest.importorskip("torch")
+    target = TARGETS[to]
+
+    def write(contents, directory):
+        small_files(20_000)
+        target.write(contents, directory)
+
+    monkeypatch.setitem(conversion.TARGETS, to, target._replace(write=write))
+    assert cli.main(["convert", str(made["theirs"]), str(tmp_path / "deep" / "new"), "--to", to]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {tmp_path / 'deep' / 'new'} cannot be written: ")
+    assert "File too large; raise the limit" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_leaves_nothing(made, tmp_path, monkeypatch, capsys, number):
+    """The process is told to end while it writes, and once more while it removes what it wrote."""
+
+    def write(contents, directory):
+        (directory / "large").write_bytes(b"0")
+        os.kill(os.getpid(), number)
+        raise AssertionError("the signal was lost")
+
+    def remove(*arguments, **options):
+        os.kill(os.getpid(), number)
+        return rmtree(*arguments, **options)
+
+    rmtree = tempfile.TemporaryDirectory._rmtree
+    monkeypatch.setattr(tempfile.TemporaryDirectory, "_rmtree", staticmethod(remove))
+    monkeypatch.setitem(conversion.TARGETS, "bert-jax", TARGETS["bert-jax"]._replace(write=write))
+    before, command = signal.getsignal(number), ["convert", str(made["theirs"]), str(tmp_path / "new"), "--to"]
+    if number == signal.SIGINT:
+        assert cli.main([*command, "bert-jax"]) == 130
+        assert capsys.readouterr().err == "stopped\n"
+    else:
+        with pytest.raises(SystemExit) as ended:
+            cli.main([*command, "bert-jax"])
+        assert ended.value.code == 128 + number
+    assert list(tmp_path.iterdir()) == [] and signal.getsignal(number) is before
 
 
 def test_a_destination_that_appeared_meanwhile_is_left_alone(made, tmp_path, monkeypatch):

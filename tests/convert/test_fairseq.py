@@ -68,7 +68,7 @@ def test_dictionaries_that_do_not_fit(gpt2):
             fairseq_dictionary.beside(directory, 265)
     (directory / "dict.txt").write_text(whole)
     (directory / "encoder.json").write_text("{")
-    with pytest.raises(UserError, match=r"encoder\.json: no JSON"):
+    with pytest.raises(UserError, match=r"encoder\.json is not JSON"):
         fairseq_dictionary.beside(directory, 265)
     (directory / "encoder.json").unlink()
     files, (note,) = fairseq_dictionary.beside(directory, 265)

@@ -130,8 +130,8 @@ def test_configs(copy):
     fails(copy, str(path), "'gpt2' is not one of bert")
     path.write_text(json.dumps(theirs | {"model_type": "distilbert", "sinusoidal_pos_embds": True}))
     fails(copy, str(path), "sinusoidal_pos_embds")
-    for content in ("{", "[]"):
+    for content, words in (("{", "is not JSON"), ("[]", "is not a JSON object")):
         path.write_text(content)
-        fails(copy, str(path), "missing or not JSON")
+        fails(copy, str(path), words)
     path.unlink()
     fails(copy, str(path), "missing")

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 import safetensors.numpy
+import yaml
 
 from bert_jax import cli
 from bert_jax.convert import conversion, formats, our_forward, parity, tensor_files, transformers_forward
@@ -80,6 +81,23 @@ def test_settings_of_theirs_come_back(encoder, tmp_path):
     conversion.convert(tmp_path / "ours", tmp_path / "theirs", "huggingface")
     described = json.loads((tmp_path / "theirs" / "config.json").read_text())
     assert (described["problem_type"], described["classifier_dropout"]) == ("multi_label_classification", 0.3)
+
+
+def test_what_is_not_there_is_not_tied(encoder, tmp_path):
+    """A model without a decoder says what it likes of one; a decoder of its own is refused where there is one."""
+    settings = json.loads((encoder / "config.json").read_text()) | {"tie_word_embeddings": False}
+    (encoder / "config.json").write_text(json.dumps(settings))
+    conversion.convert(encoder, tmp_path / "theirs", "huggingface")
+    assert json.loads((tmp_path / "theirs" / "config.json").read_text())["tie_word_embeddings"] is False
+    whole = recipe.make_weights(recipe.SETTINGS, 5)
+    with pytest.raises(
+        UserError, match=r"tie_word_embeddings is false, and 'cls.predictions.decoder.weight' is missing"
+    ):
+        from_form(Form(settings, whole, "here"))
+    tied = {"cls.predictions.decoder.weight": whole["bert.embeddings.word_embeddings.weight"]}
+    assert from_form(Form(settings, whole | tied, "here")).heads.mlm
+    with pytest.raises(UserError, match=r"'cls.predictions.decoder.weight' differs from 'bert.embeddings"):
+        from_form(Form(settings, whole | {name: 2 * array for name, array in tied.items()}, "here"))
 
 
 def test_a_wider_window_is_seen():
@@ -198,6 +216,41 @@ def test_a_card_without_a_tokenizer_shows_no_use_of_one(encoder, tmp_path):
     for to in ("huggingface", "bert-jax"):
         conversion.convert(encoder, tmp_path / to, to)
         assert "```python" not in (tmp_path / to / "README.md").read_text()
+
+
+CARD = """---
+license: apache-2.0
+language: [en, de]
+library_name: sentence-transformers
+tags: [sentence-similarity, bert]
+pipeline_tag: sentence-similarity
+datasets: [snli]
+---
+# Theirs
+"""
+
+
+def test_the_front_matter_of_a_card_comes_along(encoder, tmp_path):
+    """Through our own form, too; the library is that of the new format. One that is no YAML is left out, and said."""
+    (encoder / "README.md").write_text(CARD)
+    settings = json.loads((encoder / "config.json").read_text())
+    (encoder / "config.json").write_text(json.dumps(settings | {"_name_or_path": "someone/small-bert"}))
+    conversion.convert(encoder, tmp_path / "ours", "bert-jax")
+    conversion.convert(tmp_path / "ours", tmp_path / "theirs", "huggingface")
+    front = yaml.safe_load((tmp_path / "theirs" / "README.md").read_text().split("---\n")[1])
+    assert front == {
+        "language": ["en", "de"],
+        "license": "apache-2.0",
+        "library_name": "transformers",
+        "pipeline_tag": "sentence-similarity",
+        "base_model": "someone/small-bert",
+        "tags": ["sentence-similarity", "bert", "bert_jax"],
+        "datasets": ["snli"],
+    }
+    (tmp_path / "ours" / "README.md").write_text("---\nlicense: [\n---\n")
+    conversion.convert(tmp_path / "ours", tmp_path / "again", "bert-jax")
+    card = (tmp_path / "again" / "README.md").read_text()
+    assert "could not be read" in card and "license:" not in card
 
 
 def test_all_leaves_are_compared(encoder, tmp_path):

@@ -149,7 +149,7 @@ def test_what_is_wrong(tmp_path, model):
 
     state = model.state_dict()
     torch.save({"model": state}, path)
-    fails(str(config), "missing or not JSON")
+    fails(str(config), "is missing")
     config.write_text(json.dumps({"vocab_size": 31}))
     fails(str(config), "does not say hidden_size")
     config.write_text(json.dumps(CONFIG | {"vocab_size": 40}))

@@ -139,9 +139,16 @@ def test_shards_that_do_not_fit(tmp_path, tensors):
     fails(tmp_path, "'more' is not in", shard)
     index.write_text(json.dumps({"weight_map": {"a": "../elsewhere.safetensors"}}))
     fails(tmp_path, str(index), "another directory")
-    for broken in ("{", "[]", "{}", '{"weight_map": {"a": 3}}'):
+    for broken, words in (
+        ("{", "is not JSON"),
+        ("[]", "is not a JSON object"),
+        ("{}", "no index"),
+        ('{"weight_map": {"a": 3}}', "no index"),
+        (json.dumps({"weight_map": {"a": "a" * 300}}), "not there"),
+        (json.dumps({"weight_map": {"a": ".."}}), "not there"),
+    ):
         index.write_text(broken)
-        fails(tmp_path, str(index), "no index")
+        fails(tmp_path, str(index), words)
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.int8, np.bool_, ml_dtypes.float8_e4m3fn])

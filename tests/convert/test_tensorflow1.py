@@ -308,7 +308,7 @@ def test_configs_that_cannot_be_read(copied):
         shutil.copy(GOLDEN / "albert" / "albert_config.json", path)
         change_config(directory, "albert", **settings)
         assert f"{path}: " in (message := refusal(tensorflow1.read, directory)) and said in message
-    for content, said in (("{", "is not JSON"), ("[1]", "is not JSON, or no object"), ("{}", "has no vocab_size")):
+    for content, said in (("{", "is not JSON"), ("[1]", "is not a JSON object, but [1]"), ("{}", "has no vocab_size")):
         path.write_text(content)
         assert said in refusal(tensorflow1.read, directory)
     shutil.copy(GOLDEN / "bert" / "bert_config.json", directory)

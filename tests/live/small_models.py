@@ -52,7 +52,7 @@ def unigram(directory: Path) -> Tokenizer:
     return Tokenizer.load(out)
 
 
-KINDS = {"roberta": byte_bpe, "modernbert": byte_bpe, "albert": unigram}
+KINDS = {"roberta": byte_bpe, "modernbert": byte_bpe, "albert": unigram, "xlm-roberta": byte_bpe, "camembert": byte_bpe}
 """And wordpiece for the others."""
 
 
@@ -61,7 +61,7 @@ def save(family: str, directory: Path, scratch: Path) -> object:
     tokenizer = KINDS.get(family, wordpiece)(scratch)
     first, last = tokenizer.cls_id, tokenizer.sep_id
     ids = {"pad_token_id": tokenizer.pad_id}
-    if family in ("roberta", "albert", "modernbert"):
+    if family not in ("bert", "distilbert", "electra"):
         ids |= {"bos_token_id": first, "cls_token_id": first, "eos_token_id": last, "sep_token_id": last}
     head = HEADS.get(family, "ForMaskedLM")
     # Two more rows than tokens, as padded vocabularies have them.

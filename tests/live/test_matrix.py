@@ -144,6 +144,11 @@ def sources(family: str, format: str, saved, written, place: Path) -> list[tuple
         return [(place / "ckpt_1.pt", tensors, "")]
     if format == "tensorflow1":
         return [(BUNDLES / family, tensorflow1.read(epath.Path(BUNDLES / family)).tensors, "")]
+    if (family, format) == ("xlm-roberta", "flax"):  # the same names under another type
+        shutil.copytree(FLAX / "RobertaForMaskedLM", place / "flax")
+        settings = json.loads((place / "flax/config.json").read_text())
+        (place / "flax/config.json").write_text(json.dumps(settings | {"model_type": family}))
+        return [(place / "flax", flax_msgpack.read(epath.Path(place / "flax")).tensors, "")]
     if format == "flax":
         return [(FLAX / name, flax_msgpack.read(epath.Path(FLAX / name)).tensors, "") for name in FLAX_FILES[family]]
     if format == "fairseq":

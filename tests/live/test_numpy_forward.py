@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bert_jax.convert import numpy_forward, parity, transformers_forward
-from bert_jax.convert.forward import PREFIXES, Inputs
+from bert_jax.convert.forward import PREFIXES, Inputs, family_of
 from bert_jax.convert.sample_texts import sample_inputs
 from bert_jax.errors import UserError
 from tests.golden.make_families import CLASSES, at_real, direct, form_of, goldens, make, sampled
@@ -79,7 +79,7 @@ def test_a_bare_encoder_with_the_prefix(name):
     """As another format may name it; transformers' own files have none."""
     model = make(name, 0)
     bare = form_of(model)
-    prefix = PREFIXES[bare.config["model_type"]]
+    prefix = PREFIXES[family_of(bare)]
     prefixed = dataclasses.replace(bare, tensors={prefix + key: tensor for key, tensor in bare.tensors.items()})
     inputs = sample_inputs(bare, None)
     for side in (numpy_forward, transformers_forward):

@@ -9,6 +9,8 @@ SIZES = {
 HEADS = {
     "bert": ("ForPreTraining", "ForMaskedLM", "Model", "LMHeadModel"),
     "roberta": ("ForMaskedLM", "Model", "ForCausalLM"),
+    "xlm-roberta": ("ForMaskedLM",),
+    "camembert": ("Model",),
     "albert": ("ForPreTraining", "ForMaskedLM", "Model"),
     "distilbert": ("ForMaskedLM", "Model"),
     "electra": ("ForPreTraining", "ForMaskedLM", "Model"),
@@ -18,6 +20,8 @@ TASKS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnsw
 PREFIXES = {
     "bert": "Bert",
     "roberta": "Roberta",
+    "xlm-roberta": "XLMRoberta",
+    "camembert": "Camembert",
     "albert": "Albert",
     "distilbert": "DistilBert",
     "electra": "Electra",
@@ -39,7 +43,7 @@ def settings(family: str, size: str) -> dict:
         "max_position_embeddings": sizes["positions"],
     }
     narrow = size == "narrow"
-    if family == "roberta":
+    if family in ("roberta", "xlm-roberta", "camembert"):
         return shared | {
             "max_position_embeddings": sizes["positions"] + 2,
             "type_vocab_size": 1,

@@ -55,7 +55,7 @@ def test_a_full_disk(tmp_path):
     fill = f"{mount} && exec {sys.executable} {script} {disk}/checkpoints"
     done = subprocess.run(["unshare", *own, "--mount", "sh", "-c", fill], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert "(no space left on device): free some space, and give the same command again" in done.stdout
+    assert "No space left on device; make room and start the same command again" in done.stdout
 
 
 def test_what_other_writers_say_of_a_full_disk(tiny_corpus, tmp_path, monkeypatch, capsys):

@@ -47,7 +47,7 @@ def _read_heads(settings: Settings, names: Names) -> Heads:
             or names.task("classifier", "tagging", "tokens")
             or names.task("qa_outputs", "span", "tokens")
         )
-    return Heads(mlm=names.has("generator_predictions.dense.weight"), task=task)
+    return Heads(mlm=names.has("generator_predictions.dense.weight"), mlm_activation="gelu", task=task)
 
 
 def _read_config(settings: Settings) -> ModelConfig:
@@ -69,5 +69,4 @@ ELECTRA = Family(
     architecture=lambda config, heads: architecture_of("Electra", heads),
     copies={"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
     buffers=(r"electra\.embeddings\.(position_ids|token_type_ids)",),
-    mlm_activation="gelu",
 )

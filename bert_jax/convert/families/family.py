@@ -12,11 +12,16 @@ import numpy as np
 from bert_jax.config import ModelConfig
 from bert_jax.convert.json_fields import build
 from bert_jax.convert.tables import Entry, dense, norm, table
+from bert_jax.convert.tensors import stored
 from bert_jax.errors import UserError
 from bert_jax.model.heads import Heads, TaskHead
 
 ACTIVATION_NAMES = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}
-_ACTIVATIONS = {name: ours for ours, name in ACTIVATION_NAMES.items()} | {"gelu_pytorch_tanh": "gelu_tanh"}
+_ACTIVATIONS = {name: ours for ours, name in ACTIVATION_NAMES.items()} | {
+    "gelu_python": "gelu",
+    **dict.fromkeys(("gelu_pytorch_tanh", "gelu_python_tanh", "gelu_accurate", "gelu_fast"), "gelu_tanh"),
+}
+"""By the names of transformers' activations.py; those that differ only in how they are computed are one."""
 SPAN_LABELS = ("start", "end")
 
 
@@ -39,8 +44,6 @@ class Family:
     """Names that some files have beside those that they are tied to."""
     buffers: tuple[str, ...] = ()
     """Patterns of names that are no parameters."""
-    mlm_activation: str | None = None
-    """What the MLM head has, whatever the layers have; None: the same."""
     unread: dict[str, float] = field(default_factory=dict)
     """By path, the value of parameters of ours that no layer reads and theirs do not have."""
 
@@ -112,17 +115,25 @@ class Names:
 
     def __init__(self, tensors: Mapping[str, np.ndarray], settings: Settings):
         """The encoder's have the family's prefix."""
-        self._tensors, self._settings = tensors, settings
+        self._tensors, self._settings = stored(tensors), settings
 
     def has(self, name: str) -> bool:
         """Whether there is such a tensor."""
         return name in self._tensors
 
     def task(self, output: str, kind: str, reads: str, **parts: Any) -> TaskHead | None:
-        """The head that ends in the dense layer `output`, if it is there."""
-        if not self.has(f"{output}.weight"):
+        """The head that ends in the dense layer `output`, if it is there.
+
+        Raises:
+          UserError: the layer's weight has no outputs, no inputs, or other than two axes.
+        """
+        weight = self._tensors.get(f"{output}.weight")
+        if weight is None:
             return None
-        labels = SPAN_LABELS if kind == "span" else self._settings.labels(self._tensors[f"{output}.weight"].shape[0])
+        if len(weight.shape) != 2 or 0 in weight.shape:
+            shape = f"has shape {list(weight.shape)}: it must be [labels, inputs]"
+            raise UserError(f"{self._settings.source}: tensor '{output}.weight' {shape}")
+        labels = SPAN_LABELS if kind == "span" else self._settings.labels(weight.shape[0])
         return TaskHead(kind, labels, reads, **parts)
 
 
@@ -192,7 +203,6 @@ def describe_labels(heads: Heads) -> dict[str, Any]:
 def read_shared(settings: Settings, **changes: Any) -> ModelConfig:
     """A model of the settings that nearly all families have, with a family's own changes."""
     settings.refuse("position_embedding_type", "absolute", "only absolute positions can be read")
-    settings.refuse("tie_word_embeddings", True, "only decoders that are tied to the word embeddings can be read")
     values = {
         "vocab_size": settings.need("vocab_size"),
         "hidden_size": settings.need("hidden_size"),

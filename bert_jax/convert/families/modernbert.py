@@ -54,7 +54,7 @@ def _read_heads(settings: Settings, names: Names) -> Heads:
         task = TaskHead("span", SPAN_LABELS, "tokens", **parts) if names.has("classifier.weight") else None
     else:
         task = names.task("classifier", "classification", settings.get("classifier_pooling", "cls"), **parts)
-    return Heads(mlm=names.has("decoder.bias"), task=task)
+    return Heads(mlm=names.has("decoder.bias"), mlm_activation=parts["hidden"], task=task)
 
 
 def _global_every(settings: Settings) -> int:
@@ -85,9 +85,6 @@ def _read_config(settings: Settings) -> ModelConfig:
     for name in ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"):
         settings.refuse(name, False, "only models without biases, but for their outputs', can be read")
     settings.refuse("decoder_bias", True, "only decoders with a bias can be read")
-    settings.refuse("tie_word_embeddings", True, "only decoders that are tied to the word embeddings can be read")
-    activation = settings.activation("hidden_activation")
-    settings.refuse("classifier_activation", settings.get("hidden_activation", "gelu"), "it must be hidden_activation")
     every = _global_every(settings)
     return settings.model(
         vocab_size=settings.need("vocab_size"),
@@ -97,7 +94,7 @@ def _read_config(settings: Settings) -> ModelConfig:
         intermediate_size=settings.need("intermediate_size"),
         max_positions=settings.need("max_position_embeddings"),
         type_vocab_size=0,
-        activation=activation,
+        activation=settings.activation("hidden_activation"),
         feed_forward="gated",
         biases="none",
         norm_epsilon=settings.get("norm_eps", 1e-5),
@@ -115,6 +112,7 @@ def _read_config(settings: Settings) -> ModelConfig:
 
 def _write_config(config: ModelConfig, heads: Heads) -> dict[str, Any]:
     window = config.attention_window
+    head = heads.task.hidden if heads.task else heads.mlm_activation or config.activation
     described = {
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
@@ -123,7 +121,7 @@ def _write_config(config: ModelConfig, heads: Heads) -> dict[str, Any]:
         "intermediate_size": config.intermediate_size,
         "max_position_embeddings": config.max_positions,
         "hidden_activation": ACTIVATION_NAMES[config.activation],
-        "classifier_activation": ACTIVATION_NAMES[config.activation],
+        "classifier_activation": ACTIVATION_NAMES[head],
         "classifier_pooling": "mean" if heads.task and heads.task.reads == "mean" else "cls",
         "norm_eps": config.norm_epsilon,
         "initializer_range": config.initializer_range,

@@ -1,4 +1,8 @@
-"""RoBERTa (transformers modeling_roberta.py; Liu et al. 2019)."""
+"""RoBERTa (transformers modeling_roberta.py; Liu et al. 2019), and models that are one under another name.
+
+XLM-RoBERTa (modeling_xlm_roberta.py; Conneau et al. 2020) and CamemBERT (modeling_camembert.py; Martin et al. 2020)
+differ in their data and tokenizers.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -43,7 +47,7 @@ def _read_heads(settings: Settings, names: Names) -> Heads:
         or names.task("qa_outputs", "span", "tokens")
     )
     pooler = names.has("roberta.pooler.dense.weight")
-    return Heads(mlm=names.has("lm_head.dense.weight"), pooler=pooler, task=task)
+    return Heads(mlm=names.has("lm_head.dense.weight"), mlm_activation="gelu", pooler=pooler, task=task)
 
 
 def _read_config(settings: Settings) -> ModelConfig:
@@ -58,23 +62,29 @@ def _write_config(config: ModelConfig, heads: Heads) -> dict[str, Any]:
     return shared_settings(config, heads) | decoder | {"pad_token_id": config.position_offset - 1}
 
 
-def _architecture(config: ModelConfig, heads: Heads) -> str:
-    causal = config.direction == "causal"
-    return architecture_of("Roberta", heads, **({"mlm": "ForCausalLM"} if causal else {}))
+def _family(model_type: str, prefix: str) -> Family:
+    """RoBERTa under one of its names; `prefix` begins the names of transformers' classes."""
+
+    def architecture(config: ModelConfig, heads: Heads) -> str:
+        causal = config.direction == "causal"
+        return architecture_of(prefix, heads, **({"mlm": "ForCausalLM"} if causal else {}))
+
+    return Family(
+        model_type=model_type,
+        base="roberta",
+        entries=_entries,
+        read_config=_read_config,
+        write_config=_write_config,
+        read_heads=_read_heads,
+        architecture=architecture,
+        copies={
+            "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
+            "lm_head.decoder.bias": "lm_head.bias",
+        },
+        buffers=(r"roberta\.embeddings\.(position_ids|token_type_ids)",),
+    )
 
 
-ROBERTA = Family(
-    model_type="roberta",
-    base="roberta",
-    entries=_entries,
-    read_config=_read_config,
-    write_config=_write_config,
-    read_heads=_read_heads,
-    architecture=_architecture,
-    copies={
-        "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
-        "lm_head.decoder.bias": "lm_head.bias",
-    },
-    buffers=(r"roberta\.embeddings\.(position_ids|token_type_ids)",),
-    mlm_activation="gelu",
-)
+ROBERTA = _family("roberta", "Roberta")
+XLM_ROBERTA = _family("xlm-roberta", "XLMRoberta")
+CAMEMBERT = _family("camembert", "Camembert")
