@@ -19,7 +19,7 @@ from bert_jax.runtime.together import is_first, meet, refuse_together, tell
 from bert_jax.start import read_start
 from bert_jax.storage import StoredPath
 from bert_jax.tokenizer import Tokenizer
-from bert_jax.training import loop, metrics, workdir
+from bert_jax.training import continuation, loop, metrics, workdir
 from bert_jax.training.checkpoint import check_place, committed, directory_of
 from bert_jax.training.micro_batch import Asked
 from bert_jax.training.pretraining_task import Pretraining
@@ -70,8 +70,8 @@ def pretrain(
       announce: called in the first process when all is checked, before anything is compiled.
 
     Raises:
-      UserError: see `open_task`, `check_shards`, `read_start`, `workdir.claim`, `check_shared` and `loop.train`;
-        nothing is written before all is checked, but whether the directory is shared.
+      UserError: see `open_task`, `check_shards`, `read_start`, `workdir.claim`, `continuation.check`, `check_shared`
+        and `loop.train`; nothing is written before all is checked, but whether the directory is shared.
     """
     begun = time.time()
     check_place(directory)
@@ -88,7 +88,14 @@ def pretrain(
     if config.start.source is not None and not begun_before:
         start = read_start(config, Tokenizer.load(corpora[0].directory))
     paths = [str(part.directory) for part in parts]
-    tell("the work directory", lambda: workdir.claim(directory, config, mixture, paths, tokenizer_text))
+
+    def claim() -> None:
+        before = workdir.held_config(directory, config, mixture, paths)
+        if before is not None:
+            continuation.check(directory, before, config)
+        workdir.claim(directory, config, mixture, paths, tokenizer_text)
+
+    tell("the work directory", claim)
     if jax.process_count() > 1:
         check_shared(directory)
     if is_first():

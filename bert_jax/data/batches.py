@@ -82,13 +82,7 @@ class Stream:
     def following(self, cursor: Cursor) -> Cursor:
         """The cursor after the update at `cursor`."""
         cursor = dataclasses.replace(self._behind(cursor, batch_size(self.config, cursor)), step=cursor.step + 1)
-        if self.config.place_of(cursor.step)[0] > cursor.phase:
-            # A new phase opens an epoch of its own, unless the old one has just ended.
-            opened = [
-                Position(position.epoch + (position != Position(position.epoch))) for position in cursor.positions
-            ]
-            cursor = dataclasses.replace(cursor, phase=cursor.phase + 1, positions=tuple(opened))
-        return self.start(cursor)
+        return self.start(cursor.in_phase(self.config.place_of(cursor.step)[0]))
 
     def _behind(self, cursor: Cursor, count: int) -> Cursor:
         """The cursor behind some more rows, whether an update sees them or not."""

@@ -40,6 +40,13 @@ class Cursor:
         """
         return dataclasses.replace(self, skipped=(*self.skipped, (first, last)))
 
+    def in_phase(self, phase: int) -> "Cursor":
+        """This cursor, or where a later phase begins here: it opens an epoch of its own, unless one has just ended."""
+        if phase == self.phase:
+            return self
+        opened = [Position(position.epoch + (position != Position(position.epoch))) for position in self.positions]
+        return dataclasses.replace(self, phase=phase, positions=tuple(opened))
+
     def behind_skipped(self) -> int:
         """`rows`, or where the intervals to be passed over end that they lie in."""
         rows = self.rows

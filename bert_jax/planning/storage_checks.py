@@ -12,6 +12,7 @@ from bert_jax.planning.lines import Line
 from bert_jax.planning.sight import nearest
 from bert_jax.planning.workload import count_parameters
 from bert_jax.storage import is_remote
+from bert_jax.training import continuation
 from bert_jax.training import workdir as workdir_lib
 from bert_jax.training.checkpoint import committed, directory_of
 
@@ -45,7 +46,10 @@ def workdir(asked: Asked) -> Iterator[Line]:
         return
     # Raises if it is another run's.
     paths = list(asked.paths)
-    held = bool(asked.corpora) and workdir_lib.holds(asked.workdir, asked.config, asked.shares, paths)
+    held = False
+    if asked.corpora and (before := workdir_lib.held_config(asked.workdir, asked.config, asked.shares, paths)):
+        held = True
+        continuation.check(asked.workdir, before, asked.config)
     what = "holds this run, which goes on" if held else "will be made, or is empty"
     if not asked.corpora:
         what = "not compared with the run that it may hold: the corpora come first"

@@ -6,6 +6,7 @@ far, again and again; each estimate is written down before it is used, so that a
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import jax
 
@@ -41,25 +42,13 @@ class Budget:
 
     @property
     def end(self) -> int:
-        """Updates that the run has, as far as is known now."""
-        decisions = self.ledger.of(EVENT)
+        """Updates that the run has, as far as is known now. Estimates for other hours do not count."""
+        decisions = [one for one in self.ledger.of(EVENT) if one["hours"] == self.phase.hours]
         return min(decisions[-1]["end"] if decisions else self.config.total_steps, self.config.total_steps)
 
     def rate(self, step: int) -> float:
         """Learning rate of the update behind `step` updates."""
-        phase, done = self.config.place_of(step)
-        timed = self.config.phases[phase].hours is not None
-        return learning_rate(self.config.phases[phase], self._stretched(step) if timed else done)
-
-    def _stretched(self, step: int) -> float:
-        """Where in the schedule an update stands: the way that is left is spread evenly over the updates left."""
-        at, place, end = self.start, 0.0, self.start + self.phase.steps
-        for decision in self.ledger.of(EVENT):
-            if decision["update"] > step:
-                break
-            place += (self.phase.steps - place) * (decision["update"] - at) / max(end - at, 1)
-            at, end = decision["update"], decision["end"]
-        return place + (self.phase.steps - place) * min(1.0, (step - at) / max(end - at, 1))
+        return rate(self.config, self.ledger.of(EVENT), step)
 
     def look(self, step: int) -> None:
         """Called before the update behind `step` updates, which is done in any case: decide anew if it is time to.
@@ -71,7 +60,7 @@ class Budget:
         if jax.process_count() == 1 or (step - self.start) % ASKED_EVERY == 0:
             self.ledger.decide(EVENT, lambda: self._decision(step))
 
-    def _decision(self, step: int) -> dict[str, float] | None:
+    def _decision(self, step: int) -> dict[str, Any] | None:
         decisions, now = self.ledger.of(EVENT), self.clock()
         last = decisions[-1] if decisions else {"update": self.start, "seconds": 0.0}
         if self._began is None:
@@ -79,11 +68,37 @@ class Budget:
         if self._calls == UNTIMED:
             self._timed = step, now
         self._calls += 1
+        first = all(one["hours"] != self.phase.hours for one in decisions)
         seconds, total = now - self._began, 3600 * self.phase.hours
-        due = seconds - last["seconds"] >= SHARE * total or (not decisions and step - self.start >= FIRST)
+        due = seconds - last["seconds"] >= SHARE * total or (first and step - self.start >= FIRST)
         if self._calls <= UNTIMED + 1 or step <= last["update"] or not due:
             return None
         speed = (step - self._timed[0]) / (now - self._timed[1])
         end = min(step + max(1, round((total - seconds) * speed)), self.config.total_steps)
         self._timed = step, now
-        return {"update": step, "seconds": round(seconds, 3), "end": end}
+        return {"update": step, "hours": self.phase.hours, "seconds": round(seconds, 3), "end": end}
+
+
+def rate(config: Config, decisions: list[dict[str, Any]], step: int) -> float:
+    """Learning rate of the update after `step` updates.
+
+    Args:
+      config: of the run.
+      decisions: the `EVENT`s of its ledger.
+      step: counted over all phases.
+    """
+    phase, done = config.place_of(step)
+    timed = config.phases[phase].hours is not None
+    return learning_rate(config.phases[phase], _stretched(config, decisions, step) if timed else done)
+
+
+def _stretched(config: Config, decisions: list[dict[str, Any]], step: int) -> float:
+    """Where in its schedule the last phase is: the part that is left is spread evenly over the updates left."""
+    steps = config.phases[-1].steps
+    at, place, end = config.total_steps - steps, 0.0, config.total_steps
+    for decision in decisions:
+        if decision["update"] > step:
+            break
+        place += (steps - place) * min(1.0, (decision["update"] - at) / max(end - at, 1))
+        at, end = decision["update"], decision["end"]
+    return place + (steps - place) * min(1.0, (step - at) / max(end - at, 1))

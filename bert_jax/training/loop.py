@@ -171,6 +171,7 @@ def _restore_or_init(run: Run, checkpoints: Checkpoints) -> tuple[TrainState, Pl
         state, saved = restored
         run.ledger.recover(saved["ledger"])
         cursor = rescue.with_skipped(Cursor.from_dict(saved["cursor"]), run.ledger)
+        cursor = cursor.in_phase(run.task.config.place_of(cursor.step)[0])  # one more, if the run was lengthened
         if is_first():
             print(f"continuing from update {cursor.step}", file=sys.stderr)
         return state, Place(cursor, saved["phase"], saved["tokens_seen"], saved["evaluation"])

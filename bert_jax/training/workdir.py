@@ -9,6 +9,7 @@ from bert_jax.config import Config
 from bert_jax.data.corpus import identity_of, read_manifest
 from bert_jax.data.mixture import CYCLE, rounded
 from bert_jax.data.plan import STREAM_VERSION
+from bert_jax.directory_lock import LOCK
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath, make_directory, reach, write_whole
 
@@ -24,6 +25,8 @@ def claim(
 ) -> None:
     """Make `workdir` this run's, or see that it already is; nothing of another run is touched.
 
+    Other phases than before replace those in config.json: whether they may is for continuation.check to find out first.
+
     Args:
       workdir: made if it does not exist.
       config: of the run.
@@ -34,39 +37,47 @@ def claim(
     Raises:
       UserError: the directory holds a different run, or files that are no run's, or cannot be written or reached.
     """
-    if holds(workdir, config, mixture, corpus_paths):
+    before = held_config(workdir, config, mixture, corpus_paths)
+    if before is not None and config_lib.fingerprint(before) == config_lib.fingerprint(config):
         return
     try:
         make_directory(workdir)
         for name in _halves(workdir):
             (workdir / name).unlink()
-        write_whole(workdir / TOKENIZER, tokenizer_text.encode())
-        write_whole(workdir / LEDGER, b"")  # a run without config.json has decided nothing
+        if before is None:
+            write_whole(workdir / TOKENIZER, tokenizer_text.encode())
+            write_whole(workdir / LEDGER, b"")  # a run without config.json has decided nothing
         settings = {"corpus_paths": sorted(corpus_paths), "config": config_lib.to_dict(config)}
         write_whole(workdir / CONFIG, json.dumps(_described(config, mixture) | settings, indent=1).encode())
     except OSError as error:
         raise UserError(f"cannot write to work directory {workdir}: {error.strerror or error}") from error
 
 
-def holds(workdir: StoredPath, config: Config, mixture: dict[str, float], corpus_paths: list[str]) -> bool:
-    """Whether a directory holds this run already; if not, it may become this run's. Nothing is written.
+def held_config(
+    workdir: StoredPath, config: Config, mixture: dict[str, float], corpus_paths: list[str]
+) -> Config | None:
+    """The config of the run in a directory, which agrees with `config` in all that decides it but the phases.
+
+    Nothing is written.
 
     Args:
       workdir, config, mixture, corpus_paths: as for `claim`.
+
+    Returns:
+      None if there is no run yet; the directory may become this run's.
 
     Raises:
       UserError: it holds a different run, or files that are no run's, or is a file, or cannot be reached.
     """
     reach(workdir)
     if (workdir / CONFIG).exists():
-        _refuse_other_run(workdir, config, _described(config, mixture), corpus_paths)
-        return True
+        return _refuse_other_run(workdir, config, _described(config, mixture), corpus_paths)
     if workdir.exists() and not workdir.is_dir():
         raise UserError(f"work directory {workdir} is a file: choose another --workdir")
-    ours = {TOKENIZER, LEDGER} | _halves(workdir)
+    ours = {TOKENIZER, LEDGER, LOCK} | _halves(workdir)
     if [name for name in _names(workdir) if name not in ours and not name.startswith(MARK)]:
         raise UserError(f"work directory {workdir} holds files, but no run of bert_jax: choose another --workdir")
-    return False
+    return None
 
 
 def _names(workdir: StoredPath) -> set[str]:
@@ -75,7 +86,7 @@ def _names(workdir: StoredPath) -> set[str]:
 
 def _halves(workdir: StoredPath) -> set[str]:
     """What a kill left of an earlier call of `claim`: not somebody's."""
-    started = tuple(f"{name}." for name in (TOKENIZER, LEDGER, CONFIG))
+    started = tuple(f"{name}." for name in (TOKENIZER, LEDGER, CONFIG, LOCK))
     return {name for name in _names(workdir) if name.startswith(started) and name.endswith(".partial")}
 
 
@@ -91,14 +102,12 @@ def _described(config: Config, mixture: dict[str, float]) -> dict[str, Any]:
     }
 
 
-def _refuse_other_run(workdir: StoredPath, config: Config, described: dict[str, Any], paths: list[str]) -> None:
+def _refuse_other_run(workdir: StoredPath, config: Config, described: dict[str, Any], paths: list[str]) -> Config:
     there = read(workdir)
     advice = "choose another --workdir, or the settings it was started with"
     before = config_lib.from_dict(there["config"])
     # Not the fingerprint in the file: an older version did not know every field that has a default by now.
-    if config_lib.fingerprint(before) != described["fingerprint"]:
-        old, new = (config_lib.flatten(config_lib.decisive(c)) for c in (before, config))
-        changed = [f"{k} {old.get(k)} -> {new.get(k)}" for k in sorted(old | new) if old.get(k) != new.get(k)]
+    if changed := changes(*(config_lib.decisive(c) | {"phases": []} for c in (before, config))):
         raise UserError(f"work directory {workdir} holds a different run ({'; '.join(changed[:4])}): {advice}")
     if there["stream_version"] != described["stream_version"]:
         raise UserError(
@@ -107,15 +116,21 @@ def _refuse_other_run(workdir: StoredPath, config: Config, described: dict[str, 
         )
     was, now = there["corpora"], described["corpora"]
     if was == now:
-        return
+        return before
     names = _named(there["corpus_paths"]) | _named(paths)
     shown = {one: names.get(one, f"one with identity {one[:12]}") for one in was | now}
     lost, new = (", ".join(shown[one] for one in a if one not in b) for a, b in ((was, now), (now, was)))
     if lost or new:
         change = f"{lost} instead of {new}" if lost and new else f"{lost} too" if lost else f"without {new}"
         raise UserError(f"work directory {workdir} holds a run on other corpora ({change}): {advice}")
-    changes = [f"{shown[one]} {was[one]:g} -> {now[one]:g}" for one in was if was[one] != now[one]]
-    raise UserError(f"work directory {workdir} holds a run with other shares ({'; '.join(changes[:4])}): {advice}")
+    moved = [f"{shown[one]} {was[one]:g} -> {now[one]:g}" for one in was if was[one] != now[one]]
+    raise UserError(f"work directory {workdir} holds a run with other shares ({'; '.join(moved[:4])}): {advice}")
+
+
+def changes(before: Any, now: Any) -> list[str]:
+    """What differs between nested values, as "path old -> new"."""
+    old, new = config_lib.flatten(before), config_lib.flatten(now)
+    return [f"{k} {old.get(k)} -> {new.get(k)}" for k in sorted(old | new) if old.get(k) != new.get(k)]
 
 
 def _named(paths: list[str]) -> dict[str, str]:

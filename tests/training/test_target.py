@@ -7,6 +7,7 @@ import pytest
 from bert_jax import pretraining
 from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, TargetConfig
 from bert_jax.data.parts import Part
+from bert_jax.errors import UserError
 from bert_jax.training import checkpoint
 from bert_jax.training.metrics import read_metrics
 from bert_jax.training.pretraining_task import Pretraining
@@ -85,6 +86,24 @@ def test_a_target_reached_in_parts_is_the_same_run(config, tiny_corpus, tmp_path
     pretraining.pretrain(aiming(config, 0.9, 20), parts, tmp_path / "run")
     for split in ("train", "validation"):
         assert lines(tmp_path / "run", split) == lines(whole, split)
+
+
+def test_a_finished_run_is_lengthened(config, tiny_corpus, tmp_path):
+    """By two steps and a second phase: bit-identical to the longer run at once. With another schedule it is refused."""
+    first, parts = dataclasses.replace(config.phases[0], decay="constant"), [Part(tiny_corpus)]
+    config = dataclasses.replace(config, evaluation=EvaluationConfig(every=0, rows=8, batch_size=8))
+    longer = dataclasses.replace(config, phases=(dataclasses.replace(first, steps=6), config.phases[1]))
+    whole = pretraining.pretrain(longer, parts, tmp_path / "whole")
+    place = pretraining.pretrain(dataclasses.replace(config, phases=(first,)), parts, tmp_path / "run")
+    assert place.cursor.step == 4 and place.ended == "steps"
+    assert pretraining.pretrain(longer, parts, tmp_path / "run") == whole
+    assert lines(tmp_path / "run", "train") == lines(tmp_path / "whole", "train")
+    assert lines(tmp_path / "run", "validation")[1:] == lines(tmp_path / "whole", "validation")
+    before = files(tmp_path / "run")
+    steeper = dataclasses.replace(longer, phases=(longer.phases[0], dataclasses.replace(longer.phases[1], steps=30)))
+    with pytest.raises(UserError, match=r"phases.1.steps 18 -> 30.*the learning rate of step 8 was .*--init-from"):
+        pretraining.pretrain(steeper, parts, tmp_path / "run")
+    assert files(tmp_path / "run") == before
 
 
 def test_a_real_figure_is_looked_at(config, tiny_corpus, tmp_path):

@@ -2,14 +2,15 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 
 from bert_jax import config as config_lib
-from bert_jax.config import Config
+from bert_jax.config import Config, Phase
 from bert_jax.data.corpus import FORMAT_VERSION, identity_of
 from bert_jax.errors import UserError
-from bert_jax.training import workdir
+from bert_jax.training import checkpoint, continuation, workdir
 
 CONFIG = Config(name="x")
 MIXTURE = {"ab12": 0.7, "cd34": 0.3}
@@ -72,10 +73,68 @@ def test_another_config_is_refused(tmp_path, change, words):
     assert contents(tmp_path) == before
 
 
-def test_more_phases_are_another_run(tmp_path):
+def test_other_phases_replace_those_that_were_there(tmp_path):
     workdir.claim(tmp_path, CONFIG, MIXTURE, PATHS, "t")
-    with pytest.raises(UserError, match=r"phases\.1\.\w+ None -> "):
-        workdir.claim(tmp_path, dataclasses.replace(CONFIG, phases=CONFIG.phases * 2), MIXTURE, PATHS, "t")
+    (tmp_path / "ledger.jsonl").write_text("kept\n")
+    longer = dataclasses.replace(CONFIG, phases=CONFIG.phases * 2)
+    assert workdir.held_config(tmp_path, longer, MIXTURE, PATHS) == CONFIG
+    workdir.claim(tmp_path, longer, MIXTURE, PATHS, "other")
+    assert workdir.read_config(tmp_path) == longer and workdir.read(tmp_path)["corpora"] == MIXTURE
+    assert (tmp_path / "ledger.jsonl").read_text() == "kept\n" and (tmp_path / "tokenizer.json").read_text() == "t"
+
+
+def phase(**values) -> Phase:
+    return Phase(**{"steps": 10, "learning_rate": 1e-3, "warmup_steps": 3} | values)
+
+
+STABLE = {"decay": "sqrt", "decay_start": 8}
+
+
+@pytest.mark.parametrize(
+    ("done", "old", "new", "words"),
+    [
+        # A run of `done` steps: what may follow them, and what may not.
+        (10, [phase(decay="constant")], [phase(decay="constant", steps=99)], None),
+        (10, [phase(decay="constant")], [phase(decay="constant"), phase(seq_len=256)], None),
+        (10, [phase(decay="constant")], [phase(steps=15, decay="sqrt", decay_start=10)], None),
+        (8, [phase(**STABLE)], [phase(decay="sqrt", decay_start=50, steps=60)], None),
+        (4, [phase(**STABLE)], [phase(**STABLE, steps=9)], None),
+        (10, [phase(decay="constant"), phase()], [phase(decay="constant"), phase(batch_size=8)], None),
+        (9, [phase(**STABLE)], [phase(**STABLE, steps=11)], None),
+        (10, [phase(**STABLE)], [phase(**STABLE, steps=11)], "the learning rate of step 10 was 0.000292893, not"),
+        (
+            10,
+            [phase()],
+            [phase(steps=20)],
+            "phases.0.steps 10 -> 20.*the learning rate of step 4 was 0.0007, not 0.00085",
+        ),
+        (6, [phase(decay="constant")], [phase(decay="constant", steps=5)], "phases.0 had 6 steps, not 5"),
+        (
+            6,
+            [phase(decay="constant")],
+            [phase(decay="constant", warmup_steps=4)],
+            "of step 2 was 0.000333333, not 0.00025",
+        ),
+        (6, [phase()], [phase(seq_len=256)], "phases.0.seq_len was 128, not 256"),
+        (12, [phase(), phase()], [phase()], "phases.1 is missing"),
+        (12, [phase(decay="constant"), phase()], [phase(decay="constant", steps=11), phase()], "had 10 steps, not 11"),
+    ],
+)
+def test_a_run_may_go_on_with_phases_that_keep_its_past(tmp_path, done, old, new, words):
+    before, now = (dataclasses.replace(CONFIG, phases=tuple(phases)) for phases in (old, new))
+    continuation.check(tmp_path, before, now)  # nothing is trained yet
+    save = checkpoint.directory_of(tmp_path) / f"{done:08d}"
+    save.mkdir(parents=True)
+    cursor = {"step": done, "phase": before.place_of(done)[0], "positions": [], "skipped": []}
+    about = {"format_version": checkpoint.FORMAT_VERSION, "cursor": cursor, "ledger": []}
+    (save / "run.json").write_text(json.dumps(about))
+    checkpoint.write_commit(save)
+    if words is None:
+        continuation.check(tmp_path, before, now)
+        return
+    with pytest.raises(UserError, match=f"its {done} steps so far would not be the same: ") as caught:
+        continuation.check(tmp_path, before, now)
+    assert re.search(words, str(caught.value)) and f"--init-from {tmp_path}" in str(caught.value)
 
 
 def test_shares_are_kept_as_the_stream_uses_them(tmp_path):

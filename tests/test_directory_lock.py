@@ -1,0 +1,146 @@
+"""The lock of a directory: refused while its holder lives, taken over afterwards, on disk and in a store."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from bert_jax import directory_lock
+from bert_jax.directory_lock import LOCK, DirectoryLock
+from bert_jax.errors import UserError
+from tests.stores import memory_store
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from bert_jax.directory_lock import DirectoryLock
+with DirectoryLock(Path(sys.argv[1])) as lock:
+    lock.acquire()
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(directory_lock, "SETTLE_SECONDS", 0.0)
+
+
+@pytest.fixture(params=["disk", "store"])
+def place(request, tmp_path):
+    return tmp_path / "run" if request.param == "disk" else memory_store() / "run"
+
+
+def names(place) -> list[str]:
+    return [path.name for path in place.iterdir()] if place.exists() else []
+
+
+def test_one_at_a_time(place):
+    with DirectoryLock(place) as first, DirectoryLock(place) as second:
+        first.acquire()
+        with pytest.raises(
+            UserError, match=rf"run is in use by process {os.getpid()} on .* \(since 20.*UTC\): wait for its end"
+        ):
+            second.acquire()
+        first.check()
+        assert names(place) == [LOCK]
+    assert names(place) == []
+
+
+def test_a_second_process(tmp_path, capfd):
+    """Refused while the first lives; after a SIGKILL the lock is free at once."""
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout.readline() == "held\n"
+    with DirectoryLock(tmp_path) as lock:
+        with pytest.raises(UserError, match=f"in use by process {holder.pid} on "):
+            lock.acquire()
+        holder.send_signal(signal.SIGKILL)
+        os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie, whose id is not free
+        lock.acquire()
+        assert f"was left locked by process {holder.pid} on " in capfd.readouterr().err
+    holder.communicate()
+
+
+def leave(place, **changes) -> dict:
+    """A lock file of a process that did not release it."""
+    owner = DirectoryLock(place)._owner | changes
+    directory_lock.make_directory(place)
+    (place / LOCK).write_bytes(json.dumps(owner).encode())
+    return owner
+
+
+def test_the_id_of_an_ended_process_is_another_ones_now(place):
+    leave(place, process=os.getppid(), started="0")
+    with DirectoryLock(place) as lock:
+        lock.acquire()
+
+
+class Clock:
+    """Stands in for the module `time`: sleeping takes no time, and something happens meanwhile."""
+
+    def __init__(self, meanwhile):
+        self.now, self.meanwhile = 0.0, meanwhile
+        self.strftime, self.gmtime = time.strftime, time.gmtime
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.meanwhile()
+
+
+def test_a_process_of_another_host(place, monkeypatch, capfd):
+    """Its clock does not matter, only whether the file changes."""
+    owner = leave(place, machine="elsewhere", host="node7", process=3, since="2001")
+    changed = json.dumps(owner | {"beats": 1}).encode()
+    changes = iter([lambda: (place / LOCK).write_bytes(changed)])
+    monkeypatch.setattr(directory_lock, "time", Clock(lambda: next(changes, lambda: None)()))
+    with DirectoryLock(place) as lock:
+        with pytest.raises(UserError, match=r"in use by process 3 on node7 \(since 2001\)"):
+            lock.acquire()
+        lock.acquire()  # it does not change any more
+        said = capfd.readouterr().err
+        assert (
+            "waiting at most 60 s" in said and "was left locked by process 3 on node7 (since 2001), which has" in said
+        )
+        lock.check()
+
+
+def test_a_holder_notices_that_it_was_taken_over(place, monkeypatch):
+    """After it was suspended, say. The file is the other's."""
+    monkeypatch.setattr(directory_lock, "BEAT_SECONDS", 0.02)
+    with DirectoryLock(place) as lock:
+        lock.acquire()
+        end = time.monotonic() + 60
+        while b"beats" not in (place / LOCK).read_bytes() and time.monotonic() < end:
+            time.sleep(0.01)
+        lock.check()
+        theirs = leave(place, host="node7", process=3)
+        with pytest.raises(UserError, match="was taken over by process 3 on node7"):
+            while time.monotonic() < end:
+                lock.check()
+                time.sleep(0.01)
+    assert json.loads((place / LOCK).read_bytes()) == theirs
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"3", b"{}"])
+def test_a_damaged_file_is_no_lock(place, content, monkeypatch):
+    monkeypatch.setattr(directory_lock, "time", Clock(lambda: None))
+    leave(place)
+    (place / LOCK).write_bytes(content)
+    with DirectoryLock(place) as lock:
+        lock.acquire()
+
+
+def test_a_directory_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(UserError, match=r"cannot write to .*file/run: "),
+        DirectoryLock(tmp_path / "file" / "run") as lock,
+    ):
+        lock.acquire()
