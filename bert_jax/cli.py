@@ -76,13 +76,11 @@ def doctor(arguments: Sequence[str]) -> int:
     from bert_jax.runtime import worker
 
     worker.skip_absent_tpu()
-    if not asked.against:
-        with contextlib.suppress(UserError):  # of corpora that cannot be opened: a line of the report
-            config = _with_vocabulary(config, arguments, mixture)
     if asked.against:
         from bert_jax.planning.reference import follow
 
         return _tell(follow(config, mixture), asked.json)
+    config = _with_vocabulary(config, arguments, mixture)
     from bert_jax.planning.doctor import Wishes, examine_together
 
     micro_batch = None if asked.micro_batch is None else flags.micro_batch(asked.micro_batch)
@@ -259,11 +257,16 @@ def _configured(kind: type, arguments: Sequence[str], command: str) -> tuple[Con
 
 
 def _with_vocabulary(config: Config, arguments: Sequence[str], mixture: Sequence[parts.Part]) -> Config:
-    """A preset with as many token ids as its corpora have; a file's number and --model.vocab-size stay as given."""
+    """A preset with as many token ids as its corpora have; a file's number and --model.vocab-size stay as given.
+
+    Corpora that cannot be opened change nothing here: the command refuses them in its own order.
+    """
     given = any(re.match("--model[.]vocab[-_]size(=|$)", word) for word in arguments)
     if given or arguments[0] not in presets.preset_files():
         return config
-    return config_lib.replace(config, model={"vocab_size": parts.vocab_size(mixture)})
+    with contextlib.suppress(UserError):
+        return config_lib.replace(config, model={"vocab_size": parts.vocab_size(mixture)})
+    return config
 
 
 def _renamed_flag(arguments: Sequence[str]) -> list[str]:

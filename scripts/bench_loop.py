@@ -87,7 +87,7 @@ class Update:
         self.rows = bench_ours.synthetic_rows(self.phase.batch_size, self.phase.seq_len)
         batch = put_rows(self.rows, self.mesh, self.phase.batch_size)
         self.inputs = batch, put_dials(self.phase.learning_rate, 1, self.mesh)
-        step = make_train_step(self.task, self.mesh, self.phase.accumulation)
+        step = make_train_step(self.task, self.mesh, self.phase.fewest_micro_batches)
         self.compiled = step.lower(abstract_state(self.task, self.mesh), *self.inputs).compile()
         self.metrics: dict[str, jax.Array] = {}
 
@@ -173,9 +173,9 @@ class Ready(Programs):
         super().__init__(*given)
         self.ready = update
 
-    def update(self, phase: int, state: Any, rows: Any) -> tuple[Update, int]:
+    def update(self, phase: int) -> tuple[Update, int]:
         """The one there is."""
-        return self.ready, self.ready.phase.accumulation
+        return self.ready, self.ready.phase.fewest_micro_batches
 
 
 def bench_hooks(options: argparse.Namespace) -> dict[str, Any]:

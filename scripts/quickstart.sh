@@ -29,7 +29,7 @@ mkdir -p "$run"
 [[ -f $run/corpus/corpus.json ]] ||
     step bert-data build --source python-docs --tokenizer "$run/tokenizer.json" --out "$run/corpus" \
         --workers 2 --validation-fraction 0.03
-step bert-jax pretrain bert_tiny --corpus "$run/corpus" --workdir "$run/model" --model.vocab-size 8192 "${flags[@]}"
+step bert-jax pretrain bert_tiny --corpus "$run/corpus" --workdir "$run/model" "${flags[@]}"
 say "\$ bert-jax evaluate $run/model --corpus $run/corpus --json > $run/heldout.json"
 bert-jax evaluate "$run/model" --corpus "$run/corpus" --json >"$run/heldout.json"
 [[ -d $run/export ]] || step bert-jax convert "$run/model" "$run/export" --to huggingface

@@ -138,11 +138,11 @@ def examine(
     yield from carry_out(checks, asked)
 
 
-SHOWN = ("model", "mixture", "vocabulary", "rows", "epochs", "mesh", "memory", "time")
+SHOWN = ("model", "mesh", "memory", "time", "mixture", "vocabulary", "rows", "epochs")
 """What `pretrain` prints of the lines that are ok; it prints all warnings."""
 OF_SUMMARY = {
     name: check
-    for name, check in (data_checks.CHECKS | schedule_checks.CHECKS | machine_checks.CHECKS).items()
+    for name, check in (machine_checks.CHECKS | data_checks.CHECKS | schedule_checks.CHECKS).items()
     if name != "files"  # `pretrain` has just compared checksums
 }
 SUMMARY_WINDOWS = 10

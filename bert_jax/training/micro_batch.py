@@ -53,19 +53,29 @@ def given(phase: Phase, index: int, mesh: Mesh | AbstractMesh, asked: Asked) -> 
     return None if asked == "auto" else _asked_for(phase, index, mesh, asked)
 
 
-def check_fits(index: int, mesh: Mesh, count: int, program: Any) -> None:
-    """Raise UserError if a compiled update needs more memory than each device has; unknown memory is enough."""
-    available = device_memory(mesh.local_devices[0])
-    if available is None:
+def check_fits(index: int, mesh: Mesh, count: int, needed: float) -> None:
+    """See that an update that was not fitted to the memory does not need more than each device has.
+
+    Args:
+      index: of the phase.
+      mesh: where.
+      count: its micro-batches.
+      needed: bytes on each device; infinite if its compiler refused it.
+
+    Raises:
+      UserError: it needs more. Devices that do not report their memory have enough for what was compiled.
+    """
+    here = device_memory(mesh.local_devices[0])
+    available = min(gather("the memory at hand", math.inf if here is None else here))
+    needed = max(gather("what a program needs", needed))
+    if needed <= available and needed < math.inf:
         return
-    needed = max(gather("what a program needs", needed_by(program)))
-    available = min(gather("the memory at hand", available))
-    if needed > available:
-        raise UserError(
-            f"phases.{index} needs {needed / 2**30:.1f} GiB on each device with accumulation {count}, and "
-            f"{available / 2**30:.1f} are there: leave out phases.{index}.accumulation and --micro-batch, so that they "
-            "are chosen for this memory, split the model (mesh.fsdp, mesh.tensor), or set model.remat full"
-        )
+    figures = "" if math.inf in (needed, available) else f" ({needed / 2**30:.1f} of {available / 2**30:.1f} GiB)"
+    raise UserError(
+        f"phases.{index}: an update with accumulation {count} needs more memory than a device has{figures}: leave out "
+        f"phases.{index}.accumulation and --micro-batch, so that they are chosen for this memory, split the model "
+        "(mesh.fsdp, mesh.tensor), or set model.remat full"
+    )
 
 
 def _asked_for(phase: Phase, index: int, mesh: Mesh | AbstractMesh, rows: int) -> int:
@@ -109,7 +119,7 @@ def fit(
     candidates = accumulations(phase, math.prod(mesh.shape[axis] for axis in DATA_AXES))
     low, middle, high, best = 0, 0, len(candidates) - 1, None
     while low <= high:  # more micro-batches need less memory
-        program, needed = _try(compiled, candidates[middle])
+        program, needed = attempt(compiled, candidates[middle])
         needed = max(gather("what a program needs", needed))  # compilers may choose differently on each host
         if needed <= limit:
             best, high = (candidates[middle], program, needed), middle - 1
@@ -126,7 +136,8 @@ def fit(
     return count, program
 
 
-def _try(compiled: Callable[[int], Any], count: int) -> tuple[Any | None, float]:
+def attempt(compiled: Callable[[int], Any], count: int) -> tuple[Any | None, float]:
+    """The program for a number of micro-batches and the bytes that it needs; None and infinity if it is refused."""
     try:
         program = compiled(count)
     except jax.errors.JaxRuntimeError as error:

@@ -63,8 +63,9 @@ class Programs:
         program, accumulation = None, self._accumulations[index]
         if accumulation is None:
             accumulation, program = micro_batch.fit(self.task.config, index, self.mesh, self.ledger, compiled)
-        program = program or compiled(accumulation)
-        micro_batch.check_fits(index, self.mesh, accumulation, program)
+        if program is None:
+            program, needed = micro_batch.attempt(compiled, accumulation)
+            micro_batch.check_fits(index, self.mesh, accumulation, needed)
         return program, accumulation
 
     def evaluator(self, phase: int) -> Callable[[Params], dict[str, float]]:
