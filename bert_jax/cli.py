@@ -36,13 +36,21 @@ def pretrain(arguments: Sequence[str]) -> int:
         return supervisor.supervise(command, seat, report, asked.cluster.timeout)
 
     from bert_jax import pretraining  # jax is loaded when it is needed, not for --help
+    from bert_jax.planning.epochs import estimate
+    from bert_jax.planning.schedule_checks import ineffective
     from bert_jax.runtime import together, worker
     from bert_jax.training import goodput
 
     worker.keep_programs(asked.compilation_cache)
     if supervisor.WORKER in os.environ:
         worker.join(asked.cluster)
-    place = pretraining.pretrain(config, mixture, asked.workdir, profile=window, micro_batch=micro_batch)
+
+    def announce(task: pretraining.Pretraining) -> None:
+        for text in ineffective(config, estimate(config, task.train.corpora, task.train.turns)).values():
+            print(f"warning: {text}", file=sys.stderr)
+
+    options = {"profile": window, "micro_batch": micro_batch, "announce": announce}
+    place = pretraining.pretrain(config, mixture, asked.workdir, **options)
     done = f"{place.cursor.step} updates, {place.cursor.rows:,} rows, {place.tokens_seen:,} tokens"
     lifeline.leave()
     code = 0 if place.ended else TRY_AGAIN

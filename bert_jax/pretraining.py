@@ -1,6 +1,7 @@
 """The pretraining job: open corpora, claim a work directory, train; and score what came out."""
 
 import time
+from collections.abc import Callable
 
 import jax
 
@@ -14,7 +15,7 @@ from bert_jax.data.parts import Part, common_tokenizer, opened, resolve
 from bert_jax.errors import UserError
 from bert_jax.masking import Vocabulary
 from bert_jax.runtime.shared import check_shared
-from bert_jax.runtime.together import meet, refuse_together, tell
+from bert_jax.runtime.together import is_first, meet, refuse_together, tell
 from bert_jax.start import read_start
 from bert_jax.storage import StoredPath
 from bert_jax.tokenizer import Tokenizer
@@ -57,8 +58,14 @@ def pretrain(
     *,
     profile: tuple[int, int] | None = None,
     micro_batch: Asked = None,
+    announce: Callable[[Pretraining], None] = lambda task: None,
 ) -> loop.Place:
     """Train in a work directory, or continue the run that it holds.
+
+    Args:
+      config, parts, directory: of the run.
+      profile, micro_batch: see `loop.train`.
+      announce: called in the first process with the opened task, after all checks and before the first step.
 
     Raises:
       UserError: see `open_task`, `check_shards`, `read_start`, `workdir.claim`, `check_shared` and `loop.train`;
@@ -82,6 +89,8 @@ def pretrain(
     tell("the work directory", lambda: workdir.claim(directory, config, mixture, paths, tokenizer_text))
     if jax.process_count() > 1:
         check_shared(directory)
+    if is_first():
+        announce(task)
     about = {"tokenizer_fingerprint": corpora[0].tokenizer_fingerprint}
     place = loop.train(task, directory, about, start=start, profile=profile, micro_batch=micro_batch, begun=begun)
     meet("the end")  # whoever has nothing to write waits for what the first process writes
