@@ -165,9 +165,11 @@ class DataConfig:
     """At most so many examples share a row, none of which sees another; 1 switches packing off. None: one for
     every 24 tokens of the row."""
     example_copies: Count | None = None
-    """Sets of examples: epoch e uses set e mod K. None makes new examples every epoch."""
+    """K sets of examples: epoch e uses set e mod K. None draws new examples in every epoch. full_sentences and
+    doc_sentences draw nothing, so their examples are always the same."""
     mask_copies: Count | None = None
-    """Sets of masks: epoch e uses set e mod K (static masking). None draws new masks every epoch (dynamic)."""
+    """K sets of masks: epoch e uses set e mod K. None draws new masks in every epoch (dynamic masking). Masking is
+    static only where the examples repeat too: BERT's is example_copies and mask_copies 10 (docs/ablation.md)."""
     mixture_exponent: Share = 1.0
     """Share of each corpus of a mixture that has no weight: its share of tokens to this power, scaled to sum
     to 1 (multilingual BERT: 0.7)."""

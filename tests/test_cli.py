@@ -338,7 +338,11 @@ def test_pretrain_a_file_with_overrides(place, tmp_path, capsys, monkeypatch):
     arguments += ["--phases.0.learning-rate", "3e-3", "--objective.pair", "none", "--log.no-tensorboard"]
     arguments += ["--optimizer.clip-norm", "None", "--data.mask-copies", "3", "--evaluation.rows", "4"]
     assert cli.main(arguments) == 0
-    assert "finished: 2 updates" in capsys.readouterr().out
+    captured = capsys.readouterr()
+    assert "finished: 2 updates" in captured.out
+    warnings = [line for line in captured.err.splitlines() if line.startswith("warning: ")]
+    assert [line.split()[1] for line in warnings] == ["data.mask_copies", "phase", "the"], warnings
+    assert "set --data.example-copies 3 too" in warnings[0] and "the peak 0.003 is never reached" in warnings[1]
     config = json.loads((tmp_path / "run" / "config.json").read_text())["config"]
     assert (config["phases"][0]["steps"], config["phases"][0]["learning_rate"]) == (2, 3e-3)
     assert (config["objective"]["pair"], config["optimizer"]["clip_norm"]) == ("none", None)

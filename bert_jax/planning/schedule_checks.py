@@ -1,15 +1,18 @@
-"""Whether learning rates go with batches, and schedules with their phases. Needs no jax.
+"""Whether learning rates go with batches, schedules with their phases, and settings with the run. Needs no jax.
 
 Peaks are compared with published ones, moved to the phase's batch by the square-root rule (Krizhevsky 2014; You et al.
 2020, section 4.1). They are a rule of thumb, so whatever is found is a warning.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from bert_jax.config import Config, Phase
+from bert_jax.data.corpus_rows import CorpusRows
+from bert_jax.data.gather import Marks
 from bert_jax.planning.asked import Asked
+from bert_jax.planning.epochs import estimate
 from bert_jax.planning.lines import Line
 from bert_jax.training.schedules import learning_rate
 
@@ -72,20 +75,17 @@ def rates(asked: Asked) -> Iterator[Line]:
 
 
 def warmups(asked: Asked) -> Iterator[Line]:
-    """Warmup against the phase's length and peak."""
+    """Warmup against the phase's peak; `ineffective` reports one that is as long as the phase."""
     for i, phase in enumerate(asked.config.phases):
         large = LARGE * line_at(asked.config, phase)
         values = {"phase": i, "warmup_steps": phase.warmup_steps, "steps": phase.steps, "large": large}
         text = f"phase {i}: {phase.warmup_steps:,} of {phase.steps:,} updates"
-        if phase.warmup_steps >= phase.steps:
-            remedy = f"the peak {phase.learning_rate:g} is never reached: lower --phases.{i}.warmup-steps"
-            yield Line("warning", "warmup", f"{text}: {remedy} below {phase.steps}", values)
-        elif not phase.warmup_steps and phase.learning_rate > large:
+        if not phase.warmup_steps and phase.learning_rate > large:
             tenth = max(1, phase.steps // 10)
             remedy = f"set --phases.{i}.warmup-steps, e.g. {tenth:,}"
             start = f"it starts at {phase.learning_rate:g}, above {large:.2g}, half of the published line"
             yield Line("warning", "warmup", f"{text}; {start}: {remedy}", values)
-        else:
+        elif phase.warmup_steps < phase.steps:
             below = "" if phase.warmup_steps else f"; {phase.learning_rate:g} is at most {large:.2g}, half of the line"
             yield Line("ok", "warmup", f"{text}{below}", values)
 
@@ -121,5 +121,113 @@ def updates(asked: Asked) -> Iterator[Line]:
     yield Line("ok", "updates", text, values)
 
 
-CHECKS = {"rate": rates, "warmup": warmups, "decay": decays, "updates": updates}
+def settings(asked: Asked) -> Iterator[Line]:
+    """Settings that cannot take effect."""
+    config, epochs = asked.config, {}
+    if asked.turns is not None and (config.data.example_copies or config.data.mask_copies):
+        # Rows are only counted, so no id matters.
+        corpora = [CorpusRows(corpus, config.data, Marks(0, 0, 0), config.seed) for corpus in asked.corpora]
+        epochs = estimate(config, corpora, asked.turns)
+    found = ineffective(config, epochs)
+    for name, text in found.items():
+        yield Line("warning", "settings", text, {"setting": name})
+    if not found:
+        yield Line("ok", "settings", "the run is long enough for its copies, warmups, ramps and intervals", {})
+
+
+def ineffective(config: Config, epochs: Mapping[str, Sequence[float]]) -> dict[str, str]:
+    """Settings that cannot take effect in a run because of its length or format: a warning for each, by its name.
+
+    Args:
+      config: of the run.
+      epochs: that each phase makes of each corpus, by the corpus's name (`epochs.estimate`). Of what is missing
+        here, nothing is reported.
+    """
+    found = _copies(config, epochs)
+    for i, phase in enumerate(config.phases):
+        if phase.warmup_steps >= phase.steps:
+            found[f"phases.{i}.warmup_steps"] = (
+                f"phase {i}: {phase.warmup_steps:,} warmup steps of {phase.steps:,}, so the peak "
+                f"{phase.learning_rate:g} is never reached: lower --phases.{i}.warmup-steps below {phase.steps}"
+            )
+        last = phase.batch_size_at(phase.steps - 1)
+        if last < phase.batch_size:
+            found[f"phases.{i}.ramp_steps"] = (
+                f"phase {i}: its {phase.steps:,} steps end before the ramp of {phase.ramp_steps:,}, so batches have at "
+                f"most {last:,} rows, not {phase.batch_size:,}: lower --phases.{i}.ramp-steps"
+            )
+    return found | _intervals(config)
+
+
+def _intervals(config: Config) -> dict[str, str]:
+    """What happens only once, at the end."""
+    found, total = {}, config.total_steps
+    every = {"checkpoint.every": config.checkpoint.every, "log.every": config.log.every}
+    if config.target.mlm_accuracy is None:
+        every = {"evaluation.every": config.evaluation.every} | every
+    else:
+        rows = sum(phase.rows_before(phase.steps) for phase in config.phases)
+        between = config.target.rows_between(config.phases[-1].batch_size)
+        if between > rows:
+            found["target.every"] = (
+                f"target.every {between:,} exceeds the {rows:,} rows of the run, so the target is checked only at the "
+                "end: lower --target.every"
+            )
+    long = [f"{name} {value:,}" for name, value in every.items() if value > total]
+    if long:
+        found[", ".join(name for name, value in every.items() if value > total)] = (
+            f"the run has {total:,} steps, fewer than {', '.join(long)}: this happens only at the end; lower it"
+        )
+    return found
+
+
+def _copies(config: Config, epochs: Mapping[str, Sequence[float]]) -> dict[str, str]:
+    """Sets of examples and of masks that never come again, or not on the same examples."""
+    data, found, periods = config.data, {}, {}
+    if data.example_copies is not None:
+        if data.paired:
+            periods["example_copies"] = data.example_copies
+        else:
+            found["data.example_copies"] = (
+                f"data.example_copies {data.example_copies} has no effect: {data.format} makes the same examples in "
+                "every epoch; leave it out"
+            )
+    if data.mask_copies is not None:
+        if config.model.direction == "causal":
+            found["data.mask_copies"] = (
+                f"data.mask_copies {data.mask_copies} has no effect: a causal model has no masks; leave it out"
+            )
+        elif data.paired and data.example_copies is None:
+            found["data.mask_copies"] = (
+                f"data.mask_copies {data.mask_copies} repeats masks, but {data.format} draws new examples in every "
+                f"epoch, so almost nothing is shown twice: set --data.example-copies {data.mask_copies} too"
+            )
+        else:
+            # What is shown repeats when both the examples and the masks do.
+            periods["mask_copies"] = math.lcm(data.mask_copies, periods.get("example_copies", 1))
+    for name, period in periods.items():
+        idle = [
+            f"{corpus} ({sum(made):.3g} epochs)" for corpus, made in epochs.items() if _all_new(config, made, period)
+        ]
+        if idle:
+            found[f"data.{name}"] = (
+                f"data.{name} {getattr(data, name)} has no effect on {', '.join(idle)}: what is shown comes again "
+                f"after {period} epochs in rows of the same length; use fewer copies than epochs, or leave it out"
+            )
+    return found
+
+
+def _all_new(config: Config, made: Sequence[float], period: int) -> bool:
+    """Whether no two epochs of a corpus, in rows of one length, are the same modulo a period."""
+    first, seen = 0, set()
+    for phase, count in zip(config.phases, made, strict=True):
+        for epoch in range(first, first + math.ceil(count)):
+            if (phase.seq_len, epoch % period) in seen:
+                return False
+            seen.add((phase.seq_len, epoch % period))
+        first += math.ceil(count)
+    return True
+
+
+CHECKS = {"rate": rates, "warmup": warmups, "decay": decays, "updates": updates, "settings": settings}
 """By the name that an error of theirs gets."""

@@ -79,6 +79,18 @@ def schedule(asked: Asked, **changes) -> Asked:
     return of(asked, config=phase(asked.config, **changes))
 
 
+def data(asked: Asked, **changes) -> Asked:
+    return of(asked, config=config_lib.replace(asked.config, data=changes))
+
+
+def pairs(asked: Asked, **changes) -> Asked:
+    return data(asked, format="segment_pair", example_end="sentence", **changes)
+
+
+def ramp(asked: Asked, steps: int) -> Asked:
+    return schedule(asked, start_batch_size=4, ramp_steps=steps, accumulation=2)
+
+
 def machine(asked: Asked, **changes) -> Asked:
     return of(asked, machine=asked.machine._replace(**changes))
 
@@ -135,7 +147,13 @@ FIRES = [
     ("tokenizer", with_tokenizer, "error", ["other words", "choose another --workdir"]),
     ("positions", lambda a: model(a, max_positions=64), "warning", ["from 32 on", "set --model.max-positions 32"]),
     ("rate", lambda a: schedule(a, learning_rate=0.1), "warning", ["times 0.0012", "Devlin", "lower --phases.0.l"]),
-    ("warmup", lambda a: schedule(a, warmup_steps=20), "warning", ["never reached", "lower --phases.0.warmup-steps"]),
+    ("settings", lambda a: schedule(a, warmup_steps=20), "warning", ["never reached", "lower --phases.0.warmup-steps"]),
+    ("settings", lambda a: schedule(a, steps=3), "warning", ["3 steps", "evaluation.every 4, checkpoint.every 4:"]),
+    ("settings", lambda a: ramp(a, 60), "warning", ["20 steps end before", "4 rows, not 8", "--phases.0.ramp-steps"]),
+    ("settings", lambda a: data(a, mask_copies=9), "warning", ["9 has no effect on corpus (", "fewer copies"]),
+    ("settings", lambda a: data(a, example_copies=1), "warning", ["full_sentences makes the same examples"]),
+    ("settings", lambda a: pairs(a, mask_copies=1), "warning", ["draws new examples", "set --data.example-copies 1"]),
+    ("settings", lambda a: pairs(a, example_copies=9), "warning", ["data.example_copies 9 has no effect on corpus ("]),
     ("warmup", lambda a: schedule(a, warmup_steps=0), "warning", ["starts at 0.001", "set --phases.0.warmup-steps"]),
     ("decay", lambda a: schedule(a, end_learning_rate=1.0), "warning", ["rises", "lower --phases.0.end-learning"]),
     ("decay", lambda a: schedule(a, decay="constant"), "warning", ["100% of the way", "decay polynomial"]),
