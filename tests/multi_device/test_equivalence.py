@@ -74,3 +74,9 @@ def test_a_partial_batch_is_a_batch_of_its_size(outcome):
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-6, err_msg=name)
     assert found["pair_accuracy"] == expected["pair_accuracy"]
     assert outcome["ramp"]["gradient_distance"] <= 1e-5
+
+
+def test_encode_shares_its_rows_among_all_devices(outcome):
+    found = outcome["encoded"]
+    assert all(len(rows) == 8 and len(set(rows)) == 1 for rows in found["rows"]) and found["rows"]
+    assert found["difference"] < 1e-5 < 0.1 < found["size"]
