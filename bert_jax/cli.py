@@ -158,13 +158,15 @@ def fill_mask(arguments: Sequence[str]) -> None:
     from bert_jax.runtime import worker
 
     worker.skip_absent_tpu()
-    filled = inference.load(asked.model).fill_mask(asked.text, asked.top)
+    model = inference.load(asked.model)
+    filled = model.fill_mask(asked.text, asked.top)
     if asked.json:
         print(json.dumps([[candidate._asdict() for candidate in candidates] for candidates in filled]))
         return
+    mask = model.tokenizer.id_to_token(model.tokenizer.mask_id)
     for i, candidates in enumerate(filled, start=1):
         shown = "  ".join(f"{c.token} {c.probability:.1%}" for c in candidates)
-        print(f"[MASK] {i}: {shown}")
+        print(f"{mask} {i}: {shown}")
 
 
 def convert(arguments: Sequence[str]) -> None:
@@ -175,7 +177,9 @@ def convert(arguments: Sequence[str]) -> None:
 
     worker.skip_absent_tpu()
     wishes = formats.Wishes(asked.moments == "keep", asked.drop, asked.trim_vocabulary)
-    report = conversion.convert(asked.source, asked.destination, asked.to, wishes, force=asked.force)
+    report = conversion.convert(
+        asked.source, asked.destination, asked.to, wishes, force=asked.force, pooling=asked.pooling
+    )
     print(json.dumps(report.to_dict()) if asked.json else "\n".join([*report.lines(), f"wrote {asked.destination}"]))
 
 

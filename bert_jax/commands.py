@@ -128,16 +128,17 @@ class Evaluate:
 
 @dataclass(frozen=True)
 class FillMask:
-    """Fill the [MASK]s of a text."""
+    """Fill the mask tokens of a text."""
 
     model: Annotated[tyro.conf.Positional[Place], tyro.conf.arg(metavar="MODEL")]
     """Work directory of a run, or an exported model."""
     text: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TEXT")]
-    """Text with one or more [MASK]."""
+    """Text with one or more mask tokens: [MASK] in BERT's vocabularies, <mask> in RoBERTa's."""
     top: int = 5
-    """Candidates per [MASK]."""
+    """Candidates per mask token, at most the tokenizer's tokens."""
     json: bool = False
-    """Print JSON instead of a table."""
+    """Print JSON instead of a table: a list for each mask token. Probabilities are the softmax over all rows of the
+    model's vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -159,5 +160,8 @@ class Convert:
     """Cut the rows behind the tokenizer's last token, which padded vocabularies have."""
     force: bool = False
     """Keep what was written even if the parity report fails."""
+    pooling: Literal["cls", "max", "mean", "mean_sqrt_len_tokens"] | None = None
+    """Also write modules.json and its files, so that sentence-transformers opens the model and pools in this way.
+    Without it, those of the source are kept."""
     json: bool = False
     """Print the parity report as JSON instead of a table."""

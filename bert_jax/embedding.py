@@ -4,7 +4,7 @@ Where a text stands decides nothing about its vector: segments keep the texts of
 [CLS]. Packing several into a row saves padding, and few lengths of rows save compilations; but attention looks at
 all pairs of places in a row, so short texts get short rows as soon as there are enough of them.
 
-Shapes in names: B rows, S positions, H hidden, K places for texts in a row.
+Shapes in names: B rows, S positions, H hidden, K places for texts in a row, W width of a text's vector.
 """
 
 import bisect
@@ -19,7 +19,7 @@ from bert_jax.config import ModelConfig
 from bert_jax.model import whole
 from bert_jax.model.encoder import EncoderInputs
 from bert_jax.model.heads import Heads, pool_examples
-from bert_jax.shapes import Array, Float
+from bert_jax.shapes import Array, Float, Int
 
 STEP = 32
 """Rows have a multiple of so many tokens, up to 8 steps; beyond that, of an eighth of the power of two above."""
@@ -39,7 +39,7 @@ class Pass(NamedTuple):
 
     seq_len: int
     num_rows: int
-    """At least len(rows): a power of two, so that few shapes are compiled; what is over is padding."""
+    """At least len(rows): a power of two on each device, so that few shapes are compiled; the rest is padding."""
     rows: list[list[int]]
 
 
@@ -49,7 +49,7 @@ def row_length(length: int) -> int:
     return -(-length // step) * step
 
 
-def plan(lengths: Sequence[int], batch_size: int) -> list[Pass]:
+def plan(lengths: Sequence[int], batch_size: int, devices: int = 1) -> list[Pass]:
     """Share texts out over rows and rows over passes, longest rows first.
 
     Best fit, longest text first (Krell et al. 2021, arXiv:2107.02027, look at lengths alone as well). A text opens a
@@ -58,8 +58,9 @@ def plan(lengths: Sequence[int], batch_size: int) -> list[Pass]:
 
     Args:
       lengths: tokens of each text, special ones included.
-      batch_size: rows of the longest kind in a pass; of shorter rows, as many more as have no more tokens; of rows
-        beyond LONG tokens, so many fewer that the scores of attention take no more room.
+      batch_size: rows of the longest kind in a pass, on each device; of shorter rows, as many more as have no more
+        tokens; of rows beyond LONG tokens, fewer, so that the scores of attention take no more room.
+      devices: that share the rows of a pass equally.
     """
     if not len(lengths):
         return []
@@ -87,7 +88,7 @@ def plan(lengths: Sequence[int], batch_size: int) -> list[Pass]:
     passes = []
     for kind in reversed(kinds):
         most = min(batch_size * kinds[-1] // kind, max(1, batch_size * LONG**2 // kind**2))
-        passes += _passes(kind, rows[kind], most)
+        passes += _passes(kind, rows[kind], most, devices)
     return passes
 
 
@@ -111,11 +112,11 @@ def _places(seq_len: int) -> int:
     return seq_len // SHORTEST
 
 
-def _passes(seq_len: int, rows: list[list[int]], most: int) -> Iterator[Pass]:
-    most = 2 ** (most.bit_length() - 1)
+def _passes(seq_len: int, rows: list[list[int]], most: int, devices: int) -> Iterator[Pass]:
+    most = 2 ** (most.bit_length() - 1) * devices
     for start in range(0, len(rows), most):
         chosen = rows[start : start + most]
-        yield Pass(seq_len, 2 ** (len(chosen) - 1).bit_length(), chosen)
+        yield Pass(seq_len, 2 ** (-(-len(chosen) // devices) - 1).bit_length() * devices, chosen)
 
 
 def assemble(one: Pass, ids: Sequence[np.ndarray], pad_id: int) -> EncoderInputs:
@@ -136,40 +137,81 @@ def assemble(one: Pass, ids: Sequence[np.ndarray], pad_id: int) -> EncoderInputs
 
 
 def pooled(
-    config: ModelConfig, heads: Heads, pooling: str, params: whole.Params, inputs: EncoderInputs
-) -> Float[Array, "B K H"]:
-    """A float32 vector for each place of each row: 'mean' over the tokens of the text there, or its 'cls'."""
+    config: ModelConfig,
+    heads: Heads,
+    modes: tuple[str, ...],
+    params: whole.Params,
+    inputs: EncoderInputs,
+    skip: Int[Array, ""],
+) -> Float[Array, "B K W"]:
+    """A float32 vector for each place of each row, from the last layer.
+
+    Args:
+      config: shapes of the model.
+      heads: the model's; none is computed.
+      modes: each gives a vector of width H, in this order (Reimers and Gurevych 2019, arXiv:1908.10084, section 3):
+        'cls', of the first token; 'max' and 'mean' over the tokens; 'mean_sqrt_len_tokens', their sum over the root of
+        their number.
+      params: of the model.
+      inputs: a pass.
+      skip: leading tokens of each text that are left out.
+    """
     hidden_BSH = whole.bind(config, heads, params).encoder(inputs).hidden.astype(jnp.float32)
-    if pooling == "cls":
-        return jnp.take_along_axis(hidden_BSH, inputs.cls_positions[:, :, None], axis=1, mode="clip")
-    return pool_examples(hidden_BSH, inputs.segment_ids, inputs.cls_positions.shape[1])
+    places = inputs.cls_positions.shape[1]
+    belongs_BS = jnp.where(inputs.position_ids >= skip, inputs.segment_ids, 0)
+
+    def pool(mode: str) -> Float[Array, "B K H"]:
+        if mode == "cls":
+            return jnp.take_along_axis(hidden_BSH, inputs.cls_positions[:, :, None] + skip, axis=1, mode="clip")
+        if mode == "max":
+            of_place_BSK1 = (belongs_BS[:, :, None] == jnp.arange(1, places + 1)[None, None, :])[..., None]
+            return jnp.where(of_place_BSK1, hidden_BSH[:, :, None], -jnp.inf).max(1)
+        means_BKH = pool_examples(hidden_BSH, belongs_BS, places)
+        if mode == "mean":
+            return means_BKH
+        counts_BK = (belongs_BS[:, :, None] == jnp.arange(1, places + 1)[None, None, :]).sum(1)
+        return means_BKH * jnp.sqrt(counts_BK.astype(jnp.float32))[:, :, None]
+
+    return jnp.concatenate([pool(mode) for mode in modes], axis=-1)
 
 
 def vectors_of(
-    ids: Sequence[np.ndarray], width: int, pad_id: int, batch_size: int, run: Callable[[EncoderInputs], Array]
+    ids: Sequence[np.ndarray],
+    pad_id: int,
+    batch_size: int,
+    run: Callable[[EncoderInputs], Array],
+    *,
+    devices: int = 1,
+    done: Callable[[int], None] = lambda texts: None,
 ) -> np.ndarray:
     """One vector per text, float32 [len(ids), width], in the order of the texts.
 
     Args:
-      ids: of each text, special ones included, at least one.
-      width: of a vector.
+      ids: of each text, special ones included, at least one; at least one text.
       pad_id: what fills up rows.
       batch_size: see `plan`.
-      run: a pass to its vectors [B, K, H]; the next is dispatched before the last is read.
+      run: a pass to its vectors [B, K, width]; the next is dispatched before the last is read.
+      devices: see `plan`.
+      done: called with the number of texts of each pass that has been read.
     """
-    vectors = np.zeros((len(ids), width), np.float32)
+    vectors: np.ndarray | None = None
     in_flight: collections.deque[tuple[Pass, Array]] = collections.deque()
 
     def read() -> None:
+        nonlocal vectors
         one, result = in_flight.popleft()
-        vectors_BKH = np.asarray(result)
+        vectors_BKW = np.asarray(result)
+        if vectors is None:
+            vectors = np.zeros((len(ids), vectors_BKW.shape[-1]), np.float32)
         for b, row in enumerate(one.rows):
-            vectors[row] = vectors_BKH[b, : len(row)]
+            vectors[row] = vectors_BKW[b, : len(row)]
+        done(sum(map(len, one.rows)))
 
-    for one in plan([len(text) for text in ids], batch_size):
+    for one in plan([len(text) for text in ids], batch_size, devices):
         in_flight.append((one, run(assemble(one, ids, pad_id))))
         if len(in_flight) > IN_FLIGHT:
             read()
     while in_flight:
         read()
+    assert vectors is not None
     return vectors

@@ -1,35 +1,63 @@
-"""A trained model in a user's hands: ``load``, ``fill_mask``, ``encode``."""
+"""A trained model in a user's hands: ``load``, ``fill_mask``, ``encode``, ``forward``.
+
+Shapes in names: B texts (rows), S positions, H hidden, L layers, N heads.
+"""
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import tokenizers
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bert_jax import embedding
 from bert_jax.config import ModelConfig
 from bert_jax.convert import formats
+from bert_jax.convert.our_forward import whole_rows
+from bert_jax.convert.sentence_transformers import POOLINGS, SentenceEmbedding
 from bert_jax.errors import UserError
 from bert_jax.model import whole
-from bert_jax.model.encoder import EncoderInputs
+from bert_jax.model.encoder import EncoderInputs, EncoderOutput
 from bert_jax.model.heads import Heads
+from bert_jax.progress import progress as progress_bar
 from bert_jax.storage import StoredPath
 from bert_jax.tokenizer import Tokenizer
 
 Params = dict[str, Any]
-POOLINGS = ("mean", "cls")
 SHORTEST_BUCKET = 16
+CHUNK_TEXTS, CHUNK_CHARACTERS = 16_384, 2**25
+"""Texts, or characters of texts, that `encode` holds at a time."""
 
 
 class Candidate(NamedTuple):
-    """What the model would write at a [MASK]."""
+    """What the model would write at a mask token."""
 
     token: str
     token_id: int
     probability: float
+    """Softmax over all rows of the model's vocabulary, those of padded vocabularies included, as in transformers."""
+
+
+class Outputs(NamedTuple):
+    """What `Model.forward` returns; values at padded positions have no meaning. Floats are float32."""
+
+    input_ids: np.ndarray
+    """int32 [B, S]; S is the length of the longest text."""
+    attention_mask: np.ndarray
+    """int32 [B, S]: 1 at tokens, 0 at padding."""
+    last_hidden_state: np.ndarray
+    """[B, S, H]."""
+    pooled: np.ndarray | None
+    """[B, H], the pooler's output; None in a model without one."""
+    hidden_states: np.ndarray | None
+    """[L + 1, B, S, H]: the embeddings, and the output of every layer."""
+    attentions: np.ndarray | None
+    """[L, B, N, S, S]: probabilities of query position, key position, before dropout."""
 
 
 class Model:
@@ -38,35 +66,52 @@ class Model:
     Attributes:
       config: shapes of the model.
       heads: what stands on it.
-      params: nested dict of arrays (model/whole.py).
+      params: nested dict of arrays (model/whole.py), a copy on each local device.
       tokenizer: text to ids.
+      sentence: how `encode` pools unless its arguments say otherwise.
     """
 
-    def __init__(self, config: ModelConfig, heads: Heads, params: Params, tokenizer: Tokenizer):
-        self.config, self.heads, self.params, self.tokenizer = config, heads, params, tokenizer
+    def __init__(
+        self,
+        config: ModelConfig,
+        heads: Heads,
+        params: Params,
+        tokenizer: Tokenizer,
+        sentence: SentenceEmbedding | None = None,
+    ):
+        self.config, self.heads, self.tokenizer = config, heads, tokenizer
+        self.sentence = sentence or SentenceEmbedding()
+        self._mesh = Mesh(np.array(jax.local_devices()), ("data",), axis_types=(AxisType.Auto,))
+        self.params = jax.device_put(params, NamedSharding(self._mesh, PartitionSpec()))
 
     def fill_mask(self, text: str, top: int = 5) -> list[list[Candidate]]:
-        """The likeliest tokens for every [MASK] in the text, likeliest first.
+        """The likeliest tokens for every mask token in the text, likeliest first.
+
+        Args:
+          text: with one or more of the tokenizer's mask tokens: [MASK] in BERT's vocabularies, <mask> in RoBERTa's.
+          top: candidates per mask token, at most the tokenizer's tokens.
 
         Raises:
-          UserError: no [MASK] in the text, more tokens than the model has positions, a causal model, or one without an
-            MLM head.
+          UserError: a text that is no str or has no mask token, more tokens than the model has positions, a `top` out
+            of bounds, a causal model, or one without an MLM head.
         """
         if not self.heads.mlm:
-            raise UserError("the model has no MLM head to fill a [MASK] with: load one that was pretrained with one")
+            raise UserError("the model has no MLM head to fill masks with: load one that was pretrained with one")
         if self.config.direction == "causal":
-            raise UserError("a causal model fills no [MASK]: use one trained with model.direction bidirectional")
+            raise UserError("a causal model cannot fill masks: use one trained with model.direction bidirectional")
+        size = self.tokenizer.vocab_size
+        if not 1 <= top <= size:
+            raise UserError(f"top is {top}: it must be from 1 to {size}, the number of the tokenizer's tokens")
+        text, mask = _checked_text(text, "the text"), self.tokenizer.id_to_token(self.tokenizer.mask_id)
         inputs = self._row(self.tokenizer.encode(text, specials=True))
         positions = np.flatnonzero(inputs.input_ids[0] == self.tokenizer.mask_id).tolist()
         if not positions:
-            raise UserError(f"the text has no [MASK]: write one where a word is missing, as in '{text} [MASK]'")
-        logits = _mlm_logits(self.config, self.heads, self.params, inputs)
-        # A model may have more rows in its table than the tokenizer has tokens; they stand for nothing.
-        logits = logits[..., : self.tokenizer.vocab_size]
-        probabilities = np.asarray(jax.nn.softmax(logits, axis=-1))[0]
+            raise UserError(f"the text has no {mask}: write {mask} in place of a word")
+        probabilities = np.asarray(_mlm_probabilities(self.config, self.heads, self.params, inputs))[0]
         filled = []
         for position in positions:
-            best = np.argsort(-probabilities[position], kind="stable")[:top]
+            # Rows beyond the tokenizer's last token stand for nothing: they are no candidates.
+            best = np.argsort(-probabilities[position, :size], kind="stable")[:top]
             filled.append(
                 [Candidate(self.tokenizer.id_to_token(int(i)), int(i), float(probabilities[position, i])) for i in best]
             )
@@ -74,65 +119,141 @@ class Model:
 
     def encode(
         self,
-        texts: Sequence[str],
-        pooling: str = "mean",
+        texts: Iterable[str],
+        pooling: str | Sequence[str] | None = None,
         batch_size: int = 16,
         max_length: int | None = None,
+        *,
+        normalize: bool | None = None,
+        prompt: str | None = None,
+        progress: bool = False,
     ) -> np.ndarray:
-        """One vector per text, float32 [len(texts), hidden_size], from the last layer.
+        """One vector per text, float32 [number of texts, hidden_size], from the last layer.
 
-        A vector hangs on its text alone: neither order nor batch_size changes it by more than rounding.
+        A text's vector does not depend on the other texts: neither order nor batch_size changes it by more than
+        rounding. Where an argument is None, a directory of sentence-transformers decides (`sentence`), so that the
+        vectors are those of ``SentenceTransformer(directory).encode(texts)``; a model without its files has the
+        defaults of `SentenceEmbedding`. All local devices share the work.
 
         Args:
-          texts: each becomes ``[CLS] text [SEP]``.
-          pooling: "mean" over all its tokens, or "cls", the vector of [CLS]; a causal model has only the mean.
-          batch_size: rows of the longest kind in a forward pass. A row holds a long text or several short ones, and
-            a pass of shorter rows has as many more; so it bounds the memory, not the number of texts.
-          max_length: tokens, [CLS] and [SEP] among them, to which longer texts are cut; None refuses texts that the
-            model has no positions for.
+          texts: any iterable; each text becomes ``[CLS] text [SEP]``. An iterator is read in pieces of CHUNK_TEXTS, so
+            memory is needed for the vectors, but not for all texts.
+          pooling: "mean" over all tokens, "mean_sqrt_len_tokens", "max", or "cls", the vector of [CLS], which causal
+            models do not have. Several are concatenated: the vectors are as many times wider.
+          batch_size: rows of the longest kind in a forward pass, on each device. A row holds a long text or several
+            short ones, and a pass of shorter rows has as many more; so it bounds the memory, not the number of texts.
+          max_length: tokens, [CLS] and [SEP] among them, to which longer texts are cut. None: the directory's
+            maximum, or the number of the model's positions; cut texts are then counted in a warning.
+          normalize: divide each vector by its length.
+          prompt: text put in front of each text.
+          progress: show a bar on stderr.
 
         Raises:
-          UserError: a text has more tokens than the model has positions and max_length is None, a max_length or
-            batch_size that is impossible, an unknown pooling, or pooling 'cls' of a causal model.
+          UserError: texts that are no str, a max_length or batch_size that is impossible, an unknown pooling, or
+            pooling 'cls' of a causal model.
         """
-        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-            raise UserError("texts must be a list of texts: put a single one into brackets, as in encode([text])")
-        if pooling not in POOLINGS:
-            raise UserError(f"pooling '{pooling}' is not one of {', '.join(POOLINGS)}")
-        if pooling == "cls" and self.config.direction == "causal":
-            raise UserError("a causal model shows [CLS] no token of the text: use pooling 'mean'")
+        sentence = self.sentence
+        modes = self._modes(sentence.pooling if pooling is None else pooling)
+        prompt = _checked_text((sentence.default_prompt or "") if prompt is None else prompt, "the prompt")
         if batch_size < 1:
-            raise UserError(f"batch_size {batch_size} is no number of rows: give at least 1")
-        limit = self.config.max_positions
-        if max_length is not None and not 3 <= max_length <= limit:
-            raise UserError(f"max_length {max_length} is outside 3 to {limit}, the model's position table: change it")
-        if not len(texts):
-            return np.zeros((0, self.config.hidden_size), np.float32)
-        config, pad = _quick(self.config), self.tokenizer.pad_id
-        return embedding.vectors_of(
-            self._cut(texts, max_length),
-            config.hidden_size,
-            pad,
-            batch_size,
-            lambda inputs: _vectors(config, self.heads, pooling, self.params, inputs),
+            raise UserError(f"batch_size is {batch_size}: it must be at least 1")
+        most = self._length(max_length, sentence.max_length)
+        skip = 1 + len(self.tokenizer.encode(self._prepared(prompt))) if prompt and not sentence.include_prompt else 0
+        vectors, cut = [np.zeros((0, self.config.hidden_size * len(modes)), np.float32)], 0
+        total = len(texts) if hasattr(texts, "__len__") else None
+        run, pad = functools.partial(self._pass, modes, skip), self.tokenizer.pad_id
+        with progress_bar("encoding", total, "text", shown=progress) as bar:
+            for chunk in _chunks(texts):
+                ids, too_long = self._cut([self._prepared(prompt + text) for text in chunk], most)
+                cut += too_long
+                found = embedding.vectors_of(ids, pad, batch_size, run, devices=self._mesh.size, done=bar.update)
+                vectors.append(_unit(found) if (sentence.normalize if normalize is None else normalize) else found)
+        if cut and max_length is None:
+            warnings.warn(
+                f"{cut} of {sum(map(len, vectors))} texts have more than {most} tokens and were cut: give max_length "
+                "to cut texts without this warning",
+                stacklevel=2,
+            )
+        return np.concatenate(vectors)
+
+    def forward(
+        self,
+        texts: Sequence[str],
+        max_length: int | None = None,
+        *,
+        hidden_states: bool = False,
+        attentions: bool = False,
+    ) -> Outputs:
+        """One forward pass over all texts, each a row of its own, padded to the longest.
+
+        Args:
+          texts: each becomes ``[CLS] text [SEP]``. The pass is not divided: memory bounds their number.
+          max_length: tokens, [CLS] and [SEP] among them, to which longer texts are cut.
+          hidden_states: return those of all layers.
+          attentions: return the attention probabilities of all layers, computed with the `reference` attention.
+
+        Raises:
+          UserError: no texts, texts that are no str, one with more tokens than the model has positions and no
+            max_length, or an impossible max_length.
+        """
+        limit = self._length(max_length, None)
+        rows, too_long = self._cut([text for chunk in _chunks(texts) for text in chunk], limit)
+        if not rows:
+            raise UserError("texts is empty: give at least one text")
+        if too_long and max_length is None:
+            raise UserError(
+                f"{too_long} of {len(rows)} texts have more than {limit} tokens, the model's position table: shorten "
+                f"them, or give max_length {limit} to cut them"
+            )
+        longest = max(map(len, rows))
+        shape = (len(rows), embedding.row_length(longest))
+        input_ids, mask = np.full(shape, self.tokenizer.pad_id, np.int32), np.zeros(shape, np.int32)
+        for b, row in enumerate(rows):
+            input_ids[b, : len(row)], mask[b, : len(row)] = row, 1
+        config = _quick(self.config)
+        config = dataclasses.replace(config, attention="reference") if attentions else config
+        output = _outputs(config, self.heads, hidden_states, attentions, self.params, input_ids, mask)
+        hidden, pooled, states, probabilities = (None if x is None else np.asarray(x, np.float32) for x in output)
+        return Outputs(
+            input_ids[:, :longest],
+            mask[:, :longest],
+            hidden[:, :longest],
+            None if pooled is None else pooled[:, 0],
+            None if states is None else states[:, :, :longest],
+            None if probabilities is None else probabilities[..., :longest, :longest],
         )
 
-    def _cut(self, texts: Sequence[str], max_length: int | None) -> list[np.ndarray]:
-        """The ids of every text, special ones around them."""
+    def _modes(self, pooling: str | Sequence[str]) -> tuple[str, ...]:
+        modes = (pooling,) if isinstance(pooling, str) else tuple(pooling)
+        for mode in modes or (pooling,):
+            if mode not in POOLINGS:
+                raise UserError(f"pooling '{mode}' is not one of {', '.join(POOLINGS)}")
+        if "cls" in modes and self.config.direction == "causal":
+            raise UserError("in a causal model [CLS] attends to no token of the text: use pooling 'mean'")
+        return modes
+
+    def _length(self, max_length: int | None, default: int | None) -> int:
         limit = self.config.max_positions
-        flat, lengths = self.tokenizer.encode_flat(list(texts))
-        ends = np.cumsum(lengths)
-        if max_length is None:
-            if (tall := lengths + 2 > limit).any():
-                i = int(tall.argmax())
-                raise UserError(
-                    f"text {i} has {lengths[i] + 2} tokens, the model's position table {limit}: shorten it, or give "
-                    f"max_length {limit} to cut it"
-                )
-            max_length = limit
+        most = min(default or limit, limit) if max_length is None else max_length
+        if not 3 <= most <= limit:
+            raise UserError(f"max_length {most} is outside 3 to {limit}, the model's position table: change it")
+        return most
+
+    def _prepared(self, text: str) -> str:
+        return tokenizers.normalizers.Lowercase().normalize_str(text) if self.sentence.lowercase else text
+
+    def _cut(self, texts: list[str], max_length: int) -> tuple[list[np.ndarray], int]:
+        """The ids of every text, special ones around them; and how many texts were cut."""
+        flat, lengths = self.tokenizer.encode_flat(texts)
+        starts, kept = np.cumsum(lengths) - lengths, np.minimum(lengths, max_length - 2)
         cls, sep = np.uint32(self.tokenizer.cls_id), np.uint32(self.tokenizer.sep_id)
-        starts, kept = ends - lengths, np.minimum(lengths, max_length - 2)
-        return [np.r_[cls, flat[start : start + n], sep] for start, n in zip(starts, kept, strict=True)]
+        ids = [np.r_[cls, flat[start : start + n], sep] for start, n in zip(starts, kept, strict=True)]
+        return ids, int((lengths > kept).sum())
+
+    def _pass(self, modes: tuple[str, ...], skip: int, inputs: EncoderInputs) -> jax.Array:
+        """One forward pass, its rows shared among the local devices."""
+        inputs = jax.device_put(inputs, NamedSharding(self._mesh, PartitionSpec("data")))
+        return _vectors(_quick(self.config), self.heads, modes, self.params, inputs, np.int32(skip))
 
     def _row(self, ids: list[int]) -> EncoderInputs:
         """One row, padded to a power of two, so that few lengths are compiled."""
@@ -147,6 +268,38 @@ class Model:
         return EncoderInputs(input_ids, zeros, (places < length).astype(np.int32), places, zeros[:, :1])
 
 
+def _unit(vectors: np.ndarray) -> np.ndarray:
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+
+
+def _checked_text(text: Any, what: str) -> str:
+    if not isinstance(text, str):
+        raise UserError(f"{what} is {type(text).__name__}, not str")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{what} has a surrogate at character {error.start}, which is no text: remove it") from error
+    return text
+
+
+def _chunks(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Pieces of CHUNK_TEXTS or CHUNK_CHARACTERS, none of them empty."""
+    if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
+        raise UserError(
+            f"texts is {type(texts).__name__}, not an iterable of str: put a single text into brackets, as in "
+            "encode([text])"
+        )
+    chunk, characters = [], 0
+    for i, text in enumerate(texts):
+        chunk.append(_checked_text(text, f"text {i}"))
+        characters += len(text)
+        if len(chunk) == CHUNK_TEXTS or characters >= CHUNK_CHARACTERS:
+            yield chunk
+            chunk, characters = [], 0
+    if chunk:
+        yield chunk
+
+
 def _quick(config: ModelConfig) -> ModelConfig:
     """The same function without dropout, with the attention that was fastest here (docs/LOG.md)."""
     attention = "late" if jax.default_backend() == "cpu" else config.attention
@@ -154,9 +307,25 @@ def _quick(config: ModelConfig) -> ModelConfig:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _mlm_logits(config: ModelConfig, heads: Heads, params: Params, inputs: EncoderInputs) -> jax.Array:
+def _mlm_probabilities(config: ModelConfig, heads: Heads, params: Params, inputs: EncoderInputs) -> jax.Array:
     model = whole.bind(config, heads, params)
-    return model.mlm(model.encoder(inputs).hidden, model.encoder.embeddings.attend)
+    logits = model.mlm(model.encoder(inputs).hidden, model.encoder.embeddings.attend)
+    return jax.nn.softmax(logits, axis=-1)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _outputs(
+    config: ModelConfig,
+    heads: Heads,
+    hidden_states: bool,
+    attentions: bool,
+    params: Params,
+    input_ids: jax.Array,
+    mask: jax.Array,
+) -> EncoderOutput:
+    inputs = whole_rows(input_ids, jnp.zeros_like(input_ids), mask)
+    encoder = whole.bind(config, heads, params).encoder
+    return encoder(inputs, hidden_states=hidden_states, attentions=attentions)
 
 
 _vectors = functools.partial(jax.jit, static_argnums=(0, 1, 2))(embedding.pooled)
@@ -166,10 +335,12 @@ def load(source: str | StoredPath) -> Model:
     """A model from a run's work directory (its newest intact checkpoint), or from any file that `convert` reads.
 
     Raises:
-      UserError: none is there, what is there is damaged, it has no tokenizer, or its store does not answer.
+      UserError: none is there, what is there is damaged, it has no tokenizer, its store does not answer, or it has
+        modules of sentence-transformers that `encode` does not compute.
     """
     with formats.opened(source) as contents:
         if contents.tokenizer is None:
             raise UserError(f"{source} has no tokenizer: put its tokenizer.json, or what it has of the kind, beside it")
         _, config, heads, params = contents.model
-        return Model(config, heads, jax.tree.map(jnp.asarray, params), Tokenizer.load(contents.tokenizer))
+        tokenizer = Tokenizer.load(contents.tokenizer)
+        return Model(config, heads, params, tokenizer, contents.sentence_embedding)

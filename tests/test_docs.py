@@ -175,7 +175,7 @@ def test_readme_names_only_flags_that_exist():
     known |= {"--hosts", "--devices", "--topology", "--cluster.coordinator", "--cluster.processes", "--cluster.process"}
     known |= {"--micro-batch", "--plot", "--log.no-layers", "--against", "--wrong"}
     known |= {"--rounds", "--plot"}
-    known |= {"--init-from", "--moments", "--drop", "--trim-vocabulary", "--force"}
+    known |= {"--init-from", "--moments", "--drop", "--trim-vocabulary", "--force", "--pooling"}
     known |= {
         "--nodes",
         "--ntasks-per-node",

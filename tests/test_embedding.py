@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bert_jax
-from bert_jax import embedding
+from bert_jax import embedding, inference
+from bert_jax.convert.sentence_transformers import SentenceEmbedding
 from bert_jax.errors import UserError
 from bert_jax.inference import Model
 from bert_jax.model import families, whole
@@ -50,14 +51,17 @@ def alone(model, text, pooling):
     lengths=st.lists(st.integers(2, 700), max_size=150),
     copies=st.sampled_from([1, 40]),
     batch_size=st.integers(1, 40),
+    devices=st.sampled_from([1, 3]),
 )
-def test_a_plan_is_a_partition(lengths, copies, batch_size):
+def test_a_plan_is_a_partition(lengths, copies, batch_size, devices):
     lengths = lengths * copies
-    passes = embedding.plan(lengths, batch_size)
+    passes = embedding.plan(lengths, batch_size, devices)
     members = [i for one in passes for row in one.rows for i in row]
     assert sorted(members) == list(range(len(lengths)))
     for one in passes:
-        assert one.num_rows == 2 ** (one.num_rows - 1).bit_length() and one.num_rows // 2 < len(one.rows)
+        each = one.num_rows // devices
+        assert each * devices == one.num_rows and each == 2 ** (each - 1).bit_length()
+        assert (each // 2) * devices < len(one.rows)
         assert one.num_rows >= len(one.rows)
         for row in one.rows:
             assert 0 < len(row) <= one.seq_len // embedding.SHORTEST
@@ -67,7 +71,7 @@ def test_a_plan_is_a_partition(lengths, copies, batch_size):
     if passes:
         longest = passes[0].seq_len
         assert max(lengths) <= longest < max(2 * max(lengths), embedding.STEP + 1)
-        assert all(one.num_rows * one.seq_len <= batch_size * longest for one in passes)
+        assert all(one.num_rows * one.seq_len <= batch_size * longest * devices for one in passes)
 
 
 def test_rows_are_nearly_full_and_few_lengths():
@@ -127,17 +131,73 @@ def test_other_families(model, family):
         np.testing.assert_allclose(here.encode(texts, pooling), expected, rtol=0, atol=1e-5)
 
 
-def test_max_length_cuts_and_its_absence_refuses(model):
+def test_texts_that_are_too_long_are_cut_with_one_warning(model):
     (long,) = mixed_texts(model, [40])
     head = " ".join(long.split()[:8])
-    vectors = model.encode([long, head], max_length=10)
+    vectors = model.encode([long, head], max_length=10)  # without a warning: they would be errors here
     np.testing.assert_allclose(vectors[0], vectors[1], atol=1e-5)
     assert np.abs(vectors[0] - model.encode([long], max_length=11)[0]).max() > 1e-3
     np.testing.assert_array_equal(model.encode([long], max_length=40), model.encode([long]))
     too_long = "stone " * 80
-    assert model.encode([too_long], max_length=LIMIT).shape == (1, 64)
-    with pytest.raises(UserError, match=r"text 1 has .* position table 64: .* max_length 64 to cut it"):
-        model.encode(["the", too_long])
+    with pytest.warns(UserWarning) as caught:
+        vectors = model.encode(["the", too_long, too_long])
+    assert [str(warning.message).partition(":")[0] for warning in caught] == [
+        f"2 of 3 texts have more than {LIMIT} tokens and were cut"
+    ]
+    np.testing.assert_array_equal(vectors, model.encode(["the", too_long, too_long], max_length=LIMIT))
+
+
+def test_an_iterator_is_read_in_pieces(model, monkeypatch, capsys):
+    """No piece is read before the one before it is through."""
+    texts = mixed_texts(model, [5, 30, 9, 12, 40, 3, 7])
+    expected, read, at_work = model.encode(texts), [], []
+    monkeypatch.setattr(inference, "CHUNK_TEXTS", 3)
+    encode = embedding.vectors_of
+    monkeypatch.setattr(
+        embedding, "vectors_of", lambda ids, *a, **k: (at_work.append(len(read)), encode(ids, *a, **k))[1]
+    )
+    found = model.encode((read.append(text) or text for text in texts), progress=True)
+    assert at_work == [3, 6, 7]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+    assert "encoding" in capsys.readouterr().err
+    assert model.encode(iter([])).shape == (0, 64)
+
+
+@pytest.mark.parametrize("skip", [0, 2])
+def test_poolings_of_packed_rows(model, skip):
+    """Each by its definition, over the tokens of a text alone; `skip` is a prompt that is not pooled."""
+    lengths = [6, 30, 9, 12, 60, 4]
+    texts = mixed_texts(model, lengths)
+    assert len(embedding.plan(lengths, 16)[0].rows) < len(texts)
+    prompt = " ".join(texts[0].split()[: skip - 1]) if skip else ""
+    sentence = SentenceEmbedding(("max", "mean", "mean_sqrt_len_tokens", "cls"), include_prompt=False, normalize=True)
+    here = Model(model.config, model.heads, model.params, model.tokenizer, sentence)
+    expected = []
+    for text in texts:
+        hidden = here.forward([f"{prompt} {text}".strip()]).last_hidden_state[0][skip:]
+        vector = np.concatenate([hidden.max(0), hidden.mean(0), hidden.sum(0) / np.sqrt(len(hidden)), hidden[0]])
+        expected.append(vector)
+    found = here.encode(texts, prompt=f"{prompt} " if skip else None, normalize=False)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+    lengths = np.linalg.norm(expected, axis=1, keepdims=True)
+    unit = here.encode(texts, prompt=f"{prompt} " if skip else None)
+    np.testing.assert_allclose(unit, expected / lengths, rtol=0, atol=1e-6)
+
+
+def test_forward_gives_every_layer_of_each_text(model):
+    texts = mixed_texts(model, [5, 20])
+    found = model.forward(texts, hidden_states=True, attentions=True)
+    assert found.input_ids.shape == found.attention_mask.shape == (2, 20)
+    assert found.attention_mask.sum(1).tolist() == [5, 20]
+    layers, heads = model.config.num_layers, model.config.num_heads
+    assert found.hidden_states.shape == (layers + 1, 2, 20, 64) and found.attentions.shape == (layers, 2, heads, 20, 20)
+    np.testing.assert_array_equal(found.hidden_states[-1], found.last_hidden_state)
+    np.testing.assert_allclose(found.attentions[:, 0, :, :5].sum(-1), 1.0, atol=1e-5)
+    assert found.attentions[:, 0, :, :5, 5:].max() == 0.0  # padding is not attended to
+    np.testing.assert_allclose(found.last_hidden_state[0, :5].mean(0), alone(model, texts[0], "mean"), atol=1e-5)
+    plain = model.forward(texts)
+    assert plain.hidden_states is None and plain.attentions is None and plain.pooled.shape == (2, 64)
+    np.testing.assert_allclose(plain.last_hidden_state[1], found.last_hidden_state[1], atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -145,8 +205,8 @@ def test_max_length_cuts_and_its_absence_refuses(model):
     [
         ({"max_length": 2}, "max_length 2 is outside 3 to 64"),
         ({"max_length": 65}, "max_length 65 is outside 3 to 64"),
-        ({"batch_size": 0}, "batch_size 0"),
-        ({"pooling": "max"}, "pooling 'max' is not one of mean, cls"),
+        ({"batch_size": 0}, "batch_size is 0: it must be at least 1"),
+        ({"pooling": "sum"}, "pooling 'sum' is not one of cls, max, mean, mean_sqrt_len_tokens"),
     ],
 )
 def test_impossible_arguments(model, arguments, message):
@@ -180,6 +240,6 @@ def test_passes_are_dispatched_before_the_first_is_read():
         return Result(number, (*inputs.cls_positions.shape, 3))
 
     ids = [np.full(32, 7, np.uint32)] * 5
-    vectors = embedding.vectors_of(ids, 3, 0, 1, run)
+    vectors = embedding.vectors_of(ids, 0, 1, run)
     assert events[:4] == ["run 0", "run 1", "run 2", "read 0"] and len(events) == 10
     np.testing.assert_array_equal(vectors, np.repeat(np.arange(5.0)[:, None], 3, 1))

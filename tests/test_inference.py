@@ -3,12 +3,18 @@
 import json
 import shutil
 
+import jax
 import numpy as np
 import pytest
+from tokenizers.pre_tokenizers import ByteLevel
 
 import bert_jax
 from bert_jax.convert.conversion import convert
+from bert_jax.convert.our_forward import whole_rows
 from bert_jax.errors import UserError
+from bert_jax.inference import Model
+from bert_jax.model import whole
+from bert_jax.tokenizer import byte_bpe
 
 TEXTS = [
     "The river sings.",
@@ -39,8 +45,6 @@ def test_both_forms_hold_the_same_model(model, exported):
 
 
 def test_export_is_bit_identical(model, exported):
-    import jax
-
     assert jax.tree.structure(model.params) == jax.tree.structure(exported.params)
     for one, two in zip(jax.tree.leaves(model.params), jax.tree.leaves(exported.params), strict=True):
         np.testing.assert_array_equal(one, two)
@@ -78,10 +82,24 @@ def test_fill_mask(model):
         probabilities = [candidate.probability for candidate in candidates]
         assert probabilities == sorted(probabilities, reverse=True) and 0 < sum(probabilities) <= 1
         assert all(model.tokenizer.token_to_id(c.token) == c.token_id for c in candidates)
-    (everything,) = model.fill_mask("the [MASK]", top=10_000)
-    # The model has rows for 120 tokens, the tokenizer has fewer: what no token stands for is no candidate.
-    assert len(everything) == model.tokenizer.vocab_size < model.config.vocab_size
-    np.testing.assert_allclose(sum(c.probability for c in everything), 1.0, atol=1e-4)
+
+
+def test_probabilities_are_those_of_the_whole_softmax(model):
+    """As in transformers, whose pipelines count the rows that no token stands for."""
+    size = model.tokenizer.vocab_size
+    assert size < model.config.vocab_size
+    bias = model.params["mlm"]["bias"].at[size:].add(8.0)
+    params = {**model.params, "mlm": {**model.params["mlm"], "bias": bias}}
+    padded = Model(model.config, model.heads, params, model.tokenizer)
+    (all_tokens,) = padded.fill_mask("the [MASK]", top=size)
+    ids = [model.tokenizer.cls_id, *model.tokenizer.encode("the [MASK]", specials=True), model.tokenizer.sep_id]
+    zeros = np.zeros((1, len(ids)), np.int32)
+    bound = whole.bind(model.config, model.heads, params)
+    hidden = bound.encoder(whole_rows(np.array([ids], np.int32), zeros, zeros + 1)).hidden
+    expected = jax.nn.softmax(bound.mlm(hidden, bound.encoder.embeddings.attend)[0, -2])
+    found = {candidate.token_id: candidate.probability for candidate in all_tokens}
+    assert sorted(found) == list(range(size)) and sum(found.values()) < 0.5
+    np.testing.assert_allclose([found[i] for i in range(size)], expected[:size], rtol=1e-3)
 
 
 def test_special_tokens_in_texts_are_text_when_encoding(model):
@@ -92,15 +110,37 @@ def test_special_tokens_in_texts_are_text_when_encoding(model):
 @pytest.mark.parametrize(
     ("use", "message"),
     [
-        (lambda m: m.fill_mask("the river"), "no [MASK]"),
+        (lambda m: m.fill_mask("the river"), "no [MASK]: write [MASK] in place of a word"),
+        (lambda m: m.fill_mask(""), "no [MASK]: write [MASK] in place of a word"),
         (lambda m: m.fill_mask("stone " * 80 + "[MASK]"), "position table 64: shorten it"),
-        (lambda m: m.encode(["the", "stone " * 80]), "text 1 has"),
+        (lambda m: m.fill_mask(None), "the text is NoneType, not str"),
+        (lambda m: m.fill_mask(b"the [MASK]"), "the text is bytes, not str"),
+        (lambda m: m.fill_mask("the [MASK]", top=0), "top is 0: it must be from 1 to "),
+        (lambda m: m.fill_mask("the [MASK]", top=-3), "top is -3: it must be from 1 to "),
+        (lambda m: m.fill_mask("the [MASK]", top=100_000), "top is 100000: it must be from 1 to "),
+        (lambda m: m.encode(None), "texts is NoneType, not an iterable of str"),
+        (lambda m: m.encode("the"), "put a single text into brackets"),
+        (lambda m: m.encode(b"the"), "texts is bytes, not an iterable of str"),
+        (lambda m: m.encode(["the", None]), "text 1 is NoneType, not str"),
+        (lambda m: m.encode(iter(["the", b"river"])), "text 1 is bytes, not str"),
+        (lambda m: m.encode(["the \ud800"]), "text 0 has a surrogate at character 4"),
+        (lambda m: m.encode(["the"], prompt=3), "the prompt is int, not str"),
+        (lambda m: m.forward([]), "texts is empty"),
+        (lambda m: m.forward(["the", "stone " * 80]), "1 of 2 texts have more than 64 tokens"),
     ],
 )
 def test_impossible_texts(model, use, message):
     with pytest.raises(UserError) as caught:
         use(model)
-    assert message in str(caught.value)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_mask_token_of_other_vocabularies_is_named(model):
+    pieces = ["<s>", "<pad>", "</s>", "<unk>", *sorted(ByteLevel.alphabet()), "<mask>"]
+    tokenizer = byte_bpe({piece: i for i, piece in enumerate(pieces)}, [], False, prefix_space=False, origin="made")
+    roberta = Model(model.config, model.heads, model.params, tokenizer)
+    with pytest.raises(UserError, match="the text has no <mask>: write <mask> in place of a word"):
+        roberta.fill_mask("the [MASK]")
 
 
 def test_nothing_to_load(tmp_path, tiny_run, tiny_export):

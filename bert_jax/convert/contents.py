@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax.convert import sentence_transformers
 from bert_jax.convert.form import Form
 from bert_jax.convert.translate import Translated
-from bert_jax.storage import StoredPath
+from bert_jax.storage import StoredPath, path
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.training.state import Moments
 
@@ -38,3 +39,8 @@ class Contents:
     def loaded_tokenizer(self) -> Tokenizer | None:
         """The tokenizer, read once; None: there is none."""
         return None if self.tokenizer is None else Tokenizer.load(self.tokenizer)
+
+    @property
+    def sentence_embedding(self) -> sentence_transformers.SentenceEmbedding | None:
+        """How sentence-transformers pools its tokens, if its files are beside the model."""
+        return sentence_transformers.read(path(self.source))

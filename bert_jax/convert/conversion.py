@@ -17,6 +17,7 @@ from bert_jax.convert import (
     our_forward,
     own,
     parity,
+    sentence_transformers,
     serving,
     tensor_files,
     tensorflow1,
@@ -53,6 +54,8 @@ class Target(NamedTuple):
     """Whether it has a place for an optimizer's moments."""
     transformers: bool = False
     """Whether transformers opens it, tokenizer and all."""
+    sentences: bool = False
+    """Whether sentence-transformers' files go with it."""
 
 
 def convert(
@@ -62,6 +65,7 @@ def convert(
     wishes: formats.Wishes = formats.Wishes(),  # noqa: B008 (frozen)
     *,
     force: bool = False,
+    pooling: str | None = None,
 ) -> parity.Report:
     """Write a model in another format. The destination appears whole or not at all, with a card that says what it is.
 
@@ -71,16 +75,20 @@ def convert(
       to: a name of `TARGETS`.
       wishes: what of the source is taken.
       force: write it even if the parity report fails.
+      pooling: of `sentence_transformers.POOLINGS`: write the files with which sentence-transformers pools so. None:
+        keep those of the source, if it has any.
 
     Returns:
       the parity report.
 
     Raises:
-      UserError: no model at the source, a destination that exists, a model or moments that the format cannot
-        hold, no moments where they are wished for, a report that fails, or a disk that is full.
+      UserError: no model at the source, a destination that exists, a model, moments or a pooling that the format
+        cannot hold, no moments where they are wished for, a report that fails, or a full disk.
     """
     if wishes.moments and not TARGETS[to].moments:
         raise UserError(f"--moments keep: {to} has no place for an optimizer's moments: use --to bert-jax")
+    if pooling is not None and not TARGETS[to].sentences:
+        raise UserError(f"--pooling {pooling}: {to} has no place for it: use --to huggingface")
     reach(destination)
     # A link that leads nowhere does not exist, and yet it is in the way.
     if destination.exists() or os.path.lexists(destination):
@@ -94,6 +102,8 @@ def convert(
         if wishes.moments and contents.moments is None:
             raise UserError(f"{source} has no moments of an optimizer: convert it with --moments drop")
         TARGETS[to].write(contents, inside)
+        if TARGETS[to].sentences:
+            _write_sentence_embedding(contents, inside, pooling)
         report = _prove(contents, inside, to)
         if not report.passed and not force:
             raise UserError(
@@ -176,7 +186,8 @@ def _unwritable(destination: StoredPath, error: OSError) -> UserError:
 
 def _move(inside: Path, destination: StoredPath, last: str) -> None:
     for file in inside.iterdir():
-        shutil.copymode(inside / CARD, file)  # libraries make some that only their owner may read
+        if file.is_file():
+            shutil.copymode(inside / CARD, file)  # libraries make some that only their owner may read
     if not is_remote(destination):
         try:
             inside.rename(destination)
@@ -216,6 +227,16 @@ def _prove(contents: Contents, inside: Path, to: str) -> parity.Report:
             ours, problems = our_forward.run(written.model, inputs), differences(contents, written)
     report = parity.compare(ours, other, mask_BS, library=library, tokenizer=agreement, first_layer=first)
     return dataclasses.replace(report, problems=(*report.problems, *problems))
+
+
+def _write_sentence_embedding(contents: Contents, directory: Path, pooling: str | None) -> None:
+    config = contents.model.config
+    if pooling is None:
+        embedding = contents.sentence_embedding
+    else:
+        embedding = sentence_transformers.make(pooling, config.hidden_size, config.max_positions)
+    if embedding is not None:
+        sentence_transformers.write(directory, embedding)
 
 
 def _write_huggingface(contents: Contents, directory: Path) -> None:
@@ -284,9 +305,9 @@ def _special_ids(contents: Contents) -> dict[str, int | None]:
 
 
 TARGETS = {
-    "huggingface": Target(_write_huggingface, tensor_files.SAFETENSORS, transformers=True),
-    "pytorch": Target(_write_pytorch, tensor_files.PICKLE, transformers=True),
+    "huggingface": Target(_write_huggingface, tensor_files.SAFETENSORS, transformers=True, sentences=True),
+    "pytorch": Target(_write_pytorch, tensor_files.PICKLE, transformers=True, sentences=True),
     "tensorflow1": Target(_write_tensorflow, f"{tensorflow1.CHECKPOINT}.index", moments=True),
-    "bert-jax": Target(_write_own, own.DESCRIPTION, moments=True),
+    "bert-jax": Target(_write_own, own.DESCRIPTION, moments=True, sentences=True),
     "stablehlo": Target(_write_stablehlo, serving.PROGRAM),
 }

@@ -125,12 +125,25 @@ def test_there_and_back_bit_for_bit(ours, tmp_path):
 
 @pytest.mark.parametrize("form", ["theirs", "ours"])
 def test_sentence_embeddings(form, ours, texts, batches):
-    """The mean over real tokens, as all-MiniLM-L6-v2 is used, but for the division by the length."""
-    vectors = bert_jax.load(ours if form == "ours" else MODEL).encode(texts, max_length=LONGEST)
+    """As sentence-transformers computes them: the mean over real tokens, divided by its length (modules.json)."""
+    model = bert_jax.load(ours if form == "ours" else MODEL)
+    vectors = model.encode(texts, max_length=LONGEST)
     masks = [inputs.attention_mask_BS[:, :, None] for inputs, _ in batches]
-    expected = [(states[-1] * m).sum(1) / m.sum(1) for (_, states), m in zip(batches, masks, strict=True)]
-    difference = np.abs(vectors - np.concatenate(expected)).max()
+    means = [(states[-1] * m).sum(1) / m.sum(1) for (_, states), m in zip(batches, masks, strict=True)]
+    expected = np.concatenate(means)
+    difference = np.abs(model.encode(texts, max_length=LONGEST, normalize=False) - expected).max()
     print(f"mean-pooled vectors differ by {difference:.1e}")
     assert vectors.shape == (COUNT, 384) and difference <= LIMIT
-    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    assert (unit @ unit.T - np.eye(COUNT)).max() < 0.9999 and (unit @ unit.T).min() < 0.5
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose(vectors, expected, rtol=0, atol=1e-5)
+    assert (vectors @ vectors.T - np.eye(COUNT)).max() < 0.9999 and (vectors @ vectors.T).min() < 0.5
+
+
+def test_sentence_transformers_gives_the_same_vectors(tmp_path, texts):
+    """Its library opens what conversions keep, and what --pooling writes."""
+    library = pytest.importorskip("sentence_transformers")
+    for name, options in (("kept", {}), ("made", {"pooling": "cls"})):
+        convert(MODEL, epath.Path(tmp_path / name), "huggingface", **options)
+        theirs = library.SentenceTransformer(str(tmp_path / name), device="cpu").encode(texts[:20])
+        found = bert_jax.load(tmp_path / name).encode(texts[:20], max_length=256)
+        np.testing.assert_allclose(found, theirs, rtol=0, atol=1e-5)

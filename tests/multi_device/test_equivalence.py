@@ -120,3 +120,9 @@ def test_the_embedding_table_is_not_gathered(found, name):
 @pytest.mark.parametrize("name", ["fsdp8", f"fsdp8/{ACCUMULATION}"])
 def test_a_split_table_is_gathered_once_per_update(found, name):
     assert [one.turns for one in table_gathers(found[name], VOCAB, WIDTH)] == [1]
+
+
+def test_encode_shares_its_rows_among_all_devices(outcome):
+    found = outcome["encoded"]
+    assert all(len(rows) == 8 and len(set(rows)) == 1 for rows in found["rows"]) and found["rows"]
+    assert found["difference"] < 1e-5 < 0.1 < found["size"]

@@ -14,9 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bert_jax import inference
 from bert_jax.config import Config, MeshConfig, OptimizerConfig, Phase
 from bert_jax.masking import Vocabulary
-from bert_jax.model import families
+from bert_jax.model import families, whole
+from bert_jax.model.heads import Heads
+from bert_jax.tokenizer import wordpiece
 from bert_jax.training.paths import name_leaves
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.sharding import make_mesh, put_rows
@@ -168,6 +171,25 @@ def ramp() -> dict:
     }
 
 
+def encoded() -> dict:
+    """Vectors of texts whose rows eight devices share, beside those of each text in a row of its own."""
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij"]
+    config = families.bert(num_layers=1, hidden_size=64, vocab_size=len(pieces))
+    params = whole.init(config, jax.random.key(0), Heads())
+    model = inference.Model(config, Heads(), params, wordpiece(pieces, True, "worker.py"))
+    texts = [" ".join("abcdefghij"[i % 7 : 8 + i % 3]) for i in range(100)]
+    passes, one_pass = [], model._pass
+    model._pass = lambda *arguments: passes.append(one_pass(*arguments)) or passes[-1]
+    vectors, expected = model.encode(texts), model.forward(texts)
+    real = expected.attention_mask[:, :, None]
+    means = (expected.last_hidden_state * real).sum(1) / real.sum(1)
+    return {
+        "rows": [[shard.data.shape[0] for shard in vectors.addressable_shards] for vectors in passes],
+        "difference": float(np.abs(vectors - means).max()),
+        "size": float(np.abs(means).max()),
+    }
+
+
 def relative_distance(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float:
     """|a - b| / |a| over all arrays together."""
     difference = sum(float(np.square(a[name] - b[name], dtype=np.float64).sum()) for name in a)
@@ -187,7 +209,8 @@ def main() -> None:
     }
     # What is computed is the same to rounding, and compiled in half the time; of these programs no HLO is read.
     jax.config.update("jax_disable_most_optimizations", True)
-    json.dump({"cases": results, "controls": controls, "masked_counts": masked_counts(), "ramp": ramp()}, sys.stdout)
+    found = {"masked_counts": masked_counts(), "ramp": ramp(), "encoded": encoded()}
+    json.dump({"cases": results, "controls": controls, **found}, sys.stdout)
 
 
 if __name__ == "__main__":

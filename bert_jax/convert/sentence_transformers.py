@@ -1,0 +1,188 @@
+"""Sentence embeddings as sentence-transformers saves them: ``modules.json`` and the configs of its modules.
+
+Read are a Transformer in the directory itself, one Pooling, and a Normalize after it (sentence-transformers 2 to 6).
+"""
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bert_jax.errors import UserError
+from bert_jax.storage import StoredPath
+
+MODULES, SETTINGS, TOKENIZER = "modules.json", "config_sentence_transformers.json", "tokenizer_config.json"
+FAMILIES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+ENCODER = tuple(f"sentence_{family}_config.json" for family in FAMILIES)
+"""Names that the Transformer module's config has had; all but the first are from before version 1."""
+POOLING = "1_Pooling"
+POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens")
+LEGACY_POOLINGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+"""Before version 6 each mode had a boolean of its own; in the order in which several are concatenated."""
+MODULE = re.compile(r"\w[\w.-]*")
+
+
+@dataclasses.dataclass(frozen=True)
+class SentenceEmbedding:
+    """How the vectors of a text's tokens become the vector of the text."""
+
+    pooling: tuple[str, ...] = ("mean",)
+    """Of POOLINGS; the vectors of several are concatenated."""
+    normalize: bool = False
+    """Whether vectors are divided by their length."""
+    max_length: int | None = None
+    """Tokens to which texts are cut, special ones included; None: as many as the model has positions."""
+    lowercase: bool = False
+    """Whether texts are lower-cased before the tokenizer sees them."""
+    prompts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Texts to put in front of texts, by name."""
+    default_prompt: str | None = None
+    """The one of them that is used where none is given."""
+    include_prompt: bool = True
+    """Whether pooling includes [CLS] and the prompt's tokens."""
+    files: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
+    """What was read, by path inside the directory."""
+
+
+def read(directory: StoredPath) -> SentenceEmbedding | None:
+    """What a directory says of sentence embeddings; None if it has no modules.json.
+
+    Raises:
+      UserError: a file is damaged, or asks for what `Model.encode` does not compute.
+    """
+    if not (directory / MODULES).exists():
+        return None
+    files = {MODULES: (directory / MODULES).read_bytes()}
+
+    def config(name: str) -> dict[str, Any]:
+        if (directory / name).exists():
+            files[name] = (directory / name).read_bytes()
+        return _json(directory / name, files.get(name, b"{}"), dict)
+
+    folders = _module_folders(directory / MODULES, _json(directory / MODULES, files[MODULES], list))
+    where = directory / folders["Pooling"] / "config.json"
+    if not where.exists():
+        raise UserError(f"{where} is missing: download the model again")
+    pooling, settings = config(f"{folders['Pooling']}/config.json"), config(SETTINGS)
+    encoder = next((found for name in ENCODER if (found := config(name))), {})
+    normal = config(f"{folders['Normalize']}/config.json") if "Normalize" in folders else {}
+    unsupported = {
+        f"truncate_dim in {SETTINGS}": settings.get("truncate_dim") is not None,
+        f"transformer_task in {ENCODER[0]}": encoder.get("transformer_task", "feature-extraction")
+        != "feature-extraction",
+        "module_input_name of Normalize": normal.get("module_input_name", "sentence_embedding") != "sentence_embedding",
+    }
+    for name, there in unsupported.items():
+        if there:
+            raise UserError(f"{directory}: {name} is not supported: {_ENCODER_ALONE}")
+    modes = _modes(where, pooling)
+    prompts = _value(directory / SETTINGS, settings, "prompts", dict) or {}
+    if not all(isinstance(prompt, str) for prompt in prompts.values()):
+        raise UserError(f"{directory / SETTINGS}: prompts must be texts")
+    default = _value(directory / SETTINGS, settings, "default_prompt_name", str)
+    if default is not None and default not in prompts:
+        raise UserError(f"{directory / SETTINGS}: default_prompt_name '{default}' is not one of its prompts")
+    length = _value(directory / ENCODER[0], encoder, "max_seq_length", int)
+    if length is None and (directory / TOKENIZER).exists():  # where versions from 6 on keep it
+        found = _json(directory / TOKENIZER, (directory / TOKENIZER).read_bytes(), dict).get("model_max_length")
+        length = int(found) if isinstance(found, int | float) and found < 2**31 else None
+    include = _value(where, pooling, "include_prompt", bool)
+    return SentenceEmbedding(
+        modes,
+        "Normalize" in folders,
+        length,
+        bool(_value(directory / ENCODER[0], encoder, "do_lower_case", bool)),
+        prompts,
+        None if default is None else prompts[default],
+        True if include is None else include,
+        files,
+    )
+
+
+_ENCODER_ALONE = f"remove {MODULES} to read the encoder alone"
+
+
+def _module_folders(path: StoredPath, modules: list[Any]) -> dict[str, str]:
+    """Folders of the modules by the last part of their type."""
+    try:
+        kinds = [module["type"] for module in modules]
+        folders = {kind.rpartition(".")[2]: module["path"] for kind, module in zip(kinds, modules, strict=True)}
+        ours = all(kind.startswith("sentence_transformers.") for kind in kinds) and len(folders) == len(modules)
+        damaged = not all(MODULE.fullmatch(folder) for folder in list(folders.values())[1:])
+    except (KeyError, TypeError, AttributeError):
+        damaged = True
+    if damaged:
+        raise UserError(f"{path} is damaged: each module needs a type, and a path inside the directory")
+    if not ours or list(folders) not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        raise UserError(
+            f"{path}: the modules {', '.join(kinds)} are not supported: only Transformer, Pooling and Normalize in "
+            f"this order are; {_ENCODER_ALONE}"
+        )
+    if folders["Transformer"]:
+        raise UserError(
+            f"{path}: the Transformer in {folders['Transformer']} is not supported: only one beside {MODULES} is; save "
+            "the model again with a newer sentence-transformers"
+        )
+    return folders
+
+
+def _modes(path: StoredPath, config: dict[str, Any]) -> tuple[str, ...]:
+    modes = config.get("pooling_mode")
+    if modes is None:
+        modes = [mode for key, mode in LEGACY_POOLINGS.items() if config.get(key)] or "mean"
+    modes = [modes] if isinstance(modes, str) else modes
+    for mode in modes if isinstance(modes, list) and modes else [modes]:
+        if mode not in POOLINGS:
+            raise UserError(f"{path}: pooling mode {mode!r} is not supported: only {', '.join(POOLINGS)} are")
+    return tuple(modes)
+
+
+def _value(path: StoredPath, config: dict[str, Any], name: str, kind: type) -> Any:
+    value = config.get(name)
+    if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
+        raise UserError(f"{path}: {name} is {value!r}, which is no {kind.__name__}")
+    return value
+
+
+def _json(path: StoredPath, content: bytes, kind: type) -> Any:
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not JSON: download it again") from error
+    if not isinstance(found, kind):
+        raise UserError(f"{path} is damaged: it is no JSON {'object' if kind is dict else 'array'}")
+    return found
+
+
+def make(pooling: str, hidden_size: int, max_length: int) -> SentenceEmbedding:
+    """What a model of ours needs so that sentence-transformers pools its tokens (versions 1 to 6 read it)."""
+    modules = {"Transformer": "", "Pooling": POOLING}
+    contents = {
+        MODULES: [
+            {"idx": i, "name": str(i), "path": folder, "type": f"sentence_transformers.models.{name}"}
+            for i, (name, folder) in enumerate(modules.items())
+        ],
+        f"{POOLING}/config.json": {
+            "word_embedding_dimension": hidden_size,
+            **{key: mode == pooling for key, mode in LEGACY_POOLINGS.items() if mode in POOLINGS},
+        },
+        ENCODER[0]: {"max_seq_length": max_length, "do_lower_case": False},
+    }
+    files = {name: (json.dumps(content, indent=2) + "\n").encode() for name, content in contents.items()}
+    return SentenceEmbedding((pooling,), max_length=max_length, files=files)
+
+
+def write(directory: Path, embedding: SentenceEmbedding) -> None:
+    """Write the files of an embedding into a directory that is there."""
+    for name, content in embedding.files.items():
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_bytes(content)
