@@ -141,7 +141,10 @@ def fill_mask(arguments: Sequence[str]) -> None:
     asked = flags.parse(FillMask, arguments, "fill-mask")
     from bert_jax import inference
 
-    filled = inference.load(asked.model).fill_mask(asked.text, asked.top)
+    model = inference.load(asked.model)
+    if model.tokenizer.note:
+        print(f"note: {model.tokenizer.note}", file=sys.stderr)
+    filled = model.fill_mask(asked.text, asked.top)
     if asked.json:
         print(json.dumps([[candidate._asdict() for candidate in candidates] for candidates in filled]))
         return
