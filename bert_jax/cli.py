@@ -159,6 +159,8 @@ def fill_mask(arguments: Sequence[str]) -> None:
 
     worker.skip_absent_tpu()
     model = inference.load(asked.model)
+    if model.tokenizer.note:
+        print(f"note: {model.tokenizer.note}", file=sys.stderr)
     filled = model.fill_mask(asked.text, asked.top)
     if asked.json:
         print(json.dumps([[candidate._asdict() for candidate in candidates] for candidates in filled]))

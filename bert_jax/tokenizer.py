@@ -34,6 +34,9 @@ class Tokenizer:
       pad_id, unk_id, cls_id, sep_id, mask_id: the special ids.
       special_ids: those five, sorted.
       lowercase: whether text is lower-cased before it is cut into pieces.
+      settings: what is done to text, under the names of transformers' tokenizer_config.json (do_lower_case,
+        strip_accents, tokenize_chinese_chars; add_prefix_space; keep_accents), as far as these have one.
+      note: one line about what `load` assumed; None: nothing.
     """
 
     def __init__(self, model: Model):
@@ -48,6 +51,8 @@ class Tokenizer:
         self.mask_id: int = model.roles["mask"]
         self.special_ids: tuple[int, ...] = tuple(sorted(model.roles.values()))
         self.lowercase: bool = model.lowercase
+        self.settings: dict[str, bool] = dict(model.settings)
+        self.note: str | None = model.note
         self._ids = {piece: i for i, piece in enumerate(model.pieces)}
         # Some models of other tools find "<mask>" in text as a piece like any other; then it is unknown.
         self._not_text = frozenset(self.special_ids) - {self.unk_id}
@@ -66,17 +71,18 @@ class Tokenizer:
         Args:
           path: a `tokenizer.json`, a BERT `vocab.txt`, a `merges.txt` of byte-level BPE with its `vocab.json`
             beside it (GPT-2's `vocab.bpe` and `encoder.json`; anything may stand in front of these names), a
-            SentencePiece `.model`, or a directory that holds one, in this order. Where the files beside a .model say
+            SentencePiece `.model`, or a directory that holds one, in this order. The settings in a
+            tokenizer_config.json beside it are used (tokenizer_settings.py). Where the files beside a .model say
             that it is an ALBERT's, texts are prepared as ALBERT does (tokenizer_albert.py).
-          lowercase: for a vocab.txt, whether to lower-case and strip accents; None takes what a tokenizer_config.json
-            beside it says, or else decides from the vocabulary: one with upper-case letters outside its special
-            tokens is cased. For merges, whether
-            to lower-case. The others say so themselves.
+          lowercase: for a vocab.txt, whether to lower-case, and to strip accents unless a tokenizer_config.json says
+            otherwise; None takes its do_lower_case, or else decides from the vocabulary: one with upper-case letters
+            outside its special tokens is cased, which `note` says. For merges, whether to lower-case. The others say
+            so themselves.
           add_special_tokens: append those of the five special tokens that the vocabulary lacks, as new last ids.
 
         Raises:
-          UserError: no such file, a file that is not a vocabulary, a missing special token, or a
-            `lowercase` that contradicts what the file says.
+          UserError: no such file, a file that is not a vocabulary, a missing special token, a `lowercase` that
+            contradicts what the file says, or a setting beside it that cannot be used.
         """
         return cls(tokenizer_files.read(epath.Path(path), lowercase, add_special_tokens))
 

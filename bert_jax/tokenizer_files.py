@@ -8,9 +8,11 @@ from etils import epath
 from tokenizers import models
 
 from bert_jax import tokenizer_kinds as kinds
+from bert_jax import tokenizer_settings
 from bert_jax.errors import UserError
-from bert_jax.tokenizer_albert import Preparation, preparation_beside
+from bert_jax.tokenizer_albert import Preparation
 from bert_jax.tokenizer_models import LibraryModel, Model
+from bert_jax.tokenizer_settings import CONFIG, Settings
 
 FORMS = "tokenizer.json, vocab.txt, merges.txt (with vocab.json beside it), or a SentencePiece .model"
 
@@ -22,25 +24,22 @@ _VOCABULARY_OF = {"merges.txt": "vocab.json", "vocab.bpe": "encoder.json"}
 def read(path: epath.Path, lowercase: bool | None, add_special_tokens: bool) -> Model:
     """Reads a vocabulary; what the arguments mean and what is raised is said at `Tokenizer.load`."""
     path = _given(path)
-    origin = str(path)
-    if path.suffix == ".model":
-        model = from_sentencepiece(path.read_bytes(), origin, add_special_tokens, preparation_beside(path))
+    if path.name.endswith(tuple(_VOCABULARY_OF.values())):
+        raise UserError(f"{path}: half a tokenizer; name the merges file that goes with it")
+    form = path.suffix if path.suffix in (".model", ".json") else ".bpe" if vocabulary_name(path) else ".txt"
+    settings = tokenizer_settings.read(path, form)
+    if form == ".model":
+        model = from_sentencepiece(path.read_bytes(), str(path), add_special_tokens, settings.preparation())
+    elif form == ".json":
+        model = from_json(_text(path), str(path), add_special_tokens)
+    elif form == ".bpe":
+        prefix_space = bool(settings.switch("add_prefix_space"))
+        model = _read_merges(_text(path), path, bool(lowercase), prefix_space, add_special_tokens)
     else:
-        text = _text(path)
-        if path.name.endswith(tuple(_VOCABULARY_OF.values())):
-            raise UserError(f"{path}: half a tokenizer; name the merges file that goes with it")
-        if path.suffix == ".json":
-            model = from_json(text, origin, add_special_tokens)
-        elif _vocabulary_name(path):
-            return _read_merges(text, path, bool(lowercase), add_special_tokens)
-        else:
-            pieces = _read_vocab(text, path)
-            lowercase = _lowercase_beside(path) if lowercase is None else lowercase
-            vocab = {piece: i for i, piece in enumerate(pieces)}
-            added = kinds.missing_roles(vocab, True) if add_special_tokens else []
-            return LibraryModel(kinds.wordpiece([*pieces, *added], lowercase, origin), origin)
-    if lowercase is not None and lowercase != model.lowercase:
+        model = _read_wordpiece(path, lowercase, settings, add_special_tokens)
+    if form in (".model", ".json") and lowercase not in (None, model.lowercase):
         raise UserError(f"{path}: it sets lowercase={model.lowercase} itself; do not ask for {lowercase}")
+    settings.check(model, lowercase)
     return model
 
 
@@ -125,15 +124,28 @@ def _read_vocab(text: str, path: epath.Path) -> list[str]:
     return pieces
 
 
-def _lowercase_beside(path: epath.Path) -> bool | None:
-    """What transformers' tokenizer_config.json beside a vocab.txt says of lower-casing; None if it says nothing."""
-    beside = path.parent / "tokenizer_config.json"
-    settings = _parse_json(_text(beside), str(beside)) if beside.exists() else {}
-    found = settings.get("do_lower_case") if isinstance(settings, dict) else None
-    return found if isinstance(found, bool) else None
+def _read_wordpiece(path: epath.Path, lowercase: bool | None, settings: Settings, add_special_tokens: bool) -> Model:
+    pieces, note = _read_vocab(_text(path), path), None
+    lowercase = settings.switch("do_lower_case") if lowercase is None else lowercase
+    if lowercase is None:
+        lowercase = kinds.is_uncased(pieces)
+        case, has = ("uncased", "no piece has") if lowercase else ("cased", "some pieces have")
+        note = f"{path}: read as {case}, as {has} upper-case letters: no {CONFIG} beside it gives do_lower_case"
+    added = kinds.missing_roles({piece: i for i, piece in enumerate(pieces)}, True) if add_special_tokens else []
+    chinese = settings.switch("tokenize_chinese_chars")
+    library = kinds.wordpiece(
+        [*pieces, *added],
+        lowercase,
+        str(path),
+        strip_accents=settings.switch("strip_accents"),
+        split_chinese=True if chinese is None else chinese,
+    )
+    model = LibraryModel(library, str(path))
+    model.note = note
+    return model
 
 
-def _vocabulary_name(path: epath.Path) -> str | None:
+def vocabulary_name(path: epath.Path) -> str | None:
     """What the vocabulary beside a merges file is called; None for a file that by its name holds no merges."""
     for ending, vocabulary in _VOCABULARY_OF.items():
         if path.name.endswith(ending):
@@ -141,8 +153,10 @@ def _vocabulary_name(path: epath.Path) -> str | None:
     return None
 
 
-def _read_merges(text: str, path: epath.Path, lowercase: bool, add_special_tokens: bool) -> LibraryModel:
-    beside = path.parent / _vocabulary_name(path)
+def _read_merges(
+    text: str, path: epath.Path, lowercase: bool, prefix_space: bool, add_special_tokens: bool
+) -> LibraryModel:
+    beside = path.parent / vocabulary_name(path)
     if not beside.exists():
         raise UserError(f"{path}: these merges need their vocabulary beside them, as {beside.name}")
     vocab = _parse_json(_text(beside), str(beside))
@@ -155,7 +169,7 @@ def _read_merges(text: str, path: epath.Path, lowercase: bool, add_special_token
             " cut into words; give a tokenizer.json"
         )
     merges = _merges(text, path, vocab)
-    library = kinds.byte_bpe(vocab, merges, lowercase, prefix_space=False)
+    library = kinds.byte_bpe(vocab, merges, lowercase, prefix_space=prefix_space)
     return _library(library, str(path), add_special_tokens)
 
 

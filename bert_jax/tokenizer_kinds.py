@@ -63,21 +63,41 @@ def special_tokens(names: Iterable[str], is_wordpiece: bool) -> list[AddedToken]
     return [AddedToken(name, lstrip=name in strips, special=True, normalized=False) for name in names]
 
 
-def bert_normalizer(lowercase: bool) -> normalizers.Normalizer:
-    """BERT's text clean-up: control characters dropped, CJK characters spaced, case and accents folded."""
+def bert_normalizer(
+    lowercase: bool, strip_accents: bool | None = None, split_chinese: bool = True
+) -> normalizers.Normalizer:
+    """BERT's text clean-up: control characters dropped, CJK characters spaced, case and accents folded.
+
+    Args:
+      lowercase: lower-case.
+      strip_accents: None: as `lowercase`.
+      split_chinese: put spaces around CJK characters, so that each is a word.
+    """
+    strip_accents = lowercase if strip_accents is None else strip_accents
     return normalizers.BertNormalizer(
-        clean_text=True, handle_chinese_chars=True, strip_accents=lowercase, lowercase=lowercase
+        clean_text=True, handle_chinese_chars=split_chinese, strip_accents=strip_accents, lowercase=lowercase
     )
 
 
-def wordpiece(pieces: Sequence[str], lowercase: bool | None, origin: str) -> tokenizers.Tokenizer:
-    """BERT's: see `bert_jax.tokenizer.wordpiece`."""
+def is_uncased(pieces: Iterable[str]) -> bool:
+    """Whether no piece outside the special tokens has an upper-case letter."""
+    return not any(piece != piece.lower() for piece in pieces if not piece.startswith("["))
+
+
+def wordpiece(
+    pieces: Sequence[str],
+    lowercase: bool | None,
+    origin: str,
+    strip_accents: bool | None = None,
+    split_chinese: bool = True,
+) -> tokenizers.Tokenizer:
+    """BERT's: see `bert_jax.tokenizer.wordpiece` and `bert_normalizer`."""
     vocab = {piece: i for i, piece in enumerate(pieces)}
     if len(vocab) != len(pieces):
         twice = next(piece for i, piece in enumerate(pieces) if vocab[piece] != i)
         raise UserError(f"{origin}: the piece {twice!r} occurs twice; ids would not be one to one")
     if lowercase is None:
-        lowercase = not any(piece != piece.lower() for piece in vocab if not piece.startswith("["))
+        lowercase = is_uncased(vocab)
     unknown = next((name for name in ROLE_NAMES["unk"] if name in vocab), UNK)
     library = tokenizers.Tokenizer(
         models.WordPiece(
@@ -87,7 +107,7 @@ def wordpiece(pieces: Sequence[str], lowercase: bool | None, origin: str) -> tok
             continuing_subword_prefix=CONTINUATION,
         )
     )
-    library.normalizer = bert_normalizer(lowercase)
+    library.normalizer = bert_normalizer(lowercase, strip_accents, split_chinese)
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     library.decoder = decoders.WordPiece(prefix=CONTINUATION, cleanup=True)
     library.add_special_tokens(special_tokens([name for name in SPECIAL_TOKENS if name in vocab], is_wordpiece=True))

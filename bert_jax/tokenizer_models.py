@@ -25,12 +25,18 @@ class Model(abc.ABC):
       roles: ids of pad, unk, cls, sep and mask.
       lowercase: whether text is lower-cased before it is cut.
       kind: its name in messages.
+      settings: what it does to text, under the names of transformers' tokenizer_config.json, as far as these have one.
+      matched: tokens that are found whole in text, special tokens among them (unless they are plain text).
+      note: one line about what was assumed when it was read; None: nothing.
     """
 
     pieces: list[str]
     roles: dict[str, int]
     lowercase: bool
     kind: str
+    settings: dict[str, bool]
+    matched: frozenset[str] = frozenset()
+    note: str | None = None
 
     @abc.abstractmethod
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
@@ -88,6 +94,8 @@ class LibraryModel(Model):
             step["type"] == "Lowercase" or bool(step.get("lowercase")) for step in _steps(description["normalizer"])
         )
         self.kind = "byte-level BPE" if self._byte_level else description["model"]["type"]
+        self.settings = _settings(description, self.lowercase)
+        self.matched = frozenset(token.content for token in library.get_added_tokens_decoder().values())
 
     def __reduce__(self):
         # A copy made by the library forgets that special tokens are text.
@@ -138,6 +146,23 @@ class LibraryModel(Model):
             description.pop(key, None)
         canonical = json.dumps(description, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _settings(description: dict, lowercase: bool) -> dict[str, bool]:
+    """Settings of transformers' classes for WordPiece, byte-level BPE and Unigram, of a tokenizer.json."""
+    normalizers = {step["type"]: step for step in _steps(description["normalizer"])}
+    splits = {step["type"]: step for step in _steps(description["pre_tokenizer"])}
+    model, bert = description["model"]["type"], normalizers.get("BertNormalizer")
+    if model == "WordPiece" and bert is not None:
+        strips = bert["strip_accents"]
+        return {
+            "do_lower_case": lowercase,
+            "strip_accents": lowercase if strips is None else strips,
+            "tokenize_chinese_chars": bert["handle_chinese_chars"],
+        }
+    if "ByteLevel" in splits:
+        return {"add_prefix_space": splits["ByteLevel"]["add_prefix_space"]}
+    return {"do_lower_case": lowercase, "keep_accents": "StripAccents" not in normalizers} if model == "Unigram" else {}
 
 
 def _steps(part: dict | None) -> Iterator[dict]:

@@ -56,6 +56,9 @@ class SentencePieceModel(Model):
             raise UserError(f"{origin}: a SentencePiece model that its library refuses ({error})") from error
         self.content, self.preparation = content, preparation
         self.lowercase = proto.normalizer_spec.name.endswith("_cf") or bool(preparation and preparation.lowercase)
+        # What the .model itself does to text needs no setting.
+        prepared = preparation or Preparation(False, True)
+        self.settings = {"do_lower_case": prepared.lowercase, "keep_accents": prepared.keep_accents}
         self.kind = f"SentencePiece {_Trainer.ModelType.Name(trainer.model_type).lower()}"
         no_text = (_Piece.CONTROL, _Piece.UNKNOWN, _Piece.UNUSED)
         self._no_text = [i for i, piece in enumerate(proto.pieces) if piece.type in no_text]

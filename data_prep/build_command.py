@@ -140,10 +140,13 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(f"--out {out}: no name for the corpus can be made of it; give one with --name")
     with named_flag():
         evaluation = [sources.parse(spec, arguments.workers) for spec in arguments.leak_check]
+    tokenizer = Tokenizer.load(arguments.tokenizer)
+    if tokenizer.note:
+        print(f"note: {tokenizer.note}", file=sys.stderr)
     manifest = build(
         Request(
             sources=[sources.parse(spec, arguments.workers) for spec in arguments.source],
-            tokenizer=Tokenizer.load(arguments.tokenizer),
+            tokenizer=tokenizer,
             directory=out,
             name=name,
             options=_options(arguments),

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import sys
 import time
 
 from etils import epath
@@ -102,6 +103,8 @@ def run(arguments: argparse.Namespace) -> None:
     storage.make_directory(out.parent)
     tokenizer.save(out)
     seconds = time.perf_counter() - started
+    if tokenizer.note:
+        print(f"note: {tokenizer.note}", file=sys.stderr)
     case = "uncased" if tokenizer.lowercase else "cased"
     print(f"{os.fspath(out)}: {tokenizer.kind}, {tokenizer.vocab_size} pieces, {case}, in {seconds:.0f} s")
 

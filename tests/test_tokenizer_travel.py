@@ -127,7 +127,7 @@ def albert_directory(folder: Path, trained, config: dict, settings: dict | None 
 
 
 def test_a_model_file_of_albert(tmp_path, trained):
-    plain = Tokenizer.load(albert_directory(tmp_path / "plain", trained, {"model_type": "xlnet"}))
+    plain = Tokenizer.load(albert_directory(tmp_path / "plain", trained, {}))
     folder = albert_directory(tmp_path / "albert", trained, {"model_type": "albert"})
     albert = Tokenizer.load(folder)
     assert ids(plain) == ids(Tokenizer.load(trained["unigram"])) != ids(albert)

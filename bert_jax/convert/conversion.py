@@ -5,6 +5,7 @@ import dataclasses
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -111,6 +112,8 @@ def convert(
                 "--force keeps it"
             )
         tokenizer = contents.loaded_tokenizer
+        if tokenizer is not None and tokenizer.note:
+            print(f"note: {tokenizer.note}", file=sys.stderr)
         mask = None if tokenizer is None else tokenizer.id_to_token(tokenizer.mask_id)
         card = write_card(destination.name, contents, to, report, mask)
         (inside / CARD).write_text(card, encoding="utf-8", errors="replace")
@@ -213,11 +216,10 @@ def _prove(contents: Contents, inside: Path, to: str) -> parity.Report:
     The passes show that both sides mean the same by their tensors; of tables they see the rows that the sample reaches.
     """
     theirs = contents.form or to_form(contents.model, contents.source)
-    tokenizer = contents.loaded_tokenizer
-    inputs = sample_inputs(theirs, tokenizer)
+    inputs = sample_inputs(theirs, contents.loaded_tokenizer)
     other, library = parity.other_side(theirs, inputs)
     for_them = TARGETS[to].transformers
-    agreement = None if tokenizer is None else tokenizers_beside.agreement(tokenizer, inside, for_them)
+    agreement = tokenizers_beside.agreement(contents, inside, for_them)
     mask_BS, first, problems = inputs.attention_mask_BS, 0, ()
     if to == "stablehlo":  # gives no hidden states but the last
         ours, first = serving.run(inside, inputs), len(other.hidden_states) - 1

@@ -20,13 +20,15 @@ layer whose values are larger (their root mean square above 1) is allowed as muc
 
 
 class TokenizerAgreement(NamedTuple):
-    """How two tokenizers cut the same texts."""
+    """How tokenizers cut the same texts."""
 
     equal: int
-    """Texts that both gave the same ids."""
+    """Texts that all gave the same ids."""
     total: int
     first_difference: str | None
     """The first text they cut differently."""
+    library: str
+    """What ran the source's own tokenizer, e.g. "transformers 5.23.0"."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +95,9 @@ class Report:
             told.append(f"  {part.name:<{width}}  {_number(part.largest)} ({_number(part.limit)}){verdict}")
         told += [f"  top-1 of {name}: {_percent(share)} equal" for name, share in self.agreement.items()]
         if self.tokenizer:
-            equal, total, first = self.tokenizer
-            told.append(f"  tokenizer: {equal} of {total} texts equal" + (f", first not {first!r}" if first else ""))
+            equal, total, first, library = self.tokenizer
+            different = f", first not {first!r}" if first else ""
+            told.append(f"  tokenizer: {equal} of {total} texts equal to {library}{different}")
         told += [f"  {problem}" for problem in self.problems]
         return [*told, "parity: passed" if self.passed else f"parity: FAILED, {self.failures[0]}"]
 
@@ -129,11 +132,12 @@ def other_side(form: Form, inputs: Inputs) -> tuple[Outputs, str]:
 
 
 def tokenizer_agreement(
-    ours: Callable[[str], list[int]], theirs: Callable[[str], list[int]], texts: Sequence[str]
+    encoders: Sequence[Callable[[str], Sequence[int]]], texts: Sequence[str], library: str
 ) -> TokenizerAgreement:
-    """How often two functions from text to ids agree."""
-    different = [text for text in texts if list(ours(text)) != list(theirs(text))]
-    return TokenizerAgreement(len(texts) - len(different), len(texts), different[0] if different else None)
+    """How often functions from text to ids agree; `library` is what runs the first of them."""
+    different = [text for text in texts if len({tuple(encode(text)) for encode in encoders}) > 1]
+    first = different[0] if different else None
+    return TokenizerAgreement(len(texts) - len(different), len(texts), first, library)
 
 
 def compare(

@@ -13,7 +13,7 @@ TEXTS = (
     "A small boat left the harbour before sunrise.",
     "Why did nobody tell her that the bridge was closed?",
     "rain, wind; RAIN again... and (finally) sun!",
-    "The invoice of 03/11/1998 says $1,204.50 - 7% less than planned.",
+    "The invoice of 03/11/1998 says $1,204.50 - 7% less than ``planned''.",
     "Der Zug fährt über die Brücke, größer als das alte Stellwerk.",
     "L'été dernier, nous avons mangé des crêpes près du château.",
     "El niño preguntó: ¿cuándo vuelve la cigüeña?",
@@ -31,9 +31,10 @@ TEXTS = (
     "def area(r): return 3.14159 * r ** 2  # https://example.org/a?b=c&d=1",
     "  tabs\tand   spaces\n, ﬁne ligatures, e\u0301 in two parts, 🙂👍🏽 ☃ ½ ²",
     "x",
-    "antidisestablishmentarianism Donaudampfschifffahrtsgesellschaftskapitän",
+    "antidisestablishmentarianism Donaudampfschifffahrtsgesellschaftskapitän " + "ha" * 60,
 )
-"""Written for this purpose."""
+"""Written for this purpose: case, accents, CJK characters, quotes and a word of more than 100 characters show the
+settings of tokenizers."""
 
 LONGEST = 48
 """Tokens of a row, at most."""

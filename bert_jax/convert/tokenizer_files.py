@@ -57,27 +57,22 @@ def make(tokenizer: Tokenizer, destination: StoredPath, family: str, max_length:
     description = json.loads(tokenizer.to_json())
     name = CLASSES.get(tokenizer.kind, {}).get(family, GENERAL)
     contents: dict[str, bytes] = {}
-    settings = {"tokenizer_class": name, "model_max_length": max_length, **_special_names(tokenizer)}
+    settings: dict[str, Any] = {"tokenizer_class": name, "model_max_length": max_length, **_special_names(tokenizer)}
+    settings |= tokenizer.settings
     if description.get("format") == FORMAT:
         if name == GENERAL:
             raise UserError(
                 f"a {tokenizer.kind} tokenizer cannot be written for model_type '{family}': transformers reads such "
                 "files for albert (unigram models) only; export the model as that, or train with WordPiece or byte-bpe"
             )
-        content, preparation = unwrap(description, "the tokenizer")
-        contents["spiece.model"] = content
-        # What the model file itself does to text, it does there as well; only what stands in front of it is said here.
-        settings["do_lower_case"] = bool(preparation and preparation.lowercase)
-        settings["keep_accents"] = not preparation or preparation.keep_accents
+        contents["spiece.model"], _ = unwrap(description, "the tokenizer")
     else:
         contents["tokenizer.json"] = tokenizer.to_json().encode()
     if tokenizer.kind == "WordPiece":
         contents["vocab.txt"] = "".join(f"{piece}\n" for piece in _pieces(tokenizer)).encode()
-        settings["do_lower_case"] = tokenizer.lowercase
     if tokenizer.kind == "byte-level BPE":
         contents["vocab.json"] = json.dumps({piece: i for i, piece in enumerate(_pieces(tokenizer))}).encode()
         contents["merges.txt"] = _merges(description["model"]["merges"]).encode()
-        settings["add_prefix_space"] = bool(_byte_level(description["pre_tokenizer"]).get("add_prefix_space"))
     contents["tokenizer_config.json"] = (json.dumps(settings, indent=2) + "\n").encode()
     for file, content in contents.items():
         (destination / file).write_bytes(content)
@@ -103,8 +98,3 @@ def _merges(merges: list[list[str] | str]) -> str:
     """Text of merges.txt: GPT-2's first line, then a pair in each."""
     lines = [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
     return "".join(f"{line}\n" for line in ["#version: 0.2", *lines])
-
-
-def _byte_level(part: dict[str, Any]) -> dict[str, Any]:
-    steps = part.get("pretokenizers", [part])
-    return next((step for step in steps if step["type"] == "ByteLevel"), {})

@@ -10,7 +10,7 @@ import pytest
 import safetensors.numpy
 import yaml
 
-from bert_jax import cli
+from bert_jax import cli, tokenizer_settings
 from bert_jax.convert import conversion, formats, our_forward, parity, tensor_files, transformers_forward
 from bert_jax.convert.foreign_config import checked
 from bert_jax.convert.form import Form
@@ -141,6 +141,37 @@ def test_lower_casing_is_what_the_directory_says(exported):
     after = Tokenizer.load(exported)
     assert not after.lowercase and after.encode("The") != after.encode("the")
     assert Tokenizer.load(exported / "vocab.txt", lowercase=True).lowercase
+
+
+@pytest.mark.parametrize("to", ["huggingface", "bert-jax"])
+def test_settings_of_a_tokenizer_travel(exported, tmp_path, to, capsys):
+    """A vocab.txt and settings, as in older directories: nothing else says what is done to text."""
+    (exported / "tokenizer.json").unlink()
+    settings = {"do_lower_case": True, "strip_accents": False, "tokenize_chinese_chars": False}
+    (exported / "tokenizer_config.json").write_text(json.dumps(settings))
+    report = conversion.convert(exported, tmp_path / "new", to)
+    assert report.tokenizer.equal == report.tokenizer.total and report.tokenizer.library.startswith("tokenizers ")
+    assert Tokenizer.load(tmp_path / "new").settings == settings and capsys.readouterr().err == ""
+
+
+def test_an_assumed_case_is_named_and_written(exported, tmp_path, capsys):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (exported / name).unlink()
+    conversion.convert(exported, tmp_path / "new", "huggingface")
+    error = capsys.readouterr().err
+    assert error.startswith("note: ") and "vocab.txt: read as uncased" in error and error.count("\n") == 1
+    assert json.loads((tmp_path / "new" / "tokenizer_config.json").read_text())["do_lower_case"] is True
+    assert Tokenizer.load(tmp_path / "new").note is None
+
+
+def test_another_tokenizer_than_the_source_has_is_not_kept(exported, tmp_path, monkeypatch):
+    """The report compares with the files of the source, not with what was read of them."""
+    (exported / "tokenizer.json").unlink()
+    (exported / "tokenizer_config.json").write_text('{"do_lower_case": true, "strip_accents": false}')
+    monkeypatch.setattr(tokenizer_settings.Settings, "switch", lambda self, name: None)
+    monkeypatch.setattr(tokenizer_settings.Settings, "check", lambda *arguments: None)
+    with pytest.raises(UserError, match=r"the tokenizers cut .* differently"):
+        conversion.convert(exported, tmp_path / "new", "bert-jax")
 
 
 def test_what_is_ours_is_not_cut(tiny_run, tmp_path):

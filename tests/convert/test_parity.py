@@ -194,14 +194,15 @@ def test_tokenizers():
         return [len(word) for word in text.split()]
 
     texts = ("one two", "Three", "four")
-    assert tokenizer_agreement(whole, whole, texts) == (3, 3, None)
-    found = tokenizer_agreement(whole, lambda text: tuple(whole(text)) if text.islower() else [0], texts)
-    assert found == TokenizerAgreement(2, 3, "Three")
+    assert tokenizer_agreement([whole, whole], texts, "a library") == (3, 3, None, "a library")
+    differing = [whole, whole, lambda text: tuple(whole(text)) if text.islower() else [0]]
+    found = tokenizer_agreement(differing, texts, "a library")
+    assert found == TokenizerAgreement(2, 3, "Three", "a library")
     report = judge(outputs(), outputs(), tokenizer=found)
     assert not report.passed and report.failures == ("the tokenizers cut 'Three' differently",)
-    assert "  tokenizer: 2 of 3 texts equal, first not 'Three'" in report.lines()
-    assert report.to_dict()["tokenizer"] == {"equal": 2, "total": 3, "first_difference": "Three"}
-    assert judge(outputs(), outputs(), tokenizer=TokenizerAgreement(3, 3, None)).passed
+    assert "  tokenizer: 2 of 3 texts equal to a library, first not 'Three'" in report.lines()
+    assert report.to_dict()["tokenizer"]["library"] == "a library"
+    assert judge(outputs(), outputs(), tokenizer=found._replace(equal=3, first_difference=None)).passed
 
 
 def test_numpy_is_the_other_side_where_there_is_no_transformers(monkeypatch):

@@ -81,7 +81,9 @@ def test_defaults_are_those_of_bert(folder, capsys):
 )
 def test_taking_over(folder, capsys, path, kind):
     assert run("--from", path, "--add-special-tokens", "--out", "t.json") == 0
-    assert f"t.json: {kind}, " in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert f"t.json: {kind}, " in printed.out
+    assert ("note: vocab.txt: read as uncased" in printed.err) == (path == "vocab.txt")
     tokenizer = Tokenizer.load("t.json")
     assert tokenizer.fingerprint == Tokenizer.load(path, add_special_tokens=True).fingerprint
     assert run("--from", "t.json", "--out", "again.json") == 0

@@ -12,9 +12,13 @@ from pathlib import Path
 import pytest
 from etils import epath
 
+import bert_jax
 from bert_jax.convert import tokenizer_files
+from bert_jax.convert.conversion import TARGETS, convert
+from bert_jax.convert.sample_texts import TEXTS
 from bert_jax.tokenizer import Tokenizer
 from data_prep import cli
+from tests.live import small_models
 
 pytestmark = pytest.mark.slow
 transformers = pytest.importorskip("transformers")
@@ -113,3 +117,31 @@ def test_albert(tmp_path, sources, lines, how):
     wrong = differing(ours, theirs, lines)
     print(f"{how}: {len(wrong)} of {len(lines)} lines differ, as {wrong[:5]}")
     assert len(wrong) <= len(lines) // 1000
+
+
+SETTINGS = [
+    ("bert", {"do_lower_case": True, "strip_accents": False}),
+    ("electra", {"do_lower_case": False, "strip_accents": True, "tokenize_chinese_chars": False}),
+    ("distilbert", {"do_lower_case": True, "tokenizer_class": "DistilBertTokenizerFast"}),
+    ("roberta", {"add_prefix_space": True}),
+    ("albert", {"do_lower_case": False, "keep_accents": True}),
+    ("albert", {}),
+]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.parametrize(("family", "settings"), SETTINGS)
+def test_settings_beside_a_vocabulary(tmp_path, family, settings):
+    """Without a tokenizer.json, ids are those of transformers on the source, in `load` and in every target."""
+    source, scratch = tmp_path / "source", tmp_path / "scratch"
+    scratch.mkdir()
+    small_models.save(family, source, scratch)
+    (source / "tokenizer.json").unlink(missing_ok=True)
+    (source / "tokenizer_config.json").write_text(json.dumps(settings))
+    theirs = transformers.AutoTokenizer.from_pretrained(source)
+    expected = [theirs.encode(text, add_special_tokens=False) for text in (*LINES, *TEXTS)]
+    assert bert_jax.load(source).tokenizer.encode_batch([*LINES, *TEXTS]) == expected
+    for target in TARGETS if family == "bert" else ("huggingface", "bert-jax"):
+        report = convert(source, tmp_path / target, target)
+        assert report.tokenizer.equal == report.tokenizer.total and "transformers" in report.tokenizer.library
+        assert Tokenizer.load(tmp_path / target).encode_batch([*LINES, *TEXTS]) == expected

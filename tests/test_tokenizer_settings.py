@@ -1,0 +1,154 @@
+"""Settings in the files beside a vocabulary: each is used, or refused by its name."""
+
+import json
+
+import pytest
+
+from bert_jax.convert.sample_texts import TEXTS
+from bert_jax.errors import UserError
+from bert_jax.tokenizer import Tokenizer, byte_bpe
+from bert_jax.tokenizer_kinds import BYTE_SPECIAL_TOKENS, byte_alphabet
+
+BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "fährt", "fahrt", "Fahrt", "小", "##船", "船", "##s", "<s>"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "vocab.txt").write_text("".join(f"{piece}\n" for piece in BERT))
+    return tmp_path
+
+
+def write(folder, **files):
+    """Write JSON files: config is config.json, and so on."""
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return folder
+
+
+def pieces(tokenizer, text):
+    return [tokenizer.id_to_token(i) for i in tokenizer.encode(text)]
+
+
+SETTINGS = [
+    ({"do_lower_case": True}, ["fahrt", "小", "船"]),
+    ({"do_lower_case": True, "strip_accents": None}, ["fahrt", "小", "船"]),
+    ({"do_lower_case": True, "strip_accents": False}, ["fährt", "小", "船"]),
+    ({"do_lower_case": False}, ["[UNK]", "小", "船"]),
+    ({"do_lower_case": False, "strip_accents": True}, ["Fahrt", "小", "船"]),
+    ({"do_lower_case": True, "tokenize_chinese_chars": False}, ["fahrt", "小", "##船"]),
+]
+
+
+@pytest.mark.parametrize(("settings", "expected"), SETTINGS)
+def test_settings_of_wordpiece(folder, settings, expected):
+    tokenizer = Tokenizer.load(write(folder, tokenizer_config=settings))
+    assert pieces(tokenizer, "Fährt 小船") == expected
+    assert tokenizer.note is None
+    assert tokenizer.settings == {"strip_accents": settings["do_lower_case"], "tokenize_chinese_chars": True} | {
+        name: value for name, value in settings.items() if value is not None
+    }
+    assert tokenizer.encode_flat(["Fährt 小船"])[0].tolist() == tokenizer.encode("Fährt 小船")
+    assert Tokenizer.from_json(tokenizer.to_json(), "a copy").settings == tokenizer.settings
+
+
+def test_sample_texts_show_every_setting(folder):
+    """No two of these settings cut all sample texts alike, even where the vocabulary has few of their letters."""
+    found = {}
+    for settings, _ in SETTINGS[1:]:
+        (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in [*BERT, "was", "i", "##n", "the"]))
+        ids = Tokenizer.load(write(folder, tokenizer_config=settings)).encode_batch(TEXTS)
+        found[json.dumps(ids)] = settings
+    assert len(found) == len(SETTINGS) - 1
+
+
+def test_the_assumed_case_is_named(folder):
+    cased = Tokenizer.load(folder)
+    assert not cased.lowercase and "vocab.txt: read as cased, as some pieces have upper-case letters" in cased.note
+    write(folder, tokenizer_config={"tokenize_chinese_chars": False})
+    assert "no tokenizer_config.json beside it gives do_lower_case" in Tokenizer.load(folder).note
+    (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in BERT if piece != "Fahrt"))
+    assert "read as uncased, as no piece has" in Tokenizer.load(folder).note
+    assert Tokenizer.load(folder, lowercase=True).note is None
+
+
+REFUSED = [
+    (
+        {"tokenizer_config": {"tokenizer_class": "BertJapaneseTokenizer"}},
+        "class BertJapaneseTokenizer cannot",
+    ),
+    ({"config": {"model_type": "bert", "tokenizer_class": "BertJapaneseTokenizer"}}, "BertJapaneseTokenizer cannot"),
+    ({"config": {"model_type": "xlm-roberta"}}, r"XLMRobertaTokenizer .* give its tokenizer\.json"),
+    ({"tokenizer_config": {"do_lower_case": None}}, "do_lower_case is null: write true or false"),
+    ({"tokenizer_config": {"tokenize_chinese_chars": "no"}}, 'tokenize_chinese_chars is "no": write true'),
+    ({"tokenizer_config": {"do_basic_tokenize": False}}, "do_basic_tokenize false is not supported; only true is"),
+    ({"tokenizer_config": {"never_split": ["[MASK]", "New York"]}}, "never_split"),
+    ({"tokenizer_config": {"wordpieces_prefix": "@@"}}, "wordpieces_prefix"),
+    ({"tokenizer_config": {"mecab_kwargs": {}}}, "the setting 'mecab_kwargs' is unknown here"),
+    (
+        {"tokenizer_config": {"auto_map": {"AutoTokenizer": ["mine.Slow", None]}}},
+        "auto_map names a tokenizer",
+    ),
+    ({"tokenizer_config": {"cls_token": "<s>"}}, r"cls_token is '<s>', but vocab.txt has '\[CLS\]'"),
+    ({"special_tokens_map": {"mask_token": {"content": "<m>"}}}, r"special_tokens_map\.json: mask_token is '<m>'"),
+    ({"added_tokens": {"covid": 13}}, "adds the token 'covid', which vocab.txt does not have as id 13"),
+    ({"added_tokens": {"fahrt": 6}}, "adds the token 'fahrt', which vocab.txt does not have as a whole word"),
+    ({"tokenizer_config": {"additional_special_tokens": ["[E1]"]}}, r"adds the token '\[E1\]', .* at all"),
+    ({"tokenizer_config": {"added_tokens_decoder": {"0": {"content": "[CLS]", "special": True}}}}, "as id 0"),
+    ({"tokenizer_config": []}, r"tokenizer_config\.json: not a JSON object"),
+]
+
+
+@pytest.mark.parametrize(("files", "message"), REFUSED)
+def test_what_cannot_be_reproduced_is_refused(folder, files, message):
+    with pytest.raises(UserError, match=message):
+        Tokenizer.load(write(folder, **files))
+
+
+def test_what_has_no_effect_is_accepted(folder):
+    plain = Tokenizer.load(folder, lowercase=False).fingerprint
+    settings = {
+        "do_lower_case": False,
+        "model_max_length": 512,
+        "padding_side": "left",
+        "never_split": ["[MASK]"],
+        "tokenizer_class": "BertTokenizerFast",
+        "do_basic_tokenize": True,
+        "keep_accents": False,
+        "mask_token": {"content": "[MASK]", "lstrip": False},
+        "additional_special_tokens": ["<s>"],
+        "added_tokens_decoder": {"4": {"content": "[MASK]", "special": True}},
+        "init_inputs": [],
+    }
+    write(folder, tokenizer_config=settings, added_tokens={"[MASK]": 4}, config={"model_type": "bert"})
+    assert Tokenizer.load(folder).fingerprint == plain
+
+
+def test_a_tokenizer_json_and_settings_that_contradict_it(folder):
+    tokenizer = Tokenizer.load(folder, lowercase=True)
+    tokenizer.save(folder / "tokenizer.json")
+    for settings in ({}, {"do_lower_case": True, "strip_accents": None}, {"tokenize_chinese_chars": True}):
+        write(folder, tokenizer_config={"tokenizer_class": "BertTokenizer"} | settings)
+        assert Tokenizer.load(folder).fingerprint == tokenizer.fingerprint
+    for name in ("do_lower_case", "strip_accents", "tokenize_chinese_chars"):
+        write(folder, tokenizer_config={"tokenizer_class": "BertTokenizer", name: False})
+        with pytest.raises(UserError, match=rf"{name} is false, but tokenizer\.json has true: correct"):
+            Tokenizer.load(folder)
+    # Classes that do not read it, as in paraphrase-multilingual-MiniLM-L12-v2; tokenizer.json says all.
+    write(folder, tokenizer_config={"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": False, "x": 1})
+    assert Tokenizer.load(folder).fingerprint == tokenizer.fingerprint
+
+
+def test_settings_of_byte_level_bpe(tmp_path):
+    vocab = {piece: i for i, piece in enumerate([*BYTE_SPECIAL_TOKENS, *byte_alphabet(), "Ġa"])}
+    write(tmp_path, vocab=vocab)
+    (tmp_path / "merges.txt").write_text("#version: 0.2\nĠ a\n")
+    assert pieces(Tokenizer.load(tmp_path), "a a") == ["a", "Ġa"]
+    write(
+        tmp_path,
+        tokenizer_config={"tokenizer_class": "RobertaTokenizer", "add_prefix_space": True},
+    )
+    tokenizer = Tokenizer.load(tmp_path)
+    assert pieces(tokenizer, "a a") == ["Ġa", "Ġa"] and tokenizer.settings == {"add_prefix_space": True}
+    byte_bpe(vocab, [("Ġ", "a")], False, prefix_space=False, origin="here").save(tmp_path / "tokenizer.json")
+    with pytest.raises(UserError, match=r"add_prefix_space is true, but tokenizer\.json has false"):
+        Tokenizer.load(tmp_path)
