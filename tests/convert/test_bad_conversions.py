@@ -313,7 +313,7 @@ def test_tensors_without_axes(refuses, spoil):
     change_json(source / "config.json", lambda about: about.update(architectures=["BertForSequenceClassification"]))
     for name in ("classifier.weight", "bert.embeddings.word_embeddings.weight"):
         kept = safetensors.numpy.load_file(source / "model.safetensors")
-        change_tensors(source, lambda tensors, name=name: tensors.update({name: np.float32(1).reshape(())}))
+        change_tensors(source, lambda tensors, name=name: tensors.update({name: np.ones((), np.float32)}))
         refuses(source, f"tensor '{name}' has shape []")
         refuses(source, "[]" if "word" not in name else "rows", arguments=("--trim-vocabulary",))
         change_tensors(source, lambda tensors, kept=kept: (tensors.clear(), tensors.update(kept)))
