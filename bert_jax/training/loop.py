@@ -126,11 +126,11 @@ def _attempt(run: Run, checkpoints: Checkpoints, goodput: Goodput) -> Place:
         cursor, phase, evaluation = place.cursor, place.phase, place.evaluation
         if ended := _ended(config, budget, cursor, evaluation):
             return dataclasses.replace(place, ended=ended)
+        with goodput.spending("compile"):
+            run.programs.fit_memory(cursor.phase)
         so_far = cursor.step, place.tokens_seen
         report = stack.enter_context(Reporter(run.task, run.workdir, run.mesh, *so_far, goodput, run.profile))
         batches = stack.enter_context(contextlib.closing(run.task.batches(cursor)))
-        with goodput.spending("compile"):
-            run.programs.fit_memory(cursor.phase)
         goodput.ready(cursor.step)
         for rows, size, following in report.timed(batches):
             budget.look(cursor.step)

@@ -21,6 +21,8 @@ from bert_jax.training.sharding import DATA_AXES
 EVENT = "micro_batch"
 FILLED = 0.9
 """Of the memory at hand; the rest is left to fragmentation and to batches that are on their way."""
+FIRST_TOKENS = 65_536
+"""On each device: what the first program that is tried computes at a time, or less."""
 
 Asked = int | Literal["auto"] | None
 """Rows of a micro-batch on each device; found for the memory at hand, the host's too; or as `Phase.accumulation`."""
@@ -93,7 +95,10 @@ def _asked_for(phase: Phase, index: int, mesh: Mesh | AbstractMesh, rows: int) -
 def fit(
     config: Config, index: int, mesh: Mesh, ledger: Ledger, compiled: Callable[[int], Any]
 ) -> tuple[int, Any | None]:
-    """The fewest micro-batches whose program fits into the memory at hand. The fewest of all are tried first.
+    """The fewest micro-batches whose program fits into the memory at hand.
+
+    Micro-batches of `FIRST_TOKENS` are tried first, then one number after the other: no program is compiled that needs
+    many times the memory.
 
     Args:
       config: of the run.
@@ -116,16 +121,24 @@ def fit(
         if here.items() <= entry.items():
             return entry["accumulation"], None
     limit = FILLED * min(gather("the memory at hand", memory_of(mesh.local_devices[0])))
-    candidates = accumulations(phase, math.prod(mesh.shape[axis] for axis in DATA_AXES))
-    low, middle, high, best = 0, 0, len(candidates) - 1, None
-    while low <= high:  # more micro-batches need less memory
-        program, needed = attempt(compiled, candidates[middle])
+    shards = math.prod(mesh.shape[axis] for axis in DATA_AXES)
+    candidates = accumulations(phase, shards)
+    tokens = [phase.batch_size // (shards * n) * phase.seq_len for n in candidates]
+    at = next((i for i, size in enumerate(tokens) if size <= FIRST_TOKENS), len(candidates) - 1)
+    step, best = 0, None
+    while 0 <= at < len(candidates):
+        program, needed = attempt(compiled, candidates[at])
         needed = max(gather("what a program needs", needed))  # compilers may choose differently on each host
         if needed <= limit:
-            best, high = (candidates[middle], program, needed), middle - 1
+            best = candidates[at], program, needed
+            if step > 0:
+                break
+            step = -1
+        elif best is not None:
+            break
         else:
-            low = middle + 1
-        middle = (low + high) // 2
+            step = 1
+        at += step
     if best is None:
         raise UserError(
             f"phases.{index}: one row at a time on each device needs more than {limit / 2**30:.1f} GiB, "

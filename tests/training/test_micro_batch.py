@@ -60,9 +60,19 @@ def test_the_largest_that_fits(mesh, tmp_path, monkeypatch, size, count):
     give_memory(monkeypatch, size)
     compiler, ledger = Compiler(), Ledger(tmp_path / "ledger")
     found, program = fit(CONFIG, 0, mesh, ledger, compiler)
-    assert (found, program.count) == (count, count) and len(compiler.tried) <= 4 and compiler.tried[0] == 1
+    assert (found, program.count) == (count, count) and compiler.tried == [n for n in (1, 2, 4, 8, 16) if n <= count]
     (entry,) = ledger.of("micro_batch")
     assert (entry["accumulation"], entry["bytes"], entry["phase"]) == (count, 100 + 1600 // count, 0)
+
+
+def test_large_batches_are_cut_before_the_first_try(mesh, tmp_path, monkeypatch):
+    """A program for far more rows than fit takes long to compile, if it can be compiled at all."""
+    large = dataclasses.replace(CONFIG, phases=(Phase(batch_size=4096),))  # of 128 tokens
+    for size, tried, count in ((1e12, [8, 4, 2, 1], 1), (400, [8, 4], 8), (200, [8, 16], 16)):
+        give_memory(monkeypatch, size + 1)
+        compiler, path = Compiler(), tmp_path / str(size)
+        assert fit(large, 0, mesh, Ledger(path), compiler)[0] == count
+        assert compiler.tried == tried
 
 
 def test_nothing_fits(mesh, tmp_path, monkeypatch):
@@ -111,17 +121,20 @@ class Step:
     """A train step whose program needs what `Compiler` says, and in the second phase ten times as much."""
 
     def __init__(self, task, mesh, accumulation):
-        self.task, self.accumulation = task, accumulation
+        self.times, self.program = TIMES[task.phase], Compiler()(accumulation)
 
     def lower(self, *arguments):
         return self
 
     def compile(self):
-        program = Compiler()(self.accumulation)
-        sizes = vars(program.memory_analysis())
-        return SimpleNamespace(
-            memory_analysis=lambda: SimpleNamespace(**{k: v * TIMES[self.task.phase] for k, v in sizes.items()})
-        )
+        return self
+
+    def memory_analysis(self):
+        sizes = vars(self.program.memory_analysis())
+        return SimpleNamespace(**{name: self.times * size for name, size in sizes.items()})
+
+    def __call__(self, *arguments):
+        raise AssertionError("no update may be computed")
 
 
 TIMES = (1, 10)
