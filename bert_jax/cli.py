@@ -15,7 +15,7 @@ from bert_jax import flags, presets, storage
 from bert_jax.commands import MISSING, Convert, Doctor, Evaluate, FillMask, Plan, Pretrain, Schedule
 from bert_jax.config import Config
 from bert_jax.data import parts
-from bert_jax.errors import TRY_AGAIN, PeerError, UserError
+from bert_jax.errors import INTERRUPTED, TRY_AGAIN, PeerError, UserError
 from bert_jax.planning.lines import Line
 from bert_jax.runtime import cluster, lifeline, supervisor
 from bert_jax.runtime.report import make_report
@@ -191,7 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str]) -> int:
     """Run one command. 0: done; 2: the user asked for something that cannot be done, said in one line; or `doctor`
-    found an error; 75: the run is saved or another process is gone, and the same command continues it.
+    found an error; 75: the run is saved or another process is gone, and the same command continues it; 130: Ctrl-C.
     """
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_overview())
@@ -205,6 +205,9 @@ def _run(arguments: Sequence[str]) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt as interrupt:
+        print(str(interrupt) or "stopped", file=sys.stderr)
+        return INTERRUPTED
     except PeerError as error:
         print(f"error: {error}: the same command continues from the newest checkpoint", file=sys.stderr)
         return TRY_AGAIN
