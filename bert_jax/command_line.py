@@ -12,7 +12,7 @@ from typing import Any
 
 import bert_jax
 from bert_jax import storage
-from bert_jax.errors import TRY_AGAIN, PeerError, UserError
+from bert_jax.errors import INTERRUPTED, TRY_AGAIN, PeerError, UserError
 
 
 def run(command: Callable[[], int | None], interrupted: str = "stopped") -> int:
@@ -40,8 +40,8 @@ def run(command: Callable[[], int | None], interrupted: str = "stopped") -> int:
             line = f"error: {error}"
         except PeerError as error:
             line, code = f"error: {error}: the same command continues from the newest checkpoint", TRY_AGAIN
-        except KeyboardInterrupt:
-            line, code = interrupted, 128 + signal.SIGINT
+        except KeyboardInterrupt as interrupt:
+            line, code = str(interrupt) or interrupted, INTERRUPTED
         except Exception as error:
             described = storage.trouble(error)
             if error is not output.lost and described is None:

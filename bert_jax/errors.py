@@ -34,3 +34,6 @@ class PeerError(Exception):
 
 TRY_AGAIN = 75
 """Exit code (EX_TEMPFAIL of sysexits.h): the run is not over, and the same command continues it."""
+
+INTERRUPTED = 130
+"""Exit code of a process that Ctrl-C ended, 128 + SIGINT: what restarts a run that ends with `TRY_AGAIN` must not."""

@@ -12,6 +12,7 @@ from bert_jax.data.gather import Marks
 from bert_jax.data.held_out import HeldOut
 from bert_jax.data.integrity import check_shards
 from bert_jax.data.parts import Part, common_tokenizer, opened, resolve
+from bert_jax.directory_lock import DirectoryLock
 from bert_jax.errors import UserError
 from bert_jax.masking import Vocabulary
 from bert_jax.runtime.shared import check_shared
@@ -71,7 +72,8 @@ def pretrain(
 
     Raises:
       UserError: see `open_task`, `check_shards`, `read_start`, `workdir.claim`, `continuation.check`, `check_shared`
-        and `loop.train`; nothing is written before all is checked, but whether the directory is shared.
+        and `loop.train`; another run is at work in the directory. Nothing is written before all is checked, but whether
+        the directory is shared.
     """
     begun = time.time()
     check_place(directory)
@@ -89,20 +91,25 @@ def pretrain(
         start = read_start(config, Tokenizer.load(corpora[0].directory))
     paths = [str(part.directory) for part in parts]
 
-    def claim() -> None:
-        before = workdir.held_config(directory, config, mixture, paths)
-        if before is not None:
-            continuation.check(directory, before, config)
-        workdir.claim(directory, config, mixture, paths, tokenizer_text)
+    with DirectoryLock(directory) as lock:
 
-    tell("the work directory", claim)
-    if jax.process_count() > 1:
-        check_shared(directory)
-    if is_first():
-        announce()
-    about = {"tokenizer_fingerprint": corpora[0].tokenizer_fingerprint}
-    place = loop.train(task, directory, about, start=start, profile=profile, micro_batch=micro_batch, begun=begun)
-    meet("the end")  # whoever has nothing to write waits for what the first process writes
+        def claim() -> None:
+            before = workdir.held_config(directory, config, mixture, paths)
+            lock.acquire()
+            if before is not None:
+                continuation.check(directory, before, config)
+            workdir.claim(directory, config, mixture, paths, tokenizer_text)
+
+        tell("the work directory", claim)
+        if jax.process_count() > 1:
+            check_shared(directory)
+        if is_first():
+            announce()
+        about = {"tokenizer_fingerprint": corpora[0].tokenizer_fingerprint}
+        place = loop.train(
+            task, directory, about, start=start, profile=profile, micro_batch=micro_batch, begun=begun, check=lock.check
+        )
+        meet("the end")  # whoever has nothing to write waits for what the first process writes
     return place
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from bert_jax.errors import TRY_AGAIN, PeerError
+from bert_jax.errors import INTERRUPTED, TRY_AGAIN, PeerError
 from bert_jax.runtime.cluster import Seat
 from bert_jax.runtime.meeting import Event, Meeting, Report, open_meeting
 
@@ -52,17 +52,19 @@ def supervise(command: Sequence[str], seat: Seat, report: Report, timeout: float
       timeout: seconds to wait for others at the start.
 
     Returns:
-      an exit code: the child's if it ended in order, 2 or `TRY_AGAIN` if another process was at fault.
+      an exit code: the child's if it ended in order, 2 or `TRY_AGAIN` if another process was at fault. After Ctrl-C,
+      `INTERRUPTED` instead of `TRY_AGAIN`.
 
     Raises:
       PeerError, UserError: the run cannot start (`open_meeting`).
     """
     children: list[subprocess.Popen] = []
-    with _forwarding(children):
+    with _forwarding(children) as interrupts:
         meeting, port, reports = open_meeting(seat, report, timeout)
         hosts = {i: each["host"] for i, each in enumerate(reports)} or {0: seat.host}
         try:
-            return _Watch(meeting, seat, hosts | {seat.process: report["host"]}).run(command, port, children)
+            code = _Watch(meeting, seat, hosts | {seat.process: report["host"]}).run(command, port, children)
+            return INTERRUPTED if interrupts and code == TRY_AGAIN else code
         finally:
             meeting.close()
 
@@ -82,7 +84,8 @@ class _Watch:
         ours, theirs = socket.socketpair()
         place = {"seat": self.seat, "port": port, "wire": theirs.fileno()}
         environment = os.environ | {WORKER: json.dumps(place)}
-        self.child = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()])
+        # In a process group of its own: a terminal sends Ctrl-C to the group of this process, which forwards it.
+        self.child = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()], process_group=0)
         children.append(self.child)
         theirs.close()
         with ours:
@@ -182,22 +185,33 @@ def _in_order(wire: socket.socket) -> bool:
 
 
 @contextmanager
-def _forwarding(children: list[subprocess.Popen]) -> Iterator[None]:
-    """SIGTERM goes on to the child, which saves and ends, and Ctrl-C reaches both; before there is one, they end this.
+def _forwarding(children: list[subprocess.Popen]) -> Iterator[list[int]]:
+    """SIGTERM and the first Ctrl-C are SIGTERM to the child, which saves and ends. A second Ctrl-C kills it.
+
+    Yields:
+      every Ctrl-C so far.
 
     Raises:
-      PeerError: either came before there was a child.
+      PeerError, KeyboardInterrupt: one of them came before there was a child.
     """
+    interrupts: list[int] = []
 
     def stop(number: int, frame: object) -> None:
+        if number == signal.SIGINT:
+            if not children:
+                raise KeyboardInterrupt
+            interrupts.append(number)
+            if len(interrupts) > 1:
+                children[0].kill()
+                return
+            os.write(2, b"\nCtrl-C: saving after this step; a second Ctrl-C stops at once without saving\n")
         if not children:
             raise PeerError(f"asked to stop by {signal.Signals(number).name} before the start")
-        if number == signal.SIGTERM:
-            children[0].send_signal(number)
+        children[0].send_signal(signal.SIGTERM)
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield
+        yield interrupts
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

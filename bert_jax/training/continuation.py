@@ -43,12 +43,11 @@ def check(workdir: StoredPath, before: Config, config: Config) -> None:
     cursor = Cursor.from_dict(about["cursor"])
     decisions = [entry for entry in about["ledger"] if entry["event"] == budget.EVENT]
     if difference := _difference(before, config, cursor, decisions):
-        changed = "; ".join(changes({"phases": old}, {"phases": new})[:4])
+        changed = "; ".join(changes({"phases": old}, {"phases": new})[:3])
         raise UserError(
             f"work directory {workdir} holds a run with other phases ({changed}), and its {cursor.step} steps so far "
-            f"would not be the same: {difference}. Continue with the phases that it was started with, or start another "
-            f"run from it with --init-from {workdir}. A run can be lengthened if its learning rate so far does not "
-            "depend on the number of steps: with decay constant, or before decay_start"
+            f"would not be the same: {difference}. Continue with its own phases, or start another run from it with "
+            f"--init-from {workdir}. Steps can only be added with decay constant, or before decay_start"
         )
 
 

@@ -2,22 +2,19 @@
 
 import contextlib
 import dataclasses
-import itertools
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh, Mesh
 
 from bert_jax.config import Config
 from bert_jax.data.cursor import Cursor
 from bert_jax.errors import UserError
+from bert_jax.runtime.stop_request import stop_request
 from bert_jax.runtime.together import is_first
 from bert_jax.storage import StoredPath
 from bert_jax.training import rescue
@@ -67,7 +64,9 @@ class Run:
     programs: Programs
     profile: tuple[int, int] | None
     stopping: Callable[[], bool]
-    """Whether to stop behind an update, to be asked behind each; true after SIGTERM."""
+    """Whether to stop behind an update, to be asked behind each; true after SIGTERM or Ctrl-C."""
+    check: Callable[[], None]
+    """Raises if the run must not go on."""
 
 
 def train(
@@ -79,12 +78,14 @@ def train(
     profile: tuple[int, int] | None = None,
     micro_batch: Asked = None,
     begun: float | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> Place:
     """Run the task to its end, from its newest intact checkpoint if there is one.
 
     On SIGTERM, to any process of the run, it is saved after the current update and this returns; the same call
-    continues it. All processes call this; the first one writes what is not part of a checkpoint. After trouble
-    (training/watch.py) it goes back and on by itself (training/rescue.py).
+    continues it. On Ctrl-C it is saved, too, and this raises KeyboardInterrupt; a second one ends the process.
+    All processes call this; the first one writes what is not part of a checkpoint. After trouble (training/watch.py)
+    it goes back and on by itself (training/rescue.py).
 
     Args:
       task: what to train.
@@ -94,6 +95,7 @@ def train(
       profile: write a trace of updates [first, last) to workdir/profile.
       micro_batch: rows at a time on each device, "auto", or None for what the config says.
       begun: `time.time()` when the process began its work, for goodput.
+      check: called after every step; what it raises ends the run without a save.
 
     Returns:
       where the run stands.
@@ -104,18 +106,23 @@ def train(
     """
     mesh, ledger = checked_mesh(task, micro_batch), Ledger(workdir / LEDGER)
     programs, begun = Programs(task, mesh, ledger, micro_batch), begun or time.time()
-    with _sigterm() as stopping:
-        run = Run(task, mesh, workdir, about, start, ledger, programs, profile, stopping)
+    with stop_request() as stopping:
+        run = Run(task, mesh, workdir, about, start, ledger, programs, profile, stopping, check)
         while True:
             with Checkpoints(directory_of(workdir), task.config.checkpoint.keep) as checkpoints:
                 rescue.carry_out(checkpoints, ledger)
                 with contextlib.closing(Goodput(workdir, begun)) as goodput:
                     try:
-                        return _attempt(run, checkpoints, goodput)
+                        place = _attempt(run, checkpoints, goodput)
+                        break
                     except TroubleError as trouble:
                         goodput.record(trouble.last)
                         rescue.decide(trouble, task.config, checkpoints, ledger)
             begun = time.time()
+    if stopping.interrupted and not place.ended:
+        done, total = place.cursor.step, task.config.total_steps
+        raise KeyboardInterrupt(f"stopped and saved at update {done} of {total}; the same command continues")
+    return place
 
 
 def _attempt(run: Run, checkpoints: Checkpoints, goodput: Goodput) -> Place:
@@ -153,6 +160,7 @@ def _attempt(run: Run, checkpoints: Checkpoints, goodput: Goodput) -> Place:
                     evaluation = run.programs.evaluator(phase)(state.params)
                 report.held_out(cursor.step, evaluation)
             ended = _ended(config, budget, cursor, evaluation)
+            run.check()
             stop = run.stopping()  # asked once: SIGTERM between save and break must not skip the save
             if ended or stop or cursor.step % config.checkpoint.every == 0:
                 report.flush()  # the lines that a committed checkpoint covers must be on disk before it
@@ -258,23 +266,3 @@ def evaluate_newest(task: Task, workdir: StoredPath) -> dict[str, float]:
     params = restore_parts(found, {"params": abstract})["params"]
     on_mesh = jax.tree.map(lambda x, shape: jax.device_put(x, shape.sharding), params, abstract)
     return make_evaluator(task, mesh)(on_mesh)
-
-
-@contextlib.contextmanager
-def _sigterm() -> Iterator[Callable[[], bool]]:
-    """Whether SIGTERM has come, asked behind each update; it does not end the process.
-
-    Of several processes each is told behind the same update: jax has caught the signal and looks for one that no
-    process has passed.
-    """
-    if jax.distributed.is_initialized():
-        # jax waits for the number behind the highest that it was asked; updates do not begin at 1, and may go back.
-        questions = itertools.count(1)
-        yield lambda: multihost_utils.reached_preemption_sync_point(next(questions))
-        return
-    asked = threading.Event()
-    before = signal.signal(signal.SIGTERM, lambda *_: asked.set())
-    try:
-        yield asked.is_set
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -35,7 +35,9 @@ def start(children: dict[int, str], processes: int, reports: dict[int, dict] | N
         report = SAME | {"host": f"host{process}"} | (reports or {}).get(process, {})
         words = [process, processes, port, json.dumps(report), timeout, child]
         command = [sys.executable, "-m", "tests.runtime.peers", *map(str, words)]
-        running[process] = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+        running[process] = subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True
+        )
     return running
 
 
@@ -164,6 +166,29 @@ def test_sigterm_reaches_the_child(tmp_path):
     for supervisor in running.values():
         supervisor.terminate()
     assert {code for code, _ in end(running).values()} == {75}
+
+
+def test_ctrl_c_reaches_the_child_once_as_sigterm(tmp_path):
+    """A terminal sends it to the whole process group. Only who was interrupted says so: 130 restarts nothing."""
+    child = f"signal.signal(signal.SIGTERM, lambda *_: leave(75)); {note(tmp_path)}; {SLEEP}"
+    running = start({0: child, 1: child}, 2)
+    wait_for_notes(tmp_path, 2)
+    os.killpg(running[0].pid, signal.SIGINT)
+    running[1].terminate()
+    saving = "Ctrl-C: saving after this step; a second Ctrl-C stops at once without saving"
+    assert end(running) == {0: (130, saving), 1: (75, "")}
+
+
+def test_a_second_ctrl_c_stops_at_once(tmp_path):
+    child = f"signal.signal(signal.SIGTERM, signal.SIG_IGN); {note(tmp_path)}; {SLEEP}"
+    running = start({0: child, 1: child}, 2)
+    wait_for_notes(tmp_path, 2)
+    os.killpg(running[0].pid, signal.SIGINT)
+    assert [running[0].stderr.readline().strip() for _ in range(2)][1].startswith("Ctrl-C: saving")
+    os.killpg(running[0].pid, signal.SIGINT)
+    found = end(running)
+    assert {process: code for process, (code, _) in found.items()} == {0: 130, 1: 75}
+    assert all("process 0 of 2 (host0) was killed by SIGKILL" in said for _, said in found.values())
 
 
 def test_silence_is_noticed(monkeypatch):

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax import cli, inference, pretraining, storage
+from bert_jax import cli, directory_lock, inference, pretraining, storage
 from bert_jax.config import CheckpointConfig, LogConfig
 from bert_jax.convert.tensor_files import SAFETENSORS as WEIGHTS
 from bert_jax.data.corpus import Corpus
@@ -35,6 +35,7 @@ KILLED = Path(__file__).parent / "killed_config.py"
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(directory_lock, "SETTLE_SECONDS", 0.0)
     monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 

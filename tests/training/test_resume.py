@@ -75,8 +75,8 @@ def test_another_seed_is_another_run(undisturbed, tiny_corpus, tmp_path):
     assert place.evaluation["mlm_loss"] != lines_without_timing(undisturbed)[-1]["mlm_loss"]
 
 
-@pytest.mark.parametrize("step", [14, 40])
-def test_sigterm_saves_and_the_same_command_continues(undisturbed, tiny_corpus, tmp_path, monkeypatch, step):
+@pytest.mark.parametrize(("step", "number"), [(14, signal.SIGINT), (40, signal.SIGTERM)])
+def test_a_signal_saves_and_the_same_command_continues(undisturbed, tiny_corpus, tmp_path, monkeypatch, step, number):
     """Within a phase and at the switch; the second call must start where the first one stopped."""
     config, workdir = load_config(str(CONFIG)), tmp_path / "run"
     push = reporter.Reporter.push
@@ -84,12 +84,17 @@ def test_sigterm_saves_and_the_same_command_continues(undisturbed, tiny_corpus, 
     def push_and_terminate(self, done, *rest):
         push(self, done, *rest)
         if done == step:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
 
     with monkeypatch.context() as patch:
         patch.setattr(reporter.Reporter, "push", push_and_terminate)
-        place = pretraining.pretrain(config, [Part(tiny_corpus)], workdir)
-    assert place.cursor.step == step
+        if number == signal.SIGTERM:
+            assert pretraining.pretrain(config, [Part(tiny_corpus)], workdir).cursor.step == step
+        else:
+            with pytest.raises(KeyboardInterrupt, match=f"stopped and saved at update {step} of 60; the same command"):
+                pretraining.pretrain(config, [Part(tiny_corpus)], workdir)
+    newest = next(checkpoint.committed(checkpoint.directory_of(workdir)))
+    assert checkpoint.read_about(newest)["cursor"]["step"] == step
     place = pretraining.pretrain(config, [Part(tiny_corpus)], workdir)
     assert place.cursor.step == 60
     assert_same_run(workdir, undisturbed, tiny_corpus)

@@ -11,6 +11,7 @@ from bert_jax.errors import UserError
 from bert_jax.training import checkpoint
 from bert_jax.training.metrics import read_metrics
 from bert_jax.training.pretraining_task import Pretraining
+from bert_jax.training.reporter import Reporter
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "shared_programs")
 
@@ -104,6 +105,22 @@ def test_a_finished_run_is_lengthened(config, tiny_corpus, tmp_path):
     with pytest.raises(UserError, match=r"phases.1.steps 18 -> 30.*the learning rate of step 8 was .*--init-from"):
         pretraining.pretrain(steeper, parts, tmp_path / "run")
     assert files(tmp_path / "run") == before
+
+
+def test_a_second_run_is_refused_while_the_first_goes_on(config, tiny_corpus, tmp_path, monkeypatch):
+    workdir, parts, refused, push = tmp_path / "run", [Part(tiny_corpus)], [], Reporter.push
+
+    def push_and_start_another(self, step, *rest):
+        push(self, step, *rest)
+        if step == 3:
+            with pytest.raises(UserError, match=r"run is in use by process \d+ on "):
+                pretraining.pretrain(aiming(config, 1.0, 200), parts, workdir)
+            refused.append(step)
+
+    monkeypatch.setattr(Reporter, "push", push_and_start_another)
+    pretraining.pretrain(aiming(config, 1.0, 200), parts, workdir)
+    assert refused == [3] and [line["step"] for line in lines(workdir, "train")] == list(range(1, 23))
+    assert not (workdir / "run.lock").exists()
 
 
 def test_a_real_figure_is_looked_at(config, tiny_corpus, tmp_path):

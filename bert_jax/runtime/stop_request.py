@@ -1,0 +1,82 @@
+"""SIGTERM and Ctrl-C while a run trains: both ask it to save and stop. A second Ctrl-C ends the process at once."""
+
+import contextlib
+import itertools
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+
+import jax
+from jax.experimental import multihost_utils
+
+from bert_jax.errors import INTERRUPTED
+
+
+class StopRequest:
+    """Whether to save and stop; it is called after every step."""
+
+    def __init__(self, reached: Callable[[], bool] | None = None):
+        """Nothing is requested yet.
+
+        Args:
+          reached: whether to stop, where that is not up to this process alone.
+        """
+        self.interrupted = False
+        """Whether Ctrl-C was the reason."""
+        self._requested, self._stepped, self._reached = False, False, reached
+
+    def __call__(self) -> bool:
+        """Whether the run is to be saved after this step."""
+        self._stepped = True
+        return self._requested if self._reached is None else self._reached()
+
+    def _handle(self, number: int, frame: object) -> None:
+        self._requested = True
+        self.interrupted = self.interrupted or number == signal.SIGINT
+
+    def _watch(self, descriptor: int) -> None:
+        """Answer Ctrl-C from a thread: the main one may be compiling for minutes, and handles signals afterwards."""
+        with open(descriptor, "rb", buffering=0) as numbers:
+            saving = False
+            while number := numbers.read(1):
+                if number[0] != signal.SIGINT:
+                    continue
+                if saving or not self._stepped:
+                    # Not to sys.stderr, which the main thread may hold.
+                    os.write(
+                        2, b"\nstopped without saving; the same command continues from the newest checkpoint, if any\n"
+                    )
+                    os._exit(INTERRUPTED)
+                saving = True
+                os.write(2, b"\nCtrl-C: saving after this step; a second Ctrl-C stops at once without saving\n")
+
+
+@contextlib.contextmanager
+def stop_request() -> Iterator[StopRequest]:
+    """Signals are requests in here, in the main thread.
+
+    Before the first step there is nothing to save: Ctrl-C ends the process. Of several processes all stop after the
+    same step: jax has caught SIGTERM and looks for a step that no process has passed, and Ctrl-C is for their
+    supervisors (runtime/supervisor.py).
+    """
+    if jax.distributed.is_initialized():
+        # jax waits for the number behind the highest that it was asked; updates do not begin at 1, and may go back.
+        questions = itertools.count(1)
+        yield StopRequest(lambda: multihost_utils.reached_preemption_sync_point(next(questions)))
+        return
+    request = StopRequest()
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    handlers = {number: signal.signal(number, request._handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    thread = threading.Thread(target=request._watch, args=[reader], daemon=True)
+    thread.start()
+    try:
+        yield request
+    finally:
+        signal.set_wakeup_fd(wakeup)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        os.close(writer)  # the thread reads to the end, and closes the other one
+        thread.join()
