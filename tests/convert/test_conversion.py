@@ -324,6 +324,36 @@ def test_a_signal_leaves_nothing(made, tmp_path, monkeypatch, capsys, number):
     assert list(tmp_path.iterdir()) == [] and signal.getsignal(number) is before
 
 
+STOPPED = """
+import sys, time
+
+from bert_jax import cli
+from bert_jax.convert import conversion
+
+
+def write(contents, directory):
+    (directory / "large").write_bytes(b"0")
+    print("writing", flush=True)
+    time.sleep(60)
+
+
+conversion.TARGETS["bert-jax"] = conversion.TARGETS["bert-jax"]._replace(write=write)
+sys.exit(cli.main(["convert", *sys.argv[1:], "--to", "bert-jax"]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_process_that_is_stopped_leaves_nothing(made, tmp_path, number, code):
+    command = [sys.executable, "-c", STOPPED, made["theirs"], tmp_path / "deep" / "new"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "writing\n"
+        process.send_signal(number)
+        _, error = process.communicate()
+    assert process.returncode == code and "Traceback" not in error
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_destination_that_appeared_meanwhile_is_left_alone(made, tmp_path, monkeypatch):
     """Another conversion to the same place was faster."""
     prove = conversion._prove

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from bert_jax.convert import tensor_files, transformers_forward
@@ -167,5 +167,7 @@ def test_files_that_anybody_may_have_edited(model, only_numpy, data):
         except UserError as error:
             assert "\n" not in str(error) and len(str(error)) < 1000
             assert list(place.iterdir()) == []
+            event("refused")
         else:
+            event("converted")
             assert [path.name for path in place.iterdir()] == ["new"]

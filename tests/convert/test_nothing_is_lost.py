@@ -100,6 +100,22 @@ def test_what_is_not_there_is_not_tied(encoder, tmp_path):
         from_form(Form(settings, whole | {name: 2 * array for name, array in tied.items()}, "here"))
 
 
+@pytest.mark.parametrize(("kind", "prefix"), [("xlm-roberta", "XLMRoberta"), ("camembert", "Camembert")])
+def test_a_roberta_under_another_name_keeps_it(tmp_path, kind, prefix):
+    """Through our own form, too; positions and heads are RoBERTa's."""
+    golden = make_families.goldens()["RobertaForMaskedLM 0"]
+    tensors = {key: make_families.drawn(key, tuple(shape)) for key, shape in golden["shapes"].items()}
+    names = {"model_type": kind, "architectures": [f"{prefix}ForMaskedLM"]}
+    source = save(tmp_path / "source", golden["config"] | names, tensors)
+    assert conversion.convert(source, tmp_path / "ours", "bert-jax").passed
+    report = conversion.convert(tmp_path / "ours", tmp_path / "theirs", "huggingface")
+    assert report.passed and [head.name for head in report.heads] == ["mlm logits"]
+    described = json.loads((tmp_path / "theirs" / "config.json").read_text())
+    assert {name: described[name] for name in names} == names
+    for name, array in tensor_files.open_tensors(tmp_path / "theirs").items():
+        np.testing.assert_array_equal(array, tensors[name], err_msg=name)
+
+
 def test_a_wider_window_is_seen():
     """ModernBERT's real windows are wider than most texts."""
     golden = make_families.goldens()["ModernBertForMaskedLM 0"]
