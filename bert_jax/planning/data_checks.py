@@ -148,11 +148,10 @@ def _pairs(measured: Epoch) -> Line:
 
 def _epochs(stays: Stay, before: float, sure: bool, number: int, steps: int) -> Line:
     total, roughly = before + stays.epochs, "" if stays.exact else "about "
-    text = f"its {steps:,} updates make {roughly}{stays.epochs:.2f} epochs"
+    text = f"its {steps:,} updates make {roughly}{stays.epochs:,.2f} epochs"
     if number:
-        text += (
-            f", {total:.2f} with earlier phases; it opens {'' if sure else 'about '}epoch {stays.first}, counted from 0"
-        )
+        opened = f"it opens {'' if sure else 'about '}epoch {stays.first}, counted from 0"
+        text += f", {total:,.2f} with earlier phases; {opened}"
     values = {"epochs": stays.epochs, "epochs_so_far": total, "first_epoch": stays.first}
     values |= {"epochs_exact": stays.exact, "first_epoch_exact": sure}
     if total > MANY_EPOCHS:

@@ -22,9 +22,12 @@ def seen(seat: Seat | None) -> dict[str, Any]:
     memory = min(map(memory_of, local))
     if local[0].platform == "cpu":
         memory /= len(local)  # all of them share what the host has
-    slices = sorted({getattr(device, "slice_index", None) or 0 for device in local})
-    return {"count": len(local), "kind": local[0].device_kind, "slices": slices, "memory": memory} | {
-        "reports_memory": device_memory(local[0]) is not None
+    return {
+        "count": len(local),
+        "kind": local[0].device_kind,
+        "slices": sorted({getattr(device, "slice_index", None) or 0 for device in local}),
+        "memory": memory,
+        "reports_memory": device_memory(local[0]) is not None,
     }
 
 

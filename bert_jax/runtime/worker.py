@@ -35,7 +35,7 @@ def skip_absent_tpu() -> None:
     Call it before anything needs a device. Where a TPU is attached, jax has set its platforms when it was imported; a
     user sets them with JAX_PLATFORMS. Compiling for absent TPUs (planning/topologies.py) needs no backend.
     """
-    if jax.config.jax_platforms is None:
+    if not jax.config.jax_platforms:
         backend.register_backend_factory("tpu", lambda: None)  # None: no such devices
 
 

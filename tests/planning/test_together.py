@@ -125,7 +125,7 @@ def test_a_bucket_that_cannot_be_reached():
     assert MemoryStore.objects == {}
 
 
-SEEN = {"count": 4, "kind": "chip", "slices": [0], "memory": 16.0}
+SEEN = {"count": 4, "kind": "chip", "slices": [0], "memory": 16.0, "reports_memory": True}
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ SEEN = {"count": 4, "kind": "chip", "slices": [0], "memory": 16.0}
 )
 def test_the_devices_of_a_run(wishes, found):
     devices = machine.find(*wishes, [SEEN, SEEN | {"slices": [1]}])
-    assert devices[:3] == found[:3]
+    assert devices[:3] == found[:3] and devices.reports_memory == (wishes[2] is None)
     assert devices.memory == pytest.approx(found[3], rel=0.1) if found[3] else devices.memory is None
 
 

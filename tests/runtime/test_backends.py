@@ -8,7 +8,7 @@ from bert_jax import cli
 from bert_jax.runtime import worker
 
 
-@pytest.mark.parametrize(("platforms", "tried"), [(None, False), ("tpu,cpu", True)])
+@pytest.mark.parametrize(("platforms", "tried"), [(None, False), ("", False), ("tpu,cpu", True)])
 def test_tpus_are_tried_only_where_jax_found_one(monkeypatch, platforms, tried):
     first = xla_bridge._backend_factories["tpu"]
     monkeypatch.setattr(xla_bridge, "_backend_factories", dict(xla_bridge._backend_factories))
