@@ -136,7 +136,7 @@ BAD = {
     "fill-mask without a mask": (["fill-mask", "run", "the river"], ["no [MASK]"]),
     "fill-mask of a long text": (["fill-mask", "export", "[MASK] " + "stone " * 99], ["position table 64", "shorten"]),
     "fill-mask without a model": (["fill-mask", "nowhere", "a [MASK]"], ["nowhere is no file and no directory"]),
-    "fill-mask without a text": (["fill-mask", "run"], ["Text with one or more [MASK]"]),
+    "fill-mask without a text": (["fill-mask", "run"], ["Text with one or more mask tokens"]),
     "convert nothing": (["convert", "notes", "new"], ["notes holds no run"]),
     "convert onto something": (["convert", "run", "notes"], ["notes exists already"]),
     "convert to an unknown form": (["convert", "run", "new", "--to", "onnx"], ["onnx", "huggingface"]),
