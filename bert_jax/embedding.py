@@ -30,6 +30,8 @@ SHORTEST = 8
 """A row of S tokens has places for S / SHORTEST texts."""
 LONG = 512
 """Tokens of a row whose attention scores, with batch_size rows, are the most that a pass may hold."""
+PARTS = 8
+"""The last pass over rows of a length has a multiple of 1 / PARTS of the rows that the others have."""
 IN_FLIGHT = 2
 """Forward passes dispatched before the first is read."""
 
@@ -39,7 +41,8 @@ class Pass(NamedTuple):
 
     seq_len: int
     num_rows: int
-    """At least len(rows): a power of two on each device, so that few shapes are compiled; the rest is padding."""
+    """At least len(rows): the same on each device, and of few sizes, so that few shapes are compiled; the rest is
+    padding."""
     rows: list[list[int]]
 
 
@@ -113,10 +116,11 @@ def _places(seq_len: int) -> int:
 
 
 def _passes(seq_len: int, rows: list[list[int]], most: int, devices: int) -> Iterator[Pass]:
-    most = 2 ** (most.bit_length() - 1) * devices
-    for start in range(0, len(rows), most):
-        chosen = rows[start : start + most]
-        yield Pass(seq_len, 2 ** (-(-len(chosen) // devices) - 1).bit_length() * devices, chosen)
+    most = 2 ** (most.bit_length() - 1)
+    step = max(1, most // PARTS) * devices
+    for start in range(0, len(rows), most * devices):
+        chosen = rows[start : start + most * devices]
+        yield Pass(seq_len, -(-len(chosen) // step) * step, chosen)
 
 
 def assemble(one: Pass, ids: Sequence[np.ndarray], pad_id: int) -> EncoderInputs:

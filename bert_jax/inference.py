@@ -282,8 +282,12 @@ def _checked_text(text: Any, what: str) -> str:
     return text
 
 
-def _chunks(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Pieces of CHUNK_TEXTS or CHUNK_CHARACTERS, none of them empty."""
+def _chunks(texts: Any) -> Iterator[list[str]]:
+    """Pieces of CHUNK_TEXTS or CHUNK_CHARACTERS, none of them empty.
+
+    Raises:
+      UserError: it is no iterable of str.
+    """
     if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
         raise UserError(
             f"texts is {type(texts).__name__}, not an iterable of str: put a single text into brackets, as in "

@@ -1,9 +1,12 @@
 """A trained model in a user's hands, from its run and from its export."""
 
+import functools
+import inspect
 import json
 import shutil
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from tokenizers.pre_tokenizers import ByteLevel
@@ -93,9 +96,9 @@ def test_probabilities_are_those_of_the_whole_softmax(model):
     padded = Model(model.config, model.heads, params, model.tokenizer)
     (all_tokens,) = padded.fill_mask("the [MASK]", top=size)
     ids = [model.tokenizer.cls_id, *model.tokenizer.encode("the [MASK]", specials=True), model.tokenizer.sep_id]
-    zeros = np.zeros((1, len(ids)), np.int32)
+    zeros = jnp.zeros((1, len(ids)), jnp.int32)
     bound = whole.bind(model.config, model.heads, params)
-    hidden = bound.encoder(whole_rows(np.array([ids], np.int32), zeros, zeros + 1)).hidden
+    hidden = bound.encoder(whole_rows(jnp.array([ids]), zeros, zeros + 1)).hidden
     expected = jax.nn.softmax(bound.mlm(hidden, bound.encoder.embeddings.attend)[0, -2])
     found = {candidate.token_id: candidate.probability for candidate in all_tokens}
     assert sorted(found) == list(range(size)) and sum(found.values()) < 0.5
@@ -107,24 +110,29 @@ def test_special_tokens_in_texts_are_text_when_encoding(model):
     np.testing.assert_allclose(plain, masked, atol=1e-6)
 
 
+def unchecked(method):
+    """Without the check of annotations, which happens in tests only."""
+    return functools.partial(inspect.unwrap(method.__func__), method.__self__)
+
+
 @pytest.mark.parametrize(
     ("use", "message"),
     [
         (lambda m: m.fill_mask("the river"), "no [MASK]: write [MASK] in place of a word"),
         (lambda m: m.fill_mask(""), "no [MASK]: write [MASK] in place of a word"),
         (lambda m: m.fill_mask("stone " * 80 + "[MASK]"), "position table 64: shorten it"),
-        (lambda m: m.fill_mask(None), "the text is NoneType, not str"),
-        (lambda m: m.fill_mask(b"the [MASK]"), "the text is bytes, not str"),
+        (lambda m: unchecked(m.fill_mask)(None), "the text is NoneType, not str"),
+        (lambda m: unchecked(m.fill_mask)(b"the [MASK]"), "the text is bytes, not str"),
         (lambda m: m.fill_mask("the [MASK]", top=0), "top is 0: it must be from 1 to "),
         (lambda m: m.fill_mask("the [MASK]", top=-3), "top is -3: it must be from 1 to "),
         (lambda m: m.fill_mask("the [MASK]", top=100_000), "top is 100000: it must be from 1 to "),
-        (lambda m: m.encode(None), "texts is NoneType, not an iterable of str"),
+        (lambda m: unchecked(m.encode)(None), "texts is NoneType, not an iterable of str"),
         (lambda m: m.encode("the"), "put a single text into brackets"),
-        (lambda m: m.encode(b"the"), "texts is bytes, not an iterable of str"),
-        (lambda m: m.encode(["the", None]), "text 1 is NoneType, not str"),
-        (lambda m: m.encode(iter(["the", b"river"])), "text 1 is bytes, not str"),
+        (lambda m: unchecked(m.encode)(b"the"), "texts is bytes, not an iterable of str"),
+        (lambda m: unchecked(m.encode)(["the", None]), "text 1 is NoneType, not str"),
+        (lambda m: unchecked(m.encode)(iter(["the", b"river"])), "text 1 is bytes, not str"),
         (lambda m: m.encode(["the \ud800"]), "text 0 has a surrogate at character 4"),
-        (lambda m: m.encode(["the"], prompt=3), "the prompt is int, not str"),
+        (lambda m: unchecked(m.encode)(["the"], prompt=3), "the prompt is int, not str"),
         (lambda m: m.forward([]), "texts is empty"),
         (lambda m: m.forward(["the", "stone " * 80]), "1 of 2 texts have more than 64 tokens"),
     ],

@@ -145,7 +145,8 @@ class Block(nnx.Module):
         noise: Noise | None,
         keep_probabilities: bool,
     ) -> tuple[Float[Array, "B S H"], Float[Array, "B N S S"] | None]:
-        query, key, value = jnp.moveaxis(self.qkv(hidden), 2, 0)
+        late = self.config.attention == "late"  # the one for CPUs
+        query, key, value = self.qkv.parts(hidden) if late else jnp.moveaxis(self.qkv(hidden), 2, 0)
         if plan.rotary_base is not None:
             query, key = (rotate(x, inputs.position_ids, plan.rotary_base) for x in (query, key))
         after = 0 if self.config.direction == "causal" else plan.window

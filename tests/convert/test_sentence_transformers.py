@@ -23,7 +23,8 @@ def write(directory, modules, **configs):
     """modules.json and configs: `pooling` of the module, `settings` and `encoder` of the directory."""
     prefix = "sentence_transformers." if "." in modules[0][0] else "sentence_transformers.models."
     described = [
-        {"idx": i, "name": str(i), "path": folder, "type": prefix + kind} for i, (kind, folder) in enumerate(modules)
+        {"idx": i, "name": str(i), "path": folder, "type": kind if kind.startswith("my.") else prefix + kind}
+        for i, (kind, folder) in enumerate(modules)
     ]
     (directory / "modules.json").write_text(json.dumps(described))
     (directory / "1_Pooling").mkdir(exist_ok=True)
