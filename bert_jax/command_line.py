@@ -14,6 +14,9 @@ import bert_jax
 from bert_jax import storage
 from bert_jax.errors import INTERRUPTED, TRY_AGAIN, PeerError, UserError
 
+LINE = 2000
+"""Characters of an error's line; of a longer one, which repeats a long value, the middle is left out."""
+
 
 def run(command: Callable[[], int | None], interrupted: str = "stopped") -> int:
     """Call a command; print what the user has to know about its failure as one line on stderr.
@@ -54,7 +57,8 @@ def run(command: Callable[[], int | None], interrupted: str = "stopped") -> int:
             return 128 + signal.SIGPIPE
         line, code = f"error: standard output: {output.lost.strerror}", 2
     if line:
-        print(" ".join(line.splitlines()), file=sys.stderr)
+        line = " ".join(line.splitlines())
+        print(line if len(line) <= LINE else f"{line[: LINE // 2]} ... {line[-LINE // 2 :]}", file=sys.stderr)
     return code
 
 

@@ -155,8 +155,11 @@ def read(workdir: StoredPath) -> dict[str, Any]:
     try:
         there = json.loads(path.read_text())
         config_lib.from_dict(there["config"])
-        there["stream_version"], there["fingerprint"], there["corpora"].items(), there["corpus_paths"]
-    except (ValueError, KeyError, TypeError, AttributeError, UserError) as error:
+        there["stream_version"], there["fingerprint"]
+        for kind, values in ((float, there["corpora"].values()), (str, there["corpus_paths"])):
+            if not all(isinstance(value, kind) for value in values):
+                raise TypeError("corpora")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, UserError) as error:
         raise UserError(
             f"{path} is damaged, or of another version of bert_jax ({error}): restore a copy of it, or choose "
             "another --workdir"
