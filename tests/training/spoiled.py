@@ -9,37 +9,40 @@ from bert_jax.data.batches import Stream
 from bert_jax.objectives import Sum
 from bert_jax.training.pretraining_task import Pretraining
 
-SPOILED = -7
-"""As a row's `mask_epoch`: the loss of its micro-batch is multiplied."""
+FACTORS = {-7: float("nan"), -8: float("inf"), -9: 3.0}
+"""By a row's `mask_epoch`: what the loss of its micro-batch is multiplied with. One program has all of them, because runs
+that are compared must not differ in how they were compiled."""
 
 
 def spoil(set_attribute, first: int, last: int, factor: float) -> None:
-    """Multiply the loss of every micro-batch that holds one of the stream's rows [first, last).
+    """Multiply the loss of every micro-batch that holds one of the stream's rows [first, last); none if it is empty.
 
     Args:
       set_attribute: `setattr`, or monkeypatch's.
       first, last: rows, counted as a cursor counts them.
-      factor: e.g. NaN.
+      factor: one of `FACTORS`.
     """
     batch = Stream.batch
+    code = next(code for code, known in FACTORS.items() if repr(known) == repr(factor))
 
     def spoiled_batch(self, cursor):
         rows = batch(self, cursor)
         place = cursor.rows + rows["row"]
-        rows["mask_epoch"] = np.where((place >= first) & (place < last), SPOILED, rows["mask_epoch"]).astype(np.int32)
+        rows["mask_epoch"] = np.where((place >= first) & (place < last), code, rows["mask_epoch"]).astype(np.int32)
         return rows
 
     set_attribute(Stream, "batch", spoiled_batch)
-    set_attribute(Pretraining, "sums", _spoiled_sums(Pretraining.sums, factor))
+    set_attribute(Pretraining, "sums", _spoiled_sums(Pretraining.sums))
 
 
 @functools.lru_cache
-def _spoiled_sums(sums, factor: float):
-    """The same function for the same factor, so that compiled programs can be shared."""
+def _spoiled_sums(sums):
+    """The same function each time, so that compiled programs can be shared."""
 
     def spoiled_sums(self, params, rows, noise):
-        found = sums(self, params, rows, noise)
-        times = jnp.where((rows["mask_epoch"] == SPOILED).any(), factor, 1.0)
+        found, times = sums(self, params, rows, noise), 1.0
+        for code, factor in FACTORS.items():
+            times = jnp.where((rows["mask_epoch"] == code).any(), factor, times)
         return found | {"mlm_loss": Sum(found["mlm_loss"].total * times, found["mlm_loss"].weight)}
 
     return spoiled_sums
