@@ -10,6 +10,7 @@ import pytest
 from bert_jax import config as config_lib
 from bert_jax import inference, pretraining
 from bert_jax.config import Config
+from bert_jax.convert import formats, own
 from bert_jax.data.parts import Part
 from bert_jax.errors import UserError
 from bert_jax.start import OF_VOCABULARY, read_start
@@ -129,6 +130,16 @@ def test_other_widths_are_refused(tiny_config, tiny_corpus, tiny_run, tmp_path, 
     with pytest.raises(UserError) as caught:
         pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
     assert message in str(caught.value) and not (tmp_path / "run").exists()
+
+
+def test_a_head_with_another_activation_is_refused(tiny_config, tiny_corpus, tiny_run, tmp_path):
+    """Published models may have one, runs have that of the layers."""
+    with formats.opened(tiny_run) as contents:
+        heads = dataclasses.replace(contents.model.heads, mlm_activation="relu")
+        own.write(tmp_path, contents.model._replace(heads=heads))
+        contents.loaded_tokenizer.save(tmp_path / "tokenizer.json")
+    with pytest.raises(UserError, match="has an MLM head with relu, this run's has gelu"):
+        read_start(starting(tiny_config, tmp_path), Tokenizer.load(tiny_corpus))
 
 
 def test_another_tokenizer_is_refused(tiny_config, tiny_run, other_corpus, tmp_path):

@@ -62,6 +62,7 @@ def checked(config: Any, source: str) -> dict[str, Any]:
                 raise UserError(f"{source}: {name} is {brief(value)} in config.json: it must be {what}")
     for name, (least, most) in NUMBERS.items():
         _check_range(kept, name, least, most, source)
+    _check_range(kept, "local_attention", 0, 10**9, source)
     _check_token_ids(kept, source)
     _check_tables(kept, source)
     usual = DEFAULTS.get(family, {}) if isinstance(family, str) else {}

@@ -66,7 +66,7 @@ def found(source: StoredPath) -> StoredPath | None:
 def _newest(directory: StoredPath, prefixes: list[str]) -> str:
     """What TensorFlow's file `checkpoint` says; a path in it may be of another machine, only its name counts."""
     state = directory / "checkpoint"
-    text = state.read_text() if state.exists() else ""
+    text = state.read_bytes().decode(errors="replace") if state.exists() else ""
     match = re.search(r'^model_checkpoint_path: "(?:.*/)?([^/"]+)"', text, re.MULTILINE)
     if match and match[1] in prefixes:
         return match[1]

@@ -253,6 +253,15 @@ def test_nulls_and_defaults():
         checked({"model_type": "modernbert", "rope_parameters": {"full_attention": {"rope_theta": "x"}}}, "x")
 
 
+def test_settings_of_modernbert_that_mean_nothing():
+    with pytest.raises(UserError, match=r"local_attention is -4 in config\.json: it must be from 0"):
+        checked({"model_type": "modernbert", "local_attention": -4}, "x")
+    golden = make_families.goldens()["ModernBertForSequenceClassification 0"]
+    tensors = {key: make_families.drawn(key, tuple(shape)) for key, shape in golden["shapes"].items()}
+    with pytest.raises(UserError, match=r"classifier_pooling is .max. in config\.json: only cls and mean are known"):
+        from_form(Form(golden["config"] | {"classifier_pooling": "max"}, tensors, "x"))
+
+
 def test_a_link_that_leads_nowhere(encoder, tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "gone")
     with pytest.raises(UserError, match="exists already"):

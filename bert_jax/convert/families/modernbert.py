@@ -53,7 +53,12 @@ def _read_heads(settings: Settings, names: Names) -> Heads:
     elif settings.architecture.endswith("ForQuestionAnswering"):
         task = TaskHead("span", SPAN_LABELS, "tokens", **parts) if names.has("classifier.weight") else None
     else:
-        task = names.task("classifier", "classification", settings.get("classifier_pooling", "cls"), **parts)
+        pooling = settings.get("classifier_pooling", "cls")
+        if pooling not in ("cls", "mean"):
+            raise UserError(
+                f"{settings.source}: classifier_pooling is '{pooling}' in config.json: only cls and mean are known"
+            )
+        task = names.task("classifier", "classification", pooling, **parts)
     return Heads(mlm=names.has("decoder.bias"), mlm_activation=parts["hidden"], task=task)
 
 
