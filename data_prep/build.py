@@ -79,7 +79,7 @@ def build(request: Request, engine: Engine) -> dict:
         "settings": request.options.to_dict(),
         "inputs": scratch.fingerprint(inputs),
     }
-    existed = directory.exists()
+    existed = is_remote(directory) or directory.exists()  # a store has no directories
     marks = claim.scratch_directory(directory, request.name, request.scratch)
     job = Job(
         scratch=os.fspath(marks),

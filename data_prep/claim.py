@@ -57,7 +57,7 @@ def nothing_left(marks: epath.Path, directory: epath.Path, existed: bool) -> Ite
     except BaseException:
         if next(marks.glob("unit-*"), None) is None:
             clear(marks, directory)
-            if not existed and not is_remote(directory) and not any(directory.iterdir()):
+            if not existed and not any(directory.iterdir()):
                 directory.rmdir()
         raise
 

@@ -19,6 +19,7 @@ from etils import epath
 from bert_jax.data.corpus import Corpus
 from bert_jax.errors import UserError
 from data_prep import sources
+from data_prep.assemble import Assembler
 from data_prep.build import Request, build
 from data_prep.claim import only_one
 from data_prep.clean import Cleaning
@@ -239,6 +240,9 @@ def test_a_failure_to_write_names_its_document(text, monkeypatch):
     with pytest.raises(KeyError) as error:
         run("c", ["text:text.txt"])
     assert error.value.__notes__ == ["while writing the document at text.txt:1"]
+    # What the message about a worker that was killed while writing names.
+    assembler = Assembler("c/corpus.incomplete", "c", "tiny", 90, 1)
+    assert assembler.first_document("plan-train-00000.safetensors") == "text.txt:1"
 
 
 def stop(*_):
