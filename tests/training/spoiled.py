@@ -10,8 +10,8 @@ from bert_jax.objectives import Sum
 from bert_jax.training.pretraining_task import Pretraining
 
 FACTORS = {-7: float("nan"), -8: float("inf"), -9: 3.0}
-"""By a row's `mask_epoch`: what the loss of its micro-batch is multiplied with. One program has all of them, because runs
-that are compared must not differ in how they were compiled."""
+"""By a row's `mask_epoch`: what the loss of its micro-batch is multiplied with. One program has all of them: runs that
+are compared must not differ in how they were compiled."""
 
 
 def spoil(set_attribute, first: int, last: int, factor: float) -> None:
