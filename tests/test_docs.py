@@ -173,7 +173,7 @@ def test_readme_names_only_flags_that_exist():
     known |= {"--formats", "--documents", "--tokens", "--preset", "--seq-len", "--batch"}
     known |= {"--hosts", "--devices", "--topology", "--cluster.coordinator", "--cluster.processes", "--cluster.process"}
     known |= {"--micro-batch", "--plot", "--log.no-layers", "--against", "--wrong"}
-    known |= {"--rounds", "--plot", "--help-all", "--lr"}
+    known |= {"--rounds", "--plot"}
     known |= {"--init-from", "--moments", "--drop", "--trim-vocabulary", "--force"}
     known |= {
         "--nodes",
@@ -184,7 +184,17 @@ def test_readme_names_only_flags_that_exist():
         "--constraint",
     }  # sbatch's, pip's
     known |= {"--topology", "--search", "--price-per-chip-hour", "--phases.1.batch-size"}
-    known |= {"--vocab-size", "--tokenizer", "--workers", "--presets", "--budget", "--peer", "--validation-fraction"}
+    known |= {
+        "--help-all",
+        "--lr",
+        "--vocab-size",
+        "--tokenizer",
+        "--workers",
+        "--presets",
+        "--budget",
+        "--peer",
+        "--validation-fraction",
+    }
 
     def flags(value, prefix):
         for field in dataclasses.fields(value):
