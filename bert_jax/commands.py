@@ -56,7 +56,7 @@ class Pretrain(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class Doctor(Config):
-    """Check a run before it is paid for: corpora, batches, schedule, devices, disk, processes. Nothing is trained or
+    """Check a run before it starts: corpora, batches, schedule, devices, disk, processes. Nothing is trained or
     kept. It takes every flag of the config that `pretrain` takes, and is started like it: in all processes, if so.
     """
 
@@ -82,7 +82,7 @@ class Doctor(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule(Config):
-    """Show what the phases of CONFIG make of batch size, sequence length and learning rate. It needs no corpus.
+    """Show batch size, sequence length and learning rate over the steps of CONFIG. No corpus is needed.
 
     It takes every flag of the config that `pretrain` takes.
     """
@@ -95,7 +95,7 @@ class Schedule(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(Config):
-    """Show what CONFIG needs and takes on absent devices: memory, exchanges, time, cost. It needs no corpus.
+    """Estimate memory, communication, time and cost of CONFIG on devices that are not here. No corpus is needed.
 
     It compiles the train step of every phase for the topology, which takes about a minute each for large models. It
     takes every flag of the config that `pretrain` takes; --mesh.data, --mesh.fsdp and --mesh.tensor lay the mesh.
@@ -116,7 +116,7 @@ class Plan(Config):
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Held-out metrics of a run's newest checkpoint, beside the unigram baseline."""
+    """Score a run's newest checkpoint on held-out text, beside the unigram baseline."""
 
     workdir: Annotated[tyro.conf.Positional[Place], tyro.conf.arg(metavar="WORKDIR")]
     """Directory of the run."""
@@ -143,7 +143,7 @@ class FillMask:
 
 @dataclass(frozen=True)
 class Convert:
-    """Write a model in another format, and prove that it is the same one."""
+    """Write a model in another format, and check that it computes the same."""
 
     source: Annotated[tyro.conf.Positional[Place], tyro.conf.arg(metavar="SOURCE")]
     """A run's work directory, or a model: a directory of Hugging Face's, of TensorFlow 1 or Flax, a .pt of fairseq or

@@ -98,7 +98,7 @@ class Phase:
         check(self, "phases: ")
         require(
             self.decay_start < self.steps,
-            f"phases: decay_start {self.decay_start} lies behind the phase's {self.steps} steps: lower it",
+            f"phases: decay_start {self.decay_start} is after the phase's {self.steps} steps: lower it",
         )
         require(
             not (self.moments == "reset" and self.step_count == "keep"),

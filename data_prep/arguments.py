@@ -2,6 +2,8 @@
 
 import argparse
 import os
+import re
+from collections.abc import Callable
 
 from data_prep.sources import KINDS_HELP
 
@@ -16,19 +18,26 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
     """Adds --workers."""
     parser.add_argument(
         "--workers",
-        type=positive,
+        type=up_to(1000),
         default=os.cpu_count(),
         metavar="N",
         help="processes (default: one for each core); the result does not depend on it",
     )
 
 
-def positive(text: str) -> int:
-    """A whole number above 0."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return value
+def up_to(high: int) -> Callable[[str], int]:
+    """Reads a whole number from 1 to `high`."""
+
+    def read(text: str) -> int:
+        if not re.fullmatch("[0-9]{1,10}", text) or not 1 <= int(text) <= high:
+            raise argparse.ArgumentTypeError(f"{text[:40]} is not a positive number up to {high:,}")
+        return int(text)
+
+    return read
+
+
+positive = up_to(2**31 - 1)
+"""A whole number above 0."""
 
 
 def fraction(text: str) -> float:

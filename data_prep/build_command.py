@@ -106,7 +106,7 @@ def _add_filters(add: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--permutations",
-        type=flags.positive,
+        type=flags.up_to(10_000),
         metavar="N",
         help=f"length of a MinHash signature, for near-duplicates (default {_NEAR.permutations})",
     )

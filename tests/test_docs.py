@@ -185,7 +185,17 @@ def test_readme_names_only_flags_that_exist():
         "--constraint",
     }  # sbatch's, pip's
     known |= {"--topology", "--search", "--price-per-chip-hour", "--phases.1.batch-size"}
-    known |= {"--vocab-size", "--tokenizer", "--workers", "--presets", "--budget", "--peer", "--validation-fraction"}
+    known |= {
+        "--help-all",
+        "--lr",
+        "--vocab-size",
+        "--tokenizer",
+        "--workers",
+        "--presets",
+        "--budget",
+        "--peer",
+        "--validation-fraction",
+    }
 
     def flags(value, prefix):
         for field in dataclasses.fields(value):

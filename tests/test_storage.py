@@ -176,6 +176,6 @@ def test_trouble_is_told_from_bugs(monkeypatch, capfd):
     error.__cause__ = LostError("connection closed")
     for one in (LostError("connection closed"), error):
         assert "the object store cannot be reached (" in storage.trouble(one)
-        monkeypatch.setitem(cli.COMMANDS, "evaluate", lambda _, one=one: (_ for _ in ()).throw(one))
+        monkeypatch.setitem(cli.COMMANDS, "evaluate", (None, lambda _, one=one: (_ for _ in ()).throw(one)))
         assert "the same command goes on where this one stopped" in said(capfd, "evaluate")
     assert storage.trouble(OSError("a disk")) is None and storage.trouble(ValueError()) is None

@@ -209,7 +209,14 @@ def test_a_fraction_that_works_is_named(workspace, capsys):
 
 
 def test_arguments_out_of_range(workspace, capsys):
-    for more in (["--workers", "0"], ["--validation-fraction", "1"], ["--drop-near-duplicates", "2"]):
+    for more in (
+        ["--workers", "0"],
+        ["--workers", "10000000000000"],
+        ["--permutations", "9" * 5000],
+        ["--workers", "²"],
+        ["--validation-fraction", "1"],
+        ["--drop-near-duplicates", "2"],
+    ):
         assert main(build_arguments("c", "text:text.txt", *more)) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith(f"error: bert-data build: argument {more[0]}: ")
