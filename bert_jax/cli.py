@@ -137,10 +137,13 @@ def evaluate(arguments: Sequence[str]) -> None:
     mixture = [parts.Part(storage.path(text), 1.0) for text in asked.corpus]
     from bert_jax import pretraining
 
-    metrics = pretraining.evaluate(asked.workdir, mixture)
+    found = pretraining.evaluate(asked.workdir, mixture, form=asked.format, seq_len=asked.seq_len, rows=asked.rows)
+    scored = found._asdict()
+    metrics = scored.pop("metrics")
     if asked.json:
-        print(json.dumps(metrics))
+        print(json.dumps(scored | metrics))
     else:
+        print("scored: " + ", ".join(f"{name} {value}" for name, value in scored.items()))
         _print_table(metrics)
 
 

@@ -5,6 +5,9 @@ from typing import Literal
 
 from bert_jax.errors import require
 
+MIN_SEQ_LEN = 8
+"""Tokens of the shortest row that is trained on or scored."""
+
 
 @dataclass(frozen=True)
 class OptimizerConfig:
@@ -121,7 +124,10 @@ class Phase:
             not (self.moments == "reset" and self.step_count == "keep"),
             "phases: moments 'reset' with step_count 'keep' would take fresh moments for old ones: reset both",
         )
-        require(self.seq_len >= 8, f"phases: seq_len is {self.seq_len}: the shortest useful row has 8 tokens")
+        require(
+            self.seq_len >= MIN_SEQ_LEN,
+            f"phases: seq_len is {self.seq_len}: the shortest useful row has {MIN_SEQ_LEN} tokens",
+        )
         start = self.start_batch_size
         require(
             (start is None) == (self.ramp_steps == 0) and self.ramp_steps >= 0,
