@@ -98,7 +98,11 @@ BAD = {
     "directory that is no corpus": ([*PRETRAIN[:3], "notes", *PRETRAIN[4:]], ["notes", "not a finished corpus"]),
     "corpus without pairs to evaluate on": (
         [*PRETRAIN[:3], "short", *PRETRAIN[4:]],
-        ["split 'validation' has 1 document(s)", "needs at least 2", "add text"],
+        [
+            "split 'validation' has 1 document(s)",
+            "needs at least 2",
+            "build it again with a larger --validation-fraction",
+        ],
     ),
     "sequence beyond the position table": (
         [*PRETRAIN, "--phases.0.seq-len", "65"],
