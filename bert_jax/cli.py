@@ -144,10 +144,13 @@ def evaluate(arguments: Sequence[str]) -> None:
     from bert_jax.runtime import worker
 
     worker.skip_absent_tpu()
-    metrics = pretraining.evaluate(asked.workdir, mixture)
+    found = pretraining.evaluate(asked.workdir, mixture, form=asked.format, seq_len=asked.seq_len, rows=asked.rows)
+    scored = found._asdict()
+    metrics = scored.pop("metrics")
     if asked.json:
-        print(json.dumps(metrics))
+        print(json.dumps(scored | metrics))
     else:
+        print("scored: " + ", ".join(f"{name} {value}" for name, value in scored.items()))
         _print_table(metrics)
 
 

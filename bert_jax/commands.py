@@ -9,6 +9,7 @@ import tyro
 from bert_jax import storage
 from bert_jax.config import Config
 from bert_jax.config_fields import Count, NonNegative
+from bert_jax.config_sections import Format
 from bert_jax.runtime.cluster import ClusterConfig
 
 MISSING: Any = tyro.MISSING
@@ -116,12 +117,19 @@ class Plan(Config):
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Score a run's newest checkpoint on held-out text, beside the unigram baseline."""
+    """Held-out metrics of a run's newest checkpoint with their baselines, on the devices that are here."""
 
     workdir: Annotated[tyro.conf.Positional[Place], tyro.conf.arg(metavar="WORKDIR")]
     """Directory of the run."""
     corpus: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="DIR")]
     """Corpus whose validation split is scored; built with the run's tokenizer. Give it once for each of several."""
+    format: Format | None = None
+    """Format of the rows that are scored, so that runs trained on different ones can be compared (docs/ablation.md).
+    Without it, the run's own."""
+    seq_len: int | None = None
+    """Tokens per row. Without it, those of the run's last phase."""
+    rows: int | None = None
+    """Rows of each validation split to score, all if it has fewer. Without it, the run's evaluation.rows."""
     json: bool = False
     """Print JSON instead of a table."""
 

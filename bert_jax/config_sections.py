@@ -141,6 +141,7 @@ class ObjectiveConfig:
         )
 
 
+Format = Literal["segment_pair", "sentence_pair", "sentence_order", "full_sentences", "doc_sentences"]
 PAIR_FORMATS = {"nsp": ("segment_pair", "sentence_pair"), "sop": ("sentence_order",)}
 """Which formats have the label that a pair objective learns."""
 
@@ -149,9 +150,7 @@ PAIR_FORMATS = {"nsp": ("segment_pair", "sentence_pair"), "sop": ("sentence_orde
 class DataConfig:
     """How examples and rows are made from the corpora, and how often they repeat."""
 
-    format: Literal["segment_pair", "sentence_pair", "sentence_order", "full_sentences", "doc_sentences"] = (
-        "segment_pair"
-    )
+    format: Format = "segment_pair"
     """What an example is: two segments of which the second follows or is random (BERT), the same with single
     sentences, two segments in order or swapped (ALBERT), whole sentences up to the row's length that may
     cross documents, or that may not (RoBERTa)."""

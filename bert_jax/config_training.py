@@ -6,6 +6,9 @@ from typing import Annotated, Literal
 from bert_jax.config_fields import Count, CountOrZero, Interval, Layers, NonNegative, Positive, Rate, Rows, check
 from bert_jax.errors import require
 
+MIN_SEQ_LEN = 8
+"""Tokens of the shortest row that is trained on or scored."""
+
 
 @dataclass(frozen=True)
 class OptimizerConfig:
@@ -50,7 +53,7 @@ class Phase:
 
     steps: Count = 100_000
     """Updates in this phase."""
-    seq_len: Annotated[int, Interval("[8, 1e6]")] = 128
+    seq_len: Annotated[int, Interval(f"[{MIN_SEQ_LEN}, 1e6]")] = 128
     """Tokens per row."""
     batch_size: Rows = 256
     """Rows per update, over all devices and micro-batches."""

@@ -1,11 +1,15 @@
 """The pretraining job: open corpora, claim a work directory, train; and score what came out."""
 
+import dataclasses
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 
-from bert_jax.config import Config
+from bert_jax.config import Config, MeshConfig, ObjectiveConfig
+from bert_jax.config_sections import PAIR_FORMATS
+from bert_jax.config_training import MIN_SEQ_LEN
 from bert_jax.data.batches import Stream
 from bert_jax.data.corpus import TOKENIZER, Corpus
 from bert_jax.data.gather import Marks
@@ -113,13 +117,43 @@ def pretrain(
     return place
 
 
-def evaluate(directory: StoredPath, parts: list[Part]) -> dict[str, float]:
+class Evaluation(NamedTuple):
+    """Held-out metrics, and the rows that they are of."""
+
+    format: str
+    example_end: str
+    seq_len: int
+    """Tokens per row."""
+    rows: int
+    """Rows of each validation split, at most."""
+    metrics: dict[str, float]
+
+
+def evaluate(
+    directory: StoredPath,
+    parts: list[Part],
+    *,
+    form: str | None = None,
+    seq_len: int | None = None,
+    rows: int | None = None,
+) -> Evaluation:
     """Held-out metrics of a run's newest intact checkpoint on the validation splits of corpora.
 
+    All devices of this process split the rows, whatever mesh the run was trained on.
+
+    Args:
+      directory: of the run.
+      parts: corpora whose validation splits are scored.
+      form: format of the rows, with examples that end at a sentence; None: format and example_end of the run. Pairs
+        are scored only where the format has the labels that the run learned.
+      seq_len: tokens per row; None: those of the run's last phase.
+      rows: of each validation split; None: the run's evaluation.rows.
+
     Raises:
-      UserError: no run, no checkpoint, no corpus, or a corpus made with another tokenizer.
+      UserError: no run, no checkpoint, no corpus, a corpus made with another tokenizer, or rows that the model cannot
+        read.
     """
-    config = workdir.read_config(directory)
+    config = _scored(workdir.read_config(directory), form, seq_len, rows)
     tokenizer = Tokenizer.load(directory / workdir.TOKENIZER)
     task = open_task(config, parts)
     assert task.train is not None
@@ -128,4 +162,38 @@ def evaluate(directory: StoredPath, parts: list[Part]) -> dict[str, float]:
             f"corpus {parts[0].directory} was built with another tokenizer than the run in {directory}: "
             f"build it again with --tokenizer {directory / workdir.TOKENIZER}"
         )
-    return loop.evaluate_newest(task, directory)
+    data, scored = config.data, config.evaluation.rows
+    metrics = loop.evaluate_newest(task, directory)
+    return Evaluation(data.format, data.example_end, config.phases[-1].seq_len, scored, metrics)
+
+
+def _scored(config: Config, form: str | None, seq_len: int | None, rows: int | None) -> Config:
+    """A run's config with other held-out rows, for the devices that are here."""
+    model, data, evaluation, last = config.model, config.data, config.evaluation, config.phases[-1]
+    if form is not None:
+        data = dataclasses.replace(data, format=form, example_end="sentence")
+    if data.paired and model.type_vocab_size < 2:
+        raise UserError(
+            f"--format {form} marks its second segment with token type 1, and the model has {model.type_vocab_size} "
+            "token type(s): use full_sentences or doc_sentences"
+        )
+    if seq_len is not None:
+        if not MIN_SEQ_LEN <= seq_len <= model.max_positions:
+            raise UserError(f"--seq-len {seq_len}: the model reads {MIN_SEQ_LEN} to {model.max_positions} tokens")
+        last = dataclasses.replace(last, seq_len=seq_len)
+    if rows is not None:
+        if rows < 1:
+            raise UserError(f"--rows {rows}: score at least 1 row")
+        evaluation = dataclasses.replace(evaluation, rows=rows)
+    if model.attention == "cudnn" and jax.default_backend() != "gpu":
+        model = dataclasses.replace(model, attention="xla")
+    learned = config.objective.pair if data.format in PAIR_FORMATS.get(config.objective.pair, ()) else "none"
+    return dataclasses.replace(
+        config,
+        model=model,
+        data=data,
+        evaluation=evaluation,
+        objective=ObjectiveConfig(pair=learned),
+        phases=(*config.phases[:-1], last),
+        mesh=MeshConfig(),
+    )

@@ -89,6 +89,8 @@ def here(place, monkeypatch):
 
 PRETRAIN = ["pretrain", "tiny.py", "--corpus", "corpus", "--workdir", "new"]
 
+EVALUATE = ["evaluate", "run", "--corpus", "corpus"]
+
 BAD = {
     # name: (arguments, words that the line must have)
     "no such command": (["pretrian"], ["'pretrian'", "did you mean 'pretrain'?"]),
@@ -154,7 +156,11 @@ BAD = {
     "directory that is no corpus": ([*PRETRAIN[:3], "notes", *PRETRAIN[4:]], ["notes", "not a finished corpus"]),
     "corpus without pairs to evaluate on": (
         [*PRETRAIN[:3], "short", *PRETRAIN[4:]],
-        ["split 'validation' has 1 document(s)", "needs at least 2", "add text"],
+        [
+            "split 'validation' has 1 document(s)",
+            "needs at least 2",
+            "build it again with a larger --validation-fraction",
+        ],
     ),
     "sequence beyond the position table": (
         [*PRETRAIN, "--phases.0.seq-len", "65"],
@@ -191,6 +197,9 @@ BAD = {
     ),
     "evaluate nothing": (["evaluate", "notes", "--corpus", "corpus"], ["notes holds no run"]),
     "evaluate on a missing corpus": (["evaluate", "run", "--corpus", "nowhere"], ["nowhere", "no such corpus"]),
+    "evaluate longer rows": ([*EVALUATE, "--seq-len", "65"], ["--seq-len 65", "reads 8 to 64 tokens"]),
+    "evaluate no rows": ([*EVALUATE, "--rows", "0"], ["--rows 0", "at least 1"]),
+    "evaluate an unknown format": ([*EVALUATE, "--format", "pairs"], ["--format", "pairs", "segment_pair"]),
     "fill-mask without a mask": (["fill-mask", "run", "the river"], ["no [MASK]"]),
     "fill-mask of a long text": (["fill-mask", "export", "[MASK] " + "stone " * 99], ["position table 64", "shorten"]),
     "fill-mask without a model": (["fill-mask", "nowhere", "a [MASK]"], ["nowhere is no file and no directory"]),
@@ -399,12 +408,14 @@ def test_evaluate(here, capsys):
     found = json.loads(capsys.readouterr().out)
     trained = [json.loads(line) for line in (here / "run" / "metrics.jsonl").read_text().splitlines()][-1]
     assert trained["split"] == "validation"
+    scored = {"format": "segment_pair", "example_end": "sentence", "seq_len": 32, "rows": 12}
+    assert {name: found.pop(name) for name in scored} == scored
     for name, value in found.items():
         assert value == pytest.approx(trained[name], rel=1e-6), name
     names = {"mlm_loss", "mlm_perplexity", "mlm_accuracy", "pair_accuracy", "unigram_loss", "unigram_accuracy"}
     assert names | {"pair_majority_accuracy"} <= found.keys() and found["pair_majority_accuracy"] >= 0.5
     assert cli.main(["evaluate", "run", "--corpus", "corpus"]) == 0
-    assert re.search(r"^  mlm_loss +\d\.\d{4}$", capsys.readouterr().out, re.M)
+    assert re.search(r"^scored: format segment_pair, .*\n(.*\n)*  mlm_loss +\d\.\d{4}$", capsys.readouterr().out, re.M)
 
 
 @pytest.mark.parametrize("model", ["run", "export"])

@@ -44,8 +44,8 @@ class Turns:
         counts = rounded(wanted)
         if (counts == 0).any():
             raise UserError(
-                f"a corpus with a share of {min(wanted):.2g} of the mixture would never be read: shares are "
-                f"rounded to 1/{CYCLE}; give it more weight, or leave it out"
+                f"a corpus has a share of {min(wanted):.2g} of the mixture, which is rounded to 0 of {CYCLE:,} rows: "
+                "give it more weight, or leave it out"
             )
         order = np.concatenate([np.full(count, corpus) for corpus, count in enumerate(counts)])
         # The j-th of n turns stands at (j + 1/2) / n of the cycle; at equal places the earlier corpus goes first.

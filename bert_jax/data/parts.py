@@ -38,8 +38,8 @@ def parse(text: str) -> Part:
         value = math.nan
     if not directory or not 0 < value < math.inf:
         raise UserError(
-            f"--corpus {text}: there is no such directory, and '{weight}' is no weight: write a positive number "
-            "behind the '=', as in --corpus books=0.3"
+            f"--corpus {text}: there is no such directory, and '{weight}' is not a weight: write a positive number "
+            "after the '=', as in --corpus books=0.3"
         )
     return Part(path(directory), value)
 

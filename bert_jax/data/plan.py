@@ -64,17 +64,17 @@ class Plan:
         """Looks at every length once: two tenths of a second for 2 billion tokens (docs/LOG.md).
 
         Raises:
-          UserError: an empty split, pairs asked of fewer than two documents, lengths that no corpus has.
+          UserError: an empty split, a pair format for fewer than two documents, lengths that no corpus has.
         """
         self.corpus, self.data, self.seq_len, self.seed = corpus, data, seq_len, seed
+        more = "a larger --validation-fraction" if corpus.split == "validation" else "more text"
         if not corpus.num_tokens:
-            raise UserError(f"corpus {corpus.directory}: split '{corpus.split}' is empty")
+            raise UserError(f"corpus {corpus.directory}: split '{corpus.split}' is empty: build it again with {more}")
         if data.paired and corpus.num_documents < 2:
             raise UserError(
                 f"corpus {corpus.directory}: split '{corpus.split}' has {corpus.num_documents} document(s), but "
-                f"{data.format} needs at least 2, so that a random segment can come from another one: add text, "
-                "separate documents by a blank line when building, or set --data.format doc_sentences and "
-                "--objective.pair none"
+                f"{data.format} needs at least 2, because random segments come from another document: build it again "
+                f"with {more}, or set --data.format doc_sentences and --objective.pair none"
             )
         self._bounds = stretches(corpus)
         self.windows = max(1, round((len(self._bounds) - 1) / WINDOW_STRETCHES))

@@ -252,12 +252,12 @@ def check_phases(task: Task, mesh: Mesh | AbstractMesh, micro_batch: Asked = Non
 
 
 def evaluate_newest(task: Task, workdir: StoredPath) -> dict[str, float]:
-    """Held-out metrics of the newest intact checkpoint of a run.
+    """Held-out metrics of the newest intact checkpoint of a run, on the mesh of the task's config.
 
     Raises:
       UserError: there is none.
     """
-    mesh = checked_mesh(task)
+    mesh = make_mesh(task.config.mesh)  # training batches need not divide over it
     found = newest(directory_of(workdir))
     if found is None:
         raise UserError(f"{workdir} has no finished checkpoint yet: train it further with bert-jax pretrain")

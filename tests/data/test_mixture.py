@@ -101,7 +101,9 @@ def test_parse_a_bucket():
 
 @pytest.mark.parametrize("weight", ["heavy", "0", "-1", "nan", "inf", "1e999", "", "1/2", "0,3"])
 def test_weights_that_are_none(weight):
-    with pytest.raises(UserError, match=r"--corpus books=.*: .*'.*' is no weight: write a positive number") as caught:
+    with pytest.raises(
+        UserError, match=r"--corpus books=.*: .*'.*' is not a weight: write a positive number"
+    ) as caught:
         parse(f"books={weight}")
     assert "\n" not in str(caught.value)
 

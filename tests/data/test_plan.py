@@ -145,9 +145,11 @@ def test_pairs_need_two_documents(form):
     if form.endswith("sentences"):
         assert len(windows(one, format=form)[0]) == 1
     else:
-        with pytest.raises(UserError, match=r"has 1 document\(s\), but .* needs at least 2.*: add text"):
+        with pytest.raises(
+            UserError, match=r"has 1 document\(s\), but .* needs at least 2.*: build it again with more text"
+        ):
             Plan(one, DataConfig(format=form), 16, 0)
-    with pytest.raises(UserError, match="split 'train' is empty"):
+    with pytest.raises(UserError, match="split 'train' is empty: build it again with more text"):
         Plan(make_corpus([]), DataConfig(format=form), 16, 0)
 
 

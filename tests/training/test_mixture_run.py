@@ -28,7 +28,7 @@ def test_both_corpora_are_read_and_scored(tiny_corpus, second_corpus, tiny_confi
     (line,) = [line for line in read_metrics(tmp_path / "run" / "metrics.jsonl") if line["split"] == "validation"]
     assert {f"mlm_loss/{name}" for name in names} <= line.keys()
     # Each part alone gives the figure that it has in the mixture.
-    alone = pretraining.evaluate(tmp_path / "run", [Part(second_corpus)])
+    alone = pretraining.evaluate(tmp_path / "run", [Part(second_corpus)]).metrics
     assert alone["mlm_loss"] == pytest.approx(place.evaluation["mlm_loss/second"], rel=1e-6)
     # The same run, however its corpora are ordered; another one with other shares.
     again = pretraining.pretrain(config, parts[::-1], tmp_path / "run")

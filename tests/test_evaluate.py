@@ -1,0 +1,84 @@
+"""`bert-jax evaluate`: any run on the devices that are here, on rows of one stated kind."""
+
+import json
+import re
+import shutil
+
+import pytest
+
+from bert_jax import cli, pretraining
+from bert_jax.data.parts import Part
+from bert_jax.errors import UserError
+from bert_jax.training.metrics import read_metrics
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+
+@pytest.fixture
+def run_as(tiny_run, tmp_path):
+    """Copies of one run whose config says that it was trained otherwise."""
+
+    def copy(name, **changes):
+        directory = tmp_path / name
+        shutil.copytree(tiny_run, directory)
+        described = json.loads((directory / "config.json").read_text())
+        for section, values in changes.items():
+            kept = described["config"][section]
+            (kept[0] if section == "phases" else kept).update(values)
+        (directory / "config.json").write_text(json.dumps(described))
+        return directory
+
+    return copy
+
+
+def test_a_run_of_a_pod_is_scored_here(run_as, tiny_run, tiny_corpus):
+    """Its mesh needs 16 devices, its batches do not divide, and its attention needs a GPU."""
+    run = run_as(
+        "pod",
+        mesh={"data": 4, "fsdp": 2, "tensor": 2},
+        phases={"batch_size": 6, "accumulation": 3},
+        evaluation={"batch_size": 7},
+        model={"attention": "cudnn", "attention_dropout": 0.0},
+    )
+    found = pretraining.evaluate(run, [Part(tiny_corpus)]).metrics
+    trained = read_metrics(tiny_run / "metrics.jsonl")[-1]
+    assert trained["split"] == "validation"
+    expected = {name: value for name, value in trained.items() if name not in ("step", "split", "timing")}
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_runs_of_different_formats_on_one(run_as, tiny_corpus, capsys):
+    """The same weights, trained on pairs or on full sentences: figures agree only on rows of the same kind."""
+    pairs = run_as("pairs")
+    runs = run_as("runs", data={"format": "full_sentences", "example_end": "row"}, objective={"pair": "none"})
+
+    def score(run, **stated):
+        return pretraining.evaluate(run, [Part(tiny_corpus)], **stated)
+
+    own = [score(run) for run in (pairs, runs)]
+    assert [(one.format, one.example_end, one.seq_len, one.rows) for one in own] == [
+        ("segment_pair", "sentence", 32, 12),
+        ("full_sentences", "row", 32, 12),
+    ]
+    assert own[0].metrics["unigram_loss"] != own[1].metrics["unigram_loss"]
+    assert "pair_accuracy" in own[0].metrics and "pair_accuracy" not in own[1].metrics
+
+    stated = {"form": "full_sentences", "seq_len": 24, "rows": 9}
+    one, other = (score(run, **stated) for run in (pairs, runs))
+    assert one == other and one[:4] == ("full_sentences", "sentence", 24, 9)
+    assert "pair_accuracy" not in one.metrics, "these rows have no pair labels"
+    on_pairs = score(runs, form="segment_pair")
+    assert on_pairs.metrics == {name: own[0].metrics[name] for name in on_pairs.metrics}
+    assert not [name for name in on_pairs.metrics if name.startswith("pair")], "it learned no pairs"
+
+    flags = ["evaluate", str(pairs), "--corpus", str(tiny_corpus), "--format", "full_sentences", "--seq-len", "24"]
+    assert cli.main([*flags, "--rows", "9"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("scored: format full_sentences, example_end sentence, seq_len 24, rows 9\n")
+    assert re.search(rf"^  mlm_loss +{one.metrics['mlm_loss']:.4f}$", shown, re.M)
+
+
+def test_a_model_without_token_types_reads_no_pairs(run_as, tiny_corpus):
+    run = run_as("roberta", model={"type_vocab_size": 1}, data={"format": "full_sentences"}, objective={"pair": "none"})
+    with pytest.raises(UserError, match=r"--format segment_pair marks .* has 1 token type.*use full_sentences"):
+        pretraining.evaluate(run, [Part(tiny_corpus)], form="segment_pair")
