@@ -163,6 +163,13 @@ def convert(arguments: Sequence[str]) -> None:
     print(json.dumps(report.to_dict()) if asked.json else "\n".join([*report.lines(), f"wrote {asked.destination}"]))
 
 
+def launch(arguments: Sequence[str]) -> None:
+    """``bert-jax launch slurm|tpu|kubernetes ...``."""
+    from bert_jax import launchers
+
+    launchers.launch(arguments)
+
+
 COMMANDS: dict[str, Callable[[Sequence[str]], int | None]] = {
     "pretrain": pretrain,
     "doctor": doctor,
@@ -171,6 +178,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int | None]] = {
     "evaluate": evaluate,
     "fill-mask": fill_mask,
     "convert": convert,
+    "launch": launch,
 }
 
 
