@@ -1,4 +1,9 @@
-"""The two exceptions that are no bugs: a mistake of the user, and a process that is gone."""
+"""The two exceptions that are not bugs (a mistake of the user, a process that is gone), and advice on missing packages."""
+
+import importlib.metadata
+import re
+import shlex
+from pathlib import Path
 
 
 class UserError(Exception):
@@ -13,6 +18,17 @@ def require(condition: bool, message: str) -> None:
     """Raise UserError with this message unless the condition holds."""
     if not condition:
         raise UserError(message)
+
+
+def install_command(extra: str) -> str:
+    """The command that installs the packages of an extra (setup.cfg), however bert_jax itself was installed."""
+    try:
+        requirements = importlib.metadata.requires("bert_jax") or []
+    except importlib.metadata.PackageNotFoundError:  # run from a clone
+        return f"pip install {shlex.quote(f'{Path(__file__).parents[1]}[{extra}]')}"
+    marked = re.compile(rf"""extra == ["']{extra}["']""")
+    packages = [text.partition(";")[0].strip() for text in requirements if marked.search(text)]
+    return f"pip install {shlex.join(packages)}"
 
 
 class PeerError(Exception):
