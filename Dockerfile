@@ -13,7 +13,8 @@ COPY configs configs
 # The CPU's image is the one that prepares corpora.
 RUN case "$PLATFORM" in \
         cpu) extra="[formats]" ;; \
-        cuda | tpu) extra="[$PLATFORM,gcs]" ;; \
+        cuda) extra="[cuda13,gcs]" ;; \
+        tpu) extra="[tpu,gcs]" ;; \
         *) echo "PLATFORM is cpu, cuda or tpu, not $PLATFORM" >&2; exit 2 ;; \
     esac \
     && pip install --constraint "constraints/$PLATFORM-py312.txt" ".$extra"

@@ -4,5 +4,10 @@ from setuptools import find_packages, setup
 setup(
     packages=[*find_packages(include=["bert_jax*", "data_prep*"]), "bert_jax.configs"],
     package_dir={"bert_jax.configs": "configs"},
-    package_data={"bert_jax.planning": ["curves/*.json"]},
+    package_data={
+        "bert_jax": ["py.typed"],
+        "data_prep": ["py.typed"],
+        "bert_jax.planning": ["curves/*.json"],
+        "bert_jax.launchers": ["*.sh", "*.sbatch"],
+    },
 )

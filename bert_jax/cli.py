@@ -188,7 +188,14 @@ def convert(arguments: Sequence[str]) -> None:
     print(json.dumps(report.to_dict()) if asked.json else "\n".join([*report.lines(), f"wrote {asked.destination}"]))
 
 
-COMMANDS: dict[str, tuple[type, Callable[[Sequence[str]], int | None]]] = {
+def launch(arguments: Sequence[str]) -> None:
+    """Write the launcher of a cluster: scripts for Slurm and Cloud TPU, a JobSet for Kubernetes."""
+    from bert_jax import launchers
+
+    launchers.launch(arguments)
+
+
+COMMANDS: dict[str, tuple[Any, Callable[[Sequence[str]], int | None]]] = {
     "pretrain": (Pretrain, pretrain),
     "doctor": (Doctor, doctor),
     "plan": (Plan, plan),
@@ -196,8 +203,9 @@ COMMANDS: dict[str, tuple[type, Callable[[Sequence[str]], int | None]]] = {
     "evaluate": (Evaluate, evaluate),
     "fill-mask": (FillMask, fill_mask),
     "convert": (Convert, convert),
+    "launch": (launch, launch),
 }
-"""By name: what a command takes, and the function that does it."""
+"""By name: what documents a command, and the function that does it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

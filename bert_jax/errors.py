@@ -1,7 +1,11 @@
-"""The two exceptions that are no bugs: a mistake of the user, and a process that is gone."""
+"""The two exceptions that are not bugs (a mistake of the user, a process that is gone); how to install what is missing."""
 
 import difflib
+import importlib.metadata
+import re
+import shlex
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class UserError(Exception):
@@ -22,6 +26,17 @@ def near(word: str, known: Iterable[str]) -> str:
     """``did you mean 'X'?`` for a word that is almost one of the known; "" if there is none."""
     found = difflib.get_close_matches(word, list(known), n=1)
     return f"did you mean '{found[0]}'?" if found else ""
+
+
+def install_command(extra: str) -> str:
+    """The command that installs the packages of an extra (setup.cfg), however bert_jax itself was installed."""
+    try:
+        requirements = importlib.metadata.requires("bert_jax") or []
+    except importlib.metadata.PackageNotFoundError:  # run from a clone
+        return f"pip install {shlex.quote(f'{Path(__file__).parents[1]}[{extra}]')}"
+    marked = re.compile(rf"""extra == ["']{extra}["']""")
+    packages = [text.partition(";")[0].strip() for text in requirements if marked.search(text)]
+    return f"pip install {shlex.join(packages)}"
 
 
 class PeerError(Exception):

@@ -19,7 +19,7 @@ from pathlib import Path
 import fsspec
 from etils import epath
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, install_command
 
 StoredPath = Path | epath.Path
 """On disk, or in an object store: then always an epath.Path."""
@@ -81,7 +81,7 @@ def reach(place: StoredPath) -> None:
             return
         found = epath.Path(f"{scheme}://{bucket}").exists()
     except ImportError as error:
-        install = f"pip install 'bert_jax[{extra}]'" if extra else "install it"
+        install = install_command(extra) if extra else "install it"
         raise UserError(f"{place} needs the package {package}, which is missing: {install}") from error
     except Exception as error:
         raise UserError(_unreachable(place, error)) from error

@@ -9,7 +9,7 @@ import time
 from etils import epath
 
 from bert_jax.data.corpus import INCOMPLETE
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, install_command
 from bert_jax.storage import is_remote, path
 from bert_jax.tokenizer import Tokenizer
 from data_prep import arguments as flags
@@ -216,6 +216,6 @@ def _engine(arguments: argparse.Namespace):
     try:
         from data_prep.engines.beam import BeamEngine
     except ImportError as error:
-        raise UserError("--engine beam needs Apache Beam; install it with `pip install 'bert_jax[beam]'`") from error
+        raise UserError(f"--engine beam needs Apache Beam, which is missing: {install_command('beam')}") from error
 
     return BeamEngine(arguments.runner, arguments.behind_dashes)

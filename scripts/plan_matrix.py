@@ -2,7 +2,7 @@
 
     python scripts/plan_matrix.py --json matrix.jsonl
 
-No device is needed, but libtpu (`pip install 'bert_jax[plan]'`) and hours: each pair compiles up to 6 programs. A pair
+No device is needed, but libtpu (the extra `plan`) and hours: each pair compiles up to 6 programs. A pair
 that cannot be is a row that says why.
 """
 

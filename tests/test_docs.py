@@ -148,11 +148,17 @@ def test_commands_of_a_page_run(page, folder, request, monkeypatch):
 @pytest.mark.parametrize("page", ["docs/tpu.md"])
 def test_commands_for_slices_are_printed(page):
     """Dry runs: as written, with `--dry-run` where it is missing."""
-    lines = [line for line in commands_of(page) if line.startswith("bash scripts/tpu_pod.sh")]
+    lines = [line for line in commands_of(page) if line.startswith("bash launch/tpu_pod.sh")]
     assert any("--dry-run" in line for line in lines) and not all("--dry-run" in line for line in lines)
     for line in lines:
         program, script, verb, *rest = shlex.split(line)
-        words = [program, str(ROOT / script), verb, *([] if "--dry-run" in rest else ["--dry-run"]), *rest]
+        words = [
+            program,
+            str(ROOT / "bert_jax" / script.replace("launch/", "launchers/")),
+            verb,
+            *([] if "--dry-run" in rest else ["--dry-run"]),
+            *rest,
+        ]
         done = subprocess.run(words, capture_output=True, text=True)
         assert done.returncode == 0 and "gcloud compute tpus" in done.stdout, f"{line}\n{done.stderr}"
 
@@ -206,8 +212,8 @@ def test_readme_names_only_flags_that_exist():
             else:
                 yield f"--{name}"
 
-    for launcher in ("tpu_pod.sh", "kubernetes_jobset.py"):
-        known |= set(re.findall(r"--[a-z][a-z-]*\w", (ROOT / "scripts" / launcher).read_text()))
+    for launcher in ("tpu_pod.sh", "kubernetes.py"):
+        known |= set(re.findall(r"--[a-z][a-z-]*\w", (ROOT / "bert_jax" / "launchers" / launcher).read_text()))
     known |= {f"--cluster.{field.name}" for field in dataclasses.fields(ClusterConfig)} | {"--compilation-cache"}
     known |= {
         "--recursive",

@@ -18,7 +18,7 @@ from jax import export
 from bert_jax.convert.forward import Inputs, Outputs
 from bert_jax.convert.our_forward import select_task, whole_rows
 from bert_jax.convert.translate import Translated
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, install_command
 from bert_jax.model import whole
 from bert_jax.model.encoder import EncoderInputs
 from bert_jax.shapes import Array
@@ -35,7 +35,7 @@ def write(directory: Path, model: Translated) -> None:
       UserError: the package that jax writes programs with is missing.
     """
     if importlib.util.find_spec("flatbuffers") is None:
-        raise UserError("stablehlo needs the package flatbuffers, which is missing: pip install flatbuffers")
+        raise UserError(f"stablehlo needs the package flatbuffers, which is missing: {install_command('serving')}")
     leaves = {name: np.ascontiguousarray(leaf, np.float32) for name, leaf in name_leaves(model.params).items()}
     safetensors.numpy.save_file(leaves, directory / PARAMS)
     weights = {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in leaves.items()}

@@ -20,7 +20,7 @@ import ml_dtypes
 import numpy as np
 
 from bert_jax.convert.tensors import BUFFERS, WEIGHT_TYPES, LazyTensors, Stored, no_weight
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, install_command
 
 Kind = Literal["state dict", "fairseq", "nvidia"]
 LEGACY_PICKLES = 5
@@ -94,7 +94,7 @@ def require_torch(path: object) -> Any:
     try:
         import torch
     except ImportError as error:
-        raise UserError(f"{path}: pickles need the package torch: pip install 'bert_jax[torch]'") from error
+        raise UserError(f"{path}: pickles need the package torch: {install_command('torch')}") from error
     return torch
 
 

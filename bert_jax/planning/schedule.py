@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.config import Config
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, install_command
 from bert_jax.training.schedules import learning_rate_at
 
 TABLE_ROWS = 16
@@ -63,7 +63,7 @@ def plot(config: Config, path: Path) -> None:
         from matplotlib.figure import Figure
         from matplotlib.ticker import StrMethodFormatter
     except ModuleNotFoundError:
-        raise UserError("--plot needs matplotlib: pip install 'bert_jax[plot]'") from None
+        raise UserError(f"--plot needs matplotlib: {install_command('plot')}") from None
     starts, total = _starts(config), config.total_steps
     ends = {step for start in starts for step in (start - 1, start)}
     steps = sorted({total * i // PLOTTED for i in range(PLOTTED)} | ends - {-1} | {total - 1})

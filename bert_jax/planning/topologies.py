@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from bert_jax.chips import CHIPS, Chip, Sizes
 from bert_jax.config import MeshConfig
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, install_command
 from bert_jax.training.sharding import abstract_mesh, make_mesh
 
 EXAMPLES = {
@@ -113,7 +113,7 @@ def find(text: str) -> Topology:
 def _devices(text: str, name: str, shape: str, slices: int) -> tuple[jax.Device, ...]:
     if importlib.util.find_spec("libtpu") is None:
         raise UserError(
-            f"--topology {text}: to compile for TPUs without TPUs, install their compiler: pip install 'bert_jax[plan]'"
+            f"--topology {text}: compiling for TPUs without TPUs needs their compiler: {install_command('plan')}"
         )
     for variable, value in ENVIRONMENT.items():
         os.environ.setdefault(variable, value)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, Protocol
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, install_command
 from bert_jax.storage import Staged, StoredPath, Uploads, is_remote
 from bert_jax.training.json_lines import JsonLines, cut_back, read_lines
 
@@ -188,7 +188,7 @@ def _wandb() -> ModuleType:
         return importlib.import_module("wandb")
     except ModuleNotFoundError as error:
         raise UserError(
-            "log.wandb needs the package wandb, which is missing: run pip install 'bert_jax[wandb]', or leave it out"
+            f"log.wandb needs the package wandb, which is missing: {install_command('wandb')}, or leave it out"
         ) from error
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, install_command
 
 BLOCK_BYTES = 4 << 20
 """About how much text a block holds: enough that handing it to a process costs nothing beside the work on it."""
@@ -136,4 +136,4 @@ def library(name: str, purpose: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise UserError(f"{purpose} needs {name}, which is missing; run pip install 'bert_jax[formats]'") from error
+        raise UserError(f"{purpose} needs {name}, which is missing: {install_command('formats')}") from error

@@ -248,7 +248,7 @@ def test_a_tokenizer_that_cuts_otherwise_is_not_kept(made, tmp_path, monkeypatch
     def write(contents, directory):
         theirs.write(contents, directory)
         described = json.loads((directory / "tokenizer.json").read_text())
-        described["normalizer"]["lowercase"] = False
+        described["model"]["max_input_chars_per_word"] = 3
         (directory / "tokenizer.json").write_text(json.dumps(described))
 
     monkeypatch.setitem(conversion.TARGETS, "huggingface", theirs._replace(write=write))

@@ -162,6 +162,6 @@ def test_no_weights(tmp_path, dtype):
 def test_without_torch(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    fails(tmp_path, "pytorch_model.bin", "pip install 'bert_jax[torch]'")
-    with pytest.raises(UserError, match=r"bert_jax\[torch\]"):
+    fails(tmp_path, "pytorch_model.bin", "pip install 'torch>=2.6'")
+    with pytest.raises(UserError, match=r"pip install 'torch>=2\.6'"):
         tensor_files.write_pickle(tmp_path / "out.bin", {})

@@ -1,8 +1,6 @@
-"""scripts/kubernetes_jobset.py: its manifests against Kubernetes' schemas, and what the pods make of them."""
+"""`bert-jax launch kubernetes`: its manifests against Kubernetes' schemas, and what the pods make of them."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import jsonschema
@@ -16,7 +14,6 @@ from bert_jax.runtime import cluster
 from bert_jax.runtime.supervisor import _code_for_others
 
 HERE = Path(__file__).parent
-SCRIPT = HERE.parents[1] / "scripts" / "kubernetes_jobset.py"
 SCHEMA = json.loads((HERE / "jobset_schema.json").read_text())
 VERSIONS = ("1.31.0", "1.37.0")
 """Of Kubernetes: the first in which pod failure policies are stable, and the newest that is known."""
@@ -28,19 +25,9 @@ MOUNTED = ["bert_base", "--corpus", "/data/wiki", "--workdir", "/data/runs/first
 BUCKET = ["bert_base", "--corpus", "gs://here/wiki", "--workdir", "gs://here/runs/first"]
 
 
-def script(*words: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, SCRIPT, *words], capture_output=True, text=True, timeout=60)
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def main():
-    """The script's `main`: starting Python for every mistake takes longer than the rest."""
-    import importlib.util
-
-    spec = importlib.util.spec_from_file_location("kubernetes_jobset", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.main
+    return lambda words: cli.main(["launch", "kubernetes", *words])
 
 
 @pytest.fixture
@@ -235,10 +222,3 @@ def test_mistakes_get_one_line(main, capsys, words, said):
     assert main(list(words)) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("error: ") and said in err and len(err.splitlines()) == 1
-
-
-def test_the_script_itself(made):
-    done = script(*GPU, "--", *MOUNTED)
-    assert done.returncode == 0 and yaml.safe_load(done.stdout) == made(*GPU, "--", *MOUNTED)
-    refused = script(*GPU)
-    assert refused.returncode == 2 and refused.stderr.startswith("error: say what to train")

@@ -1,4 +1,4 @@
-"""scripts/slurm.sbatch on a real Slurm of one node, if there is one: two tasks, preempted and queued again."""
+"""slurm.sbatch on a real Slurm of one node, if there is one: two tasks, preempted and queued again."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from tests.multi_process.configs import build_corpora
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent / "slurm_here.sh"
-SCRIPT = ROOT / "scripts" / "slurm.sbatch"
+SCRIPT = ROOT / "bert_jax" / "launchers" / "slurm.sbatch"
 SECONDS = 240
 
 

@@ -1,4 +1,4 @@
-"""scripts/tpu_pod.sh against a gcloud that plays preemptions and exit codes, and what it runs on each host."""
+"""tpu_pod.sh against a gcloud that plays preemptions and exit codes, and what it runs on each host."""
 
 import os
 import shlex
@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-SCRIPT = HERE.parents[1] / "scripts" / "tpu_pod.sh"
-WORKER = HERE.parents[1] / "scripts" / "tpu_worker.sh"
+LAUNCHERS = HERE.parents[1] / "bert_jax" / "launchers"
+SCRIPT, WORKER = LAUNCHERS / "tpu_pod.sh", LAUNCHERS / "tpu_worker.sh"
 WHICH = ["--name", "first", "--zone", "europe-west4-b", "--type", "v6e-16", "--poll", "0"]
 TRAIN = ["bert_base", "--corpus", "gs://here/wiki", "--workdir", "gs://here/runs/first run"]
 PLAIN_PATH = "/usr/bin:/bin"
@@ -161,7 +161,7 @@ def test_a_dry_run_prints_what_a_run_does(cloud, tmp_path):
     assert "--spot" in given[2].split() and "--runtime-version=v2-alpha-tpuv6e" in given[2].split()
     assert all("--project=mine" in line for line in given)
     on_host = printed[-1][-1].removeprefix("--command=")
-    assert shlex.split(on_host) == ["bash", "bert_jax/scripts/tpu_worker.sh", "run", *TRAIN]
+    assert shlex.split(on_host) == ["bash", "bert_jax/tpu_worker.sh", "run", *TRAIN]
 
 
 @pytest.mark.parametrize("name", ["v2-8", "v3-2048", "v4-24", "v5litepod-256", "v5p-12288", "v6e-1", "v6e-256"])
@@ -193,6 +193,7 @@ def test_types_that_exist(name):
         (("run", *WHICH, "--", "bert_base", "--workdir", "gs://a/b"), "--corpus is missing"),
         (("run", *WHICH, "--", *TRAIN, "--corpus=/data/wiki"), "--corpus /data/wiki: give a place in a bucket"),
         (("create", *WHICH), "gcloud is not on PATH"),
+        (("setup", *WHICH, "--clone", "/nowhere"), "/nowhere has no LICENSE: give --clone"),
     ],
 )
 def test_mistakes_get_one_line(words, said, tmp_path):
@@ -215,10 +216,10 @@ exit "$(<"$HOME/end")"
 @pytest.fixture
 def host(tmp_path):
     """A host with a copy of the checkout whose `bert-jax` goes on until `end` holds its exit code."""
-    worker = tmp_path / "bert_jax" / "scripts" / WORKER.name
+    worker = tmp_path / "bert_jax" / WORKER.name
     trainer = tmp_path / "bert_jax" / ".venv" / "bin" / "bert-jax"
     for path, text in ((worker, WORKER.read_text()), (trainer, TRAINER)):
-        path.parent.mkdir(parents=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         path.chmod(0o755)
 

@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
 # Pretrain on a Cloud TPU slice, on demand or spot: made, set up, run on all hosts, made again when it is taken away.
 #
-#   bash scripts/tpu_pod.sh VERB --name NAME --zone ZONE [--type TYPE] [OPTION ...] [-- CONFIG --corpus gs://... ...]
+#   bash tpu_pod.sh VERB --name NAME --zone ZONE [--type TYPE] [OPTION ...] [-- CONFIG --corpus gs://... ...]
 #
 # VERB is one of
 #   create   ask for the slice (a queued resource) and wait until it is there
-#   setup    copy the code of this checkout to all hosts, and install bert_jax[tpu,gcs] there with constraints/tpu-py312.txt
+#   setup    copy the code of a clone of bert_jax to all hosts, and install it there with the extras tpu and gcs and with
+#            constraints/tpu-py312.txt
 #   run      create and set up if there is no slice, then `bert-jax pretrain` on all hosts, until it has ended
 #   stop     have the run save and end; `run` continues it
 #   logs     the log of host 0, as it grows
 #   delete   give the slice back; what it was asked with, too
 #
 # Behind `--` stands what `bert-jax pretrain` takes (`run` only). --corpus and --workdir must be in buckets (gs://...):
-# the disks of hosts go with the slice. A CONFIG that is a file must lie in this checkout, as in configs/mine.py.
+# the disks of hosts go with the slice. A CONFIG that is a file must lie in the clone, as in configs/mine.py.
 #
 # Options
 #   --name NAME           of the slice, and of its queued resource
@@ -22,6 +23,8 @@
 #   --spot                (create, run) cheaper, and may be taken away at any time
 #   --runtime VERSION     (create, run) image of the hosts; without it, the one that belongs to the type
 #   --project PROJECT     without it, gcloud's own setting
+#   --clone DIR           (setup, run) the clone of bert_jax; without it, the one that holds this script, or else the
+#                         working directory
 #   --max-restarts N      (run) how often it is started again (100)
 #   --poll SECONDS        between looks at a slice that is awaited, and before a restart (30)
 #   --dry-run             print the commands, one per line, and run none; gcloud need not be there. A slice is taken not
@@ -35,9 +38,9 @@
 # Needs bash 4.4, gcloud with a login, and hosts that reach the internet (PyPI, GitHub) and the buckets.
 set -euo pipefail
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-content=(LICENSE README.md setup.cfg setup.py constraints bert_jax data_prep configs scripts)
-worker='bash bert_jax/scripts/tpu_worker.sh'
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+content=(LICENSE README.md setup.cfg setup.py constraints bert_jax data_prep configs)
+worker='bash bert_jax/tpu_worker.sh'
 
 say() { printf '[%s] %s\n' "$(date +%H:%M:%S)" "$*" >&2; }
 
@@ -65,10 +68,10 @@ parse() {
         create | setup | run | stop | logs | delete) shift ;;
         *) fail "say create, setup, run, stop, logs or delete first${verb:+, not $verb}: $(quoted "$0") has all options at its top" ;;
     esac
-    name='' zone='' type='' runtime='' project='' spot=false max_restarts=100 poll=30 dry=false words=()
+    name='' zone='' type='' runtime='' project='' clone='' spot=false max_restarts=100 poll=30 dry=false words=()
     while (($#)); do
         case $1 in
-            --name | --zone | --type | --runtime | --project | --max-restarts | --poll)
+            --name | --zone | --type | --runtime | --project | --clone | --max-restarts | --poll)
                 (($# > 1)) && [[ -n $2 && $2 != --* ]] || fail "$1 needs a value"
                 local option=${1#--}
                 printf -v "${option//-/_}" %s "$2"
@@ -92,6 +95,7 @@ check() {
     [[ $max_restarts =~ ^[0-9]+$ ]] || fail "--max-restarts $max_restarts is no number"
     [[ $poll =~ ^[0-9]+$ ]] || fail "--poll $poll is no number of seconds"
     case $verb in create | run) check_type ;; esac
+    case $verb in setup | run) check_clone ;; esac
     case $verb in
         run) check_words ;;
         *) ((!${#words[@]})) || fail "arguments behind -- belong to run, not to $verb" ;;
@@ -119,6 +123,17 @@ check_type() {
         [[ " $sizes " == *" $size "* ]]
     fi || fail "--type $type: ${type%-*} comes in the sizes $sizes"
     runtime=${runtime:-$image}
+}
+
+check_clone() {
+    local file
+    if [[ -z $clone ]]; then
+        clone=$PWD
+        [[ ! -f $here/../../setup.cfg ]] || clone=$(cd "$here/../.." && pwd)
+    fi
+    for file in "${content[@]}"; do
+        [[ -e $clone/$file ]] || fail "$clone has no $file: give --clone, the directory of a clone of bert_jax"
+    done
 }
 
 check_words() {
@@ -195,7 +210,7 @@ delete() { do_or_print gcloud compute tpus queued-resources delete "$name" "${wh
 
 setup() {
     local archive=${TMPDIR:-/tmp}/bert_jax-$name.tar.gz
-    do_or_print tar -czf "$archive" -C "$root" --exclude=__pycache__ "${content[@]}" || return
+    do_or_print tar -czf "$archive" --exclude=__pycache__ -C "$clone" "${content[@]}" -C "$here" tpu_worker.sh || return
     do_or_print gcloud compute tpus tpu-vm scp "$archive" "$name:bert_jax.tar.gz" "${where[@]}" --worker=all --quiet || return
     on_hosts all "mkdir -p bert_jax && tar -xzf bert_jax.tar.gz -C bert_jax && $worker setup"
 }
@@ -250,7 +265,7 @@ run() {
                 say "a bug: its message is above"
                 exit 1
             fi
-            ((status != 127)) || fail "$name is not set up: bash scripts/tpu_pod.sh setup --name $name --zone $zone"
+            ((status != 127)) || fail "$name is not set up: bash tpu_pod.sh setup --name $name --zone $zone"
             why="the connection to the hosts broke"
             [[ -z $said ]] || why="the run is not over"
             if [[ $said == *'as asked'* ]]; then

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# What scripts/tpu_pod.sh runs on each host of a slice, in the copy of the checkout that it made there.
+# What tpu_pod.sh runs on each host of a slice, in the copy of the clone that it made there.
 #
-#   bash scripts/tpu_worker.sh setup        make .venv with Python 3.12 and bert_jax[tpu,gcs] in it
-#   bash scripts/tpu_worker.sh run ARG...   start `bert-jax pretrain ARG...` and follow it; one that runs is only followed
-#   bash scripts/tpu_worker.sh stop         have it save and end
-#   bash scripts/tpu_worker.sh logs         its last lines, and those to come
+#   bash tpu_worker.sh setup        make .venv with Python 3.12 and bert_jax in it
+#   bash tpu_worker.sh run ARG...   start `bert-jax pretrain ARG...` and follow it; one that runs is only followed
+#   bash tpu_worker.sh stop         have it save and end
+#   bash tpu_worker.sh logs         its last lines, and those to come
 #
 # The run does not hang on the connection that started it. In ~/bert_jax_run lie its log, its exit code and its process.
 # `run` ends with its exit code, and with a line that says so: gcloud has exit codes of its own. When a connection breaks,
 # gcloud gives the same command again, which then finds the run going on.
 set -euo pipefail
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 place=$HOME/bert_jax_run
 mkdir -p "$place"
 touch "$place/log"
@@ -47,7 +47,7 @@ attend() {
 
 run() {
     local from code
-    [[ -x $root/.venv/bin/bert-jax ]] || fail "is not set up: bash scripts/tpu_pod.sh setup ..."
+    [[ -x $root/.venv/bin/bert-jax ]] || fail "is not set up: bash tpu_pod.sh setup ..."
     from=$(stat --format %s "$place/log")
     if flock -n 9; then
         rm -f "$place/code" "$place/stop"

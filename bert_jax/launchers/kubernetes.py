@@ -1,11 +1,11 @@
 """Print a JobSet (jobset.x-k8s.io/v1alpha2) that pretrains on several hosts of a Kubernetes cluster.
 
-    python scripts/kubernetes_jobset.py gpu --name first --image REGISTRY/bert_jax:cuda --hosts 4 --gpus 8 \\
+    bert-jax launch kubernetes gpu --name first --image REGISTRY/bert_jax:cuda --hosts 4 --gpus 8 \\
         --claim corpora:/data -- bert_large --corpus /data/wiki --workdir /data/runs/first | kubectl apply -f -
-    python scripts/kubernetes_jobset.py tpu --name first --image REGISTRY/bert_jax:tpu --accelerator tpu-v6e-slice \\
+    bert-jax launch kubernetes tpu --name first --image REGISTRY/bert_jax:tpu --accelerator tpu-v6e-slice \\
         --topology 4x4 -- bert_large --corpus gs://bucket/wiki --workdir gs://bucket/runs/first
 
-Behind `--` stands what `bert-jax pretrain` takes. One pod with one process per host. On GPUs the pods learn from their
+The arguments of `bert-jax pretrain` follow `--`. One pod with one process per host. On GPUs the pods learn from their
 index in the Job which process they are, and find process 0 by its name; on slices of GKE both are detected.
 
 Exit codes 1 (a bug) and 2 (a mistake) fail the JobSet at once. Every other end of a pod (75: saved, or another process
@@ -18,18 +18,13 @@ a bucket (gs://...), which a Kubernetes service account may have to open (--serv
 import argparse
 import math
 import re
-import sys
 from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 import yaml
 
-ROOT = Path(__file__).resolve().parents[1]
-# Run as a script from a clone, nothing needs to be installed.
-sys.path[:0] = [path for path in (str(ROOT),) if path not in sys.path]
-
-from bert_jax.errors import UserError, require  # noqa: E402
+from bert_jax.errors import UserError, require
 
 JOB = "hosts"
 """Name of the one Job of the set. Its pods are NAME-hosts-0-INDEX, and their service is called NAME."""
@@ -56,7 +51,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Options, and what stands behind ``--``.
+    """Options, and the arguments after ``--``.
 
     Raises:
       UserError: something is missing, or is not what it should be.
@@ -77,7 +72,12 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     add("--shared-memory", default="16Gi", metavar="SIZE", help="of /dev/shm in a pod (default: 16Gi)")
     add("--grace", type=int, default=300, metavar="SECONDS", help="to save in when a pod is asked to go (default: 300)")
     add("--max-restarts", type=int, default=100, metavar="N", help="of all pods together (default: 100)")
-    parser = _Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = _Parser(
+        prog="bert-jax launch kubernetes",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     kinds = parser.add_subparsers(dest="kind", required=True)
     gpu = kinds.add_parser("gpu", parents=[common], allow_abbrev=False)
     gpu.add_argument("--hosts", type=int, required=True, help="how many")
@@ -253,16 +253,6 @@ def _job(
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print it. 2: a mistake, said in one line."""
-    try:
-        manifest = jobset(*parse(sys.argv[1:] if arguments is None else arguments))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(yaml.safe_dump(manifest, sort_keys=False), end="")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def manifest(arguments: Sequence[str]) -> str:
+    """The JobSet of these arguments, as YAML; UserError: a mistake in them."""
+    return yaml.safe_dump(jobset(*parse(arguments)), sort_keys=False)
