@@ -1,4 +1,4 @@
-"""The two exceptions that are not bugs (a mistake of the user, a process that is gone); how to install what is missing."""
+"""Exceptions that are not bugs: a mistake of the user, a process that is gone; and how to install what is missing."""
 
 import difflib
 import importlib.metadata

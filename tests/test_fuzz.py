@@ -58,13 +58,13 @@ def flags_of(command: str) -> list[str]:
     return [flag for line in lines for flag in re.findall(r"--[\w.-]+", line) if flag not in EXCLUDED]
 
 
-FLAGS = {command: flags_of(command) for command in cli.COMMANDS}
+FLAGS = {command: flags_of(command) for command in cli.COMMANDS if command != "launch"}  # which writes where it is told
 ALL_FLAGS = [flag for flags in FLAGS.values() for flag in flags]
 
 
 @st.composite
 def command_lines(draw) -> list[str]:
-    command = draw(st.sampled_from(list(cli.COMMANDS)))
+    command = draw(st.sampled_from(list(FLAGS)))
     own = st.sampled_from(FLAGS[command])
     underscored = own.map(lambda flag: f"--{flag[2:].replace('-', '_')}")
     names = st.one_of(own, own, underscored, st.sampled_from(ALL_FLAGS), VALUES.map("--{}".format))

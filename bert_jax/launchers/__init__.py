@@ -8,6 +8,7 @@ from bert_jax.errors import UserError
 
 SCRIPTS = {"slurm": ("slurm.sbatch",), "tpu": ("tpu_pod.sh", "tpu_worker.sh")}
 """Files of this package that each command writes."""
+HELP = {"-h", "--help", "--help-all"}
 USAGE = """usage: bert-jax launch slurm --out DIR
        bert-jax launch tpu --out DIR
        bert-jax launch kubernetes gpu|tpu [OPTION ...] -- CONFIG --corpus PLACE --workdir PLACE ...
@@ -24,7 +25,7 @@ def launch(arguments: Sequence[str]) -> None:
       UserError: an unknown cluster or option, or a file that exists already.
     """
     cluster, *rest = arguments or ["--help"]
-    if cluster in ("-h", "--help") or (cluster in SCRIPTS and {"-h", "--help"} & set(rest)):
+    if cluster in HELP or (cluster in SCRIPTS and HELP & set(rest)):
         print(USAGE)
         raise SystemExit(0)
     if cluster == "kubernetes":
