@@ -13,10 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tokenizers
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bert_jax import embedding
-from bert_jax.config import ModelConfig
+from bert_jax.config import MeshConfig, ModelConfig
 from bert_jax.convert import formats
 from bert_jax.convert.our_forward import whole_rows
 from bert_jax.convert.sentence_transformers import POOLINGS, SentenceEmbedding
@@ -27,6 +26,7 @@ from bert_jax.model.heads import Heads
 from bert_jax.progress import progress as progress_bar
 from bert_jax.storage import StoredPath
 from bert_jax.tokenizer import Tokenizer
+from bert_jax.training.sharding import make_mesh, replicated, row_sharding
 
 Params = dict[str, Any]
 SHORTEST_BUCKET = 16
@@ -81,8 +81,8 @@ class Model:
     ):
         self.config, self.heads, self.tokenizer = config, heads, tokenizer
         self.sentence = sentence or SentenceEmbedding()
-        self._mesh = Mesh(np.array(jax.local_devices()), ("data",), axis_types=(AxisType.Auto,))
-        self.params = jax.device_put(params, NamedSharding(self._mesh, PartitionSpec()))
+        self._mesh = make_mesh(MeshConfig(), jax.local_devices())
+        self.params = jax.device_put(params, replicated(self._mesh))
 
     def fill_mask(self, text: str, top: int = 5) -> list[list[Candidate]]:
         """The likeliest tokens for every mask token in the text, likeliest first.
@@ -252,7 +252,7 @@ class Model:
 
     def _pass(self, modes: tuple[str, ...], skip: int, inputs: EncoderInputs) -> jax.Array:
         """One forward pass, its rows shared among the local devices."""
-        inputs = jax.device_put(inputs, NamedSharding(self._mesh, PartitionSpec("data")))
+        inputs = jax.device_put(inputs, row_sharding(self._mesh))
         return _vectors(_quick(self.config), self.heads, modes, self.params, inputs, np.int32(skip))
 
     def _row(self, ids: list[int]) -> EncoderInputs:
