@@ -3,6 +3,7 @@
 BERT_JAX_FUZZ_EXAMPLES=20000 tries so many random examples instead of the few that are always the same.
 """
 
+import copy
 import json
 import os
 import struct
@@ -47,7 +48,7 @@ VALUES = st.one_of(
     st.sampled_from([float("nan"), float("inf"), -float("inf"), "", "x", "gelu", "\ud800", "\0", "a" * 300, "../x"]),
     st.sampled_from([[], {}, [1], ["x"], {"x": 1}, [[1, 2]], {"0": "a", "1": "b"}, [10**13, 0], [0, 10**13], [[]] * 9]),
     st.recursive(st.integers() | st.floats() | st.text(max_size=5), lambda inner: st.lists(inner, max_size=4)),
-)
+).map(copy.deepcopy)  # they are changed in place
 NAMES = (
     *(*WHOLE, *NUMBERS, *TEXTS, *FLAGS, "architectures", "id2label", "layer_types", "rope_parameters", "eos_token_id"),
     *("do_lower_case", "tokenizer_class", "mask_token", "added_tokens_decoder", "weight_map", "metadata", "dtype"),
