@@ -1,6 +1,6 @@
 """Sentence embeddings as sentence-transformers saves them: ``modules.json`` and the configs of its modules.
 
-Read are a Transformer in the directory itself, one Pooling, and a Normalize after it (sentence-transformers 2 to 6).
+Read are a Transformer in the directory itself, one Pooling, and a Normalize after it.
 """
 
 import dataclasses
@@ -164,7 +164,7 @@ def _json(path: StoredPath, content: bytes, kind: type) -> Any:
 
 
 def make(pooling: str, hidden_size: int, max_length: int) -> SentenceEmbedding:
-    """What a model of ours needs so that sentence-transformers pools its tokens (versions 1 to 6 read it)."""
+    """What a model of ours needs so that sentence-transformers pools its tokens (verified with 6.2)."""
     modules = {"Transformer": "", "Pooling": POOLING}
     contents = {
         MODULES: [
