@@ -64,7 +64,10 @@ FLAGS = {
     "the same corpus twice": (["--corpus", "corpus", "--corpus", "./corpus"], ["is given twice"]),
     "two corpora of one name": (["--corpus", "corpus", "--corpus", "other"], ["both named 'corpus'", "--name"]),
     "some weights": (["--corpus", "corpus=2", "--corpus", "named"], ["has no weight", "give all of them a weight"]),
-    "a share too small": (["--corpus", "corpus=1", "--corpus", "named=99999"], ["rounded to 0 of 10,000", "give it more"]),
+    "a share too small": (
+        ["--corpus", "corpus=1", "--corpus", "named=99999"],
+        ["rounded to 0 of 10,000", "give it more"],
+    ),
     "two tokenizers": (["--corpus", "corpus", "--corpus", "foreign"], ["different tokenizers", "--tokenizer"]),
     "one corpus is missing": (["--corpus", "corpus", "--corpus", "nowhere"], ["nowhere: no such corpus", "bert-data"]),
 }
