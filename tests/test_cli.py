@@ -350,8 +350,8 @@ def test_pretrain_a_file_with_overrides(place, tmp_path, capsys, monkeypatch):
     captured = capsys.readouterr()
     assert "finished: 2 updates" in captured.out
     warnings = [line for line in captured.err.splitlines() if line.startswith("warning: ")]
-    assert [line.split()[1] for line in warnings] == ["data.mask_copies", "phase", "the"], warnings
-    assert "set --data.example-copies 3 too" in warnings[0] and "the peak 0.003 is never reached" in warnings[1]
+    for words in ("set --data.example-copies 3 too", "the peak 0.003 is never reached", "fewer than checkpoint.every"):
+        assert len([line for line in warnings if words in line]) == 1, (words, warnings)
     config = json.loads((tmp_path / "run" / "config.json").read_text())["config"]
     assert (config["phases"][0]["steps"], config["phases"][0]["learning_rate"]) == (2, 3e-3)
     assert (config["objective"]["pair"], config["optimizer"]["clip_norm"]) == ("none", None)
