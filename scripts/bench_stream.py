@@ -214,12 +214,13 @@ def bench_wait(asked: argparse.Namespace) -> list[dict]:
     )
     with tempfile.TemporaryDirectory() as directory:
         pretraining.pretrain(config, [Part(Path(corpus)) for corpus in asked.corpus], Path(directory) / "run")
-        lines = [line for line in read_metrics(Path(directory) / "run" / "metrics.jsonl") if line["split"] == "train"]
-    shares = [line["timing"]["data_wait"] for line in lines[1:]]  # the first has compilation in it
+        timings = [line["timing"] for line in read_metrics(Path(directory) / "run" / "metrics.jsonl")]
+    timings = [timing for timing in timings if "step_seconds" in timing]
+    shares = [timing["data_wait"] for timing in timings]
     result = {
         "preset": asked.preset,
         "batch": asked.batch,
-        "step_s": statistics.median(line["timing"]["step_seconds"] for line in lines[1:]),
+        "step_s": statistics.median(timing["step_seconds"] for timing in timings),
         "data_wait": statistics.median(shares),
         "data_wait_range": [min(shares), max(shares)],
     }

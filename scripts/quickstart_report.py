@@ -31,7 +31,8 @@ def summarize(directory: Path) -> dict:
     """The figures of the closing table, also kept in summary.json."""
     heldout = json.loads((directory / "heldout.json").read_text())
     lines = [line for line in read_metrics(directory / "model" / "metrics.jsonl") if line["split"] == "train"]
-    speeds = sorted(line["timing"]["tokens_per_second"] for line in lines)
+    timings = [line["timing"] for line in lines]
+    speeds = sorted(timing["tokens_per_second"] for timing in timings if "tokens_per_second" in timing)
     started = int((directory / "started").read_text())
     return {
         "heldout": {name: heldout[name] for name in NAMES if name in heldout},
