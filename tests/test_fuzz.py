@@ -67,10 +67,11 @@ def command_lines(draw) -> list[str]:
     command = draw(st.sampled_from(list(FLAGS)))
     own = st.sampled_from(FLAGS[command])
     underscored = own.map(lambda flag: f"--{flag[2:].replace('-', '_')}")
-    names = st.one_of(own, own, underscored, st.sampled_from(ALL_FLAGS), VALUES.map("--{}".format))
+    names = st.one_of(own, own, own, own, own, underscored, st.sampled_from(ALL_FLAGS), VALUES.map("--{}".format))
+    value = st.sampled_from(["0", "1", "2", "8", "64", "0.5", "None"]) | VALUES
     words = []
-    for _ in range(draw(st.integers(0, 4))):
-        flag, values = draw(names), draw(st.lists(VALUES, max_size=2))
+    for _ in range(draw(st.integers(0, 3))):
+        flag, values = draw(names), draw(st.lists(value, min_size=1, max_size=1) | st.lists(value, max_size=2))
         words += [f"{flag}={values[0]}", *values[1:]] if values and draw(st.booleans()) else [flag, *values]
     config = st.sampled_from(["bert_tiny", "bert_base", "modern_base"]) | VALUES
     first = POSITIONALS.get(command) or [draw(config)]
