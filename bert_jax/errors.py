@@ -1,4 +1,4 @@
-"""The two exceptions that are not bugs (a mistake of the user, a process that is gone), and advice on missing packages."""
+"""The two exceptions that are not bugs: a mistake of the user, a process that is gone. Advice on missing packages."""
 
 import importlib.metadata
 import re
