@@ -169,7 +169,7 @@ class MeshConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """When the run is saved; it is always saved at its end and on SIGTERM."""
+    """When the run is saved; it is always saved at its end, on SIGTERM and on Ctrl-C."""
 
     every: Count = 1000
     """Updates between checkpoints."""

@@ -115,7 +115,8 @@ def fit(
     """
     phase, device = config.phases[index], mesh.devices.flat[0]
     here = {"phase": index, "devices": mesh.devices.size, "device": device.device_kind, "mesh": dict(mesh.shape)}
-    # Settings that a run may change on its way, and that decide what its programs need.
+    # What a run may change on its way, and what decides the memory of its programs.
+    here |= {name: getattr(phase, name) for name in ("batch_size", "seq_len", "num_layers")}
     here |= {name: getattr(config.model, name) for name in ("attention", "remat", "scan_unroll")}
     for entry in ledger.of(EVENT):
         if here.items() <= entry.items():
