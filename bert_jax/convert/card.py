@@ -48,6 +48,9 @@ model = jax.export.deserialize(Path("{name}/model.stablehlo").read_bytes())
 outputs = model.call(load_file("{name}/params.safetensors"), input_ids, token_type_ids, attention_mask)""",
 }
 USES["pytorch"] = USES["huggingface"]
+SENTENCES = """from sentence_transformers import SentenceTransformer
+
+vectors = SentenceTransformer("{name}").encode(["A text.", "Another one."])"""
 NEEDED_TO_SERVE = (
     "jax, flatbuffers (which jax does not install) and safetensors: pip install jax flatbuffers safetensors"
 )
@@ -56,7 +59,9 @@ FILL_MASK = """from transformers import pipeline
 pipeline("fill-mask", model="{name}")("A text with a {mask}.")"""
 
 
-def write_card(name: str, contents: Contents, to: str, report: Report, mask: str | None) -> str:
+def write_card(
+    name: str, contents: Contents, to: str, report: Report, mask: str | None, *, sentences: bool = False
+) -> str:
     """Text of the card.
 
     Args:
@@ -65,12 +70,13 @@ def write_card(name: str, contents: Contents, to: str, report: Report, mask: str
       to: the format it was converted to.
       report: on the conversion.
       mask: what the tokenizer calls its mask; None without a tokenizer.
+      sentences: whether sentence-transformers opens it, too.
     """
     family, config, heads, params = contents.model
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     words = {"mlm": heads.mlm, "sentence-pair": heads.pair, "pooler": heads.has_pooler}
     parts = [part for part, there in words.items() if there] + ([heads.task.kind] if heads.task else [])
-    front, unread = _front_matter(contents, to)
+    front, unread = _front_matter(contents, to, sentences)
     lines = [
         f"# {name}",
         "",
@@ -85,6 +91,8 @@ def write_card(name: str, contents: Contents, to: str, report: Report, mask: str
     example = USES.get(to, "") if mask is not None or to == "stablehlo" else ""
     if to in ("huggingface", "pytorch") and heads.mlm and mask is not None and config.direction == "bidirectional":
         example = FILL_MASK
+    if sentences:
+        example = SENTENCES
     if example:
         lines += ["", "```python", example.format(name=name, mask=mask), "```"]
     if to == "stablehlo":
@@ -93,7 +101,7 @@ def write_card(name: str, contents: Contents, to: str, report: Report, mask: str
     return head + "\n".join([*lines, "", "## Parity", "", "```", *report.lines(), "```", ""])
 
 
-def _front_matter(contents: Contents, to: str) -> tuple[dict[str, Any], list[str]]:
+def _front_matter(contents: Contents, to: str, sentences: bool) -> tuple[dict[str, Any], list[str]]:
     """What a card begins with, in YAML, as the Hugging Face Hub reads it; and sentences about what could not be read.
 
     What the source's card says is kept, but for the library.
@@ -102,9 +110,11 @@ def _front_matter(contents: Contents, to: str) -> tuple[dict[str, Any], list[str
     theirs, unread = _of_source(contents)
     tags = theirs.get("tags")
     tags = tags if isinstance(tags, list) else [tags] if tags else []
-    front = theirs | {"library_name": LIBRARIES[to]}
+    front = theirs | {"library_name": "sentence-transformers" if sentences else LIBRARIES[to]}
     front["tags"] = [*dict.fromkeys([*map(str, tags), contents.model.family, "bert_jax"])]
-    if heads.task is not None:
+    if sentences:
+        pipeline = "sentence-similarity"
+    elif heads.task is not None:
         pipeline = PIPELINES.get(heads.task.kind)
     elif heads.mlm:
         pipeline = "fill-mask" if config.direction == "bidirectional" else "text-generation"

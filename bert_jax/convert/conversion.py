@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from etils import epath
+
 from bert_jax.convert import (
     formats,
     huggingface,
@@ -31,7 +33,7 @@ from bert_jax.convert.identity import differences
 from bert_jax.convert.sample_texts import sample_inputs
 from bert_jax.convert.translate import moments_to, to_form, without_base
 from bert_jax.errors import UserError
-from bert_jax.storage import StoredPath, copy_tree, full_disk, is_remote, reach
+from bert_jax.storage import StoredPath, copy_tree, files_below, full_disk, is_remote, reach
 
 OUTDATED = (
     *("transformers_version", "torch_dtype", "dtype", "_name_or_path", "_attn_implementation", "auto_map"),
@@ -115,7 +117,8 @@ def convert(
         if tokenizer is not None and tokenizer.note:
             print(f"note: {tokenizer.note}", file=sys.stderr)
         mask = None if tokenizer is None else tokenizer.id_to_token(tokenizer.mask_id)
-        card = write_card(destination.name, contents, to, report, mask)
+        sentences = TARGETS[to].transformers and (inside / sentence_transformers.MODULES).exists()
+        card = write_card(destination.name, contents, to, report, mask, sentences=sentences)
         (inside / CARD).write_text(card, encoding="utf-8", errors="replace")
         _move(inside, destination, TARGETS[to].last)
     return report
@@ -200,7 +203,7 @@ def _move(inside: Path, destination: StoredPath, last: str) -> None:
             raise UserError(f"{destination} was made in the meantime: choose another destination") from error
         return
     held_back = (inside / last).rename(inside.parent / last)
-    names = [*(file.name for file in inside.iterdir()), last]
+    names = [*(file.relative_to(inside).as_posix() for file in files_below(epath.Path(inside))), last]
     try:
         copy_tree(inside, destination)
         (destination / last).write_bytes(held_back.read_bytes())

@@ -145,6 +145,8 @@ def test_encode_does_what_the_directory_says_and_conversions_keep_it(tiny_export
 def test_a_model_of_ours_for_sentence_transformers(tiny_run, tmp_path):
     convert(tiny_run, tmp_path / "out", "huggingface", pooling="cls")
     assert read(tmp_path / "out").pooling == ("cls",)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "library_name: sentence-transformers" in card and 'SentenceTransformer("out")' in card
     model = bert_jax.load(tmp_path / "out")
     np.testing.assert_array_equal(model.encode(TEXTS), model.encode(TEXTS, "cls"))
     with pytest.raises(UserError, match="--pooling cls: stablehlo has no place for it"):
