@@ -107,7 +107,7 @@ def measure(model: str, texts: list[str], options: argparse.Namespace) -> dict[s
 
     works = {
         "bert_jax": lambda: timed(
-            lambda: ours.encode(texts, batch_size=options.batch_size, max_length=options.max_length)
+            lambda: ours.encode(texts, batch_size=options.batch_size, max_length=options.max_length, normalize=False)
         ),
         "transformers, as given": lambda: ask(False),
         "transformers, sorted": lambda: ask(True),

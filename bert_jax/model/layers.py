@@ -110,6 +110,11 @@ def _bias(shape: tuple[int, ...], biases: Biases) -> nnx.Param | None:
     return nnx.Param(jnp.zeros(shape, jnp.float32)) if biases == "all" else None
 
 
+def _add_bias(y: Float[Array, "..."], bias: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Broadcast before the cast, so that the backward pass casts before it sums over the rows: in float32."""
+    return y + jnp.broadcast_to(bias, y.shape).astype(y.dtype)
+
+
 class Dense(nnx.Module):
     """x @ kernel + bias over the last `inputs` axes of x, in the type of x; without biases, x @ kernel."""
 
@@ -129,10 +134,7 @@ class Dense(nnx.Module):
         """Project; accumulation is the backend's, float32 on every one that matters."""
         kernel = self.kernel[...].astype(x.dtype)
         y = jnp.tensordot(x, kernel, axes=self.num_inputs)
-        if self.bias is None:
-            return y
-        # Broadcast before the cast, so that the backward pass casts before it sums over the rows: in float32.
-        return y + jnp.broadcast_to(self.bias[...], y.shape).astype(y.dtype)
+        return y if self.bias is None else _add_bias(y, self.bias[...])
 
     def parts(self, x: Float[Array, "..."]) -> list[Float[Array, "..."]]:
         """As `__call__`, with a product for each index of the first output axis.
@@ -143,8 +145,7 @@ class Dense(nnx.Module):
         products = [jnp.tensordot(x, part, axes=self.num_inputs) for part in kernel]
         if self.bias is None:
             return products
-        biases = self.bias[...].astype(x.dtype)
-        return [y + jnp.broadcast_to(bias, y.shape) for y, bias in zip(products, biases, strict=True)]
+        return [_add_bias(y, bias) for y, bias in zip(products, self.bias[...], strict=True)]
 
 
 class LayerNorm(nnx.Module):
