@@ -53,7 +53,7 @@ def find_words(segment_ids: Int[Array, "B S"], ordinary: Bool[Array, "B S"], con
     )
 
 
-def group_lengths(objective: ObjectiveConfig) -> Float[np.ndarray, "L"]:
+def group_lengths(objective: ObjectiveConfig) -> Float[np.ndarray, " L"]:
     """Probability of a group of 1, 2, ... L words, before the end of a run cuts it.
 
     n-grams: in proportion to 1/n (Lan et al. 2020, section 4.1). Spans: p (1 - p)^(n - 1), scaled to sum to 1 over
@@ -69,7 +69,7 @@ def group_lengths(objective: ObjectiveConfig) -> Float[np.ndarray, "L"]:
     return weights / weights.sum()
 
 
-def find_groups(words: Words, dice: UInt32[Array, "B S"], lengths: Float[np.ndarray, "L"]) -> Int[Array, "B S"]:
+def find_groups(words: Words, dice: UInt32[Array, "B S"], lengths: Float[np.ndarray, " L"]) -> Int[Array, "B S"]:
     """Cut each run of words, from its first word on, into consecutive groups of independently drawn lengths.
 
     Args:
@@ -94,7 +94,7 @@ def find_groups(words: Words, dice: UInt32[Array, "B S"], lengths: Float[np.ndar
     return _latest(reached, here)
 
 
-def _draw(dice: UInt32[Array, "B S"], lengths: Float[np.ndarray, "L"]) -> Int[Array, "B S"]:
+def _draw(dice: UInt32[Array, "B S"], lengths: Float[np.ndarray, " L"]) -> Int[Array, "B S"]:
     """A length for each position."""
     # One less than the bound, and compared strictly: a bound of 2^32 would not fit in 32 bits.
     bounds = np.round(np.cumsum(lengths)[:-1] * 2**32).astype(np.int64) - 1

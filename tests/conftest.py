@@ -1,6 +1,7 @@
 """What every test runs under: annotations checked at run time, no silent rank promotion, the CPU, no network."""
 
 import os
+import signal
 from pathlib import Path
 
 import jaxtyping
@@ -10,6 +11,9 @@ from tests import typecheck
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# A shell starts what it runs in the background with Ctrl-C ignored; tests of Ctrl-C, and their processes, need it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before anything imports bert_jax. Processes that a test starts are not checked.
 PACKAGE = Path(__file__).parent.parent / "bert_jax"

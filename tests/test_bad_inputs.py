@@ -186,6 +186,5 @@ def test_sound_is_not_refused(here, monkeypatch):
     monkeypatch.setattr(
         loop, "train", lambda task, *more, **options: begun.append(task) or (_ for _ in ()).throw(SystemExit(9))
     )
-    with pytest.raises(SystemExit, match="9"):
-        cli.main(["pretrain", "tiny.py", "--workdir", "new", "--corpus", "corpus"])
+    assert cli.main(["pretrain", "tiny.py", "--workdir", "new", "--corpus", "corpus"]) == 9
     assert begun and (here / "new" / "config.json").exists()

@@ -166,7 +166,7 @@ def test_nothing_to_load(tmp_path, tiny_run, tiny_export):
     with pytest.raises(UserError, match="truncated or damaged"):
         bert_jax.load(damaged)
     (damaged / "config.json").write_text("{")
-    with pytest.raises(UserError, match="missing or not JSON"):
+    with pytest.raises(UserError, match="is not JSON"):
         bert_jax.load(damaged)
 
 

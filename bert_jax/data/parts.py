@@ -1,5 +1,6 @@
 """The corpora of a run as a user names them: which directories, and how much of each."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,14 +55,15 @@ def opened(parts: Sequence[Part], split: str = "train") -> tuple[list[Part], lis
     if not parts:
         raise UserError("no corpus is given: add --corpus DIR, a directory that `bert-data build` made")
     found = sorted(((part, Corpus.open(part.directory, split)) for part in parts), key=lambda one: one[1].identity)
-    names: dict[str, Corpus] = {}
-    for _, corpus in found:
-        other = names.setdefault(corpus.name, corpus)
-        if other is not corpus and other.identity == corpus.identity:
+    for (_, other), (_, corpus) in itertools.pairwise(found):
+        if other.identity == corpus.identity:
             both = f"{other.directory} and {corpus.directory} are the same corpus"
             if other.directory == corpus.directory:
                 both = f"corpus {corpus.directory} is given twice"
             raise UserError(f"{both}: name it once, with the weight of both")
+    names: dict[str, Corpus] = {}
+    for _, corpus in found:
+        other = names.setdefault(corpus.name, corpus)
         if other is not corpus:
             raise UserError(
                 f"corpora {other.directory} and {corpus.directory} are both named '{corpus.name}', and metrics are "

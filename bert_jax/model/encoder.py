@@ -114,7 +114,7 @@ class Block(nnx.Module):
         hidden: Float[Array, "B S H"],
         plan: LayerPlan,
         inputs: EncoderInputs,
-        head_mask: Float[Array, "N"] | None,
+        head_mask: Float[Array, " N"] | None,
         noise: Noise | None,
         keep_probabilities: bool,
     ) -> tuple[Float[Array, "B S H"], Float[Array, "B N S S"] | None]:
@@ -141,7 +141,7 @@ class Block(nnx.Module):
         hidden: Float[Array, "B S H"],
         plan: LayerPlan,
         inputs: EncoderInputs,
-        head_mask: Float[Array, "N"] | None,
+        head_mask: Float[Array, " N"] | None,
         noise: Noise | None,
         keep_probabilities: bool,
     ) -> tuple[Float[Array, "B S H"], Float[Array, "B N S S"] | None]:

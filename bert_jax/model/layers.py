@@ -59,7 +59,7 @@ class Noise(NamedTuple):
 
     key: UInt32[Array, ""]
     """Seed and update step, folded; `at` folds layer and site in."""
-    rows: Int[Array, "B"]
+    rows: Int[Array, " B"]
     """Index of each row within the global batch."""
 
     def at(self, *words: Array | int) -> "Noise":

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from etils import epath
 
-from bert_jax.data.corpus import read_manifest
+from bert_jax.data.corpus import identity_of, read_manifest
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath, is_remote, reach
 from bert_jax.storage import trouble as storage_trouble

@@ -173,8 +173,7 @@ def test_runs_that_start_with_moments(made, tmp_path, tiny_config, tiny_corpus, 
 
 def test_init_from_is_in_the_help(capsys):
     for arguments in (["pretrain", "--help"], ["pretrain", "bert_tiny", "--help"]):
-        with pytest.raises(SystemExit):
-            cli.main(arguments)
+        assert cli.main(arguments) == 0
         assert "--init-from" in capsys.readouterr().out
 
 

@@ -86,7 +86,7 @@ sys.path.insert(0, sys.argv[1])
 from data_prep.parallel import ordered_map
 
 def work(seconds):
-    print(os.getpid(), flush=True)
+    os.write(1, f"{os.getpid()}\n".encode())  # in one piece
     time.sleep(seconds)
 
 if __name__ == "__main__":
@@ -99,9 +99,11 @@ def test_workers_do_not_outlive_a_killed_parent(tmp_path):
     script.write_text(LONELY)
     root = str(Path(__file__).parents[2])
     with subprocess.Popen([sys.executable, str(script), root], stdout=subprocess.PIPE, text=True) as process:
-        workers = [int(process.stdout.readline()) for _ in range(2)]
-        assert all(Path(f"/proc/{pid}").exists() for pid in workers)
-        process.kill()
+        try:
+            workers = [int(process.stdout.readline()) for _ in range(2)]
+            assert all(Path(f"/proc/{pid}").exists() for pid in workers)
+        finally:
+            process.kill()
     deadline = time.monotonic() + 60
     while any(_alive(pid) for pid in workers) and time.monotonic() < deadline:
         time.sleep(0.05)

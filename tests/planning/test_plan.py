@@ -158,7 +158,7 @@ def test_topologies_that_are_none(name):
 
 def test_without_libtpu(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install 'bert_jax\[plan\]'"):
+    with pytest.raises(UserError, match="pip install 'libtpu"):
         topologies.find("v5e:2x4")
 
 

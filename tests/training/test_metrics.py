@@ -171,7 +171,7 @@ def test_two_runs_are_two(tmp_path, fake_wandb):
 def test_wandb_is_missing(tmp_path, monkeypatch):
     lines_to(tmp_path / "metrics.jsonl", [2, 4])
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(UserError, match=r"pip install 'bert_jax\[wandb\]'"):
+    with pytest.raises(UserError, match=r"pip install 'wandb"):
         MetricsWriter(tmp_path, 2, tensorboard=False, wandb="p")
     assert steps_in(tmp_path / "metrics.jsonl") == [2, 4], "refused before anything is cut"
     MetricsWriter(tmp_path, 2, tensorboard=False).close()
