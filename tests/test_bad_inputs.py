@@ -74,9 +74,9 @@ FLAGS = {
 
 
 @pytest.mark.parametrize("name", FLAGS)
-def test_flags(here, capfd, other_corpus, name):
+def test_flags(here, capfd, second_corpus, other_corpus, name):
     flags, words = FLAGS[name]
-    sources = {"named": here / "corpus", "foreign": other_corpus, "other": other_corpus}
+    sources = {"named": second_corpus, "foreign": other_corpus, "other": other_corpus}
     for copy, source in sources.items() if len(flags) == 4 else ():
         shutil.copytree(source, here / copy)
         manifest = json.loads((source / "corpus.json").read_text())

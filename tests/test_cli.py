@@ -301,7 +301,8 @@ def test_every_other_name_leads_to_a_flag(capsys):
     shown = ""
     for command in cli.COMMANDS:
         assert cli.main([command, "--help-all"]) == 0
-        shown += capsys.readouterr().out if command != "evaluate" else ""  # whose --seq-len is another flag's name
+        page = capsys.readouterr().out
+        shown += page if command != "evaluate" else ""  # whose --seq-len is another name of a flag of the others
     for flag, others in flags.KNOWN_AS.items():
         assert re.search(rf"^  {flag}\b", shown, re.M), flag
         assert not [one for one in others.split() if re.search(rf"^  --{one}[ \n]", shown, re.M)], flag
@@ -389,7 +390,7 @@ def test_pretrain_and_evaluate_a_mixture(place, second_corpus, tmp_path, capsys,
     assert "continuing from update 2" in capsys.readouterr().err
     for mixture, words in (
         ([f"{one}=1", f"{two}=1"], ["other shares", "second 0.25 -> 0.5", "corpus 0.75 -> 0.5"]),
-        ([one], ["on other corpora (second too)"]),
+        ([one], ["on other corpora (", "second too)"]),
         ([one, two, f"--corpus={place / 'other'}"], ["both named 'corpus'"]),
     ):
         assert cli.main([*arguments, *mixture]) == 2

@@ -19,7 +19,7 @@ import safetensors.numpy
 from bert_jax import __version__
 from bert_jax.config import ModelConfig
 from bert_jax.convert.json_fields import build, read_object
-from bert_jax.convert.tables import Params, check_finite, check_sizes
+from bert_jax.convert.tables import Params, check_finite
 from bert_jax.convert.tensor_files import open_safetensors
 from bert_jax.convert.translate import FAMILIES, Translated
 from bert_jax.errors import UserError
@@ -90,7 +90,6 @@ def read(directory: StoredPath) -> Read:
     if task is not None:
         parts["task"] = build(TaskHead, task, described)
     config, heads = build(ModelConfig, about["model"], described), build(Heads, parts, described)
-    check_sizes(config, described)
     shapes = whole.shapes(config, heads)
     model = Translated(about["family"], config, heads, _load(directory / PARAMS, shapes))
     moments, buffers = None, {}

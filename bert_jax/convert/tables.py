@@ -4,7 +4,6 @@ Shapes: theirs are [outputs, inputs] for dense weights; ours have the inputs fir
 layers or parameter groups.
 """
 
-import dataclasses
 import difflib
 import enum
 import math
@@ -15,16 +14,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from bert_jax.config import ModelConfig
 from bert_jax.convert.form import Form
 from bert_jax.convert.tensors import WEIGHT_TYPES, Stored, no_weight, stored
 from bert_jax.errors import UserError
 
 Params = dict[str, Any]
-MOST_LAYERS = 10_000
-"""Layers that share their parameters (ALBERT) are not bounded by the size of the file."""
-MOST_OF_AXIS = 2**31 - 1
-"""Indices are int32."""
 
 
 class Kind(enum.Enum):
@@ -195,15 +189,6 @@ def check_finite(name: str, array: np.ndarray, source: str, first: int = 0) -> N
         f"{source}: tensor '{name}' has the value {array[index]} at {place}: every parameter must be finite in "
         "float32; use an earlier checkpoint, or fetch the file again"
     )
-
-
-def check_sizes(config: ModelConfig, source: str) -> None:
-    """Raise UserError for sizes that no file can have; shapes are compared afterwards, before memory is allocated."""
-    sizes = [field.name for field in dataclasses.fields(config) if isinstance(getattr(config, field.name), int)]
-    for name in sizes:
-        size, most = getattr(config, name), MOST_LAYERS if name == "num_layers" else MOST_OF_AXIS
-        if size > most:
-            raise UserError(f"{source}: {name} is {size} in the config: at most {most} can be read")
 
 
 def _nearest(name: str, names: Iterable[str]) -> str:

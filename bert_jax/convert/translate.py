@@ -17,7 +17,7 @@ from bert_jax.convert.families.modernbert import MODERNBERT
 from bert_jax.convert.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from bert_jax.convert.form import Form
 from bert_jax.convert.forward import ALIKE, DECODERS
-from bert_jax.convert.tables import Params, check_names, check_sizes, from_tensors, to_tensors
+from bert_jax.convert.tables import Params, check_names, from_tensors, to_tensors
 from bert_jax.convert.tensors import LazyTensors, stored
 from bert_jax.errors import UserError
 from bert_jax.model import whole
@@ -55,7 +55,6 @@ def from_form(form: Form) -> Translated:
     config = family.read_config(settings)
     heads = _read_heads(family, settings, form.tensors, config)
     _refuse_untied(family, heads, form)
-    check_sizes(config, form.source)
     entries = list(family.entries(config, heads))
     check_names(entries, form, family.copies, family.buffers)
     params = from_tensors(entries, form, whole.shapes(config, heads), family.unread)

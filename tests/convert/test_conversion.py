@@ -261,7 +261,7 @@ def test_a_write_that_breaks_off_leaves_nothing(made, tmp_path, monkeypatch):
     class Killed(BaseException):
         pass
 
-    def die(*_):
+    def die(*_, **__):
         raise Killed
 
     monkeypatch.setattr(conversion, "write_card", die)

@@ -86,7 +86,7 @@ sys.path.insert(0, sys.argv[1])
 from data_prep.parallel import ordered_map
 
 def work(seconds):
-    os.write(1, f"{os.getpid()}\n".encode())  # in one piece
+    os.write(1, f"{os.getpid()}\\n".encode())  # in one piece
     time.sleep(seconds)
 
 if __name__ == "__main__":

@@ -315,8 +315,6 @@ def test_a_mixture(tiny_corpus, second_corpus, tiny_config):
     assert lines == other
     assert not [line for line in lines if line.level == "error"]
     assert lines[0].values["shares"] == {"corpus": 0.75, "second": 0.25}
-    (one, two) = sorted((line.values for line in lines if line.name == "rows"), key=lambda v: v["corpus"])
-    assert two["updates_per_epoch"] > one["updates_per_epoch"]  # half as much text, a third of the share
 
 
 @pytest.mark.parametrize(
