@@ -38,7 +38,8 @@ def run(command: Callable[[], int | None], interrupted: str = "stopped") -> int:
         try:
             code = command() or 0
         except SystemExit as stop:
-            code = int(stop.code or 0)
+            line = stop.code if isinstance(stop.code, str) else ""
+            code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         except UserError as error:
             line = f"error: {error}"
         except PeerError as error:

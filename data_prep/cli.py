@@ -39,9 +39,15 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"{self.prog}: {message}{hint and f': {hint}'}; `{self.prog} --help` explains all flags")
 
 
+class _Version(argparse.Action):
+    def __call__(self, *_: object) -> None:
+        print(command_line.versions("bert-data"))
+        raise SystemExit(0)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser("bert-data", description="Prepares text for pretraining with bert-jax.", allow_abbrev=False)
-    parser.add_argument("--version", action="version", version=command_line.versions("bert-data"))
+    parser.add_argument("--version", action=_Version, nargs=0, help="print versions and leave")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     tokenizer_command.add_parser(commands)
     build_command.add_parser(commands)

@@ -1,7 +1,7 @@
 """Flags and configs that nobody would write: exit code 0, 2 or 75, one line on stderr, never another exception.
 
-``FUZZ_EXAMPLES=1000 python -m pytest tests/test_fuzz.py`` draws this many new examples for each test. Without it, the
-same few are drawn every time.
+``BERT_JAX_FUZZ_EXAMPLES=1000 python -m pytest tests/test_fuzz.py`` draws this many new examples for each test.
+Without it, the same few are drawn every time.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ from bert_jax.errors import UserError
 from bert_jax.training import workdir
 
 fuzz = settings(
-    max_examples=int(os.environ.get("FUZZ_EXAMPLES", "20")),
-    derandomize="FUZZ_EXAMPLES" not in os.environ,
+    max_examples=int(os.environ.get("BERT_JAX_FUZZ_EXAMPLES", "20")),
+    derandomize="BERT_JAX_FUZZ_EXAMPLES" not in os.environ,
     database=None,
     deadline=None,
     suppress_health_check=list(HealthCheck),

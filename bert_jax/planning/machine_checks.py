@@ -108,7 +108,7 @@ def time(asked: Asked) -> Iterator[Line]:
     """Hours of the run by the roofline of `bert-jax plan`, on devices that it knows."""
     config, machine, chip = asked.config, asked.machine, chip_of(asked.machine.kind)
     if chip is None or machine.memory is None:
-        text = f"not estimated for devices of kind {machine.kind or 'unknown'}: the progress bar has it"
+        text = f"not estimated for devices of kind {machine.kind or 'unknown'}"
         yield Line("ok", "time", text, {"hours": None})
         return
     try:

@@ -36,7 +36,7 @@ def sight(asked: Asked) -> Iterator[Line]:
         if seen != ours.get(path)
     ]
     for i, path, seen in found:
-        what = f"it has corpus.json {seen[:12]}" if len(seen) == 64 else seen
+        what = f"the content of its corpus is {seen[:12]}" if len(seen) == 64 else seen
         remedy = "copy the same corpus to all hosts, or to where all see it"
         text = (
             f"process {i} ({asked.reports[i]['host']}) does not see the {path} that process 0 sees ({what}): {remedy}"
