@@ -100,7 +100,8 @@ def pretrain(
         def claim() -> None:
             workdir.held_config(directory, config, mixture, paths)  # refuses before anything is written
             lock.acquire()
-            before = workdir.held_config(directory, config, mixture, paths)  # a run that has just ended may have replaced it
+            # Again: a run that has just ended may have replaced it.
+            before = workdir.held_config(directory, config, mixture, paths)
             if before is not None:
                 continuation.check(directory, before, config)
             workdir.claim(directory, before, config, mixture, paths, tokenizer_text)

@@ -48,7 +48,7 @@ def claim(
     try:
         make_directory(workdir)
         for name in _halves(workdir):
-            (workdir / name).unlink()
+            (workdir / name).unlink(missing_ok=True)  # the thread of the lock may have renamed its own
         if before is None:
             write_whole(workdir / TOKENIZER, tokenizer_text.encode())
             write_whole(workdir / LEDGER, b"")  # a run without config.json has decided nothing
