@@ -75,9 +75,9 @@ def pretrain(
       announce: called in the first process when all is checked, before anything is compiled.
 
     Raises:
-      UserError: see `open_task`, `check_shards`, `read_start`, `workdir.claim`, `continuation.check`, `check_shared`
-        and `loop.train`; another run is at work in the directory. Nothing is written before all is checked, but whether
-        the directory is shared.
+      UserError: see `open_task`, `check_shards`, `read_start`, `workdir.held_config`, `workdir.claim`,
+        `continuation.check`, `check_shared` and `loop.train`; another run is at work in the directory. Nothing is
+        written before all is checked, but whether the directory is shared.
     """
     begun = time.time()
     check_place(directory)
@@ -98,11 +98,13 @@ def pretrain(
     with DirectoryLock(directory) as lock:
 
         def claim() -> None:
-            before = workdir.held_config(directory, config, mixture, paths)
+            workdir.held_config(directory, config, mixture, paths)  # refuses before anything is written
             lock.acquire()
+            # Again: a run that has just ended may have replaced it.
+            before = workdir.held_config(directory, config, mixture, paths)
             if before is not None:
                 continuation.check(directory, before, config)
-            workdir.claim(directory, config, mixture, paths, tokenizer_text)
+            workdir.claim(directory, before, config, mixture, paths, tokenizer_text)
 
         tell("the work directory", claim)
         if jax.process_count() > 1:

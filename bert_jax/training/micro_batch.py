@@ -23,6 +23,8 @@ FILLED = 0.9
 """Of the memory at hand; the rest is left to fragmentation and to batches that are on their way."""
 FIRST_TOKENS = 65_536
 """On each device: what the first program that is tried computes at a time, or less."""
+PHASE_FIELDS = ("batch_size", "start_batch_size", "seq_len", "num_layers", "max_predictions")
+"""Fields of a phase that its number of micro-batches depends on. They may change until the phase begins."""
 
 Asked = int | Literal["auto"] | None
 """Rows of a micro-batch on each device; found for the memory at hand, the host's too; or as `Phase.accumulation`."""
@@ -115,8 +117,8 @@ def fit(
     """
     phase, device = config.phases[index], mesh.devices.flat[0]
     here = {"phase": index, "devices": mesh.devices.size, "device": device.device_kind, "mesh": dict(mesh.shape)}
-    # What a run may change on its way, and what decides the memory of its programs.
-    here |= {name: getattr(phase, name) for name in ("batch_size", "seq_len", "num_layers")}
+    # A run may change these from one start to the next, and the memory of its programs depends on them.
+    here |= {name: getattr(phase, name) for name in PHASE_FIELDS}
     here |= {name: getattr(config.model, name) for name in ("attention", "remat", "scan_unroll")}
     for entry in ledger.of(EVENT):
         if here.items() <= entry.items():

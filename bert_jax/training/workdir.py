@@ -21,29 +21,34 @@ MARK = "doctor-mark-"
 
 
 def claim(
-    workdir: StoredPath, config: Config, mixture: dict[str, float], corpus_paths: list[str], tokenizer_text: str
+    workdir: StoredPath,
+    before: Config | None,
+    config: Config,
+    mixture: dict[str, float],
+    corpus_paths: list[str],
+    tokenizer_text: str,
 ) -> None:
-    """Make `workdir` this run's, or see that it already is; nothing of another run is touched.
+    """Write into `workdir` which run it holds, unless that is there already.
 
     Other phases than before replace those in config.json: whether they may is for continuation.check to find out first.
 
     Args:
       workdir: made if it does not exist.
+      before: what `held_config` returns for the other arguments.
       config: of the run.
       mixture: `Corpus.identity` of each corpus and its share of the rows; positive, summing to 1.
       corpus_paths: where they lie, in any order. They may lie elsewhere when the run is continued.
       tokenizer_text: tokenizer.json, kept beside the checkpoints so that they can be used without the corpus.
 
     Raises:
-      UserError: the directory holds a different run, or files that are no run's, or cannot be written or reached.
+      UserError: the directory cannot be written.
     """
-    before = held_config(workdir, config, mixture, corpus_paths)
     if before is not None and config_lib.fingerprint(before) == config_lib.fingerprint(config):
         return
     try:
         make_directory(workdir)
         for name in _halves(workdir):
-            (workdir / name).unlink()
+            (workdir / name).unlink(missing_ok=True)  # the thread of the lock may have renamed its own
         if before is None:
             write_whole(workdir / TOKENIZER, tokenizer_text.encode())
             write_whole(workdir / LEDGER, b"")  # a run without config.json has decided nothing

@@ -95,7 +95,7 @@ def test_a_compiler_that_refuses_what_does_not_fit(mesh, tmp_path, monkeypatch):
 
 
 def test_what_was_found_is_not_searched_again(mesh, tmp_path, monkeypatch):
-    """Not on the same devices in the same phase; elsewhere, or with other settings of the model, it is."""
+    """Not on the same devices in the same phase; elsewhere, or with other settings of model or phase, it is."""
     give_memory(monkeypatch, 501)
     fit(CONFIG, 0, mesh, Ledger(tmp_path / "ledger"), Compiler())
     give_memory(monkeypatch, 1e12)
@@ -108,6 +108,8 @@ def test_what_was_found_is_not_searched_again(mesh, tmp_path, monkeypatch):
         "device": "TPU v5 lite",
         "mesh": {"data": 8, "fsdp": 1, "tensor": 1},
         "remat": "full",
+        "start_batch_size": 4,
+        "max_predictions": 20,
     }
     for name, value in elsewhere.items():
         assert entry[name] != value

@@ -3,12 +3,16 @@
 import dataclasses
 import json
 import re
+import shutil
 
 import pytest
 
 from bert_jax import config as config_lib
+from bert_jax import pretraining
 from bert_jax.config import Config, Phase
 from bert_jax.data.corpus import FORMAT_VERSION, identity_of
+from bert_jax.data.parts import Part
+from bert_jax.directory_lock import DirectoryLock
 from bert_jax.errors import UserError
 from bert_jax.training import checkpoint, continuation, workdir
 
@@ -17,13 +21,19 @@ MIXTURE = {"ab12": 0.7, "cd34": 0.3}
 PATHS = ["/books", "/wiki"]
 
 
+def take(directory, config, mixture, paths, tokenizer_text):
+    """As a run does that starts or continues."""
+    before = workdir.held_config(directory, config, mixture, paths)
+    workdir.claim(directory, before, config, mixture, paths, tokenizer_text)
+
+
 def contents(directory):
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
 def test_claim_writes_what_the_run_is(tmp_path):
     directory = tmp_path / "deep" / "run"
-    workdir.claim(directory, CONFIG, MIXTURE, PATHS, "{tokenizer}")
+    take(directory, CONFIG, MIXTURE, PATHS, "{tokenizer}")
     assert contents(directory).keys() == {"config.json", "tokenizer.json", "ledger.jsonl"}
     assert (directory / "tokenizer.json").read_text() == "{tokenizer}"
     assert workdir.read_config(directory) == CONFIG
@@ -33,26 +43,26 @@ def test_claim_writes_what_the_run_is(tmp_path):
 
 
 def test_the_same_run_changes_nothing(tmp_path):
-    workdir.claim(tmp_path, CONFIG, MIXTURE, PATHS, "t")
+    take(tmp_path, CONFIG, MIXTURE, PATHS, "t")
     (tmp_path / "ledger.jsonl").write_text("kept\n")
     before = contents(tmp_path)
     # Where it runs and how often it saves may change; so may the place of the same corpus.
     other = config_lib.replace(CONFIG, checkpoint={"every": 7}, mesh={"fsdp": 2}, model={"remat": "full"})
-    workdir.claim(tmp_path, other, MIXTURE, ["/moved", "/there"], "t")
+    take(tmp_path, other, MIXTURE, ["/moved", "/there"], "t")
     # So may the order they are named in, and what the stream rounds away.
-    workdir.claim(tmp_path, other, {"cd34": 0.30001, "ab12": 0.69999}, PATHS, "t")
+    take(tmp_path, other, {"cd34": 0.30001, "ab12": 0.69999}, PATHS, "t")
     assert contents(tmp_path) == before
 
 
 def test_a_run_from_before_a_field_goes_on(tmp_path):
     """A version that did not know a field wrote a config without it, and another fingerprint."""
-    workdir.claim(tmp_path, CONFIG, MIXTURE, PATHS, "t")
+    take(tmp_path, CONFIG, MIXTURE, PATHS, "t")
     described = json.loads((tmp_path / "config.json").read_text())
     assert described["config"]["model"].pop("position_offset") == 0
     (tmp_path / "config.json").write_text(json.dumps(described | {"fingerprint": "0" * 64}))
-    workdir.claim(tmp_path, CONFIG, MIXTURE, PATHS, "t")
+    take(tmp_path, CONFIG, MIXTURE, PATHS, "t")
     with pytest.raises(UserError, match=r"model.position_offset 0 -> 2"):
-        workdir.claim(tmp_path, config_lib.replace(CONFIG, model={"position_offset": 2}), MIXTURE, PATHS, "t")
+        take(tmp_path, config_lib.replace(CONFIG, model={"position_offset": 2}), MIXTURE, PATHS, "t")
 
 
 @pytest.mark.parametrize(
@@ -65,20 +75,20 @@ def test_a_run_from_before_a_field_goes_on(tmp_path):
     ],
 )
 def test_another_config_is_refused(tmp_path, change, words):
-    workdir.claim(tmp_path, CONFIG, MIXTURE, PATHS, "t")
+    take(tmp_path, CONFIG, MIXTURE, PATHS, "t")
     before = contents(tmp_path)
     with pytest.raises(UserError, match="holds a different run") as caught:
-        workdir.claim(tmp_path, config_lib.replace(CONFIG, **change), MIXTURE, PATHS, "t")
+        take(tmp_path, config_lib.replace(CONFIG, **change), MIXTURE, PATHS, "t")
     assert words in str(caught.value) and "choose another --workdir" in str(caught.value)
     assert contents(tmp_path) == before
 
 
 def test_other_phases_replace_those_that_were_there(tmp_path):
-    workdir.claim(tmp_path, CONFIG, MIXTURE, PATHS, "t")
+    take(tmp_path, CONFIG, MIXTURE, PATHS, "t")
     (tmp_path / "ledger.jsonl").write_text("kept\n")
     longer = dataclasses.replace(CONFIG, phases=CONFIG.phases * 2)
     assert workdir.held_config(tmp_path, longer, MIXTURE, PATHS) == CONFIG
-    workdir.claim(tmp_path, longer, MIXTURE, PATHS, "other")
+    take(tmp_path, longer, MIXTURE, PATHS, "other")
     assert workdir.read_config(tmp_path) == longer and workdir.read(tmp_path)["corpora"] == MIXTURE
     assert (tmp_path / "ledger.jsonl").read_text() == "kept\n" and (tmp_path / "tokenizer.json").read_text() == "t"
 
@@ -137,10 +147,25 @@ def test_a_run_may_go_on_with_phases_that_keep_its_past(tmp_path, done, old, new
     assert re.search(words, str(caught.value)) and f"--init-from {tmp_path}" in str(caught.value)
 
 
+def test_the_config_is_read_after_the_lock_is_acquired(tiny_config, tiny_corpus, tiny_run, tmp_path, monkeypatch):
+    """Another run may end, and leave other phases, while this one waits for the lock."""
+    shutil.copytree(tiny_run, tmp_path / "run")
+    path = tmp_path / "run" / "config.json"
+
+    def acquire(lock):
+        held = json.loads(path.read_text())
+        held["config"]["phases"][0]["learning_rate"] /= 2
+        path.write_text(json.dumps(held))
+
+    monkeypatch.setattr(DirectoryLock, "acquire", acquire)
+    with pytest.raises(UserError, match="steps so far would not be the same: the learning rate of step"):
+        pretraining.pretrain(tiny_config, [Part(tiny_corpus)], tmp_path / "run")
+
+
 def test_shares_are_kept_as_the_stream_uses_them(tmp_path):
-    workdir.claim(tmp_path, CONFIG, {"b": 2 / 3, "a": 1 / 3}, PATHS, "t")
+    take(tmp_path, CONFIG, {"b": 2 / 3, "a": 1 / 3}, PATHS, "t")
     assert workdir.read(tmp_path)["corpora"] == {"a": 0.3333, "b": 0.6667}
-    workdir.claim(tmp_path / "even", CONFIG, dict.fromkeys("cba", 1 / 3), PATHS, "t")
+    take(tmp_path / "even", CONFIG, dict.fromkeys("cba", 1 / 3), PATHS, "t")
     assert workdir.read(tmp_path / "even")["corpora"] == {"a": 0.3334, "b": 0.3333, "c": 0.3333}
 
 
@@ -158,7 +183,7 @@ def places(tmp_path):
 
 def claim(directory, places, shares):
     mixture = {places[name][0]: share for name, share in shares.items()}
-    workdir.claim(directory, CONFIG, mixture, [places[name][1] for name in shares], "t")
+    take(directory, CONFIG, mixture, [places[name][1] for name in shares], "t")
 
 
 @pytest.mark.parametrize(
@@ -183,15 +208,15 @@ def test_another_mixture_is_refused(tmp_path, places, shares, words):
 
 
 def test_a_corpus_that_is_gone_is_named_by_its_identity(tmp_path):
-    workdir.claim(tmp_path, CONFIG, MIXTURE, PATHS, "t")
+    take(tmp_path, CONFIG, MIXTURE, PATHS, "t")
     with pytest.raises(UserError, match=r"\(one with identity cd34 instead of one with identity ef56\)"):
-        workdir.claim(tmp_path, CONFIG, {"ab12": 0.7, "ef56": 0.3}, PATHS, "t")
+        take(tmp_path, CONFIG, {"ab12": 0.7, "ef56": 0.3}, PATHS, "t")
 
 
 def test_somebody_elses_files_are_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("years")
     with pytest.raises(UserError, match="holds files, but no run of bert_jax"):
-        workdir.claim(tmp_path, CONFIG, MIXTURE, PATHS, "t")
+        take(tmp_path, CONFIG, MIXTURE, PATHS, "t")
     assert contents(tmp_path) == {"thesis.tex": b"years"}
 
 
@@ -199,17 +224,24 @@ def test_somebody_elses_files_are_left_alone(tmp_path):
 def test_what_a_kill_left_of_a_claim_is_taken_over(tmp_path, left):
     for name in left:
         (tmp_path / name).write_text("ha")
-    workdir.claim(tmp_path, CONFIG, MIXTURE, PATHS, "t")
+    take(tmp_path, CONFIG, MIXTURE, PATHS, "t")
     assert workdir.read_config(tmp_path) == CONFIG
     assert (tmp_path / "tokenizer.json").read_text() == "t" and not (tmp_path / "config.json.f.partial").exists()
+
+
+def test_a_file_that_is_renamed_meanwhile_is_not_missed(tmp_path, monkeypatch):
+    """run.lock is written by a thread of the same process."""
+    monkeypatch.setattr(workdir, "_halves", lambda directory: {"run.lock.f.partial"})
+    take(tmp_path, CONFIG, MIXTURE, PATHS, "t")
+    assert workdir.read_config(tmp_path) == CONFIG
 
 
 def test_a_place_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match="cannot write to work directory"):
-        workdir.claim(tmp_path / "file" / "run", CONFIG, MIXTURE, PATHS, "t")
+        take(tmp_path / "file" / "run", CONFIG, MIXTURE, PATHS, "t")
     with pytest.raises(UserError, match="is a file: choose another --workdir"):
-        workdir.claim(tmp_path / "file", CONFIG, MIXTURE, PATHS, "t")
+        take(tmp_path / "file", CONFIG, MIXTURE, PATHS, "t")
 
 
 OLDER = json.dumps({"config": config_lib.to_dict(CONFIG), "fingerprint": "", "corpora": ["ab12"], "corpus_paths": []})
@@ -217,9 +249,9 @@ OLDER = json.dumps({"config": config_lib.to_dict(CONFIG), "fingerprint": "", "co
 
 @pytest.mark.parametrize("text", ["", "{", "[]", OLDER, '{"config": {"name": 3, "modle": {}}}'])
 def test_a_damaged_config_is_said_to_be_one(tmp_path, text):
-    workdir.claim(tmp_path, CONFIG, MIXTURE, PATHS, "t")
+    take(tmp_path, CONFIG, MIXTURE, PATHS, "t")
     (tmp_path / "config.json").write_text(text)
-    for use in (lambda: workdir.read_config(tmp_path), lambda: workdir.claim(tmp_path, CONFIG, MIXTURE, PATHS, "t")):
+    for use in (lambda: workdir.read_config(tmp_path), lambda: take(tmp_path, CONFIG, MIXTURE, PATHS, "t")):
         with pytest.raises(UserError, match=r"config\.json"):
             use()
 
