@@ -68,9 +68,7 @@ class _FrontMatter(yaml.SafeLoader):
     }
 
 
-def write_card(
-    name: str, contents: Contents, to: str, report: Report, mask: str | None, *, sentences: bool = False
-) -> str:
+def write_card(name: str, contents: Contents, to: str, report: Report, *, sentences: bool = False) -> str:
     """Text of the card.
 
     Args:
@@ -78,13 +76,14 @@ def write_card(
       contents: what was converted.
       to: the format it was converted to.
       report: on the conversion.
-      mask: what the tokenizer calls its mask; None without a tokenizer.
       sentences: whether sentence-transformers opens it, too.
     """
     family, config, heads, params = contents.model
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     words = {"mlm": heads.mlm, "sentence-pair": heads.pair, "pooler": heads.has_pooler}
     parts = [part for part, there in words.items() if there] + ([heads.task.kind] if heads.task else [])
+    tokenizer = contents.loaded_tokenizer
+    mask = None if tokenizer is None else tokenizer.id_to_token(tokenizer.mask_id)
     front, unread = _front_matter(contents, to, sentences)
     lines = [
         f"# {name}",
