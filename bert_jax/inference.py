@@ -18,7 +18,7 @@ from bert_jax import embedding
 from bert_jax.config import MeshConfig, ModelConfig
 from bert_jax.convert import formats
 from bert_jax.convert.our_forward import whole_rows
-from bert_jax.convert.sentence_transformers import POOLINGS, SentenceEmbedding
+from bert_jax.convert.sentence_transformers import SentenceEmbedding, checked_modes
 from bert_jax.errors import UserError
 from bert_jax.model import whole
 from bert_jax.model.encoder import EncoderInputs, EncoderOutput
@@ -92,8 +92,8 @@ class Model:
           top: candidates per mask token, at most the tokenizer's tokens.
 
         Raises:
-          UserError: a text that is no str or has no mask token, more tokens than the model has positions, a `top` out
-            of bounds, a causal model, or one without an MLM head.
+          UserError: a text that is not a str or has no mask token, more tokens than the model has positions, a `top`
+            out of bounds, a causal model, or one without an MLM head.
         """
         if not self.heads.mlm:
             raise UserError("the model has no MLM head to fill masks with: load one that was pretrained with one")
@@ -149,11 +149,11 @@ class Model:
           progress: show a bar on stderr.
 
         Raises:
-          UserError: texts that are no str, a max_length or batch_size that is impossible, an unknown pooling, or
+          UserError: texts that are not str, a max_length or batch_size that is impossible, an unknown pooling, or
             pooling 'cls' of a causal model.
         """
         sentence = self.sentence
-        modes = self._modes(sentence.pooling if pooling is None else pooling)
+        modes = checked_modes(sentence.pooling if pooling is None else pooling, self.config.direction)
         prompt = _checked_text((sentence.default_prompt or "") if prompt is None else prompt, "the prompt")
         if batch_size < 1:
             raise UserError(f"batch_size is {batch_size}: it must be at least 1")
@@ -193,7 +193,7 @@ class Model:
           attentions: return the attention probabilities of all layers, computed with the `reference` attention.
 
         Raises:
-          UserError: no texts, texts that are no str, one with more tokens than the model has positions and no
+          UserError: no texts, texts that are not str, one with more tokens than the model has positions and no
             max_length, or an impossible max_length.
         """
         limit = self._length(max_length, None)
@@ -222,15 +222,6 @@ class Model:
             None if states is None else states[:, :, :longest],
             None if probabilities is None else probabilities[..., :longest, :longest],
         )
-
-    def _modes(self, pooling: str | Sequence[str]) -> tuple[str, ...]:
-        modes = (pooling,) if isinstance(pooling, str) else tuple(pooling)
-        for mode in modes or (pooling,):
-            if mode not in POOLINGS:
-                raise UserError(f"pooling '{mode}' is not one of {', '.join(POOLINGS)}")
-        if "cls" in modes and self.config.direction == "causal":
-            raise UserError("in a causal model [CLS] attends to no token of the text: use pooling 'mean'")
-        return modes
 
     def _length(self, max_length: int | None, default: int | None) -> int:
         limit = self.config.max_positions
@@ -278,7 +269,8 @@ def _checked_text(text: Any, what: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise UserError(f"{what} has a surrogate at character {error.start}, which is no text: remove it") from error
+        problem = f"a surrogate at character {error.start}, which is not valid text"
+        raise UserError(f"{what} has {problem}: remove it") from error
     return text
 
 
@@ -286,7 +278,7 @@ def _chunks(texts: Any) -> Iterator[list[str]]:
     """Pieces of CHUNK_TEXTS or CHUNK_CHARACTERS, none of them empty.
 
     Raises:
-      UserError: it is no iterable of str.
+      UserError: it is not an iterable of str.
     """
     if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
         raise UserError(

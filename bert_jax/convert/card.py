@@ -59,9 +59,16 @@ FILL_MASK = """from transformers import pipeline
 pipeline("fill-mask", model="{name}")("A text with a {mask}.")"""
 
 
-def write_card(
-    name: str, contents: Contents, to: str, report: Report, mask: str | None, *, sentences: bool = False
-) -> str:
+class _FrontMatter(yaml.SafeLoader):
+    """YAML as the Hugging Face Hub reads it, version 1.2: `no` is Norwegian, where version 1.1 has a truth value."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 (of the base class)
+        first: [(tag, pattern) for tag, pattern in resolvers if first in "tTfF" or tag != "tag:yaml.org,2002:bool"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+def write_card(name: str, contents: Contents, to: str, report: Report, *, sentences: bool = False) -> str:
     """Text of the card.
 
     Args:
@@ -69,13 +76,14 @@ def write_card(
       contents: what was converted.
       to: the format it was converted to.
       report: on the conversion.
-      mask: what the tokenizer calls its mask; None without a tokenizer.
       sentences: whether sentence-transformers opens it, too.
     """
     family, config, heads, params = contents.model
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     words = {"mlm": heads.mlm, "sentence-pair": heads.pair, "pooler": heads.has_pooler}
     parts = [part for part, there in words.items() if there] + ([heads.task.kind] if heads.task else [])
+    tokenizer = contents.loaded_tokenizer
+    mask = None if tokenizer is None else tokenizer.id_to_token(tokenizer.mask_id)
     front, unread = _front_matter(contents, to, sentences)
     lines = [
         f"# {name}",
@@ -107,10 +115,10 @@ def _front_matter(contents: Contents, to: str, sentences: bool) -> tuple[dict[st
     What the source's card says is kept, but for the library.
     """
     _, config, heads, _ = contents.model
-    theirs, unread = _of_source(contents)
-    tags = theirs.get("tags")
+    source_front, unread = _of_source(contents)
+    tags = source_front.get("tags")
     tags = tags if isinstance(tags, list) else [tags] if tags else []
-    front = theirs | {"library_name": "sentence-transformers" if sentences else LIBRARIES[to]}
+    front = source_front | {"library_name": "sentence-transformers" if sentences else LIBRARIES[to]}
     front["tags"] = [*dict.fromkeys([*map(str, tags), contents.model.family, "bert_jax"])]
     if sentences:
         pipeline = "sentence-similarity"
@@ -133,7 +141,7 @@ def _of_source(contents: Contents) -> tuple[dict[str, Any], list[str]]:
         return {}, []
     found = re.match(rf"{FENCE}(.*?\n){FENCE}", card.read_text(encoding="utf-8", errors="replace"), re.DOTALL)
     try:
-        front = yaml.safe_load(found[1]) if found else {}
+        front = yaml.load(found[1], _FrontMatter) if found else {}
     except (yaml.YAMLError, RecursionError, ValueError):
         return {}, ["The front matter of the source's card could not be read: license and language are not known here."]
     known = isinstance(front, dict) and all(isinstance(name, str) for name in front)

@@ -86,7 +86,7 @@ def convert(
 
     Raises:
       UserError: no model at the source, a destination that exists, a model, moments or a pooling that the format
-        cannot hold, no moments where they are wished for, a report that fails, or a full disk.
+        or the model cannot have, no moments where they are wished for, a report that fails, or a full disk.
     """
     if wishes.moments and not TARGETS[to].moments:
         raise UserError(f"--moments keep: {to} has no place for an optimizer's moments: use --to bert-jax")
@@ -116,9 +116,8 @@ def convert(
         tokenizer = contents.loaded_tokenizer
         if tokenizer is not None and tokenizer.note:
             print(f"note: {tokenizer.note}", file=sys.stderr)
-        mask = None if tokenizer is None else tokenizer.id_to_token(tokenizer.mask_id)
         sentences = TARGETS[to].transformers and (inside / sentence_transformers.MODULES).exists()
-        card = write_card(destination.name, contents, to, report, mask, sentences=sentences)
+        card = write_card(destination.name, contents, to, report, sentences=sentences)
         (inside / CARD).write_text(card, encoding="utf-8", errors="replace")
         _move(inside, destination, TARGETS[to].last)
     return report
@@ -126,7 +125,7 @@ def convert(
 
 @contextlib.contextmanager
 def _signals_raise() -> Iterator[None]:
-    """Inside, SIGTERM, SIGHUP and SIGINT raise an exception, so that what was written is removed; a second one waits.
+    """Inside, SIGTERM, SIGHUP and SIGINT raise an exception, so that the files are removed; a second signal is ignored.
 
     Handlers of the caller stay, and other threads than the first cannot have any.
     """
@@ -239,6 +238,7 @@ def _write_sentence_embedding(contents: Contents, directory: Path, pooling: str 
     if pooling is None:
         embedding = contents.sentence_embedding
     else:
+        sentence_transformers.checked_modes(pooling, config.direction)
         embedding = sentence_transformers.make(pooling, config.hidden_size, config.max_positions)
     if embedding is not None:
         sentence_transformers.write(directory, embedding)

@@ -6,7 +6,7 @@ Read are a Transformer in the directory itself, one Pooling, and a Normalize aft
 import dataclasses
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,21 @@ class SentenceEmbedding:
     """Whether pooling includes [CLS] and the prompt's tokens."""
     files: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
     """What was read, by path inside the directory."""
+
+
+def checked_modes(pooling: str | Sequence[str], direction: str) -> tuple[str, ...]:
+    """Pooling modes, one or several, that a model of this direction of attention can have.
+
+    Raises:
+      UserError: none, an unknown one, or 'cls' of a causal model.
+    """
+    modes = (pooling,) if isinstance(pooling, str) else tuple(pooling)
+    for mode in modes or (pooling,):
+        if mode not in POOLINGS:
+            raise UserError(f"pooling '{mode}' is not one of {', '.join(POOLINGS)}")
+    if "cls" in modes and direction == "causal":
+        raise UserError("pooling 'cls': in a causal model [CLS] attends to no token of the text: use 'mean'")
+    return modes
 
 
 def read(directory: StoredPath) -> SentenceEmbedding | None:

@@ -276,7 +276,7 @@ def test_a_card_without_a_tokenizer_shows_no_use_of_one(encoder, tmp_path):
 
 CARD = """---
 license: apache-2.0
-language: [en, de]
+language: [en, no]
 library_name: sentence-transformers
 tags: [sentence-similarity, bert]
 pipeline_tag: sentence-similarity
@@ -287,7 +287,10 @@ datasets: [snli]
 
 
 def test_the_front_matter_of_a_card_comes_along(encoder, tmp_path):
-    """Through our own form, too; the library is that of the new format. One that is no YAML is left out, and said."""
+    """Through our own form, too; the library is that of the new format. One that is not YAML is left out, with a note.
+
+    The language `no` is Norwegian, not a truth value.
+    """
     (encoder / "README.md").write_text(CARD)
     settings = json.loads((encoder / "config.json").read_text())
     (encoder / "config.json").write_text(json.dumps(settings | {"_name_or_path": "someone/small-bert"}))
@@ -295,7 +298,7 @@ def test_the_front_matter_of_a_card_comes_along(encoder, tmp_path):
     conversion.convert(tmp_path / "ours", tmp_path / "theirs", "huggingface")
     front = yaml.safe_load((tmp_path / "theirs" / "README.md").read_text().split("---\n")[1])
     assert front == {
-        "language": ["en", "de"],
+        "language": ["en", "no"],
         "license": "apache-2.0",
         "library_name": "transformers",
         "pipeline_tag": "sentence-similarity",

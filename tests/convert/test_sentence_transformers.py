@@ -151,3 +151,9 @@ def test_a_model_of_ours_for_sentence_transformers(tiny_run, tmp_path):
     np.testing.assert_array_equal(model.encode(TEXTS), model.encode(TEXTS, "cls"))
     with pytest.raises(UserError, match="--pooling cls: stablehlo has no place for it"):
         convert(tiny_run, tmp_path / "served", "stablehlo", pooling="cls")
+    config = tmp_path / "out" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"is_decoder": True}))
+    for pooling, message in (("cls", "in a causal model"), ("sum", "'sum' is not one of cls, max")):
+        with pytest.raises(UserError, match=message):
+            convert(tmp_path / "out", tmp_path / "causal", "huggingface", pooling=pooling)
+        assert not (tmp_path / "causal").exists()
