@@ -138,7 +138,7 @@ def test_zstd_without_the_library(tmp_path, monkeypatch):
     ("content", "message"),
     [
         (b"abc\0def", "is a binary file"),
-        (gzip.compress(b"x"), "is gzip-compressed; rename it to end in .gz"),
+        (gzip.compress(b"x", mtime=0), "is gzip-compressed; rename it to end in .gz"),
         (b"%PDF-1.7\n", "is a PDF"),
         (b"PK\x03\x04rest", "is a zip archive"),
         (codecs.BOM_UTF16_LE + "text".encode("utf-16-le"), "is UTF-16; convert it"),
