@@ -5,7 +5,7 @@ import sys
 import tqdm
 
 
-def progress(description: str, total: float | None, unit: str, *, shown: bool = True) -> tqdm.tqdm:
+def progress(description: str, total: float | None, unit: str, *, done: int = 0, shown: bool = True) -> tqdm.tqdm:
     """A progress bar on stderr; call ``update(n)`` on it and close it, or use it in a ``with``.
 
     On a terminal the bar redraws itself; in a log file it writes one line about every 10 seconds,
@@ -15,6 +15,7 @@ def progress(description: str, total: float | None, unit: str, *, shown: bool = 
       description: what is being done, in two or three words.
       total: how many units there will be, or None where nobody knows; then there is no ETA.
       unit: name of one unit, e.g. ``step``; ``B`` scales to kB, MB and GB.
+      done: units that are done already; the rate and the ETA are of the others.
       shown: false counts in silence: of several processes one is seen.
     """
     live = sys.stderr.isatty()
@@ -25,6 +26,7 @@ def progress(description: str, total: float | None, unit: str, *, shown: bool = 
         desc=description,
         disable=not shown,
         total=total,
+        initial=done,
         unit=unit,
         unit_scale=unit == "B",
         bar_format=(layout if live else layout + "\n") if total else None,

@@ -44,7 +44,7 @@ def fraction(text: str) -> float:
     """A number strictly between 0 and 1."""
     value = float(text)
     if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
+        raise argparse.ArgumentTypeError(f"{text} must be above 0 and below 1")
     return value
 
 

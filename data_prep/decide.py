@@ -9,6 +9,7 @@ import dataclasses
 import itertools
 import math
 import pathlib
+import sys
 
 import numpy as np
 from etils import epath
@@ -127,6 +128,12 @@ def _fates(tables: Tables, options: Options, has_leaks: bool) -> tuple[np.ndarra
 def _check_splits(fates: np.ndarray, places: np.ndarray) -> None:
     kept = places[fates <= 1]
     train, validation = (int((fates == fate).sum()) for fate in SPLIT_FATES.values())
+    if validation == 1 and train > 2:
+        print(
+            "note: 1 document is held out, and random segments of next-sentence prediction need 2;"
+            f" --validation-fraction {_just_above(np.partition(kept, 1)[1])} would hold 2 out",
+            file=sys.stderr,
+        )
     if train and validation:
         return
     if len(kept) < 2:
@@ -136,16 +143,20 @@ def _check_splits(fates: np.ndarray, places: np.ndarray) -> None:
             " `text-files:`)"
         )
     if not validation:
-        enough = math.ceil((kept.min() + 1e-4) * 1e4) / 1e4
         raise UserError(
             f"none of the {len(kept)} documents fell into the validation split;"
-            f" --validation-fraction {enough:.4f} would hold one out, or give more text"
+            f" --validation-fraction {_just_above(kept.min())} would hold one out, or give more text"
         )
     less = math.floor((kept.max() - 1e-4) * 1e4) / 1e4
     raise UserError(
         f"all of the {len(kept)} documents fell into the validation split;"
         f" --validation-fraction {less:.4f} would leave one to train on"
     )
+
+
+def _just_above(place: float) -> str:
+    """A fraction, with four digits, that takes the document at this place."""
+    return f"{math.ceil((place + 1e-4) * 1e4) / 1e4:.4f}"
 
 
 def _plan_split(

@@ -93,7 +93,7 @@ def streams(asked: Asked) -> Iterator[Line]:
 def _rows(measured: Epoch, seq_len: int, batch_share: float) -> Line:
     rows, examples = (round(count * measured.scale) for count in (measured.rows, measured.examples))
     updates = rows / batch_share
-    text = f"an epoch is {rows:,} rows of {seq_len} tokens with {examples:,} examples, {updates:,.1f} updates"
+    text = f"the first epoch is {rows:,} rows of {seq_len} tokens with {examples:,} examples, {updates:,.1f} updates"
     values = {"windows": measured.windows, "all_windows": measured.all_windows}
     values |= {"rows_per_epoch": rows, "examples_per_epoch": examples, "updates_per_epoch": updates}
     if updates < 1:

@@ -96,6 +96,9 @@ def decays(asked: Asked) -> Iterator[Line]:
         last, peak, end = learning_rate(phase, phase.steps - 1), phase.learning_rate, phase.end_learning_rate
         values = {"phase": i, "peak": peak, "end": end, "last": last}
         text = f"phase {i}: {phase.decay} from {peak:g} to {end:g}; its last update has {last:.3g}"
+        if phase.decay == "constant":
+            yield Line("ok", "decay", f"phase {i}: constant at {peak:g}", values)
+            continue
         left = (last - end) / (peak - end) if peak > end else 0.0
         final = i == len(asked.config.phases) - 1
         if end > peak:

@@ -52,8 +52,7 @@ class Reporter:
         if is_first():
             self.writer = MetricsWriter(workdir, step, tensorboard=config.log.tensorboard, wandb=config.log.wandb)
         self.peak = peak_flops(list(mesh.devices.flat))
-        self.bar = progress("pretraining", config.total_steps, "step", shown=is_first())
-        self.bar.update(step)
+        self.bar = progress("pretraining", config.total_steps, "step", done=step, shown=is_first())
         self.traces, self.tracing = Staged(workdir / "profile"), False
         self.profile = profile
         self.pending: tuple[int, int, dict[str, Any]] | None = None
