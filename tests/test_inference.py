@@ -151,6 +151,15 @@ def test_the_mask_token_of_other_vocabularies_is_named(model):
         roberta.fill_mask("the [MASK]")
 
 
+def test_a_config_of_another_shape_than_the_checkpoint(tmp_path, tiny_run):
+    copy = shutil.copytree(tiny_run, tmp_path / "run")
+    described = json.loads((copy / "config.json").read_text())
+    described["config"]["model"] |= {"vocab_size": 130}
+    (copy / "config.json").write_text(json.dumps(described))
+    with pytest.raises(UserError, match=r"word has shape \(120, 64\), the run's config.json says \(130, 64\)"):
+        bert_jax.load(copy)
+
+
 def test_nothing_to_load(tmp_path, tiny_run, tiny_export):
     with pytest.raises(UserError, match="is no file and no directory"):
         bert_jax.load(tmp_path / "none")

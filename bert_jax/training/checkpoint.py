@@ -181,12 +181,22 @@ def restore_parts(checkpoint: epath.Path, shapes: dict[str, Any]) -> dict[str, A
     Args:
       checkpoint: a verified one.
       shapes: trees of ShapeDtypeStruct, by the fields of the state.
+
+    Raises:
+      UserError: an array of the checkpoint has another shape: the run's config.json was changed.
     """
     wanted = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), shapes)
     restore_args = jax.tree.map(lambda x: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
     with fetched(checkpoint / "state", ORBAX_KNOWS) as state, ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
         arguments = ocp.args.PyTreeRestore(item=wanted, restore_args=restore_args, partial_restore=True)
-        return orbax.restore(state, args=arguments)
+        restored = orbax.restore(state, args=arguments)
+    for (path, leaf), expected in zip(jax.tree.leaves_with_path(restored), jax.tree.leaves(wanted), strict=True):
+        if leaf.shape != expected.shape:
+            raise UserError(
+                f"{checkpoint}: {jax.tree_util.keystr(path, simple=True, separator='/')} has shape {leaf.shape}, the "
+                f"run's config.json says {expected.shape}: restore the config.json that the run was started with"
+            )
+    return restored
 
 
 def check_place(workdir: StoredPath) -> None:
@@ -279,7 +289,8 @@ def find_damage(checkpoint: epath.Path) -> str | None:
     """The first file that is missing, added or altered since the commit, with what is wrong; None if none is."""
     try:
         expected = json.loads((checkpoint / COMMIT).read_text())["sha256"]
-    except (ValueError, KeyError):
+        expected.keys()
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return f"{COMMIT} is incomplete"
     found = _sums(checkpoint)
     for name in sorted(expected.keys() | found.keys()):

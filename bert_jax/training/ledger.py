@@ -15,6 +15,22 @@ from bert_jax.runtime.together import tell
 from bert_jax.storage import StoredPath, write_whole
 from bert_jax.training.json_lines import JsonLines, cut_back
 
+NEEDED: dict[str, dict[str, type | tuple[type, ...]]] = {
+    "rollback": {"to": int, "skipped_rows": list},
+    "time": {"update": int, "hours": (int, float), "seconds": (int, float), "end": int},
+    "micro_batch": {"accumulation": int},
+}
+"""By kind of decision: the fields that are read again, and their types."""
+
+
+def _is_decision(entry: dict[str, Any]) -> bool:
+    event = entry.get("event")
+    if not isinstance(event, str):
+        return False
+    fields = all(isinstance(entry.get(name), kind) for name, kind in NEEDED.get(event, {}).items())
+    rows = entry.get("skipped_rows", [0, 0])
+    return fields and isinstance(rows, list) and len(rows) == 2 and all(isinstance(row, int) for row in rows)
+
 
 class Ledger:
     """The decisions of a run, in order. Each has an `event` and what belongs to it.
@@ -30,7 +46,7 @@ class Ledger:
         """
         self.path: StoredPath = path
         self.entries: list[dict[str, Any]] = tell(
-            "the ledger", lambda: cut_back(path, lambda entry: isinstance(entry.get("event"), str), cut_at_damage=True)
+            "the ledger", lambda: cut_back(path, _is_decision, cut_at_damage=True)
         )
         self._file = JsonLines(path, durable=True)
 

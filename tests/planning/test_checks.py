@@ -156,7 +156,6 @@ FIRES = [
     ("settings", lambda a: pairs(a, example_copies=9), "warning", ["data.example_copies 9 has no effect on corpus ("]),
     ("warmup", lambda a: schedule(a, warmup_steps=0), "warning", ["starts at 0.001", "set --phases.0.warmup-steps"]),
     ("decay", lambda a: schedule(a, end_learning_rate=1.0), "warning", ["rises", "lower --phases.0.end-learning"]),
-    ("decay", lambda a: schedule(a, decay="constant"), "ok", ["constant at"]),
     ("decay", lambda a: schedule(a, decay_power=0.0), "warning", ["100% of the way", "with power 1"]),
     ("decay", lambda a: schedule(a, decay_start=18), "warning", ["50% of the way", "earlier decay-start"]),
     ("updates", lambda a: schedule(a, steps=9, warmup_steps=1), "warning", ["9 updates", "raise --phases.N.steps"]),

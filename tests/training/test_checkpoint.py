@@ -180,13 +180,18 @@ def cut_commit(directory):
     return f"{COMMIT} is incomplete"
 
 
+def untyped_commit(directory):
+    (directory / COMMIT).write_text('{"sha256": []}')
+    return f"{COMMIT} is incomplete"
+
+
 def spoil_about(directory):
     path = directory / "run.json"
     path.write_text(path.read_text().replace('"step": 4', '"step": 5'))
     return "run.json has changed"
 
 
-@pytest.mark.parametrize("damage", [flip, truncate, remove, add, cut_commit, spoil_about])
+@pytest.mark.parametrize("damage", [flip, truncate, remove, add, cut_commit, untyped_commit, spoil_about])
 def test_damage_is_noticed_and_passed_over(saved, capsys, damage):
     newest = saved / "00000004"
     what = damage(newest)

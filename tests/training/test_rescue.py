@@ -278,7 +278,7 @@ def test_a_cut_ledger_line_is_no_decision(tmp_path):
         file.write('{"event": "roll')
     again = Ledger(path)
     assert again.entries == [{"event": "rollback", "to": 4}]
-    again.decide("rollback", lambda: {"to": 8})
+    again.decide("rollback", lambda: {"to": 8, "skipped_rows": [8, 9]})
     assert [entry["to"] for entry in Ledger(path).of("rollback")] == [4, 8]
 
 
@@ -290,13 +290,14 @@ def test_a_damaged_ledger_line_takes_later_decisions_along(tmp_path, capfd):
     ledger = Ledger(path)
     saved = [ledger.decide("rollback", lambda to=to: {"to": to, "skipped_rows": (to, 9)}) for to in range(4)]
     lines = path.read_bytes().splitlines(keepends=True)
-    for damaged in (b"\xff\n", lines[1].replace(b"1", b"7")):
+    untyped = (b'{"event": "rollback"}\n', b'{"event": "rollback", "to": 1, "skipped_rows": [1]}\n')
+    for damaged in (b"\xff\n", lines[1].replace(b"1", b"7"), *untyped):
         path.write_bytes(b"".join([lines[0], damaged, *lines[2:]]))
         again = Ledger(path)
         again.recover(saved[:3])
         assert again.entries == Ledger(path).entries == saved[:3]
         assert "restored 3 from the checkpoint; later ones are made again" in capfd.readouterr().err
-    again.decide("rollback", lambda: {"to": 8})
+    again.decide("rollback", lambda: {"to": 8, "skipped_rows": [8, 9]})
     again.recover(saved[:3])
     assert [entry["to"] for entry in Ledger(path).entries] == [0, 1, 2, 8]
 
