@@ -206,6 +206,11 @@ def test_a_fraction_that_works_is_named(workspace, capsys):
         assert message in error
         named = error.split("--validation-fraction ")[1].split()[0]
         assert build(out, "text:few.txt", "--validation-fraction", named) == 0
+        if out == "c":  # one held out is too few for pairs
+            note = next(line for line in capsys.readouterr().err.splitlines() if "1 document is held out" in line)
+            enough = note.split("--validation-fraction ")[1].split()[0]
+            assert build("two", "text:few.txt", "--validation-fraction", enough) == 0
+            assert json.loads(pathlib.Path("two/corpus.json").read_text())["splits"]["validation"]["documents"] == 2
 
 
 def test_arguments_out_of_range(workspace, capsys):

@@ -76,6 +76,9 @@ def test_the_bar_and_the_held_out_lines(attempt, capfd):
     assert f"step 3, held out: {describe(HELD_OUT)}\n" in shown
     assert "mlm_accuracy 0.2500 (unigram 0.1250), pair_accuracy 0.8750 (majority 0.7500)" in shown
     assert {line["pair_majority_accuracy"] for line in attempt.lines()} == {0.75}
+    attempt(3, 4)  # begins where the last one ended, or its rate and ETA would be those of a faster machine
+    shown = capfd.readouterr().err
+    assert " 3/12 [" in shown and " 0/12 [" not in shown
 
 
 def test_the_majority_is_that_of_the_scored_pairs():
