@@ -125,7 +125,7 @@ def trouble(error: BaseException) -> str | None:
 
 
 def full_disk(error: BaseException) -> str | None:
-    """One line for an error of a full disk or quota, whichever library was writing; None if it is no such error.
+    """One line for an error of a full disk or quota, whichever library was writing; None for any other error.
 
     Libraries that are not written in Python raise exceptions of their own, with the system's words in them.
     """

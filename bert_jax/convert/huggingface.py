@@ -26,7 +26,7 @@ def read(directory: StoredPath) -> Form:
     Raises:
       UserError: files are missing or damaged.
     """
-    config = read_object(directory / CONFIG, f"without it, {directory} is no Hugging Face model")
+    config = read_object(directory / CONFIG, f"without it, {directory} is not a Hugging Face model")
     return Form(config, tensor_files.open_tensors(directory), str(directory))
 
 

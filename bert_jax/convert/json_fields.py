@@ -12,7 +12,7 @@ from bert_jax.storage import StoredPath
 
 T = TypeVar("T")
 DEEPEST = 50
-"""Brackets inside brackets of a file; more would exhaust the stack of who writes it again."""
+"""Brackets inside brackets of a file; more would exhaust the stack when it is written again."""
 
 
 def read_object(path: StoredPath, advice: str) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def build(kind: type[T], values: Any, where: str) -> T:
       UserError: an unknown or missing field, a value of another type, or values that do not go together.
     """
     if not isinstance(values, dict):
-        raise UserError(f"{where}: {brief(values)} is no table of fields")
+        raise UserError(f"{where}: {brief(values)} must be a JSON object")
     fields, hints = {f.name: f for f in dataclasses.fields(kind)}, typing.get_type_hints(kind)
     for name, value in values.items():
         if name not in fields:

@@ -131,13 +131,13 @@ def _module_folders(path: StoredPath, modules: list[Any]) -> dict[str, str]:
     try:
         kinds = [module["type"] for module in modules]
         folders = {kind.rpartition(".")[2]: module["path"] for kind, module in zip(kinds, modules, strict=True)}
-        ours = all(kind.startswith("sentence_transformers.") for kind in kinds) and len(folders) == len(modules)
+        known = all(kind.startswith("sentence_transformers.") for kind in kinds) and len(folders) == len(modules)
         damaged = not all(MODULE.fullmatch(folder) for folder in list(folders.values())[1:])
     except (KeyError, TypeError, AttributeError):
         damaged = True
     if damaged:
         raise UserError(f"{path} is damaged: each module needs a type, and a path inside the directory")
-    if not ours or list(folders) not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+    if not known or list(folders) not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise UserError(
             f"{path}: the modules {', '.join(kinds)} are not supported: only Transformer, Pooling and Normalize in "
             f"this order are; {_ENCODER_ALONE}"
@@ -164,7 +164,7 @@ def _modes(path: StoredPath, config: dict[str, Any]) -> tuple[str, ...]:
 def _value(path: StoredPath, config: dict[str, Any], name: str, kind: type) -> Any:
     value = config.get(name)
     if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
-        raise UserError(f"{path}: {name} is {value!r}, which is no {kind.__name__}")
+        raise UserError(f"{path}: {name} is {value!r}: it must be of type {kind.__name__}")
     return value
 
 
