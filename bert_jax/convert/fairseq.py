@@ -62,8 +62,8 @@ def read(path: Path, head: str | None = None) -> Read:
       head: name of the classification head to take, of several; None: the only one, if there is one.
 
     Raises:
-      UserError: as torch_checkpoint.load; it is not a RoBERTa with norms after its blocks, or lacks settings; there is no
-        such head; dict.txt is of another model.
+      UserError: as torch_checkpoint.load; it is not a RoBERTa with norms after its blocks, or lacks settings; there is
+        no such head; dict.txt is of another model.
     """
     content = torch_checkpoint.load(path, stand_ins=True)
     if not isinstance(content, Mapping) or not isinstance(content.get("model"), Mapping):

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from bert_jax.convert.json_fields import brief
-from bert_jax.errors import UserError, require
+from bert_jax.errors import UserError, brief, require
 
 WHOLE = (
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "type_vocab_size"),

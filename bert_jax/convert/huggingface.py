@@ -8,8 +8,7 @@ import numpy as np
 
 from bert_jax.convert import tensor_files
 from bert_jax.convert.form import Form
-from bert_jax.convert.json_fields import read_object
-from bert_jax.storage import StoredPath
+from bert_jax.storage import StoredPath, read_object
 
 CONFIG = "config.json"
 

@@ -19,10 +19,10 @@ from typing import Any
 from bert_jax.convert import torch_checkpoint
 from bert_jax.convert.foreign_config import checked
 from bert_jax.convert.form import Form
-from bert_jax.convert.json_fields import read_object
 from bert_jax.convert.tensors import LazyTensors
 from bert_jax.convert.vocabulary import trim_vocabulary
 from bert_jax.errors import UserError
+from bert_jax.storage import read_object
 
 CONFIG = "bert_config.json"
 SETTINGS = (
