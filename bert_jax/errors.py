@@ -22,6 +22,12 @@ def require(condition: bool, message: str) -> None:
         raise UserError(message)
 
 
+def brief(value: object) -> str:
+    """A value for a message, cut."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
 def near(word: str, known: Iterable[str]) -> str:
     """``did you mean 'X'?`` for a word that is almost one of the known; "" if there is none."""
     found = difflib.get_close_matches(word, list(known), n=1)

@@ -9,17 +9,19 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import json
 import os
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
 from etils import epath
 
-from bert_jax.errors import UserError, install_command
+from bert_jax.errors import UserError, brief, install_command
 
 StoredPath = Path | epath.Path
 """On disk, or in an object store: then always an epath.Path."""
@@ -31,6 +33,8 @@ EVERY_SECONDS = 30.0
 """So often at most is an object that grows written anew."""
 PACKAGES = {"gs": ("gcsfs", "gcs"), "s3": ("s3fs", "s3")}
 """By scheme: the package that reaches the store, and the extra of bert_jax that brings it."""
+DEEPEST = 50
+"""Brackets inside brackets of a JSON file; more would exhaust the stack when it is written again."""
 LIBRARIES = ("aiobotocore", "aiohttp", "botocore", "gcsfs", "google.auth", "s3fs")
 
 # One way to reach a store, whether or not TensorFlow is installed.
@@ -125,7 +129,7 @@ def trouble(error: BaseException) -> str | None:
 
 
 def full_disk(error: BaseException) -> str | None:
-    """One line for an error of a full disk or quota, whichever library was writing; None if it is no such error.
+    """One line for an error of a full disk or quota, whichever library was writing; None for any other error.
 
     Libraries that are not written in Python raise exceptions of their own, with the system's words in them.
     """
@@ -143,6 +147,55 @@ def full_disk(error: BaseException) -> str | None:
 def _unreachable(what: object, error: BaseException) -> str:
     reason = " ".join(str(error).split())[:160] or type(error).__name__
     return f"{what} cannot be reached ({reason}): see that credentials, permissions, endpoint and network are right"
+
+
+def read_object(place: StoredPath, advice: str, *, missing_ok: bool = False) -> dict[str, Any]:
+    """The object that a file of JSON holds.
+
+    Args:
+      place: the file.
+      advice: what the user is to do about a bad one; the end of the message.
+      missing_ok: whether a missing file counts as an empty object.
+
+    Raises:
+      UserError: the file is missing, cannot be read, or `parse_json` refuses its content.
+    """
+    try:
+        content = place.read_bytes()
+    except FileNotFoundError as error:
+        if missing_ok:
+            return {}
+        raise UserError(f"{place} is missing: {advice}") from error
+    except OSError as error:
+        raise UserError(f"{place} cannot be read ({(error.strerror or str(error)).lower()}): {advice}") from error
+    return parse_json(content, place, advice)
+
+
+def parse_json(content: bytes | str, origin: object, advice: str, kind: type = dict) -> Any:
+    """A JSON object, or with `kind` list an array, that somebody else wrote; `origin` is what messages begin with.
+
+    Raises:
+      UserError: it is not JSON, not of this kind, or nested too deeply.
+    """
+    try:
+        found = json.loads(content)
+    except RecursionError as error:
+        raise UserError(f"{origin} is nested too deeply: {advice}") from error
+    except ValueError as error:
+        raise UserError(f"{origin} is not JSON ({error}): {advice}") from error
+    if not isinstance(found, kind):
+        name = "object" if kind is dict else "array"
+        raise UserError(f"{origin} is not a JSON {name}, but {brief(found)}: {advice}")
+    level: list[Any] = [found]
+    for _ in range(DEEPEST):
+        level = [child for value in level for child in _children(value)]
+    if level:
+        raise UserError(f"{origin} is nested too deeply: {advice}")
+    return found
+
+
+def _children(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def make_directory(place: StoredPath) -> None:

@@ -1,8 +1,5 @@
 """Vocabularies as other tools write them, read from disk."""
 
-import json
-from typing import Any
-
 import tokenizers
 from etils import epath
 from tokenizers import models
@@ -10,9 +7,10 @@ from tokenizers import models
 from bert_jax import tokenizer_kinds as kinds
 from bert_jax import tokenizer_settings
 from bert_jax.errors import UserError
+from bert_jax.storage import parse_json, read_object
 from bert_jax.tokenizer_albert import Preparation
 from bert_jax.tokenizer_models import LibraryModel, Model
-from bert_jax.tokenizer_settings import CONFIG, Settings
+from bert_jax.tokenizer_settings import CONFIG, COPY_AGAIN, Settings
 
 FORMS = "tokenizer.json, vocab.txt, merges.txt (with vocab.json beside it), or a SentencePiece .model"
 
@@ -53,7 +51,7 @@ def from_json(text: str, origin: str, add_special_tokens: bool = False) -> Model
     if '"bert_jax.' in text[:100]:
         from bert_jax.tokenizer_sentencepiece import unwrap
 
-        content, preparation = unwrap(_parse_json(text, origin), origin)
+        content, preparation = unwrap(parse_json(text, origin, COPY_AGAIN), origin)
         return from_sentencepiece(content, origin, add_special_tokens, preparation)
     try:
         library = tokenizers.Tokenizer.from_str(text)
@@ -159,8 +157,8 @@ def _read_merges(
     beside = path.parent / vocabulary_name(path)
     if not beside.exists():
         raise UserError(f"{path}: these merges need their vocabulary beside them, as {beside.name}")
-    vocab = _parse_json(_text(beside), str(beside))
-    if not isinstance(vocab, dict) or not all(isinstance(i, int) for i in vocab.values()):
+    vocab = read_object(beside, COPY_AGAIN)
+    if not all(isinstance(i, int) for i in vocab.values()):
         raise UserError(f"{beside}: not a vocabulary; it should be a JSON object of pieces and their ids")
     missing = [byte for byte in kinds.byte_alphabet() if byte not in vocab]
     if missing:
@@ -184,12 +182,3 @@ def _merges(text: str, path: epath.Path, vocab: dict[str, int]) -> list[tuple[st
             raise UserError(f"{path}:{number}: not two pieces of its vocabulary that make a third")
         merges.append((pair[0], pair[1]))
     return merges
-
-
-def _parse_json(text: str, origin: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{origin}: not JSON, line {error.lineno}: {error.msg}") from error
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, or brackets inside brackets
-        raise UserError(f"{origin}: not JSON ({error})") from error

@@ -13,11 +13,14 @@ from typing import Any, NamedTuple
 from etils import epath
 
 from bert_jax.errors import UserError
+from bert_jax.storage import read_object
 from bert_jax.tokenizer_albert import Preparation
 from bert_jax.tokenizer_kinds import SPECIAL_TOKENS
 from bert_jax.tokenizer_models import Model
 
 CONFIG, SPECIAL, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
+COPY_AGAIN = "copy it again"
+"""What to do about a file that is damaged."""
 
 _WORDPIECE = ("Bert", "DistilBert", "Electra", "MobileBert", "SqueezeBert", "ConvBert")
 _BYTE_BPE = ("Roberta", "GPT2", "Longformer", "Bart")
@@ -265,8 +268,8 @@ def read(vocabulary: epath.Path, form: str) -> Settings:
     Raises:
       UserError: a file is not a JSON object, or says something that cannot be reproduced here.
     """
-    files = (read_object(vocabulary.parent / name) for name in (CONFIG, SPECIAL, ADDED, "config.json"))
-    settings = Settings(vocabulary, form, *files)
+    paths = (vocabulary.parent / name for name in (CONFIG, SPECIAL, ADDED, "config.json"))
+    settings = Settings(vocabulary, form, *(read_object(path, COPY_AGAIN, missing_ok=True) for path in paths))
     settings.check_names()
     return settings
 
@@ -275,20 +278,3 @@ def _content(token: Any) -> str | None:
     """The text of a token, which is written as such or as an object."""
     token = token.get("content") if isinstance(token, dict) else token
     return None if token is None else str(token)
-
-
-def read_object(path: epath.Path) -> dict[str, Any]:
-    """The JSON object of a file; empty if there is no file.
-
-    Raises:
-      UserError: it is not a JSON object.
-    """
-    if not path.exists():
-        return {}
-    try:
-        found = json.loads(path.read_text())
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not JSON ({error}); copy it again") from error
-    if not isinstance(found, dict):
-        raise UserError(f"{path}: not a JSON object; copy it again")
-    return found

@@ -94,7 +94,8 @@ REFUSED = [
     ({"added_tokens": {"fahrt": 6}}, "adds the token 'fahrt', which vocab.txt does not have as a whole word"),
     ({"tokenizer_config": {"additional_special_tokens": ["[E1]"]}}, r"adds the token '\[E1\]', .* at all"),
     ({"tokenizer_config": {"added_tokens_decoder": {"0": {"content": "[CLS]", "special": True}}}}, "as id 0"),
-    ({"tokenizer_config": []}, r"tokenizer_config\.json: not a JSON object"),
+    ({"tokenizer_config": []}, r"tokenizer_config\.json is not a JSON object, but \[\]: copy it again"),
+    ({"tokenizer_config": {"chat_template": json.loads("[" * 60 + "]" * 60)}}, "is nested too deeply: copy it again"),
 ]
 
 

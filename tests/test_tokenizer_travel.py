@@ -144,5 +144,9 @@ def test_a_model_file_of_albert(tmp_path, trained):
     (google / "config.json").rename(google / "albert_config.json")
     assert ids(Tokenizer.load(google)) == ids(albert)
     (folder / "config.json").write_text("{")
-    with pytest.raises(UserError, match=r"config\.json: not JSON"):
+    with pytest.raises(UserError, match=r"config\.json is not JSON"):
+        Tokenizer.load(folder)
+    (folder / "config.json").unlink()
+    (folder / "config.json").mkdir()
+    with pytest.raises(UserError, match=r"config\.json cannot be read \(is a directory\): copy it again"):
         Tokenizer.load(folder)

@@ -41,9 +41,9 @@ OUTDATED = (
 )
 """Settings of a foreign config.json that are not true of what is written, or are said there in another way."""
 OF_THEIRS = ("embedding_dropout",)
-"""Settings that ours have no word of their own for, and so write with another's value."""
+"""Settings that our config has no field for, and so writes with the value of another."""
 OF_A_DECODER, OF_A_HEAD = ("tie_word_embeddings",), ("classifier_activation",)
-"""Settings of parts that a model may lack; ours then have no word for them either."""
+"""Settings of parts that a model may lack; our config then has no field for them."""
 
 
 class Target(NamedTuple):
@@ -131,19 +131,19 @@ def _signals_raise() -> Iterator[None]:
     """
     usual = {signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
     first = threading.current_thread() is threading.main_thread()
-    ours = {number: handler for number, handler in usual.items() if first and signal.getsignal(number) is handler}
+    handlers = {number: handler for number, handler in usual.items() if first and signal.getsignal(number) is handler}
 
     def stop(number: int, frame: object) -> None:
-        for each in ours:
+        for each in handlers:
             signal.signal(each, signal.SIG_IGN)
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
     try:
-        for number in ours:
+        for number in handlers:
             signal.signal(number, stop)
         yield
     finally:
-        for number, handler in ours.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
@@ -217,9 +217,9 @@ def _prove(contents: Contents, inside: Path, to: str) -> parity.Report:
 
     The passes show that both sides mean the same by their tensors; of tables they see the rows that the sample reaches.
     """
-    theirs = contents.form or to_form(contents.model, contents.source)
-    inputs = sample_inputs(theirs, contents.loaded_tokenizer)
-    other, library = parity.other_side(theirs, inputs)
+    source_form = contents.form or to_form(contents.model, contents.source)
+    inputs = sample_inputs(source_form, contents.loaded_tokenizer)
+    other, library = parity.other_side(source_form, inputs)
     for_them = TARGETS[to].transformers
     agreement = tokenizers_beside.agreement(contents, inside, for_them)
     mask_BS, first, problems = inputs.attention_mask_BS, 0, ()
@@ -278,11 +278,11 @@ def _form(contents: Contents) -> Form:
     """The model under their names, with the buffers of a file that had some."""
     form = without_base(to_form(contents.model, contents.source))
     heads = contents.model.heads
-    theirs = (*OF_THEIRS, *(() if heads.mlm else OF_A_DECODER), *(() if heads.mlm or heads.task else OF_A_HEAD))
+    kept_names = (*OF_THEIRS, *(() if heads.mlm else OF_A_DECODER), *(() if heads.mlm or heads.task else OF_A_HEAD))
     kept = {
         name: value
         for name, value in contents.settings.items()
-        if name in theirs or (name not in form.config and name not in OUTDATED)
+        if name in kept_names or (name not in form.config and name not in OUTDATED)
     }
     config = form.config | kept | _special_ids(contents)
     return dataclasses.replace(form, config=config, tensors={**form.tensors, **contents.buffers})

@@ -62,12 +62,12 @@ def read(path: Path, head: str | None = None) -> Read:
       head: name of the classification head to take, of several; None: the only one, if there is one.
 
     Raises:
-      UserError: as torch_checkpoint.load; it is no RoBERTa with norms behind its blocks, or lacks settings; there is no
-        such head; dict.txt is of another model.
+      UserError: as torch_checkpoint.load; it is not a RoBERTa with norms after its blocks, or lacks settings; there is
+        no such head; dict.txt is of another model.
     """
     content = torch_checkpoint.load(path, stand_ins=True)
     if not isinstance(content, Mapping) or not isinstance(content.get("model"), Mapping):
-        raise UserError(f"{path}: has no 'model' with a state dict: it is no checkpoint of fairseq")
+        raise UserError(f"{path}: has no 'model' with a state dict: it is not a checkpoint of fairseq")
     settings = _settings(content, path)
     theirs = {re.sub(r"^(encoder|decoder)\.", "", name): tensor for name, tensor in _split(content["model"], path)}
     notes: list[str] = []
@@ -140,7 +140,7 @@ def _renamed(theirs: Mapping[str, Stored], path: Path) -> dict[str, Stored]:
     for needed in ("word", "position"):
         name = f"roberta.embeddings.{needed}_embeddings.weight"
         table = name in tensors and len(tensors[name].shape) == 2
-        require(table, f"{path}: has no table of {needed} embeddings: it is no RoBERTa of fairseq")
+        require(table, f"{path}: has no table of {needed} embeddings: it is not a fairseq RoBERTa")
     # RoBERTa has one kind of tokens and no table for it; transformers' adds a row, which is 0.
     width = tensors["roberta.embeddings.word_embeddings.weight"].shape[1]
     zeros = np.zeros((1, width), np.float32)
@@ -196,5 +196,5 @@ def _config(
 def _outputs(tensors: Mapping[str, Stored], name: str, path: Path) -> int:
     """Outputs of a dense layer, by its weight."""
     tensor = tensors.get(name)
-    require(tensor is not None and len(tensor.shape) == 2, f"{path}: has no '{name}': it is no RoBERTa of fairseq")
+    require(tensor is not None and len(tensor.shape) == 2, f"{path}: has no '{name}': it is not a fairseq RoBERTa")
     return tensor.shape[0]

@@ -7,8 +7,8 @@ lines of the file in their order, and the task adds ``<mask>``.)
 import json
 from pathlib import Path
 
-from bert_jax.convert.json_fields import read_object
 from bert_jax.errors import UserError
+from bert_jax.storage import read_object
 
 DICTIONARY, ENCODER, MERGES = "dict.txt", "encoder.json", "vocab.bpe"
 SPECIALS = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}

@@ -15,10 +15,9 @@ import numpy as np
 
 from bert_jax.convert import tensor_files
 from bert_jax.convert.form import Form
-from bert_jax.convert.json_fields import read_object
 from bert_jax.convert.tensors import WEIGHT_TYPES, LazyTensors, Stored, in_memory, no_weight, transposed
 from bert_jax.errors import UserError
-from bert_jax.storage import StoredPath
+from bert_jax.storage import StoredPath, read_object
 
 WEIGHTS, CONFIG = "flax_model.msgpack", "config.json"
 MODEL_TYPES = ("bert", "roberta", "xlm-roberta", "albert", "distilbert", "electra")

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from bert_jax.convert.json_fields import brief
-from bert_jax.errors import UserError, require
+from bert_jax.errors import UserError, brief, require
 
 WHOLE = (
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "type_vocab_size"),
@@ -45,7 +44,7 @@ def checked(config: Any, source: str) -> dict[str, Any]:
     Raises:
       UserError: a value is of another type than it must be, named with what it is.
     """
-    require(isinstance(config, dict), f"{source}: config.json is no table of settings")
+    require(isinstance(config, dict), f"{source}: config.json must be a JSON object")
     family = config.get("model_type")
     # A padding id of null is none for ModernBERT, and the usual one for the others.
     kept = {name: v for name, v in config.items() if v is not None or (family == "modernbert" and "_token_id" in name)}
@@ -71,7 +70,7 @@ def checked(config: Any, source: str) -> dict[str, Any]:
 
 def _check_range(config: dict[str, Any], name: str, least: float, most: float, source: str) -> None:
     value = config.get(name, least)
-    # Not a comparison of its own for what is no number: it is smaller than nothing.
+    # Also refuses NaN: every comparison with it is false.
     fits = least <= value <= most
     require(fits, f"{source}: {name} is {brief(value)} in config.json: it must be from {least} to {most:g}")
 

@@ -8,8 +8,7 @@ import numpy as np
 
 from bert_jax.convert import tensor_files
 from bert_jax.convert.form import Form
-from bert_jax.convert.json_fields import read_object
-from bert_jax.storage import StoredPath
+from bert_jax.storage import StoredPath, read_object
 
 CONFIG = "config.json"
 
@@ -26,7 +25,7 @@ def read(directory: StoredPath) -> Form:
     Raises:
       UserError: files are missing or damaged.
     """
-    config = read_object(directory / CONFIG, f"without it, {directory} is no Hugging Face model")
+    config = read_object(directory / CONFIG, f"without it, {directory} is not a Hugging Face model")
     return Form(config, tensor_files.open_tensors(directory), str(directory))
 
 

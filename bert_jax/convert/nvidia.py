@@ -19,10 +19,10 @@ from typing import Any
 from bert_jax.convert import torch_checkpoint
 from bert_jax.convert.foreign_config import checked
 from bert_jax.convert.form import Form
-from bert_jax.convert.json_fields import read_object
 from bert_jax.convert.tensors import LazyTensors
 from bert_jax.convert.vocabulary import trim_vocabulary
 from bert_jax.errors import UserError
+from bert_jax.storage import read_object
 
 CONFIG = "bert_config.json"
 SETTINGS = (
@@ -69,7 +69,7 @@ def read(path: Path, config: Path | None = None) -> Form:
     """
     content = torch_checkpoint.load(path, stand_ins=True)
     if not isinstance(content, Mapping) or not isinstance(content.get("model"), Mapping):
-        raise UserError(f"{path}: has no 'model' with a state dict: it is no checkpoint of NVIDIA's BERT")
+        raise UserError(f"{path}: has no 'model' with a state dict: it is not a checkpoint of NVIDIA's BERT")
     tensors = torch_checkpoint.open_state(content["model"], path)
     renamed = {rename(name): tensor for name, tensor in tensors.stored.items()}
     if len(renamed) != len(tensors):
@@ -91,10 +91,10 @@ def rename(name: str) -> str:
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    theirs = read_object(path, f"copy the model's {CONFIG} there")
-    missing = [name for name in SETTINGS if name not in theirs]
+    source_config = read_object(path, f"copy the model's {CONFIG} there")
+    missing = [name for name in SETTINGS if name not in source_config]
     if missing:
         raise UserError(f"{path}: does not say {', '.join(missing)}: copy the model's {CONFIG} there")
-    known = {name: theirs[name] for name in SETTINGS}
-    known |= {name: theirs.get(name, default) for name, default in OPTIONAL.items()}
+    known = {name: source_config[name] for name in SETTINGS}
+    known |= {name: source_config.get(name, default) for name, default in OPTIONAL.items()}
     return checked({"model_type": "bert", **known, "layer_norm_eps": 1e-12, "tie_word_embeddings": True}, str(path))

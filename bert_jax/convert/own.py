@@ -18,14 +18,14 @@ import safetensors.numpy
 
 from bert_jax import __version__
 from bert_jax.config import ModelConfig
-from bert_jax.convert.json_fields import build, read_object
+from bert_jax.convert.json_fields import build
 from bert_jax.convert.tables import Params, check_finite
 from bert_jax.convert.tensor_files import open_safetensors
 from bert_jax.convert.translate import FAMILIES, Translated
 from bert_jax.errors import UserError
 from bert_jax.model import whole
 from bert_jax.model.heads import Heads, TaskHead
-from bert_jax.storage import StoredPath
+from bert_jax.storage import StoredPath, read_object
 from bert_jax.training.paths import map_with_paths, name_leaves
 from bert_jax.training.state import Moments
 

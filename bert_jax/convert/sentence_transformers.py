@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import UserError
-from bert_jax.storage import StoredPath
+from bert_jax.storage import StoredPath, parse_json, read_object
 
 MODULES, SETTINGS, TOKENIZER = "modules.json", "config_sentence_transformers.json", "tokenizer_config.json"
 FAMILIES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
@@ -81,12 +81,12 @@ def read(directory: StoredPath) -> SentenceEmbedding | None:
     def config(name: str) -> dict[str, Any]:
         if (directory / name).exists():
             files[name] = (directory / name).read_bytes()
-        return _json(directory / name, files.get(name, b"{}"), dict)
+        return parse_json(files.get(name, b"{}"), directory / name, _AGAIN)
 
-    folders = _module_folders(directory / MODULES, _json(directory / MODULES, files[MODULES], list))
+    folders = _module_folders(directory / MODULES, parse_json(files[MODULES], directory / MODULES, _AGAIN, list))
     where = directory / folders["Pooling"] / "config.json"
     if not where.exists():
-        raise UserError(f"{where} is missing: download the model again")
+        raise UserError(f"{where} is missing: {_AGAIN}")
     pooling, settings = config(f"{folders['Pooling']}/config.json"), config(SETTINGS)
     encoder = next((found for name in ENCODER if (found := config(name))), {})
     normal = config(f"{folders['Normalize']}/config.json") if "Normalize" in folders else {}
@@ -108,7 +108,7 @@ def read(directory: StoredPath) -> SentenceEmbedding | None:
         raise UserError(f"{directory / SETTINGS}: default_prompt_name '{default}' is not one of its prompts")
     length = _value(directory / ENCODER[0], encoder, "max_seq_length", int)
     if length is None and (directory / TOKENIZER).exists():  # where versions from 6 on keep it
-        found = _json(directory / TOKENIZER, (directory / TOKENIZER).read_bytes(), dict).get("model_max_length")
+        found = read_object(directory / TOKENIZER, _AGAIN).get("model_max_length")
         length = int(found) if isinstance(found, int | float) and found < 2**31 else None
     include = _value(where, pooling, "include_prompt", bool)
     return SentenceEmbedding(
@@ -123,6 +123,7 @@ def read(directory: StoredPath) -> SentenceEmbedding | None:
     )
 
 
+_AGAIN = "download the model again"
 _ENCODER_ALONE = f"remove {MODULES} to read the encoder alone"
 
 
@@ -131,13 +132,13 @@ def _module_folders(path: StoredPath, modules: list[Any]) -> dict[str, str]:
     try:
         kinds = [module["type"] for module in modules]
         folders = {kind.rpartition(".")[2]: module["path"] for kind, module in zip(kinds, modules, strict=True)}
-        ours = all(kind.startswith("sentence_transformers.") for kind in kinds) and len(folders) == len(modules)
+        known = all(kind.startswith("sentence_transformers.") for kind in kinds) and len(folders) == len(modules)
         damaged = not all(MODULE.fullmatch(folder) for folder in list(folders.values())[1:])
     except (KeyError, TypeError, AttributeError):
         damaged = True
     if damaged:
         raise UserError(f"{path} is damaged: each module needs a type, and a path inside the directory")
-    if not ours or list(folders) not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+    if not known or list(folders) not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise UserError(
             f"{path}: the modules {', '.join(kinds)} are not supported: only Transformer, Pooling and Normalize in "
             f"this order are; {_ENCODER_ALONE}"
@@ -164,18 +165,8 @@ def _modes(path: StoredPath, config: dict[str, Any]) -> tuple[str, ...]:
 def _value(path: StoredPath, config: dict[str, Any], name: str, kind: type) -> Any:
     value = config.get(name)
     if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
-        raise UserError(f"{path}: {name} is {value!r}, which is no {kind.__name__}")
+        raise UserError(f"{path}: {name} is {value!r}: it must be of type {kind.__name__}")
     return value
-
-
-def _json(path: StoredPath, content: bytes, kind: type) -> Any:
-    try:
-        found = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not JSON: download it again") from error
-    if not isinstance(found, kind):
-        raise UserError(f"{path} is damaged: it is no JSON {'object' if kind is dict else 'array'}")
-    return found
 
 
 def make(pooling: str, hidden_size: int, max_length: int) -> SentenceEmbedding:

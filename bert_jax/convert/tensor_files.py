@@ -13,10 +13,9 @@ import safetensors
 import safetensors.numpy
 
 from bert_jax.convert import torch_checkpoint
-from bert_jax.convert.json_fields import read_object
 from bert_jax.convert.tensors import BUFFERS, WEIGHT_TYPES, LazyTensors, Stored, no_weight
 from bert_jax.errors import UserError
-from bert_jax.storage import StoredPath
+from bert_jax.storage import StoredPath, read_object
 
 SAFETENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
 TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}

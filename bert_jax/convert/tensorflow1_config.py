@@ -7,10 +7,9 @@ configuration_bert.py and configuration_albert.py.
 from typing import Any
 
 from bert_jax.convert.form import Form
-from bert_jax.convert.json_fields import read_object
 from bert_jax.convert.tensorflow1_names import FAMILIES
 from bert_jax.errors import UserError, require
-from bert_jax.storage import StoredPath
+from bert_jax.storage import StoredPath, read_object
 
 EPSILON = 1e-12
 """Of LayerNorm: tf.contrib.layers.layer_norm has it built in, config files do not say it."""

@@ -15,11 +15,11 @@ from bert_jax.convert.contents import Contents
 from bert_jax.convert.parity import TokenizerAgreement, tokenizer_agreement
 from bert_jax.convert.sample_texts import TEXTS
 from bert_jax.errors import UserError
-from bert_jax.storage import StoredPath
+from bert_jax.storage import StoredPath, read_object
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.tokenizer_files import vocabulary_name
 from bert_jax.tokenizer_sentencepiece import FORMAT
-from bert_jax.tokenizer_settings import CONFIG, read_object
+from bert_jax.tokenizer_settings import CONFIG, COPY_AGAIN
 
 OURS = "tokenizer.json"
 NAMES_OF_TRANSFORMERS = (OURS, "vocab.txt", "merges.txt", "spiece.model")
@@ -56,7 +56,7 @@ def put_theirs(contents: Contents, directory: Path) -> None:
         for name in tokenizer_files.make(tokenizer, Path(made), family, positions):
             if not (directory / name).exists():
                 (directory / name).write_bytes((Path(made) / name).read_bytes())
-    stated = json.loads((directory / CONFIG).read_text())
+    stated = read_object(directory / CONFIG, COPY_AGAIN)
     if missing := _not_stated(tokenizer, stated):
         (directory / CONFIG).write_text(json.dumps(stated | missing, indent=2) + "\n")
 
@@ -96,7 +96,8 @@ def _original(contents: Contents, tokenizer: Tokenizer) -> tuple[Encode, str]:
     file = contents.tokenizer
     if contents.format in ("run", "bert-jax"):
         return tokenizer.encode, "bert_jax"
-    stated, config = read_object(file.parent / CONFIG), read_object(file.parent / "config.json")
+    beside = (file.parent / name for name in (CONFIG, "config.json"))
+    stated, config = (read_object(path, COPY_AGAIN, missing_ok=True) for path in beside)
     named = config.get("model_type") or stated.get("tokenizer_class")
     if transformers_forward.available() and named and file.name in NAMES_OF_TRANSFORMERS:
         missing = _not_stated(tokenizer, stated)

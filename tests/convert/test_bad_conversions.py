@@ -398,7 +398,7 @@ DAMAGES = {
     ),
     "a field of another type": (
         lambda place: change_json(place / "model.json", lambda about: about["model"].update(num_layers="two")),
-        "model.json",
+        "model.json: model.num_layers is 'two': it must be a whole number in [1, 1e4]",
     ),
     "another width": (
         lambda place: change_json(place / "model.json", lambda about: about["model"].update(intermediate_size=97)),

@@ -89,9 +89,9 @@ def test_the_tokenizer_knows_the_maximum_where_the_encoder_does_not(tmp_path):
         (OLD, {"pooling": {"pooling_mode": "lasttoken"}}, "pooling mode 'lasttoken' is not supported: only cls, max"),
         (OLD, {"pooling": {"pooling_mode_weightedmean_tokens": True}}, "pooling mode 'weightedmean' is not supported"),
         (OLD, {"pooling": {"pooling_mode": []}}, "is not supported"),
-        (OLD, {"pooling": {"include_prompt": "no"}}, "include_prompt is 'no', which is no bool"),
-        (OLD, {"pooling": []}, "is damaged: it is no JSON object"),
-        (OLD, {"encoder": {"max_seq_length": "9"}}, "max_seq_length is '9', which is no int"),
+        (OLD, {"pooling": {"include_prompt": "no"}}, "include_prompt is 'no': it must be of type bool"),
+        (OLD, {"pooling": []}, "is not a JSON object, but"),
+        (OLD, {"encoder": {"max_seq_length": "9"}}, "max_seq_length is '9': it must be of type int"),
         (OLD, {"encoder": {"transformer_task": "fill-mask"}}, "transformer_task .* is not supported"),
         (OLD, {"settings": {"truncate_dim": 8}}, "truncate_dim .* is not supported"),
         (OLD, {"settings": {"prompts": {"a": 1}}}, "prompts must be texts"),
@@ -107,7 +107,7 @@ def test_what_is_refused(tmp_path, modules, configs, message):
 @pytest.mark.parametrize("content", ["{", "[" * 100_000, '"text"'])
 def test_damaged_modules(tmp_path, content):
     (tmp_path / "modules.json").write_text(content)
-    with pytest.raises(UserError, match=r"modules\.json is (not|damaged)"):
+    with pytest.raises(UserError, match=r"modules\.json is (not|nested)"):
         read(tmp_path)
 
 
