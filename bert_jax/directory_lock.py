@@ -5,6 +5,7 @@ Clocks of different hosts are not compared: a process of another host is alive i
 A process of this host is looked up by its id and its start time.
 """
 
+import contextlib
 import json
 import os
 import socket
@@ -50,6 +51,8 @@ class DirectoryLock:
             "id": uuid.uuid4().hex,
         }
         self._lost = ""
+        self._confirmed = 0.0
+        """When the file was last known to be this lock's; `time.monotonic` stops while the host is suspended."""
         self._released = threading.Event()
         self._thread = threading.Thread(target=self._keep, daemon=True)
 
@@ -68,6 +71,7 @@ class DirectoryLock:
         except OSError as error:
             raise UserError(f"cannot write to {self._directory}: {error.strerror or error}") from error
         _held.add(self._owner["id"])
+        self._confirmed = time.time()
         self._thread.start()
 
     def check(self) -> None:
@@ -76,6 +80,10 @@ class DirectoryLock:
         Raises:
           UserError: another process has taken the lock over, because this one made no progress for long.
         """
+        # After a suspension this thread may run before that of the heartbeat.
+        if abs(time.time() - self._confirmed) > STALE_SECONDS:
+            with contextlib.suppress(Exception):  # of any library: a save to a store out of reach raises by itself
+                self._look()
         if self._lost:
             raise UserError(
                 f"{self._directory} was taken over by {self._lost}, which saw no sign of life from this one"
@@ -89,9 +97,12 @@ class DirectoryLock:
             return
         self._released.set()
         self._thread.join()
-        if not self._lost:
-            self._path.unlink(missing_ok=True)
         _held.remove(self._owner["id"])
+        try:
+            if _parsed(_read(self._path) or b"").get("id") == self._owner["id"]:
+                self._path.unlink(missing_ok=True)
+        except Exception as error:  # of any library; the run's own exception counts
+            print(f"warning: {self._path} cannot be removed ({error}): remove it", file=sys.stderr)
 
     def _try(self) -> bool:
         """Whether the lock is this one's now; False: another process was faster, look again."""
@@ -137,15 +148,22 @@ class DirectoryLock:
                 f"{self._directory} is in use by {_named(owner)}: wait for its end, stop it, or use another directory"
             )
 
+    def _look(self) -> None:
+        """Find out whether another process has taken the lock over."""
+        owner = _parsed(_read(self._path) or b"")
+        if owner.get("id", self._owner["id"]) != self._owner["id"]:
+            self._lost = _named(owner)
+        else:
+            self._confirmed = time.time()
+
     def _keep(self) -> None:
         """Change the file again and again, until it is released or another process's."""
         beats = 0
         while not self._released.wait(BEAT_SECONDS):
             beats += 1
             try:
-                other = _parsed(_read(self._path) or b"")
-                if other.get("id", self._owner["id"]) != self._owner["id"]:
-                    self._lost = _named(other)
+                self._look()
+                if self._lost:
                     return
                 write_whole(self._path, json.dumps(self._owner | {"beats": beats}).encode())
             except Exception:  # of any library: a store may be out of reach for a while

@@ -84,7 +84,7 @@ class Clock:
 
     def __init__(self, meanwhile):
         self.now, self.meanwhile = 0.0, meanwhile
-        self.strftime, self.gmtime = time.strftime, time.gmtime
+        self.strftime, self.gmtime, self.time = time.strftime, time.gmtime, time.time
 
     def monotonic(self) -> float:
         return self.now
@@ -126,6 +126,36 @@ def test_a_holder_notices_that_it_was_taken_over(place, monkeypatch):
                 lock.check()
                 time.sleep(0.01)
     assert json.loads((place / LOCK).read_bytes()) == theirs
+
+
+def test_a_lock_that_was_taken_over_is_not_removed(place):
+    """Though no heartbeat has seen it yet."""
+    with DirectoryLock(place) as lock:
+        lock.acquire()
+        taker = leave(place, host="node7", process=3)
+    assert json.loads((place / LOCK).read_bytes()) == taker
+
+
+def test_an_error_of_the_store_does_not_hide_that_of_the_run(place, monkeypatch, capfd):
+    def fail(path):
+        raise ConnectionError("no route")
+
+    with pytest.raises(ValueError, match="of the run"), DirectoryLock(place) as lock:
+        lock.acquire()
+        monkeypatch.setattr(directory_lock, "_read", fail)
+        raise ValueError("of the run")
+    assert f"warning: {place / LOCK} cannot be removed (no route): remove it" in capfd.readouterr().err
+
+
+def test_after_a_suspension_the_file_is_read_at_once(place, monkeypatch):
+    """The thread of the heartbeat may run later than the one that saves a checkpoint."""
+    with DirectoryLock(place) as lock:
+        lock.acquire()
+        leave(place, host="node7", process=3)
+        lock.check()
+        monkeypatch.setattr(directory_lock, "STALE_SECONDS", -1.0)
+        with pytest.raises(UserError, match="was taken over by process 3 on node7"):
+            lock.check()
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"3", b"{}"])
