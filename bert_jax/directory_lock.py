@@ -69,7 +69,10 @@ class DirectoryLock:
             while not self._try():
                 pass
         except OSError as error:
-            raise UserError(f"cannot write to {self._directory}: {error.strerror or error}") from error
+            raise UserError(
+                f"cannot write to {self._directory}: {error.strerror or error}: choose another directory, or change "
+                "its permissions"
+            ) from error
         _held.add(self._owner["id"])
         self._confirmed = time.time()
         self._thread.start()
@@ -178,13 +181,20 @@ def _read(path: StoredPath) -> bytes | None:
 
 
 def _create(path: StoredPath, content: bytes) -> None:
-    """Raises FileExistsError if it is there; stores that cannot tell overwrite it."""
-    if is_remote(path):
-        filesystem, name = fsspec.core.url_to_fs(os.fspath(path))
-        filesystem.pipe_file(name, content, mode="create")
+    """Raises FileExistsError if it is there; a store without conditional writes may overwrite it."""
+    if not is_remote(path):
+        with Path(path).open("xb") as file:
+            file.write(content)
         return
-    with Path(path).open("xb") as file:
-        file.write(content)
+    filesystem, name = fsspec.core.url_to_fs(os.fspath(path))
+    try:
+        filesystem.pipe_file(name, content, mode="create")
+    except FileExistsError:
+        raise
+    except Exception as error:  # of any library: the condition is not met, or not supported, or the store fails
+        if path.exists():
+            raise FileExistsError(os.fspath(path)) from error
+        write_whole(path, content)  # raises if the store fails
 
 
 def _parsed(content: bytes) -> dict[str, Any]:

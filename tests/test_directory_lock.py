@@ -1,5 +1,6 @@
 """The lock of a directory: refused while its holder lives, taken over afterwards, on disk and in a store."""
 
+import errno
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ import pytest
 from bert_jax import directory_lock
 from bert_jax.directory_lock import LOCK, DirectoryLock
 from bert_jax.errors import UserError
-from tests.stores import memory_store
+from tests.stores import MemoryStore, memory_store
 
 HOLD = """
 import sys, time
@@ -167,10 +168,30 @@ def test_a_damaged_file_is_no_lock(place, content, monkeypatch):
         lock.acquire()
 
 
+@pytest.mark.parametrize("faster", [False, True])
+def test_a_store_that_refuses_conditional_writes(monkeypatch, faster):
+    """Its file is written and read back, unless another process has written one."""
+    place, other = memory_store() / "run", os.getppid()
+
+    def refuse(self, path, value, mode="overwrite", **_):
+        if faster:
+            leave(place, process=other, started=directory_lock._started(other))
+        raise OSError(errno.ENOSYS, "A header is not implemented")
+
+    monkeypatch.setattr(MemoryStore, "pipe_file", refuse)
+    with DirectoryLock(place) as lock:
+        if faster:
+            with pytest.raises(UserError, match=f"in use by process {other} on "):
+                lock.acquire()
+        else:
+            lock.acquire()
+            assert names(place) == [LOCK]
+
+
 def test_a_directory_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with (
-        pytest.raises(UserError, match=r"cannot write to .*file/run: "),
+        pytest.raises(UserError, match=r"cannot write to .*file/run: .*: choose another directory, or change"),
         DirectoryLock(tmp_path / "file" / "run") as lock,
     ):
         lock.acquire()

@@ -55,7 +55,10 @@ def claim(
         settings = {"corpus_paths": sorted(corpus_paths), "config": config_lib.to_dict(config)}
         write_whole(workdir / CONFIG, json.dumps(_described(config, mixture) | settings, indent=1).encode())
     except OSError as error:
-        raise UserError(f"cannot write to work directory {workdir}: {error.strerror or error}") from error
+        raise UserError(
+            f"cannot write to work directory {workdir}: {error.strerror or error}: choose another --workdir, or change "
+            "its permissions"
+        ) from error
 
 
 def held_config(
