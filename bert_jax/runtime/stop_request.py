@@ -68,7 +68,9 @@ def stop_request() -> Iterator[StopRequest]:
     request = StopRequest()
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    handlers = {number: signal.signal(number, request._handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    # Ctrl-C stays ignored where it is, as for a command that a script starts with `&`.
+    numbers = [signal.SIGTERM] + [signal.SIGINT] * (signal.getsignal(signal.SIGINT) is not signal.SIG_IGN)
+    handlers = {number: signal.signal(number, request._handle) for number in numbers}
     wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     thread = threading.Thread(target=request._watch, args=[reader], daemon=True)
     thread.start()
