@@ -131,11 +131,8 @@ class DirectoryLock:
     def _refuse_if_alive(self, found: bytes) -> None:
         """Returns when the owner is not alive, or the lock is not its own any more."""
         owner = _parsed(found)
-        here = owner.get("machine") is not None and owner["machine"] == self._owner["machine"]
-        if here:
-            ours = owner["process"] == os.getpid()
-            alive = owner["id"] in _held if ours else _started(owner["process"]) == owner["started"]
-        else:
+        alive = _is_alive(owner)
+        if alive is None:
             print(
                 f"note: {self._directory} is locked by {_named(owner)}; waiting at most {STALE_SECONDS:g} s to see "
                 "whether it is alive",
@@ -171,6 +168,26 @@ class DirectoryLock:
                 write_whole(self._path, json.dumps(self._owner | {"beats": beats}).encode())
             except Exception:  # of any library: a store may be out of reach for a while
                 continue
+
+
+def holder(directory: StoredPath) -> str | None:
+    """The process that holds a directory, for a message; None if it is known that there is none.
+
+    A process of another host that left a lock is named, whether or not it is alive.
+    """
+    content = _read(directory / LOCK)
+    if content is None or _is_alive(_parsed(content)) is False:
+        return None
+    return _named(_parsed(content))
+
+
+def _is_alive(owner: dict[str, Any]) -> bool | None:
+    """Whether the owner of a lock is alive; None: it is of another host, or unknown."""
+    if owner.get("machine") is None or owner["machine"] != _machine():
+        return None
+    if owner["process"] == os.getpid():
+        return owner["id"] in _held
+    return _started(owner["process"]) == owner["started"]
 
 
 def _read(path: StoredPath) -> bytes | None:
