@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C while a run trains: both ask it to save and stop. A second Ctrl-C ends the process at once."""
+"""SIGTERM and Ctrl-C while a run trains: it saves and stops. A second Ctrl-C ends the process at once."""
 
 import contextlib
 import itertools
@@ -61,9 +61,9 @@ def stop_request() -> Iterator[StopRequest]:
     supervisors (runtime/supervisor.py).
     """
     if jax.distributed.is_initialized():
-        # jax waits for the number behind the highest that it was asked; updates do not begin at 1, and may go back.
-        questions = itertools.count(1)
-        yield StopRequest(lambda: multihost_utils.reached_preemption_sync_point(next(questions)))
+        # jax waits for one more than the highest number it was given; updates do not begin at 1, and may go back.
+        counter = itertools.count(1)
+        yield StopRequest(lambda: multihost_utils.reached_preemption_sync_point(next(counter)))
         return
     request = StopRequest()
     reader, writer = os.pipe()
