@@ -5,6 +5,7 @@ Clocks of different hosts are not compared: a process of another host is alive i
 A process of this host is looked up by its id and its start time.
 """
 
+import contextlib
 import json
 import os
 import socket
@@ -50,6 +51,8 @@ class DirectoryLock:
             "id": uuid.uuid4().hex,
         }
         self._lost = ""
+        self._confirmed = 0.0
+        """When the file was last known to be this lock's; `time.monotonic` stops while the host is suspended."""
         self._released = threading.Event()
         self._thread = threading.Thread(target=self._keep, daemon=True)
 
@@ -66,8 +69,12 @@ class DirectoryLock:
             while not self._try():
                 pass
         except OSError as error:
-            raise UserError(f"cannot write to {self._directory}: {error.strerror or error}") from error
+            raise UserError(
+                f"cannot write to {self._directory}: {error.strerror or error}: choose another directory, or change "
+                "its permissions"
+            ) from error
         _held.add(self._owner["id"])
+        self._confirmed = time.time()
         self._thread.start()
 
     def check(self) -> None:
@@ -76,6 +83,10 @@ class DirectoryLock:
         Raises:
           UserError: another process has taken the lock over, because this one made no progress for long.
         """
+        # After a suspension this thread may run before that of the heartbeat.
+        if abs(time.time() - self._confirmed) > STALE_SECONDS:
+            with contextlib.suppress(Exception):  # of any library: a save to a store out of reach raises by itself
+                self._look()
         if self._lost:
             raise UserError(
                 f"{self._directory} was taken over by {self._lost}, which saw no sign of life from this one"
@@ -89,9 +100,12 @@ class DirectoryLock:
             return
         self._released.set()
         self._thread.join()
-        if not self._lost:
-            self._path.unlink(missing_ok=True)
         _held.remove(self._owner["id"])
+        try:
+            if _parsed(_read(self._path) or b"").get("id") == self._owner["id"]:
+                self._path.unlink(missing_ok=True)
+        except Exception as error:  # of any library; the run's own exception counts
+            print(f"warning: {self._path} cannot be removed ({error}): remove it", file=sys.stderr)
 
     def _try(self) -> bool:
         """Whether the lock is this one's now; False: another process was faster, look again."""
@@ -117,11 +131,8 @@ class DirectoryLock:
     def _refuse_if_alive(self, found: bytes) -> None:
         """Returns when the owner is not alive, or the lock is not its own any more."""
         owner = _parsed(found)
-        here = owner.get("machine") is not None and owner["machine"] == self._owner["machine"]
-        if here:
-            ours = owner["process"] == os.getpid()
-            alive = owner["id"] in _held if ours else _started(owner["process"]) == owner["started"]
-        else:
+        alive = _is_alive(owner)
+        if alive is None:
             print(
                 f"note: {self._directory} is locked by {_named(owner)}; waiting at most {STALE_SECONDS:g} s to see "
                 "whether it is alive",
@@ -137,19 +148,46 @@ class DirectoryLock:
                 f"{self._directory} is in use by {_named(owner)}: wait for its end, stop it, or use another directory"
             )
 
+    def _look(self) -> None:
+        """Find out whether another process has taken the lock over."""
+        owner = _parsed(_read(self._path) or b"")
+        if owner.get("id", self._owner["id"]) != self._owner["id"]:
+            self._lost = _named(owner)
+        else:
+            self._confirmed = time.time()
+
     def _keep(self) -> None:
         """Change the file again and again, until it is released or another process's."""
         beats = 0
         while not self._released.wait(BEAT_SECONDS):
             beats += 1
             try:
-                other = _parsed(_read(self._path) or b"")
-                if other.get("id", self._owner["id"]) != self._owner["id"]:
-                    self._lost = _named(other)
+                self._look()
+                if self._lost:
                     return
                 write_whole(self._path, json.dumps(self._owner | {"beats": beats}).encode())
             except Exception:  # of any library: a store may be out of reach for a while
                 continue
+
+
+def holder(directory: StoredPath) -> str | None:
+    """The process that holds a directory, for a message; None if it is known that there is none.
+
+    A process of another host that left a lock is named, whether or not it is alive.
+    """
+    content = _read(directory / LOCK)
+    if content is None or _is_alive(_parsed(content)) is False:
+        return None
+    return _named(_parsed(content))
+
+
+def _is_alive(owner: dict[str, Any]) -> bool | None:
+    """Whether the owner of a lock is alive; None: it is of another host, or unknown."""
+    if owner.get("machine") is None or owner["machine"] != _machine():
+        return None
+    if owner["process"] == os.getpid():
+        return owner["id"] in _held
+    return _started(owner["process"]) == owner["started"]
 
 
 def _read(path: StoredPath) -> bytes | None:
@@ -160,13 +198,20 @@ def _read(path: StoredPath) -> bytes | None:
 
 
 def _create(path: StoredPath, content: bytes) -> None:
-    """Raises FileExistsError if it is there; stores that cannot tell overwrite it."""
-    if is_remote(path):
-        filesystem, name = fsspec.core.url_to_fs(os.fspath(path))
-        filesystem.pipe_file(name, content, mode="create")
+    """Raises FileExistsError if it is there; a store without conditional writes may overwrite it."""
+    if not is_remote(path):
+        with Path(path).open("xb") as file:
+            file.write(content)
         return
-    with Path(path).open("xb") as file:
-        file.write(content)
+    filesystem, name = fsspec.core.url_to_fs(os.fspath(path))
+    try:
+        filesystem.pipe_file(name, content, mode="create")
+    except FileExistsError:
+        raise
+    except Exception as error:  # of any library: the condition is not met, or not supported, or the store fails
+        if path.exists():
+            raise FileExistsError(os.fspath(path)) from error
+        write_whole(path, content)  # raises if the store fails
 
 
 def _parsed(content: bytes) -> dict[str, Any]:

@@ -99,8 +99,7 @@ def pretrain(
 
         def claim() -> None:
             workdir.held_config(directory, config, mixture, paths)  # refuses before anything is written
-            lock.acquire()
-            # Again: a run that has just ended may have replaced it.
+            lock.acquire()  # a run that has ended meanwhile may have replaced its config
             before = workdir.held_config(directory, config, mixture, paths)
             if before is not None:
                 continuation.check(directory, before, config)

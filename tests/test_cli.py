@@ -189,7 +189,7 @@ BAD = {
         ["notes holds files, but no run", "choose another --workdir"],
     ),
     "work directory that is a file": ([*PRETRAIN[:-1], "tiny.py"], ["tiny.py is a file", "another --workdir"]),
-    "work directory below a file": ([*PRETRAIN[:-1], "tiny.py/run"], ["cannot write to"]),
+    "work directory below a file": ([*PRETRAIN[:-1], "tiny.py/run"], ["cannot write to", "choose another"]),
     "no window": ([*PRETRAIN, "--profile", "5"], ["--profile 5", "100:110"]),
     "empty window": ([*PRETRAIN, "--profile", "5:5"], ["--profile 5:5", "100:110"]),
     "evaluate with another tokenizer": (

@@ -1,5 +1,6 @@
 """The lock of a directory: refused while its holder lives, taken over afterwards, on disk and in a store."""
 
+import errno
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ import pytest
 from bert_jax import directory_lock
 from bert_jax.directory_lock import LOCK, DirectoryLock
 from bert_jax.errors import UserError
-from tests.stores import memory_store
+from tests.stores import MemoryStore, memory_store
 
 HOLD = """
 import sys, time
@@ -84,7 +85,7 @@ class Clock:
 
     def __init__(self, meanwhile):
         self.now, self.meanwhile = 0.0, meanwhile
-        self.strftime, self.gmtime = time.strftime, time.gmtime
+        self.strftime, self.gmtime, self.time = time.strftime, time.gmtime, time.time
 
     def monotonic(self) -> float:
         return self.now
@@ -128,6 +129,36 @@ def test_a_holder_notices_that_it_was_taken_over(place, monkeypatch):
     assert json.loads((place / LOCK).read_bytes()) == theirs
 
 
+def test_a_lock_that_was_taken_over_is_not_removed(place):
+    """Though no heartbeat has seen it yet."""
+    with DirectoryLock(place) as lock:
+        lock.acquire()
+        taker = leave(place, host="node7", process=3)
+    assert json.loads((place / LOCK).read_bytes()) == taker
+
+
+def test_an_error_of_the_store_does_not_hide_that_of_the_run(place, monkeypatch, capfd):
+    def fail(path):
+        raise ConnectionError("no route")
+
+    with pytest.raises(ValueError, match="of the run"), DirectoryLock(place) as lock:
+        lock.acquire()
+        monkeypatch.setattr(directory_lock, "_read", fail)
+        raise ValueError("of the run")
+    assert f"warning: {place / LOCK} cannot be removed (no route): remove it" in capfd.readouterr().err
+
+
+def test_after_a_suspension_the_file_is_read_at_once(place, monkeypatch):
+    """The thread of the heartbeat may run later than the one that saves a checkpoint."""
+    with DirectoryLock(place) as lock:
+        lock.acquire()
+        leave(place, host="node7", process=3)
+        lock.check()
+        monkeypatch.setattr(directory_lock, "STALE_SECONDS", -1.0)
+        with pytest.raises(UserError, match="was taken over by process 3 on node7"):
+            lock.check()
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"3", b"{}"])
 def test_a_damaged_file_is_no_lock(place, content, monkeypatch):
     monkeypatch.setattr(directory_lock, "time", Clock(lambda: None))
@@ -137,10 +168,30 @@ def test_a_damaged_file_is_no_lock(place, content, monkeypatch):
         lock.acquire()
 
 
+@pytest.mark.parametrize("faster", [False, True])
+def test_a_store_that_refuses_conditional_writes(monkeypatch, faster):
+    """Its file is written and read back, unless another process has written one."""
+    place, other = memory_store() / "run", os.getppid()
+
+    def refuse(self, path, value, mode="overwrite", **_):
+        if faster:
+            leave(place, process=other, started=directory_lock._started(other))
+        raise OSError(errno.ENOSYS, "A header is not implemented")
+
+    monkeypatch.setattr(MemoryStore, "pipe_file", refuse)
+    with DirectoryLock(place) as lock:
+        if faster:
+            with pytest.raises(UserError, match=f"in use by process {other} on "):
+                lock.acquire()
+        else:
+            lock.acquire()
+            assert names(place) == [LOCK]
+
+
 def test_a_directory_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with (
-        pytest.raises(UserError, match=r"cannot write to .*file/run: "),
+        pytest.raises(UserError, match=r"cannot write to .*file/run: .*: choose another directory, or change"),
         DirectoryLock(tmp_path / "file" / "run") as lock,
     ):
         lock.acquire()

@@ -19,11 +19,11 @@ class Machine(NamedTuple):
     slices: int
     """That the devices lie in, which fsdp and tensor may not span."""
     memory: float | None
-    """Bytes that a program may use on a device; None if nobody knows."""
+    """Bytes that a program may use on a device; None if unknown."""
     text: str
     """Which devices these are, for a person."""
     kind: str = ""
-    """As jax calls the devices; empty if nobody knows."""
+    """As jax calls the devices; empty if unknown."""
     reports_memory: bool = False
     """Whether they report `memory` themselves, so that `pretrain` chooses micro-batches by it; CPUs do not."""
 

@@ -158,7 +158,7 @@ def summary(config: Config, parts: Sequence[Part], micro_batch: Rows) -> Iterato
     """
     parts, corpora = opened(parts)
     turns = Turns(resolve(parts, [corpus.num_tokens for corpus in corpora], config.data.mixture_exponent))
-    asked = Asked(config, corpora, turns, machine.here(), micro_batch=micro_batch, windows=SUMMARY_WINDOWS)
+    asked = Asked(config, corpora, turns, machine.devices_of_run(), micro_batch=micro_batch, windows=SUMMARY_WINDOWS)
     for line in carry_out(OF_SUMMARY, asked):
         if line.level != "ok":
             yield f"warning: {line.name}: {line.text}"

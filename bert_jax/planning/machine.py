@@ -31,7 +31,7 @@ def seen(seat: Seat | None) -> dict[str, Any]:
     }
 
 
-def here() -> Machine:
+def devices_of_run() -> Machine:
     """The devices of all processes of this run, of which each has as many."""
     slices = {getattr(device, "slice_index", None) or 0 for device in jax.devices()}
     return find(None, None, None, [seen(None)] * jax.process_count())._replace(slices=len(slices))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from etils import epath
 
 from bert_jax.chips import GIB, Sizes
+from bert_jax.directory_lock import holder
 from bert_jax.planning.asked import Asked
 from bert_jax.planning.lines import Line
 from bert_jax.planning.sight import nearest
@@ -54,7 +55,11 @@ def workdir(asked: Asked) -> Iterator[Line]:
     if not asked.corpora:
         what = "not compared with the run that it may hold: the corpora come first"
     seen = f"written and read back by {len(asked.reports)} process(es)"
-    yield Line("ok", "workdir", f"{asked.workdir}: {what}; {seen}", {"holds_run": held})
+    level, found = "ok", f"{asked.workdir}: {what}; {seen}"
+    if process := holder(asked.workdir):
+        level = "warning"
+        found += f"; it is locked by {process}: wait for its end, stop it, or choose another --workdir"
+    yield Line(level, "workdir", found, {"holds_run": held})
 
 
 def _visible(file: str) -> bool:

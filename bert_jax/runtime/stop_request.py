@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C while a run trains: both ask it to save and stop. A second Ctrl-C ends the process at once."""
+"""SIGTERM and Ctrl-C while a run trains: it saves and stops. A second Ctrl-C ends the process at once."""
 
 import contextlib
 import itertools
@@ -61,14 +61,16 @@ def stop_request() -> Iterator[StopRequest]:
     supervisors (runtime/supervisor.py).
     """
     if jax.distributed.is_initialized():
-        # jax waits for the number behind the highest that it was asked; updates do not begin at 1, and may go back.
-        questions = itertools.count(1)
-        yield StopRequest(lambda: multihost_utils.reached_preemption_sync_point(next(questions)))
+        # jax waits for one more than the highest number it was given; updates do not begin at 1, and may go back.
+        counter = itertools.count(1)
+        yield StopRequest(lambda: multihost_utils.reached_preemption_sync_point(next(counter)))
         return
     request = StopRequest()
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    handlers = {number: signal.signal(number, request._handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    # Ctrl-C stays ignored where it is, as for a command that a script starts with `&`.
+    numbers = [signal.SIGTERM] + [signal.SIGINT] * (signal.getsignal(signal.SIGINT) is not signal.SIG_IGN)
+    handlers = {number: signal.signal(number, request._handle) for number in numbers}
     wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     thread = threading.Thread(target=request._watch, args=[reader], daemon=True)
     thread.start()

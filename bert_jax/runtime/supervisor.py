@@ -209,7 +209,9 @@ def _forwarding(children: list[subprocess.Popen]) -> Iterator[list[int]]:
             raise PeerError(f"asked to stop by {signal.Signals(number).name} before the start")
         children[0].send_signal(signal.SIGTERM)
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    # As in stop_request: an ignored Ctrl-C stays ignored.
+    numbers = [signal.SIGTERM] + [signal.SIGINT] * (signal.getsignal(signal.SIGINT) is not signal.SIG_IGN)
+    before = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield interrupts
     finally:

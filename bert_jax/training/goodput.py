@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from bert_jax.runtime.together import is_first
 from bert_jax.storage import StoredPath
-from bert_jax.training.json_lines import JsonLines, cut_back, read_lines
+from bert_jax.training.json_lines import JsonLines, cut_back, is_number, read_lines
 
 FILE = "goodput.jsonl"
 KINDS = ("init", "compile", "data_wait", "evaluation", "checkpoint")
@@ -64,7 +64,9 @@ class Goodput:
 
 def _is_line(line: dict) -> bool:
     seconds = line.get("seconds")
-    return {"begun", "update"} <= line.keys() and isinstance(seconds, dict) and {*KINDS, "step"} <= seconds.keys()
+    if not isinstance(seconds, dict) or not {*KINDS, "step"} <= seconds.keys():
+        return False
+    return all(map(is_number, (line.get("begun"), line.get("update"), *seconds.values())))
 
 
 def summary(workdir: StoredPath) -> dict[str, float]:

@@ -11,6 +11,11 @@ from bert_jax.storage import StoredPath, Uploads, is_remote, write_whole
 Value = dict[str, Any]
 
 
+def is_number(value: Any) -> bool:
+    """Whether a value of a line is a number; bool is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def read_lines(path: StoredPath, valid: Callable[[Value], bool]) -> list[Value]:
     """Values of all complete lines, in order. The file stays as it is.
 

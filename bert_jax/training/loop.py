@@ -64,7 +64,7 @@ class Run:
     programs: Programs
     profile: tuple[int, int] | None
     stopping: Callable[[], bool]
-    """Whether to stop behind an update, to be asked behind each; true after SIGTERM or Ctrl-C."""
+    """Called after every step: whether to save and stop; true after SIGTERM or Ctrl-C."""
     check: Callable[[], None]
     """Raises if the run must not go on."""
 
@@ -161,7 +161,7 @@ def _attempt(run: Run, checkpoints: Checkpoints, goodput: Goodput) -> Place:
                 report.held_out(cursor.step, evaluation)
             ended = _ended(config, budget, cursor, evaluation)
             run.check()
-            stop = run.stopping()  # asked once: SIGTERM between save and break must not skip the save
+            stop = run.stopping()  # called once: SIGTERM between save and break must not skip the save
             if ended or stop or cursor.step % config.checkpoint.every == 0:
                 report.flush()  # the lines that a committed checkpoint covers must be on disk before it
                 place = Place(cursor, phase, report.tokens_seen, evaluation, ended)

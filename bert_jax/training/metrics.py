@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from bert_jax.errors import UserError, install_command
 from bert_jax.storage import Staged, StoredPath, Uploads, is_remote
-from bert_jax.training.json_lines import JsonLines, cut_back, read_lines
+from bert_jax.training.json_lines import JsonLines, cut_back, is_number, read_lines
 
 Line = dict[str, Any]
 WANDB_ID = "wandb_id"
@@ -204,7 +204,7 @@ def _numbers(line: Line) -> Iterator[tuple[str, float]]:
     values = {name: value for name, value in line.items() if name not in ("step", "split", "timing")}
     speeds = {name: value for name, value in line["timing"].items() if name != "unix"}
     for name, value in (values | speeds).items():
-        if value is not None and math.isfinite(value):
+        if is_number(value) and math.isfinite(value):
             yield f"{line['split']}/{name}", value
 
 
@@ -214,4 +214,10 @@ def read_metrics(path: StoredPath) -> list[Line]:
 
 
 def _is_line(line: Line) -> bool:
-    return isinstance(line.get("step"), int) and "split" in line and "unix" in (line.get("timing") or {})
+    timing = line.get("timing")
+    return (
+        type(line.get("step")) is int
+        and isinstance(line.get("split"), str)
+        and isinstance(timing, dict)
+        and is_number(timing.get("unix"))
+    )

@@ -55,7 +55,10 @@ def claim(
         settings = {"corpus_paths": sorted(corpus_paths), "config": config_lib.to_dict(config)}
         write_whole(workdir / CONFIG, json.dumps(_described(config, mixture) | settings, indent=1).encode())
     except OSError as error:
-        raise UserError(f"cannot write to work directory {workdir}: {error.strerror or error}") from error
+        raise UserError(
+            f"cannot write to work directory {workdir}: {error.strerror or error}: choose another --workdir, or change "
+            "its permissions"
+        ) from error
 
 
 def held_config(
@@ -79,8 +82,8 @@ def held_config(
         return _refuse_other_run(workdir, config, _described(config, mixture), corpus_paths)
     if workdir.exists() and not workdir.is_dir():
         raise UserError(f"work directory {workdir} is a file: choose another --workdir")
-    ours = {TOKENIZER, LEDGER, LOCK} | _halves(workdir)
-    if [name for name in _names(workdir) if name not in ours and not name.startswith(MARK)]:
+    own_files = {TOKENIZER, LEDGER, LOCK} | _halves(workdir)
+    if [name for name in _names(workdir) if name not in own_files and not name.startswith(MARK)]:
         raise UserError(f"work directory {workdir} holds files, but no run of bert_jax: choose another --workdir")
     return None
 
@@ -90,7 +93,7 @@ def _names(workdir: StoredPath) -> set[str]:
 
 
 def _halves(workdir: StoredPath) -> set[str]:
-    """What a kill left of an earlier call of `claim`: not somebody's."""
+    """Temporary files that a killed process left."""
     started = tuple(f"{name}." for name in (TOKENIZER, LEDGER, CONFIG, LOCK))
     return {name for name in _names(workdir) if name.startswith(started) and name.endswith(".partial")}
 

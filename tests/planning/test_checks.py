@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -9,11 +10,13 @@ import numpy as np
 import pytest
 
 from bert_jax import config as config_lib
+from bert_jax import directory_lock
 from bert_jax.chips import CHIPS
 from bert_jax.config import Config, MeshConfig, ObjectiveConfig
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.mixture import Turns
 from bert_jax.data.parts import Part
+from bert_jax.directory_lock import LOCK, DirectoryLock
 from bert_jax.planning import machine_checks, schedule_checks, storage_checks
 from bert_jax.planning.asked import Asked, Machine
 from bert_jax.planning.doctor import CHECKS, OF_RUN, Wishes, carry_out, examine
@@ -131,6 +134,14 @@ def other_files(asked: Asked) -> Asked:
     return asked
 
 
+def locked(asked: Asked) -> Asked:
+    """By this process's parent, which is alive."""
+    owner = DirectoryLock(asked.workdir)._owner | {"process": os.getppid()}
+    asked.workdir.mkdir()
+    (asked.workdir / LOCK).write_text(json.dumps(owner | {"started": directory_lock._started(os.getppid())}))
+    return asked
+
+
 def mark(asked: Asked, **changes) -> Asked:
     here = asked.reports[0]
     return of(asked, reports=(here | {"mark": here["mark"] | changes},))
@@ -171,6 +182,7 @@ FIRES = [
     ("memory", lambda a: on_mesh(a, 3, data=2), "warning", ["not looked at", "does not fit 3 devices"]),
     ("workdir", file_for_workdir, "error", ["is a file: choose another"]),
     ("workdir", other_files, "error", ["holds files, but no run"]),
+    ("workdir", locked, "warning", [f"locked by process {os.getppid()} on ", "wait for its end"]),
     ("workdir", lambda a: mark(a, file="", trouble="cannot write to /x: Read-only"), "error", ["(here)", "another"]),
     ("workdir", lambda a: mark(a, file="/nowhere/mark"), "error", ["not the same directory", "shared file system"]),
     ("processes", lambda a: peer(a, config={"seed": 1}), "error", ["process 1 (there)", "config", "seed is 1"]),

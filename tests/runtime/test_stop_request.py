@@ -46,3 +46,15 @@ def test_a_request_is_seen_after_the_step(number):
         assert stopping() and stopping.interrupted == (number == signal.SIGINT)
     assert [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)] == before
     assert threading.active_count() == threads and signal.set_wakeup_fd(-1) == -1
+
+
+def test_an_ignored_ctrl_c_stays_ignored():
+    """As for a command that a script starts with `&`."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with stop_request() as stopping:
+            signal.raise_signal(signal.SIGINT)
+            assert not stopping() and not stopping.interrupted
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)

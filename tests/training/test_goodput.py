@@ -97,6 +97,18 @@ def test_going_back_behind_several_attempts_loses_of_all(clock, tmp_path):
     assert (found["step"], found["lost"]) == (12, 2 + 6 + 3)
 
 
+@pytest.mark.parametrize(
+    "damage", [{"begun": "then"}, {"update": None}, {"seconds": dict.fromkeys((*KINDS, "step"), "")}]
+)
+def test_a_line_with_values_of_other_types_is_left_out(clock, tmp_path, damage, capfd):
+    attempt(clock, tmp_path, 0, 5)
+    line = json.loads((tmp_path / FILE).read_text().splitlines()[-1])
+    with (tmp_path / FILE).open("a") as file:
+        file.write(json.dumps(line | damage) + "\n")
+    assert nonzero(summary(tmp_path)) == {"init": 10, "checkpoint": 3, "step": 5, "wall": 18}
+    assert "is incomplete or damaged; left out" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("read", [True, False])
 @pytest.mark.parametrize("cut", [1, 20, -1])
 def test_killed_in_the_middle_of_a_line(clock, tmp_path, cut, read):

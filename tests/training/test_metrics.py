@@ -47,6 +47,14 @@ def test_lines_are_on_disk_at_once(tmp_path):
     assert not (tmp_path / "tensorboard").exists()
 
 
+@pytest.mark.parametrize("damage", [{"timing": 5}, {"timing": {"unix": "now"}}, {"step": True}, {"split": 1}])
+def test_a_line_with_values_of_other_types_is_left_out(tmp_path, damage, capfd):
+    lines_to(tmp_path / "metrics.jsonl", [2, 4])
+    line = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])
+    lines_to(tmp_path / "metrics.jsonl", [2, 4], json.dumps(line | damage) + "\n")
+    assert steps_in(tmp_path / "metrics.jsonl") == [2, 4] and "line 3 is incomplete" in capfd.readouterr().err
+
+
 def test_events_are_written_and_written_again(tmp_path):
     writer = MetricsWriter(tmp_path, 0, tensorboard=True)
     for step in (2, 4, 6):

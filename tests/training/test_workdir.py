@@ -238,7 +238,7 @@ def test_a_file_that_is_renamed_meanwhile_is_not_missed(tmp_path, monkeypatch):
 
 def test_a_place_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(UserError, match="cannot write to work directory"):
+    with pytest.raises(UserError, match=r"cannot write to work directory .*: choose another --workdir"):
         take(tmp_path / "file" / "run", CONFIG, MIXTURE, PATHS, "t")
     with pytest.raises(UserError, match="is a file: choose another --workdir"):
         take(tmp_path / "file", CONFIG, MIXTURE, PATHS, "t")
