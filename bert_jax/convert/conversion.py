@@ -97,7 +97,7 @@ def convert(
     if destination.exists() or os.path.lexists(destination):
         raise UserError(f"{destination} exists already: choose another destination, or remove it")
     with (
-        _signals_raise(),
+        _signals_raise() as raise_pending,
         _full_disk_named(destination),
         formats.opened(source, wishes) as contents,
         _beside(destination) as inside,
@@ -113,22 +113,25 @@ def convert(
                 f"{source} and what was written of it are not the same model ({report.failures[0]}): nothing is kept; "
                 "--force keeps it"
             )
-        tokenizer = contents.loaded_tokenizer
-        if tokenizer is not None and tokenizer.note:
+        if (tokenizer := contents.loaded_tokenizer) is not None and tokenizer.note:
             print(f"note: {tokenizer.note}", file=sys.stderr)
         sentences = TARGETS[to].transformers and (inside / sentence_transformers.MODULES).exists()
         card = write_card(destination.name, contents, to, report, sentences=sentences)
         (inside / CARD).write_text(card, encoding="utf-8", errors="replace")
+        raise_pending()
         _move(inside, destination, TARGETS[to].last)
     return report
 
 
 @contextlib.contextmanager
-def _signals_raise() -> Iterator[None]:
+def _signals_raise() -> Iterator[Callable[[], None]]:
     """Inside, SIGTERM, SIGHUP and SIGINT raise an exception, so that the files are removed; a second signal is ignored.
 
-    Handlers of the caller stay, and other threads than the first cannot have any.
+    Python discards an exception that is raised while it runs a destructor or a callback of the garbage collector: the
+    function that this yields raises it again. Handlers of the caller stay, and other threads than the first cannot
+    have any.
     """
+    pending: list[BaseException] = []
     usual = {signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
     first = threading.current_thread() is threading.main_thread()
     handlers = {number: handler for number, handler in usual.items() if first and signal.getsignal(number) is handler}
@@ -136,12 +139,17 @@ def _signals_raise() -> Iterator[None]:
     def stop(number: int, frame: object) -> None:
         for each in handlers:
             signal.signal(each, signal.SIG_IGN)
-        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+        pending.append(KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number))
+        raise pending[0]
+
+    def raise_pending() -> None:
+        if pending:
+            raise pending[0]
 
     try:
         for number in handlers:
             signal.signal(number, stop)
-        yield
+        yield raise_pending
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -297,6 +297,23 @@ def test_a_full_disk(made, small_files, tmp_path, monkeypatch, capsys, to):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_during_a_destructor_leaves_nothing(made, tmp_path, monkeypatch):
+    """Python discards the exception of the handler there; the conversion must not end as if nothing had come."""
+
+    class Destroyed:
+        def __del__(self):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def write(contents, directory):
+        TARGETS["bert-jax"].write(contents, directory)
+        Destroyed()
+
+    monkeypatch.setitem(conversion.TARGETS, "bert-jax", TARGETS["bert-jax"]._replace(write=write))
+    assert cli.main(["convert", str(made["theirs"]), str(tmp_path / "new"), "--to", "bert-jax"]) == 143
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_leaves_nothing(made, tmp_path, monkeypatch, capsys, number):
     """The process is told to end while it writes, and once more while it removes what it wrote."""
