@@ -306,10 +306,11 @@ def test_a_signal_during_a_destructor_leaves_nothing(made, tmp_path, monkeypatch
             os.kill(os.getpid(), signal.SIGTERM)
 
     def write(contents, directory):
-        TARGETS["bert-jax"].write(contents, directory)
+        target.write(contents, directory)
         Destroyed()
 
-    monkeypatch.setitem(conversion.TARGETS, "bert-jax", TARGETS["bert-jax"]._replace(write=write))
+    target = TARGETS["bert-jax"]
+    monkeypatch.setitem(conversion.TARGETS, "bert-jax", target._replace(write=write))
     assert cli.main(["convert", str(made["theirs"]), str(tmp_path / "new"), "--to", "bert-jax"]) == 143
     assert list(tmp_path.iterdir()) == []
 
