@@ -15,6 +15,7 @@ from bert_jax.errors import PeerError
 from bert_jax.runtime import wire
 from bert_jax.runtime.cluster import Seat
 from bert_jax.runtime.meeting import open_meeting
+from bert_jax.runtime.supervisor import _forwarding
 
 ROOT = Path(__file__).parents[2]
 SAME = {"config": {"steps": 3}, "code": {"hash": "a"}, "versions": {"jax": "1"}, "environment": {}}
@@ -177,6 +178,16 @@ def test_ctrl_c_reaches_the_child_once_as_sigterm(tmp_path):
     running[1].terminate()
     saving = "Ctrl-C: saving after this step; a second Ctrl-C stops at once without saving"
     assert end(running) == {0: (130, saving), 1: (75, "")}
+
+
+def test_an_ignored_ctrl_c_stays_ignored():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with _forwarding([]) as interrupts:
+            signal.raise_signal(signal.SIGINT)
+        assert interrupts == []
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_second_ctrl_c_stops_at_once(tmp_path):
