@@ -28,8 +28,10 @@ STALE_SECONDS = 60.0
 """Without a change, after which a process of another host counts as ended."""
 SETTLE_SECONDS = 0.5
 """After a write that could have met another one, until it is read back."""
-_held: set[str] = set()
-"""Ids of the locks that this process holds."""
+FIELDS = {"host": str, "process": int, "since": str, "started": str | None, "id": str}
+"""Of the file that are read again, and their types."""
+_held: dict[str, StoredPath] = {}
+"""Ids of the locks that this process holds, and their files."""
 
 
 class DirectoryLock:
@@ -73,7 +75,7 @@ class DirectoryLock:
                 f"cannot write to {self._directory}: {error.strerror or error}: choose another directory, or change "
                 "its permissions"
             ) from error
-        _held.add(self._owner["id"])
+        _held[self._owner["id"]] = self._path
         self._confirmed = time.time()
         self._thread.start()
 
@@ -100,10 +102,9 @@ class DirectoryLock:
             return
         self._released.set()
         self._thread.join()
-        _held.remove(self._owner["id"])
+        del _held[self._owner["id"]]
         try:
-            if _parsed(_read(self._path) or b"").get("id") == self._owner["id"]:
-                self._path.unlink(missing_ok=True)
+            _remove(self._path, self._owner["id"])
         except Exception as error:  # of any library; the run's own exception counts
             print(f"warning: {self._path} cannot be removed ({error}): remove it", file=sys.stderr)
 
@@ -115,6 +116,8 @@ class DirectoryLock:
             try:
                 _create(self._path, content)
             except FileExistsError:
+                if Path(self._path).is_symlink():
+                    raise UserError(f"{self._path} is a link to a file that does not exist: remove it") from None
                 return False
         else:
             self._refuse_if_alive(found)
@@ -170,6 +173,19 @@ class DirectoryLock:
                 continue
 
 
+def release_held() -> None:
+    """Remove the locks of this process, which is about to end without leaving their ``with``."""
+    for owner, path in list(_held.items()):
+        with contextlib.suppress(Exception):  # of any library: a lock that stays is one of an ended process
+            _remove(path, owner)
+
+
+def _remove(path: StoredPath, owner: str) -> None:
+    """Remove a lock, unless another process has taken it over."""
+    if _parsed(_read(path) or b"").get("id") == owner:
+        path.unlink(missing_ok=True)
+
+
 def holder(directory: StoredPath) -> str | None:
     """The process that holds a directory, for a message; None if it is known that there is none.
 
@@ -218,9 +234,10 @@ def _parsed(content: bytes) -> dict[str, Any]:
     """Empty if it is damaged, or just being written."""
     try:
         owner = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
-    return owner if isinstance(owner, dict) and {"host", "process", "since", "started", "id"} <= owner.keys() else {}
+    known = isinstance(owner, dict) and all(isinstance(owner.get(name), kind) for name, kind in FIELDS.items())
+    return owner if known else {}
 
 
 def _named(owner: dict[str, Any]) -> str:

@@ -159,7 +159,7 @@ def test_after_a_suspension_the_file_is_read_at_once(place, monkeypatch):
             lock.check()
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"3", b"{}"])
+@pytest.mark.parametrize("content", [b"", b"{", b"3", b"{}", b"[" * 100_000])
 def test_a_damaged_file_is_no_lock(place, content, monkeypatch):
     monkeypatch.setattr(directory_lock, "time", Clock(lambda: None))
     leave(place)
@@ -194,4 +194,17 @@ def test_a_directory_that_cannot_be_written(tmp_path):
         pytest.raises(UserError, match=r"cannot write to .*file/run: .*: choose another directory, or change"),
         DirectoryLock(tmp_path / "file" / "run") as lock,
     ):
+        lock.acquire()
+
+
+def test_a_process_that_ends_at_once_leaves_no_lock(place):
+    with DirectoryLock(place) as lock:
+        lock.acquire()
+        directory_lock.release_held()  # before os._exit
+        assert names(place) == []
+
+
+def test_a_link_to_nothing_is_not_waited_for(tmp_path):
+    (tmp_path / LOCK).symlink_to(tmp_path / "nowhere")
+    with DirectoryLock(tmp_path) as lock, pytest.raises(UserError, match="a link to a file that does not exist"):
         lock.acquire()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import jax
 from jax.experimental import multihost_utils
 
+from bert_jax import directory_lock
 from bert_jax.errors import INTERRUPTED
 
 
@@ -47,6 +48,7 @@ class StopRequest:
                     os.write(
                         2, b"\nstopped without saving; the same command continues from the newest checkpoint, if any\n"
                     )
+                    directory_lock.release_held()
                     os._exit(INTERRUPTED)
                 saving = True
                 os.write(2, b"\nCtrl-C: saving after this step; a second Ctrl-C stops at once without saving\n")
