@@ -140,7 +140,7 @@ def check_shards(
     plain: list[Listed] = []
     for corpus in corpora:
         manifest = read_manifest(corpus.directory)
-        records = {shard["file"]: shard["records"] for split in SPLITS for shard in manifest["splits"][split]["shards"]}
+        records = {shard["file"]: shard["records"] for split in manifest["splits"].values() for shard in split["shards"]}
         for file in listed_files(corpus.directory, manifest):
             if file.path.name in records:
                 shards.append((file, records[file.path.name]))

@@ -189,6 +189,7 @@ def test_the_first_file_is_named_however_threads_run(corpora):
     ("change", "message"),
     [
         (lambda m: m["files"].pop("train.sentence_lengths.npy"), "lacks 'train.sentence_lengths.npy'"),
+        (lambda m: m["splits"].pop("validation"), "lacks 'validation'"),
         (lambda m: m["files"]["tokenizer.json"].pop("sha256"), r"lacks 'files\.tokenizer\.json\.sha256'"),
     ],
 )
