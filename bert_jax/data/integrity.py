@@ -140,7 +140,8 @@ def check_shards(
     plain: list[Listed] = []
     for corpus in corpora:
         manifest = read_manifest(corpus.directory)
-        records = {shard["file"]: shard["records"] for split in manifest["splits"].values() for shard in split["shards"]}
+        splits = manifest["splits"].values()
+        records = {shard["file"]: shard["records"] for split in splits for shard in split["shards"]}
         for file in listed_files(corpus.directory, manifest):
             if file.path.name in records:
                 shards.append((file, records[file.path.name]))
