@@ -89,7 +89,7 @@ def build(request: Request, engine: Engine) -> dict:
         options=request.options,
         leaks=leaks,
     )
-    with claim.only_one(marks):
+    with claim.only_one(directory, marks):
         claim.go_on(marks, directory, {"units": units, "decisions": decisions}, keys)
         with claim.nothing_left(marks, directory, existed), engine:
             engine.prepare(job, [place for place in inputs if not _is_prepared(marks, keys, place)])

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import pathlib
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -32,21 +33,31 @@ def scratch_directory(directory: epath.Path, name: str, parent: os.PathLike | st
 
 
 @contextlib.contextmanager
-def only_one(marks: epath.Path) -> Iterator[None]:
-    """Keeps a second build on this machine away from the same directory.
+def only_one(directory: epath.Path, marks: epath.Path) -> Iterator[None]:
+    """Refuses a second build on this machine to the same directory, or with the same scratch directory.
 
     Raises:
-      UserError: another one is at work.
+      UserError: another one is at work, or the directory has become a corpus.
     """
-    if is_remote(marks):
+    with contextlib.ExitStack() as locks:
+        for place in dict.fromkeys((directory / INCOMPLETE, marks)):
+            if not is_remote(place):
+                _lock(place, locks)
+        writer.refuse_finished(directory)
         yield
-        return
-    with (marks / _LOCK).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(f"{marks}: another build is at work here; wait for it, or stop it") from error
-        yield
+
+
+def _lock(place: epath.Path, locks: contextlib.ExitStack) -> None:
+    """Acquires the lock of a directory until `locks` is closed."""
+    path = place / _LOCK
+    try:
+        file = locks.enter_context(path.open("w"))
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_current = os.path.samestat(os.fstat(file.fileno()), pathlib.Path(path).stat())
+    except (BlockingIOError, FileNotFoundError):  # locked, or removed by a build that has just ended
+        is_current = False
+    if not is_current:
+        raise UserError(f"{place}: another build is at work here; wait for it, or stop it")
 
 
 @contextlib.contextmanager
@@ -102,6 +113,6 @@ def forget_decisions(marks: epath.Path, directory: epath.Path) -> None:
 
 def clear(marks: epath.Path, directory: epath.Path) -> None:
     """Removes what a finished build needs no more."""
-    marks.rmtree()
+    marks.rmtree(missing_ok=True)
     if marks != directory / INCOMPLETE:
         (directory / INCOMPLETE).rmtree(missing_ok=True)  # a store has no empty directories

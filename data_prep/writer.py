@@ -35,7 +35,11 @@ def finish_corpus(directory: epath.Path, marks: epath.Path, name: str, tokenizer
 
     Returns:
       the content of corpus.json.
+
+    Raises:
+      UserError: another build has made a corpus of the directory.
     """
+    refuse_finished(directory)
     splits, files, infos = {}, {}, []
     for split in corpus.SPLITS:
         shards = scratch.shard_marks(marks, split)
@@ -136,15 +140,19 @@ def claim_directory(directory: epath.Path) -> epath.Path:
     if directory.exists():
         if not directory.is_dir():
             raise UserError(f"{directory}: is a file; choose another --out")
-        if (directory / corpus.MANIFEST).exists():
-            if (directory / corpus.INCOMPLETE).exists():
-                (directory / corpus.INCOMPLETE).rmtree()  # a kill came between the last two steps
-            raise UserError(f"{directory}: already holds a corpus; choose another --out or remove it first")
+        refuse_finished(directory)
         if not (directory / corpus.INCOMPLETE).exists() and any(directory.iterdir()):
             raise UserError(f"{directory}: is not empty and holds no corpus; choose another --out")
     marks = directory / corpus.INCOMPLETE
     make_directory(marks)
     return marks
+
+
+def refuse_finished(directory: epath.Path) -> None:
+    """Raises UserError if the directory holds a corpus, after removing what its build left unremoved."""
+    if (directory / corpus.MANIFEST).exists():
+        (directory / corpus.INCOMPLETE).rmtree(missing_ok=True)  # a kill came between the last two steps
+        raise UserError(f"{directory}: already holds a corpus; choose another --out or remove it first")
 
 
 class CorpusWriter:

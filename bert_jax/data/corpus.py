@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import json
 import os
+import reprlib
 import threading
 from collections.abc import Sequence
 
@@ -29,6 +30,16 @@ TOKENIZER = "tokenizer.json"
 SPLITS = ("train", "validation")
 ARRAYS = ("sentence_lengths", "document_offsets", "record_offsets", "token_counts")
 MAX_RECORD_TOKENS = 8192
+_COUNTS = ("documents", "sentences", "tokens", "records", "unknown_tokens", "text_bytes")
+_FORM = {
+    "name": str,
+    "tokenizer": {"fingerprint": str},
+    "vocab_size": int,
+    "splits": {str: dict.fromkeys(_COUNTS, int) | {"shards": [{"file": str, "records": int}]}},
+    "files": {str: {"sha256": str, "bytes": int}},
+}
+"""What this module and `integrity` read of corpus.json, see `check_form`."""
+_KINDS = {str: "text", int: "a count", list: "a list", dict: "an object"}
 
 
 def array_file(split: str, array: str) -> str:
@@ -47,10 +58,11 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 def read_manifest(directory: os.PathLike | str) -> dict:
-    """The content of corpus.json.
+    """The content of corpus.json; the types of all that is needed to open the corpus are right.
 
     Raises:
-      UserError: no such directory, no finished corpus in it, one of another format, or a store that does not answer.
+      UserError: no such directory, no finished corpus in it, one of another format, a damaged corpus.json, or a store
+        that does not answer.
     """
     directory = epath.Path(directory)
     reach(directory)
@@ -61,13 +73,43 @@ def read_manifest(directory: os.PathLike | str) -> dict:
         raise UserError(f"{directory}: not a finished corpus (it has no {MANIFEST}); build it with `bert-data build`")
     try:
         manifest = json.loads(path.read_text())
-        version = manifest["format_version"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: damaged, it cannot be read as JSON; build the corpus again") from error
+    check_form(path, manifest, {"format_version": int})
+    version = manifest["format_version"]
     if version != FORMAT_VERSION:
         remedy = "update bert_jax" if version > FORMAT_VERSION else "build the corpus again with `bert-data build`"
         raise UserError(f"{directory} has corpus format {version}, and this bert_jax reads {FORMAT_VERSION}: {remedy}")
+    check_form(path, manifest, _FORM)
     return manifest
+
+
+def check_form(path: os.PathLike | str, value: object, form: type | dict | list, place: str = "") -> None:
+    """Compares the types of JSON values.
+
+    Args:
+      path: of corpus.json, for the message.
+      value: all of its content, or a part of it.
+      form: a type (`int` is a count, at least 0 and below 2**48), `[form of each item]`, `{str: form of each value}`,
+        or the required names of an object with their forms; other names are ignored.
+      place: of the value in the file.
+
+    Raises:
+      UserError: the first value that is missing or has another type.
+    """
+    kind = form if isinstance(form, type) else type(form)
+    if not isinstance(value, kind) or isinstance(value, bool) or (kind is int and not 0 <= value < 1 << 48):
+        what = f"{place or 'it'} is {reprlib.repr(value)}, not {_KINDS[kind]}"
+        raise UserError(f"{path}: damaged, {what}; build the corpus again")
+    if isinstance(form, list):
+        for index, item in enumerate(value):
+            check_form(path, item, form[0], f"{place}[{index}]")
+    elif isinstance(form, dict):
+        for name in value if str in form else form:
+            inside = f"{place}.{name}" if place else name
+            if name not in value:
+                raise UserError(f"{path}: damaged, it lacks {inside!r}; build the corpus again")
+            check_form(path, value[name], form.get(str, form.get(name)), inside)
 
 
 def identity_of(directory: os.PathLike | str, manifest: dict) -> str:
@@ -80,7 +122,7 @@ def identity_of(directory: os.PathLike | str, manifest: dict) -> str:
       manifest: the content of corpus.json.
 
     Raises:
-      UserError: the manifest is damaged.
+      UserError: the manifest lacks a file.
     """
     try:
         files = manifest["files"]
@@ -88,7 +130,7 @@ def identity_of(directory: os.PathLike | str, manifest: dict) -> str:
         for split, counts in manifest["splits"].items():
             names = [*(shard["file"] for shard in counts["shards"]), *(array_file(split, array) for array in ARRAYS)]
             content[split] = [files[name]["sha256"] for name in names]
-    except (KeyError, TypeError) as error:
+    except KeyError as error:
         raise UserError(f"{epath.Path(directory) / MANIFEST}: damaged, it lacks {error}; rebuild the corpus") from error
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -150,6 +192,12 @@ class Corpus:
             array: _map_array(directory, array_file(split, array), manifest, *about)
             for array, about in expected.items()
         }
+        if arrays["token_counts"].sum() != counts["tokens"]:
+            raise UserError(
+                f"{directory / MANIFEST}: counts {counts['tokens']} tokens in {split}, but"
+                f" {array_file(split, 'token_counts')} holds {arrays['token_counts'].sum()}; copy the corpus again or"
+                " rebuild it"
+            )
         records = Records(directory, manifest, split)
         if len(records) != counts["records"]:
             raise UserError(
@@ -345,6 +393,6 @@ def _local(directory: epath.Path, name: str, manifest: dict) -> str:
         return os.fspath(path)
     try:
         sha256 = manifest["files"][name]["sha256"]
-    except (KeyError, TypeError) as error:
-        raise UserError(f"{directory / MANIFEST}: damaged, checksums are missing; rebuild the corpus") from error
+    except KeyError as error:
+        raise UserError(f"{directory / MANIFEST}: damaged, it lacks {error}; rebuild the corpus") from error
     return on_this_host(path, sha256)

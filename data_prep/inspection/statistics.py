@@ -8,7 +8,7 @@ import numba
 import numpy as np
 from etils import epath
 
-from bert_jax.data.corpus import MANIFEST, SPLITS, TOKENIZER, Corpus, read_manifest
+from bert_jax.data.corpus import MANIFEST, SPLITS, TOKENIZER, Corpus, check_form, read_manifest
 from bert_jax.errors import UserError
 from bert_jax.progress import progress
 from bert_jax.tokenizer import Tokenizer
@@ -22,6 +22,14 @@ FREQUENT_PIECES = 40
 _SAMPLES_AT = (0.0, 0.25, 0.5, 0.75, 1.0)
 _SAMPLE_TOKENS = 96
 _BLOCK_DOCUMENTS = 1 << 16
+_REPORT = {
+    "dropped": {str: {str: int}},
+    "cleaned": {str: int},
+    "skipped": {str: {"count": int, "first": [str]}},
+    "settings": dict,
+    "sources": [{"spec": str, "documents": int, "text_bytes": int, "files": list}],
+}
+"""What is shown of corpus.json, beside that which opening the corpus needs."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -99,6 +107,7 @@ def collect(directory: os.PathLike | str) -> Statistics:
       UserError: there is no finished corpus, or its arrays are damaged.
     """
     manifest = read_manifest(directory)
+    check_form(epath.Path(directory) / MANIFEST, manifest, _REPORT)
     corpora = {split: Corpus.open(directory, split) for split in SPLITS}
     splits = {split: measure(corpus) for split, corpus in corpora.items()}
     train = corpora["train"]

@@ -1,6 +1,8 @@
 """The on-disk format: what the writer writes, the reader, TFDS and a person's own eyes read alike."""
 
+import functools
 import json
+import operator
 import pathlib
 import pickle
 import shutil
@@ -261,6 +263,18 @@ def damage_manifest(directory, change):
     path.write_text(json.dumps(manifest))
 
 
+def set_in(*path_and_value):
+    """Puts a value at a path of corpus.json."""
+    *path, last, value = path_and_value
+
+    def change(directory):
+        manifest = json.loads((directory / "corpus.json").read_text())
+        functools.reduce(operator.getitem, path, manifest)[last] = value
+        (directory / "corpus.json").write_text(json.dumps(manifest))
+
+    return change
+
+
 def drop_record_from_manifest(manifest):
     manifest["splits"]["train"]["records"] -= 1
 
@@ -274,6 +288,27 @@ def drop_shard_from_manifest(manifest):
     [
         (lambda d: (d / "corpus.json").unlink(), "not a finished corpus"),
         (lambda d: (d / "corpus.json").write_text("{"), "damaged"),
+        (lambda d: (d / "corpus.json").write_text("[" * 100_000), "cannot be read as JSON"),
+        (lambda d: (d / "corpus.json").write_text("[]"), r"it is \[\], not an object; build the corpus again"),
+        (set_in("format_version", "3"), "format_version is '3', not a count"),
+        (set_in("format_version", None), "format_version is None, not a count"),
+        (lambda d: damage_manifest(d, lambda m: m.pop("name")), "damaged, it lacks 'name'; build the corpus again"),
+        (lambda d: damage_manifest(d, lambda m: m.pop("splits")), "lacks 'splits'"),
+        (set_in("name", None), "name is None, not text"),
+        (set_in("vocab_size", True), "vocab_size is True, not a count"),
+        (set_in("tokenizer", None), "tokenizer is None, not an object"),
+        (set_in("tokenizer", "fingerprint", 5), r"tokenizer\.fingerprint is 5, not text"),
+        (set_in("splits", "train", 5), r"splits\.train is 5, not an object"),
+        (set_in("splits", "train", "documents", None), r"splits\.train\.documents is None, not a count"),
+        (set_in("splits", "train", "tokens", "x"), r"splits\.train\.tokens is 'x', not a count"),
+        (set_in("splits", "train", "tokens", -1), r"splits\.train\.tokens is -1, not a count"),
+        (set_in("splits", "train", "tokens", 10**13), "counts 10{13} tokens in train, but train.token_counts.npy"),
+        (set_in("splits", "train", "unknown_tokens", []), r"splits\.train\.unknown_tokens is \[\], not a count"),
+        (set_in("splits", "train", "shards", None), r"splits\.train\.shards is None, not a list"),
+        (set_in("splits", "train", "shards", 0, "file", 5), r"splits\.train\.shards\[0\]\.file is 5, not text"),
+        (set_in("splits", "train", "shards", 0, "records", "9"), r"shards\[0\]\.records is '9', not a count"),
+        (set_in("splits", "train", "shards", 0, "records", 10**30), r"shards\[0\]\.records is 10+, not a count"),
+        (set_in("files", "tokenizer.json", "bytes", "9"), r"files\.tokenizer\.json\.bytes is '9', not a count"),
         (lambda d: damage_manifest(d, lambda m: m.update(format_version=99)), "format 99, .*: update bert_jax"),
         (lambda d: damage_manifest(d, lambda m: m.update(format_version=1)), "format 1, .*: build the corpus again"),
         (lambda d: damage_manifest(d, lambda m: m.pop("files")), "corpus.json: damaged, it lacks 'files'"),

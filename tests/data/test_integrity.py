@@ -189,7 +189,8 @@ def test_the_first_file_is_named_however_threads_run(corpora):
     ("change", "message"),
     [
         (lambda m: m["files"].pop("train.sentence_lengths.npy"), "lacks 'train.sentence_lengths.npy'"),
-        (lambda m: m["files"]["tokenizer.json"].pop("sha256"), "checksums are missing"),
+        (lambda m: m["splits"].pop("validation"), "lacks 'validation'"),
+        (lambda m: m["files"]["tokenizer.json"].pop("sha256"), r"lacks 'files\.tokenizer\.json\.sha256'"),
     ],
 )
 def test_a_corpus_json_that_forgets(corpora, change, message):

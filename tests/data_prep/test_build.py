@@ -14,14 +14,12 @@ import sys
 
 import numpy as np
 import pytest
-from etils import epath
 
 from bert_jax.data.corpus import Corpus
 from bert_jax.errors import UserError
-from data_prep import sources
+from data_prep import claim, sources, writer
 from data_prep.assemble import Assembler
 from data_prep.build import Request, build
-from data_prep.claim import only_one
 from data_prep.clean import Cleaning
 from data_prep.engines.local import LocalEngine
 from data_prep.options import NearDuplicates, Options
@@ -275,12 +273,37 @@ def test_marks_without_their_shards_do_not_count(text, monkeypatch):
     assert list(pathlib.Path("elsewhere").iterdir()) == []
 
 
-def test_one_build_at_a_time(text):
-    pathlib.Path("c").mkdir()
-    (pathlib.Path("c") / "corpus.incomplete").mkdir()
-    with only_one(epath.Path("c/corpus.incomplete")), pytest.raises(UserError, match="another build is at work here"):
+@pytest.mark.parametrize(
+    ("first", "scratch", "second", "other"),
+    [("c", None, "c", None), ("c", "one", "c", "two"), ("c", None, "c", "one"), ("c", "one", "d", "one")],
+)
+def test_one_build_at_a_time(text, monkeypatch, first, scratch, second, other):
+    """In the directory of a corpus, whatever --scratch is, and in a scratch directory."""
+    specs, finish_corpus = ["text:text.txt"], writer.finish_corpus
+
+    def refuse_second(*arguments):
+        with pytest.raises(UserError, match="another build is at work here; wait for it, or stop it"):
+            run(second, specs, scratch=other)
+        return finish_corpus(*arguments)
+
+    monkeypatch.setattr(writer, "finish_corpus", refuse_second)
+    run(first, specs, scratch=scratch)
+    verify("c")
+
+
+@pytest.mark.parametrize("step", [(claim, "only_one"), (writer, "finish_corpus")])
+def test_a_corpus_that_appears_during_a_build_stays(text, monkeypatch, step):
+    """From a build on another machine, or one that ends just before this one acquires the lock."""
+    function = getattr(*step)
+
+    def appear(*arguments):
+        pathlib.Path("c/corpus.json").write_text("finished")
+        return function(*arguments)
+
+    monkeypatch.setattr(*step, appear)
+    with pytest.raises(UserError, match="c: already holds a corpus; choose another --out or remove it first"):
         run("c", ["text:text.txt"])
-    run("c", ["text:text.txt"])
+    assert pathlib.Path("c/corpus.json").read_text() == "finished" and not list(pathlib.Path("c").glob("*.npy"))
 
 
 def test_a_paragraph_goes_only_if_the_other_stays(books):

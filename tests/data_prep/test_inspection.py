@@ -200,6 +200,27 @@ def test_a_sample_of_a_very_long_sentence_is_cut(tmp_path, corpus):
     assert sample.sentences == (" ".join(["the"] * 96),) and sample.cut and sample.tokens == 9000
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("dropped", {"empty_documents": 3}, r"dropped\.empty_documents is 3, not an object"),
+        ("cleaned", {"control_characters": None}, r"cleaned\.control_characters is None, not a count"),
+        ("skipped", {"malformed_json": {"count": 1}}, r"lacks 'skipped\.malformed_json\.first'"),
+        ("settings", [], r"settings is \[\], not an object"),
+        ("sources", None, "sources is None, not a list"),
+        ("sources", [{"spec": 5}], r"sources\[0\]\.spec is 5, not text"),
+    ],
+)
+def test_a_damaged_report(tmp_path, small, name, value, message):
+    for path in small.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    manifest = json.loads((small / "corpus.json").read_text())
+    (tmp_path / "corpus.json").unlink()
+    (tmp_path / "corpus.json").write_text(json.dumps(manifest | {name: value}))
+    with pytest.raises(UserError, match=message):
+        collect(tmp_path)
+
+
 def test_terminal(corpus, capsys):
     inspect(corpus)
     lines = capsys.readouterr().out.splitlines()

@@ -175,7 +175,8 @@ def places(tmp_path):
     found = {}
     for name in ("books", "wiki", "news"):
         (tmp_path / name).mkdir()
-        manifest = {"format_version": FORMAT_VERSION, "tokenizer": {"fingerprint": name}, "splits": {}, "files": {}}
+        manifest = {"format_version": FORMAT_VERSION, "name": name, "tokenizer": {"fingerprint": name}, "vocab_size": 9}
+        manifest |= {"splits": {}, "files": {}}
         (tmp_path / name / "corpus.json").write_text(json.dumps(manifest))
         found[name] = (identity_of(tmp_path, manifest), str(tmp_path / name))
     return found
