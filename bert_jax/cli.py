@@ -296,7 +296,7 @@ def _renamed_flag(arguments: Sequence[str]) -> list[str]:
 
 def _config_name(arguments: Sequence[str], command: str) -> tuple[str | None, Sequence[str]]:
     """CONFIG and the flags; for help it may be missing."""
-    if arguments and not arguments[0].startswith("-"):
+    if arguments and arguments[0] and not arguments[0].startswith("-"):
         return arguments[0], arguments[1:]
     if {"-h", "--help", "--help-all"} & set(arguments):
         return None, arguments

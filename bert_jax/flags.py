@@ -89,6 +89,7 @@ def parse(kind: type, arguments: Sequence[str], command: str, default: Any = Non
     if "--help" in words or "-h" in words:
         print(_short(_help(kind, command, default), command))
         raise SystemExit(0)
+    _refuse_empty(arguments)
     _refuse_contradictions(kind, words)
     box = io.StringIO()
     try:
@@ -148,6 +149,18 @@ def _given(words: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield name.replace("_", "-"), ((value,) if equals else ()) + tuple(words[start + 1 : end])
 
 
+def _refuse_empty(words: Sequence[str]) -> None:
+    """Refuse empty words, such as unset variables of a shell; as a path, one would be the current directory."""
+    for position, (before, word) in enumerate(itertools.pairwise(["", *words]), start=1):
+        name, equals, value = word.partition("=")
+        if equals and not value and name.startswith("--"):
+            raise UserError(f"{name} is empty: give it a value")
+        if not word and before.startswith("--") and "=" not in before and before != "--":
+            raise UserError(f"{before} is empty: give it a value")
+        if not word:
+            raise UserError(f"argument {position} is empty: give it a value")
+
+
 def _refuse_contradictions(kind: type, words: Sequence[str]) -> None:
     hints = typing.get_type_hints(kind, include_extras=True)
     repeatable = {f"--{name}" for name, hint in hints.items() if tyro.conf.UseAppendAction in typing.get_args(hint)}
@@ -186,6 +199,7 @@ def _one_line(printed: str, words: Sequence[str], flags: Sequence[str], command:
         return f"{command} needs {' and '.join(needed)}: `bert-jax {command} --help` explains it"
     if wrong := re.match("Error parsing (--[^ ]+):", text):
         takes = next(flag for flag in flags if flag.startswith(f"{wrong[1]} ")).partition(" ")[2]
+        takes = takes.split("  ")[0]  # where a name is short, its help follows on the same line
         values = next(values for name, values in _given(words) if name == wrong[1])
         return f"{wrong[1]} takes {takes}, not {' '.join(values)!r}"
     text = re.sub("Missing value for argument '(.*)'. Expected 1 values.", r"\1 needs a value", text)

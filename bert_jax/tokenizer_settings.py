@@ -6,6 +6,7 @@ is what it means in transformers 4 and 5 (tokenization_utils_base.py, and the cl
 
 import functools
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -193,6 +194,10 @@ class Settings:
         custom = self.stated.get("auto_map")
         if custom and (not isinstance(custom, dict) or custom.get("AutoTokenizer")):
             raise UserError(f"{self._path(CONFIG)}: auto_map names a tokenizer in Python code, which is not run here")
+        for length in ("model_max_length", "max_len"):
+            value = self.stated.get(length)
+            if value is not None and (type(value) not in (int, float) or not value > 0):
+                raise self._bad_value(CONFIG, length, "is", value, "a positive number of tokens")
         if self.form == ".json" and name in _GENERAL:
             return  # tokenizer.json says all
         for name, value in self.stated.items():
@@ -217,7 +222,7 @@ class Settings:
         for file, values in ((CONFIG, self.stated), (SPECIAL, self.special)):
             for name in _ROLES:
                 role = name.removesuffix("_token")
-                content, used = _content(values.get(name)), model.pieces[model.roles[role]]
+                content, used = self._content(file, name, values.get(name)), model.pieces[model.roles[role]]
                 if content in (None, used) or (role == "unk" and model.kind == "byte-level BPE"):
                     continue
                 raise UserError(
@@ -231,15 +236,21 @@ class Settings:
             for name in ("bos_token", "eos_token", "additional_special_tokens", "extra_special_tokens"):
                 value = values.get(name)
                 value = list(value.values()) if isinstance(value, dict) and "content" not in value else value
-                for content in map(_content, value if isinstance(value, list) else [value]):
+                for token in value if isinstance(value, list) else [value]:
+                    content = self._content(file, name, token)
                     if content is not None:
                         special.add(content)
                         yield AddedToken(file, content, True, None)
-        special |= {_content(values.get(name)) for values in (self.stated, self.special) for name in _ROLES}
-        decoder = self.stated.get("added_tokens_decoder") or {}
-        for key, token in decoder.items():
+            special |= {self._content(file, name, values.get(name)) for name in _ROLES}
+        decoder = self.stated.get("added_tokens_decoder")
+        if not isinstance(decoder, dict | None):
+            raise self._bad_value(CONFIG, "added_tokens_decoder", "is", decoder, "an object with token ids as names")
+        for key, token in (decoder or {}).items():
+            if not re.fullmatch("[0-9]{1,9}", key):
+                raise UserError(f"{self._path(CONFIG)}: added_tokens_decoder: '{key[:40]}' is no token id")
+            content = str(self._content(CONFIG, "added_tokens_decoder", token))
             is_special = isinstance(token, dict) and token.get("special") is True
-            yield AddedToken(CONFIG, str(_content(token)), is_special, int(key) if key.isdecimal() else None)
+            yield AddedToken(CONFIG, content, is_special, int(key))
         for content, token_id in self.added.items():
             yield AddedToken(ADDED, content, content in special, token_id)
 
@@ -253,6 +264,16 @@ class Settings:
                 f"{self._path(token.file)}: adds the token '{content}', which {self.vocabulary.name} does not have"
                 f" {how}: give a tokenizer.json that has it; save_pretrained of transformers makes one"
             )
+
+    def _content(self, file: str, name: str, token: Any) -> str | None:
+        """The text of a token, which is written as such or as an object; None if there is no token."""
+        content = token["content"] if isinstance(token, dict) and "content" in token else token
+        if not isinstance(content, str | None):
+            raise self._bad_value(file, name, "has", token, "a token, or an object with its content")
+        return content
+
+    def _bad_value(self, file: str, name: str, verb: str, value: Any, wanted: str) -> UserError:
+        return UserError(f"{self._path(file)}: {name} {verb} {json.dumps(value)[:40]}: write {wanted}")
 
     def _path(self, file: str) -> str:
         return str(self.vocabulary.parent / file)
@@ -272,9 +293,3 @@ def read(vocabulary: epath.Path, form: str) -> Settings:
     settings = Settings(vocabulary, form, *(read_object(path, COPY_AGAIN, missing_ok=True) for path in paths))
     settings.check_names()
     return settings
-
-
-def _content(token: Any) -> str | None:
-    """The text of a token, which is written as such or as an object."""
-    token = token.get("content") if isinstance(token, dict) else token
-    return None if token is None else str(token)

@@ -96,6 +96,14 @@ REFUSED = [
     ({"tokenizer_config": {"added_tokens_decoder": {"0": {"content": "[CLS]", "special": True}}}}, "as id 0"),
     ({"tokenizer_config": []}, r"tokenizer_config\.json is not a JSON object, but \[\]: copy it again"),
     ({"tokenizer_config": {"chat_template": json.loads("[" * 60 + "]" * 60)}}, "is nested too deeply: copy it again"),
+    ({"tokenizer_config": {"added_tokens_decoder": [1]}}, r"added_tokens_decoder is \[1\]: write an object"),
+    ({"tokenizer_config": {"added_tokens_decoder": {"9" * 5000: "[MASK]"}}}, r"decoder: '9{40}' is no token id"),
+    ({"tokenizer_config": {"added_tokens_decoder": {"-4": "[MASK]"}}}, "decoder: '-4' is no token id"),
+    ({"tokenizer_config": {"added_tokens_decoder": {"4": 5}}}, "added_tokens_decoder has 5: write a token"),
+    ({"tokenizer_config": {"extra_special_tokens": {"a": {"b": 1}}}}, r"extra_special_tokens has \{\"b\": 1\}: write"),
+    ({"special_tokens_map": {"cls_token": {"b": 1}}}, r"special_tokens_map\.json: cls_token has \{\"b\": 1\}: write"),
+    ({"tokenizer_config": {"model_max_length": "x"}}, 'model_max_length is "x": write a positive number of tokens'),
+    ({"tokenizer_config": {"max_len": -1, "tokenizer_class": "TokenizersBackend"}}, "max_len is -1: write a positive"),
 ]
 
 

@@ -43,4 +43,4 @@ class Contents:
     @property
     def sentence_embedding(self) -> sentence_transformers.SentenceEmbedding | None:
         """How sentence-transformers pools its tokens, if its files are beside the model."""
-        return sentence_transformers.read(path(self.source))
+        return sentence_transformers.read(path(self.source), self.model.config.hidden_size)

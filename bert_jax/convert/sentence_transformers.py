@@ -28,7 +28,11 @@ LEGACY_POOLINGS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 """Before version 6 each mode had a boolean of its own; in the order in which several are concatenated."""
+WIDTHS = ("word_embedding_dimension", "embedding_dimension")
+"""Names of the hidden size in the config of Pooling; the second is that of version 6."""
 MODULE = re.compile(r"\w[\w.-]*")
+SHORTEST = 3
+"""Tokens of the shortest texts: [CLS], one token and [SEP]."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,11 +72,15 @@ def checked_modes(pooling: str | Sequence[str], direction: str) -> tuple[str, ..
     return modes
 
 
-def read(directory: StoredPath) -> SentenceEmbedding | None:
-    """What a directory says of sentence embeddings; None if it has no modules.json.
+def read(directory: StoredPath, hidden_size: int) -> SentenceEmbedding | None:
+    """The sentence embeddings that a directory describes; None if it has no modules.json.
+
+    Args:
+      directory: of the model.
+      hidden_size: of the model.
 
     Raises:
-      UserError: a file is damaged, or asks for what `Model.encode` does not compute.
+      UserError: a file is damaged, contradicts the model, or requires what `Model.encode` does not compute.
     """
     if not (directory / MODULES).exists():
         return None
@@ -99,17 +107,15 @@ def read(directory: StoredPath) -> SentenceEmbedding | None:
     for name, there in unsupported.items():
         if there:
             raise UserError(f"{directory}: {name} is not supported: {_ENCODER_ALONE}")
-    modes = _modes(where, pooling)
-    prompts = _value(directory / SETTINGS, settings, "prompts", dict) or {}
-    if not all(isinstance(prompt, str) for prompt in prompts.values()):
-        raise UserError(f"{directory / SETTINGS}: prompts must be texts")
-    default = _value(directory / SETTINGS, settings, "default_prompt_name", str)
-    if default is not None and default not in prompts:
-        raise UserError(f"{directory / SETTINGS}: default_prompt_name '{default}' is not one of its prompts")
+    modes = _modes(where, pooling, hidden_size)
+    prompts, default = _prompts(directory / SETTINGS, settings)
     length = _value(directory / ENCODER[0], encoder, "max_seq_length", int)
     if length is None and (directory / TOKENIZER).exists():  # where versions from 6 on keep it
         found = read_object(directory / TOKENIZER, _AGAIN).get("model_max_length")
         length = int(found) if isinstance(found, int | float) and found < 2**31 else None
+    if length is not None and length < SHORTEST:
+        names = f"max_seq_length of {ENCODER[0]}, else model_max_length of {TOKENIZER},"
+        raise UserError(f"{directory}: {names} is {length}: it must be at least {SHORTEST}")
     include = _value(where, pooling, "include_prompt", bool)
     return SentenceEmbedding(
         modes,
@@ -117,7 +123,7 @@ def read(directory: StoredPath) -> SentenceEmbedding | None:
         length,
         bool(_value(directory / ENCODER[0], encoder, "do_lower_case", bool)),
         prompts,
-        None if default is None else prompts[default],
+        default,
         True if include is None else include,
         files,
     )
@@ -151,15 +157,34 @@ def _module_folders(path: StoredPath, modules: list[Any]) -> dict[str, str]:
     return folders
 
 
-def _modes(path: StoredPath, config: dict[str, Any]) -> tuple[str, ...]:
+def _modes(path: StoredPath, config: dict[str, Any], hidden_size: int) -> tuple[str, ...]:
+    for name in config:
+        if name not in (*LEGACY_POOLINGS, *WIDTHS, "pooling_mode", "include_prompt"):
+            raise UserError(f"{path}: the setting '{name}' is unknown here: {_ENCODER_ALONE}")
+        if name in WIDTHS and config[name] != hidden_size:
+            raise UserError(f"{path}: {name} is {config[name]!r}, but the model's hidden size is {hidden_size}")
     modes = config.get("pooling_mode")
     if modes is None:
-        modes = [mode for key, mode in LEGACY_POOLINGS.items() if config.get(key)] or "mean"
+        stated = {mode: _value(path, config, key, bool) for key, mode in LEGACY_POOLINGS.items() if key in config}
+        modes = [mode for mode, used in stated.items() if used] if stated else "mean"
+        if not modes:
+            raise UserError(f"{path}: every pooling mode is false: set one of {', '.join(POOLINGS)}")
     modes = [modes] if isinstance(modes, str) else modes
     for mode in modes if isinstance(modes, list) and modes else [modes]:
         if mode not in POOLINGS:
             raise UserError(f"{path}: pooling mode {mode!r} is not supported: only {', '.join(POOLINGS)} are")
     return tuple(modes)
+
+
+def _prompts(path: StoredPath, settings: dict[str, Any]) -> tuple[dict[str, str], str | None]:
+    """The prompts by name, and the default one."""
+    prompts = _value(path, settings, "prompts", dict) or {}
+    if not all(isinstance(prompt, str) for prompt in prompts.values()):
+        raise UserError(f"{path}: prompts must be texts")
+    default = _value(path, settings, "default_prompt_name", str)
+    if default is not None and default not in prompts:
+        raise UserError(f"{path}: default_prompt_name '{default}' is not one of its prompts")
+    return prompts, None if default is None else prompts[default]
 
 
 def _value(path: StoredPath, config: dict[str, Any], name: str, kind: type) -> Any:

@@ -40,6 +40,9 @@ _POOLED = ("bert", "roberta", "albert")
 _LOGITS = {"bert": ("prediction_logits", "seq_relationship_logits"), "albert": ("prediction_logits", "sop_logits")}
 """Of the classes with two heads: the names of MLM and pair logits."""
 
+_REFUSALS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""Errors of their classes at settings and tensors that they do not accept."""
+
 
 def available() -> bool:
     """Whether PyTorch and a transformers of series 5, the one that the extra `parity` names, are installed."""
@@ -120,7 +123,7 @@ def load(form: Form) -> tuple[Any, tuple[str, ...]]:
     try:
         model = kind(_config(form, kind, state, tied), **_without_pooler(form, state, name)).eval()
         result = model.load_state_dict(state, strict=False)
-    except (RuntimeError, TypeError, ValueError, KeyError, StrictDataclassError) as error:
+    except (*_REFUSALS, StrictDataclassError) as error:
         raise UserError(f"{form.source}: {name} refuses this model: {' '.join(str(error).split())}") from error
     partners = ties | {source: target for target, source in ties.items()} if tied else {}
     missing = [key for key in result.missing_keys if partners.get(key) not in state]
@@ -166,7 +169,7 @@ def _tie(form: Form, state: dict[str, Any], ties: dict[str, str]) -> bool:
 
 def _config(form: Form, kind: type, state: dict[str, Any], tied: bool) -> Any:
     """Their config, with as many labels as the tensors have."""
-    config = kind.config_class.from_dict(dict(form.config))
+    config = kind.config_class.from_dict(dict(form.config) | {"chunk_size_feed_forward": 0})  # saves memory alone
     config._attn_implementation = "eager"
     config.tie_word_embeddings = tied
     for name in (

@@ -52,7 +52,11 @@ def write(directory, modules, **configs):
         (NEW[:2], {"pooling": {"pooling_mode": ["mean", "cls"]}}, {"pooling": ("mean", "cls")}),
         (
             OLD[:2],
-            {"encoder": {"max_seq_length": 9, "do_lower_case": True}, "settings": {"prompts": None}},
+            {
+                "pooling": {"word_embedding_dimension": 32},
+                "encoder": {"max_seq_length": 9, "do_lower_case": True},
+                "settings": {"prompts": None},
+            },
             {"max_length": 9, "lowercase": True},
         ),
         (
@@ -63,7 +67,7 @@ def write(directory, modules, **configs):
     ],
 )
 def test_what_is_read(tmp_path, modules, configs, expected):
-    found = read(write(tmp_path, modules, **configs))
+    found = read(write(tmp_path, modules, **configs), 32)
     pooling = expected.get("pooling", "mean")
     modes = {"pooling": (pooling,) if isinstance(pooling, str) else pooling}
     assert found == SentenceEmbedding(**{**expected, **modes}, files=found.files)
@@ -74,7 +78,10 @@ def test_the_tokenizer_knows_the_maximum_where_the_encoder_does_not(tmp_path):
     write(tmp_path, NEW)
     for length, expected in ((40, 40), (1e30, None)):
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": length}))
-        assert read(tmp_path).max_length == expected
+        assert read(tmp_path, 32).max_length == expected
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 2}))
+    with pytest.raises(UserError, match=r"model_max_length of tokenizer_config\.json, is 2: it must be at least 3"):
+        read(tmp_path, 32)
 
 
 @pytest.mark.parametrize(
@@ -89,6 +96,13 @@ def test_the_tokenizer_knows_the_maximum_where_the_encoder_does_not(tmp_path):
         (OLD, {"pooling": {"pooling_mode": "lasttoken"}}, "pooling mode 'lasttoken' is not supported: only cls, max"),
         (OLD, {"pooling": {"pooling_mode_weightedmean_tokens": True}}, "pooling mode 'weightedmean' is not supported"),
         (OLD, {"pooling": {"pooling_mode": []}}, "is not supported"),
+        (OLD, {"pooling": {"pooling_mode_evil_tokens": True}}, "pooling_mode_evil_tokens. is unknown here"),
+        (OLD, {"pooling": {"pooling_mode_mean_tokens": False}}, "every pooling mode is false"),
+        (OLD, {"pooling": {"pooling_mode_mean_tokens": "no"}}, "pooling_mode_mean_tokens is 'no'"),
+        (OLD, {"pooling": {"pooling_mode_cls_token": "false"}}, "pooling_mode_cls_token is 'false'"),
+        (OLD, {"pooling": {"word_embedding_dimension": 64}}, "word_embedding_dimension is 64, .* hidden size is 32"),
+        (NEW, {"pooling": {"embedding_dimension": "x"}}, "embedding_dimension is 'x', .* hidden size is 32"),
+        (OLD, {"encoder": {"max_seq_length": 0}}, "max_seq_length .* is 0: it must be at least 3"),
         (OLD, {"pooling": {"include_prompt": "no"}}, "include_prompt is 'no': it must be of type bool"),
         (OLD, {"pooling": []}, "is not a JSON object, but"),
         (OLD, {"encoder": {"max_seq_length": "9"}}, "max_seq_length is '9': it must be of type int"),
@@ -100,7 +114,7 @@ def test_the_tokenizer_knows_the_maximum_where_the_encoder_does_not(tmp_path):
 )
 def test_what_is_refused(tmp_path, modules, configs, message):
     with pytest.raises(UserError, match=message) as caught:
-        read(write(tmp_path, modules, **configs))
+        read(write(tmp_path, modules, **configs), 32)
     assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -108,7 +122,7 @@ def test_what_is_refused(tmp_path, modules, configs, message):
 def test_damaged_modules(tmp_path, content):
     (tmp_path / "modules.json").write_text(content)
     with pytest.raises(UserError, match=r"modules\.json is (not|nested)"):
-        read(tmp_path)
+        read(tmp_path, 32)
 
 
 TEXTS = ["the river sings", "wind", "over the old stone and the wind over the river"]
@@ -137,14 +151,14 @@ def test_encode_does_what_the_directory_says_and_conversions_keep_it(tiny_export
     )
     for to in ("bert-jax", "huggingface"):
         convert(source, tmp_path / to, to)
-        for name in read(source).files:
+        for name in read(source, 64).files:
             assert (tmp_path / to / name).read_bytes() == (source / name).read_bytes(), name
         source = tmp_path / to
 
 
 def test_a_model_of_ours_for_sentence_transformers(tiny_run, tmp_path):
     convert(tiny_run, tmp_path / "out", "huggingface", pooling="cls")
-    assert read(tmp_path / "out").pooling == ("cls",)
+    assert read(tmp_path / "out", 64).pooling == ("cls",)
     card = (tmp_path / "out" / "README.md").read_text()
     assert "library_name: sentence-transformers" in card and 'SentenceTransformer("out")' in card
     model = bert_jax.load(tmp_path / "out")

@@ -142,6 +142,9 @@ def test_refusals_and_leftovers():
         "intermediate_size": (57, "size mismatch"),
         "hidden_act": ("odd", "odd"),
         "hidden_size": ("x", "hidden_size"),
+        "id2label": (5, "'int' object has no attribute"),
+        "pad_token_id": (10**6, "Padding_idx must be within"),
+        "torch_dtype": ("odd", "no attribute 'odd'"),
     }
     for name, (value, told) in refused.items():
         with pytest.raises(
@@ -184,6 +187,7 @@ def test_buffers_and_spare_poolers_go_unread():
 
 def test_the_other_side_is_transformers_here():
     form = form_of(make("ElectraForPreTraining", 0))
+    form = dataclasses.replace(form, config=form.config | {"chunk_size_feed_forward": 7})  # changes no result
     inputs = sample_inputs(form, None)
     outputs, library = parity.other_side(form, inputs)
     assert library == f"transformers {transformers.__version__}"
