@@ -117,6 +117,10 @@ def _devices(text: str, name: str, shape: str, slices: int) -> tuple[jax.Device,
         )
     for variable, value in ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
+    # libtpu reads XLA_FLAGS when it first compiles, and ends the process where one is for another platform; its own are
+    # in LIBTPU_INIT_ARGS. jaxlib reads them when it makes its first backend.
+    jax.local_devices(backend="cpu")
+    os.environ.pop("XLA_FLAGS", None)
     options: dict[str, int | str] = {"num_slices": slices} if slices > 1 else {}
     if name == "v4":  # its two cores are one device only if one says so
         options["chip_config_name"] = "megacore"

@@ -273,11 +273,12 @@ def test_a_cut_ledger_line_is_no_decision(tmp_path):
     from bert_jax.training.ledger import Ledger
 
     path = tmp_path / "ledger.jsonl"
-    Ledger(path).decide("rollback", lambda: {"to": 4})
+    first = {"to": 4, "skipped_rows": [4, 9]}
+    Ledger(path).decide("rollback", lambda: first)
     with path.open("a") as file:
         file.write('{"event": "roll')
     again = Ledger(path)
-    assert again.entries == [{"event": "rollback", "to": 4}]
+    assert again.entries == [{"event": "rollback", **first}]
     again.decide("rollback", lambda: {"to": 8, "skipped_rows": [8, 9]})
     assert [entry["to"] for entry in Ledger(path).of("rollback")] == [4, 8]
 
