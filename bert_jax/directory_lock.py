@@ -80,11 +80,13 @@ class DirectoryLock:
         self._thread.start()
 
     def check(self) -> None:
-        """Called now and then by the holder.
+        """Called now and then by the holder; of several processes of a run the others hold nothing, and see nothing.
 
         Raises:
           UserError: another process has taken the lock over, because this one made no progress for long.
         """
+        if self._owner["id"] not in _held:
+            return
         # After a suspension this thread may run before that of the heartbeat.
         if abs(time.time() - self._confirmed) > STALE_SECONDS:
             with contextlib.suppress(Exception):  # of any library: a save to a store out of reach raises by itself

@@ -208,3 +208,10 @@ def test_a_link_to_nothing_is_not_waited_for(tmp_path):
     (tmp_path / LOCK).symlink_to(tmp_path / "nowhere")
     with DirectoryLock(tmp_path) as lock, pytest.raises(UserError, match="a link to a file that does not exist"):
         lock.acquire()
+
+
+def test_a_process_that_holds_nothing_has_lost_nothing(place):
+    """Of the processes of a run, the first one takes the lock; all call `check`."""
+    with DirectoryLock(place) as first, DirectoryLock(place) as second:
+        first.acquire()
+        second.check()
