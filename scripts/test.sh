@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Set up the environment, then check style, imports and behaviour.
 #
-#   bash scripts/test.sh             the quick set: at most 15 minutes on 2 cores, without torch
+#   bash scripts/test.sh             the quick set: about 15 minutes on 2 cores, without torch
 #   bash scripts/test.sh --all       everything: live parity with torch + transformers, published weights, Beam, S3, compilation
-#                                    for TPUs: at most 45 minutes
+#                                    for TPUs: at most an hour
 #   bash scripts/test.sh -k masking  further arguments go to pytest
 set -euo pipefail
 
