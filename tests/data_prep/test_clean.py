@@ -61,7 +61,7 @@ LIVELY += [
 ]
 
 
-@settings(max_examples=1000)
+@settings(max_examples=1000, deadline=None)
 @given(st.text(st.sampled_from(LIVELY) | st.sampled_from(" \n ab") | st.characters(), max_size=12))
 def test_as_the_regular_expressions_say_and_once_is_enough(text):
     assert clean(text) == obvious(text)
