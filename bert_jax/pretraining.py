@@ -114,7 +114,7 @@ def pretrain(
         place = loop.train(
             task, directory, about, start=start, profile=profile, micro_batch=micro_batch, begun=begun, check=lock.check
         )
-        meet("the end")  # whoever has nothing to write waits for what the first process writes
+        meet("the end")  # the other processes wait for what the first one writes
     return place
 
 
