@@ -55,9 +55,11 @@ check() {
     printf -- '-- %s: %d s\n' "$1" $((SECONDS - started))
 }
 
-# One process per core; a file stays in one process, which keeps what its tests share.
+# One process per core; a file stays in one process, which keeps what its tests share. A process that dies ends the run:
+# pytest-xdist 3.8 can wait for ever for one that it started in its place (pytest-dev/pytest-xdist#1378).
 tests() {
-    python -m pytest -n "${BERT_JAX_TEST_PROCESSES:-logical}" --dist loadfile --no-loadscope-reorder -m "$1" "${arguments[@]}" ||
+    python -m pytest -n "${BERT_JAX_TEST_PROCESSES:-logical}" --dist loadfile --no-loadscope-reorder --max-worker-restart 0 \
+        -m "$1" "${arguments[@]}" ||
         { $all && (($? == 5)); } # 5: `-k` and the like left none
 }
 
