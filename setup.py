@@ -7,7 +7,7 @@ setup(
     package_data={
         "bert_jax": ["py.typed"],
         "data_prep": ["py.typed"],
-        "bert_jax.planning": ["curves/*.json"],
+        "bert_jax.doctor": ["curves/*.json"],
         "bert_jax.launchers": ["*.sh", "*.sbatch"],
     },
 )

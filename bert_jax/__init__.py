@@ -9,10 +9,10 @@ from typing import Any
 __version__ = "0.1.0"
 
 _LAZY = {
-    "Config": "bert_jax.config",
-    "Tokenizer": "bert_jax.tokenizer",
+    "Config": "bert_jax.config.run",
+    "Tokenizer": "bert_jax.tokenizers.tokenizer",
     "UserError": "bert_jax.errors",
-    "load": "bert_jax.inference",
+    "load": "bert_jax.inference.loaded_model",
 }
 __all__ = ["Config", "Tokenizer", "UserError", "load"]
 

@@ -12,12 +12,12 @@ Why this model: in a fixed time the larger model learns more from fewer tokens, 
 keep attention cheap. On one small GPU choose less: Geiping and Goldstein 2023, "Cramming" (arXiv 2212.14034), do the
 same day with BERT-base's shape, no biases and no dropout.
 Other than there: bfloat16 instead of float16, a learning rate by updates instead of by the clock, and the first layer
-takes the embeddings' LayerNorm for its own (model/plan.py).
+takes the embeddings' LayerNorm for its own (model/layer_plan.py).
 """
 
 import dataclasses
 
-from bert_jax.config import Config, DataConfig, ObjectiveConfig, OptimizerConfig, Phase
+from bert_jax.config.run import Config, DataConfig, ObjectiveConfig, OptimizerConfig, Phase
 from bert_jax.model import families
 
 

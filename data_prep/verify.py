@@ -24,7 +24,7 @@ from bert_jax.data.record import Record, parse_record
 from bert_jax.errors import UserError
 from bert_jax.progress import progress
 from bert_jax.storage import on_this_host
-from bert_jax.tokenizer import Tokenizer
+from bert_jax.tokenizers.tokenizer import Tokenizer
 
 _BATCH_RECORDS = 256
 _BEYOND_ANY_DOCUMENT = 1 << 62

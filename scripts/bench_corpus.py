@@ -19,10 +19,10 @@ import sys
 import tempfile
 import time
 
-from bert_jax.tokenizer import Tokenizer
+from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep import sources
+from data_prep.build.sentences import split_paragraphs, split_sentences
 from data_prep.clean import clean
-from data_prep.sentences import split_paragraphs, split_sentences
 
 _POLL_SECONDS = 0.25
 _LONG_DOCUMENT_BYTES = 300_000_000

@@ -31,8 +31,8 @@ ROOT = Path(__file__).resolve().parents[1]
 # Run as a script from a clone, nothing needs to be installed.
 sys.path[:0] = [path for path in [str(ROOT)] if path not in sys.path]
 
-from data_prep import duplicates, keys, minhash, words  # noqa: E402
-from data_prep.leaks import LeakIndex  # noqa: E402
+from data_prep.duplicates import minhash, near_duplicates, text_keys, word_hashes  # noqa: E402
+from data_prep.duplicates.ngram_index import LeakIndex  # noqa: E402
 
 COPIES, SHARING, SHARED_PART = 0.1, 0.1, 0.3
 SHORTEST, LONGEST = 100, 1000
@@ -96,9 +96,9 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--documents", type=int, default=100_000)
     parser.add_argument("--changed", type=float, default=0.05, help="share of a copy's words that are exchanged")
     parser.add_argument("--shingles", type=many(int), default=[minhash.DEFAULT_SHINGLE_WORDS])
-    parser.add_argument("--thresholds", type=many(float), default=[duplicates.DEFAULT_THRESHOLD])
+    parser.add_argument("--thresholds", type=many(float), default=[near_duplicates.DEFAULT_THRESHOLD])
     parser.add_argument("--permutations", type=int, default=minhash.DEFAULT_PERMUTATIONS)
-    parser.add_argument("--memory-mb", type=int, default=duplicates.DEFAULT_MEMORY_BYTES >> 20)
+    parser.add_argument("--memory-mb", type=int, default=near_duplicates.DEFAULT_MEMORY_BYTES >> 20)
     parser.add_argument("--peer", action="store_true", help="also datasketch, with the first shingle and threshold")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
@@ -188,14 +188,14 @@ def score(planted: Planted, removed: np.ndarray) -> dict:
 def measure_speed(texts: list[str]) -> dict[str, float]:
     """MB/s of each function that sees every document."""
     data = [text.encode() for text in texts]
-    hashes = [words.word_hashes(text) for text in texts]
+    hashes = [word_hashes.word_hashes(text) for text in texts]
     index = LeakIndex.build(texts[: len(texts) // 10])
     ends = [np.arange(len(one) % 500, len(one) + 1, 500) for one in data]
     cases: dict[str, Callable[[int], object]] = {
-        "word_hashes": lambda i: words.word_hashes(texts[i]),
+        "word_hashes": lambda i: word_hashes.word_hashes(texts[i]),
         "signature": lambda i: minhash.signature(hashes[i]),
-        "text_key": lambda i: keys.text_key(data[i]),
-        "paragraph_keys": lambda i: keys.paragraph_keys(data[i], ends[i]),
+        "text_key": lambda i: text_keys.text_key(data[i]),
+        "paragraph_keys": lambda i: text_keys.paragraph_keys(data[i], ends[i]),
         "leak_hits": lambda i: index.hits(hashes[i]),
     }
     rates = {}
@@ -213,7 +213,7 @@ def write_signatures(texts: list[str], shingle: int, permutations: int, path: Pa
     start = time.perf_counter()
     out = np.lib.format.open_memmap(path, "w+", np.uint32, (len(texts), permutations))
     for i, text in enumerate(texts):
-        out[i] = minhash.signature(words.word_hashes(text), shingle, permutations)
+        out[i] = minhash.signature(word_hashes.word_hashes(text), shingle, permutations)
     return time.perf_counter() - start
 
 
@@ -227,9 +227,9 @@ def remove(path: str, threshold: float, memory_bytes: int) -> tuple[np.ndarray, 
     """Phase 2; returns (removed, seconds, peak RSS of this process in MB)."""
     signatures = np.load(path, mmap_mode="r")
     active = np.ones(len(signatures), bool)
-    duplicates.near_duplicates(signatures[:2], active[:2], threshold)  # compiles
+    near_duplicates.near_duplicates(signatures[:2], active[:2], threshold)  # compiles
     start = time.perf_counter()
-    removed = duplicates.near_duplicates(signatures, active, threshold, memory_bytes)
+    removed = near_duplicates.near_duplicates(signatures, active, threshold, memory_bytes)
     seconds = time.perf_counter() - start
     status = Path("/proc/self/status").read_text()
     return removed, seconds, int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024 / 1e6

@@ -39,15 +39,15 @@ import jax  # noqa: E402
 from bench import PRESETS  # noqa: E402
 from bench_command import positive, stamped, write  # noqa: E402
 
-from bert_jax import presets  # noqa: E402
-from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig  # noqa: E402
+from bert_jax.config import presets  # noqa: E402
+from bert_jax.config.run import CheckpointConfig, Config, EvaluationConfig, LogConfig  # noqa: E402
 from bert_jax.data.batches import HostBatch  # noqa: E402
 from bert_jax.data.cursor import Cursor  # noqa: E402
 from bert_jax.errors import UserError  # noqa: E402
 from bert_jax.training import loop  # noqa: E402
-from bert_jax.training.checkpoint import COMMIT, Checkpoints, find_damage  # noqa: E402
+from bert_jax.training.compiled_steps import Programs  # noqa: E402
 from bert_jax.training.pretraining_task import Pretraining  # noqa: E402
-from bert_jax.training.programs import Programs  # noqa: E402
+from bert_jax.training.run_directory.checkpoint import COMMIT, Checkpoints, find_damage  # noqa: E402
 from bert_jax.training.sharding import put_rows  # noqa: E402
 from bert_jax.training.state import abstract_state, init_state  # noqa: E402
 from bert_jax.training.step import make_train_step, put_dials  # noqa: E402

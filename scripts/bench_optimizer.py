@@ -32,11 +32,11 @@ import jax.numpy as jnp  # noqa: E402
 import optax  # noqa: E402
 from bench_command import positive, stamped, write  # noqa: E402
 
-from bert_jax import presets  # noqa: E402
-from bert_jax.config import OptimizerConfig  # noqa: E402
-from bert_jax.model import whole  # noqa: E402
+from bert_jax.config import presets  # noqa: E402
+from bert_jax.config.run import OptimizerConfig  # noqa: E402
+from bert_jax.model import bert  # noqa: E402
 from bert_jax.model.heads import Heads  # noqa: E402
-from bert_jax.training.optimizer import make_optimizer  # noqa: E402
+from bert_jax.training.optimizers.optimizer import make_optimizer  # noqa: E402
 
 BARE_BYTES, LAMB_BYTES = 28, 40
 """Per parameter, in float32."""
@@ -89,7 +89,7 @@ def compile_all(shapes: Any, arrays: tuple[Any, ...]) -> dict[str, Any]:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Medians in seconds, bandwidth and ratio, ready for JSON."""
     config = presets.load_config(options.preset).model
-    shapes = whole.shapes(config, Heads(pair=True))
+    shapes = bert.shapes(config, Heads(pair=True))
     parameters = sum(leaf.size for leaf in jax.tree.leaves(shapes))
     params, gradients = draw(shapes, 0), draw(shapes, 1)
     state = jax.jit(optax.scale_by_adam().init)(params)

@@ -16,12 +16,12 @@ import jaxlib
 import numpy as np
 import optax
 
-from bert_jax import masking
-from bert_jax.config import Config, DataConfig, ModelConfig, ObjectiveConfig, OptimizerConfig, Phase
+from bert_jax.config.run import Config, DataConfig, ModelConfig, ObjectiveConfig, OptimizerConfig, Phase
 from bert_jax.errors import UserError
-from bert_jax.masking import Vocabulary
 from bert_jax.model import families
 from bert_jax.model.flops import pretraining_flops
+from bert_jax.objectives import masking
+from bert_jax.objectives.masking import Vocabulary
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.sharding import check_rows, make_mesh, put_rows
 from bert_jax.training.state import abstract_state, init_state

@@ -30,14 +30,14 @@ ROOT = Path(__file__).resolve().parents[1]
 # Run as a script from a clone, nothing needs to be installed.
 sys.path[:0] = [path for path in (str(ROOT),) if path not in sys.path]
 
-from bert_jax import config as config_lib  # noqa: E402
-from bert_jax.config import Config, DataConfig, ObjectiveConfig, Phase  # noqa: E402
+from bert_jax.config import run as config_lib  # noqa: E402
+from bert_jax.config.presets import load_config  # noqa: E402
+from bert_jax.config.run import Config, DataConfig, ObjectiveConfig, Phase  # noqa: E402
 from bert_jax.data.batches import Stream  # noqa: E402
 from bert_jax.data.corpus import Corpus  # noqa: E402
 from bert_jax.data.cursor import Cursor, Position  # noqa: E402
-from bert_jax.data.gather import Marks  # noqa: E402
 from bert_jax.data.record import Record  # noqa: E402
-from bert_jax.presets import load_config  # noqa: E402
+from bert_jax.data.row_reader import Marks  # noqa: E402
 
 FORMATS = ("segment_pair", "sentence_order", "full_sentences", "doc_sentences", "sentence_pair")
 MARKS = Marks(0, 1, 2)
@@ -200,9 +200,9 @@ def bench_plan(asked: argparse.Namespace) -> list[dict]:
 
 def bench_wait(asked: argparse.Namespace) -> list[dict]:
     """Train a preset and read the share of time spent waiting for rows from its metrics."""
-    from bert_jax import pretraining
-    from bert_jax.data.parts import Part
-    from bert_jax.training.metrics import read_metrics
+    from bert_jax.data.mixture_spec import Part
+    from bert_jax.training import pretraining
+    from bert_jax.training.run_directory.metrics import read_metrics
 
     preset = load_config(asked.preset)
     phase = dataclasses.replace(

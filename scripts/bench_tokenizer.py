@@ -25,8 +25,8 @@ import numpy as np
 import tokenizers
 
 from bert_jax.errors import UserError
-from bert_jax.tokenizer import Tokenizer
-from bert_jax.wordpiece import FastWordPiece
+from bert_jax.tokenizers.tokenizer import Tokenizer
+from bert_jax.tokenizers.wordpiece import FastWordPiece
 
 
 def read_sentences(files: Sequence[Path]) -> list[str]:

@@ -24,8 +24,8 @@ sys.path[:0] = [path for path in (str(ROOT), str(ROOT / "scripts")) if path not 
 
 import learning_stacked  # noqa: E402
 
-from bert_jax.training.metrics import read_metrics  # noqa: E402
-from bert_jax.training.workdir import read_config  # noqa: E402
+from bert_jax.training.run_directory.metrics import read_metrics  # noqa: E402
+from bert_jax.training.run_directory.workdir import read_config  # noqa: E402
 
 COMMON = {
     "--model.vocab-size": "8192",

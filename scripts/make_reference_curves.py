@@ -17,14 +17,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_jax import config as config_lib
-from bert_jax import presets
-from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, Phase, RescueConfig
+from bert_jax.config import presets
+from bert_jax.config import run as config_lib
+from bert_jax.config.run import CheckpointConfig, Config, EvaluationConfig, LogConfig, Phase, RescueConfig
 from bert_jax.data.corpus import Corpus
-from bert_jax.data.parts import Part
-from bert_jax.planning import reference
-from bert_jax.planning.reference import Curve, Rounding, Values
-from bert_jax.training.metrics import read_metrics
+from bert_jax.data.mixture_spec import Part
+from bert_jax.doctor import reference_curve
+from bert_jax.doctor.reference_curve import Curve, Rounding, Values
+from bert_jax.training.run_directory.metrics import read_metrics
 
 METRICS = ("mlm_loss", "pair_loss", "gradient_norm", "parameter_norm", "learning_rate")
 DIGITS = 8
@@ -100,7 +100,7 @@ def changed(config: Config, changes: dict[str, Any]) -> Config:
 
 def train(name: str, changes: dict[str, Any], corpus: Path, workdir: Path) -> None:
     """One run, in this process."""
-    from bert_jax import pretraining
+    from bert_jax.training import pretraining
 
     pretraining.pretrain(changed(recipe(name), changes), [Part(corpus)], workdir)
 
@@ -114,13 +114,13 @@ def trained(arguments: argparse.Namespace, variant: str, flags: str, changes: di
         environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
         subprocess.run(command, check=True, env=environment)
         (workdir / "done").touch()
-    values = reference.values_of(read_metrics(workdir / "metrics.jsonl"), METRICS)
+    values = reference_curve.values_of(read_metrics(workdir / "metrics.jsonl"), METRICS)
     return {metric: [float(f"{value:.{DIGITS}g}") for value in row] for metric, row in values.items()}
 
 
 def spread(runs: Sequence[Values], right: Values) -> Values:
     """The farthest mean of each window."""
-    off = {metric: [reference.deviations(run[metric], right[metric]) for run in runs] for metric in METRICS}
+    off = {metric: [reference_curve.deviations(run[metric], right[metric]) for run in runs] for metric in METRICS}
     return {metric: [float(f"{max(column):.2g}") for column in zip(*rows, strict=True)] for metric, rows in off.items()}
 
 
@@ -129,7 +129,7 @@ def table(runs: dict[str, tuple[Rounding, Values]], curve: Curve) -> str:
     lines = [f"| run | {' | '.join(('first', *METRICS))} |", f"|---|{'---|' * (len(METRICS) + 1)}"]
     for name, (rounding, values) in runs.items():
         cells = []
-        for line in reference.compare(values, curve, rounding):
+        for line in reference_curve.compare(values, curve, rounding):
             off = line.values["deviations"]
             bounds = line.values.get("bounds") or [line.values["bound"]] * len(off)
             parts = off.values() if isinstance(off, dict) else off
@@ -148,9 +148,9 @@ def make(arguments: argparse.Namespace) -> None:
     spreads = {kind: spread([values for of, values in runs.values() if of == kind], right) for kind in kinds}
     config = config_lib.to_dict(recipe(arguments.preset))
     curve = Curve(config, Corpus.open(arguments.corpus).identity, right, spreads)
-    reference.FOLDER.mkdir(exist_ok=True)
+    reference_curve.FOLDER.mkdir(exist_ok=True)
     text = json.dumps(vars(curve), separators=(",", ":"))
-    (reference.FOLDER / f"{arguments.preset}.json").write_text(text.replace('],"', '],\n"') + "\n")
+    (reference_curve.FOLDER / f"{arguments.preset}.json").write_text(text.replace('],"', '],\n"') + "\n")
     print(table(runs, curve), "\n", flush=True)
     if not arguments.wrong:
         return

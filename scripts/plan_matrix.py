@@ -17,10 +17,10 @@ ROOT = Path(__file__).resolve().parents[1]
 # Run as a script from a clone, nothing needs to be installed.
 sys.path[:0] = [path for path in (str(ROOT),) if path not in sys.path]
 
-from bert_jax import presets  # noqa: E402
 from bert_jax.chips import GIB  # noqa: E402
+from bert_jax.config import presets  # noqa: E402
 from bert_jax.errors import UserError  # noqa: E402
-from bert_jax.planning import plan, propose, topologies  # noqa: E402
+from bert_jax.planning import mesh_search, run_plan, topologies  # noqa: E402
 
 TOPOLOGIES = ("v3:32x32", "v4:8x8x8", "v5e:16x16", "2xv5e:16x16", "v5p:8x8x8", "v6e:16x16", "h100:8x8")
 
@@ -53,10 +53,10 @@ def examine(name: str, topology: topologies.Topology) -> dict[str, Any]:
     """The plan of what the search chose, or why there is none."""
     config = presets.load_config(name)
     try:
-        proposal = propose.propose(config, topology)
+        proposal = mesh_search.propose(config, topology)
     except UserError as error:
         return {"name": name, "topology": topology.name, "error": str(error)}
-    found = plan.plan(proposal.config, topology, compiled=proposal.compiled)
+    found = run_plan.plan(proposal.config, topology, compiled=proposal.compiled)
     return found | {"remat": proposal.config.model.remat}
 
 

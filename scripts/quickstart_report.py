@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import bert_jax
-from bert_jax.training.metrics import read_metrics
-from bert_jax.training.scores import BASELINES
+from bert_jax.training.eval_metrics import BASELINES
+from bert_jax.training.run_directory.metrics import read_metrics
 
 TEXTS = (
     "Return a new [MASK] with the same elements.",

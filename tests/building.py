@@ -7,10 +7,10 @@ import pathlib
 import numpy as np
 
 from bert_jax.data.corpus import Corpus
-from bert_jax.tokenizer import SPECIAL_TOKENS, Tokenizer, wordpiece
+from bert_jax.tokenizers.tokenizer import SPECIAL_TOKENS, Tokenizer, wordpiece
 from data_prep import sources
-from data_prep.build import Request, build
-from data_prep.engines.local import LocalEngine
+from data_prep.build.engines.local import LocalEngine
+from data_prep.build.pipeline import Request, build
 from data_prep.options import Options
 
 WORDS = ["the", "a", "river", "mountain", "sings", "falls", "over", "quick", "slow", "light", "dark", "stone"]

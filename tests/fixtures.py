@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax.config import (
+from bert_jax.config.run import (
     CheckpointConfig,
     Config,
     DataConfig,
@@ -53,15 +53,15 @@ def make_documents(seed: int, count: int) -> list[str]:
 
 def build_corpus(directory: Path, documents: list[str], vocab_size: int) -> Path:
     """Tokenizer and corpus as a user makes them; returns the corpus directory."""
-    from data_prep import cli
+    from data_prep.cli import main
 
     source = directory / "text.txt"
     source.write_text("\n\n".join(documents))
     tokenizer, corpus = directory / "tokenizer.json", directory / "corpus"
     common = ["--source", f"text:{source}", "--workers", "1"]
-    assert cli.main(["tokenizer", *common, "--vocab-size", str(vocab_size), "--out", str(tokenizer)]) == 0
+    assert main.main(["tokenizer", *common, "--vocab-size", str(vocab_size), "--out", str(tokenizer)]) == 0
     build = ["build", *common, "--tokenizer", str(tokenizer), "--out", str(corpus), "--validation-fraction", "0.2"]
-    assert cli.main(build) == 0
+    assert main.main(build) == 0
     return corpus
 
 
@@ -74,8 +74,8 @@ def tiny_corpus(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def marks(tiny_corpus):
     """What stands around text in rows of `tiny_corpus`."""
-    from bert_jax.data.gather import Marks
-    from bert_jax.tokenizer import Tokenizer
+    from bert_jax.data.row_reader import Marks
+    from bert_jax.tokenizers.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.load(tiny_corpus)
     return Marks(tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id)
@@ -84,13 +84,13 @@ def marks(tiny_corpus):
 @pytest.fixture(scope="session")
 def second_corpus(tmp_path_factory, tiny_corpus) -> Path:
     """Other text with the tokenizer of `tiny_corpus`, for mixtures. Read only."""
-    from data_prep import cli
+    from data_prep.cli import main
 
     directory = tmp_path_factory.mktemp("second")
     source, corpus = directory / "text.txt", directory / "second"
     source.write_text("\n\n".join(make_documents(5, 30)))
     build = ["build", "--source", f"text:{source}", "--tokenizer", str(tiny_corpus / "tokenizer.json")]
-    assert cli.main([*build, "--out", str(corpus), "--workers", "1", "--validation-fraction", "0.3"]) == 0
+    assert main.main([*build, "--out", str(corpus), "--workers", "1", "--validation-fraction", "0.3"]) == 0
     return corpus
 
 
@@ -119,8 +119,8 @@ def tiny_config() -> Config:
 @pytest.fixture(scope="session")
 def tiny_run(tmp_path_factory, tiny_corpus, tiny_config) -> Path:
     """The work directory of a finished run of `tiny_config` on `tiny_corpus`. Read only: copy it to change it."""
-    from bert_jax import pretraining
-    from bert_jax.data.parts import Part
+    from bert_jax.data.mixture_spec import Part
+    from bert_jax.training import pretraining
 
     directory = tmp_path_factory.mktemp("run") / "workdir"
     with _optimizations(True):  # whichever module asks first
@@ -178,7 +178,7 @@ def shared_programs():
     """Runs of one config within a module trace and compile their programs once; what they compute is the same."""
     import jax
 
-    from bert_jax.training import loop, programs
+    from bert_jax.training import compiled_steps, loop
     from bert_jax.training.state import abstract_state
 
     patch, known = pytest.MonkeyPatch(), {}
@@ -196,7 +196,11 @@ def shared_programs():
         config = dataclasses.replace(config, **dict(zip(names, rest, strict=True)))
         return config, task.phase, mesh, type(task).sums
 
-    make_train_step, make_eval_step, init_state = programs.make_train_step, programs.make_eval_step, loop.init_state
+    make_train_step, make_eval_step, init_state = (
+        compiled_steps.make_train_step,
+        compiled_steps.make_eval_step,
+        loop.init_state,
+    )
 
     class Lowered:
         def __init__(self, *made_of):
@@ -216,8 +220,10 @@ def shared_programs():
         shardings = jax.tree.map(lambda x: x.sharding, abstract_state(task, mesh))
         return jax.tree.map(jax.device_put, drawn, shardings)
 
-    patch.setattr(programs, "make_train_step", Lowered)
-    patch.setattr(programs, "make_eval_step", lambda t, m: once(("score", *of(t, m)), lambda: make_eval_step(t, m)))
+    patch.setattr(compiled_steps, "make_train_step", Lowered)
+    patch.setattr(
+        compiled_steps, "make_eval_step", lambda t, m: once(("score", *of(t, m)), lambda: make_eval_step(t, m))
+    )
     patch.setattr(loop, "init_state", first_state)
     yield
     patch.undo()

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.config import ObjectiveConfig
-from bert_jax.masking import Vocabulary, mask_tokens
+from bert_jax.config.run import ObjectiveConfig
 from bert_jax.model.layers import fold
+from bert_jax.objectives.masking import Vocabulary, mask_tokens
 
 PAD, UNK, CLS, SEP, MASK = 0, 7, 30, 31, 60
 VOCABULARY = Vocabulary(size=64, mask_id=MASK, special_ids=(PAD, UNK, CLS, SEP, MASK))

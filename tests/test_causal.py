@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 
 import bert_jax
-from bert_jax import config as config_lib
-from bert_jax import pretraining
-from bert_jax.convert import transformers_forward
+from bert_jax.config import run as config_lib
 from bert_jax.convert.conversion import convert
+from bert_jax.convert.parity import transformers_forward
 from bert_jax.data.corpus import Corpus
-from bert_jax.data.parts import Part
+from bert_jax.data.mixture_spec import Part
 from bert_jax.errors import UserError
-from bert_jax.masking import Vocabulary
-from bert_jax.model import whole
+from bert_jax.model import bert
 from bert_jax.model.flops import pretraining_flops
 from bert_jax.model.heads import Heads
-from bert_jax.objectives import next_token_targets
-from bert_jax.tokenizer import Tokenizer
-from bert_jax.training import workdir
+from bert_jax.objectives.losses import next_token_targets
+from bert_jax.objectives.masking import Vocabulary
+from bert_jax.tokenizers.tokenizer import Tokenizer
+from bert_jax.training import pretraining
 from bert_jax.training.pretraining_task import Pretraining
+from bert_jax.training.run_directory import workdir
 from tests.masking_batches import SEP, make_batch
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -75,7 +75,7 @@ def test_the_task_hides_nothing(causal_config, evaluating):
     prepared = task.prepare(batch, evaluating=evaluating)
     np.testing.assert_array_equal(prepared["input_ids"], batch["input_ids"])
     assert {name: float(weight) for name, weight in task.loss_weights(prepared).items()} == {"causal_loss": 19 + 15 + 9}
-    params = whole.init(causal_config.model, jax.random.key(0), Heads(pair=False))
+    params = bert.init(causal_config.model, jax.random.key(0), Heads(pair=False))
     sums = task.sums(params, prepared, None)
     assert {name: float(value.weight) for name, value in sums.items()} == {"causal_loss": 43, "causal_accuracy": 43}
     # Fresh weights know nothing: log 120 per token.

@@ -173,8 +173,8 @@ def test_readme_names_only_flags_that_exist():
     """Flags in running text, too: `--phases.0.batch-size` and the like."""
     import dataclasses
 
-    from bert_jax.presets import load_config
-    from bert_jax.runtime.cluster import ClusterConfig
+    from bert_jax.config.presets import load_config
+    from bert_jax.distributed.cluster_detection import ClusterConfig
 
     known = {"--help", "--all", "--json", "--to", "--corpus", "--workdir", "--profile", "--source", "--kind", "--out"}
     known |= {"--formats", "--documents", "--tokens", "--preset", "--seq-len", "--batch"}

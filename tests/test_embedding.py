@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bert_jax
-from bert_jax import embedding, inference
-from bert_jax.convert.sentence_transformers import SentenceEmbedding
+from bert_jax.convert.formats.sentence_transformers import SentenceEmbedding
 from bert_jax.errors import UserError
-from bert_jax.inference import Model
-from bert_jax.model import families, whole
+from bert_jax.inference import embedding, loaded_model
+from bert_jax.inference.loaded_model import Model
+from bert_jax.model import bert, families
 from bert_jax.model.encoder import EncoderInputs
 from bert_jax.model.heads import Heads
 
@@ -42,7 +42,7 @@ def alone(model, text, pooling):
     ids = [model.tokenizer.cls_id, *model.tokenizer.encode(text), model.tokenizer.sep_id]
     zeros = jnp.zeros((1, len(ids)), jnp.int32)
     inputs = EncoderInputs(jnp.array([ids]), zeros, zeros + 1, jnp.arange(len(ids))[None], zeros[:, :1])
-    hidden = whole.bind(model.config, model.heads, model.params).encoder(inputs).hidden[0]
+    hidden = bert.bind(model.config, model.heads, model.params).encoder(inputs).hidden[0]
     return np.asarray(hidden.mean(0) if pooling == "mean" else hidden[0])
 
 
@@ -109,7 +109,7 @@ def test_vectors_are_those_of_each_text_alone(model, pooling, batch_size, monkey
 
 
 def other(config):
-    params = whole.init(config, jax.random.key(1), Heads())
+    params = bert.init(config, jax.random.key(1), Heads())
     return jax.tree.map(lambda x: x + 0.05 * jax.random.normal(jax.random.key(x.size), x.shape), params)
 
 
@@ -152,7 +152,7 @@ def test_an_iterator_is_read_in_pieces(model, monkeypatch, capsys):
     """No piece is read before the one before it is through."""
     texts = mixed_texts(model, [5, 30, 9, 12, 40, 3, 7])
     expected, read, at_work = model.encode(texts), [], []
-    monkeypatch.setattr(inference, "CHUNK_TEXTS", 3)
+    monkeypatch.setattr(loaded_model, "CHUNK_TEXTS", 3)
     encode = embedding.vectors_of
     monkeypatch.setattr(
         embedding, "vectors_of", lambda ids, *a, **k: (at_work.append(len(read)), encode(ids, *a, **k))[1]

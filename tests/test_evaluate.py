@@ -6,10 +6,11 @@ import shutil
 
 import pytest
 
-from bert_jax import cli, pretraining
-from bert_jax.data.parts import Part
+from bert_jax.cli import main as cli
+from bert_jax.data.mixture_spec import Part
 from bert_jax.errors import UserError
-from bert_jax.training.metrics import read_metrics
+from bert_jax.training import pretraining
+from bert_jax.training.run_directory.metrics import read_metrics
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

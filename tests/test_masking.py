@@ -15,10 +15,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.config import ObjectiveConfig
-from bert_jax.mask_groups import group_lengths
-from bert_jax.masking import DRAW, LENGTH, REPLACE, SELECT, mask_tokens, prediction_counts, predictions_per_row
+from bert_jax.config.run import ObjectiveConfig
 from bert_jax.model.layers import fold
+from bert_jax.objectives.mask_groups import group_lengths
+from bert_jax.objectives.masking import (
+    DRAW,
+    LENGTH,
+    REPLACE,
+    SELECT,
+    mask_tokens,
+    prediction_counts,
+    predictions_per_row,
+)
 from tests.masking_batches import (
     CLS,
     KEY,

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bert_jax.config import ObjectiveConfig
-from bert_jax.mask_groups import find_groups, find_words, group_lengths
-from bert_jax.masking import LENGTH
+from bert_jax.config.run import ObjectiveConfig
 from bert_jax.model.layers import fold
+from bert_jax.objectives.mask_groups import find_groups, find_words, group_lengths
+from bert_jax.objectives.masking import LENGTH
 from tests.masking_batches import CLS, KEY, MASK, ORDINARY, SEP, VOCABULARY, masked
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

@@ -6,11 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.config import ModelConfig, ObjectiveConfig
-from bert_jax.model import whole
+from bert_jax.config.run import ModelConfig, ObjectiveConfig
+from bert_jax.model import bert
 from bert_jax.model.encoder import EncoderInputs
 from bert_jax.model.heads import Heads
-from bert_jax.objectives import loss_weights, pretraining_sums
+from bert_jax.objectives.losses import loss_weights, pretraining_sums
 from tests.masking_batches import KEY, OBJECTIVE, VOCABULARY, make_batch, masked
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -20,7 +20,7 @@ CONFIG = ModelConfig(vocab_size=64, hidden_size=16, num_layers=1, num_heads=2, i
 
 @functools.lru_cache
 def parameters(pair: bool):
-    params = jax.jit(lambda key: whole.init(CONFIG, key, Heads(pair=pair)))(jax.random.key(1))
+    params = jax.jit(lambda key: bert.init(CONFIG, key, Heads(pair=pair)))(jax.random.key(1))
     return jax.tree.map(
         lambda x: x + 0.2 * np.random.default_rng(x.size).normal(size=x.shape).astype(np.float32), params
     )
@@ -28,13 +28,13 @@ def parameters(pair: bool):
 
 @jax.jit
 def sums_of(params, batch):
-    return pretraining_sums(whole.bind(CONFIG, Heads(pair="pair" in params), params), batch, None)
+    return pretraining_sums(bert.bind(CONFIG, Heads(pair="pair" in params), params), batch, None)
 
 
 @jax.jit
 def logits_of(params, batch):
     """Of every position, and of every slot."""
-    model = whole.bind(CONFIG, Heads(pair="pair" in params), params)
+    model = bert.bind(CONFIG, Heads(pair="pair" in params), params)
     output = model.encoder(EncoderInputs(*(batch[name] for name in EncoderInputs._fields)))
     return model.mlm(output.hidden, model.encoder.embeddings.attend), model.pair(output.pooled)
 

@@ -8,15 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax import config as config_lib
+from bert_jax.config import run as config_lib
 from bert_jax.data.batches import Stream
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.cursor import Cursor
-from bert_jax.masking import Vocabulary
-from bert_jax.model import whole
+from bert_jax.model import bert
 from bert_jax.model.encoder import EncoderInputs
 from bert_jax.model.heads import Heads, gather_positions, score_labels
-from bert_jax.tokenizer import Tokenizer
+from bert_jax.objectives.masking import Vocabulary
+from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.pretraining_task import Pretraining
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -34,7 +34,7 @@ def setting(tiny_corpus, tiny_config, marks):
 
 @functools.lru_cache
 def parameters(model, pair):
-    params = jax.jit(lambda key: whole.init(model, key, Heads(pair=pair)))(jax.random.key(1))
+    params = jax.jit(lambda key: bert.init(model, key, Heads(pair=pair)))(jax.random.key(1))
     # Larger than an initialisation, so that what a token sees shows in its loss.
     return jax.tree.map(
         lambda x: x + 0.2 * np.random.default_rng(x.size).normal(size=x.shape).astype(np.float32), params
@@ -50,7 +50,7 @@ def losses_of_an_epoch(corpus, marks, vocabulary, config):
     @jax.jit
     def score(batch):
         batch = task.prepare(batch, evaluating=False)
-        model = whole.bind(config.model, Heads(pair="pair" in params), params)
+        model = bert.bind(config.model, Heads(pair="pair" in params), params)
         output = model.encoder(EncoderInputs(*(batch[name] for name in EncoderInputs._fields)))
         hidden = gather_positions(output.hidden, batch["target_positions"])
         tokens, _ = score_labels(model.mlm(hidden, model.encoder.embeddings.attend), batch["target_labels"])

@@ -13,19 +13,19 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType
 
-from bert_jax import config as config_lib
-from bert_jax import presets
-from bert_jax.config import Config, Phase
-from bert_jax.model import whole
+from bert_jax.config import presets
+from bert_jax.config import run as config_lib
+from bert_jax.config.run import Config, Phase
+from bert_jax.model import bert
 from bert_jax.model.heads import Heads
 from bert_jax.model.layers import Noise
 from bert_jax.training.micro_batch import accumulations
-from bert_jax.training.paths import name_leaves
+from bert_jax.training.optimizers.param_rules import treatments
+from bert_jax.training.optimizers.schedules import learning_rate
+from bert_jax.training.param_paths import name_leaves
 from bert_jax.training.pretraining_task import Pretraining
-from bert_jax.training.schedules import learning_rate
 from bert_jax.training.sharding import state_shardings
 from bert_jax.training.state import abstract_state
-from bert_jax.training.treatment import treatments
 from tests.masking_batches import VOCABULARY, make_batch
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -60,7 +60,7 @@ def paired(config: Config) -> bool:
 
 
 def shapes_of(config: Config) -> Any:
-    return whole.shapes(config.model, Heads(pair=paired(config)))
+    return bert.shapes(config.model, Heads(pair=paired(config)))
 
 
 def mesh(data: int, fsdp: int, tensor: int) -> AbstractMesh:
@@ -224,7 +224,7 @@ def describe(name: str) -> str:
     treated = name_leaves(treatments(shapes))
     leaves = name_leaves(shapes)
     if name in DRAWN:
-        drawn = jax.jit(lambda: whole.init(config.model, jax.random.key(config.seed), Heads(pair=True)))()
+        drawn = jax.jit(lambda: bert.init(config.model, jax.random.key(config.seed), Heads(pair=True)))()
         leaves = name_leaves(jax.tree.map(np.asarray, drawn))
     lines += ["", "parameter | type and shape | first mean, deviation | decayed | tensor axes | split on mesh 1x2x2"]
     for path, leaf in leaves.items():

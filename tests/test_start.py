@@ -7,16 +7,17 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax import config as config_lib
-from bert_jax import inference, pretraining
-from bert_jax.config import Config
-from bert_jax.convert import formats, own
-from bert_jax.data.parts import Part
+from bert_jax.config import run as config_lib
+from bert_jax.config.run import Config
+from bert_jax.convert.formats import input_formats, native
+from bert_jax.convert.init_from import OF_VOCABULARY, read_start
+from bert_jax.data.mixture_spec import Part
 from bert_jax.errors import UserError
-from bert_jax.start import OF_VOCABULARY, read_start
-from bert_jax.tokenizer import Tokenizer
-from bert_jax.training.growth import repeat_layers
-from bert_jax.training.paths import name_leaves
+from bert_jax.inference import loaded_model
+from bert_jax.tokenizers.tokenizer import Tokenizer
+from bert_jax.training import pretraining
+from bert_jax.training.param_paths import name_leaves
+from bert_jax.training.stacking import repeat_layers
 
 
 def starting(config: Config, source, embeddings: str = "keep", **model) -> Config:
@@ -35,7 +36,10 @@ def leaves(params) -> dict[str, np.ndarray]:
 def test_a_deeper_model_repeats_the_layers(tiny_config, tiny_corpus, tiny_run, tiny_export, kind):
     source = tiny_run if kind == "run" else tiny_export
     config = starting(tiny_config, source, num_layers=3)
-    found, there = leaves(read_start(config, Tokenizer.load(tiny_corpus)).params), leaves(inference.load(source).params)
+    found, there = (
+        leaves(read_start(config, Tokenizer.load(tiny_corpus)).params),
+        leaves(loaded_model.load(source).params),
+    )
     assert found.keys() == there.keys()
     for name, array in there.items():
         expected = np.concatenate([array] * 3) if "/layers/" in name else array
@@ -52,8 +56,8 @@ def test_blocks_are_repeated_in_their_order():
 
 def test_a_repeated_stack_computes_something_else(tiny_run):
     """Stacking preserves no function; a test that it did would be wrong."""
-    model = inference.load(tiny_run)
-    deeper = inference.Model(
+    model = loaded_model.load(tiny_run)
+    deeper = loaded_model.Model(
         dataclasses.replace(model.config, num_layers=2), model.heads, repeat_layers(model.params, 2), model.tokenizer
     )
     vectors = [m.encode(["the river sings"]) for m in (model, deeper)]
@@ -82,7 +86,7 @@ def test_new_embeddings_on_a_frozen_body(tiny_config, tiny_run, other_corpus, tm
     config = dataclasses.replace(config, phases=(frozen,))
     start = leaves(read_start(config, Tokenizer.load(other_corpus)).params)
     pretraining.pretrain(config, [Part(other_corpus)], tmp_path / "run")
-    source, trained = leaves(inference.load(tiny_run).params), leaves(inference.load(tmp_path / "run").params)
+    source, trained = leaves(loaded_model.load(tiny_run).params), leaves(loaded_model.load(tmp_path / "run").params)
     for name in trained:
         if name in OF_VOCABULARY:
             assert trained[name].shape[0] == tokens and not np.array_equal(trained[name], start[name])
@@ -111,7 +115,7 @@ def test_what_a_run_started_from_is_not_needed_again(tiny_config, tiny_corpus, t
     place = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
     assert place == undisturbed
     for a, b in zip(
-        *(jax.tree.leaves(inference.load(tmp_path / w).params) for w in ("run", "undisturbed")), strict=True
+        *(jax.tree.leaves(loaded_model.load(tmp_path / w).params) for w in ("run", "undisturbed")), strict=True
     ):
         np.testing.assert_array_equal(a, b)
 
@@ -134,9 +138,9 @@ def test_other_widths_are_refused(tiny_config, tiny_corpus, tiny_run, tmp_path, 
 
 def test_a_head_with_another_activation_is_refused(tiny_config, tiny_corpus, tiny_run, tmp_path):
     """Published models may have one, runs have that of the layers."""
-    with formats.opened(tiny_run) as contents:
+    with input_formats.opened(tiny_run) as contents:
         heads = dataclasses.replace(contents.model.heads, mlm_activation="relu")
-        own.write(tmp_path, contents.model._replace(heads=heads))
+        native.write(tmp_path, contents.model._replace(heads=heads))
         contents.loaded_tokenizer.save(tmp_path / "tokenizer.json")
     with pytest.raises(UserError, match="has an MLM head with relu, this run's has gelu"):
         read_start(starting(tiny_config, tmp_path), Tokenizer.load(tiny_corpus))
@@ -144,11 +148,15 @@ def test_a_head_with_another_activation_is_refused(tiny_config, tiny_corpus, tin
 
 def test_another_tokenizer_is_refused(tiny_config, tiny_run, other_corpus, tmp_path):
     with pytest.raises(UserError, match=r"was trained with another tokenizer than the corpus.*start.embeddings new"):
-        pretraining.pretrain(starting(tiny_config, tiny_run), [Part(other_corpus)], tmp_path / "run")
+        pretraining.pretrain(
+            starting(tiny_config, tiny_run), [Part(other_corpus)], tmp_path / "run", read_start=read_start
+        )
     assert not (tmp_path / "run").exists()
 
 
 def test_a_source_that_is_not_there(tiny_config, tiny_corpus, tmp_path):
     with pytest.raises(UserError, match="is no file and no directory"):
-        pretraining.pretrain(starting(tiny_config, tmp_path / "none"), [Part(tiny_corpus)], tmp_path / "run")
+        pretraining.pretrain(
+            starting(tiny_config, tmp_path / "none"), [Part(tiny_corpus)], tmp_path / "run", read_start=read_start
+        )
     assert not (tmp_path / "run").exists()

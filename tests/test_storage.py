@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from etils import epath
 
-from bert_jax import cli, storage
+from bert_jax import storage
+from bert_jax.cli import main as cli
 from bert_jax.errors import UserError, install_command
 from tests.stores import MemoryStore, memory_store, tree
 

@@ -40,10 +40,10 @@ def mentions(attribute: str) -> set[str]:
 
 def test_jit_stands_in_four_files():
     assert mentions("jit") == {
-        "bert_jax/convert/serving.py",
+        "bert_jax/convert/formats/stablehlo.py",
         "bert_jax/training/step.py",
         "bert_jax/training/state.py",
-        "bert_jax/inference.py",
+        "bert_jax/inference/loaded_model.py",
     }
 
 
@@ -98,10 +98,10 @@ def without_jax(statement: str) -> subprocess.CompletedProcess:
 
 def test_what_needs_no_jax():
     statement = """
-import bert_jax, bert_jax.config, bert_jax.presets, bert_jax.tokenizer, bert_jax.data.corpus, bert_jax.cli
-import data_prep, data_prep.cli
+import bert_jax, bert_jax.config.run, bert_jax.config.presets, bert_jax.tokenizers.tokenizer, bert_jax.data.corpus, bert_jax.cli.main
+import data_prep, data_prep.cli.main
 assert bert_jax.Tokenizer and bert_jax.Config and bert_jax.UserError
-assert bert_jax.presets.load_config("bert_tiny").model.num_layers == 2
+assert bert_jax.config.presets.load_config("bert_tiny").model.num_layers == 2
 """
     done = without_jax(statement)
     assert done.returncode == 0, done.stderr

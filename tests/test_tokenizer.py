@@ -19,8 +19,8 @@ from sentencepiece import sentencepiece_model_pb2
 from tokenizers import models, normalizers, pre_tokenizers
 
 from bert_jax.errors import UserError
-from bert_jax.tokenizer import Tokenizer, bpe, byte_bpe, sentencepiece, wordpiece
-from bert_jax.tokenizer_kinds import byte_alphabet
+from bert_jax.tokenizers.kinds import byte_alphabet
+from bert_jax.tokenizers.tokenizer import Tokenizer, bpe, byte_bpe, sentencepiece, wordpiece
 
 SHARED = os.environ.get("BERT_JAX_SHARED_DATA")
 needs_shared_data = pytest.mark.skipif(not SHARED, reason="BERT_JAX_SHARED_DATA is not set")

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from bert_jax.convert.sample_texts import TEXTS
+from bert_jax.convert.parity.sample_texts import TEXTS
 from bert_jax.errors import UserError
-from bert_jax.tokenizer import Tokenizer, byte_bpe
-from bert_jax.tokenizer_kinds import BYTE_SPECIAL_TOKENS, byte_alphabet
+from bert_jax.tokenizers.kinds import BYTE_SPECIAL_TOKENS, byte_alphabet
+from bert_jax.tokenizers.tokenizer import Tokenizer, byte_bpe
 
 BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "fährt", "fahrt", "Fahrt", "小", "##船", "船", "##s", "<s>"]
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from etils import epath
 
-from bert_jax import tokenizer as tokenizer_lib
-from bert_jax.convert import tokenizer_files
+from bert_jax.convert.formats import tokenizer_files
 from bert_jax.errors import UserError
-from bert_jax.tokenizer import Tokenizer
-from bert_jax.tokenizer_albert import Preparation
-from data_prep import cli
+from bert_jax.tokenizers import tokenizer as tokenizer_lib
+from bert_jax.tokenizers.albert import Preparation
+from bert_jax.tokenizers.tokenizer import Tokenizer
+from data_prep.cli import main as cli
 
 TEXTS = [
     "The river sings, over the old stone!",

@@ -16,8 +16,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
-from bert_jax import wordpiece
-from bert_jax.wordpiece import FastWordPiece
+from bert_jax.tokenizers import wordpiece
+from bert_jax.tokenizers.wordpiece import FastWordPiece
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 # Spacing marks that survive accent stripping and whose combining classes are 224 and 9.

@@ -14,23 +14,22 @@ from typing import NamedTuple
 
 from etils import epath
 
-from bert_jax.convert import (
-    formats,
+from bert_jax.convert import tokenizer_check
+from bert_jax.convert.formats import (
     huggingface,
-    our_forward,
-    own,
-    parity,
+    input_formats,
+    native,
     sentence_transformers,
-    serving,
+    stablehlo,
     tensor_files,
     tensorflow1,
-    tokenizers_beside,
 )
-from bert_jax.convert.card import CARD, write_card
-from bert_jax.convert.contents import Contents
-from bert_jax.convert.form import Form
-from bert_jax.convert.identity import differences
-from bert_jax.convert.sample_texts import sample_inputs
+from bert_jax.convert.hf_model import Form
+from bert_jax.convert.model_card import CARD, write_card
+from bert_jax.convert.parity import our_forward, parity_report
+from bert_jax.convert.parity.bitwise_diff import differences
+from bert_jax.convert.parity.sample_texts import sample_inputs
+from bert_jax.convert.source_model import Contents
 from bert_jax.convert.translate import moments_to, to_form, without_base
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath, copy_tree, files_below, full_disk, is_remote, reach
@@ -65,15 +64,15 @@ def convert(
     source: StoredPath,
     destination: StoredPath,
     to: str,
-    wishes: formats.Wishes = formats.Wishes(),  # noqa: B008 (frozen)
+    wishes: input_formats.Wishes = input_formats.Wishes(),  # noqa: B008 (frozen)
     *,
     force: bool = False,
     pooling: str | None = None,
-) -> parity.Report:
+) -> parity_report.Report:
     """Write a model in another format. The destination appears whole or not at all, with a card that says what it is.
 
     Args:
-      source: a run or a model (formats.py).
+      source: a run or a model (formats/input_formats/input_formats.py).
       destination: a directory to make.
       to: a name of `TARGETS`.
       wishes: what of the source is taken.
@@ -99,7 +98,7 @@ def convert(
     with (
         _signals_raise() as raise_pending,
         _full_disk_named(destination),
-        formats.opened(source, wishes) as contents,
+        input_formats.opened(source, wishes) as contents,
         _beside(destination) as inside,
     ):
         if wishes.moments and contents.moments is None:
@@ -220,24 +219,24 @@ def _move(inside: Path, destination: StoredPath, last: str) -> None:
         raise
 
 
-def _prove(contents: Contents, inside: Path, to: str) -> parity.Report:
+def _prove(contents: Contents, inside: Path, to: str) -> parity_report.Report:
     """Another library's forward pass of the source beside ours of what was written, which is also the same to the bit.
 
     The passes show that both sides mean the same by their tensors; of tables they see the rows that the sample reaches.
     """
     source_form = contents.form or to_form(contents.model, contents.source)
     inputs = sample_inputs(source_form, contents.loaded_tokenizer)
-    other, library = parity.other_side(source_form, inputs)
+    other, library = parity_report.other_side(source_form, inputs)
     for_them = TARGETS[to].transformers
-    agreement = tokenizers_beside.agreement(contents, inside, for_them)
+    agreement = tokenizer_check.agreement(contents, inside, for_them)
     mask_BS, first, problems = inputs.attention_mask_BS, 0, ()
     if to == "stablehlo":  # gives no hidden states but the last
-        ours, first = serving.run(inside, inputs), len(other.hidden_states) - 1
+        ours, first = stablehlo.run(inside, inputs), len(other.hidden_states) - 1
         other = dataclasses.replace(other, hidden_states=other.hidden_states[first:])
     else:
-        with formats.opened(inside, formats.Wishes(moments=contents.moments is not None)) as written:
+        with input_formats.opened(inside, input_formats.Wishes(moments=contents.moments is not None)) as written:
             ours, problems = our_forward.run(written.model, inputs), differences(contents, written)
-    report = parity.compare(ours, other, mask_BS, library=library, tokenizer=agreement, first_layer=first)
+    report = parity_report.compare(ours, other, mask_BS, library=library, tokenizer=agreement, first_layer=first)
     return dataclasses.replace(report, problems=(*report.problems, *problems))
 
 
@@ -255,12 +254,12 @@ def _write_sentence_embedding(contents: Contents, directory: Path, pooling: str 
 def _write_huggingface(contents: Contents, directory: Path) -> None:
     form = _form(contents)
     huggingface.write(directory, form, tensor_files.write_safetensors, tensor_files.SAFETENSORS)
-    tokenizers_beside.put_theirs(contents, directory)
+    tokenizer_check.put_theirs(contents, directory)
 
 
 def _write_pytorch(contents: Contents, directory: Path) -> None:
     huggingface.write(directory, _form(contents), tensor_files.write_pickle, tensor_files.PICKLE)
-    tokenizers_beside.put_theirs(contents, directory)
+    tokenizer_check.put_theirs(contents, directory)
 
 
 def _write_tensorflow(contents: Contents, directory: Path) -> None:
@@ -269,17 +268,17 @@ def _write_tensorflow(contents: Contents, directory: Path) -> None:
         trees = (moments_to(contents.model, tree) for tree in contents.moments[1:])
         moments = (contents.moments.step, *trees)
     tensorflow1.write(form, directory, moments)
-    tokenizers_beside.put_theirs(contents, directory)
+    tokenizer_check.put_theirs(contents, directory)
 
 
 def _write_own(contents: Contents, directory: Path) -> None:
-    tokenizers_beside.put_ours(contents, directory)
-    own.write(directory, contents.model, contents.moments, contents.buffers, contents.settings)
+    tokenizer_check.put_ours(contents, directory)
+    native.write(directory, contents.model, contents.moments, contents.buffers, contents.settings)
 
 
 def _write_stablehlo(contents: Contents, directory: Path) -> None:
-    serving.write(directory, contents.model)
-    tokenizers_beside.put_ours(contents, directory)
+    stablehlo.write(directory, contents.model)
+    tokenizer_check.put_ours(contents, directory)
 
 
 def _form(contents: Contents) -> Form:
@@ -321,6 +320,6 @@ TARGETS = {
     "huggingface": Target(_write_huggingface, tensor_files.SAFETENSORS, transformers=True, sentences=True),
     "pytorch": Target(_write_pytorch, tensor_files.PICKLE, transformers=True, sentences=True),
     "tensorflow1": Target(_write_tensorflow, f"{tensorflow1.CHECKPOINT}.index", moments=True),
-    "bert-jax": Target(_write_own, own.DESCRIPTION, moments=True, sentences=True),
-    "stablehlo": Target(_write_stablehlo, serving.PROGRAM),
+    "bert-jax": Target(_write_own, native.DESCRIPTION, moments=True, sentences=True),
+    "stablehlo": Target(_write_stablehlo, stablehlo.PROGRAM),
 }

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_jax import __version__
-from bert_jax.config import ModelConfig
+from bert_jax.config.run import ModelConfig
 from bert_jax.convert.families.albert import ALBERT
 from bert_jax.convert.families.bert import BERT
 from bert_jax.convert.families.distilbert import DISTILBERT
@@ -15,14 +15,14 @@ from bert_jax.convert.families.electra import ELECTRA
 from bert_jax.convert.families.family import Family, Names, Settings
 from bert_jax.convert.families.modernbert import MODERNBERT
 from bert_jax.convert.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
-from bert_jax.convert.form import Form
-from bert_jax.convert.forward import ALIKE, DECODERS
-from bert_jax.convert.tables import Params, check_names, from_tensors, to_tensors
-from bert_jax.convert.tensors import LazyTensors, stored
+from bert_jax.convert.formats.tensors import LazyTensors, stored
+from bert_jax.convert.hf_model import Form
+from bert_jax.convert.name_map import Params, check_names, from_tensors, to_tensors
+from bert_jax.convert.parity.forward import ALIKE, DECODERS
 from bert_jax.errors import UserError
-from bert_jax.model import whole
+from bert_jax.model import bert
 from bert_jax.model.heads import Heads
-from bert_jax.training.paths import name_leaves
+from bert_jax.training.param_paths import name_leaves
 
 FAMILIES = {
     family.model_type: family
@@ -57,7 +57,7 @@ def from_form(form: Form) -> Translated:
     _refuse_untied(family, heads, form)
     entries = list(family.entries(config, heads))
     check_names(entries, form, family.copies, family.buffers)
-    params = from_tensors(entries, form, whole.shapes(config, heads), family.unread)
+    params = from_tensors(entries, form, bert.shapes(config, heads), family.unread)
     return Translated(family.model_type, config, heads, params)
 
 
@@ -92,7 +92,7 @@ def moments_from(model: Translated, form: Form, moments: Mapping[str, np.ndarray
     zeros = {name: np.zeros_like(form.tensors[name]) for name in absent if ".pooler." in name}
     unread = dict.fromkeys(family.unread, 0.0)
     moments = Form(form.config, dict(moments) | zeros, f"{form.source}, moments")
-    return from_tensors(entries, moments, whole.shapes(model.config, model.heads), unread)
+    return from_tensors(entries, moments, bert.shapes(model.config, model.heads), unread)
 
 
 def moments_to(model: Translated, tree: Params) -> dict[str, np.ndarray]:

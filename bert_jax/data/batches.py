@@ -13,13 +13,13 @@ import grain
 import numpy as np
 from absl import flags
 
-from bert_jax.config import Config
+from bert_jax.config.run import Config
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.corpus_rows import CorpusRows
 from bert_jax.data.cursor import Cursor, Position, batch_size
-from bert_jax.data.gather import Marks, Rows, empty_rows
 from bert_jax.data.mixture import Turns
 from bert_jax.data.reader_process import begin
+from bert_jax.data.row_reader import Marks, Rows, empty_rows
 
 READ_THREADS = 2
 NO_SHARED_MEMORY = grain.experimental.DatasetOptions(min_shm_size=1 << 62)

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from bert_jax.config import DataConfig
+from bert_jax.config.run import DataConfig
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.cursor import Position
-from bert_jax.data.gather import LoadedWindow, Marks, Rows
-from bert_jax.data.plan import Plan, Window
+from bert_jax.data.epoch_plan import Plan, Window
+from bert_jax.data.row_reader import LoadedWindow, Marks, Rows
 
 WINDOWS_KEPT = 2
 """What is read now and what comes next: 12 MB for each (books, 16-bit ids), most of it tokens. One that is asked

@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from bert_jax.config import Config
+from bert_jax.config.run import Config
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,7 @@ class Position:
     epoch: int = 0
     """Epochs of this corpus done; a phase starts with an epoch of its own."""
     window: int = 0
-    """Windows of the epoch done (data/plan.py)."""
+    """Windows of the epoch done (data/epoch_plan.py)."""
     row: int = 0
     """Rows of the window done."""
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from bert_jax.config import DataConfig
-from bert_jax.data.draws import HALF, add, draw, happens, mix, threshold
+from bert_jax.config.run import DataConfig
+from bert_jax.data.hash_random import HALF, add, draw, happens, mix, threshold
 
 EXAMPLE = np.dtype(
     [

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from bert_jax.config import DataConfig
+from bert_jax.config.run import DataConfig
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.corpus_rows import CorpusRows
 from bert_jax.data.cursor import Position
-from bert_jax.data.gather import Marks, Rows, empty_rows
+from bert_jax.data.row_reader import Marks, Rows, empty_rows
 
 SEED = 0
 """Of examples and order: the same for every run, so that runs can be compared."""

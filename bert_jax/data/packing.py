@@ -7,7 +7,7 @@ the examples apart and bounds how many share a row.
 import numba
 import numpy as np
 
-from bert_jax.data.draws import permuted
+from bert_jax.data.hash_random import permuted
 
 
 def pack(lengths: np.ndarray, seq_len: int, slots: int, key: np.uint64) -> tuple[np.ndarray, np.ndarray]:

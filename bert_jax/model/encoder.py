@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from bert_jax.config import ModelConfig
+from bert_jax.config.run import ModelConfig
 from bert_jax.model.attention import ATTENTIONS, rotate, visible
+from bert_jax.model.layer_plan import LayerPlan, NormPlacement, layer_plans, parameter_groups
 from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, Noise, dropout, truncated_normal
-from bert_jax.model.plan import LayerPlan, NormPlacement, layer_plans, parameter_groups
 from bert_jax.model.stack import run_stack
 from bert_jax.shapes import Array, Float, Int, Key
 
@@ -71,7 +71,7 @@ class Embeddings(nnx.Module):
         self, inputs: EncoderInputs, inputs_embeds: Float[Array, "B S E"] | None, noise: Noise | None
     ) -> Float[Array, "B S H"]:
         """Embed a batch; `inputs_embeds` takes the place of the word embeddings."""
-        # Ids are checked on the host (data/gather.py); "clip" keeps XLA from adding a NaN fill.
+        # Ids are checked on the host (data/row_reader.py); "clip" keeps XLA from adding a NaN fill.
         if inputs_embeds is None:
             inputs_embeds = jnp.take(self.word[...], inputs.input_ids, axis=0, mode="clip")
         total = inputs_embeds.astype(jnp.float32)

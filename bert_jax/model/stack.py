@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bert_jax.model.plan import LayerPlan, find_repetition
+from bert_jax.model.layer_plan import LayerPlan, find_repetition
 from bert_jax.shapes import Array, Float
 
 ApplyLayer = Callable[[Array, Any, Array, LayerPlan, Array | None], tuple[Array, Any]]

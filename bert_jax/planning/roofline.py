@@ -9,7 +9,7 @@ What it assumes, all of it:
 | scores | the same for attention probabilities, `SCORE_ACCESSES` each; none with the fused kernel (`cudnn`) |
 | logits | the same for the loss over the vocabulary, `LOGIT_BYTES` each |
 | parameters | `WEIGHT_BYTES` per parameter and micro-batch, `ACCUMULATE_BYTES` more when gradients are summed up, and `UPDATE_BYTES` per update |
-| data, fsdp, tensor, network | bytes sent over the bandwidth of the links that the axis lies along (planning/traffic.py) |
+| data, fsdp, tensor, network | bytes sent over the bandwidth of the links that the axis lies along (planning/collectives.py) |
 
 - The kinds follow each other: a step is their sum. Nothing is sent while anything is computed, because the step
   gathers before its loop over micro-batches and reduces behind it; what XLA may overlap at the edges is given away.
@@ -24,8 +24,8 @@ No device is needed.
 from typing import Literal, NamedTuple
 
 from bert_jax.chips import Chip, Sizes
-from bert_jax.config import Config
-from bert_jax.planning.traffic import Collectives, expected_collectives, link_seconds
+from bert_jax.config.run import Config
+from bert_jax.planning.collectives import Collectives, expected_collectives, link_seconds
 from bert_jax.planning.workload import Workload, split, workload
 from bert_jax.training.pretraining_task import update_flops
 

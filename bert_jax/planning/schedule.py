@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bert_jax.config import Config
+from bert_jax.config.run import Config
 from bert_jax.errors import UserError, install_command
-from bert_jax.training.schedules import learning_rate_at
+from bert_jax.training.optimizers.schedules import learning_rate_at
 
 TABLE_ROWS = 16
 """Evenly spaced updates in the table; those where a phase, its full rate or its decay begins come on top."""

@@ -11,11 +11,11 @@ import jax
 from jax.sharding import AbstractMesh, AxisType
 
 from bert_jax.chips import Sizes
-from bert_jax.config import Config, ModelConfig
+from bert_jax.config.run import Config, ModelConfig
 from bert_jax.errors import UserError
-from bert_jax.masking import predictions_per_row
-from bert_jax.model import whole
+from bert_jax.model import bert
 from bert_jax.model.heads import Heads
+from bert_jax.objectives.masking import predictions_per_row
 from bert_jax.training.sharding import manual_specs, state_shardings
 
 
@@ -135,5 +135,5 @@ def count_parameters(model: ModelConfig, pair: bool, sizes: Sizes) -> Parameters
 
 
 @functools.lru_cache(maxsize=64)
-def _shapes(model: ModelConfig, pair: bool) -> whole.Params:
-    return whole.shapes(model, Heads(pair=pair))
+def _shapes(model: ModelConfig, pair: bool) -> bert.Params:
+    return bert.shapes(model, Heads(pair=pair))

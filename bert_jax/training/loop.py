@@ -11,26 +11,26 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
-from bert_jax.config import Config
+from bert_jax.config.run import Config
 from bert_jax.data.cursor import Cursor
+from bert_jax.distributed.agreement import is_first
+from bert_jax.distributed.stop_request import stop_request
 from bert_jax.errors import UserError
-from bert_jax.runtime.stop_request import stop_request
-from bert_jax.runtime.together import is_first
 from bert_jax.storage import StoredPath
-from bert_jax.training import rescue
-from bert_jax.training.budget import Budget
-from bert_jax.training.checkpoint import Checkpoints, directory_of, newest, read_about, restore_parts
-from bert_jax.training.goodput import Goodput
-from bert_jax.training.ledger import Ledger
+from bert_jax.training import recovery
+from bert_jax.training.compiled_steps import Programs, make_evaluator, micro_batches_of
+from bert_jax.training.divergence import TroubleError
 from bert_jax.training.micro_batch import Asked, given
-from bert_jax.training.programs import Programs, make_evaluator, micro_batches_of
 from bert_jax.training.reporter import Reporter
+from bert_jax.training.run_directory.checkpoint import Checkpoints, directory_of, newest, read_about, restore_parts
+from bert_jax.training.run_directory.goodput import Goodput
+from bert_jax.training.run_directory.ledger import Ledger
+from bert_jax.training.run_directory.workdir import LEDGER
 from bert_jax.training.sharding import check_heads, check_processes, check_rows, make_mesh, put_rows
 from bert_jax.training.state import Start, TrainState, abstract_state, enter_phase, init_state, state_from
 from bert_jax.training.step import put_dials
 from bert_jax.training.task import Task
-from bert_jax.training.watch import TroubleError
-from bert_jax.training.workdir import LEDGER
+from bert_jax.training.time_budget import Budget
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ def train(
 
     On SIGTERM, to any process of the run, it is saved after the current update and this returns; the same call
     continues it. On Ctrl-C it is saved, too, and this raises KeyboardInterrupt; a second one ends the process.
-    All processes call this; the first one writes what is not part of a checkpoint. After trouble (training/watch.py)
-    it goes back and on by itself (training/rescue.py).
+    All processes call this; the first one writes what is not part of a checkpoint. After trouble (training/divergence.py)
+    it goes back and on by itself (training/recovery.py).
 
     Args:
       task: what to train.
@@ -110,14 +110,14 @@ def train(
         run = Run(task, mesh, workdir, about, start, ledger, programs, profile, stopping, check)
         while True:
             with Checkpoints(directory_of(workdir), task.config.checkpoint.keep) as checkpoints:
-                rescue.carry_out(checkpoints, ledger)
+                recovery.carry_out(checkpoints, ledger)
                 with contextlib.closing(Goodput(workdir, begun)) as goodput:
                     try:
                         place = _attempt(run, checkpoints, goodput)
                         break
                     except TroubleError as trouble:
                         goodput.record(trouble.last)
-                        rescue.decide(trouble, task.config, checkpoints, ledger)
+                        recovery.decide(trouble, task.config, checkpoints, ledger)
             begun = time.time()
     if stopping.interrupted and not place.ended:
         done, total = place.cursor.step, task.config.total_steps
@@ -178,12 +178,12 @@ def _restore_or_init(run: Run, checkpoints: Checkpoints) -> tuple[TrainState, Pl
     if restored is not None:
         state, saved = restored
         run.ledger.recover(saved["ledger"])
-        cursor = rescue.with_skipped(Cursor.from_dict(saved["cursor"]), run.ledger)
+        cursor = recovery.with_skipped(Cursor.from_dict(saved["cursor"]), run.ledger)
         cursor = cursor.in_phase(run.task.config.place_of(cursor.step)[0])  # one more, if the run was lengthened
         if is_first():
             print(f"continuing from update {cursor.step}", file=sys.stderr)
         return state, Place(cursor, saved["phase"], saved["tokens_seen"], saved["evaluation"])
-    place = Place(rescue.with_skipped(Cursor(), run.ledger), 0, 0, {})
+    place = Place(recovery.with_skipped(Cursor(), run.ledger), 0, 0, {})
     if run.start is None:
         if run.task.config.start.source is not None:
             raise UserError(f"{run.workdir} has no checkpoint left: give the command again, to start anew")
@@ -196,7 +196,7 @@ def _restore_or_init(run: Run, checkpoints: Checkpoints) -> tuple[TrainState, Pl
 def _save(run: Run, checkpoints: Checkpoints, state: TrainState, place: Place) -> None:
     config, step = run.task.config, place.cursor.step
     # Skipped updates up to here may be the beginning of trouble that is not noticed yet.
-    good = rescue.trusted(step - config.rescue.max_skipped + 1, config, run.ledger)
+    good = recovery.trusted(step - config.rescue.max_skipped + 1, config, run.ledger)
     checkpoints.save(step, state, dataclasses.asdict(place) | {"ledger": run.ledger.entries} | run.about, good)
 
 

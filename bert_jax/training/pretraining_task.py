@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax import masking, objectives
-from bert_jax.config import Config, ModelConfig, ObjectiveConfig
+from bert_jax.config.run import Config, ModelConfig, ObjectiveConfig
 from bert_jax.data.cursor import Cursor
-from bert_jax.masking import Batch, Vocabulary
-from bert_jax.model import whole
+from bert_jax.model import bert
 from bert_jax.model.flops import pretraining_flops
 from bert_jax.model.heads import Heads
 from bert_jax.model.layers import Noise, fold
-from bert_jax.objectives import Sum
+from bert_jax.objectives import losses, masking
+from bert_jax.objectives.losses import Sum
+from bert_jax.objectives.masking import Batch, Vocabulary
 from bert_jax.shapes import Array, Float, Key
-from bert_jax.training.scores import Scores
+from bert_jax.training.eval_metrics import Scores
 from bert_jax.training.task import Params, Score
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Pretraining:
 
     def init_params(self, key: Key[Array, ""]) -> Params:
         """Fresh parameters of encoder and heads."""
-        return whole.init(self.model, key, heads_of(self.config))
+        return bert.init(self.model, key, heads_of(self.config))
 
     def prepare(self, batch: Batch, *, evaluating: bool) -> Batch:
         """Mask tokens; when evaluating, always 15 % and always the same, whatever the run's rate and seed.
@@ -63,7 +63,7 @@ class Pretraining:
         A causal model is shown every token and predicts the next one, in training and evaluation alike.
         """
         if self.config.model.direction == "causal":
-            return objectives.next_token_targets(batch)
+            return losses.next_token_targets(batch)
         if evaluating:
             key, objective = fold(jnp.uint32(0), EVALUATION_STREAM), EVALUATION_MASKS
         else:
@@ -73,16 +73,16 @@ class Pretraining:
 
     def loss_weights(self, batch: Batch) -> dict[str, Float[Array, ""]]:
         """Predicted tokens, and sentence pairs."""
-        return objectives.loss_weights(batch, self.config.model, self.config.objective)
+        return losses.loss_weights(batch, self.config.model, self.config.objective)
 
     def sums(self, params: Params, batch: Batch, noise: Noise | None) -> dict[str, Sum]:
         """Loss and accuracy over predicted tokens and over sentence pairs."""
-        model = whole.bind(self.model, heads_of(self.config), params)
-        return objectives.pretraining_sums(model, batch, noise)
+        model = bert.bind(self.model, heads_of(self.config), params)
+        return losses.pretraining_sums(model, batch, noise)
 
     def blank_row(self) -> dict[str, np.ndarray]:
         """One row of padding, with the arrays that the stream adds."""
-        from bert_jax.data.gather import empty_rows  # needs numba, which a step that is only timed does not
+        from bert_jax.data.row_reader import empty_rows  # needs numba, which a step that is only timed does not
 
         seq_len = self.config.phases[self.phase].seq_len
         rows = empty_rows(1, seq_len, self.config.data.slots(seq_len), 0)

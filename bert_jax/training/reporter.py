@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.sharding import Mesh
 
+from bert_jax.distributed.agreement import is_first
 from bert_jax.progress import note, progress
-from bert_jax.runtime.together import is_first
 from bert_jax.storage import Staged, StoredPath
-from bert_jax.training.goodput import Goodput
-from bert_jax.training.metrics import MetricsWriter
-from bert_jax.training.scores import PREDICTED, describe, with_majority
+from bert_jax.training.divergence import check
+from bert_jax.training.eval_metrics import PREDICTED, describe, with_majority
+from bert_jax.training.peak_flops import peak_flops
+from bert_jax.training.run_directory.goodput import Goodput
+from bert_jax.training.run_directory.metrics import MetricsWriter
 from bert_jax.training.task import Task
-from bert_jax.training.throughput import peak_flops
-from bert_jax.training.watch import check
 
 if TYPE_CHECKING:
     from bert_jax.data.batches import HostBatch

@@ -13,9 +13,9 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from bert_jax.config import MeshConfig, ModelConfig
+from bert_jax.config.run import MeshConfig, ModelConfig
 from bert_jax.errors import UserError
-from bert_jax.training.paths import map_with_table, name_leaves
+from bert_jax.training.param_paths import map_with_table, name_leaves
 
 AXES = ("data", "fsdp", "tensor")
 DATA_AXES = ("data", "fsdp")

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
-from bert_jax.training.growth import repeat_layers, stack_depth
-from bert_jax.training.optimizer import Optimizer, make_optimizer
+from bert_jax.training.divergence import Watch, new_phase, new_watch
+from bert_jax.training.optimizers.optimizer import Optimizer, make_optimizer
 from bert_jax.training.sharding import state_shardings
+from bert_jax.training.stacking import repeat_layers, stack_depth
 from bert_jax.training.task import Params, Task
-from bert_jax.training.watch import Watch, new_phase, new_watch
 
 
 @jax.tree_util.register_dataclass

@@ -8,10 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
-from bert_jax.masking import Batch
 from bert_jax.model.layers import Noise, fold
-from bert_jax.objectives import Sum
+from bert_jax.objectives.losses import Sum
+from bert_jax.objectives.masking import Batch
 from bert_jax.shapes import Array, Float
+from bert_jax.training.divergence import observe
+from bert_jax.training.optimizers.param_rules import treatments
 from bert_jax.training.sharding import (
     DATA_AXES,
     gather_parameters,
@@ -25,8 +27,6 @@ from bert_jax.training.sharding import (
 )
 from bert_jax.training.state import TrainState, abstract_state, task_optimizer
 from bert_jax.training.task import Params, Task
-from bert_jax.training.treatment import treatments
-from bert_jax.training.watch import observe
 
 Metrics = dict[str, Float[Array, ""]]
 DROPOUT_STREAM = 0x0D0
@@ -64,7 +64,7 @@ def make_train_step(task: Task, mesh: Mesh | AbstractMesh, accumulation: int) ->
     """The compiled update of the task's phase. It donates the state: the one passed in must not be used again.
 
     Metrics, all global: for each of the task's sums its mean; `loss`; `tokens`, the number of real ones;
-    `learning_rate`; the optimizer's (training/optimizer.py); and what is watched (training/watch.py):
+    `learning_rate`; the optimizer's (training/optimizer.py); and what is watched (training/divergence.py):
     `skipped_updates` since the start of the run, `skipped_in_a_row`, `loss_rise`.
 
     If the loss or the gradient is not finite, parameters and moments stay as they are, bit for bit.

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from bert_jax.config import Config
+from bert_jax.config.run import Config
 from bert_jax.data.cursor import Cursor
-from bert_jax.masking import Batch
 from bert_jax.model.layers import Noise
-from bert_jax.objectives import Sum
+from bert_jax.objectives.losses import Sum
+from bert_jax.objectives.masking import Batch
 from bert_jax.shapes import Array, Float, Key
 
 if TYPE_CHECKING:

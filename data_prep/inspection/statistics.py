@@ -11,8 +11,8 @@ from etils import epath
 from bert_jax.data.corpus import MANIFEST, SPLITS, TOKENIZER, Corpus, check_form, read_manifest
 from bert_jax.errors import UserError
 from bert_jax.progress import progress
-from bert_jax.tokenizer import Tokenizer
-from data_prep import packing
+from bert_jax.tokenizers.tokenizer import Tokenizer
+from data_prep.inspection import packing
 from data_prep.inspection.lengths import Lengths
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 1.0)

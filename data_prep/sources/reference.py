@@ -1,10 +1,10 @@
-"""`reference`: the invented text of data_prep/reference_text.py, for comparing a set-up with the shipped curves."""
+"""`reference`: the invented text of data_prep/sources/reference_text.py, for comparing a set-up with the shipped curves."""
 
 import dataclasses
 from collections.abc import Iterator
 
-from data_prep.reference_text import NUM_DOCUMENTS, VERSION, document
 from data_prep.sources.base import Block, Document, Input, Source
+from data_prep.sources.reference_text import NUM_DOCUMENTS, VERSION, document
 
 _DOCUMENT_BYTES = 900
 """About how long a document is; for progress."""

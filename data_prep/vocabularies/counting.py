@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from tokenizers import normalizers, pre_tokenizers
 
-from bert_jax.tokenizer_kinds import BYTE_SPACE, bert_normalizer
+from bert_jax.tokenizers.kinds import BYTE_SPACE, bert_normalizer
 
 MAX_WORDS = 1_500_000
 """Different words that are kept; merging takes up to 0.9 kB of memory for each. When there are more, the rarest are

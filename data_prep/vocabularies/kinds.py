@@ -5,8 +5,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 from bert_jax.errors import UserError
-from bert_jax.tokenizer import Tokenizer, bpe, byte_bpe, wordpiece
-from bert_jax.tokenizer_kinds import (
+from bert_jax.tokenizers.kinds import (
     BYTE_SPECIAL_TOKENS,
     CONTINUATION,
     MAX_CHARS_PER_WORD,
@@ -14,6 +13,7 @@ from bert_jax.tokenizer_kinds import (
     WORD_START,
     byte_alphabet,
 )
+from bert_jax.tokenizers.tokenizer import Tokenizer, bpe, byte_bpe, wordpiece
 from data_prep.vocabularies.merges import MIN_COUNT, Merged, learn
 
 MAX_CHARACTERS = 1000

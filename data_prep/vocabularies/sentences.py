@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import sentencepiece as library
 
 from bert_jax.errors import UserError
-from bert_jax.tokenizer import Tokenizer, sentencepiece
-from bert_jax.tokenizer_kinds import CLS, MASK, PAD, SEP, UNK
+from bert_jax.tokenizers.kinds import CLS, MASK, PAD, SEP, UNK
+from bert_jax.tokenizers.tokenizer import Tokenizer, sentencepiece
 from data_prep.vocabularies.kinds import note_size, too_small
 
 MAX_LINE_BYTES = 4096

@@ -7,13 +7,13 @@ import numpy as np
 
 from bert_jax.data.mixture import shares
 from bert_jax.errors import UserError
-from bert_jax.tokenizer import Tokenizer
-from data_prep.sampling import keep_rates, largest_sample
+from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep.sources.base import Source
 from data_prep.vocabularies import kinds
 from data_prep.vocabularies.counting import MAX_WORDS, WEIGHT_SCALE, BertWords, ByteWords, Table, weighted
 from data_prep.vocabularies.merges import MIN_COUNT
 from data_prep.vocabularies.reading import Total, boil
+from data_prep.vocabularies.sampling import keep_rates, largest_sample
 
 SENTENCEPIECE_SAMPLE_BYTES = 50_000_000
 """What SentencePiece is trained on at most, unless more is asked for: unigram training takes 22 bytes of memory and

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from bert_jax import cli
-from bert_jax.convert import conversion, formats, run, transformers_forward
+from bert_jax.cli import main as cli
+from bert_jax.convert import conversion
 from bert_jax.convert.conversion import convert
+from bert_jax.convert.formats import input_formats, run
+from bert_jax.convert.parity import transformers_forward
 
 LAYER = "bert.encoder.layer.0"
 
@@ -30,7 +32,7 @@ def forms(tmp_path_factory, tiny_run):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transformers_forward, "available", lambda: False)
         for form in ("huggingface", "tensorflow1", "bert-jax"):
-            convert(tiny_run, directory / form, form, formats.Wishes(moments=form != "huggingface"))
+            convert(tiny_run, directory / form, form, input_formats.Wishes(moments=form != "huggingface"))
     return directory
 
 
@@ -71,8 +73,8 @@ def change_tensors(directory, change, name: str = "model.safetensors") -> None:
     safetensors.numpy.save_file(tensors, directory / name, metadata={"format": "pt"})
 
 
-def parts_of(place) -> formats.Contents:
-    with formats.opened(place) as contents:
+def parts_of(place) -> input_formats.Contents:
+    with input_formats.opened(place) as contents:
         return contents
 
 
@@ -181,7 +183,7 @@ def test_moments_that_are_not_finite(refuses, spoil):
     arguments = ("--to", "bert-jax", "--moments", "keep")
     refuses(source, "tensor 'nu/mlm/bias' has the value inf at [7]", arguments=arguments)
     shutil.rmtree(source)
-    with formats.opened(spoil("tensorflow1"), formats.Wishes(moments=True)) as contents:
+    with input_formats.opened(spoil("tensorflow1"), input_formats.Wishes(moments=True)) as contents:
         contents.moments.mu["mlm"]["bias"][3] = np.nan
         (source.parent / "spoiled").mkdir()
         conversion.TARGETS["tensorflow1"].write(contents, source.parent / "spoiled")

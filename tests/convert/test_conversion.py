@@ -17,14 +17,16 @@ import pytest
 import safetensors.numpy
 import yaml
 
-from bert_jax import cli
-from bert_jax.convert import conversion, formats, our_forward, transformers_forward
+from bert_jax.cli import main as cli
+from bert_jax.convert import conversion
 from bert_jax.convert.conversion import TARGETS, convert
-from bert_jax.convert.forward import Inputs
-from bert_jax.convert.sample_texts import sample_inputs
+from bert_jax.convert.formats import input_formats
+from bert_jax.convert.parity import our_forward, transformers_forward
+from bert_jax.convert.parity.forward import Inputs
+from bert_jax.convert.parity.sample_texts import sample_inputs
 from bert_jax.convert.translate import to_form
 from bert_jax.errors import UserError
-from bert_jax.tokenizer import Tokenizer
+from bert_jax.tokenizers.tokenizer import Tokenizer
 
 FILES = {
     "huggingface": {"config.json", "model.safetensors", "vocab.txt", "tokenizer.json", "tokenizer_config.json"},
@@ -67,8 +69,8 @@ def made(tmp_path_factory, tiny_run):
     return places
 
 
-def parts_of(place) -> formats.Contents:
-    with formats.opened(place) as contents:
+def parts_of(place) -> input_formats.Contents:
+    with input_formats.opened(place) as contents:
         return contents
 
 
@@ -343,7 +345,7 @@ def test_a_signal_leaves_nothing(made, tmp_path, monkeypatch, capsys, number):
 STOPPED = """
 import sys, time
 
-from bert_jax import cli
+from bert_jax.cli import main as cli
 from bert_jax.convert import conversion
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax.convert import fairseq, fairseq_dictionary
+from bert_jax.convert.formats import fairseq, fairseq_dictionary
 from bert_jax.convert.translate import from_form, to_form
 from bert_jax.errors import UserError
-from bert_jax.tokenizer import Tokenizer
+from bert_jax.tokenizers.tokenizer import Tokenizer
 
 FIXTURES = Path(__file__).parent / "fixtures" / "fairseq"
 slow = pytest.mark.slow

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from bert_jax.convert import flax_msgpack
+from bert_jax.convert.formats import flax_msgpack
 from bert_jax.convert.translate import from_form, to_form
 from bert_jax.errors import UserError
 

@@ -8,28 +8,30 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax import cli, pretraining
-from bert_jax import config as config_lib
-from bert_jax.config import to_dict
-from bert_jax.convert import formats, transformers_forward
+from bert_jax.cli import main as cli
+from bert_jax.config import run as config_lib
+from bert_jax.config.run import to_dict
 from bert_jax.convert.conversion import convert
+from bert_jax.convert.formats import input_formats
+from bert_jax.convert.init_from import read_start
+from bert_jax.convert.parity import transformers_forward
 from bert_jax.data.cursor import Cursor
-from bert_jax.data.parts import Part
+from bert_jax.data.mixture_spec import Part
 from bert_jax.errors import UserError
-from bert_jax.start import read_start
-from bert_jax.tokenizer import Tokenizer
-from bert_jax.training.checkpoint import Checkpoints, directory_of
+from bert_jax.tokenizers.tokenizer import Tokenizer
+from bert_jax.training import pretraining
+from bert_jax.training.divergence import new_watch
+from bert_jax.training.run_directory.checkpoint import Checkpoints, directory_of
 from bert_jax.training.sharding import make_mesh, put_rows
 from bert_jax.training.state import Moments, abstract_state, state_from
 from bert_jax.training.step import make_train_step, put_dials
-from bert_jax.training.watch import new_watch
 
 JOURNEYS = {"ours": ("run", "bert-jax"), "google's": ("ours", "tensorflow1"), "ours again": ("google's", "bert-jax")}
 WITH_MOMENTS = ("run", *JOURNEYS)
 # The recipe as a config file.
 CONFIG_FILE = """
 import json
-from bert_jax.config import from_dict
+from bert_jax.config.run import from_dict
 def config():
     return from_dict(json.loads({text!r}))
 """
@@ -57,12 +59,12 @@ def made(tmp_path_factory, tiny_run):
 
 
 def moments_of(place) -> Moments | None:
-    with formats.opened(place, formats.Wishes(moments=True)) as contents:
+    with input_formats.opened(place, input_formats.Wishes(moments=True)) as contents:
         return contents.moments
 
 
 def params_of(place):
-    with formats.opened(place) as contents:
+    with input_formats.opened(place) as contents:
         return contents.model.params
 
 
@@ -86,7 +88,7 @@ def test_moments_keep_every_bit(made, name, tiny_config):
 def test_moments_stay_behind_unless_asked_for(made):
     assert moments_of(made["without"]) is None and moments_of(made["google's without"]) is None
     assert not (made["without"] / "moments.safetensors").exists() and (made["ours"] / "moments.safetensors").exists()
-    with formats.opened(made["ours"]) as contents:
+    with input_formats.opened(made["ours"]) as contents:
         assert contents.moments is None
 
 
@@ -101,7 +103,9 @@ def test_forms_without_a_place_for_them(made, tmp_path, capsys, to):
 @pytest.mark.parametrize("name", ["without", "google's without"])
 def test_a_source_without_moments(made, tmp_path, tiny_config, tiny_corpus, capsys, name):
     with pytest.raises(UserError, match=r"has no moments of an optimizer: set start\.moments new"):
-        pretraining.pretrain(starting(tiny_config, made[name]), [Part(tiny_corpus)], tmp_path / "run")
+        pretraining.pretrain(
+            starting(tiny_config, made[name]), [Part(tiny_corpus)], tmp_path / "run", read_start=read_start
+        )
     for to in ("bert-jax", "tensorflow1"):
         command = ["convert", str(made[name]), str(tmp_path / "new"), "--to", to, "--moments", "keep"]
         assert cli.main(command) == 2

@@ -10,15 +10,18 @@ import pytest
 import safetensors.numpy
 import yaml
 
-from bert_jax import cli, tokenizer_settings
-from bert_jax.convert import conversion, formats, our_forward, parity, tensor_files, transformers_forward
-from bert_jax.convert.foreign_config import checked
-from bert_jax.convert.form import Form
-from bert_jax.convert.numpy_forward import run as run_numpy
-from bert_jax.convert.sample_texts import sample_inputs
+from bert_jax.cli import main as cli
+from bert_jax.convert import conversion
+from bert_jax.convert.formats import input_formats, tensor_files
+from bert_jax.convert.formats.foreign_config import checked
+from bert_jax.convert.hf_model import Form
+from bert_jax.convert.parity import our_forward, parity_report, transformers_forward
+from bert_jax.convert.parity.numpy_forward import run as run_numpy
+from bert_jax.convert.parity.sample_texts import sample_inputs
 from bert_jax.convert.translate import from_form
 from bert_jax.errors import UserError
-from bert_jax.tokenizer import Tokenizer
+from bert_jax.tokenizers import hf_settings
+from bert_jax.tokenizers.tokenizer import Tokenizer
 from tests.golden import make_families, recipe
 
 
@@ -126,7 +129,7 @@ def test_a_wider_window_is_seen():
     model, theirs = from_form(form), run_numpy(form, inputs)
     narrower = model._replace(config=dataclasses.replace(model.config, attention_window=29))
     reports = [
-        parity.compare(our_forward.run(each, inputs), theirs, inputs.attention_mask_BS, library="numpy")
+        parity_report.compare(our_forward.run(each, inputs), theirs, inputs.attention_mask_BS, library="numpy")
         for each in (model, narrower)
     ]
     assert [report.passed for report in reports] == [True, False]
@@ -184,21 +187,21 @@ def test_another_tokenizer_than_the_source_has_is_not_kept(exported, tmp_path, m
     """The report compares with the files of the source, not with what was read of them."""
     (exported / "tokenizer.json").unlink()
     (exported / "tokenizer_config.json").write_text('{"do_lower_case": true, "strip_accents": false}')
-    monkeypatch.setattr(tokenizer_settings.Settings, "switch", lambda self, name: None)
-    monkeypatch.setattr(tokenizer_settings.Settings, "check", lambda *arguments: None)
+    monkeypatch.setattr(hf_settings.Settings, "switch", lambda self, name: None)
+    monkeypatch.setattr(hf_settings.Settings, "check", lambda *arguments: None)
     with pytest.raises(UserError, match=r"the tokenizers cut .* differently"):
         conversion.convert(exported, tmp_path / "new", "bert-jax")
 
 
 def test_what_is_ours_is_not_cut(tiny_run, tmp_path):
-    for wishes in (formats.Wishes(drop=("x",)), formats.Wishes(trim=True)):
+    for wishes in (input_formats.Wishes(drop=("x",)), input_formats.Wishes(trim=True)):
         with pytest.raises(UserError, match="are for those of others"):
             conversion.convert(tiny_run, tmp_path / "new", "bert-jax", wishes)
 
 
 def test_a_program_of_a_run_in_bfloat16(tiny_run, tmp_path):
     """It computes in float32, as its report does."""
-    with formats.opened(tiny_run) as contents:
+    with input_formats.opened(tiny_run) as contents:
         config = dataclasses.replace(contents.model.config, compute_dtype="bfloat16")
         half = dataclasses.replace(contents, model=contents.model._replace(config=config))
         (tmp_path / "half").mkdir()
@@ -314,9 +317,9 @@ def test_the_front_matter_of_a_card_comes_along(encoder, tmp_path):
 
 def test_all_leaves_are_compared(encoder, tmp_path):
     """The comparison itself sees a last bit."""
-    from bert_jax.convert.identity import differences
+    from bert_jax.convert.parity.bitwise_diff import differences
 
-    with formats.opened(encoder) as one:
+    with input_formats.opened(encoder) as one:
         other = jax.tree.map(np.copy, one.model.params)
         same = dataclasses.replace(one, model=one.model._replace(params=other))
         assert differences(one, same) == ()

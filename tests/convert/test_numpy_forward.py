@@ -7,14 +7,14 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.config import ModelConfig
-from bert_jax.convert import numpy_forward, our_forward, parity, transformers_forward
-from bert_jax.convert.form import Form
-from bert_jax.convert.forward import Inputs, Task, heads_of, prefix_of
-from bert_jax.convert.sample_texts import sample_inputs
+from bert_jax.config.run import ModelConfig
+from bert_jax.convert.hf_model import Form
+from bert_jax.convert.parity import numpy_forward, our_forward, parity_report, transformers_forward
+from bert_jax.convert.parity.forward import Inputs, Task, heads_of, prefix_of
+from bert_jax.convert.parity.sample_texts import sample_inputs
 from bert_jax.convert.translate import Translated, family_of, from_form, to_form
 from bert_jax.errors import UserError
-from bert_jax.model import whole
+from bert_jax.model import bert
 from bert_jax.model.heads import Heads
 from tests.golden import make_families, recipe
 from tests.golden.make_parity import PATH
@@ -169,16 +169,16 @@ def test_causal_models(family):
     heads = Heads()
     params = jax.tree.map(
         lambda leaf: np.random.default_rng(leaf.size).normal(0.1, 0.3, leaf.shape).astype(np.float32),
-        whole.shapes(config, heads),
+        bert.shapes(config, heads),
     )
     form = to_form(Translated(family_of(config, heads), config, heads, params), "ours")
     assert form.config["architectures"] == [{"bert": "BertLMHeadModel", "roberta": "RobertaForCausalLM"}[family]]
     inputs = sample_inputs(form, None)
     assert transformers_forward.class_name(form) == form.config["architectures"][0]
     found, ours = numpy_forward.run(form, inputs), our_forward.run(from_form(form), inputs)
-    assert parity.compare(ours, found, inputs.attention_mask_BS, library="x").passed
+    assert parity_report.compare(ours, found, inputs.attention_mask_BS, library="x").passed
     both_ways = numpy_forward.run(with_config(form, is_decoder=False), inputs)
-    assert not parity.compare(ours, both_ways, inputs.attention_mask_BS, library="x").passed
+    assert not parity_report.compare(ours, both_ways, inputs.attention_mask_BS, library="x").passed
     row = int(inputs.attention_mask_BS.sum(1).argmax())
     last = int(inputs.attention_mask_BS[row].sum()) - 1
     changed = inputs.input_ids_BS.copy()

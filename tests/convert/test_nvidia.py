@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from bert_jax.convert import nvidia, torch_checkpoint
+from bert_jax.convert.formats import nvidia, torch_checkpoint
 from bert_jax.convert.translate import from_form
 from bert_jax.errors import UserError
 

@@ -9,10 +9,10 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.convert import numpy_forward, our_forward, parity, transformers_forward
-from bert_jax.convert.forward import Inputs, Outputs, Task
-from bert_jax.convert.parity import TokenizerAgreement, compare, tokenizer_agreement
-from bert_jax.convert.sample_texts import sample_inputs
+from bert_jax.convert.parity import numpy_forward, our_forward, parity_report, transformers_forward
+from bert_jax.convert.parity.forward import Inputs, Outputs, Task
+from bert_jax.convert.parity.parity_report import TokenizerAgreement, compare, tokenizer_agreement
+from bert_jax.convert.parity.sample_texts import sample_inputs
 from bert_jax.convert.translate import from_form
 from tests.convert.test_numpy_forward import recipe_form
 
@@ -26,13 +26,13 @@ def reference() -> Outputs:
     return numpy_forward.run(FORM, INPUTS)
 
 
-def report_on(changed: dict[str, np.ndarray]) -> parity.Report:
+def report_on(changed: dict[str, np.ndarray]) -> parity_report.Report:
     """Of a conversion that got these tensors wrong."""
     model = from_form(dataclasses.replace(FORM, tensors=FORM.tensors | changed))
     return compare(our_forward.run(model, INPUTS), reference(), INPUTS.attention_mask_BS, library="numpy")
 
 
-def first_failure(report: parity.Report) -> str:
+def first_failure(report: parity_report.Report) -> str:
     assert not report.passed
     return re.match(r"(.*) differs by ", report.failures[0]).group(1)
 
@@ -45,7 +45,7 @@ def test_a_right_conversion_passes():
     assert report.tokens == INPUTS.attention_mask_BS.sum() and report.rows == len(INPUTS.input_ids_BS)
     assert report.agreement == {"mlm": 1.0, "pair": 1.0}
     assert 0 < max(part.largest for part in report.layers) < 2e-5
-    assert all(part.limit >= parity.LIMIT for part in report.layers)
+    assert all(part.limit >= parity_report.LIMIT for part in report.layers)
     lines = report.lines()
     assert lines[0].startswith(f"parity with numpy, {report.rows} rows of {report.tokens} tokens")
     assert any(line.startswith("  layer 2") for line in lines) and lines[-1] == "parity: passed"
@@ -103,7 +103,7 @@ def outputs(hidden=None, task=None, **logits) -> Outputs:
 MASK = np.array([[1, 1, 0], [1, 0, 0]])
 
 
-def judge(ours: Outputs, theirs: Outputs, **options) -> parity.Report:
+def judge(ours: Outputs, theirs: Outputs, **options) -> parity_report.Report:
     return compare(ours, theirs, MASK, library="x", **options)
 
 
@@ -213,7 +213,7 @@ def test_numpy_is_the_other_side_where_there_is_no_transformers(monkeypatch):
     monkeypatch.setattr(transformers_forward.importlib.util, "find_spec", lambda name: None)
     assert not transformers_forward.available()
     few = Inputs(*(array[:2] for array in INPUTS))
-    outputs, library = parity.other_side(FORM, few)
+    outputs, library = parity_report.other_side(FORM, few)
     assert library == "numpy"
     np.testing.assert_array_equal(outputs.logits["pair"], numpy_forward.run(FORM, few).logits["pair"])
 

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import bert_jax
-from bert_jax import cli
-from bert_jax.convert import formats, own, transformers_forward
+from bert_jax.cli import main as cli
+from bert_jax.convert.formats import input_formats, native
+from bert_jax.convert.parity import transformers_forward
 from bert_jax.errors import UserError
-from bert_jax.training import checkpoint
+from bert_jax.training.run_directory import checkpoint
 from tests.golden.make_formats import CONFIG, FORMATS, WORDS, digest
 
 DIGESTS = json.loads((FORMATS / "digests.json").read_text())
@@ -26,14 +27,14 @@ def only_numpy(monkeypatch):
 
 
 def sums_of(place) -> str:
-    with formats.opened(place) as contents:
+    with input_formats.opened(place) as contents:
         return digest(contents.model.params)
 
 
 def test_every_version_has_a_place():
     """Whoever raises a version adds what it writes."""
     there = {path.name for path in FORMATS.iterdir() if path.is_dir()}
-    assert there == DIGESTS.keys() >= {f"model-{own.FORMAT_VERSION}", f"run-{checkpoint.FORMAT_VERSION}"}
+    assert there == DIGESTS.keys() >= {f"model-{native.FORMAT_VERSION}", f"run-{checkpoint.FORMAT_VERSION}"}
     assert sum(path.stat().st_size for path in FORMATS.rglob("*") if path.is_file()) < MOST_BYTES
 
 
@@ -53,7 +54,7 @@ def test_it_is_converted(name, tmp_path):
     command = ["convert", str(FORMATS / name), str(tmp_path / "new"), "--to", "bert-jax", "--moments", "keep"]
     assert cli.main(command) == 0
     assert sums_of(tmp_path / "new") == DIGESTS[name]
-    found = own.read(tmp_path / "new").moments
+    found = native.read(tmp_path / "new").moments
     assert found.step == 1 and found.mu.keys() == found.nu.keys() == bert_jax.load(FORMATS / name).params.keys()
     assert cli.main(["convert", str(tmp_path / "new"), str(tmp_path / "theirs")]) == 0
     assert sums_of(tmp_path / "theirs") == DIGESTS[name]

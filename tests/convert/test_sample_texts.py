@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from bert_jax.convert.form import Form
-from bert_jax.convert.sample_texts import LONGEST, TEXTS, sample_inputs
+from bert_jax.convert.hf_model import Form
+from bert_jax.convert.parity.sample_texts import LONGEST, TEXTS, sample_inputs
 from bert_jax.errors import UserError
-from bert_jax.tokenizer import Tokenizer, wordpiece
+from bert_jax.tokenizers.tokenizer import Tokenizer, wordpiece
 
 BERT = {"model_type": "bert", "vocab_size": 120, "max_position_embeddings": 64, "type_vocab_size": 2, "pad_token_id": 0}
 

@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from bert_jax.convert import table_file, tensor_bundle
-from bert_jax.convert.tensor_bundle import TensorBundle
+from bert_jax.convert.formats import leveldb_table, tensor_bundle
+from bert_jax.convert.formats.tensor_bundle import TensorBundle
 from bert_jax.errors import UserError
 from tests.golden import tensor_bundle_recipe as recipe
 
@@ -95,9 +95,11 @@ def test_what_is_written_is_read(tmp_path, block_bytes):
 def blocks(index: bytes) -> list[tuple[int, int]]:
     """Offset and size of the data blocks of a table, by its index block, which the footer's second handle names."""
     footer = index[-48:]
-    _, place = table_file._handle(footer, 0)
-    handle, _ = table_file._handle(footer, place)
-    return [table_file._handle(value, 0)[0] for _, value in table_file._entries(table_file._block(index, handle))]
+    _, place = leveldb_table._handle(footer, 0)
+    handle, _ = leveldb_table._handle(footer, place)
+    return [
+        leveldb_table._handle(value, 0)[0] for _, value in leveldb_table._entries(leveldb_table._block(index, handle))
+    ]
 
 
 def test_the_data_and_the_entries_are_tensorflows(tmp_path):
@@ -131,7 +133,7 @@ def test_masked_crc_of_leveldb():
     crc = google_crc32c.value(bytes(32))
     assert crc == 0x8A9136AA
     rotated = (0x8A9136AA >> 15) | (0x8A9136AA << 17) & 0xFFFFFFFF
-    assert table_file.mask(crc) == (rotated + 0xA282EAD8) % (1 << 32)
+    assert leveldb_table.mask(crc) == (rotated + 0xA282EAD8) % (1 << 32)
 
 
 def test_truncated_index(several):
@@ -201,7 +203,7 @@ def with_index(prefix: Path, header: dict, entry: dict | None = None) -> Path:
     items = [(b"", tensor_bundle._Header(**header).SerializeToString())]
     if entry is not None:
         items.append((b"x", tensor_bundle._Entry(**entry).SerializeToString()))
-    tensor_bundle.index_path(prefix).write_bytes(table_file.make_table(items))
+    tensor_bundle.index_path(prefix).write_bytes(leveldb_table.make_table(items))
     tensor_bundle.shard_path(prefix, 0, 1).write_bytes(bytes(8))
     return prefix
 
@@ -223,7 +225,7 @@ def test_what_an_index_can_say_that_is_not_supported(tmp_path, header, entry, sa
 
 def test_a_table_that_is_no_checkpoint(tmp_path):
     for items, said in (([], "it has no header"), ([(b"", b"\xff")], "the header cannot be read")):
-        tensor_bundle.index_path(tmp_path / "model.ckpt").write_bytes(table_file.make_table(items))
+        tensor_bundle.index_path(tmp_path / "model.ckpt").write_bytes(leveldb_table.make_table(items))
         assert said in refused(tmp_path / "model.ckpt")
 
 
@@ -233,5 +235,5 @@ def test_compressed_block(tmp_path):
     index = path.read_bytes()
     ((_, size),) = blocks(index)
     block = index[:size] + b"\1"
-    path.write_bytes(block + table_file.mask(google_crc32c.value(block)).to_bytes(4, "little") + index[size + 5 :])
+    path.write_bytes(block + leveldb_table.mask(google_crc32c.value(block)).to_bytes(4, "little") + index[size + 5 :])
     assert "model.ckpt.index: the block at byte 0 is compressed" in refused(prefix)

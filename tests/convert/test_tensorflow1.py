@@ -8,9 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from bert_jax.convert import tensor_bundle, tensorflow1, tensorflow1_names
-from bert_jax.convert.form import Form
-from bert_jax.convert.tensor_bundle import TensorBundle
+from bert_jax.convert.formats import tensor_bundle, tensorflow1, tensorflow1_names
+from bert_jax.convert.formats.tensor_bundle import TensorBundle
+from bert_jax.convert.hf_model import Form
 from bert_jax.errors import UserError
 from tests.golden import recipe as parity_recipe
 from tests.golden import tensor_bundle_recipe as recipe

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from bert_jax.convert import tensorflow1
-from bert_jax.convert.tensor_bundle import TensorBundle
+from bert_jax.convert.formats import tensorflow1
+from bert_jax.convert.formats.tensor_bundle import TensorBundle
 from tests.convert.test_tensorflow1 import GOLDEN, PAIRS, VARIABLES, equal, refusal, without
 from tests.golden import tensor_bundle_recipe as recipe
 

@@ -14,8 +14,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from bert_jax.convert import tensor_bundle, tensorflow1
-from bert_jax.convert.tensor_bundle import TensorBundle
+from bert_jax.convert.formats import tensor_bundle, tensorflow1
+from bert_jax.convert.formats.tensor_bundle import TensorBundle
 from tests.convert.test_tensor_bundle import GOLDEN, blocks, identical
 from tests.golden import tensor_bundle_recipe as recipe
 

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from bert_jax.convert import tensor_files, torch_checkpoint
+from bert_jax.convert.formats import tensor_files, torch_checkpoint
 from bert_jax.errors import UserError
 
 torch = pytest.importorskip("torch")

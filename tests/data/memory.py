@@ -3,8 +3,8 @@
 import numpy as np
 
 from bert_jax.data.corpus import Corpus
-from bert_jax.data.gather import Marks
 from bert_jax.data.record import Record
+from bert_jax.data.row_reader import Marks
 
 FIRST = 10
 """Token id of the corpus's first token; the n-th has id FIRST + n."""

@@ -8,13 +8,13 @@ import pickle
 import numpy as np
 import pytest
 
-from bert_jax import config as config_lib
-from bert_jax.data import plan as plan_module
+from bert_jax.config import run as config_lib
+from bert_jax.data import epoch_plan as plan_module
 from bert_jax.data.batches import Stream
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.cursor import Cursor, Position
-from bert_jax.data.gather import empty_rows
 from bert_jax.data.mixture import CYCLE
+from bert_jax.data.row_reader import empty_rows
 from tests.data.memory import MARKS, make_corpus, random_documents
 
 

@@ -7,16 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax import config as config_lib
-from bert_jax.config import ObjectiveConfig, Phase
+from bert_jax.config import run as config_lib
+from bert_jax.config.run import ObjectiveConfig, Phase
 from bert_jax.data.batches import Stream
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.corpus_rows import CorpusRows
 from bert_jax.data.cursor import Cursor, Position
-from bert_jax.data.gather import empty_rows
-from bert_jax.masking import Vocabulary, mask_tokens
-from bert_jax.planning.epochs import estimate
-from bert_jax.planning.schedule_checks import ineffective
+from bert_jax.data.row_reader import empty_rows
+from bert_jax.doctor.epochs import estimate
+from bert_jax.doctor.schedule_checks import ineffective
+from bert_jax.objectives.masking import Vocabulary, mask_tokens
 
 SEQ_LEN, EPOCHS, ROOM = 32, 5, 160
 

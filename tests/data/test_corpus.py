@@ -19,17 +19,17 @@ from etils import epath
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.config import Config, Phase
+from bert_jax.config.run import Config, Phase
 from bert_jax.data.batches import Stream
 from bert_jax.data.corpus import MAX_RECORD_TOKENS, Corpus, token_dtype
 from bert_jax.data.cursor import Cursor
-from bert_jax.data.gather import Marks
 from bert_jax.data.record import parse_record
+from bert_jax.data.row_reader import Marks
 from bert_jax.errors import UserError
-from bert_jax.tokenizer import wordpiece
-from data_prep import cli
+from bert_jax.tokenizers.tokenizer import wordpiece
+from data_prep.build.writer import CorpusWriter
+from data_prep.cli import main as data_cli
 from data_prep.verify import verify
-from data_prep.writer import CorpusWriter
 from tests import building
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -166,7 +166,7 @@ def test_identity_and_batches_do_not_depend_on_paths_or_names(tmp_path, monkeypa
 
     def built(out, glob):
         fixed = ["--tokenizer", "tokenizer.json", "--workers", "1", "--validation-fraction", "0.2"]
-        assert cli.main(["build", "--source", f"text-files:{glob}", "--out", out, *fixed]) == 0
+        assert data_cli.main(["build", "--source", f"text-files:{glob}", "--out", out, *fixed]) == 0
         found = [Corpus.open(out, split) for split in ("train", "validation")]
         stream = Stream(found[:1], [1.0], config, Marks(0, 2, 3))
         return found, stream.batch(stream.start(Cursor()))
@@ -378,12 +378,12 @@ def test_works_where_jax_is_absent(corpus_and_documents):
                     raise ImportError(f"{name} is blocked")
 
         sys.meta_path.insert(0, Block())
-        import data_prep.cli
+        import data_prep.cli.main
         from bert_jax.data.corpus import Corpus
 
         corpus = Corpus.open(sys.argv[1])
         assert len(corpus.sentences(0, 3)) == corpus.sentence_lengths[:3].sum()
-        sys.exit(data_prep.cli.main(["verify", sys.argv[1]]))
+        sys.exit(data_prep.cli.main.main(["verify", sys.argv[1]]))
     """
     root = pathlib.Path(__file__).parents[2]
     subprocess.run([sys.executable, "-c", textwrap.dedent(script), str(corpus_and_documents[0])], check=True, cwd=root)

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.config import DataConfig
-from bert_jax.data import plan as plan_module
+from bert_jax.config.run import DataConfig
+from bert_jax.data import epoch_plan as plan_module
 from bert_jax.data.corpus_rows import CorpusRows
 from bert_jax.data.cursor import Position
-from bert_jax.data.gather import empty_rows
+from bert_jax.data.row_reader import empty_rows
 from tests.data.memory import FIRST, MARKS, make_corpus, random_documents
 
 FORMATS = ["segment_pair", "sentence_pair", "sentence_order", "full_sentences", "doc_sentences"]

@@ -12,9 +12,9 @@ from bert_jax.data import integrity
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.integrity import check_shards
 from bert_jax.errors import UserError
-from bert_jax.tokenizer import SPECIAL_TOKENS, wordpiece
-from data_prep.checksums import file_facts
-from data_prep.writer import CorpusWriter
+from bert_jax.tokenizers.tokenizer import SPECIAL_TOKENS, wordpiece
+from data_prep.build.checksums import file_facts
+from data_prep.build.writer import CorpusWriter
 
 REPORT = {"dropped": {}, "cleaned": {}, "skipped": {}, "settings": {}, "sources": []}
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.config import Config, DataConfig, Phase
+from bert_jax.config.run import Config, DataConfig, Phase
 from bert_jax.data.batches import Stream
 from bert_jax.data.cursor import Cursor
 from bert_jax.data.mixture import CYCLE, Turns, rounded, shares
-from bert_jax.data.parts import Part, opened, parse, resolve
+from bert_jax.data.mixture_spec import Part, opened, parse, resolve
 from bert_jax.errors import UserError
 from tests.data.memory import MARKS, make_corpus, random_documents
 from tests.stores import memory_store

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.data.draws import key_of, permuted
+from bert_jax.data.hash_random import key_of, permuted
 from bert_jax.data.packing import pack
 
 

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from bert_jax.config import DataConfig
-from bert_jax.data import plan as plan_module
-from bert_jax.data.draws import key_of, permuted
-from bert_jax.data.plan import Plan
+from bert_jax.config.run import DataConfig
+from bert_jax.data import epoch_plan as plan_module
+from bert_jax.data.epoch_plan import Plan
+from bert_jax.data.hash_random import key_of, permuted
 from bert_jax.errors import UserError
 from tests.data.memory import make_corpus, random_documents
 

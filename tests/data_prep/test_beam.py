@@ -9,9 +9,9 @@ import pytest
 pytest.importorskip("apache_beam", reason="needs the extra `beam`")
 
 from bert_jax.errors import UserError
-from data_prep.cli import main
-from data_prep.engines import beam as beam_engine
-from data_prep.engines.beam import BeamEngine
+from data_prep.build.engines import beam as beam_engine
+from data_prep.build.engines.beam import BeamEngine
+from data_prep.cli.main import main
 from data_prep.options import NearDuplicates, Options
 from tests.building import files, make_documents, make_tokenizer, run
 

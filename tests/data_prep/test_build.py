@@ -17,11 +17,12 @@ import pytest
 
 from bert_jax.data.corpus import Corpus
 from bert_jax.errors import UserError
-from data_prep import claim, sources, writer
-from data_prep.assemble import Assembler
-from data_prep.build import Request, build
+from data_prep import sources
+from data_prep.build import claim, writer
+from data_prep.build.assemble import Assembler
+from data_prep.build.engines.local import LocalEngine
+from data_prep.build.pipeline import Request, build
 from data_prep.clean import Cleaning
-from data_prep.engines.local import LocalEngine
 from data_prep.options import NearDuplicates, Options
 from data_prep.verify import verify
 from tests.building import WORDS, files, make_documents, make_tokenizer, normal, parse, run, texts
@@ -234,7 +235,7 @@ def test_sentences_longer_than_a_record(text):
 
 
 def test_a_failure_to_write_names_its_document(text, monkeypatch):
-    monkeypatch.setattr("data_prep.shards.serialize", lambda document, *_: {}[document])
+    monkeypatch.setattr("data_prep.build.shards.serialize", lambda document, *_: {}[document])
     with pytest.raises(KeyError) as error:
         run("c", ["text:text.txt"])
     assert error.value.__notes__ == ["while writing the document at text.txt:1"]
@@ -262,7 +263,7 @@ def test_marks_without_their_shards_do_not_count(text, monkeypatch):
     """What lies in --scratch says that shards are written, but --out was removed."""
     options = Options(validation_fraction=0.1, max_shard_bytes=3000)
     with monkeypatch.context() as patch:
-        patch.setattr("data_prep.writer.finish_corpus", stop)
+        patch.setattr("data_prep.build.writer.finish_corpus", stop)
         with pytest.raises(KeyboardInterrupt):
             run("c", ["text:text.txt"], options, scratch="elsewhere")
     shutil.rmtree("c")
@@ -335,7 +336,7 @@ def test_evaluation_texts_are_cleaned_and_must_be_usable(books):
 CHECKSUMS = """
 import sys
 from data_prep import sources
-from data_prep.prepare import checksum
+from data_prep.build.prepare import checksum
 
 source = sources.parse(sys.argv[1])
 print([checksum(block) for part in source.inputs() for block in source.blocks(part, [])])

@@ -14,8 +14,8 @@ import sys
 import pytest
 
 from bert_jax.data.corpus import Corpus
-from data_prep import prepare, scratch
-from data_prep.cli import main
+from data_prep.build import prepare, scratch
+from data_prep.cli.main import main
 from tests.building import files, make_documents, normal, texts
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -301,7 +301,8 @@ def test_a_killed_worker_is_one_line(workspace, tmp_path):
     """The system kills a worker for want of memory, say; the build says so and can go on."""
     code = (
         "import os, signal, sys; sys.path.insert(0, sys.argv.pop(1))\n"
-        "from data_prep import cli, prepare\n"
+        "from data_prep.build import prepare\n"
+        "from data_prep.cli import main as cli\n"
         "if __name__ == '__mp_main__':\n"
         "    prepare.Preparer.__call__ = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "elif __name__ == '__main__':\n"

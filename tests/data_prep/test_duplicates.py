@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep import duplicates, minhash
-from data_prep import keys as keys_module
-from data_prep.words import ngram_hashes, word_hashes
+from data_prep.duplicates import minhash, near_duplicates
+from data_prep.duplicates import text_keys as keys_module
+from data_prep.duplicates.word_hashes import ngram_hashes, word_hashes
 
 ROOT = Path(__file__).resolve().parents[2]
 PRIME = 2**61 - 1
@@ -195,7 +195,7 @@ def test_repeats_do_not_depend_on_memory(seed, rows, highest, memory_bytes):
     rng = np.random.default_rng(seed)
     keys = rng.integers(0, highest, (rows, 2)).astype(np.uint64)
     active = rng.random(rows) < 0.8
-    assert duplicates.repeats(keys, active, memory_bytes).tolist() == brute_repeats(keys, active)
+    assert near_duplicates.repeats(keys, active, memory_bytes).tolist() == brute_repeats(keys, active)
 
 
 def test_repeats_are_read_in_ranges(tmp_path, monkeypatch):
@@ -204,10 +204,10 @@ def test_repeats_are_read_in_ranges(tmp_path, monkeypatch):
     np.save(tmp_path / "keys.npy", keys)
     active = np.ones(3000, bool)
     passes = []
-    blocks = duplicates._blocks
-    monkeypatch.setattr(duplicates, "_blocks", lambda *arguments: passes.append(0) or blocks(*arguments))
+    blocks = near_duplicates._blocks
+    monkeypatch.setattr(near_duplicates, "_blocks", lambda *arguments: passes.append(0) or blocks(*arguments))
     mapped = np.load(tmp_path / "keys.npy", mmap_mode="r")
-    assert duplicates.repeats(mapped, active, SMALL).tolist() == brute_repeats(keys, active)
+    assert near_duplicates.repeats(mapped, active, SMALL).tolist() == brute_repeats(keys, active)
     assert len(passes) > 3
     assert np.array_equal(mapped, keys)
 
@@ -233,7 +233,7 @@ def brute_near_duplicates(texts, threshold):
     return removed
 
 
-@pytest.mark.parametrize("memory_bytes", [duplicates.DEFAULT_MEMORY_BYTES, 300_000])
+@pytest.mark.parametrize("memory_bytes", [near_duplicates.DEFAULT_MEMORY_BYTES, 300_000])
 def test_planted_copies_are_found_and_nothing_else(memory_bytes):
     """5 % of words changed are found, 30 % of the text shared is not; the truth is Jaccard over all pairs."""
     rng = np.random.default_rng(1)
@@ -248,7 +248,7 @@ def test_planted_copies_are_found_and_nothing_else(memory_bytes):
     texts = [texts[i] for i in rng.permutation(len(texts))]
     expected = brute_near_duplicates(texts, 0.5)
     assert sum(expected) == 60
-    removed = duplicates.near_duplicates(signatures_of(texts), np.ones(len(texts), bool), 0.5, memory_bytes)
+    removed = near_duplicates.near_duplicates(signatures_of(texts), np.ones(len(texts), bool), 0.5, memory_bytes)
     assert removed.tolist() == expected
 
 
@@ -260,33 +260,33 @@ def test_changed_copies_in_other_scripts():
         words = [str(rng.choice(letters)) * (1 if first == "中" else rng.integers(1, 9)) for _ in range(300)]
         changed = [word if i % 20 else letters[7] for i, word in enumerate(words)]
         texts = [joint.join(words), joint.join(words[::-1]), joint.join(changed).upper()]
-        assert duplicates.near_duplicates(signatures_of(texts), np.ones(3, bool)).tolist() == [False, False, True]
+        assert near_duplicates.near_duplicates(signatures_of(texts), np.ones(3, bool)).tolist() == [False, False, True]
 
 
-@pytest.mark.parametrize("memory_bytes", [duplicates.DEFAULT_MEMORY_BYTES, SMALL, 1])
+@pytest.mark.parametrize("memory_bytes", [near_duplicates.DEFAULT_MEMORY_BYTES, SMALL, 1])
 def test_many_identical_and_many_empty(memory_bytes, tmp_path):
     signatures = np.repeat(signatures_of(["one two three four five six", ""]), 5000, axis=0)
     np.save(tmp_path / "signatures.npy", signatures)
     mapped = np.load(tmp_path / "signatures.npy", mmap_mode="r")
     active = np.ones(10_000, bool)
     active[:2] = False
-    removed = duplicates.near_duplicates(mapped, active, 0.5, memory_bytes)
+    removed = near_duplicates.near_duplicates(mapped, active, 0.5, memory_bytes)
     assert np.flatnonzero(~removed).tolist() == [0, 1, 2, *range(5000, 10_000)]
     empty = np.zeros((0, 128), np.uint32)
-    assert len(duplicates.near_duplicates(empty, np.zeros(0, bool), 0.5, memory_bytes)) == 0
+    assert len(near_duplicates.near_duplicates(empty, np.zeros(0, bool), 0.5, memory_bytes)) == 0
 
 
 def random_signatures(count):
     return np.random.default_rng(3).integers(0, 2**32 - 1, (count, 128), dtype=np.uint32)
 
 
-@pytest.mark.parametrize("memory_bytes", [duplicates.DEFAULT_MEMORY_BYTES, 1])
+@pytest.mark.parametrize("memory_bytes", [near_duplicates.DEFAULT_MEMORY_BYTES, 1])
 def test_what_is_like_a_removed_document_only_stays(memory_bytes):
     a, b, c, other = random_signatures(4)
     b[:78] = a[:78]
     c[50:] = b[50:]
     assert (np.sum(a == b), np.sum(b == c), np.sum(a == c)) == (78, 78, 28)
-    near = duplicates.near_duplicates
+    near = near_duplicates.near_duplicates
     assert near(np.array([a, b, c]), np.ones(3, bool), 0.5, memory_bytes).tolist() == [False, True, False]
     assert near(np.array([a, b, c]), np.array([False, True, True]), 0.5, memory_bytes).tolist() == [False, False, True]
     # Where the index holds one document, the second one begins the next and has the removed one after it.
@@ -294,19 +294,19 @@ def test_what_is_like_a_removed_document_only_stays(memory_bytes):
 
 
 def test_every_band_leads_to_what_shares_only_it():
-    bands, rows = duplicates.bands_and_rows(0.5, 128)
+    bands, rows = near_duplicates.bands_and_rows(0.5, 128)
     left = random_signatures(bands + 1)
     right = left.copy()
     for band in range(bands):
         right[np.arange(bands + 1) != band, band * rows + band % rows] += 1
-    removed = duplicates.near_duplicates(np.concatenate([left, right]), np.ones(2 * bands + 2, bool), 0.5)
+    removed = near_duplicates.near_duplicates(np.concatenate([left, right]), np.ones(2 * bands + 2, bool), 0.5)
     assert np.flatnonzero(~removed).tolist() == [*range(bands + 1), 2 * bands + 1]
 
 
 def test_threshold_is_inclusive():
     a, b, c = random_signatures(3)
     b[:64], c[:63] = a[:64], a[:63]
-    assert duplicates.near_duplicates(np.array([a, b, c]), np.ones(3, bool), 0.5).tolist() == [False, True, False]
+    assert near_duplicates.near_duplicates(np.array([a, b, c]), np.ones(3, bool), 0.5).tolist() == [False, True, False]
 
 
 def test_crowded_bands_lead_to_the_first_documents_only():
@@ -317,13 +317,13 @@ def test_crowded_bands_lead_to_the_first_documents_only():
     scattered = [61, 62, 64, 65]  # two of three values of bands 20 and 21
     early[scattered], late[scattered] = signatures[5, scattered], signatures[50, scattered]
     easy[60:66] = signatures[50, 60:66]
-    removed = duplicates.near_duplicates(signatures, np.ones(62, bool), 0.5)
+    removed = near_duplicates.near_duplicates(signatures, np.ones(62, bool), 0.5)
     assert np.flatnonzero(removed).tolist() == [59, 61]
 
 
 @pytest.mark.parametrize(("threshold", "expected"), [(0.5, (42, 3)), (0.8, (21, 6)), (1.0, (1, 128)), (0.01, (128, 1))])
 def test_bands(threshold, expected):
-    assert duplicates.bands_and_rows(threshold, 128) == expected
+    assert near_duplicates.bands_and_rows(threshold, 128) == expected
 
 
 def test_bands_find_what_is_at_the_threshold():
@@ -331,11 +331,11 @@ def test_bands_find_what_is_at_the_threshold():
     rng = np.random.default_rng(4)
     left = random_signatures(2000)
     right = np.where(rng.random(left.shape) < 0.7, left, left + 1)
-    bands, rows = duplicates.bands_and_rows(0.7, 128)
+    bands, rows = near_duplicates.bands_and_rows(0.7, 128)
     same = (left == right)[:, : bands * rows].reshape(-1, bands, rows).all(axis=2).any(axis=1)
     assert same.mean() > 0.985
     similar = (left == right).mean(axis=1) >= 0.7
-    removed = duplicates.near_duplicates(np.concatenate([left, right]), np.ones(4000, bool), 0.7)
+    removed = near_duplicates.near_duplicates(np.concatenate([left, right]), np.ones(4000, bool), 0.7)
     assert removed[2000:].tolist() == (same & similar).tolist()
 
 

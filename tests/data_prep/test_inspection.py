@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 
 from bert_jax.data.corpus import Corpus
 from bert_jax.errors import UserError
-from bert_jax.tokenizer import SPECIAL_TOKENS, wordpiece
-from data_prep import inspect_command, inspection
+from bert_jax.tokenizers.tokenizer import SPECIAL_TOKENS, wordpiece
+from data_prep import inspection
+from data_prep.build.writer import CorpusWriter
+from data_prep.cli import inspect_corpus
 from data_prep.inspection import report, statistics, text
 from data_prep.inspection.lengths import Lengths
 from data_prep.inspection.mixture import mix
 from data_prep.inspection.statistics import collect
-from data_prep.writer import CorpusWriter
 
 PIECES = ["the", "<b>", "rain", "##s", "&", *(f"word{i}" for i in range(20)), "never1", "never2"]
 REPORT = {
@@ -74,7 +75,7 @@ def small(tmp_path_factory):
 
 def inspect(*arguments):
     parser = argparse.ArgumentParser()
-    inspect_command.add_parser(parser.add_subparsers())
+    inspect_corpus.add_parser(parser.add_subparsers())
     parsed = parser.parse_args(["inspect", *map(str, arguments)])
     parsed.command(parsed)
 

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.leaks import LeakIndex
-from data_prep.words import word_hashes
+from data_prep.duplicates.ngram_index import LeakIndex
+from data_prep.duplicates.word_hashes import word_hashes
 
 texts = st.lists(st.sampled_from(["a", "b", "c", "d"]), max_size=20).map(" ".join)
 

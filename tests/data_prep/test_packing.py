@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_jax.config import DataConfig
-from bert_jax.data.plan import Plan
-from data_prep import packing
+from bert_jax.config.run import DataConfig
+from bert_jax.data.epoch_plan import Plan
+from data_prep.inspection import packing
 from tests.data.memory import make_corpus
 
 documents = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=12), min_size=1, max_size=12)

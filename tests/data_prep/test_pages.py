@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from data_prep.cli import main
+from data_prep.cli.main import main
 from tests.building import make_documents
 
 ROOT = pathlib.Path(__file__).parents[2]

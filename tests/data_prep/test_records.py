@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bert_jax.data.corpus import MAX_RECORD_TOKENS
 from bert_jax.data.record import parse_record
-from data_prep.records import RecordCutter, cut_long_sentences, serialize
+from data_prep.build.records import RecordCutter, cut_long_sentences, serialize
 
 
 @pytest.fixture(scope="module")

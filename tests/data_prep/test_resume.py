@@ -13,8 +13,8 @@ import time
 import pytest
 
 from bert_jax.errors import UserError
+from data_prep.build.prepare import Preparer
 from data_prep.options import NearDuplicates, Options
-from data_prep.prepare import Preparer
 from data_prep.verify import verify
 from tests.building import files, make_documents, run
 
@@ -25,8 +25,8 @@ SPECS = ["text:text.txt", "text-files:books/*.txt"]
 DRIVER = """
 import os, pathlib, signal, sys
 sys.path.insert(0, {root!r})
-from data_prep import scratch, writer
-from data_prep.engines.local import LocalEngine
+from data_prep.build import scratch, writer
+from data_prep.build.engines.local import LocalEngine
 from tests.building import run
 from tests.data_prep.test_resume import OPTIONS, SPECS
 
@@ -172,7 +172,7 @@ def test_other_arguments(text, monkeypatch, capsys):
     run("fresh", specs, again)
     for options in (first, dataclasses.replace(first, drop_repeated_lines=True)):
         with monkeypatch.context() as patch, prepared(patch) as sources, pytest.raises(KeyboardInterrupt):
-            patch.setattr("data_prep.writer.finish_corpus", stop)
+            patch.setattr("data_prep.build.writer.finish_corpus", stop)
             run("c", specs, options)
         assert len(sources) > 3
     assert "note: c/corpus.incomplete also keeps what an unfinished build" in capsys.readouterr().err
@@ -187,7 +187,7 @@ def test_what_changed_is_prepared_again(text, monkeypatch):
         pathlib.Path(f"books/{index}.txt").write_text(document)
     specs = ["text:text.txt", "text-files:books/*.txt"]
     with monkeypatch.context() as patch:
-        patch.setattr("data_prep.writer.finish_corpus", stop)
+        patch.setattr("data_prep.build.writer.finish_corpus", stop)
         with pytest.raises(KeyboardInterrupt):
             run("c", specs)
     pathlib.Path("books/3.txt").write_text("Quite another mountain.")

@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from data_prep.sentences import split_lines, split_paragraphs, split_sentences
+from data_prep.build.sentences import split_lines, split_paragraphs, split_sentences
 
 
 def test_sentences_end_at_paragraphs_but_not_at_line_ends():

@@ -5,8 +5,8 @@ import itertools
 
 import pytest
 
-from data_prep import reference_text
-from data_prep.reference_text import NUM_DOCUMENTS, Draws, document
+from data_prep.sources import reference_text
+from data_prep.sources.reference_text import NUM_DOCUMENTS, Draws, document
 from tests.data_prep.test_sources_reading import read
 
 # A change of the text makes all shipped curves worthless: raise VERSION and make them again.

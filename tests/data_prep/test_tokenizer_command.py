@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax.tokenizer import Tokenizer, wordpiece
-from bert_jax.tokenizer_kinds import SPECIAL_TOKENS, byte_alphabet
-from data_prep.cli import main
+from bert_jax.tokenizers.kinds import SPECIAL_TOKENS, byte_alphabet
+from bert_jax.tokenizers.tokenizer import Tokenizer, wordpiece
+from data_prep.cli.main import main
 from data_prep.vocabularies.train import KINDS
 from tests.test_tokenizer import LINES, train
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from bert_jax.data.mixture import shares
-from data_prep.sampling import keep_rates, largest_sample
+from data_prep.vocabularies.sampling import keep_rates, largest_sample
 
 
 def test_shares_of_multilingual_bert():

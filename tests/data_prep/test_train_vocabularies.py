@@ -8,8 +8,8 @@ import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from bert_jax.errors import UserError
-from bert_jax.tokenizer import Tokenizer
-from bert_jax.tokenizer_kinds import bert_normalizer
+from bert_jax.tokenizers.kinds import bert_normalizer
+from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep.vocabularies import counting, sentences
 from data_prep.vocabularies.counting import BertWords, ByteWords, Table, weighted
 from data_prep.vocabularies.kinds import train_bpe, train_wordpiece

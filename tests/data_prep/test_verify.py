@@ -8,12 +8,12 @@ from array_record.python import array_record_module
 
 from bert_jax.data.record import Record, parse_record
 from bert_jax.errors import UserError
-from bert_jax.tokenizer import SPECIAL_TOKENS, wordpiece
+from bert_jax.tokenizers.tokenizer import SPECIAL_TOKENS, wordpiece
 from data_prep import verify as verify_module
-from data_prep.checksums import file_facts
-from data_prep.records import serialize
+from data_prep.build.checksums import file_facts
+from data_prep.build.records import serialize
+from data_prep.build.writer import CorpusWriter
 from data_prep.verify import verify
-from data_prep.writer import CorpusWriter
 
 REPORT = {"dropped": {}, "cleaned": {}, "skipped": {}, "settings": {}, "sources": []}
 WORDS = [f"word{i}" for i in range(15)]

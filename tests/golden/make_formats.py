@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.config import CheckpointConfig, Config, DataConfig, EvaluationConfig, LogConfig, ModelConfig, Phase
-from bert_jax.training.paths import name_leaves
+from bert_jax.config.run import CheckpointConfig, Config, DataConfig, EvaluationConfig, LogConfig, ModelConfig, Phase
+from bert_jax.training.param_paths import name_leaves
 
 FORMATS = Path(__file__).parent / "formats"
 WORDS = ("the", "river", "sings", "old", "stone", "falls", ".")
@@ -44,7 +44,7 @@ def digest(params: Any) -> str:
 
 def build_corpus(directory: Path) -> Path:
     """Ten documents of three sentences, and a tokenizer of a dozen tokens."""
-    from data_prep import cli
+    from data_prep.cli.main import main as bert_data
 
     rng = np.random.default_rng(0)
     texts = [" ".join(" ".join(rng.choice(WORDS[:-1], 3)) + " ." for _ in range(3)) for _ in range(10)]
@@ -52,17 +52,17 @@ def build_corpus(directory: Path) -> Path:
     source.write_text("\n\n".join(texts))
     vocabulary.write_text("".join(f"{piece}\n" for piece in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS)))
     command = ["build", "--source", f"text:{source}", "--workers", "1", "--tokenizer", str(vocabulary)]
-    assert cli.main([*command, "--out", str(corpus), "--validation-fraction", "0.3"]) == 0
+    assert bert_data([*command, "--out", str(corpus), "--validation-fraction", "0.3"]) == 0
     return corpus
 
 
 def main(directory: Path) -> None:
     """Write both, and what their parameters' digest is."""
-    from bert_jax import pretraining
-    from bert_jax.convert import formats, own
     from bert_jax.convert.conversion import convert
-    from bert_jax.data.parts import Part
-    from bert_jax.training import checkpoint, workdir
+    from bert_jax.convert.formats import input_formats, native
+    from bert_jax.data.mixture_spec import Part
+    from bert_jax.training import pretraining
+    from bert_jax.training.run_directory import checkpoint, workdir
 
     scratch = directory / "scratch"
     scratch.mkdir(parents=True)
@@ -80,9 +80,9 @@ def main(directory: Path) -> None:
     told = save / "state" / "commit_success.txt"  # Orbax's, with the whole path
     told.write_text(told.read_text().replace(f"{run.absolute()}/", ""))
     checkpoint.write_commit(save)
-    model = directory / f"model-{own.FORMAT_VERSION}"
-    convert(kept, model, "bert-jax", formats.Wishes(moments=True))
-    with formats.opened(kept) as contents:
+    model = directory / f"model-{native.FORMAT_VERSION}"
+    convert(kept, model, "bert-jax", input_formats.Wishes(moments=True))
+    with input_formats.opened(kept) as contents:
         sums = {place.name: digest(contents.model.params) for place in (kept, model)}
     (directory / "digests.json").write_text(json.dumps(sums, indent=1) + "\n")
     shutil.rmtree(scratch)

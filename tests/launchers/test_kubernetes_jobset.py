@@ -8,10 +8,10 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from bert_jax import cli
+from bert_jax.cli import main as cli
+from bert_jax.distributed import cluster_detection
+from bert_jax.distributed.supervisor import _code_for_others
 from bert_jax.errors import TRY_AGAIN
-from bert_jax.runtime import cluster
-from bert_jax.runtime.supervisor import _code_for_others
 
 HERE = Path(__file__).parent
 SCHEMA = json.loads((HERE / "jobset_schema.json").read_text())
@@ -121,7 +121,7 @@ def test_gpu_pods_find_each_other(made):
         program, command, *words = as_started(jobset, index)
         assert (program, command) == ("bert-jax", "pretrain")
         config, asked = cli._configured(cli.Pretrain, words, "pretrain")
-        seat = cluster.find(asked.cluster)
+        seat = cluster_detection.find(asked.cluster)
         assert seat.host == f"{name}-{job['name']}-0-0.{name}" and (seat.process, seat.processes) == (index, 4)
         assert str(asked.workdir) == "/data/runs/first" and config.phases[0].steps == 7
     assert pod_of(jobset)["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": 8}

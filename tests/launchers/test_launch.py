@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax import cli, launchers
+from bert_jax import launchers
+from bert_jax.cli import main as cli
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "bert_jax" / "launchers"

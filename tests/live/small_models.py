@@ -5,8 +5,8 @@ from pathlib import Path
 
 from etils import epath
 
-from bert_jax.convert import tokenizer_files
-from bert_jax.tokenizer import Tokenizer
+from bert_jax.convert.formats import tokenizer_files
+from bert_jax.tokenizers.tokenizer import Tokenizer
 from tests.fixtures import WORDS, make_documents
 from tests.live import zoo
 
@@ -43,12 +43,12 @@ def byte_bpe(directory: Path) -> Tokenizer:
 
 
 def unigram(directory: Path) -> Tokenizer:
-    from data_prep import cli
+    from data_prep.cli import main
 
     (directory / "text.txt").write_text("\n".join(make_documents(0, 60)))
     out, source = directory / "tokenizer.json", f"lines:{directory / 'text.txt'}"
     command = ["tokenizer", "--source", source, "--kind", "sentencepiece-unigram", "--vocab-size", "60"]
-    assert cli.main([*command, "--out", str(out)]) == 0
+    assert main.main([*command, "--out", str(out)]) == 0
     return Tokenizer.load(out)
 
 

@@ -6,9 +6,10 @@ import json
 import numpy as np
 import pytest
 
-from bert_jax.convert import huggingface, our_forward
-from bert_jax.convert.forward import Inputs
-from bert_jax.convert.tensor_files import SAFETENSORS, open_tensors, write_safetensors
+from bert_jax.convert.formats import huggingface
+from bert_jax.convert.formats.tensor_files import SAFETENSORS, open_tensors, write_safetensors
+from bert_jax.convert.parity import our_forward
+from bert_jax.convert.parity.forward import Inputs
 from bert_jax.convert.translate import from_form, to_form, without_base
 from tests.live import zoo
 
@@ -105,7 +106,7 @@ def test_every_tensor_counts(family):
 
 def form_of(model):
     """The form of a model that was not saved."""
-    from bert_jax.convert.form import Form
+    from bert_jax.convert.hf_model import Form
 
     described = model.config.to_dict() | {"architectures": [type(model).__name__]}
     kept = {}

@@ -5,13 +5,13 @@ import pytest
 from etils import epath
 
 import bert_jax
-from bert_jax.config import ModelConfig
-from bert_jax.convert import own, tokenizer_files
+from bert_jax.config.run import ModelConfig
 from bert_jax.convert.conversion import convert
+from bert_jax.convert.formats import native, tokenizer_files
 from bert_jax.convert.translate import Translated, family_of
-from bert_jax.model import whole
+from bert_jax.model import bert
 from bert_jax.model.heads import Heads
-from bert_jax.training.paths import map_with_paths
+from bert_jax.training.param_paths import map_with_paths
 from tests.live.small_models import byte_bpe
 
 pytestmark = [
@@ -46,9 +46,9 @@ def roberta(tmp_path_factory):
     def draw(name, leaf):
         return (name.endswith("/scale") + 0.3 * rng.standard_normal(leaf.shape)).astype(np.float32)
 
-    params = map_with_paths(draw, whole.shapes(config, heads))
+    params = map_with_paths(draw, bert.shapes(config, heads))
     assert family_of(config, heads) == "roberta"
-    own.write(directory, Translated("roberta", config, heads, params))
+    native.write(directory, Translated("roberta", config, heads, params))
     assert tokenizer_files.carry(epath.Path(scratch), epath.Path(directory)) == ["vocab.json", "merges.txt"]
     return directory
 

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from etils import epath
 
-from bert_jax import cli
-from bert_jax.convert import conversion, fairseq, flax_msgpack, formats, tensorflow1
+from bert_jax.cli import main as cli
+from bert_jax.convert import conversion
 from bert_jax.convert.conversion import convert
-from bert_jax.convert.tensor_files import PICKLE, open_tensors
+from bert_jax.convert.formats import fairseq, flax_msgpack, input_formats, tensorflow1
+from bert_jax.convert.formats.tensor_files import PICKLE, open_tensors
 from bert_jax.errors import UserError
 from tests.convert.cells import CELLS, FAMILIES, FORMATS, can
 from tests.convert.test_nvidia import mlperf_name
@@ -95,7 +96,7 @@ def same(found, expected, *, tied: bool = False) -> None:
     assert all(expected[name].tobytes() in digests for name in expected)
 
 
-def refused(source: Path, destination: Path, to: str, *words: str, wishes=formats.Wishes()) -> None:  # noqa: B008
+def refused(source: Path, destination: Path, to: str, *words: str, wishes=input_formats.Wishes()) -> None:  # noqa: B008
     """In one line, and nothing is left."""
     with pytest.raises(UserError) as caught:
         convert(epath.Path(source), epath.Path(destination), to, wishes)
@@ -162,7 +163,7 @@ def test_in(family, format, saved, written, tmp_path):
     """To a directory of transformers: the report passes, and every tensor of the source is in it."""
     for number, (source, tensors, drop) in enumerate(sources(family, format, saved, written, tmp_path)):
         out = epath.Path(tmp_path / f"out{number}")
-        wishes = formats.Wishes(drop=(drop,) if drop else ())
+        wishes = input_formats.Wishes(drop=(drop,) if drop else ())
         report = convert(epath.Path(source), out, "huggingface", wishes)
         proved(report, tokenizer=format in ("huggingface", "pytorch", "nvidia", "bert-jax"))
         assert json.loads((out / "config.json").read_text())["model_type"] == family
@@ -223,7 +224,7 @@ def test_formats_that_are_only_read(format, saved, tmp_path, capsys):
 @pytest.mark.parametrize("format", ["bert-jax", "tensorflow1"])
 def test_moments_that_are_not_there(format, saved, tmp_path):
     """They are not left out in silence."""
-    refused(saved("bert")[0], tmp_path / "out", format, "has no moments", wishes=formats.Wishes(moments=True))
+    refused(saved("bert")[0], tmp_path / "out", format, "has no moments", wishes=input_formats.Wishes(moments=True))
 
 
 def test_every_cell_is_tried():

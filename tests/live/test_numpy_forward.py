@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from bert_jax.convert import numpy_forward, parity, transformers_forward
-from bert_jax.convert.forward import PREFIXES, Inputs, family_of
-from bert_jax.convert.sample_texts import sample_inputs
+from bert_jax.convert.parity import numpy_forward, parity_report, transformers_forward
+from bert_jax.convert.parity.forward import PREFIXES, Inputs, family_of
+from bert_jax.convert.parity.sample_texts import sample_inputs
 from bert_jax.errors import UserError
 from tests.golden.make_families import CLASSES, at_real, direct, form_of, goldens, make, sampled
 from tests.live import zoo
@@ -54,7 +54,7 @@ def test_both_sides_are_theirs(name, size):
         close(parts(ours)[part], values, inputs, part)
         np.testing.assert_array_equal(parts(theirs)[part], values)
 
-    report = parity.compare(ours, theirs, inputs.attention_mask_BS, library="x")
+    report = parity_report.compare(ours, theirs, inputs.attention_mask_BS, library="x")
     assert report.passed and all(share > 0.99 for share in report.agreement.values()), report.lines()
 
 
@@ -97,7 +97,7 @@ def test_no_pooler(name):
     inputs = sample_inputs(form, None)
     ours, theirs = numpy_forward.run(form, inputs), transformers_forward.run(form, inputs)
     assert ours.pooled_BH is None and theirs.pooled_BH is None
-    assert parity.compare(ours, theirs, inputs.attention_mask_BS, library="x").passed
+    assert parity_report.compare(ours, theirs, inputs.attention_mask_BS, library="x").passed
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_refusals_and_leftovers():
         shallow = dataclasses.replace(form, config=form.config | {"num_hidden_layers": 2})
         outputs = side.run(shallow, inputs)
         assert len(outputs.unread) == 16 and all("layer.2" in name for name in outputs.unread)
-        report = parity.compare(outputs, outputs, inputs.attention_mask_BS, library="x")
+        report = parity_report.compare(outputs, outputs, inputs.attention_mask_BS, library="x")
         assert not report.passed and "layer.2" in report.failures[0]
     refused = {
         "intermediate_size": (57, "size mismatch"),
@@ -171,7 +171,7 @@ def test_decoders_look_back_alone(family, head, size):
         close(parts(ours)[part], values, inputs, part)
         np.testing.assert_array_equal(parts(theirs)[part], values)
     both_ways = numpy_forward.run(dataclasses.replace(form, config=form.config | {"is_decoder": False}), inputs)
-    assert not parity.compare(both_ways, theirs, inputs.attention_mask_BS, library="x").passed
+    assert not parity_report.compare(both_ways, theirs, inputs.attention_mask_BS, library="x").passed
 
 
 def test_buffers_and_spare_poolers_go_unread():
@@ -189,9 +189,9 @@ def test_the_other_side_is_transformers_here():
     form = form_of(make("ElectraForPreTraining", 0))
     form = dataclasses.replace(form, config=form.config | {"chunk_size_feed_forward": 7})  # changes no result
     inputs = sample_inputs(form, None)
-    outputs, library = parity.other_side(form, inputs)
+    outputs, library = parity_report.other_side(form, inputs)
     assert library == f"transformers {transformers.__version__}"
-    report = parity.compare(numpy_forward.run(form, inputs), outputs, inputs.attention_mask_BS, library=library)
+    report = parity_report.compare(numpy_forward.run(form, inputs), outputs, inputs.attention_mask_BS, library=library)
     assert report.passed and report.lines()[0].startswith("parity with transformers 5")
 
 

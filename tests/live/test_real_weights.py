@@ -14,11 +14,12 @@ import pytest
 from etils import epath
 
 import bert_jax
-from bert_jax.convert import formats, our_forward
 from bert_jax.convert.conversion import convert
-from bert_jax.convert.forward import Inputs
-from bert_jax.convert.sample_texts import TEXTS
-from bert_jax.convert.tensor_files import SAFETENSORS, open_tensors
+from bert_jax.convert.formats import input_formats
+from bert_jax.convert.formats.tensor_files import SAFETENSORS, open_tensors
+from bert_jax.convert.parity import our_forward
+from bert_jax.convert.parity.forward import Inputs
+from bert_jax.convert.parity.sample_texts import TEXTS
 
 pytestmark = [
     pytest.mark.slow,
@@ -97,7 +98,7 @@ def batches(texts, theirs):
 def test_hidden_states(ours, batches):
     """Of all layers, at every real token."""
     largest = np.zeros(7)
-    with formats.opened(ours) as contents:
+    with input_formats.opened(ours) as contents:
         for inputs, expected in batches:
             real = inputs.attention_mask_BS > 0
             found = our_forward.run(contents.model, inputs).hidden_states

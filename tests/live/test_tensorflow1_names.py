@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax.convert import tensorflow1
-from bert_jax.convert.form import Form
+from bert_jax.convert.formats import tensorflow1
+from bert_jax.convert.hf_model import Form
 
 pytestmark = [
     pytest.mark.slow,

@@ -13,11 +13,11 @@ import pytest
 from etils import epath
 
 import bert_jax
-from bert_jax.convert import tokenizer_files
 from bert_jax.convert.conversion import TARGETS, convert
-from bert_jax.convert.sample_texts import TEXTS
-from bert_jax.tokenizer import Tokenizer
-from data_prep import cli
+from bert_jax.convert.formats import tokenizer_files
+from bert_jax.convert.parity.sample_texts import TEXTS
+from bert_jax.tokenizers.tokenizer import Tokenizer
+from data_prep.cli import main as cli
 from tests.live import small_models
 
 pytestmark = pytest.mark.slow
@@ -108,7 +108,7 @@ def test_made_files(tmp_path, sources, lines, family):
 
 @pytest.mark.parametrize("how", ["a run's own", "released"])
 def test_albert(tmp_path, sources, lines, how):
-    """A released directory has the model file alone. Of many lines a few differ: see tokenizer_sentencepiece.py."""
+    """A released directory has the model file alone. Of many lines a few differ: see tokenizers/sentencepiece_backend.py."""
     tokenizer_files.make(Tokenizer.load(sources["albert"]), epath.Path(tmp_path), "albert", 512)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "albert"}))
     if how == "released":

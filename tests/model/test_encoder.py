@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from bert_jax.config import ModelConfig
+from bert_jax.config.run import ModelConfig
 from bert_jax.errors import UserError
-from bert_jax.model import whole
+from bert_jax.model import bert
 from bert_jax.model.encoder import Block
 from bert_jax.model.heads import Heads
-from bert_jax.model.plan import NormPlacement, find_repetition, layer_plans, parameter_groups
+from bert_jax.model.layer_plan import NormPlacement, find_repetition, layer_plans, parameter_groups
 from tests.jaxprs import primitives, scans
 from tests.model.toy import BERT, LENGTH, ROWS, assert_trees_close, encode, inputs, loss, parameters, probe, real
 
@@ -71,7 +71,7 @@ def weighted(hidden, batch):
 def looped(config, params, batch):
     """All layers in a Python loop: no scan, no stack, no repetition."""
     graph, _ = nnx.split(nnx.eval_shape(lambda: Block(config, jax.random.key(0))))
-    model = whole.bind(config, Heads(pair=True), params)
+    model = bert.bind(config, Heads(pair=True), params)
     hidden = model.encoder.embeddings(batch, None, None)
     for layer, plan in enumerate(layer_plans(config)):
         group = parameter_groups(config)[layer]

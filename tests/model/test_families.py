@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from scipy import special
 
-from bert_jax.config import ModelConfig
+from bert_jax.config.run import ModelConfig
 from bert_jax.convert.translate import Translated, to_form
 from bert_jax.errors import UserError
-from bert_jax.model import families, whole
+from bert_jax.model import bert, families
 from bert_jax.model.heads import Heads
 from bert_jax.model.layers import Noise, fold
-from bert_jax.training.paths import name_leaves
+from bert_jax.training.param_paths import name_leaves
 from tests.model.toy import BERT, encode, inputs, parameters
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -33,7 +33,7 @@ SIZES = {
 
 
 def shapes(config: ModelConfig, pair: bool):
-    return whole.shapes(config, Heads(pair=pair))
+    return bert.shapes(config, Heads(pair=pair))
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -85,7 +85,7 @@ def test_a_model_without_token_types():
 def test_narrow_embeddings_are_dropped_before_they_are_projected():
     config = dataclasses.replace(BERT, embedding_size=16, hidden_dropout=0.5)
     params, noise = parameters(config), Noise(fold(jnp.uint32(1)), jnp.arange(3))
-    embeddings = whole.bind(config, Heads(pair="pair" in params), params).encoder.embeddings
+    embeddings = bert.bind(config, Heads(pair="pair" in params), params).encoder.embeddings
     projection, embeddings.projection = embeddings.projection, None
     narrow = embeddings(inputs(), None, noise)
     assert narrow.shape[-1] == 16 and 0.4 < float((narrow == 0).mean()) < 0.6
@@ -99,7 +99,7 @@ def test_the_head_of_narrow_tables():
     """Logits by numpy: H -> E, gelu, LayerNorm, the table transposed."""
     config = dataclasses.replace(BERT, embedding_size=16)
     params = parameters(config)
-    model = whole.bind(config, Heads(pair="pair" in params), params)
+    model = bert.bind(config, Heads(pair="pair" in params), params)
     hidden = np.random.default_rng(0).normal(size=(2, 3, 24)).astype(np.float32)
     head = jax.tree.map(lambda x: np.asarray(x, np.float64), params["mlm"])
     x = hidden @ head["transform"]["kernel"] + head["transform"]["bias"]
@@ -111,7 +111,7 @@ def test_the_head_of_narrow_tables():
 def test_a_fresh_model_has_the_weights_that_it_had():
     """A gate or a projection is drawn from a key of its own: the other weights stay as they were."""
     plain, gated = (
-        whole.init(config, jax.random.key(3), Heads(pair=False))
+        bert.init(config, jax.random.key(3), Heads(pair=False))
         for config in (BERT, dataclasses.replace(BERT, feed_forward="gated"))
     )
     del gated["encoder"]["layers"]["gate"]
@@ -126,7 +126,7 @@ def test_a_fresh_model_has_the_weights_that_it_had():
 def test_what_a_hugging_face_bert_cannot_be(change):
     ((name, value),) = change.items()
     config, heads = dataclasses.replace(BERT, **change), Heads()
-    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), whole.shapes(config, heads))
+    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), bert.shapes(config, heads))
     with pytest.raises(UserError, match=rf"model\.{name} {value} cannot be written as bert"):
         to_form(Translated("bert", config, heads, params), "here")
 
@@ -143,6 +143,6 @@ def test_heads_that_a_family_has_not(family, heads, message):
         "roberta": families.roberta(1, 64, vocab_size=50),
         "distilbert": families.distilbert(1, 64, vocab_size=50),
     }
-    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), whole.shapes(config[family], heads))
+    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), bert.shapes(config[family], heads))
     with pytest.raises(UserError, match=message):
         to_form(Translated(family, config[family], heads, params), "here")

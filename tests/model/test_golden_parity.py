@@ -4,10 +4,10 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.config import ModelConfig
-from bert_jax.convert.form import Form
+from bert_jax.config.run import ModelConfig
+from bert_jax.convert.hf_model import Form
 from bert_jax.convert.translate import from_form, to_form
-from bert_jax.model import whole
+from bert_jax.model import bert
 from bert_jax.model.encoder import EncoderInputs
 from bert_jax.model.heads import Heads
 from tests.golden import recipe
@@ -36,7 +36,7 @@ def from_recipe(weights):
 
 @jax.jit
 def forward(params, inputs):
-    model = whole.bind(CONFIG, HEADS, params)
+    model = bert.bind(CONFIG, HEADS, params)
     output = model.encoder(inputs, hidden_states=True)
     return {
         "hidden_states": output.hidden_states,

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.config import ModelConfig
-from bert_jax.model import whole
+from bert_jax.config.run import ModelConfig
+from bert_jax.model import bert
 from bert_jax.model.encoder import EncoderInputs
 from bert_jax.model.heads import Heads, gather_positions, score_labels
-from bert_jax.objectives import TOKEN_TASKS, next_token_targets, pretraining_sums
+from bert_jax.objectives.losses import TOKEN_TASKS, next_token_targets, pretraining_sums
 from tests.model.toy import BERT, parameters
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -64,7 +64,7 @@ def make_rows(direction: str) -> dict[str, jax.Array]:
 
 def losses(config: ModelConfig, embeddings: jax.Array, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
     """Negative log likelihood of each target [B, M] and, with the weight of each, of each pair label [B, K]."""
-    model = whole.bind(config, Heads(pair=True), parameters(config))
+    model = bert.bind(config, Heads(pair=True), parameters(config))
     inputs = EncoderInputs(*(batch[field] for field in EncoderInputs._fields))
     output = model.encoder(inputs, inputs_embeds=embeddings)
     hidden = gather_positions(output.hidden, batch["target_positions"])
@@ -128,7 +128,7 @@ def test_losses_are_those_of_the_examples_alone(config):
     assert (np.abs(mixed[0, 1:3] / found[0, 1:3] - 1) > 1e-3).all()
     # The losses above are the ones that are trained.
     batch = make_rows(config.direction)
-    sums = pretraining_sums(whole.bind(config, Heads(pair=True), parameters(config)), batch, None)
+    sums = pretraining_sums(bert.bind(config, Heads(pair=True), parameters(config)), batch, None)
     total = sums[f"{TOKEN_TASKS[config.direction]}_loss"].total + sums["pair_loss"].total
     np.testing.assert_allclose(found.sum(), total, rtol=1e-5)
 

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.config import ModelConfig
-from bert_jax.model import whole
+from bert_jax.config.run import ModelConfig
+from bert_jax.model import bert
 from bert_jax.model.encoder import EncoderInputs
 from bert_jax.model.heads import Heads
 
@@ -28,7 +28,7 @@ ROWS, LENGTH = 3, 12
 @functools.lru_cache(maxsize=16)
 def parameters(config: ModelConfig, seed: int = 0):
     """Every parameter random, so that no bias is 0 and no scale is 1, which would hide mistakes."""
-    params = jax.jit(lambda key: whole.init(config, key, Heads(pair=True)))(jax.random.key(seed))
+    params = jax.jit(lambda key: bert.init(config, key, Heads(pair=True)))(jax.random.key(seed))
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda x: jnp.asarray(x + rng.normal(0, 0.15, x.shape), jnp.float32), params)
 
@@ -52,7 +52,7 @@ def inputs(lengths: tuple[int, ...] = (12, 7, 9), packed: bool = False, seed: in
 @functools.partial(jax.jit, static_argnums=0, static_argnames=("hidden_states", "attentions"))
 def encode(config: ModelConfig, params, batch: EncoderInputs, **options):
     """The encoder's output."""
-    return whole.bind(config, Heads(pair=True), params).encoder(batch, **options)
+    return bert.bind(config, Heads(pair=True), params).encoder(batch, **options)
 
 
 def real(batch: EncoderInputs) -> jax.Array:

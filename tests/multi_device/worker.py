@@ -14,13 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax import inference
-from bert_jax.config import Config, MeshConfig, OptimizerConfig, Phase
-from bert_jax.masking import Vocabulary
-from bert_jax.model import families, whole
+from bert_jax.config.run import Config, MeshConfig, OptimizerConfig, Phase
+from bert_jax.inference import loaded_model
+from bert_jax.model import bert, families
 from bert_jax.model.heads import Heads
-from bert_jax.tokenizer import wordpiece
-from bert_jax.training.paths import name_leaves
+from bert_jax.objectives.masking import Vocabulary
+from bert_jax.tokenizers.tokenizer import wordpiece
+from bert_jax.training.param_paths import name_leaves
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.sharding import make_mesh, put_rows
 from bert_jax.training.state import init_state
@@ -175,8 +175,8 @@ def encoded() -> dict:
     """Vectors of texts whose rows eight devices share, beside those of each text in a row of its own."""
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij"]
     config = families.bert(num_layers=1, hidden_size=64, vocab_size=len(pieces))
-    params = whole.init(config, jax.random.key(0), Heads())
-    model = inference.Model(config, Heads(), params, wordpiece(pieces, True, "worker.py"))
+    params = bert.init(config, jax.random.key(0), Heads())
+    model = loaded_model.Model(config, Heads(), params, wordpiece(pieces, True, "worker.py"))
     texts = [" ".join("abcdefghij"[i % 7 : 8 + i % 3]) for i in range(100)]
     passes, one_pass = [], model._pass
     model._pass = lambda *arguments: passes.append(one_pass(*arguments)) or passes[-1]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from bert_jax.config import Config, DataConfig, EvaluationConfig, ModelConfig, ObjectiveConfig, Phase
-from data_prep.build import Request, build
-from data_prep.engines.local import LocalEngine
+from bert_jax.config.run import Config, DataConfig, EvaluationConfig, ModelConfig, ObjectiveConfig, Phase
+from data_prep.build.engines.local import LocalEngine
+from data_prep.build.pipeline import Request, build
 from data_prep.options import Options
 from tests import building
 
@@ -17,7 +17,7 @@ WORDS = [word for word in building.WORDS if word != "a"]
 UPDATES = 51
 """Updates 0 to 50."""
 STRETCH_TOKENS, WINDOW_STRETCHES = 200, 6
-"""Instead of the real ones (data/plan.py), so that an epoch has several windows."""
+"""Instead of the real ones (data/epoch_plan.py), so that an epoch has several windows."""
 PREFETCH = {1: 1, 2: 4, 4: 7}
 READER_PROCESSES = {1: 0, 2: 2, 4: 0}
 """By number of processes, so that what prepares batches differs where they are compared."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bert_jax.data.corpus import Corpus
-from bert_jax.tokenizer import Tokenizer
+from bert_jax.tokenizers.tokenizer import Tokenizer
 from tests.multi_process.configs import PHASES, STREAMS, UPDATES
 from tests.multi_process.launch import launch
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bert_jax.data import plan
+from bert_jax.data import epoch_plan
 from tests.multi_process.configs import (
     ACCUMULATION,
     DEVICES,
@@ -25,15 +25,15 @@ from tests.multi_process.configs import (
     WINDOW_STRETCHES,
 )
 
-plan.STRETCH_TOKENS, plan.WINDOW_STRETCHES = STRETCH_TOKENS, WINDOW_STRETCHES
+epoch_plan.STRETCH_TOKENS, epoch_plan.WINDOW_STRETCHES = STRETCH_TOKENS, WINDOW_STRETCHES
 PREPARED = ("input_ids", "target_positions", "target_labels", "target_weights")
 FEW = 4
 """Updates whose records are noted."""
 
 
 def open_task(config, parts):
-    from bert_jax import pretraining
-    from bert_jax.data.parts import Part
+    from bert_jax.data.mixture_spec import Part
+    from bert_jax.training import pretraining
 
     return pretraining.open_task(config, [Part(Path(part)) for part in parts])
 
@@ -113,10 +113,10 @@ def train(task, accumulation: int) -> dict[str, np.ndarray]:
     import jax
 
     from bert_jax.data.cursor import Cursor
+    from bert_jax.training.compiled_steps import make_evaluator
     from bert_jax.training.loop import checked_mesh
-    from bert_jax.training.paths import name_leaves
-    from bert_jax.training.programs import make_evaluator
-    from bert_jax.training.schedules import learning_rate_at
+    from bert_jax.training.optimizers.schedules import learning_rate_at
+    from bert_jax.training.param_paths import name_leaves
     from bert_jax.training.sharding import put_rows
     from bert_jax.training.state import init_state
     from bert_jax.training.step import make_train_step, put_dials
@@ -145,10 +145,10 @@ def train(task, accumulation: int) -> dict[str, np.ndarray]:
 
 def refusals(process: int, processes: int, corpora: list[str]) -> dict[str, np.ndarray]:
     """What each process says of a corpus with one bad shard, and of a mesh that leaves processes without rows."""
-    from bert_jax import pretraining
-    from bert_jax.config import MeshConfig
-    from bert_jax.data.parts import Part
+    from bert_jax.config.run import MeshConfig
+    from bert_jax.data.mixture_spec import Part
     from bert_jax.errors import UserError
+    from bert_jax.training import pretraining
 
     damaged, intact = (Path(corpus) for corpus in corpora)
     workdir = damaged.parent / "run"
@@ -164,17 +164,17 @@ def refusals(process: int, processes: int, corpora: list[str]) -> dict[str, np.n
 
 def lateness(process: int, processes: int, corpora: list[str]) -> dict[str, np.ndarray]:
     """What is said where all meet, and the third process comes late; and where all are in time."""
+    from bert_jax.distributed import agreement
     from bert_jax.errors import PeerError
-    from bert_jax.runtime import together
 
-    together.wait_at_most(60)
-    found = {"told": np.array(together.tell("a word", lambda: f"from {process}"))}
-    found["gathered"] = np.array(together.gather("numbers", process))
-    together.wait_at_most(2)
+    agreement.wait_at_most(60)
+    found = {"told": np.array(agreement.tell("a word", lambda: f"from {process}"))}
+    found["gathered"] = np.array(agreement.gather("numbers", process))
+    agreement.wait_at_most(2)
     if process == 2:
         time.sleep(5)
     try:
-        together.meet("the corner")
+        agreement.meet("the corner")
     except PeerError as error:
         found["said"] = np.array(str(error))
     return found

@@ -5,17 +5,17 @@ import dataclasses
 import jax
 import pytest
 
-from bert_jax import config as config_lib
-from bert_jax import presets
 from bert_jax.chips import Sizes
-from bert_jax.config import MeshConfig
+from bert_jax.config import presets
+from bert_jax.config import run as config_lib
+from bert_jax.config.run import MeshConfig
 from bert_jax.data.batches import Stream
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.cursor import Cursor
 from bert_jax.errors import UserError
-from bert_jax.planning import ahead
+from bert_jax.planning import aot_compile
+from bert_jax.planning.collectives import Collectives
 from bert_jax.planning.hlo import Collective
-from bert_jax.planning.traffic import Collectives
 from bert_jax.training.sharding import abstract_mesh, undivided
 
 PRESETS = list(presets.preset_files())
@@ -26,8 +26,8 @@ def on(data: int, fsdp: int, tensor: int):
 
 
 def state_bytes(config, mesh) -> int:
-    state = ahead.abstract_arguments(ahead.blank_task(config).at(len(config.phases) - 1), mesh)[0]
-    return ahead.shard_bytes((state.params, state.optimizer))
+    state = aot_compile.abstract_arguments(aot_compile.blank_task(config).at(len(config.phases) - 1), mesh)[0]
+    return aot_compile.shard_bytes((state.params, state.optimizer))
 
 
 def batch_of(name: str) -> config_lib.Config:
@@ -47,7 +47,7 @@ def test_presets_lower(name):
     config = presets.load_config(name)
     for i, phase in enumerate(config.phases):
         devices = next(n for n in (256, 64, 16, 8, 4, 2, 1) if phase.batch_size_at(0) % n == 0)
-        traced = ahead.trace(config, i, abstract_mesh(MeshConfig(), devices), phase.fewest_micro_batches)
+        traced = aot_compile.trace(config, i, abstract_mesh(MeshConfig(), devices), phase.fewest_micro_batches)
         for platform in ("cuda", "tpu"):
             text = traced.lower(lowering_platforms=(platform,)).as_text()
             assert f"mhlo.num_partitions = {devices} " in text and "sdy.manual_computation" in text
@@ -58,7 +58,7 @@ def test_presets_lower(name):
 @pytest.mark.parametrize("name", ["bert_tiny", "albert_base", "modern_base"])
 def test_sensible_meshes_lower(name, sizes):
     config, mesh = batch_of(name), on(*sizes)
-    text = ahead.trace(config, len(config.phases) - 1, mesh, 2).lower(lowering_platforms=("tpu",)).as_text()
+    text = aot_compile.trace(config, len(config.phases) - 1, mesh, 2).lower(lowering_platforms=("tpu",)).as_text()
     for axis, size in zip(("data", "fsdp", "tensor"), sizes, strict=True):
         assert f'"{axis}"={size}' in text
     assert ("stablehlo.all_gather" in text) == (sizes[1] > 1)
@@ -79,7 +79,7 @@ def test_fsdp_divides_parameters_and_moments(name):
 def test_what_an_axis_cannot_divide():
     config = presets.load_config("bert_base")
     for sizes, expected in (((1, 8, 1), []), ((1, 1, 2), []), ((2, 1, 4), ["encoder/embeddings/word", "mlm/bias"])):
-        state = ahead.abstract_arguments(ahead.blank_task(config).at(0), on(*sizes))[0]
+        state = aot_compile.abstract_arguments(aot_compile.blank_task(config).at(0), on(*sizes))[0]
         found = undivided(state.params)
         assert [one.path for one in found] == expected
     word = found[0]
@@ -95,7 +95,7 @@ def test_an_abstract_batch_is_a_real_one(tiny_corpus, marks, two_phases, data):
         phases.setdefault(config.place_of(one.following.step - 1)[0], one.rows)
     assert len(phases) == 2
     for phase, rows in phases.items():
-        _, expected, _ = ahead.abstract_arguments(ahead.blank_task(config).at(phase), on(1, 1, 1))
+        _, expected, _ = aot_compile.abstract_arguments(aot_compile.blank_task(config).at(phase), on(1, 1, 1))
         assert {k: (v.shape, v.dtype) for k, v in rows.items()} == {k: (v.shape, v.dtype) for k, v in expected.items()}
 
 
@@ -105,11 +105,11 @@ def test_refusals_are_understood():
     late = "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 17.25G of 15.75G hbm. Exceeded by 1.50G."
     small = late.replace("17.25G", "16896M")
     g = 2**30
-    assert ahead.refusal(early) == (24.5 * g, 15.75 * g, False)
-    assert ahead.refusal(late) == (17.25 * g, 15.75 * g, True)
-    assert ahead.refusal(small) == (16.5 * g, 15.75 * g, True)
+    assert aot_compile.refusal(early) == (24.5 * g, 15.75 * g, False)
+    assert aot_compile.refusal(late) == (17.25 * g, 15.75 * g, True)
+    assert aot_compile.refusal(small) == (16.5 * g, 15.75 * g, True)
     with pytest.raises(ValueError, match="not known"):
-        ahead.refusal("RESOURCE_EXHAUSTED: too much")
+        aot_compile.refusal("RESOURCE_EXHAUSTED: too much")
 
 
 def test_bytes_by_axis():
@@ -127,7 +127,7 @@ def test_bytes_by_axis():
         exchange("send", ()),
         exchange("all-reduce", (5,)),
     ]
-    assert ahead.by_axis(found, sizes) == Collectives(data=500 + 1500, fsdp=500, tensor=3000, network=1000)
+    assert aot_compile.by_axis(found, sizes) == Collectives(data=500 + 1500, fsdp=500, tensor=3000, network=1000)
 
 
 def test_meshes_over_slices():
@@ -139,6 +139,6 @@ def test_meshes_over_slices():
 
 def test_the_cache_of_programs_is_left_as_it_was():
     before = jax.config.jax_enable_compilation_cache
-    with ahead._no_cache():
+    with aot_compile._no_cache():
         assert not jax.config.jax_enable_compilation_cache
     assert jax.config.jax_enable_compilation_cache == before

@@ -8,11 +8,11 @@ import sys
 import jax
 import pytest
 
-from bert_jax import config as config_lib
-from bert_jax import presets
 from bert_jax.chips import GIB
-from bert_jax.config import MeshConfig
-from bert_jax.planning import ahead, hlo, topologies
+from bert_jax.config import presets
+from bert_jax.config import run as config_lib
+from bert_jax.config.run import MeshConfig
+from bert_jax.planning import aot_compile, hlo, topologies
 from tests.multi_device.exchanges import compile_naive, gradients_sent, table_gathers
 
 pytestmark = [
@@ -39,14 +39,14 @@ def programs(config, topology):
     """By mesh and accumulation."""
     cases = [((8, 1, 1), 1), ((8, 1, 1), ACCUMULATION), ((1, 8, 1), ACCUMULATION), ((2, 2, 2), 1)]
     return {
-        (sizes, count): ahead.compile_step(config, 0, topology.mesh(MeshConfig(*sizes)), count)
+        (sizes, count): aot_compile.compile_step(config, 0, topology.mesh(MeshConfig(*sizes)), count)
         for sizes, count in cases
     }
 
 
 @pytest.fixture(scope="module")
 def parameters(config, topology):
-    state = ahead.abstract_arguments(ahead.blank_task(config).at(0), topology.mesh(MeshConfig()))[0]
+    state = aot_compile.abstract_arguments(aot_compile.blank_task(config).at(0), topology.mesh(MeshConfig()))[0]
     return sum(leaf.size for leaf in jax.tree.leaves(state.params))
 
 
@@ -56,9 +56,9 @@ def naive(config, topology):
 
     def exchanges(data: int, fsdp: int):
         mesh = topology.mesh(MeshConfig(data, fsdp, 1))
-        state, rows, _ = ahead.abstract_arguments(ahead.blank_task(config).at(0), mesh)
-        with ahead._no_cache():
-            program = compile_naive(ahead.blank_task(config).at(0), state.params, rows, ACCUMULATION)
+        state, rows, _ = aot_compile.abstract_arguments(aot_compile.blank_task(config).at(0), mesh)
+        with aot_compile._no_cache():
+            program = compile_naive(aot_compile.blank_task(config).at(0), state.params, rows, ACCUMULATION)
         return hlo.collectives(program.as_text())
 
     return {"data": exchanges(8, 1), "fsdp": exchanges(1, 8)}
@@ -96,15 +96,17 @@ def test_slices(config):
     topology = topologies.find("2xv5e:2x2")
     mesh = topology.mesh(MeshConfig())
     assert [device.slice_index for device in mesh.devices.flat] == [0] * 4 + [1] * 4
-    program = ahead.compile_step(config, 0, mesh, 1)
-    parameters = ahead.shard_bytes(ahead.abstract_arguments(ahead.blank_task(config).at(0), mesh)[0].params)
+    program = aot_compile.compile_step(config, 0, mesh, 1)
+    parameters = aot_compile.shard_bytes(
+        aot_compile.abstract_arguments(aot_compile.blank_task(config).at(0), mesh)[0].params
+    )
     assert 0.1 * parameters < hlo.bytes_by_kind(program.collectives)[hlo.BETWEEN_SLICES] <= 1.05 * parameters
 
 
 def test_what_does_not_fit():
     base = presets.load_config("bert_base")
-    refused = ahead.compile_step(base, 0, topologies.find("v5e:1x1").mesh(MeshConfig()), 1)
-    assert isinstance(refused, ahead.Refusal)
+    refused = aot_compile.compile_step(base, 0, topologies.find("v5e:1x1").mesh(MeshConfig()), 1)
+    assert isinstance(refused, aot_compile.Refusal)
     assert refused.available == 15.75 * GIB and refused.needed > 20 * GIB
 
 
@@ -115,8 +117,8 @@ def test_bert_large(topology, phase):
     phases = tuple(dataclasses.replace(one, batch_size=256) for one in large.phases)
     large = dataclasses.replace(large, phases=phases)
     chips = topologies.find(topology)
-    program = ahead.compile_step(large, phase, chips.mesh(MeshConfig()), 1)
-    assert isinstance(program, ahead.Program) and program.total <= 0.95 * chips.chip.memory
+    program = aot_compile.compile_step(large, phase, chips.mesh(MeshConfig()), 1)
+    assert isinstance(program, aot_compile.Program) and program.total <= 0.95 * chips.chip.memory
     assert gradients_sent(program.collectives) <= 1.05 * 8 * 336_226_108
 
 

@@ -9,21 +9,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax import config as config_lib
 from bert_jax import directory_lock
 from bert_jax.chips import CHIPS
-from bert_jax.config import Config, MeshConfig, ObjectiveConfig
+from bert_jax.config import run as config_lib
+from bert_jax.config.presets import load_config, preset_files
+from bert_jax.config.run import Config, MeshConfig, ObjectiveConfig
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.mixture import Turns
-from bert_jax.data.parts import Part
+from bert_jax.data.mixture_spec import Part
 from bert_jax.directory_lock import LOCK, DirectoryLock
-from bert_jax.planning import machine_checks, schedule_checks, storage_checks
-from bert_jax.planning.asked import Asked, Machine
-from bert_jax.planning.doctor import CHECKS, OF_RUN, Wishes, carry_out, examine
+from bert_jax.doctor import machine_checks, schedule_checks, storage_checks
+from bert_jax.doctor.check_context import Asked, Machine
+from bert_jax.doctor.doctor import CHECKS, OF_RUN, Wishes, carry_out, examine
 from bert_jax.planning.roofline import predict
-from bert_jax.presets import load_config, preset_files
-from bert_jax.training.checkpoint import COMMIT
-from bert_jax.training.workdir import CONFIG, TOKENIZER
+from bert_jax.training.run_directory.checkpoint import COMMIT
+from bert_jax.training.run_directory.workdir import CONFIG, TOKENIZER
 
 REPORT = {"host": "here", "config": {"seed": 0}, "code": {"hash": "a"}, "versions": {"jax": "1"}, "ahead": 0.0}
 REPORT |= {"environment": {}}

@@ -9,25 +9,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax import cli
-from bert_jax import config as config_lib
-from bert_jax.config import Config, DataConfig, ObjectiveConfig, Phase
-from bert_jax.data import plan as plan_module
+from bert_jax.cli import main as cli
+from bert_jax.config import run as config_lib
+from bert_jax.config.run import Config, DataConfig, ObjectiveConfig, Phase
+from bert_jax.data import epoch_plan as plan_module
 from bert_jax.data.batches import Stream
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.corpus_rows import CorpusRows
 from bert_jax.data.cursor import Cursor, Position
-from bert_jax.data.gather import empty_rows
+from bert_jax.data.epoch_plan import Plan
 from bert_jax.data.mixture import Turns
-from bert_jax.data.parts import Part
-from bert_jax.data.plan import Plan
-from bert_jax.planning import data_checks, epochs
-from bert_jax.planning.asked import ONE, Asked
-from bert_jax.planning.data_checks import streams
-from bert_jax.planning.doctor import Wishes, examine, summary
-from bert_jax.planning.epochs import measure, rows_by_phase, stay
+from bert_jax.data.mixture_spec import Part
+from bert_jax.data.row_reader import empty_rows
+from bert_jax.doctor import data_checks, epochs
+from bert_jax.doctor.check_context import ONE, Asked
+from bert_jax.doctor.data_checks import streams
+from bert_jax.doctor.doctor import Wishes, examine, summary
+from bert_jax.doctor.epochs import measure, rows_by_phase, stay
 from bert_jax.training import loop
-from bert_jax.training.workdir import read_config
+from bert_jax.training.run_directory.workdir import read_config
 from tests.data.memory import FIRST, MARKS, make_corpus, random_documents
 
 FORMATS = ["segment_pair", "sentence_pair", "sentence_order", "full_sentences", "doc_sentences"]
@@ -252,7 +252,7 @@ def test_a_sample_says_so(small, monkeypatch):
 def preset(tmp_path_factory, tiny_config):
     path = tmp_path_factory.mktemp("preset") / "tiny.py"
     text = repr(json.dumps(config_lib.to_dict(tiny_config)))
-    path.write_text("import json\nfrom bert_jax.config import from_dict\n")
+    path.write_text("import json\nfrom bert_jax.config.run import from_dict\n")
     with path.open("a") as file:
         file.write(f"def config():\n    return from_dict(json.loads({text}))\n")
     return str(path)

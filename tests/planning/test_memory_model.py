@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import pytest
 
 from bert_jax.chips import Sizes
-from bert_jax.config import Config, Phase
-from bert_jax.masking import Vocabulary
+from bert_jax.config.presets import load_config
+from bert_jax.config.run import Config, Phase
 from bert_jax.model import families
+from bert_jax.objectives.masking import Vocabulary
 from bert_jax.planning.memory_model import LOGIT_BYTES, WORKING, estimate
-from bert_jax.presets import load_config
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.sharding import make_mesh, replicated, row_sharding
 from bert_jax.training.state import abstract_state

@@ -7,12 +7,13 @@ import math
 
 import pytest
 
-from bert_jax import cli, presets
-from bert_jax import config as config_lib
 from bert_jax.chips import CHIPS, GIB
-from bert_jax.config import MeshConfig
+from bert_jax.cli import main as cli
+from bert_jax.config import presets
+from bert_jax.config import run as config_lib
+from bert_jax.config.run import MeshConfig
 from bert_jax.errors import UserError
-from bert_jax.planning import ahead, plan, propose, topologies
+from bert_jax.planning import aot_compile, mesh_search, run_plan, topologies
 from bert_jax.planning.hlo import Collective
 from bert_jax.planning.topologies import Topology
 
@@ -37,7 +38,7 @@ def compiler(total: int, calls: list | None = None):
         if calls is not None:
             calls.append((phase, dict(mesh.shape), accumulation, config.model.remat))
         exchange = Collective("all-reduce", ("f32[262144]",), 2**20, 1, tuple(range(8)), "")
-        return ahead.Program(total // 2, total // 4, total // 4, total, [exchange], 1.0)
+        return aot_compile.Program(total // 2, total // 4, total // 4, total, [exchange], 1.0)
 
     return compiled
 
@@ -48,10 +49,10 @@ def config():
 
 
 def test_figures_of_a_row(config):
-    found = plan.plan(config, TPUS, price=2.0, compiled=compiler(2 * GIB))
+    found = run_plan.plan(config, TPUS, price=2.0, compiled=compiler(2 * GIB))
     (row,) = found["phases"]
     memory = row["memory"]
-    state = ahead.abstract_arguments(ahead.blank_task(config).at(0), TPUS.mesh(config.mesh))[0]
+    state = aot_compile.abstract_arguments(aot_compile.blank_task(config).at(0), TPUS.mesh(config.mesh))[0]
     parameters = sum(leaf.size for leaf in state.params.values() for leaf in _leaves(leaf))
     assert memory["parameters"] == 4 * parameters and memory["moments"] == 8 * parameters + 4
     kinds = ("parameters", "moments", "activations", "temporaries", "other")
@@ -64,7 +65,7 @@ def test_figures_of_a_row(config):
     hours = config.phases[0].steps * row["step_seconds"] / 3600
     assert found["chips"] == 4, "two devices of v3 are one chip"
     assert math.isclose(found["run"]["hours"], hours) and math.isclose(found["run"]["cost"], 2.0 * 4 * hours)
-    text = "\n".join(plan.lines(found))
+    text = "\n".join(run_plan.lines(found))
     assert "at the given price" in text and "one of the 2 cores" in text
     json.dumps(found)
 
@@ -75,67 +76,70 @@ def _leaves(tree):
 
 def test_what_does_not_fit_is_a_row(config):
     def refused(config, phase, mesh, accumulation):
-        return ahead.Refusal(20 * GIB, 16 * GIB, True)
+        return aot_compile.Refusal(20 * GIB, 16 * GIB, True)
 
-    found = plan.plan(config, TPUS, compiled=refused)
+    found = run_plan.plan(config, TPUS, compiled=refused)
     (row,) = found["phases"]
     assert not row["fits"] and row["short_by"] == 4 * GIB and row["step_seconds"] is None
-    text = "\n".join(plan.lines(found))
+    text = "\n".join(run_plan.lines(found))
     assert "does not fit, by at least 4.00 GiB" in text and "the run does not fit" in text
     # A program that compiles, and is larger than the table says that the chip is, does not fit either.
-    (row,) = plan.plan(config, TPUS, compiled=compiler(17 * GIB))["phases"]
+    (row,) = run_plan.plan(config, TPUS, compiled=compiler(17 * GIB))["phases"]
     assert not row["fits"]
 
 
 def test_gpus_are_estimated(config):
-    found = plan.plan(config, GPUS)
+    found = run_plan.plan(config, GPUS)
     (row,) = found["phases"]
     assert not row["compiled"] and row["collectives"] is None and row["memory"]["total"] > 0
-    text = "\n".join(plan.lines(found))
+    text = "\n".join(run_plan.lines(found))
     assert "sends from each device, by estimate" in text and "nothing was compiled for GPUs" in text
 
 
 def test_time_of_ramps_and_clocks(config):
-    long = plan.plan(config, TPUS, compiled=compiler(GIB))["run"]["hours"]
+    long = run_plan.plan(config, TPUS, compiled=compiler(GIB))["run"]["hours"]
     ramp = {"start_batch_size": 8, "ramp_steps": config.phases[0].steps // 2, "accumulation": 2}
     phases = (dataclasses.replace(config.phases[0], **ramp),)
     assert config.phases[0].batch_size == 16
-    ramping = plan.plan(config_lib.replace(config, phases=phases), TPUS, 1, compiled=compiler(GIB))
+    ramping = run_plan.plan(config_lib.replace(config, phases=phases), TPUS, 1, compiled=compiler(GIB))
     step = ramping["phases"][0]["step_seconds"]
     # Three quarters of the updates' rows: the first quarter of them has half a batch.
     rows = phases[0].rows_before(phases[0].steps)
     assert rows < phases[0].steps * 16
     assert math.isclose(ramping["run"]["hours"], rows / 16 * step / 3600)
     timed = (dataclasses.replace(config.phases[0], hours=long / 2),)
-    assert plan.plan(config_lib.replace(config, phases=timed), TPUS, compiled=compiler(GIB))["run"]["hours"] == long / 2
+    assert (
+        run_plan.plan(config_lib.replace(config, phases=timed), TPUS, compiled=compiler(GIB))["run"]["hours"]
+        == long / 2
+    )
 
 
 def test_a_table_that_cannot_be_divided_is_named():
     config = presets.load_config("bert_base")
     config = dataclasses.replace(config, mesh=MeshConfig(2, 1, 4))
-    text = "\n".join(plan.lines(plan.plan(config, TPUS, compiled=compiler(GIB))))
+    text = "\n".join(run_plan.lines(run_plan.plan(config, TPUS, compiled=compiler(GIB))))
     assert "encoder/embeddings/word is copied, not split: mesh.tensor 4 does not divide its dimension 0, 30,522" in text
 
 
 def test_the_search_compiles_few(config, monkeypatch):
     calls: list = []
-    monkeypatch.setattr(ahead, "compile_step", compiler(GIB, calls))
+    monkeypatch.setattr(aot_compile, "compile_step", compiler(GIB, calls))
     phase = config.phases[0]
     # Alone, the second would get another mesh: with its long batch, what parameters cost counts for less.
     config = config_lib.replace(config, phases=(phase, dataclasses.replace(phase, steps=1, batch_size=4096)))
-    proposal = propose.propose(config, TPUS)
+    proposal = mesh_search.propose(config, TPUS)
     assert len(calls) == 2 and [phase for phase, *_ in calls] == [0, 1], (
         "the longest first, and one that fits is enough"
     )
     assert calls[0][1] == calls[1][1] and calls[0][3] == calls[1][3], "one mesh and one policy"
-    found = plan.plan(proposal.config, TPUS, compiled=proposal.compiled)
+    found = run_plan.plan(proposal.config, TPUS, compiled=proposal.compiled)
     assert len(calls) == 2 and all(row["fits"] for row in found["phases"])
-    assert any(line.startswith("found: --mesh.data") for line in propose.lines(proposal))
-    json.dumps(propose.values(proposal))
+    assert any(line.startswith("found: --mesh.data") for line in mesh_search.lines(proposal))
+    json.dumps(mesh_search.values(proposal))
     calls.clear()
-    monkeypatch.setattr(ahead, "compile_step", compiler(100 * GIB, calls))
+    monkeypatch.setattr(aot_compile, "compile_step", compiler(100 * GIB, calls))
     with pytest.raises(UserError, match="nothing that was tried fits"):
-        propose.propose(config, TPUS)
+        mesh_search.propose(config, TPUS)
     assert 1 <= len(calls) <= 6
 
 

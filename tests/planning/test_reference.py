@@ -10,14 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax import cli, presets, pretraining
-from bert_jax import config as config_lib
+from bert_jax.cli import main as cli
+from bert_jax.config import presets
+from bert_jax.config import run as config_lib
 from bert_jax.data.corpus import Corpus
-from bert_jax.data.parts import Part
+from bert_jax.data.mixture_spec import Part
+from bert_jax.doctor import reference_curve
+from bert_jax.doctor.reference_curve import Curve, compare, merged, read_curve, values_of
 from bert_jax.errors import UserError
-from bert_jax.planning import reference
-from bert_jax.planning.reference import Curve, compare, merged, read_curve, values_of
-from bert_jax.training.metrics import read_metrics
+from bert_jax.training import pretraining
+from bert_jax.training.run_directory.metrics import read_metrics
 
 ROOT = Path(__file__).parent.parent.parent
 CURVES = ["bert_mini", "bert_tiny"]
@@ -141,13 +143,15 @@ def test_refusals_on_the_command_line(tiny_corpus, capsys):
     assert "optimizer.beta1 0.8: --against compares" in capsys.readouterr().err
     assert cli.main(["doctor", "bert_tiny", *asked]) == 2
     error = capsys.readouterr().err
-    assert f"corpus {tiny_corpus} is not the one" in error and all(command in error for command in reference.COMMANDS)
+    assert f"corpus {tiny_corpus} is not the one" in error and all(
+        command in error for command in reference_curve.COMMANDS
+    )
 
 
 def test_the_command(script, tiny_corpus, tiny_config, tmp_path, monkeypatch, capsys):
     """A curve of six updates made here, then the same run again, computed in another way; then a curve that differs."""
-    monkeypatch.setattr(reference, "WINDOW", 2)
-    monkeypatch.setattr(reference, "FOLDER", tmp_path / "curves")
+    monkeypatch.setattr(reference_curve, "WINDOW", 2)
+    monkeypatch.setattr(reference_curve, "FOLDER", tmp_path / "curves")
     phase = dataclasses.replace(tiny_config.phases[0], steps=6, warmup_steps=2, accumulation=1)
     config = dataclasses.replace(
         script.recipe("bert_tiny"),
@@ -220,10 +224,10 @@ def test_curves_are_installed(tmp_path):
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory) -> Path:
     """Made with the commands that an error names."""
-    from data_prep import cli as data_cli
+    from data_prep.cli import main as data_cli
 
     directory = tmp_path_factory.mktemp("reference")
-    for command in reference.COMMANDS:
+    for command in reference_curve.COMMANDS:
         words = [str(directory / word) if word.startswith("ref/") else word for word in command.split()[1:]]
         assert data_cli.main([*words, "--workers", "1"]) == 0
     return directory / "ref" / "corpus"

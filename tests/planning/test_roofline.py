@@ -5,12 +5,12 @@ import dataclasses
 import pytest
 
 from bert_jax.chips import CHIPS, Sizes, slices_for
-from bert_jax.masking import Vocabulary
+from bert_jax.config.presets import load_config
+from bert_jax.objectives.masking import Vocabulary
 from bert_jax.planning import roofline
+from bert_jax.planning.collectives import Collectives
 from bert_jax.planning.roofline import parameter_bytes, predict, program_flops
-from bert_jax.planning.traffic import Collectives
 from bert_jax.planning.workload import workload
-from bert_jax.presets import load_config
 from bert_jax.training.pretraining_task import Pretraining
 from tests.planning.machines import CHIP, run, starved
 from tests.planning.test_traffic import TOTAL

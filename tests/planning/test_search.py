@@ -6,10 +6,10 @@ import pytest
 
 from bert_jax.chips import Sizes
 from bert_jax.errors import UserError
-from bert_jax.planning import search as module
+from bert_jax.planning import mesh_rating as module
 from bert_jax.planning.memory_model import estimate
+from bert_jax.planning.mesh_rating import MARGIN, MOST_COMPILED, STEP_DOWN, Candidate, candidates, search
 from bert_jax.planning.roofline import predict
-from bert_jax.planning.search import MARGIN, MOST_COMPILED, STEP_DOWN, Candidate, candidates, search
 from tests.planning.machines import CHIP, run, starved
 
 CONFIG = run(batch=64)

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from etils import epath
 
-from bert_jax.data.parts import Part
+from bert_jax.data.mixture_spec import Part
+from bert_jax.distributed.cluster_detection import Seat
+from bert_jax.distributed.rendezvous import visit, welcome
+from bert_jax.doctor import machine, shared_storage_probe, storage_checks
+from bert_jax.doctor.doctor import Wishes, examine_together
 from bert_jax.errors import UserError
-from bert_jax.planning import machine, sight, storage_checks
-from bert_jax.planning.doctor import Wishes, examine_together
-from bert_jax.runtime.cluster import Seat
-from bert_jax.runtime.meeting import visit, welcome
 from tests.runtime.test_supervisor import free_port
 from tests.stores import MemoryStore, memory_store
 
@@ -105,22 +105,22 @@ def test_clocks_are_compared_when_reports_come(monkeypatch):
 
 def test_a_mark_is_taken_away_and_makes_no_directory(tmp_path):
     for workdir in (tmp_path / "a" / "run", tmp_path):
-        with sight.marked(workdir) as mark:
+        with shared_storage_probe.marked(workdir) as mark:
             assert Path(mark.file).parent == tmp_path and not mark.trouble
             assert [str(path) for path in tmp_path.iterdir()] == [mark.file]
         assert list(tmp_path.iterdir()) == []
-    with sight.marked(Path("/proc/run")) as mark:
+    with shared_storage_probe.marked(Path("/proc/run")) as mark:
         assert mark.file == "" and "cannot write to /proc" in mark.trouble
     (tmp_path / "file").write_text("")
-    with sight.marked(tmp_path / "file" / "run") as mark:
+    with shared_storage_probe.marked(tmp_path / "file" / "run") as mark:
         assert "Not a directory" in mark.trouble
 
 
 def test_a_bucket_that_cannot_be_reached():
     """And one that can, in memory."""
-    with sight.marked(memory_store().parent / "nowhere" / "run") as mark:
+    with shared_storage_probe.marked(memory_store().parent / "nowhere" / "run") as mark:
         assert mark.file == "" and "there is no bucket 'nowhere'" in mark.trouble
-    with sight.marked(memory_store() / "run") as mark:
+    with shared_storage_probe.marked(memory_store() / "run") as mark:
         assert mark.trouble == "" and epath.Path(mark.file).exists()
     assert MemoryStore.objects == {}
 

@@ -6,7 +6,7 @@ import pytest
 
 from bert_jax.chips import CHIPS, Sizes
 from bert_jax.errors import UserError
-from bert_jax.planning.traffic import Collectives, axis_bandwidth, expected_collectives, link_seconds
+from bert_jax.planning.collectives import Collectives, axis_bandwidth, expected_collectives, link_seconds
 from bert_jax.planning.workload import workload
 from tests.planning.machines import CHIP, run, starved
 

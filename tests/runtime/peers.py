@@ -6,9 +6,9 @@ Usage: peers.py PROCESS PROCESSES PORT REPORT TIMEOUT CHILD, where CHILD is Pyth
 import json
 import sys
 
+from bert_jax.distributed import supervisor
+from bert_jax.distributed.cluster_detection import Seat
 from bert_jax.errors import PeerError, UserError
-from bert_jax.runtime import supervisor
-from bert_jax.runtime.cluster import Seat
 
 HEAD = """
 import json, os, signal, socket, sys, time

@@ -4,8 +4,8 @@ import jax
 import pytest
 from jax._src import xla_bridge
 
-from bert_jax import cli
-from bert_jax.runtime import worker
+from bert_jax.cli import main as cli
+from bert_jax.distributed import worker
 
 
 @pytest.mark.parametrize(("platforms", "tried"), [(None, False), ("", False), ("tpu,cpu", True)])

@@ -4,10 +4,10 @@ import os
 
 import pytest
 
-from bert_jax.config import Config
+from bert_jax.config.run import Config
+from bert_jax.distributed.cluster_detection import ClusterConfig, Seat, find
+from bert_jax.distributed.process_report import make_report
 from bert_jax.errors import UserError
-from bert_jax.runtime.cluster import ClusterConfig, Seat, find
-from bert_jax.runtime.report import make_report
 
 SLURM = {
     "SLURM_JOB_ID": "7",

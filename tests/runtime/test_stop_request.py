@@ -7,11 +7,11 @@ import threading
 
 import pytest
 
-from bert_jax.runtime.stop_request import stop_request
+from bert_jax.distributed.stop_request import stop_request
 
 RUN = """
 import sys, time
-from bert_jax.runtime.stop_request import stop_request
+from bert_jax.distributed.stop_request import stop_request
 with stop_request() as stopping:
     for _ in range(int(sys.argv[1])):
         assert not stopping()

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from bert_jax.distributed import connection
+from bert_jax.distributed.cluster_detection import Seat
+from bert_jax.distributed.rendezvous import open_meeting
+from bert_jax.distributed.supervisor import _forwarding
 from bert_jax.errors import PeerError
-from bert_jax.runtime import wire
-from bert_jax.runtime.cluster import Seat
-from bert_jax.runtime.meeting import open_meeting
-from bert_jax.runtime.supervisor import _forwarding
 
 ROOT = Path(__file__).parents[2]
 SAME = {"config": {"steps": 3}, "code": {"hash": "a"}, "versions": {"jax": "1"}, "environment": {}}
@@ -203,15 +203,15 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path):
 
 
 def test_silence_is_noticed(monkeypatch):
-    monkeypatch.setattr(wire, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(connection, "BEAT_SECONDS", 0.05)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        assert wire.Connection(ours, silence=0.2).receive() is None
+        assert connection.Connection(ours, silence=0.2).receive() is None
 
 
 def test_signs_of_life_are_no_messages(monkeypatch):
-    monkeypatch.setattr(wire, "BEAT_SECONDS", 0.05)
-    one, other = (wire.Connection(plug, silence=1) for plug in socket.socketpair())
+    monkeypatch.setattr(connection, "BEAT_SECONDS", 0.05)
+    one, other = (connection.Connection(plug, silence=1) for plug in socket.socketpair())
     time.sleep(0.3)
     one.send(word=1)
     assert other.receive() == {"word": 1}

@@ -126,7 +126,7 @@ def straddles(before, behind) -> bool:
 
 def never_commit_at(step: int) -> None:
     """The checkpoint of this update stays unfinished, as if the disk were slow."""
-    from bert_jax.training import checkpoint
+    from bert_jax.training.run_directory import checkpoint
 
     original = checkpoint.write_commit
 
@@ -156,7 +156,8 @@ def die_in_a_reader(count: int) -> None:
 
 def plant(point: str, count: int) -> None:
     """Make the named point deadly."""
-    from bert_jax.training import checkpoint, loop, metrics, rescue
+    from bert_jax.training import loop, recovery
+    from bert_jax.training.run_directory import checkpoint, metrics
 
     times = iter(range(1, 10**9))
     if point == "array-write":
@@ -187,7 +188,7 @@ def plant(point: str, count: int) -> None:
         spoil(setattr, *SPOILED_ROWS, float("nan"))
     elif point == "rollback-decided":
         spoil(setattr, *SPOILED_ROWS, float("nan"))
-        rescue.decide = at_count(count, rescue.decide, after=lambda *_: die())
+        recovery.decide = at_count(count, recovery.decide, after=lambda *_: die())
     elif point == "rollback-deleting":
         spoil(setattr, *SPOILED_ROWS, float("nan"))
         checkpoint.Checkpoints.delete = at_count(count, checkpoint.Checkpoints.delete, before=die_while_deleting)
@@ -196,9 +197,9 @@ def plant(point: str, count: int) -> None:
 
 
 if __name__ == "__main__":
-    from bert_jax import cli
+    from bert_jax.cli import main
 
     plant(sys.argv[1], int(sys.argv[2]))
-    sys.exit(cli.main(sys.argv[3:]))
+    sys.exit(main.main(sys.argv[3:]))
 elif sys.argv[1] == "prefetched":
     die_in_a_reader(int(sys.argv[2]))

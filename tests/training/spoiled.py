@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.data.batches import Stream
-from bert_jax.objectives import Sum
+from bert_jax.objectives.losses import Sum
 from bert_jax.training.pretraining_task import Pretraining
 
 FACTORS = {-7: float("nan"), -8: float("inf"), -9: 3.0}

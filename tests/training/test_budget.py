@@ -6,13 +6,13 @@ import itertools
 import numpy as np
 import pytest
 
-from bert_jax import pretraining
-from bert_jax.config import Config, Phase
-from bert_jax.data.parts import Part
-from bert_jax.training import budget as budget_module
-from bert_jax.training.budget import FIRST, Budget
-from bert_jax.training.ledger import Ledger
-from bert_jax.training.metrics import read_metrics
+from bert_jax.config.run import Config, Phase
+from bert_jax.data.mixture_spec import Part
+from bert_jax.training import pretraining
+from bert_jax.training import time_budget as budget_module
+from bert_jax.training.run_directory.ledger import Ledger
+from bert_jax.training.run_directory.metrics import read_metrics
+from bert_jax.training.time_budget import FIRST, Budget
 
 HOUR = 3600.0
 

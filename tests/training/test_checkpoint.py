@@ -11,8 +11,8 @@ import pytest
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.training import checkpoint
-from bert_jax.training.checkpoint import COMMIT, Checkpoints, find_damage, restore_parts, verified
+from bert_jax.training.run_directory import checkpoint
+from bert_jax.training.run_directory.checkpoint import COMMIT, Checkpoints, find_damage, restore_parts, verified
 
 ABOUT = {"cursor": {"step": 3}, "note": "x"}
 

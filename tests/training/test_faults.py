@@ -10,18 +10,19 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax import inference, pretraining
 from bert_jax.data.corpus_rows import CorpusRows
-from bert_jax.data.parts import Part
+from bert_jax.data.mixture_spec import Part
 from bert_jax.errors import UserError
-from bert_jax.training import checkpoint, reporter
+from bert_jax.inference import loaded_model
+from bert_jax.training import pretraining, reporter
+from bert_jax.training.run_directory import checkpoint
 
 FILL_UP = """
 import sys
 from pathlib import Path
 import jax
 from bert_jax.errors import UserError
-from bert_jax.training.checkpoint import Checkpoints, committed, find_damage
+from bert_jax.training.run_directory.checkpoint import Checkpoints, committed, find_damage
 
 directory = Path(sys.argv[1])
 noise = jax.random.normal(jax.random.key(0), (1_000_000,))  # which nothing compresses
@@ -59,14 +60,14 @@ def test_a_full_disk(tmp_path):
 
 
 def test_what_other_writers_say_of_a_full_disk(tiny_corpus, tmp_path, monkeypatch, capsys):
-    from bert_jax import cli
+    from bert_jax.cli import main
 
     def full(*_, **__):
         raise OSError(28, "No space left on device", "/disk/metrics.jsonl")
 
     monkeypatch.setattr(pretraining, "pretrain", full)
     asked = ["pretrain", "bert_tiny", "--corpus", str(tiny_corpus), "--workdir", str(tmp_path / "run")]
-    assert cli.main(asked) == 2
+    assert main.main(asked) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: /disk/metrics.jsonl: No space left on device; make room and start the same command")
 
@@ -77,7 +78,7 @@ def test_every_file_of_the_newest_checkpoint_is_guarded(tiny_config, tiny_corpus
     newest = next(checkpoint.committed(checkpoint.directory_of(tiny_run)))
     names = [Path(path).relative_to(newest) for path in sorted(Path(newest).rglob("*")) if path.is_file()]
     assert len(names) > 5
-    expected = jax.tree.leaves(inference.load(tiny_run).params)
+    expected = jax.tree.leaves(loaded_model.load(tiny_run).params)
     for i, name in enumerate(names):
         workdir = Path(shutil.copytree(tiny_run, tmp_path / f"run{i}"))
         path = workdir / "checkpoints" / Path(newest).name / name
@@ -96,7 +97,7 @@ def test_every_file_of_the_newest_checkpoint_is_guarded(tiny_config, tiny_corpus
         assert name.name == checkpoint.COMMIT or "is damaged" in said, name
     place = pretraining.pretrain(tiny_config, [Part(tiny_corpus)], workdir)
     assert place.ended == "steps" and "continuing from update 4" in capfd.readouterr().err
-    for a, b in zip(expected, jax.tree.leaves(inference.load(workdir).params), strict=True):
+    for a, b in zip(expected, jax.tree.leaves(loaded_model.load(workdir).params), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
@@ -128,6 +129,6 @@ def test_a_shard_that_vanishes(tiny_config, tiny_corpus, tiny_run, tmp_path, mon
     shard.write_bytes(whole)
     place = pretraining.pretrain(tiny_config, [Part(corpus)], workdir)
     assert place.ended == "steps"
-    runs = (inference.load(w).params for w in (workdir, tiny_run))
+    runs = (loaded_model.load(w).params for w in (workdir, tiny_run))
     for a, b in zip(*map(jax.tree.leaves, runs), strict=True):
         np.testing.assert_array_equal(a, b)

@@ -5,12 +5,13 @@ import dataclasses
 import numpy as np
 import pytest
 
-from bert_jax import cli, pretraining
-from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig
-from bert_jax.data.parts import Part
+from bert_jax.cli import main as cli
+from bert_jax.config.run import CheckpointConfig, Config, EvaluationConfig, LogConfig
+from bert_jax.data.mixture_spec import Part
 from bert_jax.errors import UserError
-from bert_jax.training import checkpoint, loop
-from bert_jax.training.paths import name_leaves
+from bert_jax.training import loop, pretraining
+from bert_jax.training.param_paths import name_leaves
+from bert_jax.training.run_directory import checkpoint
 from bert_jax.training.state import abstract_state, init_state
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from bert_jax import pretraining
-from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, RescueConfig
-from bert_jax.data.parts import Part
-from bert_jax.training import goodput, loop, reporter
-from bert_jax.training.goodput import FILE, KINDS, Goodput, describe, summary
+from bert_jax.config.run import CheckpointConfig, Config, EvaluationConfig, LogConfig, RescueConfig
+from bert_jax.data.mixture_spec import Part
+from bert_jax.training import loop, pretraining, reporter
+from bert_jax.training.run_directory import goodput
+from bert_jax.training.run_directory.goodput import FILE, KINDS, Goodput, describe, summary
 from tests.training.spoiled import spoil
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "shared_programs")

@@ -7,16 +7,17 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax import config as config_lib
-from bert_jax import inference, pretraining
-from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig
+from bert_jax.config import run as config_lib
+from bert_jax.config.run import CheckpointConfig, Config, EvaluationConfig, LogConfig
 from bert_jax.data.cursor import Cursor
-from bert_jax.data.parts import Part
-from bert_jax.masking import Vocabulary
-from bert_jax.training import checkpoint, loop
-from bert_jax.training.metrics import read_metrics
-from bert_jax.training.paths import map_with_paths, name_leaves
+from bert_jax.data.mixture_spec import Part
+from bert_jax.inference import loaded_model
+from bert_jax.objectives.masking import Vocabulary
+from bert_jax.training import loop, pretraining
+from bert_jax.training.param_paths import map_with_paths, name_leaves
 from bert_jax.training.pretraining_task import Pretraining
+from bert_jax.training.run_directory import checkpoint
+from bert_jax.training.run_directory.metrics import read_metrics
 from bert_jax.training.sharding import make_mesh, put_rows
 from bert_jax.training.state import Start, TrainState, abstract_state, enter_phase, state_from
 from bert_jax.training.step import make_eval_step, make_train_step, put_dials
@@ -205,7 +206,7 @@ def test_every_checkpoint_has_the_depth_that_it_was_trained_with(whole, tmp_path
         cut = cut_at(whole, step, tmp_path)
         newest = checkpoint.verified(checkpoint.directory_of(cut))
         assert int(newest.name) == step and DEPTHS[checkpoint.read_about(newest)["phase"]] == depth
-        model = inference.load(cut)
+        model = loaded_model.load(cut)
         assert model.config.num_layers == depth
         assert {len(array) for name, array in arrays(model.params).items() if "/layers/" in name} == {depth}
         if step in (STEPS, STEPS + 1):

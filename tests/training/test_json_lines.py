@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from bert_jax import storage
-from bert_jax.training.json_lines import JsonLines, cut_back, read_lines
+from bert_jax.training.run_directory.json_lines import JsonLines, cut_back, read_lines
 from tests.stores import MemoryStore, memory_store
 
 

@@ -8,7 +8,7 @@ import pytest
 from tensorboardX.proto import event_pb2
 
 from bert_jax.errors import UserError
-from bert_jax.training.metrics import MetricsWriter, read_metrics
+from bert_jax.training.run_directory.metrics import MetricsWriter, read_metrics
 
 
 def lines_to(path, steps, tail=""):

@@ -8,15 +8,15 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax import cli, pretraining
-from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, MeshConfig, Phase
-from bert_jax.data.parts import Part
+from bert_jax.cli import main as cli
+from bert_jax.config.run import CheckpointConfig, Config, EvaluationConfig, LogConfig, MeshConfig, Phase
+from bert_jax.data.mixture_spec import Part
 from bert_jax.errors import UserError
-from bert_jax.planning.ahead import blank_task
-from bert_jax.training import micro_batch, programs
-from bert_jax.training.ledger import Ledger
-from bert_jax.training.metrics import read_metrics
+from bert_jax.planning.aot_compile import blank_task
+from bert_jax.training import compiled_steps, micro_batch, pretraining
 from bert_jax.training.micro_batch import accumulations, fit, given
+from bert_jax.training.run_directory.ledger import Ledger
+from bert_jax.training.run_directory.metrics import read_metrics
 from bert_jax.training.sharding import make_mesh
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "shared_programs")
@@ -144,7 +144,7 @@ TIMES = (1, 10)
 
 @pytest.fixture
 def steps(monkeypatch):
-    monkeypatch.setattr(programs, "make_train_step", Step)
+    monkeypatch.setattr(compiled_steps, "make_train_step", Step)
 
 
 def test_without_a_number_devices_with_known_memory_decide(mesh, tmp_path, monkeypatch, tiny_config, steps):
@@ -153,16 +153,16 @@ def test_without_a_number_devices_with_known_memory_decide(mesh, tmp_path, monke
     """
     phase = dataclasses.replace(tiny_config.phases[0], batch_size=16)
     task = blank_task(dataclasses.replace(tiny_config, phases=(phase, phase)))
-    here = programs.Programs(task, mesh, Ledger(tmp_path / "cpu"), None)
+    here = compiled_steps.Programs(task, mesh, Ledger(tmp_path / "cpu"), None)
     here.fit_memory(0)
     assert [here.update(i)[1] for i in (0, 1)] == [1, 1] and not Ledger(tmp_path / "cpu").entries
     monkeypatch.setattr(micro_batch, "device_memory", lambda device: 5100 / micro_batch.FILLED)
-    there = programs.Programs(task, mesh, Ledger(tmp_path / "gpu"), None)
+    there = compiled_steps.Programs(task, mesh, Ledger(tmp_path / "gpu"), None)
     there.fit_memory(0)
     entries = Ledger(tmp_path / "gpu").of("micro_batch")
     assert [(entry["phase"], entry["accumulation"]) for entry in entries] == [(0, 1), (1, 4)]
     assert [there.update(i)[1] for i in (0, 1)] == [1, 4]
-    again = programs.Programs(task, mesh, Ledger(tmp_path / "gpu"), None)
+    again = compiled_steps.Programs(task, mesh, Ledger(tmp_path / "gpu"), None)
     again.fit_memory(1)
     assert again.update(1)[1] == 4 and len(Ledger(tmp_path / "gpu").entries) == 2
 

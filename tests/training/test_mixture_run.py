@@ -5,10 +5,10 @@ import math
 
 import pytest
 
-from bert_jax import pretraining
-from bert_jax.data.parts import Part
+from bert_jax.data.mixture_spec import Part
 from bert_jax.errors import UserError
-from bert_jax.training.metrics import read_metrics
+from bert_jax.training import pretraining
+from bert_jax.training.run_directory.metrics import read_metrics
 
 
 def test_both_corpora_are_read_and_scored(tiny_corpus, second_corpus, tiny_config, tmp_path):

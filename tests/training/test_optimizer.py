@@ -5,15 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax import presets
-from bert_jax.config import OptimizerConfig
+from bert_jax.config import presets
+from bert_jax.config.run import OptimizerConfig
 from bert_jax.errors import UserError
-from bert_jax.model import whole
+from bert_jax.model import bert
 from bert_jax.model.heads import Heads
-from bert_jax.training.lamb import FLAVOURS
-from bert_jax.training.optimizer import make_optimizer
-from bert_jax.training.paths import name_leaves
-from bert_jax.training.treatment import Treatment, treatments
+from bert_jax.training.optimizers.lamb import FLAVOURS
+from bert_jax.training.optimizers.optimizer import make_optimizer
+from bert_jax.training.optimizers.param_rules import Treatment, treatments
+from bert_jax.training.param_paths import name_leaves
 from tests.training import optimizer_oracle as oracle
 
 LAMB = {"name": "lamb", "weight_decay": 0.1}
@@ -189,7 +189,7 @@ def test_flavours_differ():
 @pytest.mark.parametrize("name", sorted(presets.preset_files()))
 def test_every_parameter_has_a_treatment(name):
     config = presets.load_config(name)
-    shapes = whole.shapes(config.model, Heads(pair=True))
+    shapes = bert.shapes(config.model, Heads(pair=True))
     leaves = name_leaves(shapes)
     for path, treatment in name_leaves(treatments(shapes)).items():
         assert treatment.decayed == path.endswith(("/kernel", "/word", "/position", "/token_type")), path

@@ -2,9 +2,9 @@
 
 import pytest
 
-from bert_jax import pretraining
-from bert_jax.data.parts import Part
-from bert_jax.training.metrics import read_metrics
+from bert_jax.data.mixture_spec import Part
+from bert_jax.training import pretraining
+from bert_jax.training.run_directory.metrics import read_metrics
 
 
 @pytest.mark.parametrize("window", [(3, 5), (6, 100)])

@@ -6,13 +6,12 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax import pretraining
-from bert_jax.config import Config, EvaluationConfig, LogConfig
+from bert_jax.config.run import Config, EvaluationConfig, LogConfig
 from bert_jax.data.cursor import Cursor
-from bert_jax.data.parts import Part
-from bert_jax.training import loop, programs
-from bert_jax.training.metrics import read_metrics
-from bert_jax.training.paths import name_leaves
+from bert_jax.data.mixture_spec import Part
+from bert_jax.training import compiled_steps, loop, pretraining
+from bert_jax.training.param_paths import name_leaves
+from bert_jax.training.run_directory.metrics import read_metrics
 from bert_jax.training.sharding import put_rows
 from bert_jax.training.state import init_state
 from bert_jax.training.step import put_dials
@@ -42,7 +41,9 @@ def one_update(config: Config, corpus, rows: dict[str, np.ndarray], turns: int) 
     mesh = loop.checked_mesh(task)
     batch, dials = put_rows(rows, mesh, config.phases[0].batch_size), put_dials(5e-3, turns, mesh)
     state = init_state(task, mesh)
-    program = programs.make_train_step(task, mesh, config.phases[0].accumulation).lower(state, batch, dials).compile()
+    program = (
+        compiled_steps.make_train_step(task, mesh, config.phases[0].accumulation).lower(state, batch, dials).compile()
+    )
     state, metrics = program(state, batch, dials)
     moments = {name: np.asarray(leaf, np.float64) for name, leaf in name_leaves(state.optimizer.mu).items()}
     return {name: float(value) for name, value in metrics.items()}, moments
@@ -91,7 +92,7 @@ def test_padding_is_neither_text_nor_example(config, tiny_corpus):
 def test_a_ramp_is_one_program(config, tiny_corpus, tmp_path, monkeypatch):
     """What the loop calls is compiled ahead for one shape: it could take no other."""
     made, turns = [], []
-    make, put = programs.make_train_step, loop.put_dials
+    make, put = compiled_steps.make_train_step, loop.put_dials
 
     def make_train_step(task, mesh, accumulation):
         made.append((task.phase, accumulation))
@@ -101,7 +102,7 @@ def test_a_ramp_is_one_program(config, tiny_corpus, tmp_path, monkeypatch):
         turns.append(micro_batches)
         return put(rate, micro_batches, mesh)
 
-    monkeypatch.setattr(programs, "make_train_step", make_train_step)
+    monkeypatch.setattr(compiled_steps, "make_train_step", make_train_step)
     monkeypatch.setattr(loop, "put_dials", put_dials)
     place = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
     assert made == [(0, 4)] and turns == [size // 4 for size in SIZES]

@@ -13,18 +13,21 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax import cli, directory_lock, inference, pretraining, storage
-from bert_jax.config import CheckpointConfig, LogConfig
-from bert_jax.convert.tensor_files import SAFETENSORS as WEIGHTS
+from bert_jax import directory_lock, storage
+from bert_jax.cli import main as cli
+from bert_jax.config.presets import load_config
+from bert_jax.config.run import CheckpointConfig, LogConfig
+from bert_jax.convert.formats.tensor_files import SAFETENSORS as WEIGHTS
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.integrity import check_shards
-from bert_jax.data.parts import Part
+from bert_jax.data.mixture_spec import Part
 from bert_jax.errors import UserError
-from bert_jax.presets import load_config
-from bert_jax.training import checkpoint, loop
-from bert_jax.training.checkpoint import COMMIT
-from bert_jax.training.ledger import Ledger
-from bert_jax.training.metrics import read_metrics
+from bert_jax.inference import loaded_model
+from bert_jax.training import loop, pretraining
+from bert_jax.training.run_directory import checkpoint
+from bert_jax.training.run_directory.checkpoint import COMMIT
+from bert_jax.training.run_directory.ledger import Ledger
+from bert_jax.training.run_directory.metrics import read_metrics
 from bert_jax.training.state import abstract_state
 from data_prep.verify import verify
 from tests.stores import MemoryStore, memory_store, tree, use_s3
@@ -227,7 +230,7 @@ def test_commands(bucket, tiny_run, tmp_path, capfd):
     here, there = tree(tmp_path / "export"), tree(bucket / "export")
     assert here.keys() == there.keys() and here[WEIGHTS] == there[WEIGHTS]
     text = "the [MASK] runs"
-    assert inference.load(bucket / "export").fill_mask(text) == inference.load(tiny_run).fill_mask(text)
+    assert loaded_model.load(bucket / "export").fill_mask(text) == loaded_model.load(tiny_run).fill_mask(text)
     assert cli.main(["convert", f"{bucket}/run", f"{bucket}/export"]) == 2
     assert "exists already" in capfd.readouterr().err
 

@@ -8,14 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.config import LogConfig
-from bert_jax.masking import Vocabulary
+from bert_jax.config.run import LogConfig
+from bert_jax.objectives.masking import Vocabulary
 from bert_jax.training import reporter
-from bert_jax.training.goodput import Goodput
-from bert_jax.training.metrics import read_metrics
+from bert_jax.training.eval_metrics import Scores, describe
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.reporter import Reporter
-from bert_jax.training.scores import Scores, describe
+from bert_jax.training.run_directory.goodput import Goodput
+from bert_jax.training.run_directory.metrics import read_metrics
 from bert_jax.training.sharding import make_mesh
 
 COMPILE, STEP = 100.0, 1.0

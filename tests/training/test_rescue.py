@@ -9,23 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax import pretraining
-from bert_jax.config import (
-    CheckpointConfig,
-    Config,
-    EvaluationConfig,
-    LogConfig,
-    Phase,
-    RescueConfig,
-    StartConfig,
-)
+from bert_jax.config.run import CheckpointConfig, Config, EvaluationConfig, LogConfig, Phase, RescueConfig, StartConfig
+from bert_jax.convert.init_from import read_start
 from bert_jax.data.cursor import Cursor, count_rows
-from bert_jax.data.parts import Part
+from bert_jax.data.mixture_spec import Part
 from bert_jax.errors import UserError
-from bert_jax.training import checkpoint, loop, rescue
-from bert_jax.training.metrics import read_metrics
+from bert_jax.training import loop, pretraining, recovery
+from bert_jax.training.divergence import TroubleError, check, new_phase, new_watch, observe
+from bert_jax.training.run_directory import checkpoint
+from bert_jax.training.run_directory.metrics import read_metrics
 from bert_jax.training.state import abstract_state
-from bert_jax.training.watch import TroubleError, check, new_phase, new_watch, observe
 from tests.training.spoiled import spoil
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "shared_programs")
@@ -137,9 +130,9 @@ def test_a_run_that_diverges_again_and_again_stops(config, tiny_corpus, tmp_path
 
 def test_a_poisoned_state_is_not_blessed_by_its_checkpoint(config, tiny_corpus, tmp_path, monkeypatch):
     """An update with a finite loss spoils the parameters, and they are saved before any metric shows it."""
-    from bert_jax.training import programs
+    from bert_jax.training import compiled_steps
 
-    update = programs.Programs.update
+    update = compiled_steps.Programs.update
 
     def poisoning(self, phase):
         step, accumulation = update(self, phase)
@@ -154,7 +147,7 @@ def test_a_poisoned_state_is_not_blessed_by_its_checkpoint(config, tiny_corpus, 
         return run, accumulation
 
     poisoned: list[bool] = []
-    monkeypatch.setattr(programs.Programs, "update", poisoning)
+    monkeypatch.setattr(compiled_steps.Programs, "update", poisoning)
     monkeypatch.setattr(jax, "transfer_guard", lambda _: contextlib.nullcontext())
     saved = []
     save = loop._save
@@ -180,14 +173,14 @@ def test_a_good_checkpoint_is_kept_while_trouble_begins(config, tiny_corpus, tmp
 
 
 def test_a_damaged_checkpoint_is_not_gone_back_to(config, tiny_corpus, tmp_path, monkeypatch):
-    workdir, decide = tmp_path / "run", rescue.decide
+    workdir, decide = tmp_path / "run", recovery.decide
 
     def damage_and_decide(*arguments):
         data = max((workdir / "checkpoints" / "00000004").rglob("d/*"), key=lambda path: path.stat().st_size)
         data.write_bytes(data.read_bytes()[:-1])
         decide(*arguments)
 
-    monkeypatch.setattr(rescue, "decide", damage_and_decide)
+    monkeypatch.setattr(recovery, "decide", damage_and_decide)
     spoil(monkeypatch.setattr, 64, 80, float("nan"))
     place = pretraining.pretrain(config, [Part(tiny_corpus)], workdir)
     assert [entry["to"] for entry in rollbacks(workdir)] == [0] and place.ended == "steps"
@@ -200,7 +193,7 @@ def test_what_a_run_started_from_is_always_good(config, calm_run, tiny_corpus, t
     )
     monkeypatch.setattr(loop, "init_state", None)
     spoil(monkeypatch.setattr, 72, 88, float("nan"))  # updates 10 and 11, with checkpoints 4 and 8 before them
-    place = pretraining.pretrain(started, [Part(tiny_corpus)], tmp_path / "run")
+    place = pretraining.pretrain(started, [Part(tiny_corpus)], tmp_path / "run", read_start=read_start)
     assert [entry["to"] for entry in rollbacks(tmp_path / "run")] == [0] and place.ended == "steps"
 
 
@@ -219,10 +212,10 @@ def test_killed_while_going_back(config, tiny_corpus, tmp_path, monkeypatch, poi
 
     with monkeypatch.context() as patch:
         if point == "before the ledger":
-            patch.setattr(rescue, "decide", die)
+            patch.setattr(recovery, "decide", die)
         elif point == "behind the ledger":
-            carry_out, calls = rescue.carry_out, iter((False, True))
-            patch.setattr(rescue, "carry_out", lambda *a: die() if next(calls) else carry_out(*a))
+            carry_out, calls = recovery.carry_out, iter((False, True))
+            patch.setattr(recovery, "carry_out", lambda *a: die() if next(calls) else carry_out(*a))
         else:
             patch.setattr(type(checkpoint.directory_of(cut)), "rmtree", die)
         with pytest.raises(Killed):
@@ -270,7 +263,7 @@ def test_what_counts_as_trouble():
 
 
 def test_a_cut_ledger_line_is_no_decision(tmp_path):
-    from bert_jax.training.ledger import Ledger
+    from bert_jax.training.run_directory.ledger import Ledger
 
     path = tmp_path / "ledger.jsonl"
     first = {"to": 4, "skipped_rows": [4, 9]}
@@ -285,7 +278,7 @@ def test_a_cut_ledger_line_is_no_decision(tmp_path):
 
 def test_a_damaged_ledger_line_takes_later_decisions_along(tmp_path, capfd):
     """What a checkpoint was trained with is restored; what was decided later may have depended on the lost line."""
-    from bert_jax.training.ledger import Ledger
+    from bert_jax.training.run_directory.ledger import Ledger
 
     path = tmp_path / "ledger.jsonl"
     ledger = Ledger(path)

@@ -14,12 +14,12 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax import pretraining
+from bert_jax.config.presets import load_config
 from bert_jax.data.cursor import Cursor
-from bert_jax.data.parts import Part
-from bert_jax.presets import load_config
-from bert_jax.training import checkpoint, loop, reporter
-from bert_jax.training.metrics import read_metrics
+from bert_jax.data.mixture_spec import Part
+from bert_jax.training import loop, pretraining, reporter
+from bert_jax.training.run_directory import checkpoint
+from bert_jax.training.run_directory.metrics import read_metrics
 from bert_jax.training.state import abstract_state
 
 HERE = Path(__file__).parent

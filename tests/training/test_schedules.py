@@ -6,9 +6,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from bert_jax import presets
-from bert_jax.config import Config, Phase
-from bert_jax.training.schedules import learning_rate, learning_rate_at
+from bert_jax.config import presets
+from bert_jax.config.run import Config, Phase
+from bert_jax.training.optimizers.schedules import learning_rate, learning_rate_at
 
 
 def rates(phase, steps):

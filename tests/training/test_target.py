@@ -4,14 +4,14 @@ import dataclasses
 
 import pytest
 
-from bert_jax import pretraining
-from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, TargetConfig
-from bert_jax.data.parts import Part
+from bert_jax.config.run import CheckpointConfig, Config, EvaluationConfig, LogConfig, TargetConfig
+from bert_jax.data.mixture_spec import Part
 from bert_jax.errors import UserError
-from bert_jax.training import checkpoint
-from bert_jax.training.metrics import read_metrics
+from bert_jax.training import pretraining
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.reporter import Reporter
+from bert_jax.training.run_directory import checkpoint
+from bert_jax.training.run_directory.metrics import read_metrics
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "shared_programs")
 

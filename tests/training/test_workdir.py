@@ -7,14 +7,14 @@ import shutil
 
 import pytest
 
-from bert_jax import config as config_lib
-from bert_jax import pretraining
-from bert_jax.config import Config, Phase
+from bert_jax.config import run as config_lib
+from bert_jax.config.run import Config, Phase
 from bert_jax.data.corpus import FORMAT_VERSION, identity_of
-from bert_jax.data.parts import Part
+from bert_jax.data.mixture_spec import Part
 from bert_jax.directory_lock import DirectoryLock
 from bert_jax.errors import UserError
-from bert_jax.training import checkpoint, continuation, workdir
+from bert_jax.training import pretraining
+from bert_jax.training.run_directory import checkpoint, continuation, workdir
 
 CONFIG = Config(name="x")
 MIXTURE = {"ab12": 0.7, "cd34": 0.3}

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from bert_jax.config import ModelConfig
+from bert_jax.config.run import ModelConfig
 from bert_jax.convert.families.family import (
     Family,
     Names,
@@ -14,7 +14,7 @@ from bert_jax.convert.families.family import (
     shared_settings,
     task_of_pooled,
 )
-from bert_jax.convert.tables import Entry, dense, norm, table
+from bert_jax.convert.name_map import Entry, dense, norm, table
 from bert_jax.model.heads import Heads
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from bert_jax.config import ModelConfig
+from bert_jax.config.run import ModelConfig
 from bert_jax.convert.families.family import (
     ACTIVATION_NAMES,
     SPAN_LABELS,
@@ -13,7 +13,7 @@ from bert_jax.convert.families.family import (
     architecture_of,
     describe_labels,
 )
-from bert_jax.convert.tables import Entry, Kind, dense, norm, table
+from bert_jax.convert.name_map import Entry, Kind, dense, norm, table
 from bert_jax.errors import UserError
 from bert_jax.model.heads import Heads, TaskHead
 

@@ -1,0 +1,206 @@
+"""The flags of `bert-jax`: what their words mean, help, and one line for those that mean nothing."""
+
+import contextlib
+import io
+import itertools
+import re
+import typing
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import tyro
+
+from bert_jax.config import field_validation
+from bert_jax.errors import UserError, near
+
+COMMON = """
+model.num-layers model.hidden-size model.compute-dtype model.remat objective.pair objective.mask-rate data.format
+optimizer.name phases.0.steps phases.0.seq-len phases.0.batch-size phases.0.learning-rate phases.0.warmup-steps
+mesh.fsdp checkpoint.every log.every evaluation.every
+"""
+"""Fields of a config that ``--help`` shows; ``--help-all`` shows all of them."""
+RARE = ("name", "profile", "compilation-cache")
+"""Flags outside sections that only ``--help-all`` shows."""
+KNOWN_AS = {
+    "--phases.0.learning-rate": "lr learning-rate peak-lr peak-learning-rate",
+    "--phases.0.batch-size": "batch-size train-batch-size global-batch-size total-batch-size bsz",
+    "--micro-batch": "per-device-train-batch-size per-gpu-train-batch-size micro-batch-size device-batch-size",
+    "--phases.0.accumulation": "gradient-accumulation-steps accumulation-steps grad-accum update-freq",
+    "--phases.0.steps": "epochs num-epochs num-train-epochs max-epochs steps max-steps train-steps num-train-steps "
+    "total-steps max-update total-num-update",
+    "--phases.0.seq-len": "max-seq-length max-seq-len max-length seq-length seq-len tokens-per-sample",
+    "--phases.0.warmup-steps": "warmup num-warmup-steps warmup-steps warmup-proportion warmup-ratio warmup-updates",
+    "--phases.0.max-predictions": "max-predictions-per-seq",
+    "--phases.0.decay": "lr-scheduler lr-scheduler-type lr-schedule",
+    "--objective.mask-rate": "mlm-probability masked-lm-prob mask-prob mlm-prob",
+    "--model.compute-dtype": "fp16 bf16 amp dtype precision mixed-precision half",
+    "--model.num-layers": "num-hidden-layers layers encoder-layers",
+    "--model.num-heads": "num-attention-heads heads",
+    "--model.hidden-dropout": "dropout hidden-dropout-prob",
+    "--model.attention-dropout": "attention-probs-dropout-prob",
+    "--model.max-positions": "max-position-embeddings",
+    "--model.remat": "gradient-checkpointing checkpoint-activations",
+    "--optimizer.name": "optim optimizer",
+    "--optimizer.epsilon": "adam-epsilon adam-eps eps",
+    "--optimizer.beta1": "adam-beta1",
+    "--optimizer.beta2": "adam-beta2",
+    "--optimizer.clip-norm": "max-grad-norm clip-norm grad-clip",
+    "--checkpoint.every": "save-steps save-checkpoints-steps num-steps-per-checkpoint save-interval",
+    "--checkpoint.keep": "save-total-limit",
+    "--log.every": "logging-steps log-freq log-interval",
+    "--evaluation.every": "eval-steps evaluation-strategy eval-strategy eval-every",
+    "--data.reader-processes": "num-workers dataloader-num-workers",
+    "--init-from": "init-checkpoint model-name-or-path resume from-pretrained",
+    "--workdir": "output-dir output out work-dir save-dir",
+    "--corpus": "data-dir data input-dir input-file train-file dataset dataset-name",
+    "--top": "top-k k",
+    "--to": "format",
+}
+"""Flags of transformers, of Google's, NVIDIA's and fairseq's BERT, and of habit, by what they are here."""
+
+
+def micro_batch(text: str) -> int | Literal["auto"]:
+    """What ``--micro-batch`` says; UserError if it is neither a number of rows nor auto."""
+    if text == "auto":
+        return "auto"
+    if not re.fullmatch("[0-9]{1,9}", text) or int(text) < 1:
+        raise UserError(f"--micro-batch {text}: give a number of rows on each device, or auto")
+    return int(text)
+
+
+def window(text: str) -> tuple[int, int]:
+    """What ``--profile A:B`` says; UserError if it is no such window."""
+    match = re.fullmatch("([0-9]{1,10}):([0-9]{1,10})", text)
+    if not match or int(match[1]) >= int(match[2]):
+        raise UserError(f"--profile {text}: write the first update and the one after the last, as in 100:110")
+    return int(match[1]), int(match[2])
+
+
+def parse(kind: type, arguments: Sequence[str], command: str, default: Any = None) -> Any:
+    """tyro's parse; what it would print on many lines becomes one: the text of a UserError.
+
+    Raises:
+      SystemExit: after ``--help`` or ``--help-all``.
+    """
+    words = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    if "--help-all" in words:
+        print(_help(kind, command, default))
+        raise SystemExit(0)
+    if "--help" in words or "-h" in words:
+        print(_short(_help(kind, command, default), command))
+        raise SystemExit(0)
+    _refuse_empty(arguments)
+    _refuse_contradictions(kind, words)
+    box = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(box), contextlib.redirect_stdout(box):
+            asked = _tyro(kind, arguments, command, default)
+    except SystemExit:
+        flags = re.findall(r"^  (--?[a-z].*)$", _help(kind, command, default), re.MULTILINE)
+        _refuse_unknown(words, [name for flag in flags for name in re.findall(r"--[\w.-]+", flag)], command)
+        raise UserError(_one_line(box.getvalue(), words, flags, command)) from None
+    field_validation.check(asked, "")
+    return asked
+
+
+def _tyro(kind: type, arguments: Sequence[str], command: str, default: Any) -> Any:
+    given = {} if default is None else {"default": default}
+    return tyro.cli(kind, args=arguments, prog=f"bert-jax {command}", **given)
+
+
+def _help(kind: type, command: str, default: Any) -> str:
+    """All flags, each on a line of its own after two spaces. A StringIO has no encoding, so tyro draws no boxes."""
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
+        _tyro(kind, ["--help"], command, default)
+    return "\n".join(line.rstrip() for line in _plain(text.getvalue()).splitlines())
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+def _short(text: str, command: str) -> str:
+    """Help with the flags of the command itself and those in COMMON."""
+    head, *sections = re.split(r"\n(?= [^ ].*\n -{5})", text)
+    kept, hidden = [head], 0
+    for section in sections:
+        title, *flags = re.split(r"\n(?=  --?[a-z])", section.rstrip())
+        shown = [flag for flag in flags if _is_common(flag)]
+        hidden += len(flags) - len(shown)
+        if not flags:
+            kept.append(section)
+        elif shown:
+            kept.append("\n".join(["\n".join(title.splitlines()[:2]), *shown, ""]))
+    more = f"\n{hidden} more flags: bert-jax {command} --help-all" if hidden else ""
+    return "\n".join(kept) + more
+
+
+def _is_common(flag: str) -> bool:
+    name = re.findall(r"--([\w.-]+)", flag)[0]
+    return name in COMMON.split() or ("." not in name and name not in RARE)
+
+
+def _given(words: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Every flag among the words, in its usual spelling, with its values."""
+    starts = [i for i, word in enumerate(words) if word.startswith("--")] + [len(words)]
+    for start, end in itertools.pairwise(starts):
+        name, equals, value = words[start].partition("=")
+        yield name.replace("_", "-"), ((value,) if equals else ()) + tuple(words[start + 1 : end])
+
+
+def _refuse_empty(words: Sequence[str]) -> None:
+    """Refuse empty words, such as unset variables of a shell; as a path, one would be the current directory."""
+    for position, (before, word) in enumerate(itertools.pairwise(["", *words]), start=1):
+        name, equals, value = word.partition("=")
+        if equals and not value and name.startswith("--"):
+            raise UserError(f"{name} is empty: give it a value")
+        if not word and before.startswith("--") and "=" not in before and before != "--":
+            raise UserError(f"{before} is empty: give it a value")
+        if not word:
+            raise UserError(f"argument {position} is empty: give it a value")
+
+
+def _refuse_contradictions(kind: type, words: Sequence[str]) -> None:
+    hints = typing.get_type_hints(kind, include_extras=True)
+    repeatable = {f"--{name}" for name, hint in hints.items() if tyro.conf.UseAppendAction in typing.get_args(hint)}
+    seen: dict[str, tuple[str, ...]] = {}
+    for name, values in _given(words):
+        before = seen.setdefault(re.sub(r"(^--|\.)no-", r"\1", name), (name, *values))
+        if name not in repeatable and before != (name, *values):
+            raise UserError(f"{' '.join(before)} and {' '.join([name, *values])} contradict each other: give one")
+
+
+def _refuse_unknown(words: Sequence[str], known: Sequence[str], command: str) -> None:
+    for name, _ in _given(words):
+        if name not in known:
+            answer = _suggestion(name, known) or f"`bert-jax {command} --help-all` shows all flags"
+            raise UserError(f"{command} has no flag {name}: {answer}")
+
+
+def _suggestion(name: str, known: Sequence[str]) -> str:
+    word = name.strip("-").lower()
+    same = [flag for flag, others in KNOWN_AS.items() if flag in known and word in others.split()]
+    same = same or [flag for flag in known if flag.rpartition(".")[2] == word]
+    if same:
+        return f"use {' or '.join(same[:4])}"
+    section = [flag for flag in known if flag.startswith(f"{name}.")]
+    if section:
+        return f"it is a section, with the flags {', '.join(section[:3])} and others"
+    return near(name, known)
+
+
+def _one_line(printed: str, words: Sequence[str], flags: Sequence[str], command: str) -> str:
+    """What a message of tyro says, without its title, help text and footer."""
+    message = re.split(r"^ *-{5,} *$", _plain(printed), flags=re.MULTILINE)[1].strip("\n").splitlines()
+    text = " ".join(line.strip() for line in message)
+    if text.startswith("Missing from"):
+        needed = [line.strip() for line in message[1:] if re.match(" {6}[^ ]", line)]
+        return f"{command} needs {' and '.join(needed)}: `bert-jax {command} --help` explains it"
+    if wrong := re.match("Error parsing (--[^ ]+):", text):
+        takes = next(flag for flag in flags if flag.startswith(f"{wrong[1]} ")).partition(" ")[2]
+        takes = takes.split("  ")[0]  # where a name is short, its help follows on the same line
+        values = next(values for name, values in _given(words) if name == wrong[1])
+        return f"{wrong[1]} takes {takes}, not {' '.join(values)!r}"
+    text = re.sub("Missing value for argument '(.*)'. Expected 1 values.", r"\1 needs a value", text)
+    return re.sub("Unrecognized options: (.*)", r"'\1' is neither a flag nor the value of one", text)

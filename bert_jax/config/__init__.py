@@ -1,0 +1,1 @@
+"""What a run is: frozen dataclasses, presets by name, strict reading and writing."""

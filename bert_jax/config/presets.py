@@ -1,0 +1,77 @@
+"""Find a config by its preset's name or by a file."""
+
+import contextlib
+import os
+import re
+import sys
+import traceback
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+from bert_jax.config.run import Config
+from bert_jax.errors import UserError, near
+
+# Beside the code in an installed package; in the clone's top level otherwise.
+_FOLDERS = (Path(__file__).parents[1] / "configs", Path(__file__).parents[2] / "configs")
+
+
+def preset_files() -> dict[str, Path]:
+    """The shipped presets by name."""
+    folder = next((folder for folder in _FOLDERS if folder.is_dir()), None)
+    files = sorted(folder.glob("*.py")) if folder else []
+    return {path.stem: path for path in files if not path.stem.startswith("_")}
+
+
+def load_config(name_or_file: str) -> Config:
+    """The config that a preset or a Python file returns from its function ``config()``.
+
+    What the file prints goes to stderr.
+
+    Raises:
+      UserError: no such preset or file, or the file has no such function, or fails.
+    """
+    presets = preset_files()
+    path = presets.get(name_or_file, Path(name_or_file))
+    # Not Path.is_file(), which raises for names that are too long.
+    if path.suffix != ".py" or not os.path.isfile(path):  # noqa: PTH113
+        raise UserError(_no_config(name_or_file, list(presets)))
+    name = f"bert_jax_config_{path.stem}"
+    module = types.ModuleType(name)
+    module.__file__ = os.fspath(path)
+    with _one_line_for_failures(path), contextlib.redirect_stdout(sys.stderr):
+        exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
+        if not callable(getattr(module, "config", None)):
+            raise UserError("there is no function config() that returns a bert_jax.Config")
+        config = module.config()
+    if not isinstance(config, Config):
+        raise UserError(f"{path}: config() returned a {type(config).__name__}, not a bert_jax.Config")
+    return config
+
+
+def _no_config(name: str, presets: list[str]) -> str:
+    if os.path.isdir(name):  # noqa: PTH112
+        return f"config {name} is a directory: name a Python file in it"
+    if os.path.exists(name):  # noqa: PTH110
+        return f"config {name} does not end in .py: a config is a Python file with a function config()"
+    # As models are named elsewhere: google-bert/bert-base-uncased, roberta-base, albert-base-v2.
+    plain = re.sub(r"^.*/|[-_](un)?cased.*|[-_]v[0-9].*|[.]py$", "", name.lower()).replace("-", "_")
+    hint = near(plain, presets)
+    shown = name if len(name) <= 80 else f"{name[:80]}..."
+    return (
+        f"there is no config '{shown}': {hint and f'{hint} '}Presets are {', '.join(presets)}; a file must end in .py"
+    )
+
+
+@contextlib.contextmanager
+def _one_line_for_failures(path: Path) -> Iterator[None]:
+    """Name the file, the line in it, and what was raised."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        if isinstance(error, SyntaxError) and error.filename == str(path):
+            lines = [error.lineno]
+        where = f"{path}, line {lines[-1]}" if lines else f"{path}"
+        what = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+        raise UserError(f"{where}: {what}{error.msg if isinstance(error, SyntaxError) else error}") from error

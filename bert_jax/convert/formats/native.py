@@ -1,0 +1,151 @@
+"""Our own form of a model that is no run: ``model.json``, ``params.safetensors`` and, if there are any, moments of an
+optimizer and buffers in files of their own.
+
+Tensors are named by their paths in the tree of parameters and are float32. model.json has the SHA-256 of each file, and
+is what makes a directory a model.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import safetensors.numpy
+
+from bert_jax import __version__
+from bert_jax.config.run import ModelConfig
+from bert_jax.convert.formats.json_fields import build
+from bert_jax.convert.formats.tensor_files import open_safetensors
+from bert_jax.convert.name_map import Params, check_finite
+from bert_jax.convert.translate import FAMILIES, Translated
+from bert_jax.errors import UserError
+from bert_jax.model import bert
+from bert_jax.model.heads import Heads, TaskHead
+from bert_jax.storage import StoredPath, read_object
+from bert_jax.training.param_paths import map_with_paths, name_leaves
+from bert_jax.training.state import Moments
+
+DESCRIPTION = "model.json"
+PARAMS, MOMENTS, BUFFERS = "params.safetensors", "moments.safetensors", "buffers.safetensors"
+FORMAT_VERSION = 1
+
+
+def write(
+    directory: Path,
+    model: Translated,
+    moments: Moments | None = None,
+    buffers: Mapping[str, np.ndarray] | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a model; with it the moments of an optimizer, tensors that are no parameters, and settings of others."""
+    _save(directory / PARAMS, name_leaves(model.params))
+    about: dict[str, Any] = {
+        "format_version": FORMAT_VERSION,
+        "bert_jax_version": __version__,
+        "family": model.family,
+        "model": dataclasses.asdict(model.config),
+        "heads": dataclasses.asdict(model.heads),
+        "sha256": {PARAMS: _digest(directory / PARAMS)},
+    }
+    if moments is not None:
+        trees = {"mu": moments.mu, "nu": moments.nu}
+        _save(directory / MOMENTS, name_leaves(trees))
+        about["step"] = moments.step
+        about["sha256"][MOMENTS] = _digest(directory / MOMENTS)
+    if buffers:
+        safetensors.numpy.save_file(dict(buffers), directory / BUFFERS)
+        about["sha256"][BUFFERS] = _digest(directory / BUFFERS)
+    if settings:
+        about["settings"] = dict(settings)
+    (directory / DESCRIPTION).write_text(json.dumps(about, indent=1) + "\n")
+
+
+class Read(NamedTuple):
+    """A model, and what lay beside it."""
+
+    model: Translated
+    moments: Moments | None
+    buffers: dict[str, np.ndarray]
+    settings: dict[str, Any]
+    """Of the foreign config.json that the model came with; empty if it came from a run."""
+
+
+def read(directory: StoredPath) -> Read:
+    """What `write` wrote.
+
+    Raises:
+      UserError: a file is missing, damaged, of a version that is not known, or holds a value that is not finite.
+    """
+    about = _description(directory)
+    described = str(directory / DESCRIPTION)
+    for name, digest in about["sha256"].items():
+        if not (directory / name).is_file() or _digest(directory / name) != digest:
+            raise UserError(f"{directory / name} is missing or damaged: convert it again")
+    parts = {name: part for name, part in about["heads"].items() if name != "task"}
+    task = about["heads"]["task"]
+    if task is not None:
+        parts["task"] = build(TaskHead, task, described)
+    config, heads = build(ModelConfig, about["model"], described), build(Heads, parts, described)
+    shapes = bert.shapes(config, heads)
+    model = Translated(about["family"], config, heads, _load(directory / PARAMS, shapes))
+    moments, buffers = None, {}
+    if MOMENTS in about["sha256"]:
+        trees = _load(directory / MOMENTS, {"mu": shapes, "nu": shapes})
+        moments = Moments(about["step"], trees["mu"], trees["nu"])
+    if BUFFERS in about["sha256"]:
+        buffers = dict(open_safetensors(Path(directory / BUFFERS)))
+    return Read(model, moments, buffers, about.get("settings", {}))
+
+
+def _description(directory: StoredPath) -> dict[str, Any]:
+    path = directory / DESCRIPTION
+    about = read_object(path, "convert the model again")
+    version = about.get("format_version")
+    if version != FORMAT_VERSION:
+        raise UserError(f"{path} has format version {version}, this bert_jax reads {FORMAT_VERSION}: update bert_jax")
+    tables = all(isinstance(about.get(name), dict) for name in ("sha256", "heads", "model"))
+    if (
+        not tables
+        or about.get("family") not in [*FAMILIES]
+        or not {PARAMS} <= about["sha256"].keys() <= {PARAMS, MOMENTS, BUFFERS}
+        or "task" not in about["heads"]
+        or (MOMENTS in about["sha256"] and not isinstance(about.get("step"), int))
+        or not isinstance(about.get("settings", {}), dict)
+    ):
+        raise UserError(f"{path} is damaged: convert the model again")
+    return about
+
+
+def _save(path: Path, leaves: dict[str, Any]) -> None:
+    arrays = {name: np.ascontiguousarray(array, np.float32) for name, array in leaves.items()}
+    safetensors.numpy.save_file(arrays, path)
+
+
+def _load(path: StoredPath, shapes: Params) -> Params:
+    tensors = open_safetensors(Path(path))
+
+    def check(name: str, leaf: jax.ShapeDtypeStruct) -> None:
+        found = tensors.stored[name][:2] if name in tensors else None
+        if found != (leaf.shape, "float32"):
+            has = "does not have" if found is None else f"has with shape {list(found[0])}, {found[1]}"
+            raise UserError(
+                f"{path.parent / DESCRIPTION} wants {name} of shape {list(leaf.shape)}, float32, which {path.name} "
+                f"{has}: convert the model again"
+            )
+
+    def take(name: str, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+        array = tensors[name]
+        check_finite(name, array, str(path))
+        return array
+
+    map_with_paths(check, shapes)  # all, before memory is allocated for any
+    return map_with_paths(take, shapes)
+
+
+def _digest(path: StoredPath) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,100 @@
+"""BERT checkpoints of NVIDIA's PyTorch code: DeepLearningExamples (``ckpt_*.pt``) and MLPerf (``model.ckpt-28252.pt``).
+
+A file is ``{"model": state dict, "optimizer": ..., ...}``; the names are those of `transformers` but for fused layers:
+
+- NVIDIA/DeepLearningExamples PyTorch/LanguageModeling/BERT/modeling.py (commit 1d4211f): `dense_act` is a dense layer
+  with its activation, in the feed-forward layer, the pooler and the MLM head. GELU is the exact one.
+- mlcommons/training_results_v0.7 NVIDIA/benchmarks/bert/implementations/pytorch/convert_tf_checkpoint.py and
+  run_pretraining.py (commit c664061), training_results_v2.0 modeling.py (commit a6ae3e1): Apex's attention
+  (`multi_head_attention`), two dense layers in one (`weight1`, `weight2`), and a model in two segments.
+
+Both pad the vocabulary to a multiple of 8. The weights are those of ``model``, not the optimizer's float32 copies.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bert_jax.convert.formats import torch_checkpoint
+from bert_jax.convert.formats.foreign_config import checked
+from bert_jax.convert.formats.tensors import LazyTensors
+from bert_jax.convert.formats.vocabulary import trim_vocabulary
+from bert_jax.convert.hf_model import Form
+from bert_jax.errors import UserError
+from bert_jax.storage import read_object
+
+CONFIG = "bert_config.json"
+SETTINGS = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "max_position_embeddings",
+    "type_vocab_size",
+)
+OPTIONAL = {
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+    "initializer_range": 0.02,
+}
+"""With the values that their BertConfig has when the file does not say."""
+RENAMED = (
+    (r"^(module\.|bert_model_segment\.|heads_only_segment\.)+", ""),
+    (r"\.dense_act\.", ".dense."),
+    (r"\.attention\.multi_head_attention\.q_", ".attention.self.query."),
+    (r"\.attention\.multi_head_attention\.k_", ".attention.self.key."),
+    (r"\.attention\.multi_head_attention\.v_", ".attention.self.value."),
+    (r"\.attention\.multi_head_attention\.out_proj_", ".attention.output.dense."),
+    (r"\.attention\.layer_norm\.", ".attention.output.LayerNorm."),
+    (r"\.intermediate\.dense\.(weight|bias)1$", r".intermediate.dense.\1"),
+    (r"\.intermediate\.dense\.(weight|bias)2$", r".output.dense.\1"),
+    (r"\bgamma$", "weight"),
+    (r"\bbeta$", "bias"),
+)
+"""In this order: what their name has, what ours has instead."""
+
+
+def read(path: Path, config: Path | None = None) -> Form:
+    """A checkpoint, without the rows that pad its vocabulary.
+
+    Args:
+      path: on disk.
+      config: their ``bert_config.json``; None: the one beside the checkpoint.
+
+    Raises:
+      UserError: as torch_checkpoint.load; the config is missing or incomplete; the vocabulary is smaller than it says.
+    """
+    content = torch_checkpoint.load(path, stand_ins=True)
+    if not isinstance(content, Mapping) or not isinstance(content.get("model"), Mapping):
+        raise UserError(f"{path}: has no 'model' with a state dict: it is not a checkpoint of NVIDIA's BERT")
+    tensors = torch_checkpoint.open_state(content["model"], path)
+    renamed = {rename(name): tensor for name, tensor in tensors.stored.items()}
+    if len(renamed) != len(tensors):
+        raise UserError(f"{path}: two of its tensors are the same one under names of different versions")
+    settings = _settings(config or path.parent / CONFIG)
+    pretraining = {"cls.predictions.bias", "cls.predictions.decoder.bias"} & set(renamed)
+    if pretraining and "cls.seq_relationship.weight" in renamed:
+        settings["architectures"] = ["BertForPreTraining"]
+    elif pretraining:
+        settings["architectures"] = ["BertForMaskedLM"]
+    return trim_vocabulary(Form(settings, LazyTensors(renamed), str(path)), settings["vocab_size"])
+
+
+def rename(name: str) -> str:
+    """Their name of a tensor -> that of transformers."""
+    for pattern, replacement in RENAMED:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    source_config = read_object(path, f"copy the model's {CONFIG} there")
+    missing = [name for name in SETTINGS if name not in source_config]
+    if missing:
+        raise UserError(f"{path}: does not say {', '.join(missing)}: copy the model's {CONFIG} there")
+    known = {name: source_config[name] for name in SETTINGS}
+    known |= {name: source_config.get(name, default) for name, default in OPTIONAL.items()}
+    return checked({"model_type": "bert", **known, "layer_norm_eps": 1e-12, "tie_word_embeddings": True}, str(path))

@@ -1,0 +1,85 @@
+"""A model for serving: StableHLO that runs wherever jax does, without bert_jax, beside its weights.
+
+``model.stablehlo`` is what `jax.export.deserialize` reads: a function of (weights by name, input_ids, token_type_ids,
+attention_mask), the last three int32 [batch, length] of any batch and length; it gives a dict of float32 arrays:
+`hidden` [batch, length, hidden_size], and what heads the model has: `mlm`, `pair`, `task`, `pooled`.
+"""
+
+import dataclasses
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax
+import numpy as np
+import safetensors.numpy
+from jax import export
+
+from bert_jax.convert.parity.forward import Inputs, Outputs
+from bert_jax.convert.parity.our_forward import select_task, whole_rows
+from bert_jax.convert.translate import Translated
+from bert_jax.errors import UserError, install_command
+from bert_jax.model import bert
+from bert_jax.model.encoder import EncoderInputs
+from bert_jax.shapes import Array
+from bert_jax.training.param_paths import map_with_paths, name_leaves
+
+PROGRAM, PARAMS = "model.stablehlo", "params.safetensors"
+PLATFORMS = ("cpu", "cuda", "tpu")
+
+
+def write(directory: Path, model: Translated) -> None:
+    """Write program and weights into a directory that is there.
+
+    Raises:
+      UserError: the package that jax writes programs with is missing.
+    """
+    if importlib.util.find_spec("flatbuffers") is None:
+        raise UserError(f"stablehlo needs the package flatbuffers, which is missing: {install_command('serving')}")
+    leaves = {name: np.ascontiguousarray(leaf, np.float32) for name, leaf in name_leaves(model.params).items()}
+    safetensors.numpy.save_file(leaves, directory / PARAMS)
+    weights = {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in leaves.items()}
+    most = model.config.max_positions
+    batch, length = export.symbolic_shape(
+        "batch, length", constraints=["batch >= 1", f"length <= {most}", "length >= 1"]
+    )
+    ids = jax.ShapeDtypeStruct((batch, length), np.int32)
+    program = export.export(jax.jit(_function(model)), platforms=PLATFORMS)(weights, ids, ids, ids)
+    (directory / PROGRAM).write_bytes(program.serialize())
+
+
+def _function(model: Translated):
+    # As the proof of the conversion computes it, whatever the run trained in.
+    config = dataclasses.replace(model.config, attention="reference", remat="none", compute_dtype="float32")
+    heads, shapes = model.heads, model.params
+
+    def apply(weights: Mapping[str, Array], input_ids: Array, token_type_ids: Array, attention_mask: Array):
+        bound = bert.bind(config, heads, map_with_paths(lambda name, leaf: weights[name], shapes))
+        batch = whole_rows(input_ids, token_type_ids, attention_mask)
+        with jax.default_matmul_precision("highest"):
+            return results(bound, batch)
+
+    def results(bound: bert.Model, batch: EncoderInputs) -> dict[str, Array]:
+        output = bound.encoder(batch)
+        found = {"hidden": output.hidden}
+        if output.pooled is not None:
+            found["pooled"] = output.pooled[:, 0]
+        if bound.mlm is not None:
+            found["mlm"] = bound.mlm(output.hidden, bound.encoder.embeddings.attend)
+        if bound.pair is not None:
+            found["pair"] = bound.pair(output.pooled)[:, 0]
+        if heads.task is not None:
+            logits = bound.task_logits(batch, output)
+            found["task"] = select_task(heads.task.kind, logits)
+        return {name: values.astype(np.float32) for name, values in found.items()}
+
+    return apply
+
+
+def run(directory: Path, inputs: Inputs) -> Outputs:
+    """What the program gives, called as a server would; it has no hidden states but the last."""
+    program = export.deserialize((directory / PROGRAM).read_bytes())
+    found = program.call(safetensors.numpy.load_file(directory / PARAMS), *inputs)
+    arrays = {name: np.asarray(values) for name, values in found.items()}
+    logits = {name: arrays[name] for name in ("mlm", "pair", "task") if name in arrays}
+    return Outputs([arrays["hidden"]], logits, pooled_BH=arrays.get("pooled"))

@@ -1,0 +1,283 @@
+"""TensorFlow's checkpoints ("tensor bundle", format V2), read and written without TensorFlow.
+
+``PREFIX.index`` is a table (leveldb_table.py): under the empty key a header, under each tensor's name an entry with dtype,
+shape, CRC-32C and place in one of the files ``PREFIX.data-00000-of-00002``, which hold nothing but the tensors' bytes.
+
+Source: tensorflow v2.21, core/protobuf/tensor_bundle.proto, core/util/tensor_bundle/{tensor_bundle.h,naming.h},
+core/framework/types.proto; tests compare with what TensorFlow writes and reads.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import google_crc32c
+import ml_dtypes
+import numpy as np
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
+
+from bert_jax.convert.formats import leveldb_table
+from bert_jax.errors import UserError, require
+from bert_jax.storage import StoredPath, is_remote, write_whole
+
+VERSION = 1
+CRC_BYTES = 1 << 24
+"""So many bytes at once are read to check a tensor."""
+STRING = 7
+DTYPES: dict[int, np.dtype] = {
+    number: np.dtype(kind).newbyteorder("<")
+    for number, kind in {
+        1: np.float32,
+        2: np.float64,
+        3: np.int32,
+        4: np.uint8,
+        5: np.int16,
+        6: np.int8,
+        9: np.int64,
+        10: np.bool_,
+        14: ml_dtypes.bfloat16,
+        17: np.uint16,
+        19: np.float16,
+        22: np.uint32,
+        23: np.uint64,
+    }.items()
+}
+"""By TensorFlow's number (DataType of types.proto)."""
+
+# Messages by name; of each the fields: name, number, type. An enum travels as an int32 does.
+_MESSAGES = {
+    "Version": (("producer", 1, "int32"), ("min_consumer", 2, "int32")),
+    "Header": (("num_shards", 1, "int32"), ("endianness", 2, "int32"), ("version", 3, "Version")),
+    "Dim": (("size", 1, "int64"),),
+    "Shape": (("dim", 2, "repeated Dim"), ("unknown_rank", 3, "bool")),
+    "Slice": (),
+    "Entry": (
+        ("dtype", 1, "int32"),
+        ("shape", 2, "Shape"),
+        ("shard_id", 3, "int32"),
+        ("offset", 4, "int64"),
+        ("size", 5, "int64"),
+        ("crc32c", 6, "fixed32"),
+        ("slices", 7, "repeated Slice"),
+    ),
+}
+
+
+def _message_classes() -> dict[str, Any]:
+    package = "bert_jax.tensor_bundle"
+    file = descriptor_pb2.FileDescriptorProto(name="bert_jax/tensor_bundle.proto", package=package, syntax="proto3")
+    kinds = descriptor_pb2.FieldDescriptorProto
+    for message, fields in _MESSAGES.items():
+        described = file.message_type.add(name=message)
+        for name, number, kind in fields:
+            label = kinds.LABEL_REPEATED if kind.startswith("repeated ") else kinds.LABEL_OPTIONAL
+            field = described.field.add(name=name, number=number, label=label)
+            kind = kind.removeprefix("repeated ")
+            if kind in _MESSAGES:
+                field.type, field.type_name = kinds.TYPE_MESSAGE, f".{package}.{kind}"
+            else:
+                field.type = getattr(kinds, f"TYPE_{kind.upper()}")
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(file.SerializeToString())
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.{name}")) for name in _MESSAGES
+    }
+
+
+_classes = _message_classes()
+_Header, _Entry = _classes["Header"], _classes["Entry"]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Of one tensor."""
+
+    dtype: int
+    """TensorFlow's number."""
+    shape: tuple[int, ...]
+    shard: int
+    offset: int
+    """In the shard, in bytes."""
+    size: int
+    """In bytes."""
+    crc: int
+
+
+def index_path(prefix: StoredPath) -> StoredPath:
+    """The file that makes a prefix a checkpoint."""
+    return prefix.parent / f"{prefix.name}.index"
+
+
+def shard_path(prefix: StoredPath, shard: int, num_shards: int) -> StoredPath:
+    """One of the files with the tensors' bytes."""
+    return prefix.parent / f"{prefix.name}.data-{shard:05}-of-{num_shards:05}"
+
+
+def is_table(path: StoredPath) -> bool:
+    """Whether a file is one of TensorFlow's tables: an index, or a whole checkpoint of the format V1."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - len(leveldb_table.MAGIC)))
+        return file.read() == leveldb_table.MAGIC
+
+
+class TensorBundle:
+    """A checkpoint, open: names and shapes are known, tensors are read when asked for."""
+
+    def __init__(self, prefix: StoredPath):
+        """Reads the index, and sees that the files with the tensors are as long as it says.
+
+        Args:
+          prefix: path without ``.index``.
+
+        Raises:
+          UserError: there is no such checkpoint, a file is missing, truncated or damaged, or it is of a kind that is
+            not supported: format V1, big-endian, partitioned variables, compressed blocks.
+        """
+        self._prefix, self._index = prefix, index_path(prefix)
+        try:
+            content = self._index.read_bytes()
+        except FileNotFoundError as error:
+            raise UserError(_absent(prefix)) from error
+        items = dict(leveldb_table.read_table(content, str(self._index)))
+        self._num_shards = self._read_header(items.pop(b"", b""))
+        places = {}
+        for key, value in items.items():
+            name = key.decode(errors="backslashreplace")
+            places[name] = self._read_place(name, value)
+        self._check_shards(places)
+        self._places = {name: place for name, place in places.items() if place.dtype != STRING}
+
+    def names(self) -> list[str]:
+        """Of all tensors but strings, sorted."""
+        return list(self._places)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of one tensor.
+
+        Raises:
+          KeyError: there is none of this name.
+        """
+        return self._places[name].shape
+
+    def dtype(self, name: str) -> str:
+        """Of one tensor: numpy's name, or TensorFlow's number where numpy has no such type.
+
+        Raises:
+          KeyError: there is none of this name.
+        """
+        number = self._places[name].dtype
+        return DTYPES[number].name if number in DTYPES else f"number {number} of TensorFlow"
+
+    def read(self, name: str) -> np.ndarray:
+        """One tensor, checked; on disk a read-only view of the file, from a store a copy.
+
+        Raises:
+          KeyError: there is none of this name.
+          UserError: its bytes are not those that were written, or its dtype is none that numpy has.
+        """
+        place = self._places[name]
+        path = shard_path(self._prefix, place.shard, self._num_shards)
+        dtype = DTYPES.get(place.dtype)
+        require(dtype is not None, f"{self._index}: tensor '{name}' has TensorFlow's dtype {place.dtype}: unsupported")
+        raw = _read_bytes(path, place.offset, place.size)
+        if _stored_crc(raw) != place.crc:
+            raise UserError(f"{path}: tensor '{name}' is damaged (CRC-32C); copy or download the file again")
+        return raw.view(dtype).reshape(place.shape)
+
+    def _read_header(self, value: bytes) -> int:
+        header = self._parse(_Header, value, "the header")
+        require(header.num_shards > 0, f"{self._index}: no checkpoint of TensorFlow: it has no header")
+        require(header.endianness == 0, f"{self._index}: written on a big-endian machine, which is not supported")
+        newer = header.version.min_consumer > VERSION
+        require(not newer, f"{self._index}: its format {header.version.min_consumer} is newer than is known: {VERSION}")
+        return header.num_shards
+
+    def _read_place(self, name: str, value: bytes) -> _Place:
+        entry = self._parse(_Entry, value, f"tensor '{name}'")
+        if entry.slices:
+            advice = "save it again without a partitioner"
+            raise UserError(f"{self._index}: variable '{name}' is partitioned, which is not supported: {advice}")
+        shape = tuple(dim.size for dim in entry.shape.dim)
+        dtype = DTYPES.get(entry.dtype)
+        whole = dtype is None or entry.size == dtype.itemsize * np.prod(shape, dtype=object)
+        if not whole or not 0 <= entry.shard_id < self._num_shards or min(entry.offset, *shape, 0) < 0:
+            raise UserError(f"{self._index}: the entry of tensor '{name}' contradicts itself; copy the file again")
+        return _Place(entry.dtype, shape, entry.shard_id, entry.offset, entry.size, entry.crc32c)
+
+    def _parse(self, message: Any, value: bytes, what: str) -> Any:
+        try:
+            return message.FromString(value)
+        except DecodeError as error:
+            raise UserError(f"{self._index}: {what} cannot be read; copy or download the file again") from error
+
+    def _check_shards(self, places: Mapping[str, _Place]) -> None:
+        for shard in range(self._num_shards):
+            path = shard_path(self._prefix, shard, self._num_shards)
+            inside = {name: place for name, place in places.items() if place.shard == shard}
+            if not path.exists():
+                raise UserError(f"{path} is missing, with {len(inside)} tensors: copy it beside {self._index.name}")
+            with path.open("rb") as file:
+                size = file.seek(0, 2)
+            for name, place in inside.items():
+                if place.offset + place.size > size:
+                    raise UserError(f"{path}: truncated, tensor '{name}' is not in it; copy or download it again")
+
+
+def _absent(prefix: StoredPath) -> str:
+    if is_table(prefix):
+        advice = "save it again with TensorFlow's tf.train.Saver, which writes V2"
+        return f"{prefix}: a checkpoint of TensorFlow's format V1 (one file), which is not supported: {advice}"
+    return f"{index_path(prefix)} is missing: {prefix} is no checkpoint of TensorFlow"
+
+
+def _read_bytes(path: StoredPath, offset: int, size: int) -> np.ndarray:
+    """uint8[size] of a file."""
+    if size and not is_remote(path):
+        return np.memmap(path, np.uint8, mode="r", offset=offset, shape=(size,)).view(np.ndarray)
+    with path.open("rb") as file:
+        file.seek(offset)
+        return np.frombuffer(file.read(size), np.uint8)
+
+
+def _stored_crc(raw: np.ndarray) -> int:
+    """As an entry has it, of uint8[bytes]."""
+    crc = 0
+    for start in range(0, raw.size, CRC_BYTES):
+        crc = google_crc32c.extend(crc, raw[start : start + CRC_BYTES].tobytes())
+    return leveldb_table.mask(crc)
+
+
+def write(prefix: StoredPath, tensors: Mapping[str, np.ndarray], block_bytes: int = leveldb_table.BLOCK_BYTES) -> None:
+    """A checkpoint that TensorFlow reads, in one shard; the same tensors give the same bytes.
+
+    The index comes last: before it is there, there is no checkpoint.
+
+    Args:
+      prefix: path without ``.index``; its directory exists.
+      tensors: by name; each is asked for once, in the order of the names.
+      block_bytes: of the index; see make_table.
+
+    Raises:
+      UserError: a dtype that TensorFlow has not.
+    """
+    numbers = {dtype: number for number, dtype in DTYPES.items()}
+    header = _Header(num_shards=1)
+    header.version.producer = VERSION
+    items, offset = [(b"", header.SerializeToString(deterministic=True))], 0
+    with shard_path(prefix, 0, 1).open("wb") as file:
+        for key, name in sorted((name.encode(), name) for name in tensors):
+            array = np.asarray(tensors[name])
+            dtype = array.dtype.newbyteorder("<")
+            require(dtype in numbers, f"{prefix}: tensor '{name}' is of {array.dtype}, which TensorFlow has not")
+            raw = np.ascontiguousarray(array, dtype).reshape(-1).view(np.uint8)
+            entry = _Entry(dtype=numbers[dtype], offset=offset, size=raw.size, crc32c=_stored_crc(raw))
+            for size in array.shape:
+                entry.shape.dim.add(size=size)
+            items.append((key, entry.SerializeToString(deterministic=True)))
+            file.write(raw.data)
+            offset += raw.size
+    write_whole(index_path(prefix), leveldb_table.make_table(items, block_bytes))

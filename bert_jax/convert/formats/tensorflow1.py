@@ -1,0 +1,262 @@
+"""Checkpoints of Google's original BERT and ALBERT (TensorFlow 1), read and written without TensorFlow.
+
+A directory holds ``bert_config.json`` or ``albert_config.json``, ``bert_model.ckpt.index``,
+``bert_model.ckpt.data-00000-of-00001`` and a vocabulary, which is not looked at here. Names: tensorflow1_names.py.
+"""
+
+import functools
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from bert_jax.convert.formats import tensor_bundle, tensorflow1_names
+from bert_jax.convert.formats.tensor_bundle import TensorBundle
+from bert_jax.convert.formats.tensorflow1_config import google_config, read_config
+from bert_jax.convert.formats.tensorflow1_names import GLOBAL_STEP, SLOTS, to_huggingface, to_tensorflow
+from bert_jax.convert.formats.tensors import LazyTensors, Stored
+from bert_jax.convert.hf_model import Form
+from bert_jax.errors import UserError, require
+from bert_jax.storage import StoredPath, make_directory, write_whole
+
+Moments = tuple[int, dict[str, np.ndarray], dict[str, np.ndarray]]
+"""Steps taken; first and second moments under Hugging Face's names, in their layout."""
+
+CHECKPOINT = "bert_model.ckpt"
+
+# transformers' modules have these beside the tensors they are tied to, or computed from nothing.
+TIED = {
+    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+    "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
+    "predictions.decoder.bias": "predictions.bias",
+}
+BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
+
+
+def found(source: StoredPath) -> StoredPath | None:
+    """The prefix of the checkpoint at a place; None if there is none.
+
+    Args:
+      source: a directory with a checkpoint, or a checkpoint's prefix or ``.index`` file.
+
+    Raises:
+      UserError: a directory holds several, and no file `checkpoint` that names one of them as the newest.
+    """
+    if source.name.endswith(".index") and source.is_file():
+        return source.parent / source.name.removesuffix(".index")
+    if not source.is_dir():
+        there = tensor_bundle.index_path(source).exists() or tensor_bundle.is_table(source)
+        return source if there else None
+    names = sorted(entry.name for entry in source.iterdir() if ".ckpt" in entry.name)
+    prefixes = [name.removesuffix(".index") for name in names if name.endswith(".index")]
+    if len(prefixes) > 1:
+        return source / _newest(source, prefixes)
+    if not prefixes:
+        # A checkpoint of the format V1 is one file; opening it says so.
+        prefixes = [
+            name for name in names if re.search(r"\.ckpt(-\w+)?$", name) and tensor_bundle.is_table(source / name)
+        ]
+    return source / prefixes[0] if prefixes else None
+
+
+def _newest(directory: StoredPath, prefixes: list[str]) -> str:
+    """What TensorFlow's file `checkpoint` says; a path in it may be of another machine, only its name counts."""
+    state = directory / "checkpoint"
+    text = state.read_bytes().decode(errors="replace") if state.exists() else ""
+    match = re.search(r'^model_checkpoint_path: "(?:.*/)?([^/"]+)"', text, re.MULTILINE)
+    if match and match[1] in prefixes:
+        return match[1]
+    raise UserError(f"{directory} holds several checkpoints: name one of {', '.join(prefixes)}")
+
+
+class _Weights(LazyTensors):
+    """A model's tensors under Hugging Face's names, each read when it is asked for."""
+
+    def __init__(self, bundle: TensorBundle, family: str, source: str):
+        self._bundle = bundle
+        self._places: dict[str, tuple[str, bool]] = {}
+        for name in bundle.names():
+            if not tensorflow1_names.is_optimizer_state(name):
+                theirs, transposed = to_huggingface(name, family, source)
+                self._places[theirs] = (name, transposed)
+        super().__init__({name: self._stored(name) for name in self._places})
+
+    def _stored(self, name: str) -> Stored:
+        own, transposed = self._places[name]
+        shape = self._bundle.shape(own)
+        return Stored(
+            shape[::-1] if transposed else shape, self._bundle.dtype(own), functools.partial(self.read_slot, name, "")
+        )
+
+    def tensorflow_name(self, name: str) -> str:
+        return self._places[name][0]
+
+    def read_slot(self, name: str, slot: str) -> np.ndarray:
+        """`slot` is what follows the tensor's name; "" is the tensor itself."""
+        own, transposed = self._places[name]
+        array = self._bundle.read(own + slot)
+        return array.T if transposed else array
+
+
+def read(source: StoredPath) -> Form:
+    """A checkpoint as transformers would save it; without the optimizer's state.
+
+    Args:
+      source: as for `found`; the config lies beside the checkpoint.
+
+    Raises:
+      UserError: there is no checkpoint or no config, they are damaged, or of a kind that is not supported; or a tensor
+        is none of Google's. A tensor that is missing is noticed by who asks for it.
+    """
+    prefix, config, weights, _ = _open(source)
+    config["architectures"] = [_architecture(config["model_type"], weights)]
+    return Form(config, weights, str(prefix))
+
+
+def _open(source: StoredPath) -> tuple[StoredPath, dict[str, Any], _Weights, TensorBundle]:
+    prefix = found(source)
+    require(prefix is not None, f"{source} is no checkpoint of TensorFlow: it needs a file *.ckpt.index")
+    bundle = TensorBundle(prefix)
+    config = read_config(prefix.parent)
+    return prefix, config, _Weights(bundle, config["model_type"], str(prefix)), bundle
+
+
+def _architecture(family: str, names: Mapping[str, np.ndarray]) -> str:
+    """The class of transformers that has these heads and no other."""
+    heads = {
+        "cls.seq_relationship.weight": "ForPreTraining",
+        "sop_classifier.classifier.weight": "ForPreTraining",
+        "cls.predictions.bias": "ForMaskedLM",
+        "predictions.bias": "ForMaskedLM",
+        "classifier.weight": "ForSequenceClassification",
+        "qa_outputs.weight": "ForQuestionAnswering",
+    }
+    return family.capitalize() + next((suffix for name, suffix in heads.items() if name in names), "Model")
+
+
+def read_moments(source: StoredPath) -> Moments | None:
+    """Steps taken and the optimizer's moments; None if the checkpoint has no moments.
+
+    A pooler may lack them: what the loss does not depend on got no slots (SQuAD, or pretraining without pairs).
+
+    Args:
+      source: as for `found`.
+
+    Raises:
+      UserError: as `read` does; or only part of the moments is there, or they are of another optimizer.
+    """
+    prefix, _, weights, bundle = _open(source)
+    names = set(bundle.names())
+    slots = {name for name in names if name.endswith(SLOTS)}
+    if not slots:
+        other = next((name for name in sorted(names) if name.endswith(tensorflow1_names.OTHER_SLOTS)), None)
+        require(
+            other is None, f"{prefix}: '{other}' is of an optimizer that is not supported: only BERT's Adam and LAMB"
+        )
+        return None
+    require(GLOBAL_STEP in names, f"{prefix}: has moments, but no {GLOBAL_STEP}: the checkpoint is not whole")
+    whole = bundle.shape(GLOBAL_STEP) == () and bundle.dtype(GLOBAL_STEP) in ("int32", "int64")
+    require(whole, f"{prefix}: {GLOBAL_STEP} is not one whole number: the checkpoint is not whole")
+    kept = []
+    for name in weights:
+        missing = [slot for slot in SLOTS if weights.tensorflow_name(name) + slot not in slots]
+        if not missing:
+            kept.append(name)
+        elif len(missing) == 1 or not _may_lack_moments(name):
+            what = weights.tensorflow_name(name) + missing[0]
+            raise UserError(
+                f"{prefix}: '{what}' is missing, while other moments are there: the checkpoint is not whole"
+            )
+    orphans = slots - {weights.tensorflow_name(name) + slot for name in kept for slot in SLOTS}
+    require(not orphans, f"{prefix}: '{min(orphans, default='')}' belongs to no tensor: the checkpoint is not whole")
+    first, second = ({name: weights.read_slot(name, slot) for name in kept} for slot in SLOTS)
+    return int(bundle.read(GLOBAL_STEP)), first, second
+
+
+def _may_lack_moments(name: str) -> bool:
+    return ".pooler." in name
+
+
+def write(form: Form, directory: StoredPath, moments: Moments | None = None) -> None:
+    """A directory that Google's code reads: its config and ``bert_model.ckpt``. No vocabulary.
+
+    Args:
+      form: a BERT or an ALBERT; ties to the embeddings that transformers spells out are left out.
+      directory: made if it is not there; holds no checkpoint of this name.
+      moments: also written, with the number of steps; without them the checkpoint is one to start from.
+
+    Raises:
+      UserError: there is a checkpoint already, the model is none that Google's code builds, or moments are missing.
+    """
+    prefix = directory / CHECKPOINT
+    exists = tensor_bundle.index_path(prefix).exists()
+    require(not exists, f"{prefix}.index exists already: choose another destination, or remove it")
+    config = google_config(form)
+    family = form.config["model_type"]
+    tensors = _Renamed(form, family)
+    if moments is not None:
+        tensors.add_moments(*moments)
+    make_directory(directory)
+    text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+    write_whole(directory / f"{family}_config.json", text.encode())
+    tensor_bundle.write(prefix, tensors)
+
+
+class _Renamed(Mapping[str, np.ndarray]):
+    """A form's tensors under TensorFlow's names, each fetched when it is asked for."""
+
+    def __init__(self, form: Form, family: str):
+        self._form, self._family = form, family
+        self._made: dict[str, Callable[[], np.ndarray]] = {}
+        self._names: list[str] = []
+        for name in form.tensors:
+            if name.endswith(BUFFERS):
+                continue
+            if name in TIED:
+                self._check_tied(name)
+                continue
+            self._names.append(name)
+            self._add(name, form.tensors, "")
+
+    def _check_tied(self, name: str) -> None:
+        tensors, twin = self._form.tensors, TIED[name]
+        equal = twin in tensors and np.array_equal(tensors[name], tensors[twin])
+        require(equal, f"{self._form.source}: '{name}' is not tied to '{twin}'; TensorFlow 1's code has one for both")
+
+    def _add(self, name: str, tensors: Mapping[str, np.ndarray], slot: str) -> None:
+        own, transposed = to_tensorflow(name, self._family, self._form.source)
+        self._made[own + slot] = (lambda: tensors[name].T) if transposed else (lambda: tensors[name])
+
+    def add_moments(self, step: int, first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -> None:
+        """Slots of every tensor, and the step.
+
+        Raises:
+          UserError: a tensor has no moments, or moments have no tensor.
+        """
+        for moments, slot in zip((first, second), SLOTS, strict=True):
+            stray = sorted(set(moments) - set(self._names))
+            require(
+                not stray, f"{self._form.source}: moments of '{stray[0] if stray else ''}', which is no tensor of it"
+            )
+            for name in self._names:
+                both_lack = name not in first and name not in second
+                if name in moments:
+                    self._add(name, moments, slot)
+                elif not (both_lack and _may_lack_moments(name)):
+                    raise UserError(f"{self._form.source}: '{name}' has no moments ({slot[1:]}): give all or none")
+        self._made[GLOBAL_STEP] = lambda: np.asarray(step, np.int64)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        array = self._made[name]()
+        # Google's code has float32 variables, and TensorFlow restores no other dtype into them.
+        return array.astype(np.float32) if array.dtype in (np.float16, ml_dtypes.bfloat16) else array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)

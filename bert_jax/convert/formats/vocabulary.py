@@ -1,0 +1,61 @@
+"""Rows of a vocabulary that no token has: trainers add them for the sake of even sizes.
+
+NVIDIA's BERT pads to a multiple of 8 (DeepLearningExamples PyTorch/LanguageModeling/BERT/run_pretraining.py), Megatron
+to a multiple of 128 times the number of tensor-parallel parts.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable
+
+from bert_jax.convert.formats.tensors import LazyTensors, Stored, rows, stored
+from bert_jax.convert.hf_model import Form
+from bert_jax.errors import UserError
+
+HEADS = r"(cls\.predictions\.decoder|predictions\.decoder|lm_head\.decoder|vocab_projector|generator_lm_head|decoder)"
+TABLES = re.compile(rf"(^|\.)embeddings\.(word|tok)_embeddings\.weight$|^{HEADS}\.weight$")
+"""Input and output tables of BERT, RoBERTa, ALBERT, DistilBERT, ELECTRA, ModernBERT (transformers modeling_*.py)."""
+BIASES = re.compile(rf"^({HEADS}|cls\.predictions|predictions|lm_head)\.bias$")
+
+
+def trim_vocabulary(form: Form, vocab_size: int) -> Form:
+    """Without the rows behind the tokenizer's last token, in every table and bias of the vocabulary.
+
+    Hidden states stay the same. Probabilities are those among the tokens that there are.
+
+    Args:
+      form: with rows for as many tokens or more.
+      vocab_size: tokens of the tokenizer.
+
+    Raises:
+      UserError: there are fewer rows than tokens, or the tables differ in size.
+    """
+    found = _rows(form)
+    if found < vocab_size:
+        raise UserError(
+            f"{form.source}: the word table has {found} rows, the tokenizer {vocab_size} tokens: "
+            "this is not the model's tokenizer"
+        )
+    return _changed(form, vocab_size, lambda name, tensor: rows(tensor, 0, vocab_size))
+
+
+def _rows(form: Form) -> int:
+    """Rows of all tables and biases of the vocabulary, which must agree."""
+    sizes = {name: (*tensor.shape, 0)[0] for name, tensor in stored(form.tensors).items() if _of_vocabulary(name)}
+    if not any(TABLES.search(name) for name in sizes):
+        raise UserError(f"{form.source}: there is no table of word embeddings")
+    if len(set(sizes.values())) != 1:
+        told = ", ".join(f"{name} {size}" for name, size in sorted(sizes.items()))
+        raise UserError(f"{form.source}: the tables of the vocabulary differ in their rows: {told}")
+    return next(iter(sizes.values()))
+
+
+def _of_vocabulary(name: str) -> bool:
+    return bool(TABLES.search(name) or BIASES.search(name))
+
+
+def _changed(form: Form, size: int, change: Callable[[str, Stored], Stored]) -> Form:
+    tensors = {
+        name: change(name, tensor) if _of_vocabulary(name) else tensor for name, tensor in stored(form.tensors).items()
+    }
+    return dataclasses.replace(form, config=form.config | {"vocab_size": size}, tensors=LazyTensors(tensors))

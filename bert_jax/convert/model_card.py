@@ -1,0 +1,155 @@
+"""The model card of a conversion: what the model is, where it came from, and what the parity report found.
+
+Its front matter has the fields of model cards at the Hugging Face Hub (huggingface.co/docs/hub/model-cards).
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import yaml
+
+from bert_jax import __version__
+from bert_jax.convert.parity.parity_report import Report
+from bert_jax.convert.source_model import Contents
+
+CARD = "README.md"
+FENCE = "---\n"
+LIBRARIES = {
+    "huggingface": "transformers",
+    "pytorch": "transformers",
+    "tensorflow1": "tensorflow",
+    "bert-jax": "bert_jax",
+    "stablehlo": "jax",
+}
+"""By target: what opens it, as `library_name` says it."""
+PIPELINES = {
+    "classification": "text-classification",
+    "tagging": "token-classification",
+    "span": "question-answering",
+}
+"""By kind of a task's head: the pipeline of transformers that runs it."""
+ORDER = ("language", "license", "library_name", "pipeline_tag", "base_model", "tags", "datasets", "metrics")
+"""The first fields of the front matter; those that a source's card has besides follow."""
+
+USES = {
+    "huggingface": """from transformers import AutoModel, AutoTokenizer
+
+model, tokenizer = AutoModel.from_pretrained("{name}"), AutoTokenizer.from_pretrained("{name}")""",
+    "bert-jax": """import bert_jax
+
+vectors = bert_jax.load("{name}").encode(["A text.", "Another one."])""",
+    "stablehlo": """import jax.export
+from pathlib import Path
+from safetensors.numpy import load_file
+
+model = jax.export.deserialize(Path("{name}/model.stablehlo").read_bytes())
+outputs = model.call(load_file("{name}/params.safetensors"), input_ids, token_type_ids, attention_mask)""",
+}
+USES["pytorch"] = USES["huggingface"]
+SENTENCES = """from sentence_transformers import SentenceTransformer
+
+vectors = SentenceTransformer("{name}").encode(["A text.", "Another one."])"""
+NEEDED_TO_SERVE = (
+    "jax, flatbuffers (which jax does not install) and safetensors: pip install jax flatbuffers safetensors"
+)
+FILL_MASK = """from transformers import pipeline
+
+pipeline("fill-mask", model="{name}")("A text with a {mask}.")"""
+
+
+class _FrontMatter(yaml.SafeLoader):
+    """YAML as the Hugging Face Hub reads it, version 1.2: `no` is Norwegian, where version 1.1 has a truth value."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 (of the base class)
+        first: [(tag, pattern) for tag, pattern in resolvers if first in "tTfF" or tag != "tag:yaml.org,2002:bool"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+def write_card(name: str, contents: Contents, to: str, report: Report, *, sentences: bool = False) -> str:
+    """Text of the card.
+
+    Args:
+      name: of the destination.
+      contents: what was converted.
+      to: the format it was converted to.
+      report: on the conversion.
+      sentences: whether sentence-transformers opens it, too.
+    """
+    family, config, heads, params = contents.model
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    words = {"mlm": heads.mlm, "sentence-pair": heads.pair, "pooler": heads.has_pooler}
+    parts = [part for part, there in words.items() if there] + ([heads.task.kind] if heads.task else [])
+    tokenizer = contents.loaded_tokenizer
+    mask = None if tokenizer is None else tokenizer.id_to_token(tokenizer.mask_id)
+    front, unread = _front_matter(contents, to, sentences)
+    lines = [
+        f"# {name}",
+        "",
+        f"A {family} with {config.num_layers} layers of width {config.hidden_size}, {count:,} parameters; on its "
+        f"encoder: {', '.join(parts) or 'nothing'}.",
+        "",
+        f"Converted from {contents.format} ({contents.source.rstrip('/').rpartition('/')[2]}) to {to} by bert_jax "
+        f"{__version__}.",
+    ]
+    for note in (*contents.notes, *unread):
+        lines += ["", note]
+    example = USES.get(to, "") if mask is not None or to == "stablehlo" else ""
+    if to in ("huggingface", "pytorch") and heads.mlm and mask is not None and config.direction == "bidirectional":
+        example = FILL_MASK
+    if sentences:
+        example = SENTENCES
+    if example:
+        lines += ["", "```python", example.format(name=name, mask=mask), "```"]
+    if to == "stablehlo":
+        lines += ["", f"This needs {NEEDED_TO_SERVE}."]
+    head = f"{FENCE}{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}{FENCE}\n"
+    return head + "\n".join([*lines, "", "## Parity", "", "```", *report.lines(), "```", ""])
+
+
+def _front_matter(contents: Contents, to: str, sentences: bool) -> tuple[dict[str, Any], list[str]]:
+    """What a card begins with, in YAML, as the Hugging Face Hub reads it; and sentences about what could not be read.
+
+    What the source's card says is kept, but for the library.
+    """
+    _, config, heads, _ = contents.model
+    source_front, unread = _of_source(contents)
+    tags = source_front.get("tags")
+    tags = tags if isinstance(tags, list) else [tags] if tags else []
+    front = source_front | {"library_name": "sentence-transformers" if sentences else LIBRARIES[to]}
+    front["tags"] = [*dict.fromkeys([*map(str, tags), contents.model.family, "bert_jax"])]
+    if sentences:
+        pipeline = "sentence-similarity"
+    elif heads.task is not None:
+        pipeline = PIPELINES.get(heads.task.kind)
+    elif heads.mlm:
+        pipeline = "fill-mask" if config.direction == "bidirectional" else "text-generation"
+    else:
+        pipeline = "feature-extraction"
+    derived = {"pipeline_tag": pipeline, "base_model": _hub_name(contents.settings.get("_name_or_path"))}
+    front = {name: value for name, value in derived.items() if value is not None} | front
+    return {name: front[name] for name in sorted(front, key=lambda n: (*ORDER, n).index(n))}, unread
+
+
+def _of_source(contents: Contents) -> tuple[dict[str, Any], list[str]]:
+    """The front matter of the card beside the source."""
+    place = Path(contents.source)
+    card = (place if place.is_dir() else place.parent) / CARD
+    if contents.format == "run" or not card.is_file():
+        return {}, []
+    found = re.match(rf"{FENCE}(.*?\n){FENCE}", card.read_text(encoding="utf-8", errors="replace"), re.DOTALL)
+    try:
+        front = yaml.load(found[1], _FrontMatter) if found else {}
+    except (yaml.YAMLError, RecursionError, ValueError):
+        return {}, ["The front matter of the source's card could not be read: license and language are not known here."]
+    known = isinstance(front, dict) and all(isinstance(name, str) for name in front)
+    return (front, []) if known else ({}, [])
+
+
+def _hub_name(name: object) -> str | None:
+    """A model's name at the Hugging Face Hub; None for a local directory, or what is neither."""
+    if not isinstance(name, str) or not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name) or Path(name).is_dir():
+        return None
+    return name

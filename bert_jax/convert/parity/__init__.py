@@ -1,0 +1,1 @@
+"""Proof that a converted model computes what its source computes."""

@@ -1,0 +1,221 @@
+"""The second side of the parity report where no other library is installed: a form's forward pass in plain numpy.
+
+It reads Hugging Face's names and layouts directly, and neither our parameters nor our model, and computes in float64
+from the weights as they are, so it is nearer to the truth than either of the float32 sides. Sources: the papers, and
+transformers 5.23, models/*/modeling_*.py.
+
+Shapes in names: B rows, S positions, H hidden, E width of the embedding tables, T keys.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_jax.convert.hf_model import Form
+from bert_jax.convert.parity.forward import Inputs, Outputs, family_of, heads_of, is_causal, prefix_of, setting
+from bert_jax.convert.parity.numpy_heads import run_heads
+from bert_jax.convert.parity.numpy_layers import Weights, attend, rotate, split_heads
+from bert_jax.errors import UserError
+
+LIBRARY = "numpy"
+"""As the report names this side."""
+
+
+class _Block(NamedTuple):
+    """Where a family keeps the parts of a layer that normalises after each residual sum (Devlin et al. 2019)."""
+
+    query: str
+    key: str
+    value: str
+    projection: str
+    attention_norm: str
+    rise: str
+    fall: str
+    feed_forward_norm: str
+
+
+_BERT_BLOCK = _Block(
+    "attention.self.query",
+    "attention.self.key",
+    "attention.self.value",
+    "attention.output.dense",
+    "attention.output.LayerNorm",
+    "intermediate.dense",
+    "output.dense",
+    "output.LayerNorm",
+)
+_ALBERT_BLOCK = _Block(
+    "attention.query",
+    "attention.key",
+    "attention.value",
+    "attention.dense",
+    "attention.LayerNorm",
+    "ffn",
+    "ffn_output",
+    "full_layer_layer_norm",
+)
+_DISTILBERT_BLOCK = _Block(
+    "attention.q_lin",
+    "attention.k_lin",
+    "attention.v_lin",
+    "attention.out_lin",
+    "sa_layer_norm",
+    "ffn.lin1",
+    "ffn.lin2",
+    "output_layer_norm",
+)
+
+
+def run(form: Form, inputs: Inputs) -> Outputs:
+    """All hidden states and the logits of every head that the form has.
+
+    Values at padded positions mean nothing.
+
+    Raises:
+      UserError: a tensor or setting is missing or unknown, shapes do not fit together, or an id or position is outside
+        its table.
+    """
+    weights, heads = Weights(form), heads_of(form)
+    encode = _modern_states if family_of(form) == "modernbert" else _post_norm_states
+    try:
+        states = list(encode(weights, inputs))
+        logits, pooled_BH = run_heads(weights, heads, states[-1], inputs.attention_mask_BS)
+    except ValueError as error:  # of shapes that do not fit
+        raise UserError(f"{form.source}: tensors and config do not fit together: {error}") from error
+    return Outputs(
+        [state.astype(np.float32) for state in states],
+        logits,
+        heads.task,
+        None if pooled_BH is None else pooled_BH.astype(np.float32),
+        weights.unread(),
+    )
+
+
+def _positions(form: Form, inputs: Inputs) -> np.ndarray:
+    """Position ids [B, S]: from 0, or in RoBERTa from the padding id plus one, over what is no padding (fairseq)."""
+    ids_BS = inputs.input_ids_BS
+    if family_of(form) != "roberta":
+        return np.broadcast_to(np.arange(ids_BS.shape[1]), ids_BS.shape)
+    pad = form.config.get("pad_token_id", 1)
+    real_BS = ids_BS != pad
+    return real_BS.cumsum(1) * real_BS + pad
+
+
+def _embed(weights: Weights, inputs: Inputs, epsilon: float) -> np.ndarray:
+    """What enters the first layer, [B, S, H]."""
+    form = weights.form
+    family, prefix = family_of(form), prefix_of(form)
+    total_BSE = weights.rows(f"{prefix}embeddings.word_embeddings.weight", inputs.input_ids_BS)
+    total_BSE = total_BSE + weights.rows(f"{prefix}embeddings.position_embeddings.weight", _positions(form, inputs))
+    if family != "distilbert":
+        total_BSE += weights.rows(f"{prefix}embeddings.token_type_embeddings.weight", inputs.token_type_ids_BS)
+    embedded_BSE = weights.norm(f"{prefix}embeddings.LayerNorm", total_BSE, epsilon)
+    if family == "albert":  # always, even where E is H (Lan et al. 2020, section 3.1)
+        return weights.dense(f"{prefix}encoder.embedding_hidden_mapping_in", embedded_BSE)
+    if family == "electra" and f"{prefix}embeddings_project.weight" in weights:
+        return weights.dense(f"{prefix}embeddings_project", embedded_BSE)
+    return embedded_BSE
+
+
+def _layer_names(form: Form) -> Iterator[str]:
+    """Where each layer's tensors lie, first layer first."""
+    family, prefix = family_of(form), prefix_of(form)
+    depth = (
+        setting(form, "num_hidden_layers") if family != "distilbert" else setting(form, "n_layers", "num_hidden_layers")
+    )
+    for layer in range(depth):
+        if family == "albert":
+            group = layer * form.config.get("num_hidden_groups", 1) // depth
+            for inner in range(form.config.get("inner_group_num", 1)):
+                yield f"{prefix}encoder.albert_layer_groups.{group}.albert_layers.{inner}."
+        else:
+            yield f"{prefix}{'transformer' if family == 'distilbert' else 'encoder'}.layer.{layer}."
+
+
+def _post_norm_states(weights: Weights, inputs: Inputs) -> Iterator[np.ndarray]:
+    """Hidden states of BERT, RoBERTa, ALBERT, DistilBERT and ELECTRA."""
+    form = weights.form
+    family = family_of(form)
+    epsilon = 1e-12 if family == "distilbert" else form.config.get("layer_norm_eps", 1e-12)
+    block = {"albert": _ALBERT_BLOCK, "distilbert": _DISTILBERT_BLOCK}.get(family, _BERT_BLOCK)
+    num_heads = setting(form, *(("n_heads",) if family == "distilbert" else ()), "num_attention_heads")
+    activate = weights.activation(setting(form, "activation" if family == "distilbert" else "hidden_act"))
+    visible_BST = _visible(inputs, None, causal=is_causal(form))
+    hidden_BSH = _embed(weights, inputs, epsilon)
+    yield hidden_BSH
+    for at in _layer_names(form):
+        query, key, value = (
+            split_heads(weights.dense(at + name, hidden_BSH), num_heads)
+            for name in (block.query, block.key, block.value)
+        )
+        attended_BSH = weights.dense(at + block.projection, attend(query, key, value, visible_BST))
+        hidden_BSH = weights.norm(at + block.attention_norm, hidden_BSH + attended_BSH, epsilon)
+        risen = activate(weights.dense(at + block.rise, hidden_BSH))
+        hidden_BSH = weights.norm(
+            at + block.feed_forward_norm, hidden_BSH + weights.dense(at + block.fall, risen), epsilon
+        )
+        yield hidden_BSH
+
+
+def _visible(inputs: Inputs, window: int | None, *, causal: bool = False) -> np.ndarray:
+    """Which key each query sees, bool [B, S, T]: real ones, at most `window` places away, and none that follows."""
+    mask_BS = inputs.attention_mask_BS > 0
+    place = np.arange(mask_BS.shape[1])
+    near_ST = np.full((place.size, place.size), True)
+    if window is not None:
+        near_ST = np.abs(place[:, None] - place[None, :]) <= window
+    if causal:
+        near_ST &= place[None, :] <= place[:, None]
+    return mask_BS[:, None, :] & near_ST[None]
+
+
+def _modern_states(weights: Weights, inputs: Inputs) -> Iterator[np.ndarray]:
+    """Hidden states of ModernBERT (Warner et al. 2024): pre-norm, rotary positions, GeGLU, local and global layers."""
+    form, prefix = weights.form, prefix_of(weights.form)
+    config = form.config
+    epsilon, norm_bias = config.get("norm_eps", 1e-5), config.get("norm_bias", False)
+    attention_bias, mlp_bias = config.get("attention_bias", False), config.get("mlp_bias", False)
+    num_heads, activate = setting(form, "num_attention_heads"), weights.activation(setting(form, "hidden_activation"))
+
+    def norm(name: str, x: np.ndarray) -> np.ndarray:
+        return weights.norm(prefix + name, x, epsilon, bias=norm_bias)
+
+    words_BSH = weights.rows(f"{prefix}embeddings.tok_embeddings.weight", inputs.input_ids_BS)
+    hidden_BSH = norm("embeddings.norm", words_BSH)
+    yield hidden_BSH
+    depth = setting(form, "num_hidden_layers")
+    for layer in range(depth):
+        at = f"layers.{layer}."
+        window, base = _reach(form, layer)
+        # The embeddings have just been normalised: the first layer has no norm of its own.
+        before = norm(f"{at}attn_norm", hidden_BSH) if layer else hidden_BSH
+        qkv = np.split(weights.dense(f"{prefix}{at}attn.Wqkv", before, bias=attention_bias), 3, axis=-1)
+        query, key, value = (split_heads(x, num_heads) for x in qkv)
+        mixed = attend(rotate(query, base), rotate(key, base), value, _visible(inputs, window))
+        hidden_BSH = hidden_BSH + weights.dense(f"{prefix}{at}attn.Wo", mixed, bias=attention_bias)
+        wide = weights.dense(f"{prefix}{at}mlp.Wi", norm(f"{at}mlp_norm", hidden_BSH), bias=mlp_bias)
+        gate, risen = np.split(wide, 2, axis=-1)
+        hidden_BSH = hidden_BSH + weights.dense(f"{prefix}{at}mlp.Wo", activate(gate) * risen, bias=mlp_bias)
+        if layer + 1 < depth:
+            yield hidden_BSH
+    yield norm("final_norm", hidden_BSH)
+
+
+def _reach(form: Form, layer: int) -> tuple[int | None, float]:
+    """Window to each side (None: all) and rotary base of a ModernBERT layer, in the settings of transformers 4 or 5.
+
+    Raises:
+      UserError: rotary positions that are scaled.
+    """
+    config = form.config
+    if config.get("layer_types"):
+        is_global = config["layer_types"][layer] == "full_attention"
+    else:
+        is_global = layer % config.get("global_attn_every_n_layers", 3) == 0
+    rotary = (config.get("rope_parameters") or {}).get("full_attention" if is_global else "sliding_attention") or {}
+    if rotary.get("rope_type", "default") != "default":
+        raise UserError(f"{form.source}: rope_type '{rotary['rope_type']}' is not supported: only 'default' is")
+    older = ("global_rope_theta", 160000.0) if is_global else ("local_rope_theta", 10000.0)
+    base = rotary.get("rope_theta") or config.get(*older)
+    return (None if is_global else config.get("local_attention", 128) // 2), float(base)

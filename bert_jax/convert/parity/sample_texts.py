@@ -1,0 +1,121 @@
+"""What the parity report runs a model and two tokenizers on: short texts in several scripts, and a batch of them."""
+
+import itertools
+
+import numpy as np
+
+from bert_jax.convert.hf_model import Form
+from bert_jax.convert.parity.forward import Inputs, family_of, setting
+from bert_jax.errors import UserError
+from bert_jax.tokenizers.tokenizer import Tokenizer
+
+TEXTS = (
+    "A small boat left the harbour before sunrise.",
+    "Why did nobody tell her that the bridge was closed?",
+    "rain, wind; RAIN again... and (finally) sun!",
+    "The invoice of 03/11/1998 says $1,204.50 - 7% less than ``planned''.",
+    "Der Zug fährt über die Brücke, größer als das alte Stellwerk.",
+    "L'été dernier, nous avons mangé des crêpes près du château.",
+    "El niño preguntó: ¿cuándo vuelve la cigüeña?",
+    "Köyün yaşlı ağacı İstanbul'a bakan tepede duruyor.",
+    "Con mèo ngủ trên mái nhà suốt buổi chiều.",
+    "Старый мост стоит над рекой уже триста лет.",
+    "Το πλοίο έφυγε νωρίς το πρωί από το λιμάνι.",
+    "السفينة تغادر الميناء عند الفجر.",
+    "הספינה יוצאת מהנמל עם שחר.",
+    "नदी के किनारे एक पुराना पेड़ है।",
+    "小船在日出之前离开了港口。",
+    "小さな船は夜明け前に港を出た。カモメが鳴く。",
+    "작은 배가 새벽에 항구를 떠났다.",
+    "เรือลำเล็กออกจากท่าก่อนรุ่งสาง",
+    "def area(r): return 3.14159 * r ** 2  # https://example.org/a?b=c&d=1",
+    "  tabs\tand   spaces\n, ﬁne ligatures, e\u0301 in two parts, 🙂👍🏽 ☃ ½ ²",
+    "x",
+    "antidisestablishmentarianism Donaudampfschifffahrtsgesellschaftskapitän " + "ha" * 60,
+)
+"""Written for this purpose: case, accents, CJK characters, quotes and a word of more than 100 characters show the
+settings of tokenizers."""
+
+LONGEST = 48
+"""Tokens of a row, at most."""
+WIDEST = 512
+"""Tokens of a window that a row reaches beyond; all rows are padded to the longest, and attention costs its square."""
+_PAIRED_EVERY = 3
+_TYPES = {"bert": 2, "roberta": 2, "albert": 2, "electra": 2}
+"""Defaults of type_vocab_size in transformers' configs; the other families have no types."""
+
+
+def sample_inputs(form: Form, tokenizer: Tokenizer | None, seed: int = 0) -> Inputs:
+    """A batch that is the same every time: rows of 1 to `LONGEST` tokens, padded, every third row a pair of texts.
+
+    Args:
+      form: whose vocabulary, number of positions and of token types the batch keeps to.
+      tokenizer: cuts the texts; without one, ids are drawn at random and mean nothing, which serves as well.
+      seed: of the random ids.
+
+    Raises:
+      UserError: the tokenizer has ids that the model's table has not, or the config does not say how many it has.
+    """
+    vocab_size, pad = setting(form, "vocab_size"), _pad_id(form, tokenizer)
+    longest, types = _longest(form), form.config.get("type_vocab_size", _TYPES.get(family_of(form), 0))
+    if tokenizer is None:
+        rows = _random_rows(vocab_size, pad, longest, seed)
+    else:
+        rows = [(one[:longest], two[: max(0, longest - len(one))]) for one, two in _text_rows(tokenizer)]
+        highest = max(max(first + second) for first, second in rows)
+        if highest >= vocab_size:
+            raise UserError(f"{form.source}: the tokenizer gives id {highest}, the model knows {vocab_size} ids")
+    if family_of(form) == "modernbert":
+        # A row that is longer than what local layers see of it.
+        window = min(form.config.get("local_attention", 128), WIDEST)
+        length = min(window + 16, form.config["max_position_embeddings"])
+        rows.append((np.random.default_rng(seed + 1).integers(0, vocab_size, length).tolist(), []))
+    shape = len(rows), max(len(first) + len(second) for first, second in rows)
+    ids_BS, types_BS, mask_BS = np.full(shape, pad, np.int32), np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+    for row, (first, second) in enumerate(rows):
+        length = len(first) + len(second)
+        ids_BS[row, :length] = first + second
+        mask_BS[row, :length] = 1
+        if types >= 2:
+            types_BS[row, len(first) : length] = 1
+    return Inputs(ids_BS, types_BS, mask_BS)
+
+
+def _longest(form: Form) -> int:
+    """Tokens that fit; RoBERTa's position table has rows up to its padding id that no token uses."""
+    positions = form.config.get("max_position_embeddings", 512)
+    if family_of(form) == "roberta":
+        positions -= (1 if form.config.get("pad_token_id") is None else form.config["pad_token_id"]) + 1
+    return min(LONGEST, positions)
+
+
+def _pad_id(form: Form, tokenizer: Tokenizer | None) -> int:
+    """The model's own first: RoBERTa counts positions from it."""
+    pad = form.config.get("pad_token_id")
+    if pad is not None and 0 <= pad < form.config["vocab_size"]:
+        return pad
+    return 0 if tokenizer is None else tokenizer.pad_id
+
+
+def _text_rows(tokenizer: Tokenizer) -> list[tuple[list[int], list[int]]]:
+    """First and second part of each row: [CLS] alone, then every text, every third with its successor behind it."""
+    cls, sep = [tokenizer.cls_id], [tokenizer.sep_id]
+    pieces = [list(ids) for ids in tokenizer.encode_batch(list(TEXTS))]
+    rows = [(cls, [])]
+    for i, (ids, following) in enumerate(itertools.pairwise([*pieces, pieces[0]])):
+        # Both parts short, so that the second is not cut off.
+        paired = i % _PAIRED_EVERY == 0
+        rows.append((cls + ids[:20] + sep, following[:20] + sep) if paired else (cls + ids + sep, []))
+    return rows
+
+
+def _random_rows(vocab_size: int, pad: int, longest: int, seed: int) -> list[tuple[list[int], list[int]]]:
+    """As many rows of random ids, none of which is the padding id."""
+    rng = np.random.default_rng(seed)
+    others = np.setdiff1d(np.arange(vocab_size), [pad] if vocab_size > 1 else [])
+    rows = []
+    for i, length in enumerate(np.linspace(1, longest, len(TEXTS) + 1).astype(int)):
+        ids = rng.choice(others, length).tolist()
+        first = len(ids) // 2 + 1 if i % _PAIRED_EVERY == 0 else len(ids)
+        rows.append((ids[:first], ids[first:]))
+    return rows

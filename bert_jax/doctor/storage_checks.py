@@ -1,0 +1,103 @@
+"""Whether the run's directory can be written, is this run's, and has room for its checkpoints."""
+
+import shutil
+import time
+from collections.abc import Iterator
+
+from etils import epath
+
+from bert_jax.chips import GIB, Sizes
+from bert_jax.directory_lock import holder
+from bert_jax.doctor.check_context import Asked
+from bert_jax.doctor.finding import Line
+from bert_jax.doctor.shared_storage_probe import nearest
+from bert_jax.planning.workload import count_parameters
+from bert_jax.storage import is_remote
+from bert_jax.training.run_directory import continuation
+from bert_jax.training.run_directory import workdir as workdir_lib
+from bert_jax.training.run_directory.checkpoint import committed, directory_of
+
+SAVED_BYTES = 12
+"""Per parameter: itself and two moments, float32."""
+MARGIN = 1.1
+"""Free space below so many times of what is needed at most is near it."""
+PATIENCE_SECONDS = 5.0
+"""Network file systems show a new file to other hosts late."""
+GIVE = "give --workdir to have it looked at"
+
+
+def workdir(asked: Asked) -> Iterator[Line]:
+    """Written and read back by every process, the same one for all, and no other run's."""
+    if asked.workdir is None:
+        yield Line("ok", "workdir", f"not looked at: {GIVE}", {"holds_run": None})
+        return
+    bad = False
+    for i, report in enumerate(asked.reports):
+        who, mark = f"process {i} ({report['host']})", report["mark"]
+        if mark["trouble"]:
+            bad = True
+            remedy = "choose another --workdir, or change its permissions"
+            yield Line("error", "workdir", f"{who}: {mark['trouble']}: {remedy}", {"process": i})
+        elif not _visible(mark["file"]):
+            bad = True
+            remedy = "put it on a shared file system or in a bucket"
+            text = f"{asked.workdir} is not the same directory for process 0 and {who}: {remedy}"
+            yield Line("error", "workdir", text, {"process": i})
+    if bad:
+        return
+    # Raises if it is another run's.
+    paths = list(asked.paths)
+    held = False
+    if asked.corpora and (before := workdir_lib.held_config(asked.workdir, asked.config, asked.shares, paths)):
+        held = True
+        continuation.check(asked.workdir, before, asked.config)
+    what = "holds this run, which goes on" if held else "will be made, or is empty"
+    if not asked.corpora:
+        what = "not compared with the run that it may hold: the corpora come first"
+    seen = f"written and read back by {len(asked.reports)} process(es)"
+    level, found = "ok", f"{asked.workdir}: {what}; {seen}"
+    if process := holder(asked.workdir):
+        level = "warning"
+        found += f"; it is locked by {process}: wait for its end, stop it, or choose another --workdir"
+    yield Line(level, "workdir", found, {"holds_run": held})
+
+
+def _visible(file: str) -> bool:
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not epath.Path(file).exists():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def disk(asked: Asked) -> Iterator[Line]:
+    """Room for checkpoints: `checkpoint.keep` of them, one that is being written, and one that is kept as good."""
+    config = asked.config
+    size = SAVED_BYTES * count_parameters(config.model, config.objective.pair != "none", Sizes()).total
+    values = {"checkpoint": size, "keep": config.checkpoint.keep, "free": None}
+    text = f"a checkpoint takes {size / GIB:,.2f} GiB"
+    if asked.workdir is None or is_remote(asked.workdir):
+        why = GIVE if asked.workdir is None else "the room in a bucket cannot be checked"
+        yield Line("ok", "disk", f"{text}; {why}", values)
+        return
+    saved = directory_of(asked.workdir)
+    there = sum(1 for _ in committed(saved)) if asked.workdir.is_dir() else 0
+    free = shutil.disk_usage(nearest(asked.workdir)).free
+    most, least = (max(1, config.checkpoint.keep + more - there) * size for more in (2, 1))
+    text += (
+        f"; keep {config.checkpoint.keep}, {there} there: {least / GIB:,.2f} to {most / GIB:,.2f} GiB more are needed, "
+        f"{free / GIB:,.2f} GiB are free"
+    )
+    values |= {"there": there, "free": free, "least": least, "most": most}
+    remedy = "free some, choose another --workdir, or lower --checkpoint.keep"
+    if free < least:
+        yield Line("error", "disk", f"{text}: {remedy}", values)
+    elif free < MARGIN * most:
+        yield Line("warning", "disk", f"{text}, which is near: {remedy}", values)
+    else:
+        yield Line("ok", "disk", text, values)
+
+
+CHECKS = {"workdir": workdir, "disk": disk}
+"""By the name that an error of theirs gets."""

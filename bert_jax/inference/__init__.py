@@ -1,0 +1,1 @@
+"""A model to use: fill_mask, encode, forward."""

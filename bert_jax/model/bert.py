@@ -1,0 +1,72 @@
+"""A whole model: an encoder and the heads that stand on it.
+
+`init` and `bind` are the only doors between the systems around it, whose state is a nested dict of arrays, and the
+module library.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from bert_jax.config.run import ModelConfig
+from bert_jax.model.encoder import Encoder, EncoderInputs, EncoderOutput
+from bert_jax.model.heads import Heads, MlmHead, PairHead, TaskOutput, pool_examples
+from bert_jax.shapes import Array, Float, Key
+
+Params = dict[str, Any]
+
+
+class Model(nnx.Module):
+    """An encoder and its heads; a head that the model does not have is None."""
+
+    def __init__(self, config: ModelConfig, heads: Heads, key: Key[Array, ""]):
+        encoder, mlm, pair = jax.random.split(key, 3)
+        task = jax.random.fold_in(key, 3)
+        self.encoder = Encoder(config, encoder, pooler=heads.has_pooler)
+        self.mlm = MlmHead(config, mlm, heads.mlm_activation) if heads.mlm else None
+        self.pair = PairHead(config, pair) if heads.pair else None
+        self.task = TaskOutput(config, heads.task, task) if heads.task else None
+        self.heads = heads
+
+    def task_logits(self, inputs: EncoderInputs, output: EncoderOutput) -> Float[Array, "B n C"]:
+        """What the task's head says of each packed example (n = K), or of each token (n = S), float32."""
+        assert self.task is not None and self.heads.task is not None
+        reads = self.heads.task.reads
+        if reads == "tokens":
+            return self.task(output.hidden)
+        if reads == "pooled":
+            return self.task(output.pooled)
+        if reads == "mean":
+            means = pool_examples(output.hidden, inputs.segment_ids, inputs.cls_positions.shape[1])
+            return self.task(means.astype(output.hidden.dtype))
+        cls_BKH = jnp.take_along_axis(output.hidden, inputs.cls_positions[:, :, None], axis=1, mode="clip")
+        return self.task(cls_BKH)
+
+
+def init(config: ModelConfig, key: Key[Array, ""], heads: Heads) -> Params:
+    """Fresh parameters as a nested dict of float32 arrays.
+
+    Layers are stacked on a leading axis, so ``params["encoder"]["layers"]["qkv"]["kernel"]`` is
+    [L, H, 3, N, D]. Weights are truncated normal, biases 0, norm scales 1.
+    """
+    _, state = nnx.split(Model(config, heads, key))
+    return nnx.to_pure_dict(state)
+
+
+def shapes(config: ModelConfig, heads: Heads) -> Params:
+    """The same with shapes and types in the arrays' places."""
+    return jax.eval_shape(lambda: init(config, jax.random.key(0), heads))
+
+
+def bind(config: ModelConfig, heads: Heads, params: Params) -> Model:
+    """The model that applies these parameters."""
+    return nnx.merge(_graph(config, heads), params)
+
+
+@functools.lru_cache(maxsize=8)
+def _graph(config: ModelConfig, heads: Heads) -> nnx.GraphDef:
+    model = nnx.eval_shape(lambda: Model(config, heads, jax.random.key(0)))
+    return nnx.split(model)[0]

@@ -1,0 +1,1 @@
+"""Masking and losses: masked language modelling and sentence pairs."""

@@ -1,0 +1,1 @@
+"""WordPiece, BPE and SentencePiece with one interface; no jax."""

@@ -1,0 +1,295 @@
+"""Settings in the files beside a vocabulary: each is used, has no effect on ids, or is refused by its name.
+
+The files are transformers' tokenizer_config.json, special_tokens_map.json and added_tokens.json. What a setting means
+is what it means in transformers 4 and 5 (tokenization_utils_base.py, and the class of the tokenizer).
+"""
+
+import functools
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from etils import epath
+
+from bert_jax.errors import UserError
+from bert_jax.storage import read_object
+from bert_jax.tokenizers.albert import Preparation
+from bert_jax.tokenizers.kinds import SPECIAL_TOKENS
+from bert_jax.tokenizers.models import Model
+
+CONFIG, SPECIAL, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
+COPY_AGAIN = "copy it again"
+"""What to do about a file that is damaged."""
+
+_WORDPIECE = ("Bert", "DistilBert", "Electra", "MobileBert", "SqueezeBert", "ConvBert")
+_BYTE_BPE = ("Roberta", "GPT2", "Longformer", "Bart")
+_IN_JSON = (*_WORDPIECE, *_BYTE_BPE, "Albert", "XLMRoberta", "Camembert", "MPNet", "Deberta", "DebertaV2", "BigBird")
+_CLASSES = {
+    ".json": frozenset(f"{name}Tokenizer" for name in _IN_JSON),
+    ".txt": frozenset(f"{name}Tokenizer" for name in _WORDPIECE),
+    ".bpe": frozenset(f"{name}Tokenizer" for name in _BYTE_BPE),
+    ".model": frozenset({"AlbertTokenizer"}),
+}
+"""Tokenizer classes of transformers that files of each form describe completely."""
+_GENERAL = frozenset({"", "PreTrainedTokenizer", "TokenizersBackend"})
+"""Classes without settings of their own, and no class at all."""
+_OF_MODELS = {
+    "bert": "BertTokenizer",
+    "distilbert": "DistilBertTokenizer",
+    "electra": "ElectraTokenizer",
+    "roberta": "RobertaTokenizer",
+    "albert": "AlbertTokenizer",
+    "xlm-roberta": "XLMRobertaTokenizer",
+    "camembert": "CamembertTokenizer",
+    "xlnet": "XLNetTokenizer",
+    "t5": "T5Tokenizer",
+    "deberta-v2": "DebertaV2Tokenizer",
+}
+"""By the model_type of config.json, where no file names a class."""
+
+_SWITCHES = {
+    "do_lower_case": (True, False),
+    "strip_accents": (True, False, None),
+    "tokenize_chinese_chars": (True, False),
+    "add_prefix_space": (True, False),
+    "keep_accents": (True, False),
+}
+"""Settings that are used, and their possible values."""
+_USED = {
+    ".txt": ("do_lower_case", "strip_accents", "tokenize_chinese_chars"),
+    ".bpe": ("add_prefix_space",),
+    ".model": ("do_lower_case", "keep_accents"),
+}
+"""Those that are used with files of each form."""
+_FIXED = {
+    "do_basic_tokenize": (True,),
+    "never_split": (None, []),
+    "clean_text": (True,),
+    "wordpieces_prefix": ("##",),
+    "max_input_chars_per_word": (100,),
+    "remove_space": (True,),
+    "sp_model_kwargs": (None, {}),
+    "split_by_punct": (False,),
+    "init_inputs": ([],),
+    "dropout": (None, 0, 0.0),
+}
+"""Settings that have one possible value here: the default of the class."""
+_ROLES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+_TOKENS = ("bos_token", "eos_token", "additional_special_tokens", "extra_special_tokens", "added_tokens_decoder")
+_WITHOUT_EFFECT = frozenset(
+    (
+        # Lengths, padding and truncation: texts are cut to the positions of the model, and padding is masked.
+        *("model_max_length", "max_len", "max_length", "max_seq_length", "padding", "padding_side"),
+        *("pad_to_multiple_of", "pad_token_type_id", "stride"),
+        *("truncation", "truncation_side", "truncation_strategy"),
+        # What surrounds a text: [CLS] and [SEP] are added here as BERT does.
+        *("add_bos_token", "add_eos_token", "add_special_tokens"),
+        # Decoding, offsets, and special tokens in text, which are plain text here.
+        *("clean_up_tokenization_spaces", "errors", "trim_offsets", "spaces_between_special_tokens"),
+        *("split_special_tokens", "chat_template"),
+        # Where the files came from, and what reads them.
+        *("tokenizer_class", "auto_map", "name_or_path", "_name_or_path", "_commit_hash", "transformers_version"),
+        *("special_tokens_map_file", "added_tokens_file", "tokenizer_file", "full_tokenizer_file", "vocab_file"),
+        *("merges_file", "use_fast", "backend", "is_local", "local_files_only", "processor_class", "model_type"),
+        *("model_input_names", "return_token_type_ids", "return_attention_mask", "verbose"),
+    )
+)
+
+
+class AddedToken(NamedTuple):
+    """A token that a file adds to a vocabulary."""
+
+    file: str
+    content: str
+    special: bool
+    token_id: int | None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the files beside one vocabulary say. Make it with `read`."""
+
+    vocabulary: epath.Path
+    form: str
+    """".json", ".txt", ".bpe" (merges) or ".model"."""
+    stated: dict[str, Any]
+    """Of tokenizer_config.json."""
+    special: dict[str, Any]
+    """Of special_tokens_map.json."""
+    added: dict[str, Any]
+    """Of added_tokens.json."""
+    config: dict[str, Any]
+    """Of config.json."""
+
+    @functools.cached_property
+    def tokenizer_class(self) -> str:
+        """Its name in transformers, without "Fast"; empty if no file says it."""
+        named = self.stated.get("tokenizer_class") or self.config.get("tokenizer_class")
+        return str(named or _OF_MODELS.get(str(self.config.get("model_type")), "")).removesuffix("Fast")
+
+    def switch(self, name: str) -> bool | None:
+        """The stated value of a setting; None: not stated."""
+        return self.stated.get(name)
+
+    def preparation(self) -> Preparation | None:
+        """What ALBERT's class does to text; None where the tokenizer is not an ALBERT's."""
+        if self.tokenizer_class != "AlbertTokenizer" and not (self.vocabulary.parent / "albert_config.json").exists():
+            return None
+        lowercase, keep = self.switch("do_lower_case"), self.switch("keep_accents")
+        return Preparation(True if lowercase is None else lowercase, bool(keep))
+
+    def check(self, model: Model, lowercase: bool | None) -> None:
+        """Compare the files with the tokenizer that was made of them.
+
+        Args:
+          model: the tokenizer.
+          lowercase: what the caller wants instead of do_lower_case; None: nothing else.
+
+        Raises:
+          UserError: a setting contradicts a tokenizer.json, or a token is not what a file says.
+        """
+        overruled = () if lowercase is None else ("do_lower_case",)
+        for name in self._used():
+            if not {name} <= self.stated.keys() & model.settings.keys() or (name in overruled):
+                continue
+            stated, does = self.stated[name], model.settings[name]
+            if stated is None:  # strip_accents: as do_lower_case
+                stated = model.settings["do_lower_case"]
+            if stated != does:
+                raise UserError(
+                    f"{self._path(CONFIG)}: {name} is {json.dumps(self.stated[name])}, but {self.vocabulary.name} has "
+                    f"{json.dumps(does)}: correct the one that the model was not trained with"
+                )
+        self._check_roles(model)
+        ids = {piece: i for i, piece in enumerate(model.pieces)}
+        for token in self._added_tokens():
+            self._check_added(token, model, ids)
+
+    def _used(self) -> tuple[str, ...]:
+        """Names of the settings that the class reads."""
+        if self.form != ".json":
+            return _USED[self.form]
+        forms = (form for form in _USED if self.tokenizer_class in _CLASSES[form])
+        # transformers 4 reads add_prefix_space in its general class, too.
+        return _USED[next(forms, ".bpe")]
+
+    def check_names(self) -> None:
+        """Refuse what cannot be reproduced here.
+
+        Raises:
+          UserError: a class, a setting or a value that is unknown here.
+        """
+        known = _CLASSES[self.form]
+        name = self.tokenizer_class
+        if name not in known | _GENERAL:
+            advice = "move the tokenizer's files away to convert the model without them"
+            if name in _CLASSES[".json"]:
+                advice = "give its tokenizer.json, which AutoTokenizer and save_pretrained of transformers make"
+            file = CONFIG if self.stated.get("tokenizer_class") else "config.json"
+            raise UserError(
+                f"{self._path(file)}: tokenizer_class {name} cannot be read from {self.vocabulary.name}: {advice}"
+            )
+        custom = self.stated.get("auto_map")
+        if custom and (not isinstance(custom, dict) or custom.get("AutoTokenizer")):
+            raise UserError(f"{self._path(CONFIG)}: auto_map names a tokenizer in Python code, which is not run here")
+        for length in ("model_max_length", "max_len"):
+            value = self.stated.get(length)
+            if value is not None and (type(value) not in (int, float) or not value > 0):
+                raise self._bad_value(CONFIG, length, "is", value, "a positive number of tokens")
+        if self.form == ".json" and name in _GENERAL:
+            return  # tokenizer.json says all
+        for name, value in self.stated.items():
+            self._check_setting(name, value)
+
+    def _check_setting(self, name: str, value: Any) -> None:
+        where = self._path(CONFIG)
+        if name == "never_split" and isinstance(value, list):
+            value = [token for token in value if token not in SPECIAL_TOKENS]
+        if name in _SWITCHES and name in self._used() and value not in _SWITCHES[name]:
+            raise UserError(f"{where}: {name} is {json.dumps(value)[:40]}: write true or false")
+        if name in _FIXED and value not in _FIXED[name]:
+            raise UserError(
+                f"{where}: {name} {json.dumps(value)[:40]} is not supported; only {json.dumps(_FIXED[name][-1])} is"
+            )
+        if name not in _WITHOUT_EFFECT and not any(name in names for names in (_SWITCHES, _FIXED, _ROLES, _TOKENS)):
+            raise UserError(
+                f"{where}: the setting '{name}' is unknown here: remove it if it does not change the ids of a text"
+            )
+
+    def _check_roles(self, model: Model) -> None:
+        for file, values in ((CONFIG, self.stated), (SPECIAL, self.special)):
+            for name in _ROLES:
+                role = name.removesuffix("_token")
+                content, used = self._content(file, name, values.get(name)), model.pieces[model.roles[role]]
+                if content in (None, used) or (role == "unk" and model.kind == "byte-level BPE"):
+                    continue
+                raise UserError(
+                    f"{self._path(file)}: {name} is '{content}', but {self.vocabulary.name} has '{used}' for it: only"
+                    " BERT's and RoBERTa's names of special tokens can be used"
+                )
+
+    def _added_tokens(self) -> Iterator[AddedToken]:
+        special = set()
+        for file, values in ((CONFIG, self.stated), (SPECIAL, self.special)):
+            for name in ("bos_token", "eos_token", "additional_special_tokens", "extra_special_tokens"):
+                value = values.get(name)
+                value = list(value.values()) if isinstance(value, dict) and "content" not in value else value
+                for token in value if isinstance(value, list) else [value]:
+                    content = self._content(file, name, token)
+                    if content is not None:
+                        special.add(content)
+                        yield AddedToken(file, content, True, None)
+            special |= {self._content(file, name, values.get(name)) for name in _ROLES}
+        decoder = self.stated.get("added_tokens_decoder")
+        if not isinstance(decoder, dict | None):
+            raise self._bad_value(CONFIG, "added_tokens_decoder", "is", decoder, "an object with token ids as names")
+        for key, token in (decoder or {}).items():
+            if not re.fullmatch("[0-9]{1,9}", key):
+                raise UserError(f"{self._path(CONFIG)}: added_tokens_decoder: '{key[:40]}' is no token id")
+            content = str(self._content(CONFIG, "added_tokens_decoder", token))
+            is_special = isinstance(token, dict) and token.get("special") is True
+            yield AddedToken(CONFIG, content, is_special, int(key))
+        for content, token_id in self.added.items():
+            yield AddedToken(ADDED, content, content in special, token_id)
+
+    def _check_added(self, token: AddedToken, model: Model, ids: dict[str, int]) -> None:
+        content = token.content
+        known = content in ids and token.token_id in (None, ids[content])
+        is_role = known and ids[content] in model.roles.values()
+        if not known or not (token.special or is_role or content in model.matched):
+            how = "as a whole word" if known else f"as id {token.token_id}" if token.token_id is not None else "at all"
+            raise UserError(
+                f"{self._path(token.file)}: adds the token '{content}', which {self.vocabulary.name} does not have"
+                f" {how}: give a tokenizer.json that has it; save_pretrained of transformers makes one"
+            )
+
+    def _content(self, file: str, name: str, token: Any) -> str | None:
+        """The text of a token, which is written as such or as an object; None if there is no token."""
+        content = token["content"] if isinstance(token, dict) and "content" in token else token
+        if not isinstance(content, str | None):
+            raise self._bad_value(file, name, "has", token, "a token, or an object with its content")
+        return content
+
+    def _bad_value(self, file: str, name: str, verb: str, value: Any, wanted: str) -> UserError:
+        return UserError(f"{self._path(file)}: {name} {verb} {json.dumps(value)[:40]}: write {wanted}")
+
+    def _path(self, file: str) -> str:
+        return str(self.vocabulary.parent / file)
+
+
+def read(vocabulary: epath.Path, form: str) -> Settings:
+    """The settings beside a file.
+
+    Args:
+      vocabulary: the file that was found.
+      form: ".json", ".txt", ".bpe" or ".model".
+
+    Raises:
+      UserError: a file is not a JSON object, or says something that cannot be reproduced here.
+    """
+    paths = (vocabulary.parent / name for name in (CONFIG, SPECIAL, ADDED, "config.json"))
+    settings = Settings(vocabulary, form, *(read_object(path, COPY_AGAIN, missing_ok=True) for path in paths))
+    settings.check_names()
+    return settings

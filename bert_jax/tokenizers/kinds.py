@@ -1,0 +1,155 @@
+"""`tokenizers` models of each kind, made of their pieces; and what the special pieces are called."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+
+from bert_jax.errors import UserError
+
+PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+BYTE_SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+"""RoBERTa's, in its order; its <mask> is the last id, though."""
+ROLE_NAMES = {
+    "pad": (PAD, "<pad>"),
+    "unk": (UNK, "<unk>"),
+    "cls": (CLS, "<s>"),
+    "sep": (SEP, "</s>"),
+    "mask": (MASK, "<mask>"),
+}
+"""What each role is called: by BERT, and by RoBERTa and SentencePiece."""
+
+CONTINUATION = "##"
+WORD_START = "▁"
+BYTE_SPACE = "Ġ"
+"""What the byte alphabet of GPT-2 writes for a space."""
+
+# transformers' BERT tokenizers give up on longer words; google-research/bert did so at 200. An
+# exported model must meet the same ids in other people's tools, so theirs is the limit here.
+MAX_CHARS_PER_WORD = 100
+
+_END_OF_TEXT = "<|endoftext|>"  # GPT-2's only special token
+
+Merges = Sequence[tuple[str, str]]
+
+
+def missing_roles(vocab: Mapping[str, int], is_wordpiece: bool) -> list[str]:
+    """Names to add for the roles that a vocabulary lacks: BERT's if it is WordPiece or has some, else RoBERTa's."""
+    style = 0 if is_wordpiece or any(names[0] in vocab for names in ROLE_NAMES.values()) else 1
+    return [names[style] for names in ROLE_NAMES.values() if not any(name in vocab for name in names)]
+
+
+def find_roles(vocab: Mapping[str, int], is_wordpiece: bool, origin: str) -> dict[str, int]:
+    """The ids of the five roles; `origin` is where the vocabulary came from.
+
+    Raises:
+      UserError: one is missing.
+    """
+    if missing := missing_roles(vocab, is_wordpiece):
+        raise UserError(
+            f"{origin}: the vocabulary has no {', '.join(missing)} token; `bert-data tokenizer --from {origin}"
+            " --add-special-tokens --out tokenizer.json` appends what is missing"
+        )
+    return {role: vocab[next(name for name in names if name in vocab)] for role, names in ROLE_NAMES.items()}
+
+
+def special_tokens(names: Iterable[str], is_wordpiece: bool) -> list[AddedToken]:
+    """Special tokens for the library.
+
+    Where pieces hold the space in front of their word, the mask stands for such a piece and takes the space with it,
+    as RoBERTa's does.
+    """
+    strips = () if is_wordpiece else ROLE_NAMES["mask"]
+    return [AddedToken(name, lstrip=name in strips, special=True, normalized=False) for name in names]
+
+
+def bert_normalizer(
+    lowercase: bool, strip_accents: bool | None = None, split_chinese: bool = True
+) -> normalizers.Normalizer:
+    """BERT's text clean-up: control characters dropped, CJK characters spaced, case and accents folded.
+
+    Args:
+      lowercase: lower-case.
+      strip_accents: None: as `lowercase`.
+      split_chinese: put spaces around CJK characters, so that each is a word.
+    """
+    strip_accents = lowercase if strip_accents is None else strip_accents
+    return normalizers.BertNormalizer(
+        clean_text=True, handle_chinese_chars=split_chinese, strip_accents=strip_accents, lowercase=lowercase
+    )
+
+
+def is_uncased(pieces: Iterable[str]) -> bool:
+    """Whether no piece outside the special tokens has an upper-case letter."""
+    return not any(piece != piece.lower() for piece in pieces if not piece.startswith("["))
+
+
+def wordpiece(
+    pieces: Sequence[str],
+    lowercase: bool | None,
+    origin: str,
+    strip_accents: bool | None = None,
+    split_chinese: bool = True,
+) -> tokenizers.Tokenizer:
+    """BERT's: see `bert_jax.tokenizers.tokenizer.wordpiece` and `bert_normalizer`."""
+    vocab = {piece: i for i, piece in enumerate(pieces)}
+    if len(vocab) != len(pieces):
+        twice = next(piece for i, piece in enumerate(pieces) if vocab[piece] != i)
+        raise UserError(f"{origin}: the piece {twice!r} occurs twice; ids would not be one to one")
+    if lowercase is None:
+        lowercase = is_uncased(vocab)
+    unknown = next((name for name in ROLE_NAMES["unk"] if name in vocab), UNK)
+    library = tokenizers.Tokenizer(
+        models.WordPiece(
+            vocab,
+            unk_token=unknown,
+            max_input_chars_per_word=MAX_CHARS_PER_WORD,
+            continuing_subword_prefix=CONTINUATION,
+        )
+    )
+    library.normalizer = bert_normalizer(lowercase, strip_accents, split_chinese)
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    library.decoder = decoders.WordPiece(prefix=CONTINUATION, cleanup=True)
+    library.add_special_tokens(special_tokens([name for name in SPECIAL_TOKENS if name in vocab], is_wordpiece=True))
+    if CLS in vocab and SEP in vocab:
+        # Not used here; whoever loads the exported file with add_special_tokens expects it.
+        library.post_processor = processors.BertProcessing((SEP, vocab[SEP]), (CLS, vocab[CLS]))
+    return library
+
+
+def bpe(pieces: Sequence[str], merges: Merges, lowercase: bool) -> tokenizers.Tokenizer:
+    """BPE inside of BERT's words, each marked with ▁ in front: see `bert_jax.tokenizers.tokenizer.bpe`."""
+    vocab = {piece: i for i, piece in enumerate(pieces)}
+    library = tokenizers.Tokenizer(models.BPE(vocab, list(merges), unk_token=UNK))
+    library.normalizer = bert_normalizer(lowercase)
+    library.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.BertPreTokenizer(),
+            pre_tokenizers.Metaspace(WORD_START, prepend_scheme="always", split=False),
+        ]
+    )
+    library.decoder = decoders.Metaspace(WORD_START, prepend_scheme="always")
+    library.add_special_tokens(special_tokens(SPECIAL_TOKENS, is_wordpiece=False))
+    library.post_processor = processors.BertProcessing((SEP, vocab[SEP]), (CLS, vocab[CLS]))
+    return library
+
+
+def byte_bpe(vocab: Mapping[str, int], merges: Merges, lowercase: bool, *, prefix_space: bool) -> tokenizers.Tokenizer:
+    """GPT-2's byte-level BPE: see `bert_jax.tokenizers.tokenizer.byte_bpe`."""
+    library = tokenizers.Tokenizer(models.BPE(dict(vocab), list(merges)))
+    if lowercase:
+        library.normalizer = normalizers.Lowercase()
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
+    library.decoder = decoders.ByteLevel()
+    names = [name for name in (*BYTE_SPECIAL_TOKENS, _END_OF_TEXT) if name in vocab]
+    library.add_special_tokens(special_tokens(names, is_wordpiece=False))
+    if "<s>" in vocab and "</s>" in vocab:
+        library.post_processor = processors.RobertaProcessing(
+            ("</s>", vocab["</s>"]), ("<s>", vocab["<s>"]), add_prefix_space=prefix_space
+        )
+    return library
+
+
+def byte_alphabet() -> list[str]:
+    """The 256 characters that stand for bytes in byte-level BPE, in GPT-2's order of ids."""
+    return sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -1,0 +1,176 @@
+"""What stands behind a `Tokenizer`: pieces, roles, text to ids; here with the `tokenizers` library."""
+
+import abc
+import functools
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import tokenizers
+
+from bert_jax.errors import UserError
+from bert_jax.tokenizers.kinds import BYTE_SPACE, WORD_START, find_roles, special_tokens
+
+# Parts of a tokenizer.json that do not decide which ids a text gets here: [CLS] and [SEP] are added
+# by the caller, texts are never cut or padded, and `version` names the file format.
+_NOT_IN_FINGERPRINT = ("version", "truncation", "padding", "post_processor", "decoder")
+
+
+class Model(abc.ABC):
+    """Text to ids and back, immutable.
+
+    Attributes:
+      pieces: the vocabulary in the order of ids.
+      roles: ids of pad, unk, cls, sep and mask.
+      lowercase: whether text is lower-cased before it is cut.
+      kind: its name in messages.
+      settings: what it does to text, under the names of transformers' tokenizer_config.json, as far as these have one.
+      matched: tokens that are found whole in text, special tokens among them (unless they are plain text).
+      note: one line about what was assumed when it was read; None: nothing.
+    """
+
+    pieces: list[str]
+    roles: dict[str, int]
+    lowercase: bool
+    kind: str
+    settings: dict[str, bool]
+    matched: frozenset[str] = frozenset()
+    note: str | None = None
+
+    @abc.abstractmethod
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of texts; names of special tokens in them are plain text, as far as the library can help it."""
+
+    @abc.abstractmethod
+    def encode_with_specials(self, text: str) -> list[int]:
+        """Ids of a text in which the names of special tokens stand for them."""
+
+    @abc.abstractmethod
+    def decode(self, ids: list[int]) -> str:
+        """Text of ids, special tokens by name."""
+
+    @abc.abstractmethod
+    def continues_word(self) -> np.ndarray | None:
+        """bool [vocab_size], the roles aside; None where the pieces do not tell."""
+
+    @abc.abstractmethod
+    def to_json(self) -> str:
+        """All of it, as JSON."""
+
+    @abc.abstractmethod
+    def fingerprint(self) -> str:
+        """Hex SHA-256 over what decides ids."""
+
+
+class LibraryModel(Model):
+    """A model of the `tokenizers` library."""
+
+    def __init__(self, library: tokenizers.Tokenizer, origin: str):
+        """Takes over an object of the library and switches its truncation and padding off.
+
+        Args:
+          library: nobody may change it from now on.
+          origin: where it came from, for messages.
+
+        Raises:
+          UserError: one of the five special tokens is missing, or ids are not 0..vocab_size-1.
+        """
+        library.no_truncation()
+        library.no_padding()
+        # Text is data: a document that talks about "[MASK]" must not contain the mask id.
+        library.encode_special_tokens = True
+        self.library = library
+        vocab = library.get_vocab(with_added_tokens=True)
+        self.pieces = sorted(vocab, key=vocab.__getitem__)
+        if [vocab[piece] for piece in self.pieces] != list(range(len(vocab))):
+            raise UserError(f"{origin}: token ids are not 0..{len(vocab) - 1} without gaps or repeats")
+        description = json.loads(library.to_str())
+        self._is_wordpiece = description["model"]["type"] == "WordPiece"
+        self.roles = find_roles(vocab, self._is_wordpiece, origin)
+        self._continuation: str | None = description["model"].get("continuing_subword_prefix")
+        self._byte_level = any(step["type"] == "ByteLevel" for step in _steps(description["pre_tokenizer"]))
+        self.lowercase = any(
+            step["type"] == "Lowercase" or bool(step.get("lowercase")) for step in _steps(description["normalizer"])
+        )
+        self.kind = "byte-level BPE" if self._byte_level else description["model"]["type"]
+        self.settings = _settings(description, self.lowercase)
+        self.matched = frozenset(token.content for token in library.get_added_tokens_decoder().values())
+
+    def __reduce__(self):
+        # A copy made by the library forgets that special tokens are text.
+        return LibraryModel, (self.library, "a copy")
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Uses the library's threads."""
+        return [encoding.ids for encoding in self.library.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def encode_with_specials(self, text: str) -> list[int]:
+        """What becomes of spaces around a special token, the vocabulary says."""
+        return self._with_specials.encode(text, add_special_tokens=False).ids
+
+    @functools.cached_property
+    def _with_specials(self) -> tokenizers.Tokenizer:
+        library = tokenizers.Tokenizer.from_str(self.library.to_str())
+        library.encode_special_tokens = False
+        known = {token.content for token in library.get_added_tokens_decoder().values()}
+        names = [self.pieces[i] for i in self.roles.values()]
+        missing = [name for name in names if name not in known]
+        library.add_special_tokens(special_tokens(missing, self._is_wordpiece))
+        return library
+
+    def decode(self, ids: list[int]) -> str:
+        """What the library's decoder makes of it."""
+        return self.library.decode(ids, skip_special_tokens=False)
+
+    def continues_word(self) -> np.ndarray | None:
+        """By the prefix of continuations; without one, by the mark for a space in front of a word."""
+        if self._continuation:
+            continues = np.array([piece.startswith(self._continuation) for piece in self.pieces])
+        else:
+            mark = BYTE_SPACE if self._byte_level else WORD_START
+            continues = np.array([not piece.startswith(mark) for piece in self.pieces])
+            if continues.all():
+                return None
+        continues[[i for i, token in self.library.get_added_tokens_decoder().items() if token.special]] = False
+        return continues
+
+    def to_json(self) -> str:
+        """The text of a tokenizer.json."""
+        return self.library.to_str(pretty=True) + "\n"
+
+    def fingerprint(self) -> str:
+        """Equal for a vocab.txt and the tokenizer.json made of it."""
+        description = json.loads(self.library.to_str())
+        for key in _NOT_IN_FINGERPRINT:
+            description.pop(key, None)
+        canonical = json.dumps(description, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _settings(description: dict, lowercase: bool) -> dict[str, bool]:
+    """Settings of transformers' classes for WordPiece, byte-level BPE and Unigram, of a tokenizer.json."""
+    normalizers = {step["type"]: step for step in _steps(description["normalizer"])}
+    splits = {step["type"]: step for step in _steps(description["pre_tokenizer"])}
+    model, bert = description["model"]["type"], normalizers.get("BertNormalizer")
+    if model == "WordPiece" and bert is not None:
+        strips = bert["strip_accents"]
+        return {
+            "do_lower_case": lowercase,
+            "strip_accents": lowercase if strips is None else strips,
+            "tokenize_chinese_chars": bert["handle_chinese_chars"],
+        }
+    if "ByteLevel" in splits:
+        return {"add_prefix_space": splits["ByteLevel"]["add_prefix_space"]}
+    return {"do_lower_case": lowercase, "keep_accents": "StripAccents" not in normalizers} if model == "Unigram" else {}
+
+
+def _steps(part: dict | None) -> Iterator[dict]:
+    """A normalizer or pre-tokenizer, or the steps of a sequence of them."""
+    if part is None:
+        return
+    if part["type"] == "Sequence":
+        for step in part.get("normalizers") or part.get("pretokenizers") or []:
+            yield from _steps(step)
+    else:
+        yield part

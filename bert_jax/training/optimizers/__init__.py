@@ -1,0 +1,1 @@
+"""AdamW and LAMB by rules on parameter paths, and learning-rate schedules."""

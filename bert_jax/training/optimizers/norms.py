@@ -1,0 +1,81 @@
+"""Norms of logical tensors, of groups of them and of everything, from one set of sums of squares.
+
+A sum keeps its array's rank: the axes that count logical tensors have their size, all others 1. So it can be
+scaled for each tensor, broadcast against the array, and added up for a group.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bert_jax.shapes import Array, Float
+from bert_jax.training.param_paths import name_leaves
+
+Metrics = dict[str, Float[Array, ""]]
+EMBEDDINGS, LAYERS = "encoder/embeddings/", "encoder/layers/"
+
+
+def tensor_sums(array: Float[Array, "..."], tensor_axes: tuple[int, ...]) -> Float[Array, "..."]:
+    """Sum over each logical tensor of an array."""
+    axes = tuple(axis for axis in range(array.ndim) if axis not in tensor_axes)
+    # The barrier: else XLA folds a group's sum over Q, K and V into a second pass over the whole array.
+    return jax.lax.optimization_barrier(array.sum(axes, keepdims=True))
+
+
+def group_names(params: Any) -> list[str]:
+    """``embeddings``, ``layer_00`` ..., ``heads``: what `group_sums` adds up, in its order.
+
+    Layers are slices of the stack; where layers share parameters there are fewer of them than the model is deep.
+    """
+    depths = [leaf.shape[0] for name, leaf in name_leaves(params).items() if name.startswith(LAYERS)]
+    return ["embeddings", *(f"layer_{i:02d}" for i in range(max(depths, default=0))), "heads"]
+
+
+def group_sums(sums: Any) -> Float[Array, " groups"]:
+    """Total of every group, from a tree of sums of logical tensors."""
+    embeddings = heads = jnp.zeros(1)
+    layers = []
+    for name, leaf in name_leaves(sums).items():
+        if name.startswith(LAYERS):
+            layers.append(leaf.reshape(leaf.shape[0], -1).sum(1))
+        elif name.startswith(EMBEDDINGS):
+            embeddings += leaf.sum()
+        else:
+            heads += leaf.sum()
+    return jnp.concatenate([embeddings, *([sum(layers)] if layers else []), heads])
+
+
+def measure_norms(gradient_sums: Any, update_sums: Any, weight_sums: Any, groups: Sequence[str]) -> Metrics:
+    """`gradient_norm`, `update_norm` and `parameter_norm`; for each of `groups` `gradient_norm/GROUP` and
+    `update_ratio/GROUP` = |update| / |parameters|.
+    """
+    gradients, updates, weights = map(group_sums, (gradient_sums, update_sums, weight_sums))
+    metrics = {
+        "gradient_norm": jnp.sqrt(gradients.sum()),
+        "update_norm": jnp.sqrt(updates.sum()),
+        "parameter_norm": jnp.sqrt(weights.sum()),
+    }
+    ratios = _root_of_share(updates, weights, 0.0)
+    for i, group in enumerate(groups):
+        metrics |= {f"gradient_norm/{group}": jnp.sqrt(gradients[i]), f"update_ratio/{group}": ratios[i]}
+    return metrics
+
+
+def measure_ratios(ratios: Any, update_sums: Any, adapted: Any, groups: Sequence[str]) -> Metrics:
+    """`trust_ratio_min` and `trust_ratio_max` over all adapted tensors; for each of `groups` `trust_ratio/GROUP`,
+    the ratio of its adapted tensors' update with and without their trust ratios. Where none is adapted, 1.
+    """
+    own = jax.tree.map(lambda is_adapted, sums: sums if is_adapted else jnp.zeros_like(sums), adapted, update_sums)
+    scaled = jax.tree.map(lambda ratio, sums: jnp.square(ratio) * sums, ratios, own)
+    pairs = zip(jax.tree.leaves(adapted), jax.tree.leaves(ratios), strict=True)
+    every = jnp.concatenate([jnp.ravel(ratio) for is_adapted, ratio in pairs if is_adapted] or [jnp.ones(1)])
+    metrics = {"trust_ratio_min": every.min(), "trust_ratio_max": every.max()}
+    by_group = _root_of_share(group_sums(scaled), group_sums(own), 1.0)
+    return metrics | {f"trust_ratio/{group}": by_group[i] for i, group in enumerate(groups)}
+
+
+def _root_of_share(part: Array, whole: Array, empty: float) -> Array:
+    """Ratio of norms, from their squares; `empty` where the whole is 0."""
+    return jnp.where(whole > 0, jnp.sqrt(part) / jnp.sqrt(jnp.where(whole > 0, whole, 1.0)), empty)

@@ -1,0 +1,75 @@
+"""Continuing a run with other phases, e.g. with more steps: allowed if every step so far stays what it was."""
+
+from typing import Any
+
+from bert_jax.config import run as config_lib
+from bert_jax.config.run import Config
+from bert_jax.data.cursor import Cursor
+from bert_jax.errors import UserError
+from bert_jax.storage import StoredPath
+from bert_jax.training import time_budget
+from bert_jax.training.run_directory.checkpoint import directory_of, read_about, verified
+from bert_jax.training.run_directory.workdir import changes
+
+SCHEDULE = (
+    "steps",
+    "learning_rate",
+    "warmup_steps",
+    "warmup_done",
+    "decay",
+    "decay_start",
+    "decay_power",
+    "end_learning_rate",
+    "hours",
+)
+"""Fields of a phase that decide nothing but its length and its learning rates."""
+
+
+def check(workdir: StoredPath, before: Config, config: Config) -> None:
+    """See that a run may go on with other phases. One process calls it.
+
+    Args:
+      workdir: of the run.
+      before: the config that it has had so far.
+      config: what it is to go on with; all that decides it but the phases is the same.
+
+    Raises:
+      UserError: a step up to the newest intact checkpoint would have been another one.
+    """
+    old, new = (config_lib.decisive(one)["phases"] for one in (before, config))
+    if old == new or (found := verified(directory_of(workdir))) is None:
+        return
+    about = read_about(found)
+    cursor = Cursor.from_dict(about["cursor"])
+    decisions = [entry for entry in about["ledger"] if entry["event"] == time_budget.EVENT]
+    if difference := _difference(before, config, cursor, decisions):
+        changed = "; ".join(changes({"phases": old}, {"phases": new})[:3])
+        raise UserError(
+            f"work directory {workdir} holds a run with other phases ({changed}), and its {cursor.step} steps so far "
+            f"would not be the same: {difference}. Continue with its own phases, or start another run from it with "
+            f"--init-from {workdir}. Steps can only be added with decay constant, or before decay_start"
+        )
+
+
+def _difference(before: Config, config: Config, cursor: Cursor, decisions: list[dict[str, Any]]) -> str:
+    """The first difference between two configs in the steps up to a cursor; empty if there is none."""
+    old, new = (config_lib.decisive(one)["phases"] for one in (before, config))
+    begin = 0
+    for i in range(cursor.phase + 1):
+        over = i < cursor.phase
+        done = old[i]["steps"] if over else cursor.step - begin
+        if done == 0:
+            break
+        if i == len(new):
+            return f"phases.{i} is missing"
+        for name in old[i]:
+            if name not in SCHEDULE and old[i][name] != new[i][name]:
+                return f"phases.{i}.{name} was {old[i][name]}, not {new[i][name]}"
+        if new[i]["steps"] < done or (over and new[i]["steps"] > done):
+            return f"phases.{i} had {done} steps, not {new[i]['steps']}"
+        for step in range(begin, begin + done):
+            was, now = (time_budget.rate(one, decisions, step) for one in (before, config))
+            if was != now:
+                return f"the learning rate of step {step + 1} was {was:.6g}, not {now:.6g}"
+        begin += done
+    return ""

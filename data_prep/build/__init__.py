@@ -1,0 +1,1 @@
+"""From sources to a corpus on disk."""

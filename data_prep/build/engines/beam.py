@@ -1,0 +1,111 @@
+"""Runs a build on an Apache Beam runner: Dataflow, Flink, Spark, Dask, or the direct runner.
+
+No text travels between workers. Each reads its share of the input itself, from where every worker can
+read, and writes units where every worker can write; a large input has several readers, each of which
+cuts all of it, which is cheap, and prepares every n-th block. So a task may run twice or be retried, and
+memory is a few blocks on any runner.
+"""
+
+import contextlib
+import dataclasses
+import uuid
+from collections.abc import Iterator, Sequence
+
+import apache_beam as beam
+from apache_beam.options.pipeline_options import PipelineOptions
+from etils import epath
+
+from bert_jax import storage
+from bert_jax.errors import UserError
+from data_prep.build.assemble import Assembler
+from data_prep.build.engines import Engine, PlacedInput
+from data_prep.build.prepare import Job, Preparer, cut
+
+_BYTES_PER_READER = 256 << 20
+_MAX_READERS = 16
+_FAILURE = "failure-"
+# Beam has short names for its other runners.
+_LONG_NAMES = {"DaskRunner": "apache_beam.runners.dask.dask_runner.DaskRunner"}
+
+
+@dataclasses.dataclass(frozen=True)
+class BeamEngine(Engine):
+    """Runs the tasks as two pipelines, with the deciding between them in the launching process."""
+
+    runner: str | None
+    """Beam's name of the runner; None for its default, the direct runner"""
+    flags: Sequence[str] = ()
+    """pipeline options of Beam, as on its command line"""
+
+    def prepare(self, job: Job, inputs: Sequence[PlacedInput]) -> None:
+        """Phase 1."""
+        shares = [
+            (place, reader, readers)
+            for place in inputs
+            for readers in [min(_MAX_READERS, -(-place[2].size // _BYTES_PER_READER)) or 1]
+            for reader in range(readers)
+        ]
+        self._run(job.scratch, shares, _Prepare(job))
+
+    def assemble(self, assembler: Assembler, plans: Sequence[str]) -> None:
+        """Phase 3."""
+        self._run(assembler.scratch, plans, _Assemble(assembler))
+
+    def _run(self, scratch: str, tasks: Sequence, function: beam.DoFn) -> None:
+        if not tasks:
+            return
+        runner = [f"--runner={_LONG_NAMES.get(self.runner, self.runner)}"] if self.runner else []
+        for failure in epath.Path(scratch).glob(f"{_FAILURE}*"):
+            failure.unlink()  # of an earlier run
+        try:
+            pipeline = beam.Pipeline(options=PipelineOptions([*self.flags, *runner]))
+        except (ValueError, ImportError, AttributeError) as error:
+            raise UserError(f"--runner {self.runner}: Beam cannot use it ({error})") from error
+        _ = pipeline | beam.Create(list(tasks)) | beam.Reshuffle() | beam.ParDo(function)
+        result = pipeline.run()
+        try:
+            state = result.wait_until_finish()
+        finally:
+            if client := getattr(result, "client", None):
+                client.close()  # Dask's, which would go on looking for its cluster
+        failures = list(epath.Path(scratch).glob(f"{_FAILURE}*"))
+        if failures:
+            raise UserError(min(failure.read_text() for failure in failures))
+        if state not in (None, "DONE"):
+            raise UserError(f"the Beam pipeline ended as {state}; its runner's log says why. Started again, it goes on")
+
+
+@contextlib.contextmanager
+def _failures_in(scratch: str) -> Iterator[None]:
+    """Hands the user's errors to the launching process: raised in a worker they would be retried and buried."""
+    try:
+        yield
+    except (UserError, OSError) as error:
+        message = error if isinstance(error, UserError) else storage.trouble(error)
+        if message is None:
+            raise
+        (epath.Path(scratch) / f"{_FAILURE}{uuid.uuid4().hex}").write_text(str(message))
+
+
+class _Prepare(beam.DoFn):
+    def __init__(self, job: Job):
+        self._job = job
+
+    def setup(self):
+        self._preparer = Preparer(self._job)
+
+    def process(self, share):
+        (source, index, part), reader, readers = share
+        with _failures_in(self._job.scratch):
+            for task in cut(self._job, source, index, part, reader, readers):
+                if not task.done:
+                    self._preparer(task)
+
+
+class _Assemble(beam.DoFn):
+    def __init__(self, assembler: Assembler):
+        self._assembler = assembler
+
+    def process(self, plan):
+        with _failures_in(self._assembler.scratch):
+            self._assembler(plan)

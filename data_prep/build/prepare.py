@@ -1,0 +1,247 @@
+"""Phase 1: a block of input becomes a unit: cleaned, cut into sentences, tokenised, hashed.
+
+A unit is a function of the block, the options and the tokenizer alone, so it does not matter which
+process makes it, nor how often.
+"""
+
+import dataclasses
+import pickle
+import zlib
+from collections.abc import Iterator
+
+import numpy as np
+from etils import epath
+
+from bert_jax.data.corpus import token_dtype
+from bert_jax.tokenizers.tokenizer import Tokenizer
+from data_prep.build import scratch
+from data_prep.build.sentences import split_lines, split_paragraphs, split_sentences
+from data_prep.clean import Cleaned, clean
+from data_prep.duplicates import minhash, text_keys, word_hashes
+from data_prep.duplicates.ngram_index import LeakIndex
+from data_prep.options import Options
+from data_prep.sources.base import Block, Document, Input, Skipped, Source
+
+PART_CHARACTERS = 1 << 21
+"""Longer documents are prepared in parts."""
+FIRST_PLACES = 10
+"""How many places are named of each reason to leave something out."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """All that a worker needs to know of a build; small and picklable."""
+
+    scratch: str
+    sources: tuple[Source, ...]
+    keys: tuple[str, ...]
+    """of each source, see `scratch`"""
+    tokenizer_json: str
+    options: Options
+    leaks: LeakIndex | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A block and the unit to make of it."""
+
+    source: int
+    unit: str
+    """name of the unit it becomes"""
+    block: Block
+    done: bool = False
+    """its unit exists already, from an earlier run"""
+
+
+def cut(job: Job, source: int, part: int, wanted: Input, reader: int = 0, readers: int = 1) -> Iterator[Task]:
+    """Blocks of an input: of several readers, each gets every n-th, and the first one notes that the end was reached.
+
+    Raises:
+      UserError: the input cannot be read.
+    """
+    directory, key = epath.Path(job.scratch), job.keys[source]
+    facts: list[dict] = []
+    blocks = 0
+    for block in job.sources[source].blocks(wanted, facts):
+        if blocks % readers == reader:
+            task = Task(source, scratch.unit_name(key, part, blocks), block)
+            path = directory / task.unit
+            done = path.exists() and scratch.read_facts(path)["checksum"] == checksum(block)
+            yield dataclasses.replace(task, done=done)
+        blocks += 1
+    if reader == 0:
+        note = {"blocks": blocks, "files": facts, "input": scratch.fingerprint(wanted)}
+        scratch.write_json(directory / scratch.input_name(key, part), note)
+
+
+class _Checksum:
+    """A file for pickle that keeps nothing but the CRC-32 of what is written to it."""
+
+    def __init__(self):
+        self.value = 0
+
+    def write(self, data: bytes) -> None:
+        self.value = zlib.crc32(data, self.value)
+
+
+def checksum(block: Block) -> int:
+    """CRC-32 of what a block holds."""
+    file = _Checksum()
+    pickle.dump(block.payload, file, 5)
+    return file.value
+
+
+class Preparer:
+    """Makes units; one lives in each worker."""
+
+    def __init__(self, job: Job):
+        self._job = job
+        self._tokenizer = Tokenizer.from_json(job.tokenizer_json, "the tokenizer")
+
+    def __call__(self, task: Task) -> None:
+        """Writes the unit of a block."""
+        unit = _Unit(self._job.options, self._job.leaks, self._tokenizer)
+        for item in self._job.sources[task.source].documents(task.block):
+            if isinstance(item, Skipped):
+                unit.skip(item)
+                continue
+            try:
+                for part in _parts(item):
+                    unit.add(part)
+            except Exception as error:
+                error.add_note(f"while preparing the document at {item.origin}")
+                raise
+        arrays, facts = unit.finish()
+        facts["checksum"] = checksum(task.block)
+        scratch.write_arrays(epath.Path(self._job.scratch) / task.unit, arrays, facts)
+
+
+def _parts(document: Document) -> Iterator[Document]:
+    """A document in parts of at most PART_CHARACTERS, cut at the best place in their last quarter."""
+    text, begin = document.text, 0
+    while len(text) - begin > PART_CHARACTERS:
+        low, high = begin + PART_CHARACTERS * 3 // 4, begin + PART_CHARACTERS
+        ends = (text.rfind(mark, low, high) + len(mark) for mark in ("\n\n", "\n", " "))
+        end = next((end for end in ends if end > low), high)
+        yield dataclasses.replace(document, text=text[begin:end], begins=document.begins and begin == 0, ends=False)
+        begin = end
+    yield dataclasses.replace(document, text=text[begin:], begins=document.begins and begin == 0)
+
+
+class _Unit:
+    """Gathers the parts of documents in a block."""
+
+    def __init__(self, options: Options, leaks: LeakIndex | None, tokenizer: Tokenizer):
+        self._options = options
+        self._leaks = leaks
+        self._tokenizer = tokenizer
+        self._cleaned = Cleaned()
+        self._skipped: dict[str, dict] = {}
+        self._repeated = {"lines": 0, "text_bytes": 0}
+        self._parts: list[tuple] = []  # begins, ends, characters, bytes, leaks, paragraphs
+        self._origins: list[str] = []
+        self._keys: list[np.ndarray] = []
+        self._signatures: list[np.ndarray] = []
+        self._paragraph_keys: list[np.ndarray] = []
+        self._paragraph_bytes: list[int] = []
+        self._paragraph_sentences: list[int] = []
+        self._sentences: list[str] = []
+        self._characters = 0
+        self._tokens: list[np.ndarray] = []
+        self._lengths: list[np.ndarray] = []
+
+    def skip(self, skipped: Skipped) -> None:
+        """Counts what a source left out."""
+        entry = self._skipped.setdefault(skipped.reason, {"count": 0, "first": []})
+        entry["count"] += 1
+        if len(entry["first"]) < FIRST_PLACES:
+            entry["first"].append([skipped.origin, skipped.detail])
+
+    def add(self, part: Document) -> None:
+        """Takes a document, or a part of one."""
+        options = self._options
+        text = clean(part.text, options.cleaning, self._cleaned)
+        if options.drop_repeated_lines:
+            text = self._without_repeated_lines(text)
+        if part.sentence_per_line:
+            paragraphs = [text] * bool(text)
+            sentences = [split_lines(text)] * bool(text)
+        else:
+            paragraphs = split_paragraphs(text)
+            sentences = [split_sentences(paragraph, options.language) for paragraph in paragraphs]
+        data = text.encode()
+        self._keys.append(text_keys.text_key(data))
+        leaks = 0
+        if options.near_duplicates or self._leaks:
+            hashes = word_hashes.word_hashes(text)
+            if self._leaks:
+                leaks = self._leaks.hits(hashes)
+            if options.near_duplicates:
+                near = options.near_duplicates
+                self._signatures.append(minhash.signature(hashes, near.shingle_words, near.permutations))
+        if options.drop_duplicate_paragraphs is not None:
+            self._add_paragraph_keys(paragraphs)
+        self._paragraph_sentences += [len(of_paragraph) for of_paragraph in sentences]
+        for of_paragraph in sentences:
+            self._sentences += of_paragraph
+        self._characters += len(text)
+        if self._characters >= PART_CHARACTERS:
+            self._tokenize()
+        self._origins.append(part.origin)
+        self._parts.append((part.begins, part.ends, len(text), len(data), leaks, len(paragraphs)))
+
+    def _without_repeated_lines(self, text: str) -> str:
+        seen, kept = set(), []
+        for line in text.split("\n"):
+            if line and line in seen:
+                self._repeated["lines"] += 1
+                self._repeated["text_bytes"] += len(line.encode()) + 1
+            else:
+                seen.add(line)
+                kept.append(line)
+        return clean("\n".join(kept), self._options.cleaning)
+
+    def _add_paragraph_keys(self, paragraphs: list[str]) -> None:
+        encoded = [paragraph.encode() for paragraph in paragraphs]
+        sizes = [len(paragraph) for paragraph in encoded]
+        self._paragraph_bytes += sizes
+        self._paragraph_keys.append(text_keys.paragraph_keys(b"".join(encoded), np.cumsum(sizes, dtype=np.int64)))
+
+    def _tokenize(self) -> None:
+        tokens, lengths = self._tokenizer.encode_flat(self._sentences)
+        self._tokens.append(tokens.astype(token_dtype(self._tokenizer.vocab_size)))
+        self._lengths.append(lengths.astype(np.uint32))
+        self._sentences, self._characters = [], 0
+
+    def finish(self) -> tuple[dict[str, np.ndarray], dict]:
+        """The arrays and facts of the unit."""
+        self._tokenize()
+        lengths = np.concatenate(self._lengths)
+        paragraph = np.repeat(np.arange(len(self._paragraph_sentences)), self._paragraph_sentences)[lengths > 0]
+        begins, ends, characters, text_bytes, leaks, paragraphs = np.array(self._parts, np.int64).reshape(-1, 6).T
+        arrays = {
+            "tokens": np.concatenate(self._tokens),
+            "sentence_lengths": lengths[lengths > 0],
+            "paragraph_sentences": np.bincount(paragraph, minlength=len(self._paragraph_sentences)).astype(np.uint32),
+            "part_begins": begins.astype(np.uint8),
+            "part_ends": ends.astype(np.uint8),
+            "part_characters": characters,
+            "part_bytes": text_bytes,
+            "part_leaks": leaks,
+            "part_paragraphs": paragraphs,
+            "part_keys": np.array(self._keys),
+            "part_origins": scratch.pack_texts(self._origins),
+        }
+        if self._options.near_duplicates:
+            arrays["part_signatures"] = np.array(self._signatures)
+        if self._options.drop_duplicate_paragraphs is not None:
+            arrays["paragraph_keys"] = np.concatenate([np.zeros((0, 2), np.uint64), *self._paragraph_keys])
+            arrays["paragraph_bytes"] = np.array(self._paragraph_bytes, np.uint32)
+        facts = {
+            "parts": len(self._parts),
+            "paragraphs": len(self._paragraph_sentences),
+            "skipped": self._skipped,
+            "cleaned": dataclasses.asdict(self._cleaned),
+            "repeated_lines": self._repeated,
+        }
+        return arrays, facts

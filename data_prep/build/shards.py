@@ -1,0 +1,156 @@
+"""One shard of a corpus: an ArrayRecord file, and the arrays that go into the corpus' length arrays."""
+
+import array
+import contextlib
+import os
+import pathlib
+import tempfile
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+from array_record.python import array_record_module
+from etils import epath
+
+from bert_jax.data.corpus import token_dtype
+from bert_jax.errors import UserError
+from data_prep.build.records import RecordCutter, cut_long_sentences, serialize
+
+# One record per chunk, so that a record is read without its neighbours.
+_ARRAY_RECORD_OPTIONS = "group_size:1"
+_COUNTED_AT_ONCE = 1 << 20
+
+
+@contextlib.contextmanager
+def _disk_errors(file: pathlib.Path) -> Iterator[None]:
+    """ArrayRecord says that a disk is full with an error of its own."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        raise UserError(
+            f"{file}: cannot be written ({str(error).splitlines()[0][:120]}); if the disk is full, make room, then"
+            " start the same command again, it goes on where it was"
+        ) from error
+
+
+class Piece(NamedTuple):
+    """A document, or a part of a long one."""
+
+    tokens: np.ndarray
+    """ids [num_tokens], of the corpus' type"""
+    sentence_lengths: np.ndarray
+    """tokens of each sentence, positive; their sum is num_tokens"""
+    text_bytes: int
+    """size of its text in UTF-8, for statistics"""
+    origin: str
+    """where the document begins, for messages"""
+
+
+class ShardWriter:
+    """Writes documents to a shard; only `finish` puts it in its place.
+
+    The file is written to a local temporary directory and copied, so that object stores work too.
+    """
+
+    def __init__(self, vocab_size: int, unk_id: int, first_document: int, temporary: os.PathLike | str | None = None):
+        """Begins a shard.
+
+        Args:
+          vocab_size: token ids are in [0, vocab_size).
+          unk_id: the id that is counted as unknown.
+          first_document: index, in its split, of the first document in the shard.
+          temporary: a local directory to write in; by default the system's.
+        """
+        self._dtype = token_dtype(vocab_size)
+        self._unk_id = unk_id
+        self._document = first_document
+        self._scratch = tempfile.TemporaryDirectory(prefix="writing-", dir=temporary)
+        self._file = pathlib.Path(self._scratch.name) / "shard"
+        self._writer = array_record_module.ArrayRecordWriter(os.fspath(self._file), _ARRAY_RECORD_OPTIONS)
+        self._cutter = RecordCutter(self._dtype)
+        self._lengths: list[np.ndarray] = []
+        self._document_sentences = array.array("I")
+        self._record_sentences = array.array("I")
+        self._token_counts = np.zeros(vocab_size, np.int64)
+        self._uncounted: list[np.ndarray] = []
+        self._num_uncounted = 0
+        self._text_bytes = 0
+        self.record_bytes = 0
+        """size of the records so far, uncompressed"""
+
+    def __enter__(self) -> "ShardWriter":
+        return self
+
+    def __exit__(self, *_):
+        self._scratch.cleanup()
+
+    def add(self, document: Iterable[Piece]) -> None:
+        """Writes one document, given in one or more pieces that are read one at a time.
+
+        Sentences of more than MAX_RECORD_TOKENS are cut. An exception gets a note with the origin of the document.
+        """
+        sentences = part = 0
+        origin = None
+        try:
+            for piece in document:
+                origin = piece.origin
+                lengths = cut_long_sentences(piece.sentence_lengths)
+                sentences += len(lengths)
+                self._lengths.append(lengths)
+                self._text_bytes += piece.text_bytes
+                self._count(piece.tokens)
+                for record in self._cutter.add(piece.tokens, lengths):
+                    self._write(part, *record)
+                    part += 1
+            self._write(part, *self._cutter.rest())
+        except Exception as error:
+            error.add_note(f"while writing the document at {origin}")
+            raise
+        self._document_sentences.append(sentences)
+        self._document += 1
+
+    def _count(self, tokens: np.ndarray) -> None:
+        self._uncounted.append(tokens)
+        self._num_uncounted += len(tokens)
+        if self._num_uncounted > _COUNTED_AT_ONCE:
+            self._count_now()
+
+    def _count_now(self) -> None:
+        if self._uncounted:
+            self._token_counts += np.bincount(np.concatenate(self._uncounted), minlength=len(self._token_counts))
+        self._uncounted, self._num_uncounted = [], 0
+
+    def _write(self, part: int, tokens: np.ndarray, lengths: np.ndarray) -> None:
+        raw = serialize(self._document, part, tokens, np.cumsum(lengths).astype("<u2"))
+        with _disk_errors(self._file):
+            self._writer.write(raw)
+        self.record_bytes += len(raw)
+        self._record_sentences.append(len(lengths))
+
+    def finish(self, target: epath.Path) -> tuple[dict[str, np.ndarray], dict]:
+        """Puts the shard in its place.
+
+        Returns:
+          its arrays: tokens of each sentence, sentences of each document and of each record, occurrences of
+          each id; and its counts.
+        """
+        with _disk_errors(self._file):
+            self._writer.close()
+        epath.Path(self._file).copy(target, overwrite=True)
+        self._count_now()
+        arrays = {
+            "sentence_lengths": np.concatenate([np.zeros(0, np.uint16), *self._lengths]),
+            "document_sentences": np.array(self._document_sentences, np.uint32),
+            "record_sentences": np.array(self._record_sentences, np.uint32),
+            "token_counts": self._token_counts,
+        }
+        facts = {
+            "documents": len(self._document_sentences),
+            "sentences": len(arrays["sentence_lengths"]),
+            "tokens": int(self._token_counts.sum()),
+            "records": len(self._record_sentences),
+            "unknown_tokens": int(self._token_counts[self._unk_id]),
+            "text_bytes": self._text_bytes,
+            "record_bytes": self.record_bytes,
+        }
+        return arrays, facts

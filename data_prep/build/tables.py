@@ -1,0 +1,130 @@
+"""Columns of everything that was prepared: what phase 2 knows of every part, document and paragraph.
+
+They are files, memory-mapped and filled unit by unit, so that memory does not grow with the corpus.
+"""
+
+import os
+import pathlib
+
+import numpy as np
+
+from data_prep.duplicates import text_keys
+from data_prep.options import Options
+
+UNIT_ARRAYS = (
+    "sentence_lengths",
+    "paragraph_sentences",
+    "part_begins",
+    "part_ends",
+    "part_characters",
+    "part_bytes",
+    "part_leaks",
+    "part_paragraphs",
+    "part_keys",
+    "part_signatures",
+    "paragraph_keys",
+    "paragraph_bytes",
+)
+"""What is read of a unit: everything but its tokens."""
+
+
+class Tables:
+    """Columns of all parts, documents and paragraphs, filled unit by unit.
+
+    There are at most as many documents as parts; `num_documents` says how many rows count.
+    """
+
+    def __init__(self, directory: pathlib.Path, surveys: list[dict], options: Options):
+        def new(name: str, dtype: type, shape: tuple[int, ...]) -> np.ndarray:
+            return _new_column(directory / f"{name}.npy", np.dtype(dtype), shape)
+
+        self.part_offsets = np.cumsum([0, *(survey["parts"] for survey in surveys)])
+        self.paragraph_offsets = np.cumsum([0, *(survey["paragraphs"] for survey in surveys)])
+        parts, paragraphs = int(self.part_offsets[-1]), int(self.paragraph_offsets[-1])
+        self.num_documents = 0
+        self.starts = new("starts", np.uint8, (parts,))
+        """whether a part begins a document"""
+        self.first_part = new("first_part", np.int64, (parts + 1,))
+        self.characters = new("characters", np.int64, (parts,))
+        self.text_bytes = new("text_bytes", np.int64, (parts,))
+        self.tokens = new("tokens", np.int64, (parts,))
+        self.leaks = new("leaks", np.bool_, (parts,))
+        self.keys = new("keys", np.uint64, (parts, 4))
+        near = options.near_duplicates
+        self.signatures = new("signatures", np.uint32, (parts, near.permutations)) if near else None
+        dedupe = options.drop_duplicate_paragraphs is not None
+        self.paragraph_keys = new("paragraph_keys", np.uint64, (paragraphs, 2)) if dedupe else None
+        self.paragraph_bytes = new("paragraph_bytes", np.uint32, (paragraphs,)) if dedupe else None
+        self.paragraph_tokens = new("paragraph_tokens", np.uint32, (paragraphs,)) if dedupe else None
+        self.paragraph_document = new("paragraph_document", np.int64, (paragraphs,)) if dedupe else None
+        self._open = False
+
+    def add(self, unit: int, arrays: dict[str, np.ndarray]) -> None:
+        """Fills in what a unit says; units come in order."""
+        first, last = self.part_offsets[unit : unit + 2]
+        if first == last:
+            return
+        open_before = np.concatenate([[self._open], arrays["part_ends"][:-1] == 0])
+        starts = (arrays["part_begins"] == 1) | ~open_before
+        self._open = arrays["part_ends"][-1] == 0
+        self.starts[first:last] = starts
+        documents = self.num_documents - 1 + np.cumsum(starts)
+        self.first_part[documents[starts]] = first + np.flatnonzero(starts)
+        paragraph_tokens = _sum_groups(arrays["sentence_lengths"], arrays["paragraph_sentences"])
+        part_tokens = _sum_groups(paragraph_tokens, arrays["part_paragraphs"])
+        for column, values in (
+            (self.characters, arrays["part_characters"]),
+            (self.text_bytes, arrays["part_bytes"]),
+            (self.tokens, part_tokens),
+        ):
+            np.add.at(column, documents, values)
+        np.logical_or.at(self.leaks, documents, arrays["part_leaks"] > 0)
+        self.keys[documents[starts]] = arrays["part_keys"][starts]
+        for part in np.flatnonzero(~starts):
+            self.keys[documents[part]] = text_keys.combine(self.keys[documents[part]], arrays["part_keys"][part])
+        if self.signatures is not None:
+            self.signatures[documents[starts]] = arrays["part_signatures"][starts]
+            for part in np.flatnonzero(~starts):
+                row = self.signatures[documents[part]]
+                np.minimum(row, arrays["part_signatures"][part], out=row)
+        if self.paragraph_keys is not None:
+            rows = slice(*self.paragraph_offsets[unit : unit + 2])
+            self.paragraph_keys[rows] = arrays["paragraph_keys"]
+            self.paragraph_bytes[rows] = arrays["paragraph_bytes"]
+            self.paragraph_tokens[rows] = paragraph_tokens
+            self.paragraph_document[rows] = np.repeat(documents, arrays["part_paragraphs"])
+        self.num_documents = int(documents[-1]) + 1
+        self.first_part[self.num_documents] = last
+
+    def finish(self) -> None:
+        """To be called when all units have been added."""
+        self.keys = _read_only(self.keys)
+        if self.signatures is not None:
+            self.signatures = _read_only(self.signatures)
+        if self.paragraph_keys is not None:
+            self.paragraph_keys = _read_only(self.paragraph_keys)
+
+
+def _read_only(column: np.ndarray) -> np.ndarray:
+    """The same column; what was read of it need not stay in memory."""
+    if not isinstance(column, np.memmap):
+        return column
+    column.flush()
+    return np.load(column.filename, mmap_mode="r")
+
+
+def _new_column(path: pathlib.Path, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+    if 0 in shape:
+        return np.zeros(shape, dtype)  # an empty file cannot be mapped
+    column = np.lib.format.open_memmap(path, "w+", dtype, shape)
+    # A full disk is an error here; later it would be a signal that kills the process. macOS lacks the call.
+    if hasattr(os, "posix_fallocate"):
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    return column
+
+
+def _sum_groups(values: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Sums of consecutive groups of the given sizes, which may be 0."""
+    sums = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
+    return np.diff(sums[np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])])

@@ -1,0 +1,262 @@
+"""Makes a corpus of finished shards: length arrays, TFDS metadata and, last, corpus.json.
+
+docs/corpus.md is the contract.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+
+import numpy as np
+import tensorflow_datasets as tfds
+from etils import epath
+
+from bert_jax.data import corpus
+from bert_jax.errors import UserError
+from bert_jax.storage import Staged, make_directory, reach
+from bert_jax.tokenizers.tokenizer import Tokenizer
+from data_prep.build import scratch
+from data_prep.build.checksums import file_facts
+from data_prep.build.shards import Piece, ShardWriter
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_COUNTS = ("documents", "sentences", "tokens", "records", "unknown_tokens", "text_bytes")
+
+
+def finish_corpus(directory: epath.Path, marks: epath.Path, name: str, tokenizer: Tokenizer, report: dict) -> dict:
+    """Turns a directory whose shards are all written into a corpus.
+
+    Args:
+      directory: holds the shards.
+      marks: the directory with the arrays and facts of each shard, see `scratch.shard_name`.
+      name: of the corpus.
+      tokenizer: the one that made the ids.
+      report: what else corpus.json says; JSON values.
+
+    Returns:
+      the content of corpus.json.
+
+    Raises:
+      UserError: another build has made a corpus of the directory.
+    """
+    refuse_finished(directory)
+    splits, files, infos = {}, {}, []
+    for split in corpus.SPLITS:
+        shards = scratch.shard_marks(marks, split)
+        facts = [scratch.read_facts(path) for path in shards]
+        splits[split] = {count: sum(shard[count] for shard in facts) for count in _COUNTS}
+        splits[split]["shards"] = [{"file": shard["file"], "records": shard["records"]} for shard in facts]
+        files |= {shard["file"]: {"sha256": shard["sha256"], "bytes": shard["bytes"]} for shard in facts}
+        files |= _write_arrays(directory, split, shards, splits[split], tokenizer.vocab_size)
+        infos.append(
+            tfds.core.SplitInfo(
+                name=split,
+                shard_lengths=[shard["records"] for shard in facts],
+                num_bytes=sum(shard["record_bytes"] for shard in facts),
+            )
+        )
+    tokenizer.save(directory / corpus.TOKENIZER)
+    _write_tfds_metadata(directory, name, tokenizer.vocab_size, infos)
+    for file in (corpus.TOKENIZER, "dataset_info.json", "features.json"):
+        files[file] = file_facts(directory / file)
+    manifest = {
+        "format_version": corpus.FORMAT_VERSION,
+        "name": name,
+        "tokenizer": {"file": corpus.TOKENIZER, "fingerprint": tokenizer.fingerprint},
+        "vocab_size": tokenizer.vocab_size,
+        "splits": splits,
+        **report,
+        "files": dict(sorted(files.items())),
+    }
+    scratch.write_json(directory / corpus.MANIFEST, manifest)
+    return manifest
+
+
+def _write_arrays(directory: epath.Path, split: str, shards: list[epath.Path], counts: dict, vocab_size: int) -> dict:
+    """Joins the shards' arrays, one shard at a time; facts of the files."""
+
+    def read(array: str) -> Iterator[np.ndarray]:
+        for path in shards:
+            yield scratch.read_arrays(path, (array,))[array]
+
+    def offsets(array: str) -> Iterator[np.ndarray]:
+        before = 0
+        yield np.zeros(1, "<i8")
+        for sizes in read(array):
+            ends = before + np.cumsum(sizes, dtype="<i8")
+            before = int(ends[-1])
+            yield ends
+
+    token_counts = np.zeros(vocab_size, "<i8")
+    for of_shard in read("token_counts"):
+        token_counts += of_shard
+    contents = {
+        "sentence_lengths": ("<u2", counts["sentences"], read("sentence_lengths")),
+        "document_offsets": ("<i8", counts["documents"] + 1, offsets("document_sentences")),
+        "record_offsets": ("<i8", counts["records"] + 1, offsets("record_sentences")),
+        "token_counts": ("<i8", vocab_size, iter([token_counts])),
+    }
+    files = {}
+    for array, (dtype, length, chunks) in contents.items():
+        path = directory / corpus.array_file(split, array)
+        with path.open("wb") as file:
+            header = {"descr": dtype, "fortran_order": False, "shape": (length,)}
+            np.lib.format.write_array_header_1_0(file, header)
+            for chunk in chunks:
+                file.write(chunk.astype(dtype).tobytes())
+        files[path.name] = file_facts(path)
+    return files
+
+
+def _write_tfds_metadata(directory: epath.Path, name: str, vocab_size: int, infos: list) -> None:
+    def raw(dtype):
+        return tfds.features.Tensor(shape=(None,), dtype=dtype, encoding="bytes")
+
+    features = tfds.features.FeaturesDict(
+        {
+            "document": np.int64,
+            "part": np.int32,
+            "tokens": raw(corpus.token_dtype(vocab_size).type),
+            "sentence_ends": raw(np.uint16),
+        }
+    )
+    template = tfds.core.ShardedFileTemplate(data_dir=directory, dataset_name=name, filetype_suffix="array_record")
+    tfds.folder_dataset.write_metadata(
+        data_dir=os.fspath(directory),
+        features=features,
+        split_infos=infos,
+        filename_template=template,
+        check_data=False,
+    )
+
+
+def claim_directory(directory: epath.Path) -> epath.Path:
+    """The scratch directory of a build to `directory`: new, or that of an earlier run that did not finish.
+
+    Raises:
+      UserError: the directory holds anything else, or its store does not answer.
+    """
+    reach(directory)
+    if directory.exists():
+        if not directory.is_dir():
+            raise UserError(f"{directory}: is a file; choose another --out")
+        refuse_finished(directory)
+        if not (directory / corpus.INCOMPLETE).exists() and any(directory.iterdir()):
+            raise UserError(f"{directory}: is not empty and holds no corpus; choose another --out")
+    marks = directory / corpus.INCOMPLETE
+    make_directory(marks)
+    return marks
+
+
+def refuse_finished(directory: epath.Path) -> None:
+    """Raises UserError if the directory holds a corpus, after removing what its build left unremoved."""
+    if (directory / corpus.MANIFEST).exists():
+        (directory / corpus.INCOMPLETE).rmtree(missing_ok=True)  # a kill came between the last two steps
+        raise UserError(f"{directory}: already holds a corpus; choose another --out or remove it first")
+
+
+class CorpusWriter:
+    """Writes a corpus from documents that are tokens already; only `finish` makes it one.
+
+    In one process and in the order they come: for text there is `build`, which shares everything with
+    this but the loop.
+    """
+
+    def __init__(self, directory: os.PathLike | str, name: str, tokenizer: Tokenizer, max_shard_bytes: int = 256 << 20):
+        """Makes the directory.
+
+        Args:
+          directory: must not exist, be empty, or hold an unfinished corpus, which is cleared.
+          name: lower-case letters, digits and underscores, as TFDS wants a dataset's name.
+          tokenizer: the one that makes the ids; it is stored in the corpus.
+          max_shard_bytes: a shard is closed once its records, uncompressed, have this size.
+
+        Raises:
+          UserError: the directory holds something else.
+        """
+        check_name(name)
+        self._directory = epath.Path(directory)
+        self._name = name
+        self._tokenizer = tokenizer
+        self._max_shard_bytes = max_shard_bytes
+        self._marks = claim_directory(self._directory)
+        self._directory.rmtree(missing_ok=True)
+        make_directory(self._marks)
+        # Shards are named when it is known how many there are, and objects of a store cannot be renamed.
+        self._staged = Staged(self._directory)
+        self._writers: dict[str, ShardWriter] = {}
+        self._shards = dict.fromkeys(corpus.SPLITS, 0)
+        self._documents = dict.fromkeys(corpus.SPLITS, 0)
+
+    def __enter__(self) -> "CorpusWriter":
+        return self
+
+    def __exit__(self, *_):
+        for writer in self._writers.values():
+            writer.__exit__()
+        self._staged.close()
+
+    def add(self, split: str, tokens: np.ndarray, sentence_lengths: np.ndarray, text_bytes: int) -> None:
+        """Adds one document.
+
+        Args:
+          split: "train" or "validation".
+          tokens: ids [num_tokens], at least one.
+          sentence_lengths: tokens of each sentence, all positive, their sum num_tokens.
+          text_bytes: size of the document's text in UTF-8, for statistics.
+
+        Raises:
+          ValueError: lengths and tokens do not fit together, or an id is beyond the vocabulary.
+        """
+        tokens, sentence_lengths = np.asarray(tokens), np.asarray(sentence_lengths)
+        if not len(tokens) or sentence_lengths.sum() != len(tokens) or sentence_lengths.min() < 1:
+            raise ValueError("sentence lengths must be positive and sum to the number of tokens, at least 1")
+        if tokens.min() < 0 or tokens.max() >= self._tokenizer.vocab_size:
+            raise ValueError(f"token ids must be in [0, {self._tokenizer.vocab_size})")
+        if split not in self._writers:
+            self._writers[split] = ShardWriter(
+                self._tokenizer.vocab_size, self._tokenizer.unk_id, self._documents[split]
+            )
+        writer = self._writers[split]
+        dtype = corpus.token_dtype(self._tokenizer.vocab_size)
+        origin = f"document {self._documents[split]} of {split}"
+        writer.add([Piece(tokens.astype(dtype), sentence_lengths, text_bytes, origin)])
+        self._documents[split] += 1
+        if writer.record_bytes >= self._max_shard_bytes:
+            self._close(split)
+
+    def _close(self, split: str) -> None:
+        path = self._staged.directory / f"{split}-{self._shards[split]:05d}.partial"
+        with self._writers.pop(split) as writer:
+            arrays, counts = writer.finish(path)
+        facts = counts | {"file": path.name} | file_facts(path)
+        scratch.write_arrays(self._marks / scratch.shard_name(split, self._shards[split]), arrays, facts)
+        self._shards[split] += 1
+
+    def finish(self, report: dict) -> dict:
+        """Writes what is left and, last, corpus.json; `report` is what else that says.
+
+        Raises:
+          ValueError: a split has no documents, which TFDS cannot say.
+        """
+        for split in corpus.SPLITS:
+            if not self._documents[split]:
+                raise ValueError(f"the {split} split has no documents")
+            if split in self._writers:
+                self._close(split)
+            for index in range(self._shards[split]):
+                mark = self._marks / scratch.shard_name(split, index)
+                facts = scratch.read_facts(mark)
+                final = corpus.shard_file(self._name, split, index, self._shards[split])
+                (self._staged.directory / facts["file"]).rename(self._staged.directory / final)
+                scratch.write_arrays(mark, scratch.read_arrays(mark), facts | {"file": final})
+        self._staged.send()
+        manifest = finish_corpus(self._directory, self._marks, self._name, self._tokenizer, report)
+        self._marks.rmtree()
+        return manifest
+
+
+def check_name(name: str) -> None:
+    """Raises UserError unless TFDS takes this as a dataset's name."""
+    if not _NAME.fullmatch(name):
+        raise UserError(f"--name {name!r}: must be lower-case letters, digits and _, a letter first")

@@ -1,0 +1,221 @@
+"""The command `bert-data build`."""
+
+import argparse
+import os
+import re
+import sys
+import time
+
+from etils import epath
+
+from bert_jax.data.corpus import INCOMPLETE
+from bert_jax.errors import UserError, install_command
+from bert_jax.storage import is_remote, path
+from bert_jax.tokenizers.tokenizer import Tokenizer
+from data_prep import sources
+from data_prep.clean import NORMALIZATIONS, Cleaning
+from data_prep.cli import arguments as flags
+from data_prep.duplicates.decontamination import named_flag
+from data_prep.options import NearDuplicates, Options
+
+_DEFAULT = Options()
+_NEAR = NearDuplicates()
+_MANY_UNKNOWN = 0.05
+_LANGUAGE = re.compile(r"[a-z]{2,3}(-[a-z]+)*")
+
+
+def add_parser(commands: argparse._SubParsersAction) -> None:
+    """Adds the command and its flags."""
+    add = commands.add_parser("build", help="build a corpus; started again after a kill, it goes on")
+    flags.add_sources(add)
+    add.add_argument(
+        "--tokenizer",
+        required=True,
+        metavar="FILE",
+        help="tokenizer.json, vocab.txt, merges.txt, .model, or a directory that holds one",
+    )
+    add.add_argument("--out", required=True, metavar="DIR", help="directory to write; must not hold anything")
+    add.add_argument("--name", help="name of the corpus (default: from --out)")
+    add.add_argument(
+        "--language",
+        type=_language,
+        default=_DEFAULT.language,
+        help="ISO 639 code, for the end of sentences (default en)",
+    )
+    _add_cleaning(add)
+    _add_filters(add)
+    add.add_argument(
+        "--validation-fraction",
+        type=flags.fraction,
+        default=_DEFAULT.validation_fraction,
+        metavar="F",
+        help="share of documents held out (default %(default)s)",
+    )
+    add.add_argument("--max-shard-mb", type=flags.positive, default=64, metavar="MB", help="shard size (default 64)")
+    add.add_argument("--scratch", metavar="DIR", help=f"where unfinished work lies (default: {INCOMPLETE} in --out)")
+    add.add_argument(
+        "--engine",
+        choices=["local", "beam"],
+        default="local",
+        help="processes of this machine, or an Apache Beam runner (default local)",
+    )
+    add.add_argument("--runner", metavar="NAME", help="Beam's runner, e.g. DataflowRunner; flags behind -- go to it")
+    add.set_defaults(command=run)
+
+
+def _add_cleaning(add: argparse.ArgumentParser) -> None:
+    group = add.add_argument_group("cleaning")
+    group.add_argument(
+        "--normalization",
+        choices=NORMALIZATIONS,
+        default=_DEFAULT.cleaning.normalization,
+        help="Unicode normal form (default nfc; nfkc rewrites what authors wrote: x² becomes x2)",
+    )
+    group.add_argument(
+        "--keep-control-characters", action="store_true", help="do not drop invisible control characters"
+    )
+    group.add_argument("--keep-whitespace", action="store_true", help="do not squeeze runs of spaces and blank lines")
+
+
+def _add_filters(add: argparse.ArgumentParser) -> None:
+    group = add.add_argument_group("filters", "what they remove is counted in corpus.json")
+    group.add_argument(
+        "--min-characters", type=flags.positive, default=1, metavar="N", help="leave out shorter documents (default 1)"
+    )
+    group.add_argument("--drop-repeated-lines", action="store_true", help="leave out lines seen before in the document")
+    group.add_argument("--keep-duplicates", action="store_true", help="keep documents that are equal to an earlier one")
+    group.add_argument(
+        "--drop-duplicate-paragraphs",
+        type=flags.positive,
+        metavar="N",
+        help="leave out paragraphs of at least N bytes that are equal to an earlier one",
+    )
+    group.add_argument(
+        "--drop-near-duplicates",
+        nargs="?",
+        type=flags.fraction,
+        const=_NEAR.threshold,
+        metavar="J",
+        help="leave out documents whose Jaccard similarity with an earlier one is at least J (default %(const)s)",
+    )
+    group.add_argument(
+        "--shingle-words",
+        type=flags.positive,
+        metavar="N",
+        help=f"words of a shingle, for near-duplicates (default {_NEAR.shingle_words})",
+    )
+    group.add_argument(
+        "--permutations",
+        type=flags.up_to(10_000),
+        metavar="N",
+        help=f"length of a MinHash signature, for near-duplicates (default {_NEAR.permutations})",
+    )
+    group.add_argument(
+        "--leak-check",
+        action="append",
+        default=[],
+        metavar="SPEC",
+        help="evaluation texts, a source like --source; documents that overlap with them are left out",
+    )
+    group.add_argument(
+        "--leak-words",
+        type=flags.positive,
+        metavar="N",
+        help=f"so many words in a row are an overlap (default {_DEFAULT.leak_words})",
+    )
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Builds what the flags say."""
+    # Imported here: TFDS takes a second, and the other commands do without it.
+    from data_prep import inspection
+    from data_prep.build.pipeline import Request, build
+
+    started = time.perf_counter()
+    out = epath.Path(path(arguments.out))
+    name = arguments.name or re.sub(
+        r"[^a-z0-9]+", "_", f"{(out if is_remote(out) else out.resolve()).name}".lower()
+    ).strip("_")
+    if not name[:1].isalpha():
+        raise UserError(f"--out {out}: no name for the corpus can be made of it; give one with --name")
+    with named_flag():
+        evaluation = [sources.parse(spec, arguments.workers) for spec in arguments.leak_check]
+    tokenizer = Tokenizer.load(arguments.tokenizer)
+    if tokenizer.note:
+        print(f"note: {tokenizer.note}", file=sys.stderr)
+    manifest = build(
+        Request(
+            sources=[sources.parse(spec, arguments.workers) for spec in arguments.source],
+            tokenizer=tokenizer,
+            directory=out,
+            name=name,
+            options=_options(arguments),
+            leak_check=evaluation,
+            scratch=arguments.scratch,
+        ),
+        _engine(arguments),
+    )
+    print(inspection.counts(manifest))
+    train = manifest["splits"]["train"]
+    if train["unknown_tokens"] > _MANY_UNKNOWN * train["tokens"]:
+        share = train["unknown_tokens"] / train["tokens"]
+        print(
+            f"note: {share:.0%} of the tokens are unknown; is {arguments.tokenizer} for this language?", file=sys.stderr
+        )
+    if warning := inspection.short_documents(out):
+        print(f"note: {warning}", file=sys.stderr)
+    print(
+        f"{out}: ready in {time.perf_counter() - started:.0f} s; look at it with `bert-data inspect {os.fspath(out)}`"
+    )
+
+
+def _options(arguments: argparse.Namespace) -> Options:
+    near = None
+    if arguments.drop_near_duplicates is not None:
+        near = NearDuplicates(
+            arguments.shingle_words or _NEAR.shingle_words,
+            arguments.drop_near_duplicates,
+            arguments.permutations or _NEAR.permutations,
+        )
+    elif arguments.shingle_words or arguments.permutations:
+        raise UserError("--shingle-words and --permutations are for near-duplicates; add --drop-near-duplicates")
+    if arguments.leak_words and not arguments.leak_check:
+        raise UserError("--leak-words does nothing by itself; add --leak-check with evaluation texts")
+    return Options(
+        language=arguments.language,
+        cleaning=Cleaning(
+            normalization=arguments.normalization,
+            control_characters=not arguments.keep_control_characters,
+            whitespace=not arguments.keep_whitespace,
+        ),
+        drop_repeated_lines=arguments.drop_repeated_lines,
+        min_characters=arguments.min_characters,
+        drop_duplicate_documents=not arguments.keep_duplicates,
+        drop_duplicate_paragraphs=arguments.drop_duplicate_paragraphs,
+        near_duplicates=near,
+        leak_words=arguments.leak_words or _DEFAULT.leak_words,
+        validation_fraction=arguments.validation_fraction,
+        max_shard_bytes=arguments.max_shard_mb << 20,
+    )
+
+
+def _language(text: str) -> str:
+    """An ISO 639 code."""
+    if not _LANGUAGE.fullmatch(text.lower()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not an ISO 639 code such as en, de or zh")
+    return text.lower()
+
+
+def _engine(arguments: argparse.Namespace):
+    if arguments.engine == "local":
+        if arguments.runner or arguments.behind_dashes:
+            raise UserError("--runner and flags behind -- belong to Apache Beam; add --engine beam")
+        from data_prep.build.engines.local import LocalEngine
+
+        return LocalEngine(arguments.workers)
+    try:
+        from data_prep.build.engines.beam import BeamEngine
+    except ImportError as error:
+        raise UserError(f"--engine beam needs Apache Beam, which is missing: {install_command('beam')}") from error
+
+    return BeamEngine(arguments.runner, arguments.behind_dashes)
