@@ -9,7 +9,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _LAZY = {
-    "Config": "bert_jax.config.run",
+    "Config": "bert_jax.config",
     "Tokenizer": "bert_jax.tokenizers.tokenizer",
     "UserError": "bert_jax.errors",
     "load": "bert_jax.inference.loaded_model",

@@ -13,7 +13,7 @@ Between the two releases: the second one's absence of dropout and the first one'
 
 import dataclasses
 
-from bert_jax.config.run import Config, DataConfig, EvaluationConfig, ObjectiveConfig, OptimizerConfig, Phase
+from bert_jax.config import Config, DataConfig, EvaluationConfig, ObjectiveConfig, OptimizerConfig, Phase
 from bert_jax.model import families
 
 

@@ -17,7 +17,7 @@ takes the embeddings' LayerNorm for its own (model/layer_plan.py).
 
 import dataclasses
 
-from bert_jax.config.run import Config, DataConfig, ObjectiveConfig, OptimizerConfig, Phase
+from bert_jax.config import Config, DataConfig, ObjectiveConfig, OptimizerConfig, Phase
 from bert_jax.model import families
 
 

@@ -9,7 +9,7 @@ Parameters: 109,482,240 with encoder and pooler, 110,106,428 with both heads (vo
 
 import dataclasses
 
-from bert_jax.config.run import Config, Phase
+from bert_jax.config import Config, Phase
 from bert_jax.model import families
 
 

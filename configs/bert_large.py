@@ -9,7 +9,7 @@ Parameters: 335,141,888 with encoder and pooler, 336,226,108 with both heads (vo
 
 import dataclasses
 
-from bert_jax.config.run import Config, Phase
+from bert_jax.config import Config, Phase
 from bert_jax.model import families
 
 

@@ -15,7 +15,7 @@ examples share rows.
 
 import dataclasses
 
-from bert_jax.config.run import Config, EvaluationConfig, OptimizerConfig, Phase
+from bert_jax.config import Config, EvaluationConfig, OptimizerConfig, Phase
 from bert_jax.model import families
 
 

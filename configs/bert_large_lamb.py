@@ -14,7 +14,7 @@ update before.
 
 import dataclasses
 
-from bert_jax.config.run import Config, EvaluationConfig, OptimizerConfig, Phase
+from bert_jax.config import Config, EvaluationConfig, OptimizerConfig, Phase
 from bert_jax.model import families
 
 

@@ -14,7 +14,7 @@ clipped after they are summed over the devices (theirs: before).
 
 import dataclasses
 
-from bert_jax.config.run import (
+from bert_jax.config import (
     CheckpointConfig,
     Config,
     DataConfig,

@@ -9,7 +9,7 @@ Parameters: 41,373,184 with encoder and pooler, 41,668,412 with both heads (voca
 
 import dataclasses
 
-from bert_jax.config.run import Config, Phase
+from bert_jax.config import Config, Phase
 from bert_jax.model import families
 
 

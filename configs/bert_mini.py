@@ -6,7 +6,7 @@ Expected: GLUE test 65.8 after 1M updates on Wikipedia and BooksCorpus, by the p
 Parameters: 11,170,560 with encoder and pooler, 11,267,900 with both heads (vocabulary of 30,522).
 """
 
-from bert_jax.config.run import Config, Phase
+from bert_jax.config import Config, Phase
 from bert_jax.model import families
 
 

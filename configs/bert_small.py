@@ -9,7 +9,7 @@ Parameters: 28,763,648 with encoder and pooler, 29,058,876 with both heads (voca
 
 import dataclasses
 
-from bert_jax.config.run import Config, Phase
+from bert_jax.config import Config, Phase
 from bert_jax.model import families
 
 

@@ -11,7 +11,7 @@ Parameters: 4,385,920 with encoder and pooler, 4,433,468 with both heads (vocabu
 
 import dataclasses
 
-from bert_jax.config.run import CheckpointConfig, Config, EvaluationConfig, LogConfig, ObjectiveConfig, Phase
+from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, ObjectiveConfig, Phase
 from bert_jax.model import families
 
 

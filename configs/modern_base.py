@@ -21,7 +21,7 @@ Initial weights are BERT's, not Megatron's, which shrink with depth. The first l
 
 import dataclasses
 
-from bert_jax.config.run import Config, DataConfig, EvaluationConfig, ObjectiveConfig, OptimizerConfig, Phase
+from bert_jax.config import Config, DataConfig, EvaluationConfig, ObjectiveConfig, OptimizerConfig, Phase
 from bert_jax.model import families
 
 

@@ -14,7 +14,7 @@ The peak of 6e-4 and the warmup are recalled from the paper's table 9; the READM
 
 import dataclasses
 
-from bert_jax.config.run import Config, DataConfig, EvaluationConfig, ObjectiveConfig, OptimizerConfig, Phase
+from bert_jax.config import Config, DataConfig, EvaluationConfig, ObjectiveConfig, OptimizerConfig, Phase
 from bert_jax.model import families
 
 

@@ -39,8 +39,13 @@ import jax  # noqa: E402
 from bench import PRESETS  # noqa: E402
 from bench_command import positive, stamped, write  # noqa: E402
 
-from bert_jax.config import presets  # noqa: E402
-from bert_jax.config.run import CheckpointConfig, Config, EvaluationConfig, LogConfig  # noqa: E402
+from bert_jax.config import (  # noqa: E402
+    CheckpointConfig,
+    Config,
+    EvaluationConfig,
+    LogConfig,
+    presets,
+)
 from bert_jax.data.batches import HostBatch  # noqa: E402
 from bert_jax.data.cursor import Cursor  # noqa: E402
 from bert_jax.errors import UserError  # noqa: E402

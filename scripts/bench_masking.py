@@ -27,7 +27,7 @@ import numpy as np  # noqa: E402
 from bench import PRESETS, Case  # noqa: E402
 from bench_command import positive, stamped, write  # noqa: E402
 
-from bert_jax.config.run import ObjectiveConfig  # noqa: E402
+from bert_jax.config import ObjectiveConfig  # noqa: E402
 from bert_jax.objectives.masking import mask_tokens  # noqa: E402
 
 UNITS = ("token", "word", "ngram", "span")

@@ -16,7 +16,7 @@ import jaxlib
 import numpy as np
 import optax
 
-from bert_jax.config.run import Config, DataConfig, ModelConfig, ObjectiveConfig, OptimizerConfig, Phase
+from bert_jax.config import Config, DataConfig, ModelConfig, ObjectiveConfig, OptimizerConfig, Phase
 from bert_jax.errors import UserError
 from bert_jax.model import families
 from bert_jax.model.flops import pretraining_flops

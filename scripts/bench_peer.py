@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import transformers
 
-from bert_jax.config.run import OptimizerConfig
+from bert_jax.config import OptimizerConfig
 from bert_jax.errors import UserError
 
 

@@ -30,9 +30,9 @@ ROOT = Path(__file__).resolve().parents[1]
 # Run as a script from a clone, nothing needs to be installed.
 sys.path[:0] = [path for path in (str(ROOT),) if path not in sys.path]
 
-from bert_jax.config import run as config_lib  # noqa: E402
+from bert_jax import config as config_lib  # noqa: E402
+from bert_jax.config import Config, DataConfig, ObjectiveConfig, Phase  # noqa: E402
 from bert_jax.config.presets import load_config  # noqa: E402
-from bert_jax.config.run import Config, DataConfig, ObjectiveConfig, Phase  # noqa: E402
 from bert_jax.data.batches import Stream  # noqa: E402
 from bert_jax.data.corpus import Corpus  # noqa: E402
 from bert_jax.data.cursor import Cursor, Position  # noqa: E402

@@ -15,8 +15,8 @@ only. Moments start afresh.
 
 import dataclasses
 
+from bert_jax.config import Config
 from bert_jax.config.presets import load_config
-from bert_jax.config.run import Config
 
 ONE_LAYER, TWO_LAYERS = 1338, 2310
 """Updates of the two stages."""

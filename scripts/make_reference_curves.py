@@ -17,9 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_jax.config import presets
-from bert_jax.config import run as config_lib
-from bert_jax.config.run import CheckpointConfig, Config, EvaluationConfig, LogConfig, Phase, RescueConfig
+from bert_jax import config as config_lib
+from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, Phase, RescueConfig, presets
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.mixture_spec import Part
 from bert_jax.doctor import reference_curve

@@ -21,8 +21,8 @@ sys.path[:0] = [path for path in (str(ROOT), str(ROOT / "scripts")) if path not 
 from bench_command import positive, stamped, write  # noqa: E402
 
 from bert_jax.chips import CHIPS, Sizes, slices_for  # noqa: E402
+from bert_jax.config import Config  # noqa: E402
 from bert_jax.config.presets import load_config  # noqa: E402
-from bert_jax.config.run import Config  # noqa: E402
 from bert_jax.planning.roofline import Prediction, predict  # noqa: E402
 
 COUNTS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax.config.run import (
+from bert_jax.config import (
     CheckpointConfig,
     Config,
     DataConfig,

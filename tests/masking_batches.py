@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.config.run import ObjectiveConfig
+from bert_jax.config import ObjectiveConfig
 from bert_jax.model.layers import fold
 from bert_jax.objectives.masking import Vocabulary, mask_tokens
 

@@ -9,7 +9,7 @@ import pytest
 from array_record.python import array_record_module
 
 from bert_jax.cli import main as cli
-from bert_jax.config.run import to_dict
+from bert_jax.config import to_dict
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep.build.checksums import file_facts
 from data_prep.build.writer import CorpusWriter
@@ -22,7 +22,9 @@ def here(tmp_path, monkeypatch, tiny_corpus, tiny_config):
     """A directory with a config file and a corpus to spoil."""
     monkeypatch.chdir(tmp_path)
     text = repr(json.dumps(to_dict(tiny_config)))
-    config = f"import json\nfrom bert_jax.config.run import from_dict\ndef config():\n    return from_dict(json.loads({text}))\n"
+    config = (
+        f"import json\nfrom bert_jax.config import from_dict\ndef config():\n    return from_dict(json.loads({text}))\n"
+    )
     (tmp_path / "tiny.py").write_text(config)
     shutil.copytree(tiny_corpus, tmp_path / "corpus")
     return tmp_path

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import bert_jax
-from bert_jax.config import run as config_lib
+from bert_jax import config as config_lib
 from bert_jax.convert.conversion import convert
 from bert_jax.convert.parity import transformers_forward
 from bert_jax.data.corpus import Corpus

@@ -14,7 +14,7 @@ import pytest
 
 from bert_jax.cli import flags
 from bert_jax.cli import main as cli
-from bert_jax.config.run import flatten
+from bert_jax.config import flatten
 from bert_jax.data.corpus import Corpus
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep.build.writer import CorpusWriter
@@ -24,7 +24,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 # The tiny preset of the session, as a config file.
 CONFIG_FILE = """
 import json
-from bert_jax.config.run import from_dict
+from bert_jax.config import from_dict
 def config():
     return from_dict(json.loads({text!r}))
 """
@@ -32,8 +32,8 @@ def config():
 CONFIG_FILES = {
     "nothing.py": b"x = 1\n",
     "raises.py": b"def config():\n    wrong = 1 / 0\n",
-    "misspelt.py": b"from bert_jax.config.run import Config\nconfig = lambda: Config(nam='x')\n",
-    "refused.py": b"from bert_jax.config.run import Phase\ndef config():\n    return Phase(0)\n",
+    "misspelt.py": b"from bert_jax.config import Config\nconfig = lambda: Config(nam='x')\n",
+    "refused.py": b"from bert_jax.config import Phase\ndef config():\n    return Phase(0)\n",
     "leaves.py": b"import sys\nsys.exit(0)\n",
     "broken.py": b"def config(:\n",
     "latin1.py": b"x = 'caf\xe9'\n",
@@ -58,7 +58,7 @@ def listing(directory: pathlib.Path) -> dict[str, tuple]:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory, tiny_corpus, other_corpus, tiny_run, tiny_export, tiny_config):
     """A directory with a config file, two corpora, a finished run and its export; nothing in it may change."""
-    from bert_jax.config.run import to_dict
+    from bert_jax.config import to_dict
 
     directory = tmp_path_factory.mktemp("cli")
     (directory / "tiny.py").write_text(CONFIG_FILE.format(text=json.dumps(to_dict(tiny_config))))
@@ -303,8 +303,7 @@ def test_help_documents_every_field(capsys):
     """Each flag of pretrain is in the long help."""
     assert cli.main(["pretrain", "bert_base", "--help-all"]) == 0
     shown = capsys.readouterr().out
-    from bert_jax.config import presets
-    from bert_jax.config.run import to_dict
+    from bert_jax.config import presets, to_dict
 
     for path in flatten(to_dict(presets.load_config("bert_base"))):
         assert f"\n  --{path}".replace("_", "-") in shown

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from bert_jax.config import presets
-from bert_jax.config import run as config_lib
-from bert_jax.config.run import (
+from bert_jax import config as config_lib
+from bert_jax.config import (
     CheckpointConfig,
     Config,
     DataConfig,
@@ -21,6 +20,7 @@ from bert_jax.config.run import (
     RescueConfig,
     StartConfig,
     TargetConfig,
+    presets,
 )
 from bert_jax.errors import UserError
 
@@ -307,7 +307,7 @@ def test_replace_takes_dicts_for_sections():
 
 def test_config_files_by_path(tmp_path):
     path = tmp_path / "mine.py"
-    path.write_text("from bert_jax.config.run import Config\ndef config():\n    return Config(name='mine', seed=4)\n")
+    path.write_text("from bert_jax.config import Config\ndef config():\n    return Config(name='mine', seed=4)\n")
     assert presets.load_config(str(path)).seed == 4
     with pytest.raises(UserError, match="did you mean 'bert_base'"):
         presets.load_config("bert_bse")

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, note, settings
 from hypothesis import strategies as st
 
+from bert_jax import config as config_lib
 from bert_jax.cli import main as cli
 from bert_jax.config import presets
-from bert_jax.config import run as config_lib
 from bert_jax.errors import UserError
 from bert_jax.training.run_directory import workdir
 
@@ -177,7 +177,7 @@ def test_the_config_of_a_run(text):
 def test_a_config_file_that_makes_its_config_from_json(tree):
     """What is accepted can be used."""
     pathlib.Path("mine.json").write_text(json.dumps(tree))
-    source = "import json, pathlib\nfrom bert_jax.config.run import from_dict\n"
+    source = "import json, pathlib\nfrom bert_jax.config import from_dict\n"
     source += "config = lambda: from_dict(json.loads(pathlib.Path('mine.json').read_text())['config'])\n"
     pathlib.Path("mine.py").write_text(source)
     outcome(["schedule", "mine.py", "--json"])

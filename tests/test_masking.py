@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.config.run import ObjectiveConfig
+from bert_jax.config import ObjectiveConfig
 from bert_jax.model.layers import fold
 from bert_jax.objectives.mask_groups import group_lengths
 from bert_jax.objectives.masking import (

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bert_jax.config.run import ObjectiveConfig
+from bert_jax.config import ObjectiveConfig
 from bert_jax.model.layers import fold
 from bert_jax.objectives.mask_groups import find_groups, find_words, group_lengths
 from bert_jax.objectives.masking import LENGTH

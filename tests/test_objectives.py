@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.config.run import ModelConfig, ObjectiveConfig
+from bert_jax.config import ModelConfig, ObjectiveConfig
 from bert_jax.model import bert
 from bert_jax.model.encoder import EncoderInputs
 from bert_jax.model.heads import Heads

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType
 
-from bert_jax.config import presets
-from bert_jax.config import run as config_lib
-from bert_jax.config.run import Config, Phase
+from bert_jax import config as config_lib
+from bert_jax.config import Config, Phase, presets
 from bert_jax.model import bert
 from bert_jax.model.heads import Heads
 from bert_jax.model.layers import Noise

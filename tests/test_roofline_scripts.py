@@ -35,7 +35,7 @@ def weak_scaling():
 def config_of(case):
     import bench_ours
 
-    from bert_jax.config.run import Config, DataConfig, OptimizerConfig, Phase
+    from bert_jax.config import Config, DataConfig, OptimizerConfig, Phase
 
     phase = Phase(seq_len=case.seq_len, batch_size=case.batch, accumulation=case.accumulation)
     return Config(

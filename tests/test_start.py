@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.config import run as config_lib
-from bert_jax.config.run import Config
+from bert_jax import config as config_lib
+from bert_jax.config import Config
 from bert_jax.convert.formats import input_formats, native
 from bert_jax.convert.init_from import OF_VOCABULARY, read_start
 from bert_jax.data.mixture_spec import Part

@@ -98,7 +98,8 @@ def without_jax(statement: str) -> subprocess.CompletedProcess:
 
 def test_what_needs_no_jax():
     statement = """
-import bert_jax, bert_jax.config.run, bert_jax.config.presets, bert_jax.tokenizers.tokenizer, bert_jax.data.corpus, bert_jax.cli.main
+import bert_jax, bert_jax.config, bert_jax.config.presets, bert_jax.tokenizers.tokenizer
+import bert_jax.data.corpus, bert_jax.cli.main
 import data_prep, data_prep.cli.main
 assert bert_jax.Tokenizer and bert_jax.Config and bert_jax.UserError
 assert bert_jax.config.presets.load_config("bert_tiny").model.num_layers == 2

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from bert_jax import storage
+from bert_jax.config import Config
 from bert_jax.config.field_validation import Count, NonNegative
-from bert_jax.config.run import Config
 from bert_jax.config.sections import Format
 from bert_jax.distributed.cluster_detection import ClusterConfig
 

@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from bert_jax import command_line, storage
+from bert_jax import config as config_lib
 from bert_jax.cli import flags
 from bert_jax.cli.commands import MISSING, Convert, Doctor, Evaluate, FillMask, Plan, Pretrain, Schedule
-from bert_jax.config import presets
-from bert_jax.config import run as config_lib
-from bert_jax.config.run import Config
+from bert_jax.config import Config, presets
 from bert_jax.data import mixture_spec
 from bert_jax.distributed import cluster_detection, supervisor, supervisor_link
 from bert_jax.distributed.process_report import make_report

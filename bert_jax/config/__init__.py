@@ -1,1 +1,226 @@
-"""What a run is: frozen dataclasses, presets by name, strict reading and writing."""
+"""What a run is: its sections together, as a file and as a fingerprint.
+
+A file in ``configs/`` holds a function ``config()`` that returns a `Config`; the command line overrides
+single fields (``--model.num-layers 6``, ``--phases.0.steps 100``). No jax is needed here.
+"""
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import reprlib
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from bert_jax.config.field_validation import Interval, check
+from bert_jax.config.sections import PAIR_FORMATS, DataConfig, ModelConfig, ObjectiveConfig
+from bert_jax.config.training import (
+    CheckpointConfig,
+    EvaluationConfig,
+    LogConfig,
+    MeshConfig,
+    OptimizerConfig,
+    Phase,
+    RescueConfig,
+    StartConfig,
+    TargetConfig,
+)
+from bert_jax.errors import require
+
+__all__ = [
+    "CheckpointConfig",
+    "Config",
+    "DataConfig",
+    "EvaluationConfig",
+    "LogConfig",
+    "MeshConfig",
+    "ModelConfig",
+    "ObjectiveConfig",
+    "OptimizerConfig",
+    "Phase",
+    "RescueConfig",
+    "StartConfig",
+    "TargetConfig",
+    "decisive",
+    "fingerprint",
+    "flatten",
+    "from_dict",
+    "replace",
+    "to_dict",
+]
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole run. Together with the corpora it decides every update."""
+
+    name: str
+    """Name of the preset."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    phases: tuple[Phase, ...] = (Phase(),)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    rescue: RescueConfig = field(default_factory=RescueConfig)
+    target: TargetConfig = field(default_factory=TargetConfig)
+    start: StartConfig = field(default_factory=StartConfig)
+    seed: Annotated[int, Interval("[0, 2147483647]")] = 0
+    """Of initialisation, examples, order, masks and dropout."""
+
+    def __post_init__(self) -> None:
+        check(self, "", Config)
+        require(len(self.phases) >= 1, "phases: a run needs at least one")
+        for i, phase in enumerate(self.phases):
+            require(
+                phase.seq_len <= self.model.max_positions,
+                f"phases.{i}.seq_len {phase.seq_len} is longer than the position table: "
+                f"lower it, or set model.max_positions to at least {phase.seq_len}",
+            )
+            rate = self.objective.mask_rate
+            require(
+                self.model.direction == "causal" or round(rate * phase.seq_len) >= 1,
+                f"objective.mask_rate {rate} rounds to no token in rows of {phase.seq_len} (phases.{i}.seq_len): "
+                f"use at least {1 / phase.seq_len:.2g}",
+            )
+            require(
+                phase.hours is None or i == len(self.phases) - 1,
+                f"phases.{i}.hours: only the last phase may end by the clock: give the others steps",
+            )
+            self.model_of(i)  # raises if the depth does not go with the other settings of the model
+        for i, (before, phase) in enumerate(itertools.pairwise(self.phases), 1):
+            thawed = sorted(set(before.frozen) - set(phase.frozen))
+            require(
+                not thawed or phase.step_count == "reset",
+                f"phases.{i} trains what the phase before froze ({', '.join(thawed)}), whose moments are still 0: "
+                "set its moments reset and step_count reset",
+            )
+        require(
+            all(a <= b for a, b in itertools.pairwise(self.model_of(i).num_layers for i in range(len(self.phases)))),
+            "phases: num_layers shrinks from one phase to the next: the stack can only grow",
+        )
+        require(
+            self.model_of(len(self.phases) - 1) == self.model,
+            f"phases.{len(self.phases) - 1}.num_layers is not model.num_layers {self.model.num_layers}: the last phase "
+            "must have the whole depth",
+        )
+        require(
+            self.target.mlm_accuracy is None or self.model.direction == "bidirectional",
+            "target.mlm_accuracy: a causal model has no MLM accuracy: unset it",
+        )
+        pair, form = self.objective.pair, self.data.format
+        require(
+            pair == "none" or form in PAIR_FORMATS[pair],
+            f"objective.pair '{pair}' needs data.format {' or '.join(PAIR_FORMATS.get(pair, ()))}, not '{form}': "
+            "change one of them, or set objective.pair none",
+        )
+        require(
+            self.model.type_vocab_size >= 2 or not self.data.paired,
+            f"data.format {form} marks its second segment with token type 1: set model.type_vocab_size 2",
+        )
+        require(
+            pair == "none" or self.model.direction == "bidirectional",
+            "model.direction 'causal' shows [CLS] no other token, so it cannot learn pairs: set objective.pair none",
+        )
+
+    def place_of(self, step: int) -> tuple[int, int]:
+        """Phase of the update behind `step` updates, and how many of that phase lie before it.
+
+        Behind the last update of the run it is the last phase.
+        """
+        phase = 0
+        while phase + 1 < len(self.phases) and step >= self.phases[phase].steps:
+            step -= self.phases[phase].steps
+            phase += 1
+        return phase, step
+
+    def model_of(self, phase: int) -> ModelConfig:
+        """The model as deep as it is in a phase."""
+        num_layers = self.phases[phase].num_layers
+        return self.model if num_layers is None else dataclasses.replace(self.model, num_layers=num_layers)
+
+    @property
+    def total_steps(self) -> int:
+        """Updates in all phases."""
+        return sum(phase.steps for phase in self.phases)
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """Nested plain dict (tuples become lists), as written to ``config.json``."""
+    return json.loads(json.dumps(dataclasses.asdict(config)))
+
+
+def from_dict(values: dict[str, Any]) -> Config:
+    """Inverse of `to_dict`.
+
+    Raises:
+      UserError: an unknown or missing key, named with its path.
+    """
+    return _build(Config, values, "")
+
+
+def decisive(config: Config) -> dict[str, Any]:
+    """The settings that decide the updates: all but mesh, records, readers, rescue, target and how to compute."""
+    values = to_dict(config)
+    for section in ("mesh", "checkpoint", "log", "evaluation", "rescue", "target"):
+        del values[section]
+    for name in ("verify", "reader_processes", "prefetch"):
+        del values["data"][name]
+    for name in ("attention", "remat", "scan_unroll"):
+        del values["model"][name]
+    for phase in values["phases"]:
+        del phase["accumulation"]
+    return values
+
+
+def fingerprint(config: Config) -> str:
+    """Hex SHA-256 of the decisive settings: two runs that share it, and the corpora, are the same run."""
+    return hashlib.sha256(json.dumps(decisive(config), sort_keys=True).encode()).hexdigest()
+
+
+def flatten(values: Any, path: str = "") -> dict[str, Any]:
+    """Nested values by dotted path, as flags name them."""
+    if isinstance(values, dict):
+        items = values.items()
+    elif isinstance(values, list):
+        items = ((str(i), value) for i, value in enumerate(values))
+    else:
+        return {path: values}
+    flat = {}
+    for key, value in items:
+        flat |= flatten(value, f"{path}.{key}" if path else key)
+    return flat
+
+
+def replace(config: Config, **changes: Any) -> Config:
+    """`dataclasses.replace` that takes dicts for sections: ``replace(config, model={"num_layers": 2})``."""
+    merged: dict[str, Any] = {}
+    for name, value in changes.items():
+        merged[name] = dataclasses.replace(getattr(config, name), **value) if isinstance(value, dict) else value
+    return dataclasses.replace(config, **merged)
+
+
+def _build(cls: type, values: Any, path: str) -> Any:
+    require(isinstance(values, dict), f"config: {path[:-1] or 'it'} is {reprlib.repr(values)}: it must be a table")
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    for key in values:
+        require(key in fields, f"config: unknown field '{path}{key}'")
+    arguments = {}
+    for name, value in values.items():
+        kind = fields[name].type
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+            arguments[name] = _build(kind, value, f"{path}{name}.")
+        elif name == "phases" and isinstance(value, list):
+            arguments[name] = tuple(_build(Phase, phase, f"{path}phases.{i}.") for i, phase in enumerate(value))
+        else:
+            arguments[name] = _frozen(value)
+    missing = [n for n, f in fields.items() if n not in values and f.default is f.default_factory]
+    require(not missing, f"config: missing field '{path}{missing[0] if missing else ''}'")
+    return cls(**arguments)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value

@@ -9,7 +9,7 @@ import types
 from collections.abc import Iterator
 from pathlib import Path
 
-from bert_jax.config.run import Config
+from bert_jax.config import Config
 from bert_jax.errors import UserError, near
 
 # Beside the code in an installed package; in the clone's top level otherwise.

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from bert_jax.config.run import Config, ModelConfig
+from bert_jax.config import Config, ModelConfig
 from bert_jax.convert.formats import input_formats
 from bert_jax.convert.source_model import Contents
 from bert_jax.convert.translate import other_field
@@ -31,8 +31,8 @@ OF_VOCABULARY = ("encoder/embeddings/word", "mlm/bias")
 def read_start(config: Config, tokenizer: Tokenizer) -> Start:
     """Parameters and, if the config says so, moments to start a run from.
 
-    Layers are repeated or left out up to the phase's depth (training/stacking.py); a part that the source does not have, such as
-    a pair head, is drawn, and so is what belongs to the vocabulary if the config says so; its moments are 0.
+    Layers are repeated or left out up to the phase's depth (training/stacking.py); a part that the source does not
+    have, such as a pair head, is drawn, and so is what belongs to the vocabulary if the config says so; its moments are 0.
 
     Args:
       config: with `start.source`.

@@ -13,7 +13,7 @@ import grain
 import numpy as np
 from absl import flags
 
-from bert_jax.config.run import Config
+from bert_jax.config import Config
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.corpus_rows import CorpusRows
 from bert_jax.data.cursor import Cursor, Position, batch_size

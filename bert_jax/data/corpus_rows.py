@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from bert_jax.config.run import DataConfig
+from bert_jax.config import DataConfig
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.cursor import Position
 from bert_jax.data.epoch_plan import Plan, Window

@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from bert_jax.config.run import Config
+from bert_jax.config import Config
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numba
 import numpy as np
 
-from bert_jax.config.run import DataConfig
+from bert_jax.config import DataConfig
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.examples import Layout, make_examples
 from bert_jax.data.hash_random import key_of, permuted

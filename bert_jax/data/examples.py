@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from bert_jax.config.run import DataConfig
+from bert_jax.config import DataConfig
 from bert_jax.data.hash_random import HALF, add, draw, happens, mix, threshold
 
 EXAMPLE = np.dtype(

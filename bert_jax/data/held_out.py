@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from bert_jax.config.run import DataConfig
+from bert_jax.config import DataConfig
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.corpus_rows import CorpusRows
 from bert_jax.data.cursor import Position

@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from bert_jax.config.run import Config, flatten, to_dict
+from bert_jax.config import Config, flatten, to_dict
 from bert_jax.distributed.rendezvous import Report
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "grain")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from bert_jax.config.run import Config
+from bert_jax.config import Config
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.mixture import CYCLE, Turns
 from bert_jax.storage import StoredPath

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from bert_jax.config.run import DataConfig
+from bert_jax.config import DataConfig
 from bert_jax.data.corpus import Corpus, read_manifest, token_dtype
 from bert_jax.data.epoch_plan import STRETCH_TOKENS, WINDOW_STRETCHES, Plan
 from bert_jax.data.held_out import HeldOut

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from bert_jax.config.run import Config
+from bert_jax.config import Config
 from bert_jax.data.mixture import Turns
 from bert_jax.data.mixture_spec import Part, opened, resolve
 from bert_jax.distributed.cluster_detection import Seat

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.config.run import Config
+from bert_jax.config import Config
 from bert_jax.data.corpus_rows import CorpusRows
 from bert_jax.data.epoch_plan import Plan, Window
 from bert_jax.data.mixture import CYCLE, Turns

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from jax.sharding import AbstractMesh
 
+from bert_jax import config as config_lib
 from bert_jax.chips import GIB, Sizes, chip_of
-from bert_jax.config import run as config_lib
-from bert_jax.config.run import Config
+from bert_jax.config import Config
 from bert_jax.doctor.check_context import Asked
 from bert_jax.doctor.finding import Line
 from bert_jax.errors import UserError

@@ -16,9 +16,8 @@ from typing import Any, Literal
 
 import jax
 
-from bert_jax.config import presets
-from bert_jax.config import run as config_lib
-from bert_jax.config.run import Config
+from bert_jax import config as config_lib
+from bert_jax.config import Config, presets
 from bert_jax.data.mixture_spec import Part, opened
 from bert_jax.doctor.finding import Line
 from bert_jax.errors import UserError

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from bert_jax.config.run import Config, Phase
+from bert_jax.config import Config, Phase
 from bert_jax.data.corpus_rows import CorpusRows
 from bert_jax.data.row_reader import Marks
 from bert_jax.doctor.check_context import Asked

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from bert_jax.config.run import ModelConfig
+from bert_jax.config import ModelConfig
 from bert_jax.data.corpus import SPLITS, Corpus
 from bert_jax.doctor.check_context import Asked
 from bert_jax.doctor.finding import Line

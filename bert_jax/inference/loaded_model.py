@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import tokenizers
 
-from bert_jax.config.run import MeshConfig, ModelConfig
+from bert_jax.config import MeshConfig, ModelConfig
 from bert_jax.convert.formats import input_formats
 from bert_jax.convert.formats.sentence_transformers import SentenceEmbedding, checked_modes
 from bert_jax.convert.parity.our_forward import whole_rows

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from bert_jax.config.run import ModelConfig
+from bert_jax.config import ModelConfig
 from bert_jax.model.encoder import Encoder, EncoderInputs, EncoderOutput
 from bert_jax.model.heads import Heads, MlmHead, PairHead, TaskOutput, pool_examples
 from bert_jax.shapes import Array, Float, Key

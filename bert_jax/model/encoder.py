@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from bert_jax.config.run import ModelConfig
+from bert_jax.config import ModelConfig
 from bert_jax.model.attention import ATTENTIONS, rotate, visible
 from bert_jax.model.layer_plan import LayerPlan, NormPlacement, layer_plans, parameter_groups
 from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, Noise, dropout, truncated_normal

@@ -1,6 +1,6 @@
 """One function per family of models; each returns a model config."""
 
-from bert_jax.config.run import ModelConfig
+from bert_jax.config import ModelConfig
 
 
 def bert(num_layers: int, hidden_size: int, *, vocab_size: int = 30522) -> ModelConfig:

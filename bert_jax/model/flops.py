@@ -4,7 +4,7 @@ Recomputation, optimizer, embeddings and everything elementwise count nothing, s
 between programs (PaLM, Chowdhery et al. 2022, appendix B).
 """
 
-from bert_jax.config.run import ModelConfig
+from bert_jax.config import ModelConfig
 
 
 def pretraining_flops(model: ModelConfig, rows: int, seq_len: int, predictions: int) -> float:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from bert_jax.config.run import ModelConfig
+from bert_jax.config import ModelConfig
 from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, truncated_normal
 from bert_jax.shapes import Array, Float, Int, Key
 

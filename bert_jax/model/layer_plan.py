@@ -7,7 +7,7 @@ are three plans of one encoder, not three encoders.
 import enum
 from dataclasses import dataclass
 
-from bert_jax.config.run import ModelConfig
+from bert_jax.config import ModelConfig
 
 
 class NormPlacement(enum.Enum):

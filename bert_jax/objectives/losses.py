@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from bert_jax.config.run import ModelConfig, ObjectiveConfig
+from bert_jax.config import ModelConfig, ObjectiveConfig
 from bert_jax.model.bert import Model
 from bert_jax.model.encoder import EncoderInputs
 from bert_jax.model.heads import gather_positions, score_labels

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.config.run import ObjectiveConfig
+from bert_jax.config import ObjectiveConfig
 from bert_jax.shapes import Array, Bool, Float, Int, UInt32
 
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.config.run import ObjectiveConfig
+from bert_jax.config import ObjectiveConfig
 from bert_jax.model.layers import fold
 from bert_jax.objectives.mask_groups import find_groups, find_words, group_lengths
 from bert_jax.shapes import Array, Bool, Float, Int, UInt32

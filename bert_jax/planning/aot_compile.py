@@ -15,7 +15,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import AbstractMesh, Mesh
 
 from bert_jax.chips import Sizes
-from bert_jax.config.run import Config
+from bert_jax.config import Config
 from bert_jax.objectives.masking import Vocabulary
 from bert_jax.planning import hlo
 from bert_jax.planning.collectives import Collectives

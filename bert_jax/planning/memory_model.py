@@ -15,7 +15,7 @@ Fragmentation, padding to tiles and what compilers recompute of themselves are n
 """  # noqa: E501
 
 from bert_jax.chips import Sizes
-from bert_jax.config.run import Config, ModelConfig
+from bert_jax.config import Config, ModelConfig
 from bert_jax.planning.workload import Workload, split, workload
 from bert_jax.training.micro_batch import FILLED, accumulations
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
 from bert_jax.chips import Chip, Sizes
-from bert_jax.config.run import Config
+from bert_jax.config import Config
 from bert_jax.errors import UserError
 from bert_jax.planning.memory_model import estimate
 from bert_jax.planning.roofline import Bound, predict

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from jax.sharding import AbstractMesh, Mesh
 
 from bert_jax.chips import GIB, Sizes
-from bert_jax.config.run import Config, MeshConfig
+from bert_jax.config import Config, MeshConfig
 from bert_jax.errors import UserError
 from bert_jax.planning import aot_compile
 from bert_jax.planning.memory_model import estimate

@@ -24,7 +24,7 @@ No device is needed.
 from typing import Literal, NamedTuple
 
 from bert_jax.chips import Chip, Sizes
-from bert_jax.config.run import Config
+from bert_jax.config import Config
 from bert_jax.planning.collectives import Collectives, expected_collectives, link_seconds
 from bert_jax.planning.workload import Workload, split, workload
 from bert_jax.training.pretraining_task import update_flops

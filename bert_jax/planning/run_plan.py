@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from bert_jax.chips import GIB
-from bert_jax.config.run import Config
+from bert_jax.config import Config
 from bert_jax.planning import aot_compile, hlo
 from bert_jax.planning.collectives import Collectives
 from bert_jax.planning.memory_model import estimate, fewest_that_fit

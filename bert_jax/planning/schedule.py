@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bert_jax.config.run import Config
+from bert_jax.config import Config
 from bert_jax.errors import UserError, install_command
 from bert_jax.training.optimizers.schedules import learning_rate_at
 

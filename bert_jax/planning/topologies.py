@@ -16,7 +16,7 @@ from jax.experimental import topologies
 from jax.sharding import AbstractMesh, Mesh
 
 from bert_jax.chips import CHIPS, Chip, Sizes
-from bert_jax.config.run import MeshConfig
+from bert_jax.config import MeshConfig
 from bert_jax.errors import UserError, install_command
 from bert_jax.training.sharding import abstract_mesh, make_mesh
 

@@ -11,7 +11,7 @@ import jax
 from jax.sharding import AbstractMesh, AxisType
 
 from bert_jax.chips import Sizes
-from bert_jax.config.run import Config, ModelConfig
+from bert_jax.config import Config, ModelConfig
 from bert_jax.errors import UserError
 from bert_jax.model import bert
 from bert_jax.model.heads import Heads

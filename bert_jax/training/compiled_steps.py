@@ -6,7 +6,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from bert_jax.config.run import ModelConfig, Phase
+from bert_jax.config import ModelConfig, Phase
 from bert_jax.training import micro_batch
 from bert_jax.training.run_directory.ledger import Ledger
 from bert_jax.training.sharding import put_rows, splittable

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from bert_jax.config.run import RescueConfig
+from bert_jax.config import RescueConfig
 from bert_jax.shapes import Array, Bool, Float
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
-from bert_jax.config.run import Config
+from bert_jax.config import Config
 from bert_jax.data.cursor import Cursor
 from bert_jax.distributed.agreement import is_first
 from bert_jax.distributed.stop_request import stop_request
@@ -84,8 +84,8 @@ def train(
 
     On SIGTERM, to any process of the run, it is saved after the current update and this returns; the same call
     continues it. On Ctrl-C it is saved, too, and this raises KeyboardInterrupt; a second one ends the process.
-    All processes call this; the first one writes what is not part of a checkpoint. After trouble (training/divergence.py)
-    it goes back and on by itself (training/recovery.py).
+    All processes call this; the first one writes what is not part of a checkpoint. After trouble
+    (training/divergence.py) it goes back and on by itself (training/recovery.py).
 
     Args:
       task: what to train.

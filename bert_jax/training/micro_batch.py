@@ -12,7 +12,7 @@ from typing import Any, Literal
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
-from bert_jax.config.run import Config, Phase
+from bert_jax.config import Config, Phase
 from bert_jax.distributed.agreement import gather
 from bert_jax.errors import UserError
 from bert_jax.training.run_directory.ledger import Ledger

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import jax
 
-from bert_jax.config.run import Config, MeshConfig, ObjectiveConfig
+from bert_jax.config import Config, MeshConfig, ObjectiveConfig
 from bert_jax.config.sections import PAIR_FORMATS
 from bert_jax.config.training import MIN_SEQ_LEN
 from bert_jax.data.batches import Stream

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.config.run import Config, ModelConfig, ObjectiveConfig
+from bert_jax.config import Config, ModelConfig, ObjectiveConfig
 from bert_jax.data.cursor import Cursor
 from bert_jax.model import bert
 from bert_jax.model.flops import pretraining_flops

@@ -9,7 +9,7 @@ decision is in the ledger before anything is deleted; a run that dies in between
 import sys
 from typing import Any
 
-from bert_jax.config.run import Config
+from bert_jax.config import Config
 from bert_jax.data.cursor import Cursor, count_rows
 from bert_jax.distributed.agreement import is_first, tell
 from bert_jax.errors import UserError

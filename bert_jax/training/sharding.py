@@ -13,7 +13,7 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from bert_jax.config.run import MeshConfig, ModelConfig
+from bert_jax.config import MeshConfig, ModelConfig
 from bert_jax.errors import UserError
 from bert_jax.training.param_paths import map_with_table, name_leaves
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from bert_jax.config.run import Config
+from bert_jax.config import Config
 from bert_jax.data.cursor import Cursor
 from bert_jax.model.layers import Noise
 from bert_jax.objectives.losses import Sum

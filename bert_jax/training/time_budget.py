@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from bert_jax.config.run import Config
+from bert_jax.config import Config
 from bert_jax.training.optimizers.schedules import learning_rate
 from bert_jax.training.run_directory.ledger import Ledger
 

@@ -1,4 +1,4 @@
-"""`reference`: the invented text of data_prep/sources/reference_text.py, for comparing a set-up with the shipped curves."""
+"""`reference`: the invented text of reference_text.py, for comparing a set-up with the shipped curves."""
 
 import dataclasses
 from collections.abc import Iterator

@@ -8,9 +8,9 @@ import jax
 import numpy as np
 import pytest
 
+from bert_jax import config as config_lib
 from bert_jax.cli import main as cli
-from bert_jax.config import run as config_lib
-from bert_jax.config.run import to_dict
+from bert_jax.config import to_dict
 from bert_jax.convert.conversion import convert
 from bert_jax.convert.formats import input_formats
 from bert_jax.convert.init_from import read_start
@@ -31,7 +31,7 @@ WITH_MOMENTS = ("run", *JOURNEYS)
 # The recipe as a config file.
 CONFIG_FILE = """
 import json
-from bert_jax.config.run import from_dict
+from bert_jax.config import from_dict
 def config():
     return from_dict(json.loads({text!r}))
 """

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.config.run import ModelConfig
+from bert_jax.config import ModelConfig
 from bert_jax.convert.hf_model import Form
 from bert_jax.convert.parity import numpy_forward, our_forward, parity_report, transformers_forward
 from bert_jax.convert.parity.forward import Inputs, Task, heads_of, prefix_of

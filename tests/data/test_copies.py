@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.config import run as config_lib
-from bert_jax.config.run import ObjectiveConfig, Phase
+from bert_jax import config as config_lib
+from bert_jax.config import ObjectiveConfig, Phase
 from bert_jax.data.batches import Stream
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.corpus_rows import CorpusRows

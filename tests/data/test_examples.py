@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from bert_jax.config.run import DataConfig
+from bert_jax.config import DataConfig
 from bert_jax.data.examples import Layout, make_examples
 from bert_jax.data.hash_random import key_of
 from tests.data.memory import make_corpus, random_documents

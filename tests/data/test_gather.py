@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.config.run import DataConfig
+from bert_jax.config import DataConfig
 from bert_jax.data import epoch_plan as plan_module
 from bert_jax.data.corpus_rows import CorpusRows
 from bert_jax.data.cursor import Position

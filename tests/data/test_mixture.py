@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.config.run import Config, DataConfig, Phase
+from bert_jax.config import Config, DataConfig, Phase
 from bert_jax.data.batches import Stream
 from bert_jax.data.cursor import Cursor
 from bert_jax.data.mixture import CYCLE, Turns, rounded, shares

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from bert_jax.config.run import DataConfig
+from bert_jax.config import DataConfig
 from bert_jax.data import epoch_plan as plan_module
 from bert_jax.data.epoch_plan import Plan
 from bert_jax.data.hash_random import key_of, permuted

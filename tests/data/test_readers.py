@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.config import run as config_lib
+from bert_jax import config as config_lib
 from bert_jax.data.batches import Stream
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.cursor import Cursor

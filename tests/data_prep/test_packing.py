@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_jax.config.run import DataConfig
+from bert_jax.config import DataConfig
 from bert_jax.data.epoch_plan import Plan
 from data_prep.inspection import packing
 from tests.data.memory import make_corpus

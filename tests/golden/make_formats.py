@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.config.run import CheckpointConfig, Config, DataConfig, EvaluationConfig, LogConfig, ModelConfig, Phase
+from bert_jax.config import CheckpointConfig, Config, DataConfig, EvaluationConfig, LogConfig, ModelConfig, Phase
 from bert_jax.training.param_paths import name_leaves
 
 FORMATS = Path(__file__).parent / "formats"

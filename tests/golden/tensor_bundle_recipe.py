@@ -1,6 +1,6 @@
 """What the checkpoints in tensor_bundle/ hold, made again from names wherever it is needed. Needs numpy only.
 
-Names and shapes are written down as Google's code makes them (sources: bert_jax/convert/formats/tensorflow1_names.py), not
+Names and shapes are written down as Google's code makes them (sources: convert/formats/tensorflow1_names.py), not
 taken from our table.
 """
 

@@ -5,7 +5,7 @@ import pytest
 from etils import epath
 
 import bert_jax
-from bert_jax.config.run import ModelConfig
+from bert_jax.config import ModelConfig
 from bert_jax.convert.conversion import convert
 from bert_jax.convert.formats import native, tokenizer_files
 from bert_jax.convert.translate import Translated, family_of

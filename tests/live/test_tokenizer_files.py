@@ -108,7 +108,7 @@ def test_made_files(tmp_path, sources, lines, family):
 
 @pytest.mark.parametrize("how", ["a run's own", "released"])
 def test_albert(tmp_path, sources, lines, how):
-    """A released directory has the model file alone. Of many lines a few differ: see tokenizers/sentencepiece_backend.py."""
+    """A released directory has the model file alone. Of many lines a few differ: see sentencepiece_backend.py."""
     tokenizer_files.make(Tokenizer.load(sources["albert"]), epath.Path(tmp_path), "albert", 512)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "albert"}))
     if how == "released":

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from bert_jax.config.run import ModelConfig
+from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
 from bert_jax.model import bert
 from bert_jax.model.encoder import Block

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from bert_jax.config.run import ModelConfig
+from bert_jax.config import ModelConfig
 from bert_jax.convert.translate import Translated, to_form
 from bert_jax.errors import UserError
 from bert_jax.model import bert, families

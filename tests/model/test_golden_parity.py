@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.config.run import ModelConfig
+from bert_jax.config import ModelConfig
 from bert_jax.convert.hf_model import Form
 from bert_jax.convert.translate import from_form, to_form
 from bert_jax.model import bert

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 from scipy import special, stats
 
-from bert_jax.config.run import ModelConfig
+from bert_jax.config import ModelConfig
 from bert_jax.model.flops import pretraining_flops
 from bert_jax.model.heads import gather_positions, score_labels
 from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, truncated_normal

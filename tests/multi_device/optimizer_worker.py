@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.config.run import MeshConfig, OptimizerConfig
+from bert_jax.config import MeshConfig, OptimizerConfig
 from bert_jax.training.optimizers.optimizer import make_optimizer
 from bert_jax.training.param_paths import name_leaves
 from bert_jax.training.sharding import make_mesh, replicated, state_shardings

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.config.run import Config, MeshConfig, OptimizerConfig, Phase
+from bert_jax.config import Config, MeshConfig, OptimizerConfig, Phase
 from bert_jax.inference import loaded_model
 from bert_jax.model import bert, families
 from bert_jax.model.heads import Heads

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bert_jax.config.run import Config, DataConfig, EvaluationConfig, ModelConfig, ObjectiveConfig, Phase
+from bert_jax.config import Config, DataConfig, EvaluationConfig, ModelConfig, ObjectiveConfig, Phase
 from data_prep.build.engines.local import LocalEngine
 from data_prep.build.pipeline import Request, build
 from data_prep.options import Options

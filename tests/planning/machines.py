@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from bert_jax.chips import Chip, Efficiency
-from bert_jax.config.run import Config, DataConfig, ModelConfig, ObjectiveConfig, OptimizerConfig, Phase
+from bert_jax.config import Config, DataConfig, ModelConfig, ObjectiveConfig, OptimizerConfig, Phase
 
 CHIP = Chip(
     "round",

@@ -5,10 +5,9 @@ import dataclasses
 import jax
 import pytest
 
+from bert_jax import config as config_lib
 from bert_jax.chips import Sizes
-from bert_jax.config import presets
-from bert_jax.config import run as config_lib
-from bert_jax.config.run import MeshConfig
+from bert_jax.config import MeshConfig, presets
 from bert_jax.data.batches import Stream
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.cursor import Cursor

@@ -8,10 +8,9 @@ import sys
 import jax
 import pytest
 
+from bert_jax import config as config_lib
 from bert_jax.chips import GIB
-from bert_jax.config import presets
-from bert_jax.config import run as config_lib
-from bert_jax.config.run import MeshConfig
+from bert_jax.config import MeshConfig, presets
 from bert_jax.planning import aot_compile, hlo, topologies
 from tests.multi_device.exchanges import compile_naive, gradients_sent, table_gathers
 

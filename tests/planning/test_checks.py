@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bert_jax import config as config_lib
 from bert_jax import directory_lock
 from bert_jax.chips import CHIPS
-from bert_jax.config import run as config_lib
+from bert_jax.config import Config, MeshConfig, ObjectiveConfig
 from bert_jax.config.presets import load_config, preset_files
-from bert_jax.config.run import Config, MeshConfig, ObjectiveConfig
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.mixture import Turns
 from bert_jax.data.mixture_spec import Part

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bert_jax import config as config_lib
 from bert_jax.cli import main as cli
-from bert_jax.config import run as config_lib
-from bert_jax.config.run import Config, DataConfig, ObjectiveConfig, Phase
+from bert_jax.config import Config, DataConfig, ObjectiveConfig, Phase
 from bert_jax.data import epoch_plan as plan_module
 from bert_jax.data.batches import Stream
 from bert_jax.data.corpus import Corpus
@@ -252,7 +252,7 @@ def test_a_sample_says_so(small, monkeypatch):
 def preset(tmp_path_factory, tiny_config):
     path = tmp_path_factory.mktemp("preset") / "tiny.py"
     text = repr(json.dumps(config_lib.to_dict(tiny_config)))
-    path.write_text("import json\nfrom bert_jax.config.run import from_dict\n")
+    path.write_text("import json\nfrom bert_jax.config import from_dict\n")
     with path.open("a") as file:
         file.write(f"def config():\n    return from_dict(json.loads({text}))\n")
     return str(path)

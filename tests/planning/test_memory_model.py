@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 from bert_jax.chips import Sizes
+from bert_jax.config import Config, Phase
 from bert_jax.config.presets import load_config
-from bert_jax.config.run import Config, Phase
 from bert_jax.model import families
 from bert_jax.objectives.masking import Vocabulary
 from bert_jax.planning.memory_model import LOGIT_BYTES, WORKING, estimate

@@ -7,11 +7,10 @@ import math
 
 import pytest
 
+from bert_jax import config as config_lib
 from bert_jax.chips import CHIPS, GIB
 from bert_jax.cli import main as cli
-from bert_jax.config import presets
-from bert_jax.config import run as config_lib
-from bert_jax.config.run import MeshConfig
+from bert_jax.config import MeshConfig, presets
 from bert_jax.errors import UserError
 from bert_jax.planning import aot_compile, mesh_search, run_plan, topologies
 from bert_jax.planning.hlo import Collective

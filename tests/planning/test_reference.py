@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from bert_jax import config as config_lib
 from bert_jax.cli import main as cli
 from bert_jax.config import presets
-from bert_jax.config import run as config_lib
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.mixture_spec import Part
 from bert_jax.doctor import reference_curve

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from bert_jax.config.run import Config
+from bert_jax.config import Config
 from bert_jax.distributed.cluster_detection import ClusterConfig, Seat, find
 from bert_jax.distributed.process_report import make_report
 from bert_jax.errors import UserError

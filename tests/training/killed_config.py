@@ -2,7 +2,7 @@
 twice the layers, several epochs, dropout, LAMB, a checkpoint every 10 updates.
 """
 
-from bert_jax.config.run import (
+from bert_jax.config import (
     CheckpointConfig,
     Config,
     DataConfig,

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.config.run import OptimizerConfig
+from bert_jax.config import OptimizerConfig
 
 SHAPES = {
     "encoder/embeddings/word": (12, 6),

@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 
-from bert_jax.config.run import Config, Phase
+from bert_jax.config import Config, Phase
 from bert_jax.data.mixture_spec import Part
 from bert_jax.training import pretraining
 from bert_jax.training import time_budget as budget_module

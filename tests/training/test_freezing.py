@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bert_jax.cli import main as cli
-from bert_jax.config.run import CheckpointConfig, Config, EvaluationConfig, LogConfig
+from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig
 from bert_jax.data.mixture_spec import Part
 from bert_jax.errors import UserError
 from bert_jax.training import loop, pretraining

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from bert_jax.config.run import CheckpointConfig, Config, EvaluationConfig, LogConfig, RescueConfig
+from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, RescueConfig
 from bert_jax.data.mixture_spec import Part
 from bert_jax.training import loop, pretraining, reporter
 from bert_jax.training.run_directory import goodput

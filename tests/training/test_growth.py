@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.config import run as config_lib
-from bert_jax.config.run import CheckpointConfig, Config, EvaluationConfig, LogConfig
+from bert_jax import config as config_lib
+from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig
 from bert_jax.data.cursor import Cursor
 from bert_jax.data.mixture_spec import Part
 from bert_jax.inference import loaded_model

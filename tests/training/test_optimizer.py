@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.config import presets
-from bert_jax.config.run import OptimizerConfig
+from bert_jax.config import OptimizerConfig, presets
 from bert_jax.errors import UserError
 from bert_jax.model import bert
 from bert_jax.model.heads import Heads

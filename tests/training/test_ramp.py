@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.config.run import Config, EvaluationConfig, LogConfig
+from bert_jax.config import Config, EvaluationConfig, LogConfig
 from bert_jax.data.cursor import Cursor
 from bert_jax.data.mixture_spec import Part
 from bert_jax.training import compiled_steps, loop, pretraining

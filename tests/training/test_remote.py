@@ -15,8 +15,8 @@ import pytest
 
 from bert_jax import directory_lock, storage
 from bert_jax.cli import main as cli
+from bert_jax.config import CheckpointConfig, LogConfig
 from bert_jax.config.presets import load_config
-from bert_jax.config.run import CheckpointConfig, LogConfig
 from bert_jax.convert.formats.tensor_files import SAFETENSORS as WEIGHTS
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.integrity import check_shards

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.config.run import LogConfig
+from bert_jax.config import LogConfig
 from bert_jax.objectives.masking import Vocabulary
 from bert_jax.training import reporter
 from bert_jax.training.eval_metrics import Scores, describe

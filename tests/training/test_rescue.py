@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.config.run import CheckpointConfig, Config, EvaluationConfig, LogConfig, Phase, RescueConfig, StartConfig
+from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, Phase, RescueConfig, StartConfig
 from bert_jax.convert.init_from import read_start
 from bert_jax.data.cursor import Cursor, count_rows
 from bert_jax.data.mixture_spec import Part

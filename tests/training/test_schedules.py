@@ -6,8 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from bert_jax.config import presets
-from bert_jax.config.run import Config, Phase
+from bert_jax.config import Config, Phase, presets
 from bert_jax.training.optimizers.schedules import learning_rate, learning_rate_at
 
 

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.config.run import Config, ModelConfig, OptimizerConfig, Phase
+from bert_jax.config import Config, ModelConfig, OptimizerConfig, Phase
 from bert_jax.objectives.masking import Vocabulary
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.sharding import make_mesh, put_rows

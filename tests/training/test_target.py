@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from bert_jax.config.run import CheckpointConfig, Config, EvaluationConfig, LogConfig, TargetConfig
+from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, TargetConfig
 from bert_jax.data.mixture_spec import Part
 from bert_jax.errors import UserError
 from bert_jax.training import pretraining

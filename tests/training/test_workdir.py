@@ -7,8 +7,8 @@ import shutil
 
 import pytest
 
-from bert_jax.config import run as config_lib
-from bert_jax.config.run import Config, Phase
+from bert_jax import config as config_lib
+from bert_jax.config import Config, Phase
 from bert_jax.data.corpus import FORMAT_VERSION, identity_of
 from bert_jax.data.mixture_spec import Part
 from bert_jax.directory_lock import DirectoryLock

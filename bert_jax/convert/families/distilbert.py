@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from bert_jax.config.run import ModelConfig
+from bert_jax.config import ModelConfig
 from bert_jax.convert.families.family import (
     ACTIVATION_NAMES,
     Family,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.config.run import ModelConfig
+from bert_jax.config import ModelConfig
 from bert_jax.convert.formats.json_fields import build
 from bert_jax.convert.formats.tensors import stored
 from bert_jax.convert.name_map import Entry, dense, norm, table

@@ -17,7 +17,7 @@ import numpy as np
 import safetensors.numpy
 
 from bert_jax import __version__
-from bert_jax.config.run import ModelConfig
+from bert_jax.config import ModelConfig
 from bert_jax.convert.formats.json_fields import build
 from bert_jax.convert.formats.tensor_files import open_safetensors
 from bert_jax.convert.name_map import Params, check_finite

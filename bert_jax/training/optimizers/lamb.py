@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from bert_jax.config.run import OptimizerConfig
+from bert_jax.config import OptimizerConfig
 from bert_jax.shapes import Array, Float
 
 

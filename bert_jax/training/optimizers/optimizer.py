@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from bert_jax.config.run import OptimizerConfig
+from bert_jax.config import OptimizerConfig
 from bert_jax.shapes import Array, Bool, Float, Int
 from bert_jax.training.optimizers.lamb import FLAVOURS, trust_ratio
 from bert_jax.training.optimizers.norms import (

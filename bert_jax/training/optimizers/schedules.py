@@ -2,7 +2,7 @@
 
 import math
 
-from bert_jax.config.run import Config, Phase
+from bert_jax.config import Config, Phase
 
 
 def learning_rate(phase: Phase, step: float) -> float:

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from bert_jax.config import run as config_lib
-from bert_jax.config.run import Config
+from bert_jax import config as config_lib
+from bert_jax.config import Config
 from bert_jax.data.cursor import Cursor
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath

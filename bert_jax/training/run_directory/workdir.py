@@ -4,8 +4,8 @@ import contextlib
 import json
 from typing import Any
 
-from bert_jax.config import run as config_lib
-from bert_jax.config.run import Config
+from bert_jax import config as config_lib
+from bert_jax.config import Config
 from bert_jax.data.corpus import identity_of, read_manifest
 from bert_jax.data.epoch_plan import STREAM_VERSION
 from bert_jax.data.mixture import CYCLE, rounded
