@@ -32,10 +32,7 @@ import jax.numpy as jnp  # noqa: E402
 import optax  # noqa: E402
 from bench_command import positive, stamped, write  # noqa: E402
 
-from bert_jax.config import (
-    OptimizerConfig,
-    presets,
-)
+from bert_jax.config import OptimizerConfig, presets  # noqa: E402
 from bert_jax.model import bert  # noqa: E402
 from bert_jax.model.heads import Heads  # noqa: E402
 from bert_jax.training.optimizers.optimizer import make_optimizer  # noqa: E402

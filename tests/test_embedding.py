@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bert_jax
-from bert_jax.convert.formats.sentence_transformers import SentenceEmbedding
+from bert_jax.convert.sentence_transformers import SentenceEmbedding
 from bert_jax.errors import UserError
 from bert_jax.inference import embedding, loaded_model
 from bert_jax.inference.loaded_model import Model

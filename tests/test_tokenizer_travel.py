@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from etils import epath
 
-from bert_jax.convert.formats import tokenizer_files
+from bert_jax.convert import tokenizer_files
 from bert_jax.errors import UserError
 from bert_jax.tokenizers import tokenizer as tokenizer_lib
 from bert_jax.tokenizers.albert import Preparation

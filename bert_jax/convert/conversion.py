@@ -14,16 +14,8 @@ from typing import NamedTuple
 
 from etils import epath
 
-from bert_jax.convert import tokenizer_check
-from bert_jax.convert.formats import (
-    huggingface,
-    input_formats,
-    native,
-    sentence_transformers,
-    stablehlo,
-    tensor_files,
-    tensorflow1,
-)
+from bert_jax.convert import sentence_transformers, tokenizer_check
+from bert_jax.convert.formats import huggingface, input_formats, native, stablehlo, tensor_files, tensorflow1
 from bert_jax.convert.hf_model import Form
 from bert_jax.convert.model_card import CARD, write_card
 from bert_jax.convert.parity import our_forward, parity_report

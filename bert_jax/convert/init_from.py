@@ -32,7 +32,8 @@ def read_start(config: Config, tokenizer: Tokenizer) -> Start:
     """Parameters and, if the config says so, moments to start a run from.
 
     Layers are repeated or left out up to the phase's depth (training/stacking.py); a part that the source does not
-    have, such as a pair head, is drawn, and so is what belongs to the vocabulary if the config says so; its moments are 0.
+    have, such as a pair head, is drawn, and so is what belongs to the vocabulary if the config says so; its
+    moments are 0.
 
     Args:
       config: with `start.source`.

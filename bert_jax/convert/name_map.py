@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from bert_jax.convert.formats.tensors import WEIGHT_TYPES, Stored, no_weight, stored
 from bert_jax.convert.hf_model import Form
+from bert_jax.convert.tensors import WEIGHT_TYPES, Stored, no_weight, stored
 from bert_jax.errors import UserError
 
 Params = dict[str, Any]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.convert.formats import sentence_transformers
+from bert_jax.convert import sentence_transformers
 from bert_jax.convert.hf_model import Form
 from bert_jax.convert.translate import Translated
 from bert_jax.storage import StoredPath, path

@@ -10,7 +10,7 @@ from typing import Any
 import sentencepiece
 import tokenizers
 
-from bert_jax.convert.formats import tokenizer_files
+from bert_jax.convert import tokenizer_files
 from bert_jax.convert.parity import transformers_forward
 from bert_jax.convert.parity.parity_report import TokenizerAgreement, tokenizer_agreement
 from bert_jax.convert.parity.sample_texts import TEXTS

@@ -15,10 +15,10 @@ from bert_jax.convert.families.electra import ELECTRA
 from bert_jax.convert.families.family import Family, Names, Settings
 from bert_jax.convert.families.modernbert import MODERNBERT
 from bert_jax.convert.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
-from bert_jax.convert.formats.tensors import LazyTensors, stored
+from bert_jax.convert.forward import ALIKE, DECODERS
 from bert_jax.convert.hf_model import Form
 from bert_jax.convert.name_map import Params, check_names, from_tensors, to_tensors
-from bert_jax.convert.parity.forward import ALIKE, DECODERS
+from bert_jax.convert.tensors import LazyTensors, stored
 from bert_jax.errors import UserError
 from bert_jax.model import bert
 from bert_jax.model.heads import Heads

@@ -13,7 +13,7 @@ from bert_jax.doctor.finding import Line
 from bert_jax.doctor.shared_storage_probe import nearest
 from bert_jax.planning.workload import count_parameters
 from bert_jax.storage import is_remote
-from bert_jax.training.run_directory import continuation
+from bert_jax.training import continuation
 from bert_jax.training.run_directory import workdir as workdir_lib
 from bert_jax.training.run_directory.checkpoint import committed, directory_of
 

@@ -16,8 +16,8 @@ import tokenizers
 
 from bert_jax.config import MeshConfig, ModelConfig
 from bert_jax.convert.formats import input_formats
-from bert_jax.convert.formats.sentence_transformers import SentenceEmbedding, checked_modes
 from bert_jax.convert.parity.our_forward import whole_rows
+from bert_jax.convert.sentence_transformers import SentenceEmbedding, checked_modes
 from bert_jax.errors import UserError
 from bert_jax.inference import embedding
 from bert_jax.model import bert

@@ -23,10 +23,10 @@ from bert_jax.errors import UserError
 from bert_jax.objectives.masking import Vocabulary
 from bert_jax.storage import StoredPath
 from bert_jax.tokenizers.tokenizer import Tokenizer
-from bert_jax.training import loop
+from bert_jax.training import continuation, loop
 from bert_jax.training.micro_batch import Asked
 from bert_jax.training.pretraining_task import Pretraining
-from bert_jax.training.run_directory import continuation, metrics, workdir
+from bert_jax.training.run_directory import metrics, workdir
 from bert_jax.training.run_directory.checkpoint import check_place, committed, directory_of
 from bert_jax.training.state import Start
 

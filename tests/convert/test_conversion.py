@@ -21,8 +21,8 @@ from bert_jax.cli import main as cli
 from bert_jax.convert import conversion
 from bert_jax.convert.conversion import TARGETS, convert
 from bert_jax.convert.formats import input_formats
+from bert_jax.convert.forward import Inputs
 from bert_jax.convert.parity import our_forward, transformers_forward
-from bert_jax.convert.parity.forward import Inputs
 from bert_jax.convert.parity.sample_texts import sample_inputs
 from bert_jax.convert.translate import to_form
 from bert_jax.errors import UserError

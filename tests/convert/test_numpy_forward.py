@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from bert_jax.config import ModelConfig
+from bert_jax.convert.forward import Inputs, Task, heads_of, prefix_of
 from bert_jax.convert.hf_model import Form
 from bert_jax.convert.parity import numpy_forward, our_forward, parity_report, transformers_forward
-from bert_jax.convert.parity.forward import Inputs, Task, heads_of, prefix_of
 from bert_jax.convert.parity.sample_texts import sample_inputs
 from bert_jax.convert.translate import Translated, family_of, from_form, to_form
 from bert_jax.errors import UserError

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 import pytest
 
+from bert_jax.convert.forward import Inputs, Outputs, Task
 from bert_jax.convert.parity import numpy_forward, our_forward, parity_report, transformers_forward
-from bert_jax.convert.parity.forward import Inputs, Outputs, Task
 from bert_jax.convert.parity.parity_report import TokenizerAgreement, compare, tokenizer_agreement
 from bert_jax.convert.parity.sample_texts import sample_inputs
 from bert_jax.convert.translate import from_form

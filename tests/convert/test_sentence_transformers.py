@@ -8,7 +8,7 @@ import pytest
 
 import bert_jax
 from bert_jax.convert.conversion import convert
-from bert_jax.convert.formats.sentence_transformers import SentenceEmbedding, read
+from bert_jax.convert.sentence_transformers import SentenceEmbedding, read
 from bert_jax.errors import UserError
 
 OLD = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")]

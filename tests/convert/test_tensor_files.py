@@ -11,7 +11,7 @@ import safetensors.numpy
 from etils import epath
 
 from bert_jax.convert.formats import tensor_files
-from bert_jax.convert.formats.tensors import LazyTensors, Stored, stored
+from bert_jax.convert.tensors import LazyTensors, Stored, stored
 from bert_jax.errors import UserError
 
 EVERY_BFLOAT16 = np.arange(2**16, dtype=np.uint16).view(ml_dtypes.bfloat16)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from bert_jax.convert.formats.tensors import LazyTensors, Stored
 from bert_jax.convert.formats.vocabulary import trim_vocabulary
 from bert_jax.convert.hf_model import Form
+from bert_jax.convert.tensors import LazyTensors, Stored
 from bert_jax.errors import UserError
 
 NAMES = {

@@ -14,8 +14,8 @@ import zlib
 
 import numpy as np
 
+from bert_jax.convert.forward import Inputs
 from bert_jax.convert.hf_model import Form
-from bert_jax.convert.parity.forward import Inputs
 from bert_jax.convert.parity.sample_texts import sample_inputs
 
 PATH = pathlib.Path(__file__).parent / "families.npz"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from etils import epath
 
-from bert_jax.convert.formats import tokenizer_files
+from bert_jax.convert import tokenizer_files
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from tests.fixtures import WORDS, make_documents
 from tests.live import zoo

@@ -8,8 +8,8 @@ import pytest
 
 from bert_jax.convert.formats import huggingface
 from bert_jax.convert.formats.tensor_files import SAFETENSORS, open_tensors, write_safetensors
+from bert_jax.convert.forward import Inputs
 from bert_jax.convert.parity import our_forward
-from bert_jax.convert.parity.forward import Inputs
 from bert_jax.convert.translate import from_form, to_form, without_base
 from tests.live import zoo
 

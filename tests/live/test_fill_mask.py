@@ -6,8 +6,9 @@ from etils import epath
 
 import bert_jax
 from bert_jax.config import ModelConfig
+from bert_jax.convert import tokenizer_files
 from bert_jax.convert.conversion import convert
-from bert_jax.convert.formats import native, tokenizer_files
+from bert_jax.convert.formats import native
 from bert_jax.convert.translate import Translated, family_of
 from bert_jax.model import bert
 from bert_jax.model.heads import Heads

@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
+from bert_jax.convert.forward import PREFIXES, Inputs, family_of
 from bert_jax.convert.parity import numpy_forward, parity_report, transformers_forward
-from bert_jax.convert.parity.forward import PREFIXES, Inputs, family_of
 from bert_jax.convert.parity.sample_texts import sample_inputs
 from bert_jax.errors import UserError
 from tests.golden.make_families import CLASSES, at_real, direct, form_of, goldens, make, sampled

@@ -5,8 +5,8 @@ import pytest
 
 import bert_jax
 from bert_jax.convert.conversion import convert
+from bert_jax.convert.forward import Inputs
 from bert_jax.convert.parity import our_forward
-from bert_jax.convert.parity.forward import Inputs
 from bert_jax.convert.translate import Translated
 from tests.golden import recipe
 from tests.golden.make_parity import PATH, run_reference

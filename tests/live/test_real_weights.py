@@ -17,8 +17,8 @@ import bert_jax
 from bert_jax.convert.conversion import convert
 from bert_jax.convert.formats import input_formats
 from bert_jax.convert.formats.tensor_files import SAFETENSORS, open_tensors
+from bert_jax.convert.forward import Inputs
 from bert_jax.convert.parity import our_forward
-from bert_jax.convert.parity.forward import Inputs
 from bert_jax.convert.parity.sample_texts import TEXTS
 
 pytestmark = [

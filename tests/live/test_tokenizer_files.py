@@ -13,8 +13,8 @@ import pytest
 from etils import epath
 
 import bert_jax
+from bert_jax.convert import tokenizer_files
 from bert_jax.convert.conversion import TARGETS, convert
-from bert_jax.convert.formats import tokenizer_files
 from bert_jax.convert.parity.sample_texts import TEXTS
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep.cli import main as cli

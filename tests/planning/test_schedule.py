@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from bert_jax.cli import main as cli
-from bert_jax.config import presets
-from bert_jax.config import Config, Phase
+from bert_jax.config import Config, Phase, presets
 from bert_jax.data.mixture import Turns
 from bert_jax.doctor import epochs
 from bert_jax.planning import schedule
@@ -118,8 +117,10 @@ def test_errors(tmp_path, capsys, monkeypatch):
 
 
 def test_it_needs_no_jax():
-    code = "import sys; sys.modules['jax'] = None\n"
+    code = (
+        "import sys; sys.modules['jax'] = None\n"
         "from bert_jax.cli.main import main; sys.exit(main(['schedule', 'bert_24h']))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2])
     assert done.returncode == 0 and "24 hours" in done.stdout, done.stderr
 

@@ -13,8 +13,8 @@ from bert_jax.data.corpus import FORMAT_VERSION, identity_of
 from bert_jax.data.mixture_spec import Part
 from bert_jax.directory_lock import DirectoryLock
 from bert_jax.errors import UserError
-from bert_jax.training import pretraining
-from bert_jax.training.run_directory import checkpoint, continuation, workdir
+from bert_jax.training import continuation, pretraining
+from bert_jax.training.run_directory import checkpoint, workdir
 
 CONFIG = Config(name="x")
 MIXTURE = {"ab12": 0.7, "cd34": 0.3}

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from bert_jax.config import ModelConfig
-from bert_jax.convert.formats.json_fields import build
-from bert_jax.convert.formats.tensors import stored
+from bert_jax.convert.json_fields import build
 from bert_jax.convert.name_map import Entry, dense, norm, table
+from bert_jax.convert.tensors import stored
 from bert_jax.errors import UserError
 from bert_jax.model.heads import Heads, TaskHead
 

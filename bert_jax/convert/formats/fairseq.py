@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_jax.convert.formats import fairseq_dictionary, torch_checkpoint
-from bert_jax.convert.formats.tensors import LazyTensors, Stored, in_memory, rows
 from bert_jax.convert.hf_model import Form
+from bert_jax.convert.tensors import LazyTensors, Stored, in_memory, rows
 from bert_jax.errors import UserError, require
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_accurate": "gelu_new", "gelu_fast": "gelu_new", "relu": "relu"}

@@ -14,8 +14,8 @@ import flax.traverse_util
 import numpy as np
 
 from bert_jax.convert.formats import tensor_files
-from bert_jax.convert.formats.tensors import WEIGHT_TYPES, LazyTensors, Stored, in_memory, no_weight, transposed
 from bert_jax.convert.hf_model import Form
+from bert_jax.convert.tensors import WEIGHT_TYPES, LazyTensors, Stored, in_memory, no_weight, transposed
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath, read_object
 

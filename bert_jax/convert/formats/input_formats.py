@@ -25,10 +25,10 @@ from bert_jax.convert.formats import (
 )
 from bert_jax.convert.formats.foreign_config import checked
 from bert_jax.convert.formats.tensor_files import PICKLE, SAFETENSORS
-from bert_jax.convert.formats.tensors import BUFFERS, LazyTensors, stored
 from bert_jax.convert.formats.vocabulary import trim_vocabulary
 from bert_jax.convert.hf_model import Form
 from bert_jax.convert.source_model import Contents
+from bert_jax.convert.tensors import BUFFERS, LazyTensors, stored
 from bert_jax.convert.translate import from_form, moments_from
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath, fetched, is_remote, path, reach

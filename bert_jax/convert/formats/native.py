@@ -18,8 +18,8 @@ import safetensors.numpy
 
 from bert_jax import __version__
 from bert_jax.config import ModelConfig
-from bert_jax.convert.formats.json_fields import build
 from bert_jax.convert.formats.tensor_files import open_safetensors
+from bert_jax.convert.json_fields import build
 from bert_jax.convert.name_map import Params, check_finite
 from bert_jax.convert.translate import FAMILIES, Translated
 from bert_jax.errors import UserError

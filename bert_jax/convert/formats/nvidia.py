@@ -18,9 +18,9 @@ from typing import Any
 
 from bert_jax.convert.formats import torch_checkpoint
 from bert_jax.convert.formats.foreign_config import checked
-from bert_jax.convert.formats.tensors import LazyTensors
 from bert_jax.convert.formats.vocabulary import trim_vocabulary
 from bert_jax.convert.hf_model import Form
+from bert_jax.convert.tensors import LazyTensors
 from bert_jax.errors import UserError
 from bert_jax.storage import read_object
 

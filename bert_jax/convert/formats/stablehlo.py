@@ -15,7 +15,7 @@ import numpy as np
 import safetensors.numpy
 from jax import export
 
-from bert_jax.convert.parity.forward import Inputs, Outputs
+from bert_jax.convert.forward import Inputs, Outputs
 from bert_jax.convert.parity.our_forward import select_task, whole_rows
 from bert_jax.convert.translate import Translated
 from bert_jax.errors import UserError, install_command

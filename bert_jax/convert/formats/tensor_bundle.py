@@ -1,7 +1,8 @@
 """TensorFlow's checkpoints ("tensor bundle", format V2), read and written without TensorFlow.
 
 ``PREFIX.index`` is a table (leveldb_table.py): under the empty key a header, under each tensor's name an entry with
-dtype, shape, CRC-32C and place in one of the files ``PREFIX.data-00000-of-00002``, which hold nothing but the tensors' bytes.
+dtype, shape, CRC-32C and place in one of the files ``PREFIX.data-00000-of-00002``, which hold nothing but the tensors'
+bytes.
 
 Source: tensorflow v2.21, core/protobuf/tensor_bundle.proto, core/util/tensor_bundle/{tensor_bundle.h,naming.h},
 core/framework/types.proto; tests compare with what TensorFlow writes and reads.

@@ -13,7 +13,7 @@ import safetensors
 import safetensors.numpy
 
 from bert_jax.convert.formats import torch_checkpoint
-from bert_jax.convert.formats.tensors import BUFFERS, WEIGHT_TYPES, LazyTensors, Stored, no_weight
+from bert_jax.convert.tensors import BUFFERS, WEIGHT_TYPES, LazyTensors, Stored, no_weight
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath, read_object
 

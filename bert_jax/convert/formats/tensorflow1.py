@@ -17,8 +17,8 @@ from bert_jax.convert.formats import tensor_bundle, tensorflow1_names
 from bert_jax.convert.formats.tensor_bundle import TensorBundle
 from bert_jax.convert.formats.tensorflow1_config import google_config, read_config
 from bert_jax.convert.formats.tensorflow1_names import GLOBAL_STEP, SLOTS, to_huggingface, to_tensorflow
-from bert_jax.convert.formats.tensors import LazyTensors, Stored
 from bert_jax.convert.hf_model import Form
+from bert_jax.convert.tensors import LazyTensors, Stored
 from bert_jax.errors import UserError, require
 from bert_jax.storage import StoredPath, make_directory, write_whole
 

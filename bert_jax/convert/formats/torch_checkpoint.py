@@ -19,7 +19,7 @@ from typing import Any, Literal
 import ml_dtypes
 import numpy as np
 
-from bert_jax.convert.formats.tensors import BUFFERS, WEIGHT_TYPES, LazyTensors, Stored, no_weight
+from bert_jax.convert.tensors import BUFFERS, WEIGHT_TYPES, LazyTensors, Stored, no_weight
 from bert_jax.errors import UserError, install_command
 
 Kind = Literal["state dict", "fairseq", "nvidia"]

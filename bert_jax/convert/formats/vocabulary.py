@@ -8,8 +8,8 @@ import dataclasses
 import re
 from collections.abc import Callable
 
-from bert_jax.convert.formats.tensors import LazyTensors, Stored, rows, stored
 from bert_jax.convert.hf_model import Form
+from bert_jax.convert.tensors import LazyTensors, Stored, rows, stored
 from bert_jax.errors import UserError
 
 HEADS = r"(cls\.predictions\.decoder|predictions\.decoder|lm_head\.decoder|vocab_projector|generator_lm_head|decoder)"

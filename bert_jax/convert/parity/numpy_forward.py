@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bert_jax.convert.forward import Inputs, Outputs, family_of, heads_of, is_causal, prefix_of, setting
 from bert_jax.convert.hf_model import Form
-from bert_jax.convert.parity.forward import Inputs, Outputs, family_of, heads_of, is_causal, prefix_of, setting
 from bert_jax.convert.parity.numpy_heads import run_heads
 from bert_jax.convert.parity.numpy_layers import Weights, attend, rotate, split_heads
 from bert_jax.errors import UserError

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import numpy as np
 from scipy.special import erf
 
+from bert_jax.convert.forward import is_spare
 from bert_jax.convert.hf_model import Form
-from bert_jax.convert.parity.forward import is_spare
 from bert_jax.errors import UserError
 
 

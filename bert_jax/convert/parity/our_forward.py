@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.convert.parity.forward import Inputs, Outputs, Task
+from bert_jax.convert.forward import Inputs, Outputs, Task
 from bert_jax.convert.translate import Translated
 from bert_jax.model import bert
 from bert_jax.model.encoder import EncoderInputs

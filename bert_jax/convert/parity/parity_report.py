@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bert_jax.convert.forward import Inputs, Outputs, Task
 from bert_jax.convert.hf_model import Form
 from bert_jax.convert.parity import numpy_forward, transformers_forward
-from bert_jax.convert.parity.forward import Inputs, Outputs, Task
 
 LIMIT = 1e-4
 """Largest difference of a value of ordinary size. Float32 keeps about 7 digits; 24 layers of sums lose two of them. A

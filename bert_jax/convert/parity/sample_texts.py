@@ -4,8 +4,8 @@ import itertools
 
 import numpy as np
 
+from bert_jax.convert.forward import Inputs, family_of, setting
 from bert_jax.convert.hf_model import Form
-from bert_jax.convert.parity.forward import Inputs, family_of, setting
 from bert_jax.errors import UserError
 from bert_jax.tokenizers.tokenizer import Tokenizer
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.convert.hf_model import Form
-from bert_jax.convert.parity.forward import (
+from bert_jax.convert.forward import (
     DECODERS,
     PREFIXES,
     Heads,
@@ -23,6 +22,7 @@ from bert_jax.convert.parity.forward import (
     is_spare,
     prefix_of,
 )
+from bert_jax.convert.hf_model import Form
 from bert_jax.errors import UserError
 
 CLASSES = {
