@@ -54,7 +54,7 @@ GPU = Efficiency(0.68, 0.9, 0.9, 0.9, 0.9)
 TPU = Efficiency(0.75, 0.9, 0.9, 0.9, 0.9)
 TPU_V6 = Efficiency(0.55, 0.9, 0.9, 0.9, 0.9)
 CPU = Efficiency(1.0, 0.87, 1.27, 0.68, 1.6)
-"""Of rates measured on the machine at hand. Fitted by scripts/calibrate_roofline.py on one with two cores
+"""Of rates measured on the machine at hand. Fitted by scripts/benchmarks/calibrate_roofline.py on one with two cores
 (docs/LOG.md)."""
 
 
@@ -88,7 +88,7 @@ class Chip:
     network: float
     """Bytes/s one way between slices, per device: the share of its host's cards."""
     efficiency: Efficiency
-    """Assumed, or fitted by scripts/calibrate_roofline.py."""
+    """Assumed, or fitted by scripts/benchmarks/calibrate_roofline.py."""
     source: str
     """The maker's page."""
     unconfirmed: str = ""

@@ -36,8 +36,8 @@ def forget_programs():
 # Files that take minutes, longest first. Files are given to processes in this order, so that none is left for the end.
 LONG = (
     "multi_device/test_equivalence.py",
-    "training/test_rescue.py",
-    "test_embedding.py",
+    "training/test_recovery.py",
+    "inference/test_embedding.py",
     "live/test_matrix.py",
 )
 

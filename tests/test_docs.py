@@ -27,16 +27,16 @@ SMALLER = {
     "pretrain": SMALL_RUN,
     "doctor": SMALL_RUN,
     "plan": f"{SMALL_RUN} --topology v5e:2x2",
-    "scripts/bench_loop.py": "--preset bert_tiny --seq-len 16 --batch 2 --updates 2 --log-every 2 --rounds 1",
-    "scripts/bench_optimizer.py": "--preset bert_tiny --rounds 1",
-    "scripts/calibrate_roofline.py": "--presets bert_tiny --rounds 1 --seconds 0.01",
+    "scripts/benchmarks/bench_loop.py": "--preset bert_tiny --seq-len 16 --batch 2 --updates 2 --log-every 2 --rounds 1",
+    "scripts/benchmarks/bench_optimizer.py": "--preset bert_tiny --rounds 1",
+    "scripts/benchmarks/calibrate_roofline.py": "--presets bert_tiny --rounds 1 --seconds 0.01",
     "tokenizer": "--vocab-size 120",
     "build": "--workers 1 --validation-fraction 0.2",
-    "scripts/bench.py": "--budget 30",
-    "scripts/bench_stream.py": (
+    "scripts/benchmarks/bench.py": "--budget 30",
+    "scripts/benchmarks/bench_stream.py": (
         "--rounds 1 --seconds 0.1 --seq-lens 32 --documents 1000 --tokens 100000 --preset bert_tiny --steps 4 --batch 8"
     ),
-    "scripts/bench_masking.py": "--preset bert_tiny --seq-len 16 --batch 2 --rounds 1 --calls 1",
+    "scripts/benchmarks/bench_masking.py": "--preset bert_tiny --seq-len 16 --batch 2 --rounds 1 --calls 1",
 }
 
 

@@ -60,7 +60,7 @@ def stop_request() -> Iterator[StopRequest]:
 
     Before the first step there is nothing to save: Ctrl-C ends the process. Of several processes all stop after the
     same step: jax has caught SIGTERM and looks for a step that no process has passed, and Ctrl-C is for their
-    supervisors (runtime/supervisor.py).
+    supervisors (supervisor.py).
     """
     if jax.distributed.is_initialized():
         # jax waits for one more than the highest number it was given; updates do not begin at 1, and may go back.

@@ -48,7 +48,7 @@ class Asked:
     micro_batch: int | Literal["auto"] | None = None
     """As `bert-jax pretrain` takes it."""
     reports: tuple[dict[str, Any], ...] = ()
-    """What each process says of itself (runtime/report.py), with its `sight` (doctor/shared_storage_probe.py)."""
+    """A report of each process (distributed/process_report.py), with its `sight` (shared_storage_probe.py)."""
 
     windows: int | None = None
     """Of a corpus (4 M tokens each) that are planned to count rows and epochs; None: as many as take some seconds."""

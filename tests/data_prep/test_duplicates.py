@@ -341,7 +341,14 @@ def test_bands_find_what_is_at_the_threshold():
 
 def test_benchmark_runs(tmp_path):
     report = tmp_path / "report.json"
-    command = [sys.executable, ROOT / "scripts" / "bench_duplicates.py", "--documents", "300", "--json", report]
+    command = [
+        sys.executable,
+        ROOT / "scripts" / "benchmarks" / "bench_duplicates.py",
+        "--documents",
+        "300",
+        "--json",
+        report,
+    ]
     subprocess.run(command, check=True, capture_output=True)
     (run,) = json.loads(report.read_text())["runs"]
     assert run["recall"] >= 0.95

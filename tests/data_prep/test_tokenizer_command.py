@@ -15,7 +15,7 @@ from bert_jax.tokenizers.kinds import SPECIAL_TOKENS, byte_alphabet
 from bert_jax.tokenizers.tokenizer import Tokenizer, wordpiece
 from data_prep.cli.main import main
 from data_prep.vocabularies.train import KINDS
-from tests.test_tokenizer import LINES, train
+from tests.tokenizers.test_tokenizer import LINES, train
 
 ROOT = Path(__file__).parents[2]
 WORDS = {

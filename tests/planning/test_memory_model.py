@@ -17,7 +17,7 @@ from bert_jax.training.sharding import make_mesh, replicated, row_sharding
 from bert_jax.training.state import abstract_state
 from bert_jax.training.step import Dials, make_train_step
 from tests.planning.machines import run
-from tests.planning.test_traffic import COPIED, TOTAL
+from tests.planning.test_collectives import COPIED, TOTAL
 
 TOLERANCE = 0.15
 """Of all bytes together: how far an estimate may be from a compiled program (docs/LOG.md has the figures)."""

@@ -13,7 +13,7 @@ from bert_jax.planning.roofline import parameter_bytes, predict, program_flops
 from bert_jax.planning.workload import workload
 from bert_jax.training.pretraining_task import Pretraining
 from tests.planning.machines import CHIP, run, starved
-from tests.planning.test_traffic import TOTAL
+from tests.planning.test_collectives import TOTAL
 
 TOKENS = 8 * 16
 LINEAR, ATTENTION = 2 * 8 * (4 * 8 + 2 * 16), 4 * 8 * 16

@@ -1,0 +1,203 @@
+"""bert_jax's side of `scripts/benchmarks/bench.py`: what the machine can do, and our train step on synthetic rows.
+
+Needs jax, flax, optax and numpy. Imported only once the process has its final CPU affinity.
+"""
+
+import dataclasses
+import math
+import os
+import time
+from typing import Any
+
+import flax
+import jax
+import jax.numpy as jnp
+import jaxlib
+import numpy as np
+import optax
+
+from bert_jax.config import Config, DataConfig, ModelConfig, ObjectiveConfig, OptimizerConfig, Phase
+from bert_jax.errors import UserError
+from bert_jax.model import families
+from bert_jax.model.flops import pretraining_flops
+from bert_jax.objectives import masking
+from bert_jax.objectives.masking import Vocabulary
+from bert_jax.training.pretraining_task import Pretraining
+from bert_jax.training.sharding import check_rows, make_mesh, put_rows
+from bert_jax.training.state import abstract_state, init_state
+from bert_jax.training.step import make_train_step, put_dials
+
+# bert-base-uncased: [PAD], [UNK], [CLS], [SEP], [MASK].
+PAD, UNK, CLS, SEP, MASK = 0, 100, 101, 102, 103
+VOCABULARY = Vocabulary(30522, MASK, (PAD, UNK, CLS, SEP, MASK))
+FIRST_WORD = 1000
+"""Where bert-base-uncased's vocabulary leaves its special and unused ids."""
+
+
+def model_config(case: Any) -> ModelConfig:
+    """The preset in a case's shapes.
+
+    Raises:
+      UserError: what the case asks for cannot go together.
+    """
+    base = families.bert(*case.size)
+    return dataclasses.replace(
+        base,
+        hidden_dropout=case.hidden_dropout,
+        attention_dropout=case.attention_dropout,
+        attention=case.attention,
+        compute_dtype=case.dtype,
+        remat=case.remat,
+        scan_unroll=case.scan_unroll,
+        max_positions=max(base.max_positions, case.seq_len),
+    )
+
+
+def predictions(seq_len: int) -> int:
+    """Masked positions in a full row."""
+    return int(masking.prediction_counts(ObjectiveConfig().mask_rate, seq_len)[-1])
+
+
+def step_flops(case: Any) -> float:
+    """FLOPs that the model needs for one update, MLM head on the masked positions only."""
+    return pretraining_flops(model_config(case), case.batch, case.seq_len, predictions(case.seq_len))
+
+
+def synthetic_rows(batch: int, seq_len: int, seed: int = 0) -> dict[str, np.ndarray]:
+    """Full rows, [CLS] A [SEP] B [SEP], one pair each; word ids follow Zipf's law as those of text do."""
+    draw = np.random.default_rng(seed)
+    ranks = np.exp(draw.uniform(0, math.log(VOCABULARY.size - FIRST_WORD), (batch, seq_len)))
+    ids = FIRST_WORD - 1 + ranks.astype(np.int32)
+    middle = seq_len // 2
+    ids[:, 0], ids[:, middle], ids[:, -1] = CLS, SEP, SEP
+    types = np.zeros((batch, seq_len), np.int32)
+    types[:, middle + 1 :] = 1
+    row = np.arange(batch, dtype=np.int32)
+    return {
+        "input_ids": ids,
+        "token_type_ids": types,
+        "segment_ids": np.ones((batch, seq_len), np.int32),
+        "position_ids": np.broadcast_to(np.arange(seq_len, dtype=np.int32), (batch, seq_len)).copy(),
+        "cls_positions": np.zeros((batch, 1), np.int32),
+        "example_id": row[:, None].copy(),
+        "pair_labels": draw.integers(0, 2, (batch, 1), np.int32),
+        "row": row,
+        "mask_epoch": np.zeros(batch, np.int32),
+    }
+
+
+class OurStep:
+    """The compiled train step of one case, ready to be timed."""
+
+    def __init__(self, case: Any, devices: int):
+        self.config = config = Config(
+            name=case.preset,
+            model=model_config(case),
+            objective=ObjectiveConfig(pair=case.pair),
+            data=DataConfig(examples_per_row=1),
+            optimizer=OptimizerConfig(name=case.optimizer),
+            phases=(Phase(seq_len=case.seq_len, batch_size=case.batch, accumulation=case.accumulation),),
+        )
+        task = Pretraining(config, VOCABULARY)
+        mesh = make_mesh(config.mesh, jax.devices()[:devices])
+        check_rows(case.batch, case.accumulation, mesh, "batch")
+        self.rows = put_rows(synthetic_rows(case.batch, case.seq_len), mesh, case.batch)
+        self.dials = put_dials(1e-8, 1, mesh)  # as in a long warmup: the loss shows that nothing is learned
+        step = make_train_step(task, mesh, case.accumulation)
+        start = time.perf_counter()
+        self.step = step.lower(abstract_state(task, mesh), self.rows, self.dials).compile()
+        self.compile_seconds = time.perf_counter() - start
+        memory = self.step.memory_analysis()
+        # Donated inputs are outputs too: count them once.
+        self.memory_bytes = memory and int(memory.argument_size_in_bytes + memory.temp_size_in_bytes)
+        self.state = init_state(task, mesh)
+        self.metrics: dict[str, jax.Array] = {}
+
+    def run(self, steps: int) -> float:
+        """Seconds for so many updates, the device's work done."""
+        start = time.perf_counter()
+        for _ in range(steps):
+            self.state, self.metrics = self.step(self.state, self.rows, self.dials)
+        jax.block_until_ready((self.state, self.metrics))
+        return time.perf_counter() - start
+
+    def loss(self) -> float:
+        """Of the last update."""
+        return float(self.metrics["mlm_loss"])
+
+
+class Ceiling:
+    """What square matrix products and copies reach on one device; sampled again and again through a run.
+
+    A float32 product has jax's default precision, as the model's have: TF32 on recent GPUs, bf16 passes on TPU.
+    """
+
+    def __init__(self, platform: str):
+        """Take the largest size whose product still ends within a tenth of a second, or the smallest."""
+        sizes = (512, 1024, 2048) if platform == "cpu" else (1024, 2048, 4096, 8192)
+        self.samples: dict[str, list[float]] = {}
+        """FLOP/s by type, and bytes/s under "copy"."""
+        self.sizes: dict[str, int] = {}
+        self.multiply = jax.jit(jnp.matmul)
+        self.copy = jax.jit(lambda x: x + 1)
+        self.numbers = np.random.default_rng(0).standard_normal(2**20 - 3, np.float32)
+        self.copy_elements = 2**24 if platform == "cpu" else 2**28
+        for dtype in ("float32", "bfloat16"):
+            for size in sizes:
+                seconds = self._time_product(dtype, size, repeats=1)
+                self.sizes[dtype] = size
+                # The next has eight times the work.
+                if seconds > 0.1 / 8:
+                    break
+
+    def sample(self, repeats: int = 3) -> None:
+        """Measure everything again, for a second or so."""
+        for dtype, size in self.sizes.items():
+            for _ in range(repeats):
+                seconds = self._time_product(dtype, size)
+                self.samples.setdefault(dtype, []).append(2.0 * size**3 / seconds)
+        x = jnp.zeros((self.copy_elements,), jnp.float32)
+        self.copy(x).block_until_ready()
+        for _ in range(repeats):
+            seconds = _seconds(lambda: self.copy(x), 4)
+            self.samples.setdefault("copy", []).append(2.0 * x.nbytes / seconds)
+
+    def flops(self, dtype: str) -> float:
+        """Median FLOP/s so far."""
+        return float(np.median(self.samples[dtype]))
+
+    def _time_product(self, dtype: str, size: int, repeats: int | None = None) -> float:
+        # Zeros would draw less power, and a GPU would clock higher than in a model.
+        a, b = (jnp.asarray(np.resize(self.numbers, (size, size)), dtype) for _ in range(2))
+        seconds = _seconds(lambda: self.multiply(a, b), 1)
+        calls = repeats or max(1, min(50, int(0.05 / seconds)))
+        return _seconds(lambda: self.multiply(a, b), calls)
+
+
+def _seconds(call: Any, calls: int) -> float:
+    """Seconds per call of several queued ones, after one that is not timed."""
+    call().block_until_ready()
+    start = time.perf_counter()
+    for _ in range(calls):
+        result = call()
+    result.block_until_ready()
+    return (time.perf_counter() - start) / calls
+
+
+def describe_device(wanted: int) -> dict[str, Any]:
+    """Versions, cores, and the device that jax computes on.
+
+    Raises:
+      UserError: fewer devices than wanted.
+    """
+    device = jax.devices()[0]
+    if jax.device_count() < wanted:
+        raise UserError(f"--devices {wanted}: jax sees {jax.device_count()} of kind {device.device_kind}")
+    return {
+        "platform": device.platform,
+        "device": device.device_kind,
+        "devices": wanted,
+        "cores": os.cpu_count(),
+        "threads": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "versions": {package.__name__: package.__version__ for package in (jax, jaxlib, flax, optax, np)},
+    }

@@ -1,0 +1,141 @@
+"""The peer of `scripts/benchmarks/bench.py`: `transformers`' BertForMaskedLM with random weights, trained by PyTorch.
+
+Two variants: `stock` projects every position onto the vocabulary, as the library does; `gathered` runs its
+MLM head on the masked positions only, as we do. Both get what a careful user would give them: SDPA attention,
+fused AdamW, no attention mask (all rows are full), and on a GPU bf16 autocast and `torch.compile`.
+"""
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from bert_jax.config import OptimizerConfig
+from bert_jax.errors import UserError
+
+
+def describe(threads: int) -> dict[str, str]:
+    """Versions of the peer; it gets as many CPU threads as jax."""
+    torch.set_num_threads(threads)
+    return {"torch": torch.__version__, "transformers": transformers.__version__}
+
+
+class PeerStep:
+    """One variant's train step on the same shapes, ready to be timed."""
+
+    def __init__(
+        self, case: Any, model: Any, rows: dict[str, np.ndarray], predictions: int, mask_id: int, platform: str
+    ):
+        """Build it.
+
+        Args:
+          case: sequence length, batch, dropout and type.
+          model: our ModelConfig, whose shapes the peer copies.
+          rows: synthetic rows, not yet masked.
+          predictions: masked positions per row.
+          mask_id: token id of [MASK].
+          platform: where jax computes.
+
+        Raises:
+          UserError: torch cannot compute there.
+        """
+        gpu = platform == "gpu"
+        if platform not in ("cpu", "gpu") or (gpu and not torch.cuda.is_available()):
+            raise UserError(f"this torch does not reach the {platform}: install one that does")
+        self.device = torch.device("cuda" if gpu else "cpu")
+        self.autocast = torch.bfloat16 if case.dtype == "bfloat16" else None
+        torch.manual_seed(0)
+        self.model = _build(model).to(self.device).train()
+        self.optimizer = _adamw(self.model)
+        self.batch = self._masked(rows, predictions, mask_id)
+        self.loss_of = self._gathered_loss if case.variant == "gathered" else self._stock_loss
+        if case.compiled:
+            self.loss_of = torch.compile(self.loss_of)
+        self.compile_seconds: float | None = None
+        self.memory_bytes: int | None = None
+        self.last: torch.Tensor | None = None
+        if gpu:
+            torch.cuda.reset_peak_memory_stats()
+        first = self.run(1)
+        if case.compiled:
+            self.compile_seconds = first
+        if gpu:
+            self.memory_bytes = torch.cuda.max_memory_allocated()
+
+    def run(self, steps: int) -> float:
+        """Seconds for so many updates, the device's work done."""
+        start = time.perf_counter()
+        for _ in range(steps):
+            with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
+                loss = self.loss_of()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+            self.last = loss.detach()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+    def loss(self) -> float:
+        """Of the last update."""
+        return float(self.last)
+
+    def _masked(self, rows: dict[str, np.ndarray], predictions: int, mask_id: int) -> dict[str, torch.Tensor]:
+        """Fixed masks: the peer's collator, which would draw them on the host, is not timed."""
+        draw = np.random.default_rng(0)
+        batch, seq_len = rows["input_ids"].shape
+        shuffled = draw.permuted(np.broadcast_to(np.arange(1, seq_len - 1), (batch, seq_len - 2)), axis=1)
+        positions = np.sort(shuffled[:, :predictions], axis=1)
+        labels = np.full((batch, seq_len), -100)
+        chosen = np.take_along_axis(rows["input_ids"], positions, axis=1)
+        np.put_along_axis(labels, positions, chosen, axis=1)
+        arrays = {
+            "input_ids": np.where(labels >= 0, mask_id, rows["input_ids"]),
+            "token_type_ids": rows["token_type_ids"],
+            "labels": labels,
+            "flat_positions": (positions + seq_len * np.arange(batch)[:, None]).ravel(),
+            "flat_labels": chosen.ravel(),
+        }
+        return {name: torch.from_numpy(array.astype(np.int64)).to(self.device) for name, array in arrays.items()}
+
+    def _stock_loss(self) -> torch.Tensor:
+        return self.model(**{name: self.batch[name] for name in ("input_ids", "token_type_ids", "labels")}).loss
+
+    def _gathered_loss(self) -> torch.Tensor:
+        ids, types = self.batch["input_ids"], self.batch["token_type_ids"]
+        hidden = self.model.bert(input_ids=ids, token_type_ids=types).last_hidden_state
+        chosen = hidden.flatten(0, 1).index_select(0, self.batch["flat_positions"])
+        return torch.nn.functional.cross_entropy(self.model.cls(chosen).float(), self.batch["flat_labels"])
+
+
+def _build(model: Any) -> transformers.BertForMaskedLM:
+    return transformers.BertForMaskedLM(
+        transformers.BertConfig(
+            vocab_size=model.vocab_size,
+            hidden_size=model.hidden_size,
+            num_hidden_layers=model.num_layers,
+            num_attention_heads=model.num_heads,
+            intermediate_size=model.intermediate_size,
+            max_position_embeddings=model.max_positions,
+            hidden_dropout_prob=model.hidden_dropout,
+            attention_probs_dropout_prob=model.attention_dropout,
+            attn_implementation="sdpa",
+        )
+    )
+
+
+def _adamw(model: torch.nn.Module) -> torch.optim.AdamW:
+    """Fused, with our numbers; biases and LayerNorms are not decayed, as the library's Trainer has it."""
+    config, named = OptimizerConfig(), list(model.named_parameters())
+    plain = [p for name, p in named if name.endswith("bias") or "LayerNorm" in name]
+    decayed = [p for name, p in named if not (name.endswith("bias") or "LayerNorm" in name)]
+    return torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}],
+        lr=1e-5,
+        betas=(config.beta1, config.beta2),
+        eps=config.epsilon,
+        fused=True,
+    )

@@ -1,0 +1,276 @@
+"""Predicted over measured step time: how far `bert-jax plan`'s roofline can be trusted on the machine at hand.
+
+    python scripts/benchmarks/calibrate_roofline.py --json roofline.json
+
+Compiles our train step in several shapes. In each round every case takes its turn: the machine's rates are measured
+(matrix products, memory, elementwise work), then a few updates, within seconds of each other, since a shared machine
+wavers; the prediction uses the rates of that turn. What counts is the median over rounds of predicted / measured.
+On a CPU everything is timed twice: by the clock, and in CPU seconds of all threads over their number, which is the
+time that an update would take if nothing else ran and no thread waited.
+
+On an accelerator that bert_jax/chips.py knows, the published figures take the place of measured rates. On any other
+device the efficiencies are those of `chips.CPU`; some cases served to fit them, which the table says, and the others
+check them. `--fit` prints what the fitting cases of this run would make of them.
+
+Needs jax, flax, optax, numpy and scipy.
+"""
+
+import argparse
+import dataclasses
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+# Run as a script from a clone, nothing needs to be installed.
+sys.path[:0] = [path for path in (str(ROOT), str(ROOT / "scripts" / "benchmarks")) if path not in sys.path]
+
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+from bench import PRESETS, Case  # noqa: E402
+from bench_command import positive, stamped, write  # noqa: E402
+from bench_ours import OurStep, describe_device  # noqa: E402
+from scipy.optimize import lsq_linear  # noqa: E402
+
+from bert_jax.chips import CPU, Chip, Efficiency, Sizes, chip_of  # noqa: E402
+from bert_jax.model.layers import Noise, dropout, gelu  # noqa: E402
+from bert_jax.planning.roofline import ACTIVATION_OPS, HASH_OPS, predict  # noqa: E402
+
+TARGET = 0.25
+"""How far predicted / measured may be from 1."""
+FITTED = (
+    Case("bert_tiny", 128, 16),
+    Case("bert_tiny", 128, 64),
+    Case("bert_tiny", 512, 4),
+    Case("bert_mini", 128, 8),
+    Case("bert_mini", 512, 2),
+    Case("bert_small", 128, 4),
+    Case("bert_medium", 128, 2),
+)
+CHECKED = (
+    Case("bert_tiny", 128, 16, 0.0, 0.0),
+    Case("bert_mini", 128, 8, 0.0, 0.0),
+    Case("bert_mini", 512, 2, 0.0, 0.0),
+    Case("bert_mini", 256, 8),
+    Case("bert_mini", 128, 32),
+    Case("bert_mini", 128, 8, optimizer="lamb"),
+    Case("bert_mini", 128, 16, accumulation=2),
+    Case("bert_mini", 128, 8, remat="full"),
+    Case("bert_mini", 128, 8, remat="dots"),
+    Case("bert_small", 512, 2),
+    Case("bert_medium", 128, 4, optimizer="lamb"),
+)
+ROWS, WIDTHS = 1024, (128, 256, 512)
+"""Of the products whose rate counts: [ROWS, width] with [width, 4 width], a feed-forward layer's."""
+MEMORY_ELEMENTS = 2**24
+VECTOR_ELEMENTS = 2**20
+CALLS = 6
+"""Of each measurement of a rate."""
+RATES = ("peak_flops", "vector_ops", "memory_bandwidth")
+
+
+CLOCKS = ("clock", "cpu")
+Chips = dict[str, Chip]
+"""The machine, by what it was timed with."""
+
+
+class Turn(NamedTuple):
+    """What one turn of a case measured, by what it was timed with."""
+
+    seconds: dict[str, float]
+    """Of an update."""
+    chips: Chips
+    """The machine at that moment."""
+
+
+def timed(call: Callable[[], Any], times: int) -> dict[str, float]:
+    """Seconds per call of several queued ones; the last result is waited for."""
+    threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    start = time.perf_counter(), time.process_time()
+    for _ in range(times):
+        result = call()
+    jax.block_until_ready(result)
+    clock, cpu = time.perf_counter() - start[0], time.process_time() - start[1]
+    return {"clock": clock / times, "cpu": cpu / threads / times}
+
+
+class Machine:
+    """Rates of a device that no maker's page describes. Samples take a few tenths of a second."""
+
+    def __init__(self) -> None:
+        draw = np.random.default_rng(0).standard_normal
+        shapes = [((ROWS, width), (width, 4 * width)) for width in WIDTHS]
+        self.products = [tuple(jnp.asarray(draw(shape, np.float32)) for shape in pair) for pair in shapes]
+        self.multiply = jax.jit(jnp.matmul)
+        self.values = jnp.asarray(draw((8, VECTOR_ELEMENTS // 8), np.float32))
+        noise = Noise(jnp.uint32(1), jnp.arange(8))
+        self.hash = jax.jit(lambda x: dropout(x, 0.1, noise))
+        self.gelu = jax.jit(jax.grad(lambda x: gelu(x).sum()))
+        # Into memory that is new each time, as a CPU program's temporaries are.
+        self.copy = jax.jit(lambda x: x + 1)
+        self.memory = jnp.zeros((MEMORY_ELEMENTS,), jnp.float32)
+
+    def sample(self) -> Chips:
+        """The machine as it is now."""
+        flops = [_rates(2 * a.size * b.shape[1], lambda a=a, b=b: self.multiply(a, b), CALLS) for a, b in self.products]
+        hashes = _rates(HASH_OPS * VECTOR_ELEMENTS, lambda: self.hash(self.values), CALLS)
+        gelus = _rates(ACTIVATION_OPS["gelu"] * VECTOR_ELEMENTS, lambda: self.gelu(self.values), CALLS)
+        memory = _rates(2 * self.memory.nbytes, lambda: self.copy(self.memory), CALLS)
+        return {
+            clock: measured_chip(
+                statistics.median(rates[clock] for rates in flops), (hashes[clock] * gelus[clock]) ** 0.5, memory[clock]
+            )
+            for clock in CLOCKS
+        }
+
+
+def _rates(work: float, call: Callable[[], Any], times: int) -> dict[str, float]:
+    """Work per second, after a call that is not timed."""
+    jax.block_until_ready(call())
+    return {clock: work / seconds for clock, seconds in timed(call, times).items()}
+
+
+def measured_chip(flops: float, vector_ops: float, bandwidth: float, efficiency: Efficiency = CPU) -> Chip:
+    """A device of its own, without links."""
+    return Chip(
+        "here",
+        kinds=(),
+        peak_flops=flops,
+        float32_share=1.0,
+        vector_ops=vector_ops,
+        memory_bandwidth=bandwidth,
+        memory=0.0,
+        link_bandwidth=bandwidth,
+        torus=0,
+        wraps_at=1,
+        slice_devices=1,
+        network=bandwidth,
+        efficiency=efficiency,
+        source="measured here",
+    )
+
+
+def name_of(case: Case) -> str:
+    """As the table shows it."""
+    said = [f"{case.preset} {case.seq_len} x {case.batch}", case.optimizer, f"dropout {case.dropout}"]
+    said += [f"accumulation {case.accumulation}"] * (case.accumulation > 1) + [f"remat {case.remat}"] * (
+        case.remat != "none"
+    )
+    return ", ".join(said)
+
+
+def measure(
+    cases: Sequence[Case], rounds: int, seconds: float, sample: Callable[[], Chips]
+) -> list[tuple[Any, list[Turn]]]:
+    """Config and turns of every case; the cases take turns."""
+    steps = []
+    for case in cases:
+        step = OurStep(case, 1)
+        step.run(1)
+        steps.append((step, max(1, round(seconds / step.run(1))), []))
+        print(f"compiled {name_of(case)}", file=sys.stderr, flush=True)
+    for _ in range(rounds):
+        for step, updates, turns in steps:
+            before = sample()
+            taken = timed(lambda step=step, updates=updates: step.run(updates), 1)
+            after = sample()
+            chips = {clock: _between(before[clock], after[clock]) for clock in before}
+            turns.append(Turn({clock: taken[clock] / updates for clock in before}, chips))
+    return [(step.config, turns) for step, _, turns in steps]
+
+
+def _between(before: Chip, after: Chip) -> Chip:
+    """Mean of the rates before and after."""
+    return dataclasses.replace(
+        before, **{rate: statistics.mean((getattr(before, rate), getattr(after, rate))) for rate in RATES}
+    )
+
+
+def judge(case: Case, config: Any, turns: Sequence[Turn]) -> dict[str, Any]:
+    """Medians over the turns of a case, by what they were timed with."""
+    result: dict[str, Any] = {"case": name_of(case)}
+    for clock in turns[0].chips:
+        predictions = [predict(config, 0, Sizes(), case.accumulation, turn.chips[clock]) for turn in turns]
+        ratios = [p.step_seconds / turn.seconds[clock] for p, turn in zip(predictions, turns, strict=True)]
+        middle = predictions[ratios.index(statistics.median_low(ratios))]
+        result[clock] = {
+            "measured": statistics.median(turn.seconds[clock] for turn in turns),
+            "ratio": statistics.median(ratios),
+            "ratios": ratios,
+            "bound": middle.bound,
+            "seconds": middle.seconds,
+        }
+    return result
+
+
+def fit(cases: Sequence[Case], measured: Sequence[tuple[Any, Sequence[Turn]]]) -> Efficiency:
+    """Efficiencies that make the relative error of these cases, in CPU seconds, least.
+
+    None is negative, and no product is faster than those that were measured: matmul is at most 1.
+    """
+    kinds = Efficiency._fields
+    lines = []
+    for case, (config, turns) in zip(cases, measured, strict=True):
+        for turn in turns:
+            perfect = dataclasses.replace(turn.chips["cpu"], efficiency=Efficiency(*[1.0] * len(kinds)))
+            seconds = predict(config, 0, Sizes(), case.accumulation, perfect).seconds
+            lines.append([seconds[kind] / turn.seconds["cpu"] for kind in kinds])
+    least = [float(kind == "matmul") for kind in kinds]
+    shares = lsq_linear(np.array(lines), np.ones(len(lines)), bounds=(least, np.inf)).x
+    return Efficiency(*(float(1 / share) if share > 0 else float("inf") for share in shares))
+
+
+def report(results: Sequence[dict[str, Any]], clocks: Sequence[str]) -> None:
+    """The table, and how many of the checked cases are near enough."""
+    columns = " | ".join(f"seconds, {clock} | predicted / measured, {clock}" for clock in clocks)
+    print(f"| case | role | {columns} | bound |\n|---|---|{'---|---|' * len(clocks)}---|")
+    for line in results:
+        cells = " | ".join(f"{line[clock]['measured']:.3f} | {line[clock]['ratio']:.2f}" for clock in clocks)
+        print(f"| {line['case']} | {line['role']} | {cells} | {line[clocks[-1]]['bound']} |")
+    for clock in clocks:
+        off = [abs(line[clock]["ratio"] - 1) for line in results if line["role"] == "checked"]
+        within = sum(value <= TARGET for value in off)
+        furthest = f"furthest off: {max(off, default=0):.0%}"
+        print(f"{clock}: checked cases within {TARGET:.0%}: {within} of {len(off)}; {furthest}")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measure, print the table, and write everything if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=positive, default=5)
+    parser.add_argument("--seconds", type=float, default=0.5, help="of updates in a turn")
+    parser.add_argument("--presets", default=",".join(PRESETS), help="only cases of these")
+    parser.add_argument("--fit", action="store_true", help="also print efficiencies that fit this run's fitting cases")
+    parser.add_argument("--json", type=Path, help="write everything measured here")
+    options = parser.parse_args(arguments)
+    wanted = set(options.presets.split(","))
+    fitted, checked = ([case for case in cases if case.preset in wanted] for cases in (FITTED, CHECKED))
+    known = chip_of(jax.devices()[0].device_kind)
+    sample = (lambda: {"clock": known}) if known else Machine().sample
+    cases = fitted + checked
+    measured = measure(cases, options.rounds, options.seconds, sample)
+    results = [
+        judge(case, *one) | {"role": "fitted" if case in fitted and not known else "checked"}
+        for case, one in zip(cases, measured, strict=True)
+    ]
+    report(results, CLOCKS[:1] if known else CLOCKS)
+    if options.fit and not known:
+        print(fit(fitted, measured[: len(fitted)]))
+    about = stamped(describe_device(1), "calibrate_roofline", arguments)
+    turns = [turn for _, turns in measured for turn in turns]
+    about["rates"] = {
+        f"{rate}, {clock}": statistics.median(getattr(turn.chips[clock], rate) for turn in turns)
+        for rate in RATES
+        for clock in turns[0].chips
+    }
+    print("; ".join(f"{name} {value:.3g}" for name, value in about["rates"].items()))
+    write(about | {"cases": results}, options.json)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

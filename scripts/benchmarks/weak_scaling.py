@@ -1,0 +1,144 @@
+"""Step time and efficiency of BERT-large from 8 to 2,048 chips, as the roofline of `bert-jax plan` predicts them.
+
+    python scripts/benchmarks/weak_scaling.py --plot weak_scaling.png
+
+Nothing is measured and no device is needed. Each chip has the same rows whatever their number (weak scaling);
+parameters are copied to every chip, and data parallelism spans slices. Efficiency is the time of a chip that has
+nothing to send, with the same rows, over the time of the step.
+"""
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+# Run as a script from a clone, nothing needs to be installed.
+sys.path[:0] = [path for path in (str(ROOT), str(ROOT / "scripts" / "benchmarks")) if path not in sys.path]
+
+from bench_command import positive, stamped, write  # noqa: E402
+
+from bert_jax.chips import CHIPS, Sizes, slices_for  # noqa: E402
+from bert_jax.config import Config  # noqa: E402
+from bert_jax.config.presets import load_config  # noqa: E402
+from bert_jax.planning.roofline import Prediction, predict  # noqa: E402
+
+COUNTS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+LINKS = ("data", "fsdp", "tensor", "network")
+
+
+def at(config: Config, phase: int, chip: str, count: int, rows: int, micro_batch: int) -> Prediction:
+    """The prediction for so many chips with so many rows each."""
+    phases = list(config.phases)
+    phases[phase] = dataclasses.replace(phases[phase], batch_size=rows * count, accumulation=rows // micro_batch)
+    slices = slices_for(CHIPS[chip], count)
+    scaled = dataclasses.replace(config, phases=tuple(phases))
+    return predict(scaled, phase, Sizes(count, 1, 1, slices), rows // micro_batch, CHIPS[chip])
+
+
+def scale(config: Config, phase: int, chip: str, rows: int, micro_batch: int) -> list[dict[str, Any]]:
+    """One line of the table for every number of chips."""
+    alone = at(config, phase, chip, 1, rows, micro_batch).step_seconds
+    lines = []
+    for count in COUNTS:
+        prediction = at(config, phase, chip, count, rows, micro_batch)
+        links = {kind: prediction.seconds[kind] for kind in LINKS}
+        lines.append(
+            {
+                "chip": chip,
+                "chips": count,
+                "slices": slices_for(CHIPS[chip], count),
+                "rows": rows,
+                "step_seconds": prediction.step_seconds,
+                "links": sum(links.values()) - links["network"],
+                "network": links["network"],
+                "efficiency": alone / prediction.step_seconds,
+                "mfu": prediction.mfu,
+                "bound": prediction.bound,
+            }
+        )
+    return lines
+
+
+def show(lines: Sequence[dict[str, Any]]) -> None:
+    """The table."""
+    print("| chip | chips | slices | rows/chip | ms/step | links, ms | network, ms | efficiency | MFU | bound |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    for line in lines:
+        times = " | ".join(f"{1e3 * line[kind]:.1f}" for kind in ("step_seconds", "links", "network"))
+        print(
+            f"| {line['chip']} | {line['chips']:,} | {line['slices']} | {line['rows']} | {times} | "
+            f"{line['efficiency']:.1%} | {line['mfu']:.1%} | {line['bound']} |"
+        )
+
+
+def draw(lines: Sequence[dict[str, Any]], title: str, path: Path) -> None:
+    """Efficiency over the number of chips, a line for each chip and number of rows."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4))
+    chips = list(dict.fromkeys(line["chip"] for line in lines))
+    all_rows = list(dict.fromkeys(line["rows"] for line in lines))
+    for i, chip in enumerate(chips):
+        for j, rows in enumerate(all_rows):
+            mine = [line for line in lines if (line["chip"], line["rows"]) == (chip, rows)]
+            counts, shares = [line["chips"] for line in mine], [100 * line["efficiency"] for line in mine]
+            style = ("o-", "s--", "^:")[j % 3]
+            axes.plot(counts, shares, style, color=f"C{i}", markersize=4, label=f"{chip}, {rows} rows per chip")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(COUNTS, [f"{count:,}" for count in COUNTS])
+    axes.set_ylim(min(80, min(100 * line["efficiency"] for line in lines)), 101)
+    axes.set_xlabel("chips")
+    axes.set_ylabel("efficiency, % of a chip that sends nothing")
+    axes.set_title(title, fontsize=10)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8, loc="lower left")
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def numbers(text: str) -> list[int]:
+    """Whole numbers from 1, divided by commas, for argparse."""
+    return [positive(part) for part in text.split(",")]
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Predict, print the table, draw it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", default="bert_large_lamb")
+    parser.add_argument("--phase", type=int, default=1)
+    parser.add_argument("--chips", default="v5e,v5p,v6e", help=f"of {', '.join(CHIPS)}")
+    parser.add_argument("--rows", type=numbers, default=[16, 128], help="of each chip and update")
+    parser.add_argument("--micro-batch", type=positive, default=4, help="rows computed at a time")
+    parser.add_argument("--plot", type=Path, help="write a PNG here")
+    parser.add_argument("--json", type=Path, help="write everything here")
+    options = parser.parse_args(arguments)
+    chips = options.chips.split(",")
+    if unknown := sorted(set(chips) - set(CHIPS)):
+        parser.error(f"--chips {', '.join(unknown)}: known are {', '.join(CHIPS)}")
+    if uneven := [rows for rows in options.rows if rows % options.micro_batch]:
+        parser.error(f"--rows {uneven[0]} is not divisible by --micro-batch {options.micro_batch}")
+    config = load_config(options.preset)
+    if not 0 <= options.phase < len(config.phases):
+        parser.error(f"--phase {options.phase}: {config.name} has {len(config.phases)}, counted from 0")
+    lines = [
+        line
+        for chip in chips
+        for rows in options.rows
+        for line in scale(config, options.phase, chip, rows, options.micro_batch)
+    ]
+    show(lines)
+    if options.plot:
+        seq_len = config.phases[options.phase].seq_len
+        draw(lines, f"Model, not measured: weak scaling of {config.name}, {seq_len} tokens per row", options.plot)
+    write(stamped({"lines": lines}, "weak_scaling", arguments), options.json)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

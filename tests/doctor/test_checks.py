@@ -1,0 +1,350 @@
+"""The checks of `bert-jax doctor`: each fires on what it is there for, and is silent where nothing is wrong."""
+
+import dataclasses
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_jax import config as config_lib
+from bert_jax import directory_lock
+from bert_jax.chips import CHIPS
+from bert_jax.config import Config, MeshConfig, ObjectiveConfig
+from bert_jax.config.presets import load_config, preset_files
+from bert_jax.data.corpus import Corpus
+from bert_jax.data.mixture import Turns
+from bert_jax.data.mixture_spec import Part
+from bert_jax.directory_lock import LOCK, DirectoryLock
+from bert_jax.doctor import machine_checks, schedule_checks, storage_checks
+from bert_jax.doctor.check_context import Asked, Machine
+from bert_jax.doctor.doctor import CHECKS, OF_RUN, Wishes, carry_out, examine
+from bert_jax.planning.roofline import predict
+from bert_jax.training.run_directory.checkpoint import COMMIT
+from bert_jax.training.run_directory.workdir import CONFIG, TOKENIZER
+
+REPORT = {"host": "here", "config": {"seed": 0}, "code": {"hash": "a"}, "versions": {"jax": "1"}, "ahead": 0.0}
+REPORT |= {"environment": {}}
+ONLY_SAY = {"mixture", "format"}
+"""They describe; what is wrong with a mixture is an error of opening it."""
+ELSEWHERE = {"coverage", "fill", "pairs", "epochs"}
+"""Lines of `stream` whose warnings tests/doctor/test_doctor.py provokes with corpora of their own."""
+
+
+def quiet(tiny: Config) -> Config:
+    """A config about which there is nothing to say."""
+    config = config_lib.replace(
+        tiny,
+        model={"max_positions": 32},
+        objective=ObjectiveConfig(pair="none"),
+        data={"format": "full_sentences", "example_end": "row"},
+        optimizer={"beta2": 0.9},
+    )
+    return phase(config, steps=20, learning_rate=1e-3)
+
+
+def phase(config: Config, **changes) -> Config:
+    return dataclasses.replace(config, phases=(dataclasses.replace(config.phases[0], **changes),))
+
+
+def report_of(paths: list[Path], mark: str = "", **changes) -> dict:
+    own = {str(path): Corpus.open(path).identity for path in paths}
+    return REPORT | {"corpora": own, "mark": {"file": mark, "trouble": ""}} | changes
+
+
+@pytest.fixture
+def asked(tiny_config, tiny_corpus, tmp_path) -> Asked:
+    """One process on one device, with a work directory that is not there yet."""
+    (tmp_path / "mark").write_text("")
+    return Asked(
+        quiet(tiny_config),
+        [Corpus.open(tiny_corpus)],
+        Turns([1.0]),
+        Machine(1, 1, 1, 2.0**34, "one device"),
+        (str(tiny_corpus),),
+        tmp_path / "run",
+        None,
+        (report_of([tiny_corpus], str(tmp_path / "mark")),),
+    )
+
+
+def of(asked: Asked, **changes) -> Asked:
+    return dataclasses.replace(asked, **changes)
+
+
+def model(asked: Asked, **changes) -> Asked:
+    return of(asked, config=config_lib.replace(asked.config, model=changes))
+
+
+def schedule(asked: Asked, **changes) -> Asked:
+    return of(asked, config=phase(asked.config, **changes))
+
+
+def data(asked: Asked, **changes) -> Asked:
+    return of(asked, config=config_lib.replace(asked.config, data=changes))
+
+
+def pairs(asked: Asked, **changes) -> Asked:
+    return data(asked, format="segment_pair", example_end="sentence", **changes)
+
+
+def ramp(asked: Asked, steps: int) -> Asked:
+    return schedule(asked, start_batch_size=4, ramp_steps=steps, accumulation=2)
+
+
+def machine(asked: Asked, **changes) -> Asked:
+    return of(asked, machine=asked.machine._replace(**changes))
+
+
+def on_mesh(asked: Asked, devices: int, **axes) -> Asked:
+    return machine(of(asked, config=dataclasses.replace(asked.config, mesh=MeshConfig(**axes))), devices=devices)
+
+
+def peer(asked: Asked, **changes) -> Asked:
+    return of(asked, reports=(*asked.reports, asked.reports[0] | {"host": "there"} | changes))
+
+
+def without_a_file(asked: Asked) -> Asked:
+    copy = asked.workdir.parent / "broken"
+    shutil.copytree(asked.corpora[0].directory, copy)
+    (copy / "features.json").unlink()
+    return of(asked, corpora=[Corpus.open(copy)])
+
+
+def with_tokenizer(asked: Asked) -> Asked:
+    file = asked.workdir / TOKENIZER
+    file.parent.mkdir()
+    tokenizer = json.loads((asked.corpora[0].directory / TOKENIZER).read_text())
+    text = json.dumps(tokenizer)
+    known = next(word for word in ("river", "stone", "green", "wind", "old", "the") if f'"{word}"' in text)
+    file.write_text(text.replace(f'"{known}"', '"otherword"'))
+    return asked
+
+
+def file_for_workdir(asked: Asked) -> Asked:
+    asked.workdir.write_text("")
+    return asked
+
+
+def other_files(asked: Asked) -> Asked:
+    asked.workdir.mkdir()
+    (asked.workdir / "thesis.tex").write_text("")
+    return asked
+
+
+def locked(asked: Asked) -> Asked:
+    """By this process's parent, which is alive."""
+    owner = DirectoryLock(asked.workdir)._owner | {"process": os.getppid()}
+    asked.workdir.mkdir()
+    (asked.workdir / LOCK).write_text(json.dumps(owner | {"started": directory_lock._started(os.getppid())}))
+    return asked
+
+
+def mark(asked: Asked, **changes) -> Asked:
+    here = asked.reports[0]
+    return of(asked, reports=(here | {"mark": here["mark"] | changes},))
+
+
+# The line's name: what it is about, the level, and words of the text (the fix among them).
+FIRES = [
+    ("files", without_a_file, "error", ["features.json", "missing"]),
+    ("vocabulary", lambda a: model(a, vocab_size=60), "error", ["set --model.vocab-size"]),
+    ("rows", lambda a: schedule(a, batch_size=4096), "warning", ["less than one", "smaller batch"]),
+    ("held-out", lambda a: machine(a, hosts=13), "warning", ["13 hosts", "--evaluation.rows"]),
+    ("hosts", lambda a: machine(a, hosts=5), "warning", ["1 shard(s)", "5 host(s)", "--max-shard-mb 1"]),
+    ("ids", lambda a: model(a, vocab_size=60), "error", ["model's embeddings end at 59", "set --model.vocab-size"]),
+    ("tokenizer", with_tokenizer, "error", ["other words", "choose another --workdir"]),
+    ("positions", lambda a: model(a, max_positions=64), "warning", ["from 32 on", "set --model.max-positions 32"]),
+    ("rate", lambda a: schedule(a, learning_rate=0.1), "warning", ["times 0.0012", "Devlin", "lower --phases.0.l"]),
+    ("settings", lambda a: schedule(a, warmup_steps=20), "warning", ["never reached", "lower --phases.0.warmup-steps"]),
+    ("settings", lambda a: schedule(a, steps=3), "warning", ["3 steps", "evaluation.every 4, checkpoint.every 4:"]),
+    ("settings", lambda a: ramp(a, 60), "warning", ["20 steps end before", "4 rows, not 8", "--phases.0.ramp-steps"]),
+    ("settings", lambda a: data(a, mask_copies=9), "warning", ["9 has no effect on corpus (", "fewer copies"]),
+    ("settings", lambda a: data(a, example_copies=1), "warning", ["full_sentences makes the same examples"]),
+    ("settings", lambda a: pairs(a, mask_copies=1), "warning", ["draws new examples", "set --data.example-copies 1"]),
+    ("settings", lambda a: pairs(a, example_copies=9), "warning", ["data.example_copies 9 has no effect on corpus ("]),
+    ("warmup", lambda a: schedule(a, warmup_steps=0), "warning", ["starts at 0.001", "set --phases.0.warmup-steps"]),
+    ("decay", lambda a: schedule(a, end_learning_rate=1.0), "warning", ["rises", "lower --phases.0.end-learning"]),
+    ("decay", lambda a: schedule(a, decay_power=0.0), "warning", ["100% of the way", "with power 1"]),
+    ("decay", lambda a: schedule(a, decay_start=18), "warning", ["50% of the way", "earlier decay-start"]),
+    ("updates", lambda a: schedule(a, steps=9, warmup_steps=1), "warning", ["9 updates", "raise --phases.N.steps"]),
+    ("model", lambda a: model(machine(a, kind="cpu"), compute_dtype="bfloat16"), "warning", ["compute-dtype float32"]),
+    ("time", lambda a: on_mesh(machine(a, kind="NVIDIA H100"), 3, data=2), "warning", ["not looked at", "3 devices"]),
+    ("mesh", lambda a: machine(a, devices=3), "error", ["batch_size 8 is not divisible by 3"]),
+    ("mesh", lambda a: on_mesh(a, 4, tensor=4), "error", ["does not divide the 2 attention heads"]),
+    ("mesh", lambda a: on_mesh(a, 6, fsdp=4), "error", ["does not fit 6 devices"]),
+    ("mesh", lambda a: machine(on_mesh(a, 2, tensor=2), hosts=2), "error", ["mesh.tensor may not span processes"]),
+    ("split", lambda a: model(on_mesh(a, 2, tensor=2), vocab_size=121), "warning", ["word", "121", "multiples"]),
+    ("split", lambda a: on_mesh(a, 3, data=2), "warning", ["not looked at", "does not fit 3 devices"]),
+    ("memory", lambda a: machine(a, memory=2.0**20), "warning", ["on each device", "split the model over more"]),
+    ("memory", lambda a: on_mesh(a, 3, data=2), "warning", ["not looked at", "does not fit 3 devices"]),
+    ("workdir", file_for_workdir, "error", ["is a file: choose another"]),
+    ("workdir", other_files, "error", ["holds files, but no run"]),
+    ("workdir", locked, "warning", [f"locked by process {os.getppid()} on ", "wait for its end"]),
+    ("workdir", lambda a: mark(a, file="", trouble="cannot write to /x: Read-only"), "error", ["(here)", "another"]),
+    ("workdir", lambda a: mark(a, file="/nowhere/mark"), "error", ["not the same directory", "shared file system"]),
+    ("processes", lambda a: peer(a, config={"seed": 1}), "error", ["process 1 (there)", "config", "seed is 1"]),
+    ("processes", lambda a: peer(a, code={"hash": "b"}), "error", ["process 1 (there)", "code", "hash is b"]),
+    ("processes", lambda a: peer(a, versions={"jax": "2"}), "error", ["process 1 (there)", "versions", "jax is 2"]),
+    ("sight", lambda a: peer(a, corpora={a.paths[0]: "c" * 64}), "error", ["process 1 (there)", "cccc", "copy"]),
+    ("sight", lambda a: peer(a, corpora={a.paths[0]: "no such corpus"}), "error", ["(there)", "no such corpus"]),
+    ("clock", lambda a: peer(a, ahead=-9.0), "warning", ["process 1 (there)", "9.0 s behind", "chrony"]),
+]
+BY_FREE_SPACE = {"disk"}
+"""`test_disk` fires it: it is not of what is asked for."""
+
+
+def lines_of(asked: Asked, name: str):
+    check = "stream" if name in {"rows", *ELSEWHERE} else name
+    return [line for line in carry_out({check: CHECKS[check]}, asked) if line.name == name]
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(storage_checks, "PATIENCE_SECONDS", 0.0)
+
+
+@pytest.mark.parametrize(("name", "change", "level", "words"), FIRES)
+def test_it_fires(asked, name, change, level, words):
+    before = lines_of(asked, name)
+    assert before and {line.level for line in before} == {"ok"}
+    fired = [line for line in lines_of(change(asked), name) if line.level != "ok"]
+    assert fired and {line.level for line in fired} == {level}
+    assert all(word in fired[0].text for word in words), fired[0].text
+    assert "\n" not in fired[0].text and json.dumps(fired[0].values) is not None
+
+
+def test_every_line_is_silent_and_has_a_case_where_it_fires(asked):
+    lines = list(carry_out(CHECKS, asked))
+    assert [line for line in lines if line.level != "ok"] == []
+    assert {line.name for line in lines} == {name for name, *_ in FIRES} | ONLY_SAY | ELSEWHERE | BY_FREE_SPACE
+    assert all(json.loads(json.dumps(line.values)) == line.values for line in lines)
+
+
+def test_disk(asked, monkeypatch):
+    (calm,) = lines_of(asked, "disk")
+    # A parameter and its two moments, float32; tests/planning/test_memory_model.py knows the number of parameters.
+    size, keep = calm.values["checkpoint"], asked.config.checkpoint.keep
+    assert size == 12 * storage_checks.count_parameters(asked.config.model, False, storage_checks.Sizes()).total
+
+    def level(free, changed=asked):
+        monkeypatch.setattr(storage_checks.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(0, 0, free))
+        (line,) = lines_of(changed, "disk")
+        assert line.level == "ok" or "lower --checkpoint.keep" in line.text
+        return line.level
+
+    sizes = [
+        (keep + 1) * size - 1,
+        (keep + 1) * size,
+        int(1.1 * (keep + 2) * size) - 9,
+        int(1.1 * (keep + 2) * size) + 9,
+    ]
+    assert [level(free) for free in sizes] == ["error", "warning", "warning", "ok"]
+    # What is there already needs no more room.
+    for step in ("00000004", "00000008"):
+        (asked.workdir / "checkpoints" / step).mkdir(parents=True)
+        (asked.workdir / "checkpoints" / step / COMMIT).write_text("{}")
+    there = lines_of(asked, "disk")[0].values["there"]
+    assert (there, level((keep - 1) * size - 1), level(3 * size)) == (2, "error", "ok")
+    assert level(0, of(asked, workdir=None)) == "ok"
+
+
+def test_nothing_is_said_of_a_bucket_s_room(asked):
+    from etils import epath
+
+    (line,) = lines_of(of(asked, workdir=epath.Path("gs://bucket/run")), "disk")
+    assert line.level == "ok" and "bucket cannot be checked" in line.text and line.values["free"] is None
+
+
+def test_a_run_goes_on_and_no_other_takes_its_place(asked, tiny_config, tiny_run, tmp_path):
+    here = of(asked, config=tiny_config, workdir=tmp_path / "copy")
+    shutil.copytree(tiny_run, here.workdir)
+    before = (here.workdir / CONFIG).read_bytes()
+    (line,) = lines_of(here, "workdir")
+    assert line.level == "ok" and line.values["holds_run"] and "goes on" in line.text
+    assert lines_of(here, "tokenizer")[0].values["run"] == here.corpora[0].tokenizer_fingerprint
+    (line,) = lines_of(of(here, config=dataclasses.replace(tiny_config, seed=1)), "workdir")
+    assert line.level == "error" and "seed 0 -> 1" in line.text
+    assert (here.workdir / CONFIG).read_bytes() == before
+
+
+def test_the_fix_for_memory_fits(asked):
+    """Fewer rows at a time where they are enough; otherwise recomputing; with --micro-batch auto what is found."""
+    asked = schedule(asked, batch_size=1024)
+    (calm,) = lines_of(asked, "memory")
+    least = sum(machine_checks.estimate(asked.config, 0, machine_checks.Sizes(), 1024).values())
+    scarce = machine(asked, memory=(calm.values["needed"] + least) / 2)
+    (line,) = lines_of(scarce, "memory")
+    assert line.level == "warning" and "or --micro-batch auto" in line.text
+    fix = int(line.text.split("--phases.0.accumulation ")[1].split(",")[0])
+    (fixed,) = lines_of(schedule(scarce, accumulation=fix), "memory")
+    assert fixed.level == "ok"
+    (found,) = lines_of(of(scarce, micro_batch="auto"), "memory")
+    assert found.level == "ok" and found.values["accumulation"] == fix and "found at the start" in found.text
+
+
+def test_devices_that_report_their_memory_are_filled_by_default(asked):
+    """As `pretrain` does on them; a number that is given stays."""
+    asked = schedule(asked, batch_size=1024)
+    least = sum(machine_checks.estimate(asked.config, 0, machine_checks.Sizes(), 1024).values())
+    scarce = machine(asked, memory=2.0 * least, reports_memory=True)
+    (found,) = lines_of(scarce, "memory")
+    assert found.level == "ok" and found.values["accumulation"] > 1 and "found at the start" in found.text
+    (given,) = lines_of(schedule(scarce, accumulation=1), "memory")
+    assert given.level == "warning" and given.values["accumulation"] == 1
+
+
+def test_hours_are_those_of_the_roofline(asked):
+    """For the micro-batches that are found; none for a device that nobody has rated."""
+    (unknown,) = lines_of(machine(asked, kind="cpu"), "time")
+    assert unknown.level == "ok" and unknown.values["hours"] is None and "kind cpu" in unknown.text
+    (line,) = lines_of(machine(asked, kind="NVIDIA H100 80GB HBM3"), "time")
+    step = predict(asked.config, 0, machine_checks.Sizes(), 1, CHIPS["h100"]).step_seconds
+    assert line.level == "ok" and line.values["hours"] == pytest.approx(20 * step / 3600) and "estimate" in line.text
+
+
+def test_without_a_workdir_it_is_said(asked):
+    for name in ("workdir", "disk", "tokenizer"):
+        (line,) = lines_of(of(asked, workdir=None), name)
+        assert line.level == "ok" and "--workdir" in line.text
+
+
+def test_ids_are_read_from_records(asked, monkeypatch):
+    """Also those that the model has room for, and the tokenizer does not know."""
+    records = Corpus.records
+
+    def spoiled(corpus, indices):
+        found = records(corpus, indices)
+        if corpus.split == "validation":
+            tokens = np.full_like(found[-1].tokens, corpus.vocab_size)
+            found[-1] = found[-1]._replace(tokens=tokens)
+        return found
+
+    monkeypatch.setattr(Corpus, "records", spoiled)
+    train, validation = lines_of(model(asked, vocab_size=1000), "ids")
+    assert train.level == "ok" and validation.level == "error"
+    assert "split validation" in validation.text and "rebuild the corpus" in validation.text
+
+
+PUBLISHED = {512: 5 / (2**3 * 1e3), 4096: 1.76e-3, 8192: 5 / (2 * 1e3), 32_768: 5e-3}
+
+
+@pytest.mark.parametrize(("batch", "rate"), PUBLISHED.items())
+def test_lambs_line_goes_through_the_published_points(batch, rate):
+    config = phase(config_lib.replace(load_config("bert_base"), optimizer={"name": "lamb"}), batch_size=batch)
+    assert schedule_checks.line_at(config, config.phases[0]) == pytest.approx(rate, rel=0.01)
+
+
+@pytest.mark.parametrize("name", preset_files())
+def test_shipped_schedules_are_no_cause_for_warnings(name):
+    found = list(carry_out(schedule_checks.CHECKS, Asked(load_config(name), [], None)))
+    assert [line.text for line in found if line.level != "ok"] == []
+
+
+def test_without_corpora_the_run_is_looked_at_all_the_same(asked, tiny_config):
+    wishes = Wishes(asked.workdir)
+    lines = list(examine(tiny_config, [Part(Path("/nowhere"))], wishes, asked.machine, asked.reports))
+    assert (lines[0].level, lines[0].name) == ("error", "corpora")
+    assert {line.name for line in lines[1:]} == set(OF_RUN)

@@ -1,0 +1,110 @@
+"""Losses of masked rows, against numpy."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax.config import ModelConfig, ObjectiveConfig
+from bert_jax.model import bert
+from bert_jax.model.encoder import EncoderInputs
+from bert_jax.model.heads import Heads
+from bert_jax.objectives.losses import loss_weights, pretraining_sums
+from tests.objectives.masking_batches import KEY, OBJECTIVE, VOCABULARY, make_batch, masked
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+CONFIG = ModelConfig(vocab_size=64, hidden_size=16, num_layers=1, num_heads=2, intermediate_size=24, max_positions=48)
+
+
+@functools.lru_cache
+def parameters(pair: bool):
+    params = jax.jit(lambda key: bert.init(CONFIG, key, Heads(pair=pair)))(jax.random.key(1))
+    return jax.tree.map(
+        lambda x: x + 0.2 * np.random.default_rng(x.size).normal(size=x.shape).astype(np.float32), params
+    )
+
+
+@jax.jit
+def sums_of(params, batch):
+    return pretraining_sums(bert.bind(CONFIG, Heads(pair="pair" in params), params), batch, None)
+
+
+@jax.jit
+def logits_of(params, batch):
+    """Of every position, and of every slot."""
+    model = bert.bind(CONFIG, Heads(pair="pair" in params), params)
+    output = model.encoder(EncoderInputs(*(batch[name] for name in EncoderInputs._fields)))
+    return model.mlm(output.hidden, model.encoder.embeddings.attend), model.pair(output.pooled)
+
+
+def log_softmax(x):
+    x = x.astype(np.float64)
+    return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
+def test_losses_are_sums_and_counts():
+    """Against numpy, on packed rows of which one has a slot without an example."""
+    before = make_batch([[(11, 20), (5, 24)], [(9, 16)], []], 48)
+    batch = masked(before, KEY, OBJECTIVE, VOCABULARY)
+    params = parameters(True)
+    sums = jax.tree.map(float, sums_of(params, batch))
+    every, pair = map(np.asarray, logits_of(params, batch))
+    logits = np.take_along_axis(every, np.asarray(batch["target_positions"])[:, :, None], 1)
+    real = np.asarray(batch["target_weights"]) > 0
+    labels = np.asarray(batch["target_labels"])
+    picked = np.take_along_axis(log_softmax(logits), labels[:, :, None], 2)[:, :, 0]
+    assert real.sum() == 3 + 4 + 2
+    np.testing.assert_allclose(sums["mlm_loss"], (-picked[real].sum(), 9), rtol=1e-5)
+    np.testing.assert_allclose(sums["mlm_accuracy"], ((logits.argmax(-1) == labels)[real].sum(), 9))
+
+    exists = np.asarray(batch["example_id"]) >= 0
+    classes = np.asarray(batch["pair_labels"])
+    picked = np.take_along_axis(log_softmax(pair), classes[:, :, None], 2)[:, :, 0]
+    np.testing.assert_allclose(sums["pair_loss"], (-picked[exists].sum(), 3), rtol=1e-5)
+    np.testing.assert_allclose(sums["pair_accuracy"], ((pair.argmax(-1) == classes)[exists].sum(), 3))
+    np.testing.assert_allclose(sums["pair_negatives"], (classes[exists].sum(), 3))
+    weights = jax.tree.map(float, loss_weights(batch, CONFIG, OBJECTIVE))
+    assert weights == {"mlm_loss": 9.0, "pair_loss": 3.0}
+
+
+def test_without_a_pair_objective_there_are_no_pair_terms():
+    batch = masked(make_batch([[(1, 48)]], 48), KEY, OBJECTIVE, VOCABULARY)
+    assert set(sums_of(parameters(False), batch)) == {"mlm_loss", "mlm_accuracy"}
+    assert set(loss_weights(batch, CONFIG, ObjectiveConfig(pair="none"))) == {"mlm_loss"}
+
+
+def test_an_example_without_a_label_has_no_pair_loss():
+    """-1 in place of a label; a gradient with respect to the head's output shows who taught it."""
+    batch = masked(make_batch([[(11, 20), (5, 24)], [(9, 16)]], 48), KEY, OBJECTIVE, VOCABULARY)
+    without = batch | {"pair_labels": batch["pair_labels"].at[0, 1].set(-1)}
+    left = batch | {"example_id": batch["example_id"].at[0, 1].set(-1)}
+    params = parameters(True)
+    every, some, gone = (jax.tree.map(float, sums_of(params, rows)) for rows in (batch, without, left))
+    for name in ("pair_loss", "pair_accuracy"):
+        assert (every[name].weight, some[name].weight) == (3.0, 2.0)
+        np.testing.assert_allclose(some[name], gone[name], rtol=1e-6)
+    assert every["pair_loss"].total > some["pair_loss"].total + 0.1
+    assert some["mlm_loss"] == every["mlm_loss"]
+    assert float(loss_weights(without, CONFIG, OBJECTIVE)["pair_loss"]) == 2.0
+
+    @jax.jit
+    def gradient_of_head(rows):
+        return jax.grad(lambda p: sums_of(p, rows)["pair_loss"].total)(params)["pair"]["dense"]
+
+    alone = {name: array[:1] for name, array in without.items()}
+    nothing = alone | {"pair_labels": alone["pair_labels"].at[0, 0].set(-1)}
+    assert all(np.abs(leaf).max() > 0.1 for leaf in jax.tree.leaves(gradient_of_head(alone)))
+    assert all((leaf == 0.0).all() for leaf in jax.tree.leaves(gradient_of_head(nothing)))
+    assert all(float(part) == 0.0 for part in sums_of(params, nothing)["pair_loss"])
+
+
+def test_empty_rows_count_nothing():
+    full = make_batch([[(1, 48)], [(2, 30)]], 48)
+    padded = make_batch([[(1, 48)], [], [(2, 30)], []], 48)
+    one, two = (sums_of(parameters(True), masked(batch, KEY, OBJECTIVE, VOCABULARY)) for batch in (full, padded))
+    for name in one:
+        np.testing.assert_allclose(one[name], two[name], rtol=1e-5, err_msg=name)
+    empty = sums_of(parameters(True), masked(make_batch([[], []], 48, slots=1), KEY, OBJECTIVE, VOCABULARY))
+    assert all(float(part) == 0.0 for value in empty.values() for part in value)

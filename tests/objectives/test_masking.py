@@ -1,0 +1,369 @@
+"""Masking: against a slow twin, and in properties. test_masking_statistics.py has the statistics."""
+
+import functools
+import itertools
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_jax.config import ObjectiveConfig
+from bert_jax.model.layers import fold
+from bert_jax.objectives.mask_groups import group_lengths
+from bert_jax.objectives.masking import (
+    DRAW,
+    LENGTH,
+    REPLACE,
+    SELECT,
+    mask_tokens,
+    prediction_counts,
+    predictions_per_row,
+)
+from tests.objectives.masking_batches import (
+    CLS,
+    KEY,
+    MASK,
+    OBJECTIVE,
+    ORDINARY,
+    SEP,
+    UNK,
+    VOCABULARY,
+    make_batch,
+    masked,
+    pack_rows,
+)
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+UNITS = ("token", "word", "ngram", "span")
+CONTINUES = np.zeros(64, bool)
+CONTINUES[ORDINARY[ORDINARY >= 40]] = True
+PIECES = VOCABULARY._replace(continues_word=CONTINUES.tobytes())
+"""Ids from 40 on continue a word."""
+
+
+def predictions(before: dict, after: dict, row: int, slot: int) -> dict[int, tuple[int, int]]:
+    """Offset inside the example -> (label, what is shown), for one example."""
+    found = {}
+    for position, label, weight in zip(
+        after["target_positions"][row], after["target_labels"][row], after["target_weights"][row], strict=True
+    ):
+        if weight and before["segment_ids"][row, position] == slot + 1:
+            offset = int(before["position_ids"][row, position])
+            assert offset not in found
+            found[offset] = int(label), int(after["input_ids"][row, position])
+    return found
+
+
+def masks_of(packs, objective, slots=4) -> list[dict]:
+    """Per row of 48 tokens: example id -> its predictions. `slots` alike for all, so that one program serves all."""
+    before = pack_rows(packs, 48, 3, slots)
+    after = jax.tree.map(np.asarray, masked(before, KEY, objective, PIECES))
+    before = jax.tree.map(np.asarray, before)
+    masks = [{e: predictions(before, after, row, k) for k, (e, _) in enumerate(pack)} for row, pack in enumerate(packs)]
+    found = [pair for mask in masks for each in mask.values() for pair in each.values()]
+    assert len(found) == after["target_weights"].sum()
+    assert sum(label != shown for label, shown in found) == (after["input_ids"] != before["input_ids"]).sum()
+    return masks
+
+
+# The twin: one example at a time, one word at a time.
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def hashes(example, length):
+    place = fold(KEY, 3, example, jnp.arange(length))
+    return jnp.stack([fold(place, stream) for stream in (SELECT, REPLACE, DRAW, LENGTH)])
+
+
+def words_of(tokens, continues=CONTINUES) -> list[list[list[int]]]:
+    """Runs of words of offsets."""
+    runs, open_run = [], False
+    for offset, token in enumerate(tokens):
+        if token in VOCABULARY.special_ids:
+            open_run = False
+        elif not open_run:
+            runs.append([[offset]])
+            open_run = True
+        elif continues[token]:
+            runs[-1][-1].append(offset)
+        else:
+            runs[-1].append([offset])
+    return runs
+
+
+def groups_of(runs, objective, length_bits) -> list[list[list[int]]]:
+    """Groups of words of offsets."""
+    groups = []
+    for run in runs:
+        while run:
+            size = 1
+            if objective.mask_unit in ("ngram", "span"):
+                cumulative = np.cumsum(group_lengths(objective))
+                size += sum(int(length_bits[run[0][0]]) >= round(bound * 2**32) for bound in cumulative[:-1])
+            groups.append(run[:size])
+            run = run[size:]
+    return groups
+
+
+def twin(example: int, tokens, objective: ObjectiveConfig) -> dict[int, tuple[int, int]]:
+    """Offset -> (label, what is shown)."""
+    select, replacing, draw, length_bits = np.asarray(hashes(example, 64))
+    runs = words_of(tokens, np.zeros(64, bool) if objective.mask_unit == "token" else CONTINUES)
+    groups = groups_of(runs, objective, length_bits)
+    groups.sort(key=lambda group: (select[group[0][0]], group[0][0]))
+    budget = max(1, round(objective.mask_rate * len(tokens)))
+    mask = {}
+    for group in groups:
+        for word in group:
+            if len(word) > budget:
+                continue
+            budget -= len(word)
+            for offset in word:
+                lot = replacing[group[0][0] if objective.mask_unit == "span" else offset] / 2**32
+                shown = tokens[offset]
+                if lot < objective.mask_token_share:
+                    shown = MASK
+                elif lot < objective.mask_token_share + objective.random_token_share:
+                    shown = ORDINARY[draw[offset] % len(ORDINARY)]
+                mask[offset] = int(tokens[offset]), int(shown)
+    return mask
+
+
+def text(seed: int, length: int) -> np.ndarray:
+    """An example with words of one to about five tokens, and now and then an [UNK]."""
+    rng = np.random.default_rng(seed)
+    tokens = rng.choice(ORDINARY, length)
+    tokens[rng.random(length) < 0.03] = UNK
+    tokens[0], tokens[length // 2], tokens[-1] = CLS, SEP, SEP
+    return tokens
+
+
+ODD = {
+    900: [CLS, 1, *[45] * 20, SEP],  # one giant word
+    901: [CLS, *[1, 50, 51, 52, 53, 54] * 3, SEP],  # each longer than the budget of most rates
+    902: [CLS, 45, SEP],  # what continues a word begins one here
+    903: [CLS, SEP, UNK, SEP, MASK, SEP],
+    904: [CLS, 41, 42, UNK, 43, 1, SEP, 44, 2, 3, SEP],
+    905: [1, 2, 43, 3],  # no special token at either end
+    906: [44, 1, 2, 3, 45],
+    907: list(range(1, 7)) * 6,
+}
+TEXTS = {i: text(i, n) for i, n in enumerate((48, 47, 40, 33, 24, 20, 16, 12, 9, 8, 7, 5, 4, 3))} | ODD
+ALONE = [[(i, tokens)] for i, tokens in TEXTS.items()]
+PACKED = [
+    [(5, TEXTS[5]), (905, ODD[905]), (906, ODD[906]), (6, TEXTS[6])],
+    [(13, TEXTS[13]), (903, ODD[903]), (904, ODD[904]), (900, ODD[900])],
+    [(907, ODD[907]), (902, ODD[902])],
+    [(901, ODD[901]), (4, TEXTS[4])],
+    [],
+]
+
+
+@pytest.mark.parametrize("rate", [0.02, 0.15, 0.6])
+@pytest.mark.parametrize("unit", UNITS)
+def test_equals_the_sequential_rule(unit, rate):
+    """Of every example alone, and packed."""
+    objective = ObjectiveConfig(mask_rate=rate, mask_unit=unit, mask_token_share=0.5, random_token_share=0.3)
+    check_twins(objective)
+
+
+def check_twins(objective: ObjectiveConfig) -> dict:
+    expected = {i: twin(i, tokens, objective) for i, tokens in TEXTS.items()}
+    for pack, masks in zip(ALONE + PACKED, masks_of(ALONE + PACKED, objective), strict=True):
+        assert masks == {example: expected[example] for example, _ in pack}
+    return expected
+
+
+def test_odd_examples():
+    """What the twin says of them, in words."""
+    expected = check_twins(ObjectiveConfig(mask_unit="word"))
+    assert not expected[900] and not expected[901] and not expected[903]
+    assert list(expected[902]) == [1] and len(expected[904]) == 2
+    assert len(twin(901, ODD[901], ObjectiveConfig(mask_unit="word", mask_rate=0.3))) == 6
+
+
+def test_extreme_lengths_of_groups():
+    """Longer than the defaults; and spans that always end at once, so that each word is a span."""
+    check_twins(ObjectiveConfig(mask_unit="ngram", max_ngram=64, mask_rate=0.3))
+    short = check_twins(ObjectiveConfig(mask_unit="span", span_rate=1.0))
+    single = {i: twin(i, tokens, ObjectiveConfig(mask_unit="word")) for i, tokens in TEXTS.items()}
+    assert {i: set(mask) for i, mask in short.items()} == {i: set(mask) for i, mask in single.items()}
+
+
+def test_whole_words_need_a_vocabulary_that_knows_them():
+    batch = pack_rows([[(1, TEXTS[1])]], 48)
+    with pytest.raises(AssertionError, match=r"continues_word, one byte for each of 64 ids: it has 0"):
+        mask_tokens(batch, KEY, ObjectiveConfig(mask_unit="word"), VOCABULARY)
+
+
+# Properties of any example.
+
+tokens_strategy = st.lists(st.sampled_from([1, 2, 45, 46, 45, 46, SEP, UNK]), min_size=1, max_size=14)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    bodies=st.lists(tokens_strategy, min_size=3, max_size=3), rate=st.sampled_from([0.15, 0.5]), first=st.integers(0)
+)
+def test_properties(unit, bodies, rate, first):
+    objective = ObjectiveConfig(mask_rate=rate, mask_unit=unit)
+    examples = [((first + i) % 2**31, [CLS, *body, SEP]) for i, body in enumerate(bodies)]
+    last, *others = examples
+    *separate, packed, _, mixed = masks_of(
+        [[example] for example in examples] + [others, [], [last, *others]], objective
+    )
+    alone = {example: mask for masks in separate for example, mask in masks.items()}
+    assert mixed == alone and packed == {example: alone[example] for example, _ in others}
+    for example, tokens in examples:
+        budget = max(1, round(rate * len(tokens)))
+        chosen = set(alone[example])
+        words = [word for run in words_of(tokens) for word in run]
+        ordinary = set(itertools.chain(*words))
+        assert chosen <= ordinary and len(chosen) <= budget
+        assert all(label == tokens[offset] for offset, (label, _) in alone[example].items())
+        if unit == "token":
+            assert len(chosen) == min(budget, len(ordinary))
+        else:
+            assert all(chosen.isdisjoint(word) or chosen.issuperset(word) for word in words)
+            left = budget - len(chosen)
+            assert all(len(word) > left for word in words if chosen.isdisjoint(word))
+
+
+# Counts and sizes.
+
+
+def test_prediction_counts():
+    counts = prediction_counts(0.15, 512)
+    assert counts.shape == (513,) and counts.dtype == np.int32
+    assert [int(counts[n]) for n in (0, 1, 3, 10, 128, 512)] == [0, 1, 1, 2, 19, 77]
+    assert (np.diff(counts) >= 0).all()
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.15, 0.5, 0.8])
+def test_predictions_per_row_is_the_largest_sum(rate):
+    def partitions(room, slots, shortest=3):
+        yield 0
+        if slots:
+            for n in range(shortest, room + 1):
+                for rest in partitions(room - n, slots - 1, n):
+                    yield max(1, round(rate * n)) + rest
+
+    for seq_len, slots in itertools.product((8, 17, 26), (1, 2, 3, 8, 64)):
+        assert predictions_per_row(rate, seq_len, slots) == max(partitions(seq_len, slots))
+
+
+def test_predictions_of_one_example_per_row():
+    for seq_len in (8, 128, 512):
+        assert predictions_per_row(0.15, seq_len, 1) == prediction_counts(0.15, seq_len)[-1]
+    assert predictions_per_row(0.15, 512, 8) > 77
+    assert prediction_counts(0.15, 512, 80)[-1] == 77 and prediction_counts(0.15, 128, 19)[-1] == 19
+    assert predictions_per_row(0.15, 128, 1, 15) == 15 and predictions_per_row(0.15, 128, 2, 6) == 12
+
+
+def test_packed_rows_keep_all_their_predictions():
+    """Eight examples of four tokens predict one token each; one of 48 predicts but seven."""
+    packs = [[(8 * row + k, [CLS, 1 + k, 2, SEP]) for k in range(8)] for row in range(3)]
+    for unit in UNITS:
+        masks = masks_of(packs, ObjectiveConfig(mask_unit=unit), slots=8)
+        assert [len(mask) for row in masks for mask in row.values()] == [1] * 24
+
+
+@pytest.mark.parametrize("unit", ["token", "word"])
+def test_at_most_so_many_of_an_example(unit):
+    """Google's max_predictions_per_seq: the same choice, cut off; two examples of a row have a bound each."""
+    batch = make_batch([[(0, 40), (1, 20)], [(2, 60)]], 64)
+    objective = ObjectiveConfig(mask_unit=unit)
+    vocabulary = VOCABULARY._replace(continues_word=bytes(VOCABULARY.size))
+    free, bounded = (mask_tokens(batch, KEY, objective, vocabulary, most) for most in (None, 4))
+    assert np.asarray(free["target_weights"]).sum(1).tolist() == [9, 9]  # 6 + 3, and 9
+    assert np.asarray(bounded["target_weights"]).sum(1).tolist() == [7, 4]  # 4 + 3, and 4
+    assert bounded["target_positions"].shape == (2, 8)
+    for row in range(2):
+        chosen = [
+            {int(p) for p, w in zip(x["target_positions"][row], x["target_weights"][row], strict=True) if w}
+            for x in (bounded, free)
+        ]
+        assert chosen[0] < chosen[1]
+
+
+def test_exact_number_never_special_never_padding():
+    lengths = (40, 39, 20, 5, 3)
+    before = make_batch([[(i, n)] for i, n in enumerate(lengths)], 40)
+    after = jax.tree.map(np.asarray, masked(before, KEY, OBJECTIVE, VOCABULARY))
+    ids = np.asarray(before["input_ids"])
+    assert after["target_positions"].shape == (5, 6)
+    for row, length in enumerate(lengths):
+        real = after["target_weights"][row] > 0
+        # The example of three has no ordinary token at all: [CLS] [SEP] [SEP].
+        expected = {40: 6, 39: 6, 20: 3, 5: 1, 3: 0}[length]
+        assert real.sum() == expected and (real == (np.arange(6) < expected)).all()
+        positions = after["target_positions"][row][real]
+        assert (np.diff(positions) > 0).all() and (positions < length).all()
+        assert not np.isin(ids[row, positions], VOCABULARY.special_ids).any()
+        np.testing.assert_array_equal(after["target_labels"][row][real], ids[row, positions])
+        untouched = np.setdiff1d(np.arange(40), positions)
+        np.testing.assert_array_equal(after["input_ids"][row, untouched], ids[row, untouched])
+        assert set(after["target_weights"][row].tolist()) <= {0.0, 1.0}
+    for name in before.keys() - {"input_ids"}:
+        np.testing.assert_array_equal(after[name], before[name])
+
+
+# What masks hang on.
+
+
+def test_other_epochs_seeds_and_examples_get_other_masks():
+    base = make_batch([[(i, 48)] for i in range(8)], 48, epoch=0)
+    later = base | {"mask_epoch": jnp.ones(8, jnp.int32)}
+    renamed = base | {"example_id": base["example_id"] + 100}
+
+    def chosen(batch, key, unit):
+        return np.asarray(masked(batch, key, replace(OBJECTIVE, mask_unit=unit), PIECES)["target_positions"])
+
+    for unit in UNITS:
+        first = chosen(base, KEY, unit)
+        np.testing.assert_array_equal(first, chosen(base, KEY, unit))
+        for other in (chosen(later, KEY, unit), chosen(renamed, KEY, unit), chosen(base, fold(jnp.uint32(1), 1), unit)):
+            assert (first != other).any(axis=1).all()
+
+
+def test_static_masks_need_only_equal_epochs():
+    """`mask_epoch` is what decides; the batch's other numbers (row) do not."""
+    base = make_batch([[(2, 48)], [(3, 48)]], 48)
+    one = masked(base | {"row": jnp.array([0, 1])}, KEY, OBJECTIVE, VOCABULARY)
+    two = masked(base | {"row": jnp.array([7, 8])}, KEY, OBJECTIVE, VOCABULARY)
+    np.testing.assert_array_equal(one["input_ids"], two["input_ids"])
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_in_shard_map_and_without_needless_loops(unit):
+    """On shards, values that differ between them may not meet loop carries that do not."""
+    batch, objective = pack_rows(ALONE[:4], 48), ObjectiveConfig(mask_unit=unit)
+    mask = functools.partial(mask_tokens, objective=objective, vocabulary=PIECES)
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows, every = jax.sharding.PartitionSpec("data"), jax.sharding.PartitionSpec()
+    sharded = jax.jit(jax.shard_map(mask, mesh=mesh, in_specs=(rows, every), out_specs=rows))(batch, KEY)
+    jax.tree.map(np.testing.assert_array_equal, sharded, masked(batch, KEY, objective, PIECES))
+    assert str(jax.make_jaxpr(mask)(batch, KEY)).count("while[") == (unit != "token")
+
+
+@pytest.mark.slow
+def test_bench_masking(tmp_path):
+    script, file = Path(__file__).parents[2] / "scripts" / "benchmarks" / "bench_masking.py", tmp_path / "masking.json"
+    arguments = "--preset bert_tiny --seq-len 16 --batch 2 --rounds 1 --calls 1"
+    command = [sys.executable, str(script), *arguments.split(), "--json", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(file.read_text())
+    assert list(report["ratios"]) == [f"{layout} {unit}" for layout in ("unpacked", "packed") for unit in UNITS]
+    assert all(ratio > 0 for ratio in report["ratios"].values())
+    assert done.stdout.splitlines()[-1].startswith("largest: ")

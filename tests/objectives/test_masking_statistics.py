@@ -1,0 +1,272 @@
+"""Statistics of a million masked tokens per unit, against expectations that are exact.
+
+Seeds are fixed. Had they been drawn, each comparison would reject a right program with probability ALPHA.
+"""
+
+import functools
+import itertools
+import math
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from bert_jax.config import ObjectiveConfig
+from bert_jax.model.layers import fold
+from bert_jax.objectives.mask_groups import find_groups, find_words, group_lengths
+from bert_jax.objectives.masking import LENGTH
+from tests.objectives.masking_batches import CLS, KEY, MASK, ORDINARY, SEP, VOCABULARY, masked
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+ALPHA = 1e-4
+UNITS = ("token", "word", "ngram", "span")
+LENGTHS = {
+    "token": np.ones(1),
+    "word": np.ones(1),
+    "ngram": np.array([6, 3, 2]) / 11,
+    "span": 0.2 * 0.8 ** np.arange(10) / (1 - 0.8**10),
+}
+"""Chance of a group of 1, 2, ... words: 1/n; and geometric, cut at ten and scaled, 3.8 words on average."""
+CONTINUES = np.zeros(64, bool)
+CONTINUES[ORDINARY[ORDINARY >= 40]] = True
+PIECES = VOCABULARY._replace(continues_word=CONTINUES.tobytes())
+BEGINS, CONTINUATIONS = ORDINARY[ORDINARY < 40], ORDINARY[ORDINARY >= 40]
+
+
+def plain_rows(tokens: np.ndarray, first: int) -> dict:
+    """One example per row, ids counted from `first`, no padding."""
+    rows, seq_len = tokens.shape
+    return {
+        "input_ids": jnp.asarray(tokens, jnp.int32),
+        "segment_ids": jnp.ones((rows, seq_len), jnp.int32),
+        "position_ids": jnp.broadcast_to(jnp.arange(seq_len, dtype=jnp.int32)[None], (rows, seq_len)),
+        "example_id": first + jnp.arange(rows, dtype=jnp.int32)[:, None],
+        "mask_epoch": jnp.zeros(rows, jnp.int32),
+    }
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def leaders(batch, objective):
+    """Position of the first token of each token's group, drawn as mask_tokens draws it."""
+    ordinary = ~jnp.isin(batch["input_ids"], jnp.asarray(VOCABULARY.special_ids))
+    words = find_words(batch["segment_ids"], ordinary, jnp.asarray(CONTINUES)[batch["input_ids"]])
+    place = fold(KEY, batch["mask_epoch"][:, None], batch["example_id"], batch["position_ids"])
+    return find_groups(words, fold(place, LENGTH), group_lengths(objective))
+
+
+ROWS, WORDS, CHOSEN = 8192, 126, 19
+
+
+@functools.lru_cache
+def million(unit: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """8,192 rows of [CLS], 126 words of one token, [SEP], without the two: ids, what is shown, chosen, leaders."""
+    objective, parts = ObjectiveConfig(mask_unit=unit), []
+    for first in range(0, ROWS, 1024):
+        tokens = np.random.default_rng(first).choice(BEGINS, (1024, WORDS + 2))
+        tokens[:, 0], tokens[:, -1] = CLS, SEP
+        before = plain_rows(tokens, first)
+        after = jax.tree.map(np.asarray, masked(before, KEY, objective, PIECES))
+        assert (after["target_weights"] == 1).all() and after["target_weights"].shape == (1024, CHOSEN)
+        chosen = np.zeros(tokens.shape, bool)
+        np.put_along_axis(chosen, after["target_positions"], True, axis=1)
+        inside = slice(1, -1)
+        drawn = np.asarray(leaders(before, objective))[:, inside] - 1
+        parts.append((tokens[:, inside], after["input_ids"][:, inside], chosen[:, inside], drawn))
+    return tuple(np.concatenate(part) for part in zip(*parts, strict=True))
+
+
+def inclusion(lengths: np.ndarray) -> np.ndarray:
+    """Chance that each of 126 words of one token is among the 19 chosen.
+
+    Word i, in the group [s, e), is chosen if the groups with lower scores leave room for i - s + 1 words. Given that
+    its group's score is u, each other group is lower with chance u, independently: so the number of words before it
+    has a generating function in x that is a product over groups, (1 - u) + u x^length, and groups to both sides are
+    fresh renewals, the last one cut. It is a polynomial in u: Gauss-Legendre quadrature integrates it exactly.
+    """
+    nodes, weights = np.polynomial.legendre.leggauss(64)
+    u, weights = (nodes + 1)[:, None] / 2, weights / 2
+    tail = np.cumsum(lengths[::-1])[::-1]  # P(length >= n) at n - 1
+
+    def grow(series: np.ndarray, length: int) -> np.ndarray:
+        """Another group, which comes before with chance u. Powers of x beyond 18 do not matter."""
+        shifted = np.zeros_like(series)
+        shifted[:, length:] = series[:, : max(CHOSEN - length, 0)]
+        return (1 - u) * series + u * shifted
+
+    none = np.zeros((64, CHOSEN))
+    none[:, 0] = 1
+    left, right = [none], [none]
+    for n in range(1, WORDS + 1):
+        steps = range(1, min(n, len(lengths)) + 1)
+        left.append(sum(lengths[k - 1] * grow(left[n - k], k) for k in steps))
+        right.append(sum((tail if k == n else lengths)[k - 1] * grow(right[n - k], k) for k in steps))
+    chance = np.zeros(WORDS)
+    for s in range(WORDS):
+        for k in range(1, min(WORDS - s, len(lengths)) + 1):
+            share = (tail if s + k == WORDS else lengths)[k - 1]
+            rest = right[WORDS - s - k]
+            for o in range(min(k, CHOSEN)):
+                room = CHOSEN - o  # at most room - 1 words before the group
+                fits = (left[s][:, :room] * np.cumsum(rest, axis=1)[:, :room][:, ::-1]).sum(1)
+                chance[s + o] += share * (weights * fits).sum()
+    assert math.isclose(chance.sum(), CHOSEN)
+    return chance
+
+
+def hotelling(samples: np.ndarray, mean: np.ndarray) -> float:
+    """p-value of a mean vector; the last entry, which the others determine, is left out."""
+    samples, mean = samples[:, :-1].astype(float), mean[:-1]
+    n, size = samples.shape
+    gap = samples.mean(0) - mean
+    square = n * gap @ np.linalg.solve(np.cov(samples.T), gap)
+    return stats.f.sf(square * (n - size) / (size * (n - 1)), size, n - size)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_positions_are_chosen_as_often_as_they_should(unit):
+    """Single tokens and words uniformly; in groups the ends of the example differ, and all that is exact."""
+    chosen = million(unit)[2]
+    expected = inclusion(LENGTHS[unit])
+    if unit in ("token", "word"):
+        np.testing.assert_allclose(expected, CHOSEN / WORDS)
+    assert ALPHA / 2 < hotelling(chosen, expected) < 1 - ALPHA / 2
+    # Teeth: 3 % more or less for every other word would be noticed.
+    assert hotelling(chosen, expected * (1 + 0.03 * (-1.0) ** np.arange(WORDS))) < ALPHA
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_shares_of_mask_random_and_kept(unit):
+    """80 % [MASK], 10 % random, 10 % kept, of tokens, or of spans; a random draw of m tokens can hit all of them."""
+    tokens, shown, chosen, leader = million(unit)
+    decision = leader if unit == "span" else np.broadcast_to(np.arange(WORDS), tokens.shape)
+    decision = (decision + WORDS * np.arange(ROWS)[:, None])[chosen]
+    size = np.bincount(decision)
+    hidden = np.bincount(decision, (shown == MASK)[chosen])
+    same = np.bincount(decision, (shown == tokens)[chosen])
+    made = size > 0
+    assert set(np.unique(hidden[made] / size[made])) == {0, 1}
+    observed, expected, wrong = [], [], []
+    for m in range(1, size.max() + 1):
+        here = size == m
+        n, masks, kept = here.sum(), (hidden[here] == m).sum(), (same[here] == m).sum()
+        hit = len(ORDINARY) ** -float(m)
+        observed.append([masks, kept, n - masks - kept])
+        expected.append([0.8 * n, n * (0.1 + 0.1 * hit), n * 0.1 * (1 - hit)])
+        wrong.append([0.77 * n, 0.115 * n, 0.115 * n])
+    assert len(observed) == (10 if unit == "span" else 1)
+    assert _chi_square(observed, expected) > ALPHA
+    assert _chi_square(observed, wrong) < ALPHA
+
+
+def _chi_square(observed, expected) -> float:
+    """p-value of several histograms together, a row each, given the sums of rows."""
+    observed, expected = np.asarray(observed, float), np.asarray(expected)
+    np.testing.assert_allclose(observed.sum(1), expected.sum(1))
+    square = np.square(observed - expected) / expected
+    return stats.chi2.sf(square.sum(), observed.size - len(observed))
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_random_tokens_are_uniform_over_ordinary_ids(unit):
+    """Drawn per token, in spans too; not counted where they hit the original, which is one of BEGINS."""
+    tokens, shown, chosen, _ = million(unit)
+    drawn = shown[chosen & (shown != MASK) & (shown != tokens)]
+    counts = np.bincount(drawn, minlength=64)
+    assert len(drawn) > 14_000 and not counts[list(VOCABULARY.special_ids)].any()
+    keeps = np.where(ORDINARY < 40, 1 - 1 / len(BEGINS), 1.0)
+    assert stats.chisquare(counts[ORDINARY], len(drawn) * keeps / keeps.sum()).pvalue > ALPHA
+    keeps *= 1 + 0.1 * (-1.0) ** np.arange(len(keeps))
+    assert stats.chisquare(counts[ORDINARY], len(drawn) * keeps / keeps.sum()).pvalue < ALPHA
+
+
+def test_neighbours_are_chosen_independently():
+    """Two adjacent words both as often as two draws of 19 from 126 say, within 5 deviations; in groups far more."""
+    expected = ROWS * (WORDS - 1) * CHOSEN * (CHOSEN - 1) / (WORDS * (WORDS - 1))
+    for unit in UNITS:
+        chosen = million(unit)[2]
+        excess = ((chosen[:, 1:] & chosen[:, :-1]).sum() - expected) / np.sqrt(expected)
+        assert abs(excess) < 5 if unit in ("token", "word") else excess > 50
+
+
+@pytest.mark.parametrize("unit", ["ngram", "span"])
+def test_lengths_of_groups(unit):
+    """Of two successive groups, over all pairs that the end of the example cannot cut: independent draws."""
+    leader, lengths = million(unit)[3], LENGTHS[unit]
+    longest = len(lengths)
+    pairs = np.zeros((longest, longest))
+    for row in leader:
+        starts = np.unique(row)
+        assert starts[0] == 0 and np.diff(starts).max() <= longest
+        for start, middle, end in zip(starts[:-2:2], starts[1:-1:2], starts[2::2], strict=True):
+            if start + 2 * longest < WORDS:
+                pairs[middle - start - 1, end - middle - 1] += 1
+    total = pairs.sum()
+    assert total > 100_000
+    assert stats.chisquare(pairs.ravel(), total * np.outer(lengths, lengths).ravel()).pvalue > ALPHA
+    # Teeth: a uniform length; and the mass of longer spans put on the longest, as SpanBERT does not.
+    pile = 0.2 * 0.8 ** np.arange(10)
+    pile[-1] += 1 - pile.sum()
+    for wrong in (np.full(longest, 1 / longest), *([pile] if unit == "span" else [])):
+        assert stats.chisquare(pairs.ravel(), total * np.outer(wrong, wrong).ravel()).pvalue < ALPHA
+
+
+# The whole distribution of masks, of an example that is small enough to try all orders.
+
+SIZES, BUDGET, COPIES = (1, 2, 1, 1, 3, 1, 2), 4, 81_920
+OBJECTIVE = functools.partial(ObjectiveConfig, mask_rate=0.3)
+
+
+def all_masks(lengths: np.ndarray, sizes: tuple[int, ...]) -> dict[frozenset[int], float]:
+    """Chance of each set of chosen words: every way to cut the words into groups, every order of the groups."""
+    chances: Counter = Counter()
+    for cuts in itertools.product((False, True), repeat=len(sizes) - 1):
+        edges = [0, *(i + 1 for i, cut in enumerate(cuts) if cut), len(sizes)]
+        groups = [range(a, b) for a, b in itertools.pairwise(edges)]
+        if max(map(len, groups)) > len(lengths):
+            continue
+        chance = math.prod(lengths[len(group) - 1] for group in groups[:-1]) * lengths[len(groups[-1]) - 1 :].sum()
+        for order in itertools.permutations(groups):
+            left, taken = BUDGET, []
+            for word in itertools.chain(*order):
+                if sizes[word] <= left:
+                    left -= sizes[word]
+                    taken.append(word)
+            chances[frozenset(taken)] += chance / math.factorial(len(groups))
+    return chances
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_every_mask_has_its_chance(unit):
+    """Of 1,064,960 tokens: [CLS], seven words of one to three tokens, [SEP], four tokens to predict."""
+    tokens = [CLS, *itertools.chain(*([BEGINS[i], *CONTINUATIONS[: n - 1]] for i, n in enumerate(SIZES))), SEP]
+    word = np.repeat(np.arange(len(SIZES)), SIZES)
+    observed: Counter = Counter()
+    for first in range(0, COPIES, COPIES // 4):
+        rows = plain_rows(np.tile(tokens, (COPIES // 4, 1)), first)
+        after = jax.tree.map(np.asarray, masked(rows, KEY, OBJECTIVE(mask_unit=unit), PIECES))
+        assert after["target_weights"].shape == (len(after["input_ids"]), BUDGET)
+        # Position 0 is the filling.
+        observed.update(map(tuple, after["target_positions"]))
+    if unit == "token":
+        expected = dict.fromkeys(itertools.combinations(range(1, 12), BUDGET), 1 / math.comb(11, BUDGET))
+        assert set(observed) == set(expected) and _histogram(observed, expected) > ALPHA
+        return
+    seen: Counter = Counter()
+    for positions, times in observed.items():
+        seen[frozenset(word[p - 1] for p in positions if p)] += times
+    expected = all_masks(LENGTHS[unit], SIZES)
+    assert set(seen) == set(expected) and _histogram(seen, expected) > ALPHA
+    for other in {"word", "ngram", "span"} - {unit}:
+        assert _histogram(seen, all_masks(LENGTHS[other], SIZES)) < ALPHA
+
+
+def _histogram(seen: Counter, expected: dict) -> float:
+    """p-value; every kind has at least ten expected."""
+    total = sum(seen.values())
+    pairs = np.array([(seen[kind], chance * total) for kind, chance in expected.items()])
+    assert pairs[:, 1].min() > 10
+    return stats.chisquare(*pairs.T).pvalue

@@ -1,0 +1,138 @@
+"""scripts/benchmarks/bench_loop.py: both cases on tiny shapes, and its arithmetic. Nothing is timed."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = "--preset bert_tiny --seq-len 16 --batch 2 --rounds 2"
+KINDS = {"seconds", "cpu", "main"}
+
+
+@pytest.fixture(scope="module")
+def bench_loop():
+    spec = importlib.util.spec_from_file_location("bench_loop", ROOT / "scripts" / "benchmarks" / "bench_loop.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["bench_loop"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def check_comparison(compared, name, yardsticks, rounds):
+    """Windows of the yardsticks stand around those of the thing."""
+    samples = compared["samples"]
+    assert set(samples) == set(compared["medians"]) == {name, *yardsticks}
+    for side, kinds in samples.items():
+        assert set(kinds) == KINDS
+        assert all(len(windows) == rounds + (side != name) for windows in kinds.values())
+        assert all(seconds > 0 for seconds in kinds["seconds"])
+    assert set(compared["overhead"]) == set(yardsticks)
+    assert all(set(kinds) == KINDS for kinds in compared["overhead"].values())
+
+
+def test_hooks_runs_the_real_loop_and_the_same_program_bare(bench_loop, tmp_path, capsys, monkeypatch):
+    made, calls, steps, events = [], [], [], []
+    train = bench_loop.loop.train
+
+    class Counted(bench_loop.Update):
+        def __init__(self, config):
+            super().__init__(config)
+            made.append(self)
+
+        def __call__(self, *inputs):
+            calls.append(made.index(self))
+            return super().__call__(*inputs)
+
+    def watched(task, workdir, about):
+        place = train(task, workdir, about)
+        steps.append([json.loads(line)["step"] for line in (workdir / "metrics.jsonl").read_text().splitlines()])
+        events.append((workdir / "tensorboard").exists())
+        return place
+
+    monkeypatch.setattr(bench_loop, "Update", Counted)
+    monkeypatch.setattr(bench_loop.loop, "train", watched)
+    file = tmp_path / "hooks.json"
+    assert bench_loop.main(f"hooks {TINY} --updates 4 --log-every 2 --json {file}".split()) == 0
+
+    # Two updates to warm up and two windows of four; the last update's metrics stay unread.
+    assert steps == [[2, 4, 6, 8]] * 2
+    assert events == [False, True], "TensorBoard is off in the first run only"
+    shared, plain = made
+    assert set(plain.metrics) < set(shared.metrics), "the second program must lack the norms per layer"
+    # To warm up; then in each run: the loop warms up, and bare, plain, loop, bare, plain, loop, bare, plain.
+    bare, loop = [*[0] * 4, *[1] * 4], [0] * 4
+    assert calls == [0, 0, 1, 1, *[0, 0, *bare, *loop, *bare, *loop, *bare] * 2]
+
+    report = json.loads(file.read_text())
+    assert list(report["variants"]) == ["loop", "loop with tensorboard"]
+    for variant in report["variants"].values():
+        assert variant["lines"] == 4
+        check_comparison(variant, "loop", ["bare", "bare without layers"], rounds=2)
+    assert report["metrics"] == len(shared.metrics) and report["updates"] == 4 and report["platform"] == "cpu"
+    printed = capsys.readouterr().out
+    assert "loop over bare:" in printed and "ms per update" in printed
+
+
+def test_checkpoint_commits_and_leaves_nothing(bench_loop, tmp_path, capsys):
+    file, out = tmp_path / "checkpoint.json", tmp_path / "out"
+    out.mkdir()
+    arguments = f"checkpoint {TINY} --optimizer lamb --every 2 --out {out} --json {file}"
+    assert bench_loop.main(arguments.split()) == 0
+    report = json.loads(file.read_text())
+
+    check_comparison(report, "with a save", ["without"], rounds=2)
+    assert len(report["saves"]) == 2
+    for save in [report["alone"], *report["saves"]]:
+        assert set(save) == {"blocked", "written", "committed", "waited", "flush"}
+        assert 0 <= save["written"] <= save["committed"]
+    # Parameters and two moments in float32; what is random hardly compresses, but moments of few updates do.
+    assert 4 * report["parameters"] < report["bytes"] < 1.1 * 12 * report["parameters"]
+    assert set(report["bytes_per_second"]) == {"alone", "training", "sha256"}
+    assert list(out.iterdir()) == []
+    printed = capsys.readouterr().out
+    assert "save alone: blocked" in printed and "with a save over without:" in printed
+
+
+def test_the_run_is_the_preset_in_other_shapes(bench_loop):
+    options = bench_loop.parse(["hooks", "--seq-len", "64", "--batch", "4", "--optimizer", "lamb"])
+    config = bench_loop.make_config(options, bench_loop.LogConfig())
+    assert config.model == bench_loop.presets.load_config("bert_mini").model
+    assert config.optimizer.name == "lamb"
+    (phase,) = config.phases
+    assert (phase.seq_len, phase.batch_size) == (64, 4)
+
+
+def test_overhead_is_against_the_windows_on_both_sides(bench_loop):
+    """A machine that slows down evenly hides nothing and adds nothing."""
+    drifting = {
+        "bare": {"seconds": [1.0, 2.0, 3.0], "cpu": [1.0, 1.0, 1.0], "main": [0.0, 0.0, 0.0]},
+        "loop": {"seconds": [1.5 * 1.02, 2.5 * 1.02], "cpu": [1.5, 1.5], "main": [0.15, 0.25]},
+    }
+    overhead = bench_loop.compare(drifting, "loop", ["bare"])["overhead"]["bare"]
+    assert overhead["seconds"]["share"] == pytest.approx(0.02)
+    assert overhead["seconds"]["per_update"] == pytest.approx(0.04)
+    assert overhead["cpu"]["share"] == pytest.approx(0.5)
+    assert overhead["main"]["share_range"] == pytest.approx([0.1, 0.1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (f"hooks {TINY} --updates 3 --log-every 2", "multiple of --log-every"),
+        ("hooks --preset bert_huge", "bert_mini"),
+        ("hooks --seq-len 4096", "position table"),
+        ("checkpoint --every 0", "whole number from 1"),
+        ("checkpoint --out no/such/directory", "no such directory"),
+        ("", "hooks|checkpoint"),
+    ],
+)
+def test_mistakes_get_exit_code_2(arguments, complaint, bench_loop, capsys):
+    try:
+        code = bench_loop.main(arguments.split())
+    except SystemExit as leaving:
+        code = leaving.code
+    assert code == 2
+    assert complaint in capsys.readouterr().err

@@ -1,0 +1,131 @@
+"""scripts/benchmarks/calibrate_roofline.py and scripts/benchmarks/weak_scaling.py: their arithmetic and their output. Nothing is timed."""
+
+import dataclasses
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from bert_jax.chips import CHIPS, Efficiency, Sizes
+from bert_jax.planning.roofline import predict
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def calibrate():
+    return load("calibrate_roofline")
+
+
+@pytest.fixture(scope="module")
+def weak_scaling():
+    return load("weak_scaling")
+
+
+def config_of(case):
+    import bench_ours
+
+    from bert_jax.config import Config, DataConfig, OptimizerConfig, Phase
+
+    phase = Phase(seq_len=case.seq_len, batch_size=case.batch, accumulation=case.accumulation)
+    return Config(
+        name=case.preset,
+        model=bench_ours.model_config(case),
+        data=DataConfig(examples_per_row=1),
+        optimizer=OptimizerConfig(name=case.optimizer),
+        phases=(phase,),
+    )
+
+
+def turns_of(calibrate, case, efficiency, rates=(2e11, 1e11, 7e9), slower=1.0):
+    """Turns on a machine that is just what the model says it is, but so much slower."""
+    config = config_of(case)
+    chip = calibrate.measured_chip(*rates)
+    real = dataclasses.replace(chip, efficiency=efficiency)
+    seconds = slower * predict(config, 0, Sizes(), case.accumulation, real).step_seconds
+    return config, [calibrate.Turn(dict.fromkeys(calibrate.CLOCKS, seconds), dict.fromkeys(calibrate.CLOCKS, chip))] * 3
+
+
+def test_fit_finds_the_efficiencies_that_made_the_times(calibrate):
+    real = Efficiency(0.8, 0.6, 1.5, 0.7, 2.0)
+    measured = [turns_of(calibrate, case, real) for case in calibrate.FITTED]
+    assert calibrate.fit(calibrate.FITTED, measured) == pytest.approx(real, rel=1e-3)
+
+
+def test_fit_believes_no_product_faster_than_the_measured_ones(calibrate):
+    measured = [turns_of(calibrate, case, Efficiency(1.4, 0.6, 1.5, 0.7, 2.0)) for case in calibrate.FITTED]
+    assert calibrate.fit(calibrate.FITTED, measured).matmul == pytest.approx(1.0)
+
+
+def test_a_case_is_judged_by_the_median_of_predicted_over_measured(calibrate):
+    case = calibrate.CHECKED[0]
+    config, turns = turns_of(calibrate, case, calibrate.CPU, slower=2.0)
+    odd = turns[0]._replace(seconds=dict.fromkeys(calibrate.CLOCKS, 100.0))
+    result = calibrate.judge(case, config, [odd, *turns])
+    assert result["cpu"]["ratio"] == result["clock"]["ratio"] == pytest.approx(0.5)
+    assert result["case"] == "bert_tiny 128 x 16, adamw, dropout 0"
+
+
+def test_checked_cases_did_not_serve_to_fit(calibrate):
+    assert not set(calibrate.FITTED) & set(calibrate.CHECKED)
+    names = [calibrate.name_of(case) for case in (*calibrate.FITTED, *calibrate.CHECKED)]
+    assert len(set(names)) == len(names)
+
+
+def test_report_counts_what_is_near_enough(calibrate, capsys):
+    def line(role, ratio):
+        cell = {"measured": 1.0, "ratio": ratio, "bound": "memory"}
+        return {"case": "x", "role": role, "clock": cell, "cpu": cell}
+
+    calibrate.report([line("fitted", 3.0), line("checked", 0.9), line("checked", 1.4)], ("clock",))
+    assert "clock: checked cases within 25%: 1 of 2; furthest off: 40%" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_calibration_runs(calibrate, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(calibrate, "FITTED", (calibrate.Case("bert_tiny", 16, 2),))
+    monkeypatch.setattr(calibrate, "CHECKED", (calibrate.Case("bert_tiny", 16, 2, optimizer="lamb"),))
+    monkeypatch.setattr(calibrate, "MEMORY_ELEMENTS", 2**12)
+    calibrate.main(["--rounds", "1", "--seconds", "0.001", "--fit", "--json", str(tmp_path / "out.json")])
+    out = capsys.readouterr().out
+    assert "| bert_tiny 16 x 2, lamb, dropout 0.1 | checked |" in out and "Efficiency(matmul=" in out
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert [case["role"] for case in written["cases"]] == ["fitted", "checked"]
+    assert all(rate > 0 for rate in written["rates"].values())
+
+
+def test_weak_scaling_keeps_rows_and_loses_only_to_links(weak_scaling, tmp_path, capsys):
+    plot, written = tmp_path / "plot.png", tmp_path / "out.json"
+    weak_scaling.main(["--chips", "v5e,h100", "--rows", "16", "--plot", str(plot), "--json", str(written)])
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    lines = json.loads(written.read_text())["lines"]
+    assert [line["chips"] for line in lines] == 2 * list(weak_scaling.COUNTS)
+    for line in lines:
+        alone = line["step_seconds"] - line["links"] - line["network"]
+        assert line["efficiency"] == pytest.approx(alone / line["step_seconds"])
+        assert (line["network"] > 0) == (line["chips"] > CHIPS[line["chip"]].slice_devices)
+    assert f"| v5e | 2,048 | 8 | 16 | {1e3 * lines[8]['step_seconds']:.1f}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--chips", "v9"], "--chips v9: known are v3"),
+        (["--rows", "6"], "--rows 6 is not divisible by --micro-batch 4"),
+        (["--phase", "2"], "has 2, counted from 0"),
+    ],
+)
+def test_weak_scaling_says_what_is_wrong(weak_scaling, flags, message, capsys):
+    with pytest.raises(SystemExit):
+        weak_scaling.main(flags)
+    assert message in capsys.readouterr().err

@@ -1,0 +1,280 @@
+"""Ids are compared with the library's, over a vocabulary that holds what depends on its neighbours."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, models, normalizers, pre_tokenizers
+
+from bert_jax.tokenizers import wordpiece
+from bert_jax.tokenizers.wordpiece import FastWordPiece
+
+SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+# Spacing marks that survive accent stripping and whose combining classes are 224 and 9.
+TONE, KILLER = "\u302e", "\u1b44"
+LETTERS = "abcdeixéΣσςßİıǰकि\u0301\u0334\u1112\u1161\u11ab한力豈𝔞\ue000\x00\xad" + TONE + KILLER
+WORDS = "the ing abc abcd bcd xa xab cabbage cabbages ##age [ ] ! ; # [MASK] mask"
+OTHERS = "\u0345\u093c\u200d\u0660\u2028\x85\xa0\t\r\n ÿ≠\u037e。"
+
+
+def make(lowercase=True, prefix="##", limit=100, **options) -> tokenizers.Tokenizer:
+    """A tokenizer of the library; a limit is in characters per word."""
+    inner = [*LETTERS, *"[]#!", "ing", "bc", "abbage", "s", TONE + KILLER, KILLER + TONE]
+    pieces = list(dict.fromkeys([*LETTERS, *WORDS.split(), *(prefix + piece for piece in inner), *SPECIALS]))
+    vocab = {piece: i for i, piece in enumerate(reversed(pieces))}
+    model = models.WordPiece(vocab, unk_token="[UNK]", continuing_subword_prefix=prefix, max_input_chars_per_word=limit)
+    backend = tokenizers.Tokenizer(model)
+    backend.normalizer = normalizers.BertNormalizer(**{"lowercase": lowercase, "strip_accents": None} | options)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.add_special_tokens(SPECIALS)
+    backend.encode_special_tokens = True
+    return backend
+
+
+def expected(backend, sentences):
+    return [encoding.ids for encoding in backend.encode_batch_fast(sentences, add_special_tokens=False)]
+
+
+def divided(ids, lengths):
+    assert (ids.dtype, lengths.dtype) == (np.uint32, np.int64)
+    assert len(ids) == lengths.sum()
+    stops = np.cumsum(lengths)
+    return [ids[stop - length : stop].tolist() for stop, length in zip(stops, lengths, strict=True)]
+
+
+class Spy:
+    """Stands for the library and notes which sentences it is given."""
+
+    def __init__(self, backend):
+        self.backend, self.seen = backend, []
+
+    def encode_batch_fast(self, sentences, **options):
+        self.seen += sentences
+        return self.backend.encode_batch_fast(sentences, **options)
+
+
+BACKENDS = [
+    make(),
+    make(lowercase=False),
+    make(lowercase=False, strip_accents=True),
+    make(strip_accents=False, handle_chinese_chars=False),
+    make(clean_text=False),
+    make(prefix=""),
+    make(prefix="x", limit=3),
+    make(limit=0),
+]
+FAST = [FastWordPiece.of(backend) for backend in BACKENDS]
+characters = st.sampled_from([*LETTERS, *OTHERS, *WORDS.split()]) | st.characters(exclude_categories=["Cs"])
+texts = st.lists(characters, max_size=30).map("".join) | st.text("abcdeing", max_size=12)
+
+
+@pytest.mark.parametrize("which", range(len(BACKENDS)))
+@settings(deadline=None, max_examples=300)
+@given(sentences=st.lists(texts, max_size=5))
+@example(sentences=["the [MASK]", "", "cabbages!abcd", " \n", "bcde\ncab"])
+@example(sentences=["ÿ" * 3, "a" + TONE + KILLER, "한글 a", "a" + KILLER + "\u0301" + TONE])
+def test_ids_are_the_librarys(which, sentences):
+    assert divided(*FAST[which].encode(sentences)) == expected(BACKENDS[which], sentences)
+
+
+def test_the_options_matter():
+    sentence = ["Áa力a \xadX한 cabbages" + TONE + KILLER]
+    seen = {str(expected(backend, sentence)) for backend in BACKENDS}
+    assert len(seen) == len(BACKENDS)
+
+
+def test_pieces_and_unknown_words():
+    backend = make()
+    ids, lengths = FastWordPiece.of(backend).encode(["Cabbages, the [MASK]", "", "q aq"])
+    unknown = "[UNK]"
+    pieces = ["cabbages", unknown, "the", "[", "mask", "]", unknown, unknown]
+    assert [backend.id_to_token(i) for i in ids] == pieces
+    assert lengths.tolist() == [6, 0, 2]
+
+
+def test_no_sentences():
+    ids, lengths = FAST[0].encode([])
+    assert ids.shape == lengths.shape == (0,)
+
+
+@pytest.mark.parametrize("size", [99, 100, 101])
+@pytest.mark.parametrize("character", ["a", "é", "e\u0301", "力", "İ", "\u0958", "a\x00", "a\ufffd"])
+def test_words_at_the_limit(size, character):
+    for lowercase in (True, False):
+        backend = make(lowercase=lowercase)
+        sentences = [character * size, f"the {character * size}! {character}"]
+        assert divided(*FastWordPiece.of(backend).encode(sentences)) == expected(backend, sentences)
+
+
+def test_length_counts_what_a_word_becomes():
+    unknown = [BACKENDS[0].token_to_id("[UNK]")]
+    # A syllable decomposes into three characters; an accent is stripped.
+    assert divided(*FAST[0].encode(["한" * 33, "한" * 34]))[1] == unknown
+    assert len(FAST[0].encode(["한" * 33])[0]) == 99
+    assert len(FAST[0].encode(["e\u0301" * 100])[0]) == 100
+    assert FAST[1].encode(["e\u0301" * 100])[0].tolist() == [BACKENDS[1].token_to_id("[UNK]")]
+
+
+def test_only_sentences_whose_marks_may_change_places_go_to_the_library():
+    fast = FastWordPiece.of(BACKENDS[0])
+    moving = ["a" + TONE + KILLER + "b", "a" + TONE + "\u0301" + KILLER]
+    # "abc" puts its mark where the sentence before it had one.
+    apart = ["abc" + TONE, "a" + TONE + "b" + KILLER, "a" + TONE, TONE + " " + KILLER, "the"]
+    sentences = [moving[0], *apart, moving[1], "abc"]
+    fast.encode(sentences)
+    fast._backend = spy = Spy(BACKENDS[0])
+    assert divided(*fast.encode(sentences)) == expected(BACKENDS[0], sentences)
+    assert spy.seen == moving
+    turned = "a" + KILLER + TONE + "b"
+    assert expected(BACKENDS[0], moving[:1]) == expected(BACKENDS[0], [turned]), "the library no longer reorders"
+    assert expected(BACKENDS[1], moving[:1]) != expected(BACKENDS[1], [turned])
+
+
+def test_combining_classes_are_seen():
+    assert all(map(wordpiece._reorders, [TONE, KILLER, "\u0301", "\u0334", "\u0345"]))
+    assert not any(map(wordpiece._reorders, "a力\u11ab\u093f"))
+
+
+def test_a_character_of_no_known_kind_goes_to_the_library():
+    fast = FastWordPiece.of(BACKENDS[0])
+    fast._table[ord("b")] = wordpiece._FOREIGN << wordpiece._KIND
+    fast._backend = spy = Spy(BACKENDS[0])
+    sentences = ["abc the", "the", "b", "c"]
+    assert divided(*fast.encode(sentences)) == expected(BACKENDS[0], sentences)
+    assert spy.seen == ["abc the", "b"]
+
+
+@pytest.mark.parametrize("becomes", [" ab ", "a b", "a!", "!!", "abcd", "aaa", " " + TONE + " "])
+def test_what_is_no_known_kind(becomes):
+    """None of these is made of one character today, "aaa" being more symbols than "é" has bytes."""
+    fast = FastWordPiece.of(BACKENDS[0])
+    real = BACKENDS[0]
+    normalizer = SimpleNamespace(normalize_str=lambda character: becomes)
+    fast._backend = SimpleNamespace(normalizer=normalizer, pre_tokenizer=real.pre_tokenizer, model=real.model)
+    assert fast._entry("é") >> wordpiece._KIND == wordpiece._FOREIGN
+
+
+def test_a_hash_alone_is_no_match():
+    backend, fast = BACKENDS[0], FAST[0]
+
+    def find(text, word, start=0, twist=0):
+        running = np.uint64(0)
+        for character in text:
+            running = np.uint64(wordpiece._push(running, fast._symbols[character]))
+        symbols = np.array([fast._symbols[character] for character in word], np.uint16)
+        return wordpiece._find(fast._pieces, running ^ np.uint64(twist), symbols, start, len(symbols))
+
+    assert find("abc", "abc") == backend.token_to_id("abc")
+    assert find("bc", "abc", start=1) == backend.token_to_id("##bc")
+    assert find("abc", "abd") == find("abc", "ab") == find("abc", "abcd") == -1
+    assert find("abc", "eabc", start=1, twist=wordpiece._REST) == -1, "a word's beginning inside a word"
+
+
+def test_half_a_surrogate_pair_is_an_error():
+    with pytest.raises(UnicodeEncodeError, match="surrogates"):
+        FAST[0].encode(["a", "b\ud800"])
+
+
+def test_pickle_keeps_special_tokens_plain_text():
+    copy = pickle.loads(pickle.dumps(FAST[0]))
+    sentences = ["[MASK] the", "[MASK] a" + TONE + KILLER]
+    assert divided(*copy.encode(sentences)) == expected(BACKENDS[0], sentences)
+    assert BACKENDS[0].token_to_id("[MASK]") not in copy.encode(sentences)[0]
+
+
+def test_threads_may_share_one():
+    fast = FastWordPiece.of(BACKENDS[0])
+    batches = [["".join(map(chr, range(start, start + 300))), "the 한"] for start in range(0x100, 0xC00, 50)]
+    with ThreadPoolExecutor(4) as pool:
+        found = [divided(*result) for result in pool.map(fast.encode, batches)]
+    assert found == [expected(BACKENDS[0], batch) for batch in batches]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda backend: setattr(backend, "normalizer", normalizers.Lowercase()),
+        lambda backend: setattr(backend, "normalizer", normalizers.Sequence([normalizers.BertNormalizer()])),
+        lambda backend: setattr(backend, "normalizer", None),
+        lambda backend: setattr(backend, "pre_tokenizer", pre_tokenizers.Whitespace()),
+        lambda backend: setattr(backend, "pre_tokenizer", None),
+        lambda backend: setattr(backend, "model", models.WordLevel({"[UNK]": 0}, unk_token="[UNK]")),
+        lambda backend: setattr(backend, "model", models.WordPiece({"a": 0}, unk_token="[UNK]")),
+        lambda backend: setattr(backend, "encode_special_tokens", False),
+        lambda backend: backend.enable_truncation(8),
+        lambda backend: backend.enable_padding(),
+        lambda backend: backend.add_tokens([AddedToken("cab")]),
+    ],
+)
+def test_another_form_is_left_to_the_library(change):
+    backend = make()
+    assert FastWordPiece.of(backend) is not None
+    change(backend)
+    assert FastWordPiece.of(backend) is None
+
+
+def test_more_characters_than_symbols_are_left_to_the_library():
+    alphabet = [chr(code) for code in range(0x10000, 0x10000 + 0xFFFF)]
+    for extra, known in (([], True), (["a"], False)):
+        # The letters of [UNK] count too.
+        pieces = ["[UNK]", *alphabet[len(set("[UNK]")) :], *extra]
+        backend = make()
+        backend.model = models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]")
+        assert (FastWordPiece.of(backend) is not None) == known
+
+
+def run_benchmark(*arguments) -> subprocess.CompletedProcess:
+    script = Path(__file__).parents[2] / "scripts" / "benchmarks" / "bench_tokenizer.py"
+    return subprocess.run([sys.executable, str(script), *map(str, arguments)], capture_output=True, text=True)
+
+
+def test_the_benchmark_compares_ids(tmp_path):
+    vocab, text, report = tmp_path / "vocab.txt", tmp_path / "text.txt", tmp_path / "speed.json"
+    vocab.write_text("\n".join([*SPECIALS, "the", "##s", "[", "mask", "]"]))
+    text.write_text("The the [MASK]\n\nthes")
+    done = run_benchmark("--tokenizer", vocab, "--source", text, text, "--rounds", 2, "--json", report)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(report.read_text())
+    assert (found["identical_ids"], found["sentences"], found["tokens"]) == (True, 6, 14)
+    assert [len(times) for times in found["seconds"].values()] == [2, 2]
+    assert "ids identical" in done.stdout
+    done = run_benchmark("--tokenizer", vocab, "--source", tmp_path / "none.txt")
+    assert (done.returncode, done.stderr) == (2, f"error: --source: no such file: {tmp_path / 'none.txt'}\n")
+
+
+GOLDENS = {  # pytorch/text's expected ids for the published vocabularies
+    ("uncased", "Hello World!, how are you?"): "7592 2088 999 1010 2129 2024 2017 1029",
+    ("uncased", "Hélló  WoŕlḊ¿"): "7592 2088 1094",
+    ("uncased", "Respublica superiorem"): "24501 14289 16558 5555 6020 6633",
+    ("uncased", "Avdija Vršajević în"): "20704 4305 3900 27830 3736 26782 1999",
+    ("uncased", " \tHeLLo!how  \n Are yoU? [UNK]"): "7592 999 2129 2024 2017 1029 1031 4895 2243 1033",
+    ("cased", "Hello World!, how are you?"): "8667 1291 106 117 1293 1132 1128 136",
+    ("cased", "Hélló  WoŕlḊ¿"): "145 2744 2339 7774 100 225",
+    ("cased", "Respublica superiorem"): "11336 20080 10354 9538 7298 5521",
+    ("cased", "Avdija Vršajević în"): "138 1964 3309 3174 159 1197 23834 5561 10225 260 1179",
+}
+
+
+@pytest.mark.skipif("BERT_JAX_SHARED_DATA" not in os.environ, reason="needs the published vocabularies and text")
+@pytest.mark.parametrize("case", ["uncased", "cased"])
+def test_published_vocabularies(case):
+    data = Path(os.environ["BERT_JAX_SHARED_DATA"])
+    backend = make(lowercase=case == "uncased")
+    backend.model = models.WordPiece.from_file(str(data / "vocab" / f"bert_base_{case}_vocab.txt"), unk_token="[UNK]")
+    fast = FastWordPiece.of(backend)
+    for (of, text), ids in GOLDENS.items():
+        if of == case:
+            assert " ".join(map(str, fast.encode([text])[0])) == ids
+    for path in sorted((data / "wikipedia_sample").glob("wiki_*")):
+        sentences = path.read_text().split("\n")
+        assert divided(*fast.encode(sentences)) == expected(backend, sentences)
