@@ -1,6 +1,6 @@
 """Measures the corpus pipeline: its speed as ratios from one run, and its memory on a large input.
 
-    python scripts/benchmarks/bench_corpus.py speed --source "text-files:*.txt" --tokenizer vocab.txt [--repeat-to-mb 500]
+    python scripts/benchmarks/bench_corpus.py speed --source "text-files:*.txt" --tokenizer vocab.txt [--repeat-to-mb 9]
     python scripts/benchmarks/bench_corpus.py memory --tokenizer vocab.txt --gb 2 [--workers 2] [-- FLAG ...]
 
 `speed` takes turns between tokenising alone (ours, on sentences that lie ready, one core), a whole build

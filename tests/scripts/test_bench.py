@@ -1,4 +1,4 @@
-"""scripts/benchmarks/bench.py: what it measures and prints, what it imports, how it keeps to its budget. Nothing is timed."""
+"""bench.py: what it measures and prints, what it imports, how it keeps to its budget. Nothing is timed."""
 
 import importlib.util
 import json

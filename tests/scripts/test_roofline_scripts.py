@@ -1,4 +1,4 @@
-"""scripts/benchmarks/calibrate_roofline.py and scripts/benchmarks/weak_scaling.py: their arithmetic and their output. Nothing is timed."""
+"""calibrate_roofline.py and weak_scaling.py: their arithmetic and their output. Nothing is timed."""
 
 import dataclasses
 import importlib.util
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def load(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / "benchmarks" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
