@@ -12,7 +12,7 @@ class UserError(Exception):
     """Something the user asked for cannot be done.
 
     The message is one line: what is wrong, where, and what to do about it. The commands print it
-    after ``error: `` and leave with exit code 2; a traceback therefore always means a bug.
+    after `error:` and leave with exit code 2; a traceback therefore always means a bug.
     """
 
 
