@@ -5,9 +5,11 @@ import dataclasses
 import inspect
 import subprocess
 import sys
+import types
 import typing
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from docutils import nodes
 from sphinx.application import Sphinx
@@ -50,8 +52,8 @@ class ConfigFields(SphinxDirective):
 
 def _sections(kind: type, prefix: str) -> Iterator[str]:
     """Markdown: the fields of a dataclass, then those of the dataclasses in it."""
-    annotations, docs = _documented(kind)
-    hints, nested = typing.get_type_hints(kind), []
+    docs, nested = _field_docs(kind), []
+    hints = typing.get_type_hints(kind, include_extras=True)
     yield f"## {prefix.rstrip('.') or 'Run'}\n\n{inspect.getdoc(kind)}\n"
     for field in dataclasses.fields(kind):
         arguments = typing.get_args(hints[field.name])
@@ -60,23 +62,34 @@ def _sections(kind: type, prefix: str) -> Iterator[str]:
             nested.append((section, f"{prefix}{field.name}{'.N' if arguments else ''}."))
             continue
         default = "" if field.default is dataclasses.MISSING else f", default `{field.default!r}`"
-        yield f"`{prefix}{field.name}` ({annotations[field.name]}{default})\n: {docs.get(field.name, '')}\n"
+        yield f"`{prefix}{field.name}` ({_type(hints[field.name])}{default})\n: {docs.get(field.name, '')}\n"
     for section, inner in nested:
         yield from _sections(section, inner)
 
 
-def _documented(kind: type) -> tuple[dict[str, str], dict[str, str]]:
-    """Annotations and docstrings of a dataclass' fields, as its source has them, each on one line."""
+def _type(hint: Any) -> str:
+    """A type as a reader of the page needs it: with its range or its values."""
+    arguments = typing.get_args(hint)
+    if typing.get_origin(hint) is Annotated:
+        return f"{_type(arguments[0])} in {arguments[1].text}"
+    if typing.get_origin(hint) is Literal:
+        return " or ".join(f"`{value!r}`" for value in arguments)
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        return " or ".join(_type(argument) for argument in arguments)
+    return {type(None): "None"}.get(hint) or getattr(hint, "__name__", str(hint))
+
+
+def _field_docs(kind: type) -> dict[str, str]:
+    """The docstrings of a dataclass' fields, each on one line."""
     (definition,) = ast.parse(inspect.getsource(kind)).body
     assert isinstance(definition, ast.ClassDef)
-    annotations, docs, name = {}, {}, ""
+    docs, name = {}, ""
     for node in definition.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             name = node.target.id
-            annotations[name] = f"`{ast.unparse(node.annotation)}`"
         elif name and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             docs[name] = " ".join(inspect.cleandoc(str(node.value.value)).split())
-    return annotations, docs
+    return docs
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -22,7 +22,7 @@ for argument in "$@"; do
         arguments+=("$argument")
     fi
 done
-if $all; then extras+=(parity beam stores plan); fi
+if $all; then extras+=(parity beam stores plan docs); fi
 
 bash scripts/setup_env.sh "${extras[@]}"
 
@@ -71,6 +71,7 @@ beam_tests() {
 check "ruff check" ruff check .
 check "ruff format" ruff format --check .
 check "import contracts" lint-imports
+if $all; then check "documentation site" bash scripts/docs.sh; fi
 if $all; then
     check "pytest" tests "not beam"
     check "pytest, Beam" beam_tests

@@ -14,7 +14,7 @@ from tests.stores import use_s3
 ROOT = Path(__file__).parent.parent
 # docs/corpus.md has its own test beside the code it documents (tests/data_prep/test_cli.py).
 TASKS = ["pretrain", "large_batch", "stream", "ablation", "conversion", "pods", "performance", "object_stores"]
-TASKS += ["scaling", "plan", "slurm", "doctor", "tpu", "kubernetes"]
+TASKS += ["scaling", "plan", "slurm", "doctor", "tpu", "kubernetes", "tutorials/own_text", "tutorials/other_models"]
 AS_WRITTEN = "docs/reference.md"
 """Its commands compare with fixed figures: smaller ones would be refused."""
 PAGES = ["README.md", AS_WRITTEN, *(f"docs/{task}.md" for task in TASKS)]
@@ -42,7 +42,7 @@ SMALLER = {
 }
 
 
-WITH_PYTHON = ["docs/conversion.md"]
+WITH_PYTHON = ["docs/conversion.md", "docs/tutorials/other_models.md"]
 """Their Python is run, too, when their commands have been."""
 
 
@@ -77,14 +77,15 @@ def shrink(line: str) -> list[str]:
 
 
 @pytest.fixture
-def folder(tmp_path, tiny_corpus, second_corpus, tiny_run):
-    """A place with `my_texts/`, `corpus/`, `other/` and a finished `runs/first`, as the pages assume."""
+def folder(tmp_path, tiny_corpus, second_corpus, tiny_run, tiny_export):
+    """A place with `my_texts/`, `corpus/`, `other/`, a finished `runs/first` and `their_model`, as the pages assume."""
     (tmp_path / "my_texts").mkdir()
     for index, document in enumerate((tiny_corpus.parent / "text.txt").read_text().split("\n\n")):
         (tmp_path / "my_texts" / f"{index}.txt").write_text(document)
     shutil.copytree(tiny_corpus, tmp_path / "corpus")
     shutil.copytree(second_corpus, tmp_path / "other")
     shutil.copytree(tiny_run, tmp_path / "runs" / "first")
+    shutil.copytree(tiny_export, tmp_path / "their_model")
     return tmp_path
 
 
@@ -136,7 +137,7 @@ def test_commands_of_a_page_run(page, folder, request, monkeypatch):
         address, _ = request.getfixturevalue("s3_server")
         use_s3(monkeypatch, address, "my-bucket")
         monkeypatch.setenv("BERT_JAX_CACHE", str(folder / "cache"))
-    if page == "README.md":
+    if page in ("README.md", "docs/tutorials/own_text.md"):
         shutil.rmtree(folder / "corpus")
     if page == "docs/conversion.md":
         pytest.importorskip("transformers")
@@ -167,7 +168,7 @@ def test_commands_for_slices_are_printed(page):
 
 def test_every_page_is_linked_from_the_readme():
     readme = (ROOT / "README.md").read_text()
-    for page in (ROOT / "docs").glob("*.md"):
+    for page in {*(ROOT / "docs").glob("*.md")} - {ROOT / "docs" / "index.md"}:
         assert f"docs/{page.name}" in readme, f"README.md does not link {page.name}"
 
 
@@ -231,6 +232,12 @@ def test_readme_names_only_flags_that_exist():
     for page in PAGES:
         used = set(re.findall(r"(?<![\w-])--[a-z][\w.\-]*\w", (ROOT / page).read_text()))
         assert used <= known, f"{page}: {sorted(used - known)}"
+
+
+def test_the_files_of_the_architecture_exist():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    files = re.findall(r"`((?:bert_jax|data_prep)/[\w/]+\.py)`", text)
+    assert len(files) > 15 and [file for file in files if not (ROOT / file).is_file()] == []
 
 
 @pytest.mark.slow
