@@ -11,8 +11,8 @@ from tests import typecheck
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-# A shell starts what it runs in the background with Ctrl-C ignored, and nohup ignores SIGHUP; tests of these signals, and
-# the processes that they start, need them.
+# A shell starts what it runs in the background with Ctrl-C ignored, and nohup ignores SIGHUP; tests of these signals,
+# and the processes that they start, need them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
