@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 import bert_jax  # noqa: E402
 
-project, author, copyright = "bert_jax", "The bert_jax authors", "The bert_jax authors"  # noqa: A001
+project, author, copyright = "bert_jax", "The bert_jax authors", "The bert_jax authors"
 version = release = bert_jax.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_enable_extensions = ["colon_fence", "deflist"]
@@ -38,6 +38,7 @@ class CommandHelp(SphinxDirective):
     required_arguments, optional_arguments = 1, 9
 
     def run(self) -> list[nodes.Node]:
+        """The output as a literal block."""
         command = [sys.executable, "-m", *self.arguments]
         text = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
         return [nodes.literal_block(text, text, language="text")]
@@ -47,6 +48,7 @@ class ConfigFields(SphinxDirective):
     """``config-fields::`` lists every field of a config: its flag, type, default and docstring."""
 
     def run(self) -> list[nodes.Node]:
+        """A section with a definition list for each section of the config."""
         return self.parse_text_to_nodes("\n".join(_sections(bert_jax.Config, "")), allow_section_headings=True)
 
 

@@ -9,5 +9,5 @@ cd "$root"
 venv=${BERT_JAX_VENV:-$root/.venv}
 [[ $venv == /* ]] || venv=$root/$venv
 bash scripts/setup_env.sh docs
-JAX_PLATFORMS=cpu PYTHONNOUSERSITE=1 "$venv/bin/python" -m sphinx --fail-on-warning --keep-going --quiet "$@" docs build/docs
+JAX_PLATFORMS=cpu PYTHONNOUSERSITE=1 "$venv/bin/python" -m sphinx --fresh-env --fail-on-warning --keep-going --quiet "$@" docs build/docs
 printf 'the site is in build/docs: open build/docs/index.html\n'
