@@ -66,7 +66,7 @@ class Reporter:
         if self.profile and step == self.profile[0]:
             self.flush()  # all processes do, so that all see trouble behind the same update
             if is_first():
-                jax.profiler.start_trace(str(self.traces.directory), profiler_options=_trace_options())
+                jax.profiler.start_trace(str(self.traces.directory))
                 self.tracing = True
         if self.profile and step == self.profile[1]:
             self.flush()
@@ -154,13 +154,6 @@ class Reporter:
             jax.profiler.stop_trace()
             self.traces.send()
             self.tracing = False
-
-
-def _trace_options() -> jax.profiler.ProfileOptions:
-    """No Python functions in the trace: to hook into threads that were started before can end the process (SIGSEGV)."""
-    options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0
-    return options
 
 
 class _Window:

@@ -133,7 +133,7 @@ def test_what_a_causal_model_can_do_for_a_user(causal_run, tmp_path):
     assert vectors.shape == (2, 64) and np.abs(vectors[0] - vectors[1]).max() > 1e-3
     refused = {
         "cannot fill masks": lambda: model.fill_mask("the [MASK]"),
-        "use pooling 'mean'": lambda: model.encode(["the"], pooling="cls"),
+        "use 'mean'": lambda: model.encode(["the"], pooling="cls"),
     }
     for message, use in refused.items():
         with pytest.raises(UserError) as caught:
