@@ -36,8 +36,8 @@ def forget_programs():
     jax.clear_caches()
 
 
-# Files are given to processes in this order. First what traces: once a process has loaded libtpu to compile for TPUs, the
-# profiler ends it with SIGSEGV where there is no TPU (jax 0.10.2). Then what takes minutes, so that none is left for the end.
+# Files are given to processes in this order. First what traces: once a process has loaded libtpu to compile for TPUs,
+# the profiler ends it with SIGSEGV where there is no TPU (jax 0.10.2). Then what takes minutes, to leave none for the end.
 FIRST = (
     "training/test_profile.py",
     "training/test_remote.py",
