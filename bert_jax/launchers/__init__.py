@@ -57,5 +57,5 @@ def write(cluster: str, directory: storage.StoredPath) -> None:
 def _directory(arguments: Sequence[str]) -> storage.StoredPath:
     match [part for argument in arguments for part in argument.split("=", 1)]:
         case ["--out", place] if place:
-            return storage.path(place)
+            return storage.to_path(place)
     raise UserError("launch slurm and launch tpu take --out DIR, the directory for the scripts, and nothing else")

@@ -15,7 +15,7 @@ def test_tpus_are_tried_only_where_jax_found_one(monkeypatch, platforms, tried):
     before = jax.config.jax_platforms
     try:
         jax.config.update("jax_platforms", platforms)
-        worker.skip_absent_tpu()
+        worker.disable_absent_tpu_backend()
     finally:
         jax.config.update("jax_platforms", before)
     here = xla_bridge._backend_factories["tpu"]
@@ -39,6 +39,6 @@ def test_every_command_with_devices_looks_first(monkeypatch, command):
     def look():
         raise Looked
 
-    monkeypatch.setattr(worker, "skip_absent_tpu", look)
+    monkeypatch.setattr(worker, "disable_absent_tpu_backend", look)
     with pytest.raises(Looked):
         cli.main(command.split())

@@ -13,7 +13,7 @@ import pytest
 
 from bert_jax.distributed import connection
 from bert_jax.distributed.cluster_detection import Seat
-from bert_jax.distributed.rendezvous import open_meeting
+from bert_jax.distributed.rendezvous import open_rendezvous
 from bert_jax.distributed.supervisor import _forwarding
 from bert_jax.errors import PeerError
 
@@ -229,5 +229,5 @@ def test_strangers_are_sent_away():
     )
     knocking = subprocess.Popen([sys.executable, "-c", script])
     with pytest.raises(PeerError, match="process 1 of 2 did not come"):
-        open_meeting(seat, SAME | {"host": "h"}, 3)
+        open_rendezvous(seat, SAME | {"host": "h"}, 3)
     knocking.wait()

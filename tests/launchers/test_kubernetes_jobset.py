@@ -111,7 +111,7 @@ def as_started(jobset: dict, index: int) -> list[str]:
 
 
 def test_gpu_pods_find_each_other(made):
-    """What each pod is told is a seat that `bert-jax pretrain` takes, at the address that JobSet gives pod 0."""
+    """What each pod is told is a info that `bert-jax pretrain` takes, at the address that JobSet gives pod 0."""
     jobset = made(*GPU, "--", *MOUNTED, "--phases.0.steps", "7")
     name, job = jobset["metadata"]["name"], jobset["spec"]["replicatedJobs"][0]
     assert jobset["spec"]["network"] == {"enableDNSHostnames": True, "subdomain": name}
@@ -121,8 +121,11 @@ def test_gpu_pods_find_each_other(made):
         program, command, *words = as_started(jobset, index)
         assert (program, command) == ("bert-jax", "pretrain")
         config, asked = cli._configured(cli.Pretrain, words, "pretrain")
-        seat = cluster_detection.find(asked.cluster)
-        assert seat.host == f"{name}-{job['name']}-0-0.{name}" and (seat.process, seat.processes) == (index, 4)
+        info = cluster_detection.detect(asked.cluster)
+        assert info.coordinator_host == f"{name}-{job['name']}-0-0.{name}" and (
+            info.process_index,
+            info.process_count,
+        ) == (index, 4)
         assert str(asked.workdir) == "/data/runs/first" and config.phases[0].steps == 7
     assert pod_of(jobset)["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": 8}
 

@@ -167,14 +167,14 @@ def lateness(process: int, processes: int, corpora: list[str]) -> dict[str, np.n
     from bert_jax.distributed import agreement
     from bert_jax.errors import PeerError
 
-    agreement.wait_at_most(60)
-    found = {"told": np.array(agreement.tell("a word", lambda: f"from {process}"))}
-    found["gathered"] = np.array(agreement.gather("numbers", process))
-    agreement.wait_at_most(2)
+    agreement.set_timeout(60)
+    found = {"told": np.array(agreement.broadcast_from_first("a word", lambda: f"from {process}"))}
+    found["gathered"] = np.array(agreement.all_gather("numbers", process))
+    agreement.set_timeout(2)
     if process == 2:
         time.sleep(5)
     try:
-        agreement.meet("the corner")
+        agreement.barrier("the corner")
     except PeerError as error:
         found["said"] = np.array(str(error))
     return found
