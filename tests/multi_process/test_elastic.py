@@ -1,4 +1,4 @@
-"""A run continues with other numbers of processes and devices and other meshes: the same rows, losses as in promise 1."""
+"""A run continues with other processes, devices and meshes: the same rows, and losses as in promise 1."""
 
 from pathlib import Path
 
