@@ -292,7 +292,7 @@ def cache_directory() -> Path:
     return Path(os.environ.get("BERT_JAX_CACHE") or Path.home() / ".cache" / "bert_jax")
 
 
-def local_file(path: StoredPath, sha256: str) -> str:
+def local_path(path: StoredPath, sha256: str) -> str:
     """Return a local path of a file. A store's file is copied once per host, into `cache_directory`.
 
     Args:

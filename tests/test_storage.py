@@ -105,22 +105,22 @@ def test_a_file_is_copied_once_per_host(bucket, cache):
     sha256 = hashlib.sha256(content).hexdigest()
     (bucket / "shard").write_bytes(content)
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        (local,) = set(pool.map(lambda _: storage.local_file(bucket / "shard", sha256), range(8)))
+        (local,) = set(pool.map(lambda _: storage.local_path(bucket / "shard", sha256), range(8)))
     assert Path(local).read_bytes() == content and Path(local).parent == cache
     (bucket / "shard").unlink()
-    assert storage.local_file(bucket / "elsewhere", sha256) == local
-    assert storage.local_file(Path("here"), sha256) == "here"
+    assert storage.local_path(bucket / "elsewhere", sha256) == local
+    assert storage.local_path(Path("here"), sha256) == "here"
 
 
 def test_a_damaged_copy_is_not_kept(bucket, cache):
     sha256 = hashlib.sha256(b"good").hexdigest()
     (bucket / "shard").write_bytes(b"bad")
     with pytest.raises(UserError, match="az://bucket/shard: damaged, its SHA-256 is not the recorded one"):
-        storage.local_file(bucket / "shard", sha256)
+        storage.local_path(bucket / "shard", sha256)
     (bucket / "shard").write_bytes(b"good")
-    assert Path(storage.local_file(bucket / "shard", sha256)).read_bytes() == b"good"
+    assert Path(storage.local_path(bucket / "shard", sha256)).read_bytes() == b"good"
     with pytest.raises(FileNotFoundError):
-        storage.local_file(bucket / "nothing", "0" * 64)
+        storage.local_path(bucket / "nothing", "0" * 64)
 
 
 def error_of(capfd, *arguments: str) -> str:

@@ -75,12 +75,12 @@ def open_rendezvous(info: ProcessInfo, report: Report, timeout: float) -> tuple[
         raise UserError(found[0])
     with _listen(0) as probe:
         port = probe.getsockname()[1]
-    rendezvous.send(go=port)
+    rendezvous.send(result=port)
     return rendezvous, port, reports
 
 
 def accept_workers(info: ProcessInfo, report: Report, timeout: float) -> tuple[Rendezvous, list[Report]]:
-    """Wait in process 0 until all processes are connected; they wait for a message ``go`` with a number.
+    """Wait in process 0 until all processes are connected. They then wait for a message with a ``result``, a number.
 
     Args:
       info, report, timeout: as for `open_rendezvous`.
@@ -143,10 +143,13 @@ def _is_valid_hello(message: Any, count: int, missing: list[int]) -> bool:
 
 
 def join(info: ProcessInfo, report: Report, timeout: float) -> tuple[Rendezvous, int]:
-    """Connect to process 0, send a report, and wait for the number that process 0 sends when all are connected.
+    """Connect to process 0, send a report, and wait for a result.
 
     Args:
       info, report, timeout: as for `open_rendezvous`.
+
+    Returns:
+      the rendezvous, and the number that process 0 sent when all processes were connected.
 
     Raises:
       PeerError: process 0 cannot be reached or is gone, or a process did not connect.
@@ -174,7 +177,7 @@ def join(info: ProcessInfo, report: Report, timeout: float) -> tuple[Rendezvous,
         raise (UserError if reply["mistake"] else PeerError)(reply["refuse"])
     rendezvous = Rendezvous()
     rendezvous._add(0, coordinator)
-    return rendezvous, reply["go"]
+    return rendezvous, reply["result"]
 
 
 def _refuse_all(rendezvous: Rendezvous, text: str, *, mistake: bool) -> None:

@@ -93,7 +93,7 @@ def examine_together(
             return tell(iter([Line("error", "processes", text, {"hosts": [report["host"]]})]))
         try:
             code = tell(examine(config, parts, wishes, _machine(wishes, reports), reports))
-            rendezvous.send(go=code)
+            rendezvous.send(result=code)
         finally:
             rendezvous.close()
         return code

@@ -96,12 +96,12 @@ def test_clocks_are_compared_when_reports_come(monkeypatch):
     report = {"host": "h", "config": {}, "code": {}, "versions": {}, "environment": {}}
     info = ProcessInfo("127.0.0.1", free_port(), 0, 2, None)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        guest = pool.submit(join, info._replace(process_index=1), report, 30.0)
+        worker = pool.submit(join, info._replace(process_index=1), report, 30.0)
         rendezvous, reports = accept_workers(info, report, 30.0)
-        rendezvous.send(go=7)
-        theirs, number = guest.result()
+        rendezvous.send(result=7)
+        worker_rendezvous, number = worker.result()
     rendezvous.close()
-    theirs.close()
+    worker_rendezvous.close()
     assert number == 7 and reports[0]["ahead"] == 0.0 and abs(reports[1]["ahead"]) < 2
 
 
