@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Pretrain on a Cloud TPU slice, on demand or spot: create it, set it up, run on all hosts, recreate it after a preemption.
+# Pretrain on a Cloud TPU slice, on demand or spot: create it, set it up, run, and recreate it after a preemption.
 #
 #   bash tpu_pod.sh VERB --name NAME --zone ZONE [--type TYPE] [OPTION ...] [-- CONFIG --corpus gs://... ...]
 #
