@@ -120,13 +120,13 @@ def test_gpu_pods_have_the_flags_of_one_cluster(make_jobset):
     for index in range(4):
         program, command, *words = container_command(jobset, index)
         assert (program, command) == ("bert-jax", "pretrain")
-        config, asked = cli._configured(cli.Pretrain, words, "pretrain")
-        info = cluster_detection.detect(asked.cluster)
+        config, args = cli._configured(cli.Pretrain, words, "pretrain")
+        info = cluster_detection.detect(args.cluster)
         assert info.coordinator_host == f"{name}-{job['name']}-0-0.{name}" and (
             info.process_index,
             info.process_count,
         ) == (index, 4)
-        assert str(asked.workdir) == "/data/runs/first" and config.phases[0].steps == 7
+        assert str(args.workdir) == "/data/runs/first" and config.phases[0].steps == 7
     assert pod_of(jobset)["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": 8}
 
 
