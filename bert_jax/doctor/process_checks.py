@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from bert_jax.distributed.rendezvous import COMPARED, report_differences
+from bert_jax.distributed.rendezvous import COMPARED_SECTIONS, report_differences
 from bert_jax.doctor.check_context import Asked
 from bert_jax.doctor.finding import Line
 
@@ -22,7 +22,7 @@ def processes(asked: Asked) -> Iterator[Line]:
     if len(reports) == 1:
         yield Line("ok", "processes", f"{ALONE} ({hosts[0]})", {"hosts": hosts})
         return
-    text = f"{len(reports)} processes on {len(set(hosts))} host(s) agree in {', '.join(COMPARED)}"
+    text = f"{len(reports)} processes on {len(set(hosts))} host(s) agree in {', '.join(COMPARED_SECTIONS)}"
     yield Line("ok", "processes", text, {"hosts": hosts})
 
 
