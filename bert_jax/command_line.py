@@ -1,4 +1,4 @@
-"""What `bert-jax` and `bert-data` have in common: exit codes, the one line of an error, versions."""
+"""Shared by `bert-jax` and `bert-data`: exit codes, one-line errors, versions."""
 
 import contextlib
 import importlib.metadata
@@ -14,20 +14,20 @@ import bert_jax
 from bert_jax import storage
 from bert_jax.errors import INTERRUPTED, TRY_AGAIN, PeerError, UserError
 
-LINE = 2000
-"""Characters of an error's line; of a longer one, which repeats a long value, the middle is left out."""
+MAX_LINE_LENGTH = 2000
+"""Characters of an error's line; a longer line, which repeats a long value, loses its middle."""
 
 
 def run(command: Callable[[], int | None], interrupted: str = "stopped") -> int:
-    """Call a command; print what the user has to know about its failure as one line on stderr.
+    """Call a command; if it fails for a reason that is not a bug, print one line on stderr.
 
     Args:
       command: returns an exit code; None is 0.
-      interrupted: the line after Ctrl-C.
+      interrupted: the line to print after Ctrl-C.
 
     Returns:
-      an exit code. 0: done. 2: the user has something to change. 75: a peer is gone, the same command continues.
-      130: Ctrl-C. 141: the reader of stdout closed it, as in ``bert-jax schedule CONFIG | head``.
+      an exit code. 0: done. 2: a user's mistake. 75: a peer is lost; the same command continues the run.
+      130: Ctrl-C. 141: the reader of stdout has closed it, as in ``bert-jax schedule CONFIG | head``.
 
     Raises:
       Exception: a bug.
@@ -47,34 +47,35 @@ def run(command: Callable[[], int | None], interrupted: str = "stopped") -> int:
         except KeyboardInterrupt as interrupt:
             line, code = str(interrupt) or interrupted, INTERRUPTED
         except Exception as error:
-            described = storage.trouble(error)
-            if error is not output.lost and described is None:
+            description = storage.describe_error(error)
+            if error is not output.error and description is None:
                 raise
-            line = "" if error is output.lost else f"error: {described}"
+            line = "" if error is output.error else f"error: {description}"
         with contextlib.suppress(OSError):
             output.flush()
-    if output.lost and not line:
-        if isinstance(output.lost, BrokenPipeError):
+    if output.error and not line:
+        if isinstance(output.error, BrokenPipeError):
             return 128 + signal.SIGPIPE
-        line, code = f"error: standard output: {output.lost.strerror}", 2
+        line, code = f"error: standard output: {output.error.strerror}", 2
     if line:
         line = " ".join(line.splitlines())
-        print(line if len(line) <= LINE else f"{line[: LINE // 2]} ... {line[-LINE // 2 :]}", file=sys.stderr)
+        half = MAX_LINE_LENGTH // 2
+        print(line if len(line) <= MAX_LINE_LENGTH else f"{line[:half]} ... {line[-half:]}", file=sys.stderr)
     return code
 
 
-def versions(name: str) -> str:
-    """One line for ``--version``."""
+def version_line(name: str) -> str:
+    """Return the line that ``--version`` prints."""
     jax, jaxlib = (importlib.metadata.version(package) for package in ("jax", "jaxlib"))
     return f"{name} {bert_jax.__version__} (jax {jax}, jaxlib {jaxlib}, Python {platform.python_version()})"
 
 
 class _Output:
-    """stdout that keeps the error which ended it, and can show every character."""
+    """stdout that stores the error with which writing failed, and escapes characters that cannot be encoded."""
 
     def __init__(self, stream: Any):
         self._stream = stream
-        self.lost: OSError | None = None
+        self.error: OSError | None = None
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
@@ -87,11 +88,11 @@ class _Output:
     def flush(self) -> None:
         self._try(self._stream.flush)
 
-    def _try(self, act: Callable[[], Any]) -> Any:
+    def _try(self, operation: Callable[[], Any]) -> Any:
         try:
-            return act()
+            return operation()
         except OSError as error:
-            self.lost = error
-            # The interpreter flushes stdout once more at its end.
+            self.error = error
+            # The interpreter flushes stdout once more when it exits.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
             raise

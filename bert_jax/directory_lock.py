@@ -1,8 +1,8 @@
-"""One process at a time writes in a directory, on disk or in a store: a file names it, and changes while it lives.
+"""A lock on a directory, on disk or in a store: a file that names the holder, which rewrites it while it is alive.
 
-Object stores have no locks, and network file systems do not always have them, so none of the operating system is used.
-Clocks of different hosts are not compared: a process of another host is alive if the file changes while one watches it.
-A process of this host is looked up by its id and its start time.
+Object stores have no locks, and network file systems do not always have them, so no lock of the operating system is
+used. Clocks of different hosts are not compared: a process of another host is alive if the file changes while this
+process watches it. A process of this host is looked up by its id and its start time.
 """
 
 import contextlib
@@ -19,56 +19,56 @@ from typing import Any
 import fsspec
 
 from bert_jax.errors import UserError
-from bert_jax.storage import StoredPath, is_remote, make_directory, write_whole
+from bert_jax.storage import StoredPath, is_remote, make_directory, write_atomic
 
-LOCK = "run.lock"
-BEAT_SECONDS = 10.0
-"""Between two changes of the file."""
+LOCK_FILE = "run.lock"
+HEARTBEAT_SECONDS = 10.0
+"""Interval between two rewrites of the file."""
 STALE_SECONDS = 60.0
-"""Without a change, after which a process of another host counts as ended."""
+"""Without a change for this long, a process of another host counts as ended."""
 SETTLE_SECONDS = 0.5
-"""After a write that could have met another one, until it is read back."""
+"""Between a write that may have raced with another process's, and reading it back."""
 FIELDS = {"host": str, "process": int, "since": str, "started": str | None, "id": str}
-"""Of the file that are read again, and their types."""
+"""Fields of the file that are required, and their types."""
 _held: dict[str, StoredPath] = {}
-"""Ids of the locks that this process holds, and their files."""
+"""Ids of the locks that this process holds -> their files."""
 
 
 class DirectoryLock:
-    """The right to write in a directory. Use it in a ``with``, which releases it if it was acquired."""
+    """A lock on a directory. Use it in a ``with``, which releases it if it was acquired."""
 
     def __init__(self, directory: StoredPath):
-        """Does nothing yet.
+        """Does not acquire the lock.
 
         Args:
-          directory: which; it need not exist.
+          directory: to lock; it need not exist.
         """
-        self._directory, self._path = directory, directory / LOCK
+        self._directory, self._path = directory, directory / LOCK_FILE
         self._owner: dict[str, Any] = {
             "host": socket.gethostname(),
             "process": os.getpid(),
             "since": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
-            "machine": _machine(),
-            "started": _started(os.getpid()),
+            "machine": _machine_id(),
+            "started": _start_time(os.getpid()),
             "id": uuid.uuid4().hex,
         }
         self._lost = ""
         self._confirmed = 0.0
-        """When the file was last known to be this lock's; `time.monotonic` stops while the host is suspended."""
+        """When the file last named this lock as the holder; `time.monotonic` would stop while the host is suspended."""
         self._released = threading.Event()
-        self._thread = threading.Thread(target=self._keep, daemon=True)
+        self._thread = threading.Thread(target=self._send_heartbeats, daemon=True)
 
     def acquire(self) -> None:
-        """Take the lock, from an ended process too; makes the directory if need be.
+        """Acquire the lock, also one that an ended process left; creates the directory if it does not exist.
 
-        It waits up to `STALE_SECONDS` to see whether a process of another host is alive.
+        It waits up to `STALE_SECONDS` to find out whether a process of another host is alive.
 
         Raises:
-          UserError: a process that is alive holds it, or the directory cannot be written.
+          UserError: a live process holds it, or the directory cannot be written.
         """
         try:
             make_directory(self._directory)
-            while not self._try():
+            while not self._try_acquire():
                 pass
         except OSError as error:
             raise UserError(
@@ -80,21 +80,19 @@ class DirectoryLock:
         self._thread.start()
 
     def check(self) -> None:
-        """Called now and then by the holder; of several processes of a run the others hold nothing, and see nothing.
+        """Raise if the lock was lost. Returns at once in processes that do not hold it.
 
         Raises:
-          UserError: another process has taken the lock over, because this one made no progress for long.
+          UserError: another process has taken over the lock because this one did not rewrite the file.
         """
         if self._owner["id"] not in _held:
             return
-        # After a suspension this thread may run before that of the heartbeat.
+        # After a suspension this thread may run before the heartbeat's.
         if abs(time.time() - self._confirmed) > STALE_SECONDS:
-            with contextlib.suppress(Exception):  # of any library: a save to a store out of reach raises by itself
-                self._look()
+            with contextlib.suppress(Exception):  # of any library: saving to an unreachable store raises by itself
+                self._check_owner()
         if self._lost:
-            raise UserError(
-                f"{self._directory} was taken over by {self._lost}, which saw no sign of life from this one"
-            )
+            raise UserError(f"{self._directory} was taken over by {self._lost}, which saw no heartbeat of this one")
 
     def __enter__(self) -> "DirectoryLock":
         return self
@@ -107,14 +105,14 @@ class DirectoryLock:
         del _held[self._owner["id"]]
         try:
             _remove(self._path, self._owner["id"])
-        except Exception as error:  # of any library; the run's own exception counts
+        except Exception as error:  # of any library: it must not hide the run's own exception
             print(f"warning: {self._path} cannot be removed ({error}): remove it", file=sys.stderr)
 
-    def _try(self) -> bool:
-        """Whether the lock is this one's now; False: another process was faster, look again."""
-        found, content = _read(self._path), json.dumps(self._owner).encode()
-        exclusive = found is None and not is_remote(self._path)
-        if found is None:
+    def _try_acquire(self) -> bool:
+        """Try once to acquire the lock; False: another process was faster."""
+        existing, content = _read(self._path), json.dumps(self._owner).encode()
+        exclusive = existing is None and not is_remote(self._path)
+        if existing is None:
             try:
                 _create(self._path, content)
             except FileExistsError:
@@ -122,90 +120,92 @@ class DirectoryLock:
                     raise UserError(f"{self._path} is a link to a file that does not exist: remove it") from None
                 return False
         else:
-            self._refuse_if_alive(found)
-            if _read(self._path) != found:
+            self._refuse_if_alive(existing)
+            if _read(self._path) != existing:
                 return False
             print(
-                f"note: {self._directory} was left locked by {_named(_parsed(found))}, which has ended", file=sys.stderr
+                f"note: {self._directory} was left locked by {_describe(_parse(existing))}, which has ended",
+                file=sys.stderr,
             )
-            write_whole(self._path, content)
+            write_atomic(self._path, content)
         if not exclusive:
             time.sleep(SETTLE_SECONDS)
         return _read(self._path) == content
 
-    def _refuse_if_alive(self, found: bytes) -> None:
-        """Returns when the owner is not alive, or the lock is not its own any more."""
-        owner = _parsed(found)
+    def _refuse_if_alive(self, content: bytes) -> None:
+        """Return when the owner is not alive or has released the lock."""
+        owner = _parse(content)
         alive = _is_alive(owner)
         if alive is None:
             print(
-                f"note: {self._directory} is locked by {_named(owner)}; waiting at most {STALE_SECONDS:g} s to see "
+                f"note: {self._directory} is locked by {_describe(owner)}; waiting at most {STALE_SECONDS:g} s to see "
                 "whether it is alive",
                 file=sys.stderr,
             )
-            end, now = time.monotonic() + STALE_SECONDS, found
-            while now == found and time.monotonic() < end:
+            deadline, latest = time.monotonic() + STALE_SECONDS, content
+            while latest == content and time.monotonic() < deadline:
                 time.sleep(STALE_SECONDS / 60)
-                now = _read(self._path)
-            alive = now not in (None, found) and _parsed(now).get("id") == owner.get("id")
+                latest = _read(self._path)
+            alive = latest not in (None, content) and _parse(latest).get("id") == owner.get("id")
         if alive:
             raise UserError(
-                f"{self._directory} is in use by {_named(owner)}: wait for its end, stop it, or use another directory"
+                f"{self._directory} is in use by {_describe(owner)}: wait until it ends, stop it, or use another "
+                "directory"
             )
 
-    def _look(self) -> None:
-        """Find out whether another process has taken the lock over."""
-        owner = _parsed(_read(self._path) or b"")
+    def _check_owner(self) -> None:
+        """Read the file, and note whether another process has taken over the lock."""
+        owner = _parse(_read(self._path) or b"")
         if owner.get("id", self._owner["id"]) != self._owner["id"]:
-            self._lost = _named(owner)
+            self._lost = _describe(owner)
         else:
             self._confirmed = time.time()
 
-    def _keep(self) -> None:
-        """Change the file again and again, until it is released or another process's."""
+    def _send_heartbeats(self) -> None:
+        """Rewrite the file until the lock is released or lost."""
         beats = 0
-        while not self._released.wait(BEAT_SECONDS):
+        while not self._released.wait(HEARTBEAT_SECONDS):
             beats += 1
             try:
-                self._look()
+                self._check_owner()
                 if self._lost:
                     return
-                write_whole(self._path, json.dumps(self._owner | {"beats": beats}).encode())
-            except Exception:  # of any library: a store may be out of reach for a while
+                write_atomic(self._path, json.dumps(self._owner | {"beats": beats}).encode())
+            except Exception:  # of any library: a store may be unreachable for a while
                 continue
 
 
-def release_held() -> None:
-    """Remove the locks of this process, which is about to end without leaving their ``with``."""
+def release_all() -> None:
+    """Release all locks of this process, which is about to end without leaving their ``with``."""
     for owner, path in list(_held.items()):
-        with contextlib.suppress(Exception):  # of any library: a lock that stays is one of an ended process
+        with contextlib.suppress(Exception):  # of any library: a lock that stays counts as an ended process's
             _remove(path, owner)
 
 
 def _remove(path: StoredPath, owner: str) -> None:
-    """Remove a lock, unless another process has taken it over."""
-    if _parsed(_read(path) or b"").get("id") == owner:
+    """Remove a lock file, unless another process has taken over the lock."""
+    if _parse(_read(path) or b"").get("id") == owner:
         path.unlink(missing_ok=True)
 
 
 def holder(directory: StoredPath) -> str | None:
-    """The process that holds a directory, for a message; None if it is known that there is none.
+    """Describe the process that holds a directory's lock; None if there is none, or it is known to have ended.
 
-    A process of another host that left a lock is named, whether or not it is alive.
+    For a lock of another host the process is named, whether or not it is alive.
     """
-    content = _read(directory / LOCK)
-    if content is None or _is_alive(_parsed(content)) is False:
+    content = _read(directory / LOCK_FILE)
+    if content is None or _is_alive(_parse(content)) is False:
         return None
-    return _named(_parsed(content))
+    return _describe(_parse(content))
 
 
 def _is_alive(owner: dict[str, Any]) -> bool | None:
-    """Whether the owner of a lock is alive; None: it is of another host, or unknown."""
-    if owner.get("machine") is None or owner["machine"] != _machine():
+    """Whether the owner of a lock is alive; None: it runs on another host, or is unknown."""
+    if owner.get("machine") is None or owner["machine"] != _machine_id():
         return None
     if owner["process"] == os.getpid():
         return owner["id"] in _held
-    return _started(owner["process"]) == owner["started"]
+    return _start_time(owner["process"]) == owner["started"]
 
 
 def _read(path: StoredPath) -> bytes | None:
@@ -216,7 +216,7 @@ def _read(path: StoredPath) -> bytes | None:
 
 
 def _create(path: StoredPath, content: bytes) -> None:
-    """Raises FileExistsError if it is there; a store without conditional writes may overwrite it."""
+    """Create the file; FileExistsError if it exists. A store without conditional writes may overwrite it."""
     if not is_remote(path):
         with Path(path).open("xb") as file:
             file.write(content)
@@ -226,14 +226,14 @@ def _create(path: StoredPath, content: bytes) -> None:
         filesystem.pipe_file(name, content, mode="create")
     except FileExistsError:
         raise
-    except Exception as error:  # of any library: the condition is not met, or not supported, or the store fails
+    except Exception as error:  # of any library: the file exists, no conditional writes, or the store fails
         if path.exists():
             raise FileExistsError(os.fspath(path)) from error
-        write_whole(path, content)  # raises if the store fails
+        write_atomic(path, content)  # raises if the store fails
 
 
-def _parsed(content: bytes) -> dict[str, Any]:
-    """Empty if it is damaged, or just being written."""
+def _parse(content: bytes) -> dict[str, Any]:
+    """The owner; empty if the file is damaged or being written."""
     try:
         owner = json.loads(content)
     except (ValueError, RecursionError):
@@ -242,14 +242,14 @@ def _parsed(content: bytes) -> dict[str, Any]:
     return owner if known else {}
 
 
-def _named(owner: dict[str, Any]) -> str:
+def _describe(owner: dict[str, Any]) -> str:
     if not owner:
         return "an unknown process"
     return f"process {owner['process']} on {owner['host']} (since {owner['since']})"
 
 
-def _machine() -> str | None:
-    """What processes share that can look each other up by their ids; None: not known on this system."""
+def _machine_id() -> str | None:
+    """Identifies a host, boot and PID namespace, in which process ids are comparable; None: unknown on this system."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{socket.gethostname()} {boot} {Path('/proc/self/ns/pid').readlink()}"
@@ -257,12 +257,11 @@ def _machine() -> str | None:
         return None
 
 
-def _started(process: int) -> str | None:
-    """When a process of this host began, in ticks since the host's start; None if it has ended."""
+def _start_time(process: int) -> str | None:
+    """Start time of a process of this host, in clock ticks since boot; None if it has ended."""
     try:
-        fields = (
-            Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-        )  # after the name, with any characters
+        # After the name, which is in parentheses and may contain any character.
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
     return None if fields[0] in "ZX" else fields[19]

@@ -1,4 +1,4 @@
-"""Exceptions that are not bugs: a mistake of the user, a process that is gone; and how to install what is missing."""
+"""Exceptions that are not bugs (a user's mistake, a lost process), exit codes, and parts of error messages."""
 
 import difflib
 import importlib.metadata
@@ -9,10 +9,10 @@ from pathlib import Path
 
 
 class UserError(Exception):
-    """Something the user asked for cannot be done.
+    """A request of the user cannot be carried out.
 
-    The message is one line: what is wrong, where, and what to do about it. The commands print it
-    after `error:` and leave with exit code 2; a traceback therefore always means a bug.
+    The message is one line: what is wrong, where, and what to do about it. The commands print it after `error:`
+    and exit with code 2; a traceback therefore always means a bug.
     """
 
 
@@ -22,39 +22,39 @@ def require(condition: bool, message: str) -> None:
         raise UserError(message)
 
 
-def brief(value: object) -> str:
-    """A value for a message, cut."""
+def short_repr(value: object) -> str:
+    """Return `repr(value)`, truncated to 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def near(word: str, known: Iterable[str]) -> str:
-    """``did you mean 'X'?`` for a word that is almost one of the known; "" if there is none."""
-    found = difflib.get_close_matches(word, list(known), n=1)
-    return f"did you mean '{found[0]}'?" if found else ""
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return ``did you mean 'X'?`` with the known word that is closest to `word`; "" if none is close."""
+    matches = difflib.get_close_matches(word, list(known), n=1)
+    return f"did you mean '{matches[0]}'?" if matches else ""
 
 
 def install_command(extra: str) -> str:
-    """The command that installs the packages of an extra (setup.cfg), however bert_jax itself was installed."""
+    """Return the command that installs the packages of an extra (setup.cfg), however bert_jax was installed."""
     try:
         requirements = importlib.metadata.requires("bert_jax") or []
     except importlib.metadata.PackageNotFoundError:  # run from a clone
         return f"pip install {shlex.quote(f'{Path(__file__).parents[1]}[{extra}]')}"
-    marked = re.compile(rf"""extra == ["']{extra}["']""")
-    packages = [text.partition(";")[0].strip() for text in requirements if marked.search(text)]
+    extra_marker = re.compile(rf"""extra == ["']{extra}["']""")
+    packages = [text.partition(";")[0].strip() for text in requirements if extra_marker.search(text)]
     return f"pip install {shlex.join(packages)}"
 
 
 class PeerError(Exception):
-    """Another process of the run is gone or late.
+    """Another process of the run has ended, or is late.
 
-    The message is one line that names it. The commands print it and leave with exit code 75, "try again": the same
-    command continues from the newest checkpoint.
+    The message is one line that names it. The commands print it and exit with code 75, "try again": the same command
+    continues from the newest checkpoint.
     """
 
 
 TRY_AGAIN = 75
-"""Exit code (EX_TEMPFAIL of sysexits.h): the run is not over, and the same command continues it."""
+"""Exit code (EX_TEMPFAIL of sysexits.h): the run is not finished, and the same command continues it."""
 
 INTERRUPTED = 130
-"""Exit code of a process that Ctrl-C ended, 128 + SIGINT: what restarts a run that ends with `TRY_AGAIN` must not."""
+"""Exit code after Ctrl-C, 128 + SIGINT. Launchers restart a run after `TRY_AGAIN`, but not after this code."""

@@ -1,4 +1,4 @@
-"""Progress with an ETA for everything that takes longer than a second."""
+"""Progress bars with an ETA, for everything that takes longer than a second."""
 
 import sys
 
@@ -6,17 +6,16 @@ import tqdm
 
 
 def progress(description: str, total: float | None, unit: str, *, done: int = 0, shown: bool = True) -> tqdm.tqdm:
-    """A progress bar on stderr; call ``update(n)`` on it and close it, or use it in a ``with``.
+    """Return a progress bar on stderr; call ``update(n)`` on it and close it, or use it in a ``with``.
 
-    On a terminal the bar redraws itself; in a log file it writes one line about every 10 seconds,
-    so that a day of training does not become a gigabyte of carriage returns.
+    On a terminal the bar redraws itself; in a log file it writes one line about every 10 seconds instead.
 
     Args:
-      description: what is being done, in two or three words.
-      total: how many units there will be, or None where nobody knows; then there is no ETA.
+      description: of the work, in two or three words.
+      total: number of units; None if it is unknown, then there is no ETA.
       unit: name of one unit, e.g. ``step``; ``B`` scales to kB, MB and GB.
-      done: units that are done already; the rate and the ETA are of the others.
-      shown: false counts in silence: of several processes one is seen.
+      done: units that are done already; they do not count for the rate and the ETA.
+      shown: False turns the output off; of several processes only one shows a bar.
     """
     live = sys.stderr.isatty()
     layout = (
@@ -37,8 +36,8 @@ def progress(description: str, total: float | None, unit: str, *, done: int = 0,
     )
 
 
-def note(text: str, bar: tqdm.tqdm) -> None:
-    """Prints one line on stderr; on a terminal the bar moves down and stays whole."""
+def print_line(text: str, bar: tqdm.tqdm) -> None:
+    """Print one line on stderr; on a terminal it appears above the bar."""
     if sys.stderr.isatty():
         bar.write(text, file=sys.stderr)
     else:

@@ -1,7 +1,7 @@
-"""Files on disk and in object stores (gs://, s3://): what differs between the two has its place here.
+"""Files on disk and in object stores (gs://, s3://), and what differs between the two.
 
-An object appears whole or not at all. It can neither be renamed nor grow, and there are no directories: a name with
-slashes is all there is. docs/object_stores.md says what a user has to know.
+An object is written atomically. It can be neither renamed nor appended to, and there are no directories, only names
+with slashes. docs/object_stores.md is the user's documentation.
 """
 
 import concurrent.futures
@@ -21,117 +21,117 @@ from typing import Any
 import fsspec
 from etils import epath
 
-from bert_jax.errors import UserError, brief, install_command
+from bert_jax.errors import UserError, install_command, short_repr
 
 StoredPath = Path | epath.Path
-"""On disk, or in an object store: then always an epath.Path."""
+"""A path on disk, or in an object store; the latter is always an epath.Path."""
 
 BLOCK_BYTES = 1 << 22
-THREADS = 8
-"""Files on their way at once."""
-EVERY_SECONDS = 30.0
-"""So often at most is an object that grows written anew."""
+COPY_THREADS = 8
+"""Files copied at the same time."""
+UPLOAD_INTERVAL_SECONDS = 30.0
+"""Minimum interval between two uploads of a growing object."""
 PACKAGES = {"gs": ("gcsfs", "gcs"), "s3": ("s3fs", "s3")}
-"""By scheme: the package that reaches the store, and the extra of bert_jax that brings it."""
-DEEPEST = 50
-"""Brackets inside brackets of a JSON file; more would exhaust the stack when it is written again."""
-LIBRARIES = ("aiobotocore", "aiohttp", "botocore", "gcsfs", "google.auth", "s3fs")
+"""Scheme -> the package for that store, and the extra of bert_jax that installs it."""
+MAX_JSON_DEPTH = 50
+"""Nesting of a JSON file; deeper nesting would exhaust the stack when it is written again."""
+STORE_LIBRARIES = ("aiobotocore", "aiohttp", "botocore", "gcsfs", "google.auth", "s3fs")
 
-# One way to reach a store, whether or not TensorFlow is installed.
+# The same access to stores whether or not TensorFlow is installed.
 os.environ.setdefault("EPATH_USE_TF", "false")
-# Other processes write, too: what a listing said a minute ago is no answer.
+# Other processes write too, which makes cached listings stale.
 for _scheme in ("gcs", "gs", "s3"):
     fsspec.config.conf.setdefault(_scheme, {}).setdefault("use_listings_cache", False)
 
 
-def path(text: str | os.PathLike) -> StoredPath:
-    """A place on disk or in a bucket, as ``gs://bucket/corpus``; pathlib would take that for ``gs:/bucket``.
+def to_path(text: str | os.PathLike) -> StoredPath:
+    """Return a path on disk or in a bucket; pathlib would turn ``gs://bucket/corpus`` into ``gs:/bucket/corpus``.
 
     Raises:
-      UserError: a URL of no store that can be reached.
+      UserError: a URL with an unsupported scheme.
     """
     if not is_remote(text):
         return Path(text)
     scheme = os.fspath(text).partition("://")[0]
     if scheme not in ("az", *PACKAGES):
-        raise UserError(f"{text}: {scheme}:// is no store that can be used: write gs://BUCKET/... or s3://BUCKET/...")
+        raise UserError(f"{text}: {scheme}:// is not supported: write gs://BUCKET/... or s3://BUCKET/...")
     return epath.Path(text)
 
 
-def is_remote(place: str | os.PathLike) -> bool:
-    """Whether a path leads to an object store."""
-    return "://" in os.fspath(place)
+def is_remote(path: str | os.PathLike) -> bool:
+    """Whether a path is in an object store."""
+    return "://" in os.fspath(path)
 
 
-def reach(place: StoredPath) -> None:
-    """See that a path can be looked up; nothing needs to be there yet, but the bucket.
+def check_reachable(path: StoredPath) -> None:
+    """Check that a path can be looked up. The path itself need not exist, its bucket must.
 
     Raises:
-      UserError: a package is missing, or credentials, or the bucket; no network; no permission; an impossible name.
+      UserError: a package, the credentials or the bucket are missing; no network; no permission; an invalid name.
     """
-    if not is_remote(place):
+    if not is_remote(path):
         try:
-            place.exists()
+            path.exists()
         except OSError as error:
-            raise UserError(f"{place}: {(error.strerror or str(error)).lower()}: choose another path") from error
+            raise UserError(f"{path}: {(error.strerror or str(error)).lower()}: choose another path") from error
         return
-    scheme, _, rest = os.fspath(place).partition("://")
+    scheme, _, rest = os.fspath(path).partition("://")
     bucket = rest.partition("/")[0]
     package, extra = PACKAGES.get(scheme, (f"of fsspec for {scheme}://", ""))
     try:
-        # Not exists(): it takes a bucket that is not there for an empty one.
+        # Not exists(), which does not distinguish a missing bucket from an empty one.
         with contextlib.suppress(FileNotFoundError):
-            next(epath.Path(place).iterdir(), None)
+            next(epath.Path(path).iterdir(), None)
             return
-        found = epath.Path(f"{scheme}://{bucket}").exists()
+        bucket_exists = epath.Path(f"{scheme}://{bucket}").exists()
     except ImportError as error:
         install = install_command(extra) if extra else "install it"
-        raise UserError(f"{place} needs the package {package}, which is missing: {install}") from error
+        raise UserError(f"{path} needs the package {package}, which is missing: {install}") from error
     except Exception as error:
-        raise UserError(_unreachable(place, error)) from error
-    if not found:
-        raise UserError(f"{place}: there is no bucket '{bucket}', or you may not see it: make it first")
+        raise UserError(_unreachable(path, error)) from error
+    if not bucket_exists:
+        raise UserError(f"{path}: there is no bucket '{bucket}', or you have no permission to list it: create it first")
 
 
-_AGAIN = "and start the same command again"
+_RERUN = "and run the same command again"
 _FULL = {
-    errno.ENOSPC: f"make room {_AGAIN}",
-    errno.EDQUOT: f"make room {_AGAIN}",
+    errno.ENOSPC: f"free some space {_RERUN}",
+    errno.EDQUOT: f"free some space {_RERUN}",
     errno.EFBIG: "raise the limit of file sizes (`ulimit -f`)",
 }
 _REMEDIES = {
-    errno.EROFS: "choose a directory that can be written",
-    errno.EACCES: "change its permissions, or choose another place",
-    errno.EPERM: "change its permissions, or choose another place",
-    errno.ENOENT: "it is not there, or cannot be made",
-    errno.ENOTDIR: "choose a directory, not something inside a file",
+    errno.EROFS: "choose a writable directory",
+    errno.EACCES: "change its permissions, or choose another path",
+    errno.EPERM: "change its permissions, or choose another path",
+    errno.ENOENT: "it does not exist, or cannot be created",
+    errno.ENOTDIR: "choose a path whose parents are directories",
     errno.EISDIR: "choose a file, not a directory",
     errno.ENAMETOOLONG: "choose a shorter name",
-    errno.ELOOP: "its symbolic links lead in a circle; mend them",
-    errno.EIO: f"the disk could not read or write; check it {_AGAIN}",
+    errno.ELOOP: "its symbolic links form a loop; remove it",
+    errno.EIO: f"the disk cannot be read or written; check it {_RERUN}",
     errno.EMFILE: "too many open files; raise the limit with `ulimit -n` or use fewer processes",
 }
 
 
-def trouble(error: BaseException) -> str | None:
-    """One line for an error of a disk, or of a store's library; None for any other."""
-    if line := full_disk(error):
+def describe_error(error: BaseException) -> str | None:
+    """Describe an error of a disk or of a store's library in one line; None for any other error."""
+    if line := describe_full_disk(error):
         return line
     if isinstance(error, OSError) and error.errno in _REMEDIES:
-        where = error.filename2 or error.filename
-        return f"{f'{where}: ' if where else ''}{error.strerror}; {_REMEDIES[error.errno]}"
+        file = error.filename2 or error.filename
+        return f"{f'{file}: ' if file else ''}{error.strerror}; {_REMEDIES[error.errno]}"
     link: BaseException | None = error
     while link is not None:
-        if type(link).__module__.startswith(LIBRARIES):
-            return f"{_unreachable('the object store', error)}; the same command goes on where this one stopped"
+        if type(link).__module__.startswith(STORE_LIBRARIES):
+            return f"{_unreachable('the object store', error)}; the same command continues where this one stopped"
         link = link.__cause__
     return None
 
 
-def full_disk(error: BaseException) -> str | None:
-    """One line for an error of a full disk or quota, whichever library was writing; None for any other error.
+def describe_full_disk(error: BaseException) -> str | None:
+    """Describe an error of a full disk or quota in one line, whichever library was writing; None for any other error.
 
-    Libraries that are not written in Python raise exceptions of their own, with the system's words in them.
+    Libraries that are not written in Python raise exceptions of their own, with the system's message in them.
     """
     link: BaseException | None = error
     while link is not None:
@@ -144,124 +144,124 @@ def full_disk(error: BaseException) -> str | None:
     return None
 
 
-def _unreachable(what: object, error: BaseException) -> str:
+def _unreachable(target: object, error: BaseException) -> str:
     reason = " ".join(str(error).split())[:160] or type(error).__name__
-    return f"{what} cannot be reached ({reason}): see that credentials, permissions, endpoint and network are right"
+    return f"{target} cannot be reached ({reason}): check credentials, permissions, endpoint and network"
 
 
-def read_object(place: StoredPath, advice: str, *, missing_ok: bool = False) -> dict[str, Any]:
-    """The object that a file of JSON holds.
+def read_json_object(path: StoredPath, advice: str, *, missing_ok: bool = False) -> dict[str, Any]:
+    """Read a file that holds a JSON object.
 
     Args:
-      place: the file.
-      advice: what the user is to do about a bad one; the end of the message.
+      path: the file.
+      advice: what the user should do about a bad file; the end of the message.
       missing_ok: whether a missing file counts as an empty object.
 
     Raises:
       UserError: the file is missing, cannot be read, or `parse_json` refuses its content.
     """
     try:
-        content = place.read_bytes()
+        content = path.read_bytes()
     except FileNotFoundError as error:
         if missing_ok:
             return {}
-        raise UserError(f"{place} is missing: {advice}") from error
+        raise UserError(f"{path} is missing: {advice}") from error
     except OSError as error:
-        raise UserError(f"{place} cannot be read ({(error.strerror or str(error)).lower()}): {advice}") from error
-    return parse_json(content, place, advice)
+        raise UserError(f"{path} cannot be read ({(error.strerror or str(error)).lower()}): {advice}") from error
+    return parse_json(content, path, advice)
 
 
 def parse_json(content: bytes | str, origin: object, advice: str, kind: type = dict) -> Any:
-    """A JSON object, or with `kind` list an array, that somebody else wrote; `origin` is what messages begin with.
+    """Parse a JSON object, or with `kind` list an array, from outside; messages begin with `origin`.
 
     Raises:
-      UserError: it is not JSON, not of this kind, or nested too deeply.
+      UserError: the content is not JSON, not of this kind, or nested too deeply.
     """
     try:
-        found = json.loads(content)
+        value = json.loads(content)
     except RecursionError as error:
         raise UserError(f"{origin} is nested too deeply: {advice}") from error
     except ValueError as error:
         raise UserError(f"{origin} is not JSON ({error}): {advice}") from error
-    if not isinstance(found, kind):
+    if not isinstance(value, kind):
         name = "object" if kind is dict else "array"
-        raise UserError(f"{origin} is not a JSON {name}, but {brief(found)}: {advice}")
-    level: list[Any] = [found]
-    for _ in range(DEEPEST):
-        level = [child for value in level for child in _children(value)]
+        raise UserError(f"{origin} is not a JSON {name}, but {short_repr(value)}: {advice}")
+    level: list[Any] = [value]
+    for _ in range(MAX_JSON_DEPTH):
+        level = [child for parent in level for child in _children(parent)]
     if level:
         raise UserError(f"{origin} is nested too deeply: {advice}")
-    return found
+    return value
 
 
 def _children(value: Any) -> Iterable[Any]:
     return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
-def make_directory(place: StoredPath) -> None:
-    """On disk, a directory and its parents. A store needs none; asked for one, it might make a bucket."""
-    if not is_remote(place):
-        place.mkdir(parents=True, exist_ok=True)
+def make_directory(path: StoredPath) -> None:
+    """Create a directory on disk, with its parents. Does nothing in a store, which might create a bucket instead."""
+    if not is_remote(path):
+        path.mkdir(parents=True, exist_ok=True)
 
 
-def write_whole(place: StoredPath, content: bytes) -> None:
-    """Write a file that appears whole or not at all, in place of one that may be there."""
-    if is_remote(place):
-        place.write_bytes(content)
+def write_atomic(path: StoredPath, content: bytes) -> None:
+    """Write or replace a file atomically."""
+    if is_remote(path):
+        path.write_bytes(content)
         return
-    # Of several writers in threads, processes and containers, each needs a name of its own.
-    partial = place.parent / f"{place.name}.{uuid.uuid4().hex}.partial"
+    # Unique, since threads, processes and containers may write the same file.
+    partial = path.parent / f"{path.name}.{uuid.uuid4().hex}.partial"
     try:
         partial.write_bytes(content)
-        partial.replace(place)
+        partial.replace(path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
 
 
 def copy_tree(source: StoredPath, target: StoredPath) -> None:
-    """Copy all files below a directory, several at a time; one of the two is in an object store."""
-    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+    """Copy all files of a directory tree in threads; source or target is in an object store."""
+    with concurrent.futures.ThreadPoolExecutor(COPY_THREADS) as pool:
         copies = []
-        for file in files_below(epath.Path(source)):
+        for file in walk_files(epath.Path(source)):
             copy = epath.Path(target) / file.relative_to(source).as_posix()
             make_directory(copy.parent)
             copies.append(pool.submit(file.copy, copy, overwrite=True))
-        for copied in copies:
-            copied.result()
+        for future in copies:
+            future.result()
 
 
-def files_below(directory: epath.Path) -> Iterator[epath.Path]:
-    """All files of a directory, and of those in it."""
+def walk_files(directory: epath.Path) -> Iterator[epath.Path]:
+    """Yield all files of a directory tree."""
     for entry in directory.iterdir():
         if entry.is_dir():
-            yield from files_below(entry)
+            yield from walk_files(entry)
         else:
             yield entry
 
 
-class Staged:
-    """A directory for libraries that write to disks only; what they wrote is then sent to where it belongs.
+class StagedDirectory:
+    """A directory for libraries that write only to disks; `upload` copies it to its target.
 
     Attributes:
-      directory: to write in; the target itself, if that can be written to.
+      directory: to write to; the target itself if the library can write there.
     """
 
-    def __init__(self, target: StoredPath, known: tuple[str, ...] = ()):
-        """Makes a temporary directory if it needs one.
+    def __init__(self, target: StoredPath, native_schemes: tuple[str, ...] = ()):
+        """Creates a temporary directory if one is needed.
 
         Args:
-          target: where it belongs.
-          known: schemes that the library knows besides.
+          target: of the upload.
+          native_schemes: schemes of stores that the library can write to.
         """
         self._target, self._temporary = target, None
         self.directory: epath.Path = epath.Path(target)
-        if needs_copy(target, known):
+        if needs_staging(target, native_schemes):
             self._temporary = tempfile.TemporaryDirectory(prefix="bert_jax-")
             self.directory = epath.Path(self._temporary.name)
 
-    def send(self) -> None:
-        """Copy what is there now to where it belongs."""
+    def upload(self) -> None:
+        """Copy the current content to the target."""
         if self._temporary is not None:
             copy_tree(self.directory, self._target)
 
@@ -272,9 +272,9 @@ class Staged:
 
 
 @contextlib.contextmanager
-def fetched(source: StoredPath, known: tuple[str, ...] = ()) -> Iterator[epath.Path]:
-    """A directory as libraries can read it that know disks only, and `known` schemes: itself, or a copy meanwhile."""
-    if not needs_copy(source, known):
+def download_if_needed(source: StoredPath, native_schemes: tuple[str, ...] = ()) -> Iterator[epath.Path]:
+    """Yield a directory that a library for disks and `native_schemes` can read: the source, or a temporary copy."""
+    if not needs_staging(source, native_schemes):
         yield epath.Path(source)
         return
     with tempfile.TemporaryDirectory(prefix="bert_jax-") as local:
@@ -282,92 +282,92 @@ def fetched(source: StoredPath, known: tuple[str, ...] = ()) -> Iterator[epath.P
         yield epath.Path(local)
 
 
-def needs_copy(place: StoredPath, known: tuple[str, ...]) -> bool:
-    """Whether a path leads to an object store, and not to one of the known schemes."""
-    return is_remote(place) and os.fspath(place).partition("://")[0] not in known
+def needs_staging(path: StoredPath, native_schemes: tuple[str, ...]) -> bool:
+    """Whether a path is in an object store whose scheme is not native to a library."""
+    return is_remote(path) and os.fspath(path).partition("://")[0] not in native_schemes
 
 
-def cache() -> Path:
-    """Where copies of a store's files are kept on this host: $BERT_JAX_CACHE, or a folder of the user's."""
+def cache_directory() -> Path:
+    """Directory for copies of a store's files on this host: $BERT_JAX_CACHE, or ~/.cache/bert_jax."""
     return Path(os.environ.get("BERT_JAX_CACHE") or Path.home() / ".cache" / "bert_jax")
 
 
-def on_this_host(place: StoredPath, sha256: str) -> str:
-    """A local path of a file; one from a store is copied once, for all processes of this host and later ones.
+def local_path(path: StoredPath, sha256: str) -> str:
+    """Return a local path of a file. A store's file is copied once per host, into `cache_directory`.
 
     Args:
-      place: the file.
-      sha256: of its content, in hex: the copy's name, and what the copy is checked against.
+      path: of the file.
+      sha256: of its content, in hex; the name of the copy, whose content is verified.
 
     Raises:
-      UserError: the content has another checksum.
+      UserError: the content has a different checksum.
       FileNotFoundError: there is no such object.
     """
-    if not is_remote(place):
-        return os.fspath(place)
-    local = cache() / sha256
+    if not is_remote(path):
+        return os.fspath(path)
+    local = cache_directory() / sha256
     if not local.exists():
         local.parent.mkdir(parents=True, exist_ok=True)
         with local.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not local.exists():
-                _copy_checked(place, local, sha256)
+                _download_verified(path, local, sha256)
     return os.fspath(local)
 
 
-def _copy_checked(place: StoredPath, local: Path, sha256: str) -> None:
+def _download_verified(path: StoredPath, local: Path, sha256: str) -> None:
     digest, partial = hashlib.sha256(), local.with_suffix(".partial")
-    with place.open("rb") as source, partial.open("wb") as target:
+    with path.open("rb") as source, partial.open("wb") as target:
         while block := source.read(BLOCK_BYTES):
             digest.update(block)
             target.write(block)
     if digest.hexdigest() != sha256:
         partial.unlink()
-        raise UserError(f"{place}: damaged, its SHA-256 is not the recorded one; copy the corpus again or rebuild it")
+        raise UserError(f"{path}: damaged, its SHA-256 is not the recorded one; copy the corpus again or rebuild it")
     partial.replace(local)
 
 
-class Uploads:
-    """Sends something that grows, again and again, in a thread of its own: nobody waits for the network.
+class BackgroundUpload:
+    """Uploads growing content repeatedly in a thread, so that the caller does not wait for the network.
 
-    What goes wrong there is raised by the next call of any method.
+    An exception in the thread is raised by the next call of any method.
     """
 
     def __init__(self, send: Callable[[], None]):
-        """Starts nothing yet; `send` writes all that there is by then."""
-        self._send, self._last, self._unsent = send, time.monotonic(), False
+        """Does not upload yet; `send` writes the whole current content."""
+        self._send, self._last_upload, self._changed = send, time.monotonic(), False
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="upload")
-        self._sending: concurrent.futures.Future | None = None
+        self._upload: concurrent.futures.Future | None = None
 
-    def grown(self) -> None:
-        """There is more than before: begin to send, if that was not done for a while."""
-        self._unsent = True
-        if self._sending is not None and not self._sending.done():
+    def content_changed(self) -> None:
+        """Start an upload if none is running and the last one began `UPLOAD_INTERVAL_SECONDS` ago or earlier."""
+        self._changed = True
+        if self._upload is not None and not self._upload.done():
             return
         self._wait()
-        if time.monotonic() - self._last >= EVERY_SECONDS:
-            self._begin()
+        if time.monotonic() - self._last_upload >= UPLOAD_INTERVAL_SECONDS:
+            self._start()
 
     def flush(self) -> None:
-        """Send what has grown since the last time, and wait until all is in the store."""
+        """Upload changed content, and wait until it is in the store."""
         self._wait()
-        if self._unsent:
-            self._begin()
+        if self._changed:
+            self._start()
             self._wait()
 
     def close(self) -> None:
-        """The same for the last time."""
+        """Flush, and end the thread."""
         try:
             self.flush()
         finally:
             self._thread.shutdown()
 
-    def _begin(self) -> None:
-        self._last, self._unsent = time.monotonic(), False
-        self._sending = self._thread.submit(self._send)
+    def _start(self) -> None:
+        self._last_upload, self._changed = time.monotonic(), False
+        self._upload = self._thread.submit(self._send)
 
     def _wait(self) -> None:
-        sending, self._sending = self._sending, None
-        if sending is not None:
-            self._unsent = self._unsent or sending.exception() is not None
-            sending.result()
+        upload, self._upload = self._upload, None
+        if upload is not None:
+            self._changed = self._changed or upload.exception() is not None
+            upload.result()

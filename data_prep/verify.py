@@ -23,7 +23,7 @@ from bert_jax.data.integrity import DATASET_INFO, Listed, check_checksums, check
 from bert_jax.data.record import Record, parse_record
 from bert_jax.errors import UserError
 from bert_jax.progress import progress
-from bert_jax.storage import on_this_host
+from bert_jax.storage import local_path
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 _BATCH_RECORDS = 256
@@ -121,7 +121,7 @@ def _batches(file: Listed, count: int, dtype: np.dtype) -> Iterator[list[Record]
     """The records of a shard in order, 256 at a time: at most some 12 MB."""
     check_records(file, count)
     try:
-        local = on_this_host(file.path, file.sha256)
+        local = local_path(file.path, file.sha256)
         reader = array_record_module.ArrayRecordReader(local, options="readahead_buffer_size:0")
         for start in range(0, count, _BATCH_RECORDS):
             raw = reader.read(start, min(start + _BATCH_RECORDS, count))

@@ -1,4 +1,4 @@
-"""The lock of a directory: refused while its holder lives, taken over afterwards, on disk and in a store."""
+"""The lock of a directory: refused while its holder is alive, taken over afterwards, on disk and in a store."""
 
 import errno
 import json
@@ -11,7 +11,7 @@ import time
 import pytest
 
 from bert_jax import directory_lock
-from bert_jax.directory_lock import LOCK, DirectoryLock
+from bert_jax.directory_lock import LOCK_FILE, DirectoryLock
 from bert_jax.errors import UserError
 from tests.stores import MemoryStore, memory_store
 
@@ -44,16 +44,16 @@ def test_one_at_a_time(place):
     with DirectoryLock(place) as first, DirectoryLock(place) as second:
         first.acquire()
         with pytest.raises(
-            UserError, match=rf"run is in use by process {os.getpid()} on .* \(since 20.*UTC\): wait for its end"
+            UserError, match=rf"run is in use by process {os.getpid()} on .* \(since 20.*UTC\): wait until it ends"
         ):
             second.acquire()
         first.check()
-        assert names(place) == [LOCK]
+        assert names(place) == [LOCK_FILE]
     assert names(place) == []
 
 
 def test_a_second_process(tmp_path, capfd):
-    """Refused while the first lives; after a SIGKILL the lock is free at once."""
+    """Refused while the first is alive; after a SIGKILL the lock is free at once."""
     holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert holder.stdout.readline() == "held\n"
     with DirectoryLock(tmp_path) as lock:
@@ -66,25 +66,25 @@ def test_a_second_process(tmp_path, capfd):
     holder.communicate()
 
 
-def leave(place, **changes) -> dict:
+def leave_lock(place, **changes) -> dict:
     """A lock file of a process that did not release it."""
     owner = DirectoryLock(place)._owner | changes
     directory_lock.make_directory(place)
-    (place / LOCK).write_bytes(json.dumps(owner).encode())
+    (place / LOCK_FILE).write_bytes(json.dumps(owner).encode())
     return owner
 
 
-def test_the_id_of_an_ended_process_is_another_ones_now(place):
-    leave(place, process=os.getppid(), started="0")
+def test_a_process_id_that_was_reused(place):
+    leave_lock(place, process=os.getppid(), started="0")
     with DirectoryLock(place) as lock:
         lock.acquire()
 
 
 class Clock:
-    """Stands in for the module `time`: sleeping takes no time, and something happens meanwhile."""
+    """Replaces the module `time`: sleeping takes no time and calls a function."""
 
-    def __init__(self, meanwhile):
-        self.now, self.meanwhile = 0.0, meanwhile
+    def __init__(self, on_sleep):
+        self.now, self.on_sleep = 0.0, on_sleep
         self.strftime, self.gmtime, self.time = time.strftime, time.gmtime, time.time
 
     def monotonic(self) -> float:
@@ -92,49 +92,50 @@ class Clock:
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
-        self.meanwhile()
+        self.on_sleep()
 
 
 def test_a_process_of_another_host(place, monkeypatch, capfd):
     """Its clock does not matter, only whether the file changes."""
-    owner = leave(place, machine="elsewhere", host="node7", process=3, since="2001")
+    owner = leave_lock(place, machine="elsewhere", host="node7", process=3, since="2001")
     changed = json.dumps(owner | {"beats": 1}).encode()
-    changes = iter([lambda: (place / LOCK).write_bytes(changed)])
+    changes = iter([lambda: (place / LOCK_FILE).write_bytes(changed)])
     monkeypatch.setattr(directory_lock, "time", Clock(lambda: next(changes, lambda: None)()))
     with DirectoryLock(place) as lock:
         with pytest.raises(UserError, match=r"in use by process 3 on node7 \(since 2001\)"):
             lock.acquire()
         lock.acquire()  # it does not change any more
-        said = capfd.readouterr().err
+        stderr = capfd.readouterr().err
         assert (
-            "waiting at most 60 s" in said and "was left locked by process 3 on node7 (since 2001), which has" in said
+            "waiting at most 60 s" in stderr
+            and "was left locked by process 3 on node7 (since 2001), which has" in stderr
         )
         lock.check()
 
 
 def test_a_holder_notices_that_it_was_taken_over(place, monkeypatch):
-    """After it was suspended, say. The file is the other's."""
-    monkeypatch.setattr(directory_lock, "BEAT_SECONDS", 0.02)
+    """As after a suspension. The file stays the other's."""
+    monkeypatch.setattr(directory_lock, "HEARTBEAT_SECONDS", 0.02)
     with DirectoryLock(place) as lock:
         lock.acquire()
         end = time.monotonic() + 60
-        while b"beats" not in (place / LOCK).read_bytes() and time.monotonic() < end:
+        while b"beats" not in (place / LOCK_FILE).read_bytes() and time.monotonic() < end:
             time.sleep(0.01)
         lock.check()
-        theirs = leave(place, host="node7", process=3)
+        taker = leave_lock(place, host="node7", process=3)
         with pytest.raises(UserError, match="was taken over by process 3 on node7"):
             while time.monotonic() < end:
                 lock.check()
                 time.sleep(0.01)
-    assert json.loads((place / LOCK).read_bytes()) == theirs
+    assert json.loads((place / LOCK_FILE).read_bytes()) == taker
 
 
 def test_a_lock_that_was_taken_over_is_not_removed(place):
     """Though no heartbeat has seen it yet."""
     with DirectoryLock(place) as lock:
         lock.acquire()
-        taker = leave(place, host="node7", process=3)
-    assert json.loads((place / LOCK).read_bytes()) == taker
+        taker = leave_lock(place, host="node7", process=3)
+    assert json.loads((place / LOCK_FILE).read_bytes()) == taker
 
 
 def test_an_error_of_the_store_does_not_hide_that_of_the_run(place, monkeypatch, capfd):
@@ -145,14 +146,14 @@ def test_an_error_of_the_store_does_not_hide_that_of_the_run(place, monkeypatch,
         lock.acquire()
         monkeypatch.setattr(directory_lock, "_read", fail)
         raise ValueError("of the run")
-    assert f"warning: {place / LOCK} cannot be removed (no route): remove it" in capfd.readouterr().err
+    assert f"warning: {place / LOCK_FILE} cannot be removed (no route): remove it" in capfd.readouterr().err
 
 
 def test_after_a_suspension_the_file_is_read_at_once(place, monkeypatch):
-    """The thread of the heartbeat may run later than the one that saves a checkpoint."""
+    """The heartbeat's thread may run later than the one that saves a checkpoint."""
     with DirectoryLock(place) as lock:
         lock.acquire()
-        leave(place, host="node7", process=3)
+        leave_lock(place, host="node7", process=3)
         lock.check()
         monkeypatch.setattr(directory_lock, "STALE_SECONDS", -1.0)
         with pytest.raises(UserError, match="was taken over by process 3 on node7"):
@@ -160,22 +161,22 @@ def test_after_a_suspension_the_file_is_read_at_once(place, monkeypatch):
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"3", b"{}", b"[" * 100_000])
-def test_a_damaged_file_is_no_lock(place, content, monkeypatch):
+def test_a_damaged_file_does_not_lock(place, content, monkeypatch):
     monkeypatch.setattr(directory_lock, "time", Clock(lambda: None))
-    leave(place)
-    (place / LOCK).write_bytes(content)
+    leave_lock(place)
+    (place / LOCK_FILE).write_bytes(content)
     with DirectoryLock(place) as lock:
         lock.acquire()
 
 
 @pytest.mark.parametrize("faster", [False, True])
 def test_a_store_that_refuses_conditional_writes(monkeypatch, faster):
-    """Its file is written and read back, unless another process has written one."""
+    """The file is written and read back, unless another process has written one."""
     place, other = memory_store() / "run", os.getppid()
 
     def refuse(self, path, value, mode="overwrite", **_):
         if faster:
-            leave(place, process=other, started=directory_lock._started(other))
+            leave_lock(place, process=other, started=directory_lock._start_time(other))
         raise OSError(errno.ENOSYS, "A header is not implemented")
 
     monkeypatch.setattr(MemoryStore, "pipe_file", refuse)
@@ -185,7 +186,7 @@ def test_a_store_that_refuses_conditional_writes(monkeypatch, faster):
                 lock.acquire()
         else:
             lock.acquire()
-            assert names(place) == [LOCK]
+            assert names(place) == [LOCK_FILE]
 
 
 def test_a_directory_that_cannot_be_written(tmp_path):
@@ -200,18 +201,18 @@ def test_a_directory_that_cannot_be_written(tmp_path):
 def test_a_process_that_ends_at_once_leaves_no_lock(place):
     with DirectoryLock(place) as lock:
         lock.acquire()
-        directory_lock.release_held()  # before os._exit
+        directory_lock.release_all()  # before os._exit
         assert names(place) == []
 
 
-def test_a_link_to_nothing_is_not_waited_for(tmp_path):
-    (tmp_path / LOCK).symlink_to(tmp_path / "nowhere")
+def test_a_dangling_link_is_refused_at_once(tmp_path):
+    (tmp_path / LOCK_FILE).symlink_to(tmp_path / "nowhere")
     with DirectoryLock(tmp_path) as lock, pytest.raises(UserError, match="a link to a file that does not exist"):
         lock.acquire()
 
 
-def test_a_process_that_holds_nothing_has_lost_nothing(place):
-    """Of the processes of a run, the first one takes the lock; all call `check`."""
+def test_check_without_the_lock_does_not_raise(place):
+    """Process 0 of a run holds the lock; all processes call `check`."""
     with DirectoryLock(place) as first, DirectoryLock(place) as second:
         first.acquire()
         second.check()

@@ -1,4 +1,4 @@
-"""What differs between disks and object stores, and what a user hears when a store does not answer."""
+"""Differences between disks and object stores, and the errors for a store that cannot be reached."""
 
 import concurrent.futures
 import hashlib
@@ -26,22 +26,22 @@ def cache(tmp_path, monkeypatch):
 
 
 def test_paths_keep_their_slashes():
-    assert storage.path("a//b") == Path("a/b") and isinstance(storage.path(Path("a")), Path)
+    assert storage.to_path("a//b") == Path("a/b") and isinstance(storage.to_path(Path("a")), Path)
     for text in ("gs://b/c", "s3://b/c"):
-        place = storage.path(text)
-        assert str(place) == text and str(place / "d") == f"{text}/d" and storage.path(place) == place
-        assert storage.is_remote(place) and not storage.is_remote(Path("a"))
-    with pytest.raises(UserError, match="http:// is no store that can be used: write gs://BUCKET"):
-        storage.path("http://a/b")
+        path = storage.to_path(text)
+        assert str(path) == text and str(path / "d") == f"{text}/d" and storage.to_path(path) == path
+        assert storage.is_remote(path) and not storage.is_remote(Path("a"))
+    with pytest.raises(UserError, match="http:// is not supported: write gs://BUCKET"):
+        storage.to_path("http://a/b")
 
 
-def test_a_file_is_whole_with_many_writers(tmp_path):
+def test_writes_are_atomic_with_many_writers(tmp_path):
     path = epath.Path(tmp_path / "file")
     contents = [bytes([letter]) * 20_000 for letter in b"abcd"]
 
     def write_often(content):
         for _ in range(50):
-            storage.write_whole(path, content)
+            storage.write_atomic(path, content)
             assert path.read_bytes() in contents
 
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
@@ -49,14 +49,14 @@ def test_a_file_is_whole_with_many_writers(tmp_path):
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_store_gets_a_whole_file_by_one_write(bucket):
-    storage.write_whole(bucket / "a" / "file", b"1")
-    storage.write_whole(bucket / "a" / "file", b"23")
+def test_a_store_gets_one_write_per_file(bucket):
+    storage.write_atomic(bucket / "a" / "file", b"1")
+    storage.write_atomic(bucket / "a" / "file", b"23")
     assert (bucket / "a" / "file").read_bytes() == b"23"
     assert MemoryStore.written == ["bucket/a/file"] * 2
 
 
-def test_nothing_is_made_where_names_are_all_there_is(bucket, tmp_path):
+def test_directories_are_created_on_disk_only(bucket, tmp_path):
     storage.make_directory(bucket / "a" / "b")
     assert tree(bucket) == {}
     storage.make_directory(tmp_path / "a" / "b")
@@ -64,7 +64,7 @@ def test_nothing_is_made_where_names_are_all_there_is(bucket, tmp_path):
     assert (tmp_path / "a" / "b").is_dir()
 
 
-def test_trees_go_there_and_back(bucket, tmp_path):
+def test_copy_tree_to_a_store_and_back(bucket, tmp_path):
     (tmp_path / "from" / "deep" / "er").mkdir(parents=True)
     for name in ("one", "deep/two", "deep/er/three", "deep/er/none"):
         (tmp_path / "from" / name).write_bytes(b"" if name.endswith("none") else os.urandom(3_000_000))
@@ -73,30 +73,30 @@ def test_trees_go_there_and_back(bucket, tmp_path):
     assert tree(bucket / "x") == tree(tmp_path / "from") == tree(tmp_path / "to") and len(tree(tmp_path / "to")) == 4
 
 
-def test_staged(bucket, tmp_path):
-    """On disk the place itself, in a store a directory of this host, unless the library knows the store."""
-    for target, known in ((tmp_path / "x", ()), (bucket / "x", ("az",))):
-        staged = storage.Staged(target, known)
+def test_staged_directory(bucket, tmp_path):
+    """On disk the target itself; for a store a local directory, unless its scheme is native to the library."""
+    for target, native_schemes in ((tmp_path / "x", ()), (bucket / "x", ("az",))):
+        staged = storage.StagedDirectory(target, native_schemes)
         assert str(staged.directory) == str(target)
-        staged.send()
+        staged.upload()
         staged.close()
     assert tree(bucket) == {} and not (tmp_path / "x").exists()
-    staged = storage.Staged(bucket / "x")
+    staged = storage.StagedDirectory(bucket / "x")
     (staged.directory / "file").write_text("1")
     assert tree(bucket) == {}
-    staged.send()
+    staged.upload()
     assert tree(bucket) == {"x/file": b"1"}
     staged.close()
     assert not staged.directory.exists()
 
 
-def test_fetched(bucket, tmp_path):
+def test_download_if_needed(bucket, tmp_path):
     (bucket / "x" / "file").write_text("1")
-    with storage.fetched(bucket / "x") as local:
+    with storage.download_if_needed(bucket / "x") as local:
         assert not storage.is_remote(local) and tree(local) == {"file": b"1"}
     assert not local.exists()
-    for source, known in ((tmp_path, ()), (bucket / "x", ("az",))):
-        with storage.fetched(source, known) as same:
+    for source, native_schemes in ((tmp_path, ()), (bucket / "x", ("az",))):
+        with storage.download_if_needed(source, native_schemes) as same:
             assert str(same) == str(source)
 
 
@@ -105,25 +105,25 @@ def test_a_file_is_copied_once_per_host(bucket, cache):
     sha256 = hashlib.sha256(content).hexdigest()
     (bucket / "shard").write_bytes(content)
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        (local,) = set(pool.map(lambda _: storage.on_this_host(bucket / "shard", sha256), range(8)))
+        (local,) = set(pool.map(lambda _: storage.local_path(bucket / "shard", sha256), range(8)))
     assert Path(local).read_bytes() == content and Path(local).parent == cache
     (bucket / "shard").unlink()
-    assert storage.on_this_host(bucket / "elsewhere", sha256) == local
-    assert storage.on_this_host(Path("here"), sha256) == "here"
+    assert storage.local_path(bucket / "elsewhere", sha256) == local
+    assert storage.local_path(Path("here"), sha256) == "here"
 
 
-def test_what_is_damaged_is_not_kept(bucket, cache):
+def test_a_damaged_copy_is_not_kept(bucket, cache):
     sha256 = hashlib.sha256(b"good").hexdigest()
     (bucket / "shard").write_bytes(b"bad")
     with pytest.raises(UserError, match="az://bucket/shard: damaged, its SHA-256 is not the recorded one"):
-        storage.on_this_host(bucket / "shard", sha256)
+        storage.local_path(bucket / "shard", sha256)
     (bucket / "shard").write_bytes(b"good")
-    assert Path(storage.on_this_host(bucket / "shard", sha256)).read_bytes() == b"good"
+    assert Path(storage.local_path(bucket / "shard", sha256)).read_bytes() == b"good"
     with pytest.raises(FileNotFoundError):
-        storage.on_this_host(bucket / "nothing", "0" * 64)
+        storage.local_path(bucket / "nothing", "0" * 64)
 
 
-def said(capfd, *arguments: str) -> str:
+def error_of(capfd, *arguments: str) -> str:
     assert cli.main(list(arguments)) == 2
     captured = capfd.readouterr()
     (line,) = captured.err.splitlines()
@@ -142,17 +142,17 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_bucket_that_is_not_there(bucket, tmp_path, monkeypatch, capfd, name):
+def test_a_missing_bucket(bucket, tmp_path, monkeypatch, capfd, name):
     monkeypatch.chdir(tmp_path)
     words = [word.format("az://bucked/run") for word in COMMANDS[name]]
-    line = said(capfd, *words)
+    line = error_of(capfd, *words)
     assert line.startswith("error: az://bucked/run")
-    assert ": there is no bucket 'bucked', or you may not see it: make it first" in line
+    assert ": there is no bucket 'bucked', or you have no permission to list it: create it first" in line
     assert not list(tmp_path.iterdir()) and not MemoryStore.written
 
 
 @pytest.mark.parametrize("package", [("gcsfs", "gcs", "gs"), ("s3fs", "s3", "s3")])
-def test_a_package_that_is_missing(monkeypatch, package, tmp_path, capfd):
+def test_a_missing_package(monkeypatch, package, tmp_path, capfd):
     module, extra, scheme = package
     monkeypatch.chdir(tmp_path)
 
@@ -162,11 +162,11 @@ def test_a_package_that_is_missing(monkeypatch, package, tmp_path, capfd):
     monkeypatch.setattr("fsspec.filesystem", missing)
     if scheme == "s3":
         monkeypatch.setattr("etils.epath.backend.fsspec_backend._get_filesystem", missing)
-    line = said(capfd, "evaluate", f"{scheme}://bucket/run", "--corpus", "corpus")
+    line = error_of(capfd, "evaluate", f"{scheme}://bucket/run", "--corpus", "corpus")
     assert f"{scheme}://bucket/run needs the package {module}, which is missing: {install_command(extra)}" in line
 
 
-def test_trouble_is_told_from_bugs(monkeypatch, capfd):
+def test_storage_errors_are_told_from_bugs(monkeypatch, capfd):
     class LostError(Exception):
         """As a store's library would raise it."""
 
@@ -174,7 +174,7 @@ def test_trouble_is_told_from_bugs(monkeypatch, capfd):
     error = OSError("translated")
     error.__cause__ = LostError("connection closed")
     for one in (LostError("connection closed"), error):
-        assert "the object store cannot be reached (" in storage.trouble(one)
+        assert "the object store cannot be reached (" in storage.describe_error(one)
         monkeypatch.setitem(cli.COMMANDS, "evaluate", (None, lambda _, one=one: (_ for _ in ()).throw(one)))
-        assert "the same command goes on where this one stopped" in said(capfd, "evaluate")
-    assert storage.trouble(OSError("a disk")) is None and storage.trouble(ValueError()) is None
+        assert "the same command continues where this one stopped" in error_of(capfd, "evaluate")
+    assert storage.describe_error(OSError("a disk")) is None and storage.describe_error(ValueError()) is None

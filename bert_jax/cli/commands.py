@@ -20,7 +20,7 @@ Place = Annotated[
     tyro.constructors.PrimitiveConstructorSpec(
         nargs=1,
         metavar="DIR",
-        instance_from_str=lambda words: storage.path(words[0]),
+        instance_from_str=lambda words: storage.to_path(words[0]),
         is_instance=lambda value: isinstance(value, storage.StoredPath),
         str_from_instance=lambda value: [str(value)],
     ),

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import tyro
 
 from bert_jax.config import field_validation
-from bert_jax.errors import UserError, near
+from bert_jax.errors import UserError, did_you_mean
 
 COMMON = """
 model.num-layers model.hidden-size model.compute-dtype model.remat objective.pair objective.mask-rate data.format
@@ -187,7 +187,7 @@ def _suggestion(name: str, known: Sequence[str]) -> str:
     section = [flag for flag in known if flag.startswith(f"{name}.")]
     if section:
         return f"it is a section, with the flags {', '.join(section[:3])} and others"
-    return near(name, known)
+    return did_you_mean(name, known)
 
 
 def _one_line(printed: str, words: Sequence[str], flags: Sequence[str], command: str) -> str:

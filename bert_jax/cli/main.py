@@ -21,7 +21,7 @@ from bert_jax.data import mixture_spec
 from bert_jax.distributed import cluster_detection, supervisor, supervisor_link
 from bert_jax.distributed.process_report import make_report
 from bert_jax.doctor.finding import Line
-from bert_jax.errors import TRY_AGAIN, UserError, near
+from bert_jax.errors import TRY_AGAIN, UserError, did_you_mean
 
 ENDED = {"steps": "finished", "time": "finished, its time is over", "target": "finished, target reached"}
 """What is said of a run that is over, by why it is (training/loop.py)."""
@@ -33,10 +33,10 @@ def pretrain(arguments: Sequence[str]) -> int:
     window = None if asked.profile is None else flags.window(asked.profile)
     micro_batch = None if asked.micro_batch is None else flags.micro_batch(asked.micro_batch)
     mixture = [mixture_spec.parse(text) for text in asked.corpus]
-    if supervisor.WORKER not in os.environ and (seat := cluster_detection.find(asked.cluster)) is not None:
+    if supervisor.WORKER_ENV not in os.environ and (info := cluster_detection.detect(asked.cluster)) is not None:
         report = make_report(config, corpus=asked.corpus, workdir=asked.workdir, micro_batch=micro_batch)
         command = [sys.executable, "-m", "bert_jax", "pretrain", *arguments]
-        return supervisor.supervise(command, seat, report, asked.cluster.timeout)
+        return supervisor.supervise(command, info, report, asked.cluster.timeout)
 
     config = _with_vocabulary(config, arguments, mixture)
     from bert_jax.convert import init_from  # jax is loaded when it is needed, not for --help
@@ -45,10 +45,10 @@ def pretrain(arguments: Sequence[str]) -> int:
     from bert_jax.training import pretraining
     from bert_jax.training.run_directory import goodput
 
-    worker.skip_absent_tpu()
-    worker.keep_programs(asked.compilation_cache)
-    if supervisor.WORKER in os.environ:
-        worker.join(asked.cluster)
+    worker.disable_absent_tpu_backend()
+    worker.set_compilation_cache(asked.compilation_cache)
+    if supervisor.WORKER_ENV in os.environ:
+        worker.initialize_distributed(asked.cluster)
 
     def announce() -> None:
         for line in summary(config, mixture, micro_batch):
@@ -64,7 +64,7 @@ def pretrain(arguments: Sequence[str]) -> int:
         read_start=init_from.read_start,
     )
     done = f"{place.cursor.step} updates, {place.cursor.rows:,} rows, {place.tokens_seen:,} tokens"
-    supervisor_link.leave()
+    supervisor_link.announce_exit()
     code = 0 if place.ended else TRY_AGAIN
     if not agreement.is_first():
         return code
@@ -83,7 +83,7 @@ def doctor(arguments: Sequence[str]) -> int:
     mixture = [mixture_spec.parse(text) for text in asked.corpus]
     from bert_jax.distributed import worker
 
-    worker.skip_absent_tpu()
+    worker.disable_absent_tpu_backend()
     if asked.against:
         from bert_jax.doctor.reference_curve import follow
 
@@ -93,8 +93,8 @@ def doctor(arguments: Sequence[str]) -> int:
 
     micro_batch = None if asked.micro_batch is None else flags.micro_batch(asked.micro_batch)
     wishes = Wishes(asked.workdir, micro_batch, asked.hosts, asked.devices, asked.topology)
-    seat, timeout = cluster_detection.find(asked.cluster), asked.cluster.timeout
-    return examine_together(config, mixture, wishes, seat, timeout, lambda lines: _tell(lines, asked.json))
+    info, timeout = cluster_detection.detect(asked.cluster), asked.cluster.timeout
+    return examine_together(config, mixture, wishes, info, timeout, lambda lines: _tell(lines, asked.json))
 
 
 def _tell(lines: Iterator[Line], as_json: bool) -> int:
@@ -147,11 +147,11 @@ def evaluate(arguments: Sequence[str]) -> None:
     """``bert-jax evaluate WORKDIR --corpus DIR``."""
     asked = flags.parse(Evaluate, arguments, "evaluate")
     # Validation splits are scored one by one, so shares mean nothing; equal ones are never too small.
-    mixture = [mixture_spec.Part(storage.path(text), 1.0) for text in asked.corpus]
+    mixture = [mixture_spec.Part(storage.to_path(text), 1.0) for text in asked.corpus]
     from bert_jax.distributed import worker
     from bert_jax.training import pretraining
 
-    worker.skip_absent_tpu()
+    worker.disable_absent_tpu_backend()
     found = pretraining.evaluate(asked.workdir, mixture, form=asked.format, seq_len=asked.seq_len, rows=asked.rows)
     scored = found._asdict()
     metrics = scored.pop("metrics")
@@ -168,7 +168,7 @@ def fill_mask(arguments: Sequence[str]) -> None:
     from bert_jax.distributed import worker
     from bert_jax.inference import loaded_model
 
-    worker.skip_absent_tpu()
+    worker.disable_absent_tpu_backend()
     model = loaded_model.load(asked.model)
     if model.tokenizer.note:
         print(f"note: {model.tokenizer.note}", file=sys.stderr)
@@ -189,7 +189,7 @@ def convert(arguments: Sequence[str]) -> None:
     from bert_jax.convert.formats import input_formats
     from bert_jax.distributed import worker
 
-    worker.skip_absent_tpu()
+    worker.disable_absent_tpu_backend()
     wishes = input_formats.Wishes(asked.moments == "keep", asked.drop, asked.trim_vocabulary)
     report = conversion.convert(
         asked.source, asked.destination, asked.to, wishes, force=asked.force, pooling=asked.pooling
@@ -228,12 +228,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code = command_line.run(lambda: _run(words))
     except BaseException:
-        if not supervisor_link.at_work():
+        if not supervisor_link.needed_by_peers():
             raise
         traceback.print_exc()
         code = 1
-    if supervisor_link.at_work():
-        supervisor_link.end(code)
+    if supervisor_link.needed_by_peers():
+        supervisor_link.exit_now(code)
     return code
 
 
@@ -245,10 +245,10 @@ def _run(arguments: Sequence[str]) -> int | None:
         print(_overview())
         return 0
     if name in ("-V", "--version"):
-        print(command_line.versions("bert-jax"))
+        print(command_line.version_line("bert-jax"))
         return 0
     if name not in COMMANDS:
-        hint = near(name.lower().replace("_", "-"), COMMANDS)
+        hint = did_you_mean(name.lower().replace("_", "-"), COMMANDS)
         raise UserError(f"there is no command '{name}': {hint and f'{hint} '}Commands are {', '.join(COMMANDS)}")
     return COMMANDS[name][1](rest)
 

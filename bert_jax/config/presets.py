@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bert_jax.config import Config
-from bert_jax.errors import UserError, near
+from bert_jax.errors import UserError, did_you_mean
 
 # Beside the code in an installed package; in the clone's top level otherwise.
 _FOLDERS = (Path(__file__).parents[1] / "configs", Path(__file__).parents[2] / "configs")
@@ -56,7 +56,7 @@ def _no_config(name: str, presets: list[str]) -> str:
         return f"config {name} does not end in .py: a config is a Python file with a function config()"
     # As models are named elsewhere: google-bert/bert-base-uncased, roberta-base, albert-base-v2.
     plain = re.sub(r"^.*/|[-_](un)?cased.*|[-_]v[0-9].*|[.]py$", "", name.lower()).replace("-", "_")
-    hint = near(plain, presets)
+    hint = did_you_mean(plain, presets)
     shown = name if len(name) <= 80 else f"{name[:80]}..."
     return (
         f"there is no config '{shown}': {hint and f'{hint} '}Presets are {', '.join(presets)}; a file must end in .py"

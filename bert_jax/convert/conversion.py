@@ -24,7 +24,7 @@ from bert_jax.convert.parity.sample_texts import sample_inputs
 from bert_jax.convert.source_model import Contents
 from bert_jax.convert.translate import moments_to, to_form, without_base
 from bert_jax.errors import UserError
-from bert_jax.storage import StoredPath, copy_tree, files_below, full_disk, is_remote, reach
+from bert_jax.storage import StoredPath, check_reachable, copy_tree, describe_full_disk, is_remote, walk_files
 
 OUTDATED = (
     *("transformers_version", "torch_dtype", "dtype", "_name_or_path", "_attn_implementation", "auto_map"),
@@ -83,7 +83,7 @@ def convert(
         raise UserError(f"--moments keep: {to} has no place for an optimizer's moments: use --to bert-jax")
     if pooling is not None and not TARGETS[to].sentences:
         raise UserError(f"--pooling {pooling}: {to} has no place for it: use --to huggingface")
-    reach(destination)
+    check_reachable(destination)
     # A link that leads nowhere does not exist, and yet it is in the way.
     if destination.exists() or os.path.lexists(destination):
         raise UserError(f"{destination} exists already: choose another destination, or remove it")
@@ -152,7 +152,7 @@ def _full_disk_named(destination: StoredPath) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        line = full_disk(error)
+        line = describe_full_disk(error)
         if line is None:
             raise
         raise UserError(f"{destination} cannot be written: {line}") from error
@@ -201,7 +201,7 @@ def _move(inside: Path, destination: StoredPath, last: str) -> None:
             raise UserError(f"{destination} was made in the meantime: choose another destination") from error
         return
     held_back = (inside / last).rename(inside.parent / last)
-    names = [*(file.relative_to(inside).as_posix() for file in files_below(epath.Path(inside))), last]
+    names = [*(file.relative_to(inside).as_posix() for file in walk_files(epath.Path(inside))), last]
     try:
         copy_tree(inside, destination)
         (destination / last).write_bytes(held_back.read_bytes())

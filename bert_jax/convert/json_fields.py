@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any, TypeVar
 
 from bert_jax.config import field_validation
-from bert_jax.errors import UserError, brief
+from bert_jax.errors import UserError, short_repr
 
 T = TypeVar("T")
 
@@ -21,11 +21,11 @@ def build(kind: type[T], values: Any, where: str) -> T:
       UserError: an unknown or missing field, a value that its field cannot have, or values that do not go together.
     """
     if not isinstance(values, dict):
-        raise UserError(f"{where}: {brief(values)} must be a JSON object")
+        raise UserError(f"{where}: {short_repr(values)} must be a JSON object")
     fields = {field.name: field for field in dataclasses.fields(kind)}
     for name in values:
         if name not in fields:
-            raise UserError(f"{where}: unknown field {brief(name)}")
+            raise UserError(f"{where}: unknown field {short_repr(name)}")
     missing = [n for n, f in fields.items() if n not in values and f.default is f.default_factory]
     if missing:
         raise UserError(f"{where}: field '{missing[0]}' is missing")

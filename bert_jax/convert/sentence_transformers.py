@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import UserError
-from bert_jax.storage import StoredPath, parse_json, read_object
+from bert_jax.storage import StoredPath, parse_json, read_json_object
 
 MODULES, SETTINGS, TOKENIZER = "modules.json", "config_sentence_transformers.json", "tokenizer_config.json"
 FAMILIES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
@@ -111,7 +111,7 @@ def read(directory: StoredPath, hidden_size: int) -> SentenceEmbedding | None:
     prompts, default = _prompts(directory / SETTINGS, settings)
     length = _value(directory / ENCODER[0], encoder, "max_seq_length", int)
     if length is None and (directory / TOKENIZER).exists():  # where versions from 6 on keep it
-        found = read_object(directory / TOKENIZER, _AGAIN).get("model_max_length")
+        found = read_json_object(directory / TOKENIZER, _AGAIN).get("model_max_length")
         length = int(found) if isinstance(found, int | float) and found < 2**31 else None
     if length is not None and length < SHORTEST:
         names = f"max_seq_length of {ENCODER[0]}, else model_max_length of {TOKENIZER},"

@@ -9,7 +9,7 @@ import numpy as np
 from bert_jax.convert import sentence_transformers
 from bert_jax.convert.hf_model import Form
 from bert_jax.convert.translate import Translated
-from bert_jax.storage import StoredPath, path
+from bert_jax.storage import StoredPath, to_path
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.state import Moments
 
@@ -43,4 +43,4 @@ class Contents:
     @property
     def sentence_embedding(self) -> sentence_transformers.SentenceEmbedding | None:
         """How sentence-transformers pools its tokens, if its files are beside the model."""
-        return sentence_transformers.read(path(self.source), self.model.config.hidden_size)
+        return sentence_transformers.read(to_path(self.source), self.model.config.hidden_size)

@@ -16,7 +16,7 @@ from bert_jax.convert.parity.parity_report import TokenizerAgreement, tokenizer_
 from bert_jax.convert.parity.sample_texts import TEXTS
 from bert_jax.convert.source_model import Contents
 from bert_jax.errors import UserError
-from bert_jax.storage import StoredPath, read_object
+from bert_jax.storage import StoredPath, read_json_object
 from bert_jax.tokenizers.files import vocabulary_name
 from bert_jax.tokenizers.hf_settings import CONFIG, COPY_AGAIN
 from bert_jax.tokenizers.sentencepiece_backend import FORMAT
@@ -57,7 +57,7 @@ def put_theirs(contents: Contents, directory: Path) -> None:
         for name in tokenizer_files.make(tokenizer, Path(made), family, positions):
             if not (directory / name).exists():
                 (directory / name).write_bytes((Path(made) / name).read_bytes())
-    stated = read_object(directory / CONFIG, COPY_AGAIN)
+    stated = read_json_object(directory / CONFIG, COPY_AGAIN)
     if missing := _not_stated(tokenizer, stated):
         (directory / CONFIG).write_text(json.dumps(stated | missing, indent=2) + "\n")
 
@@ -98,7 +98,7 @@ def _original(contents: Contents, tokenizer: Tokenizer) -> tuple[Encode, str]:
     if contents.format in ("run", "bert-jax"):
         return tokenizer.encode, "bert_jax"
     beside = (file.parent / name for name in (CONFIG, "config.json"))
-    stated, config = (read_object(path, COPY_AGAIN, missing_ok=True) for path in beside)
+    stated, config = (read_json_object(path, COPY_AGAIN, missing_ok=True) for path in beside)
     named = config.get("model_type") or stated.get("tokenizer_class")
     if transformers_forward.available() and named and file.name in NAMES_OF_TRANSFORMERS:
         missing = _not_stated(tokenizer, stated)

@@ -21,7 +21,7 @@ from etils import epath
 
 from bert_jax.data.record import Record, parse_record
 from bert_jax.errors import UserError
-from bert_jax.storage import is_remote, on_this_host, reach
+from bert_jax.storage import check_reachable, is_remote, local_path
 
 FORMAT_VERSION = 2
 MANIFEST = "corpus.json"
@@ -65,7 +65,7 @@ def read_manifest(directory: os.PathLike | str) -> dict:
         that does not answer.
     """
     directory = epath.Path(directory)
-    reach(directory)
+    check_reachable(directory)
     if not directory.is_dir():
         raise UserError(f"{directory}: no such corpus; make one with `bert-data build`")
     path = directory / MANIFEST
@@ -395,4 +395,4 @@ def _local(directory: epath.Path, name: str, manifest: dict) -> str:
         sha256 = manifest["files"][name]["sha256"]
     except KeyError as error:
         raise UserError(f"{directory / MANIFEST}: damaged, it lacks {error}; rebuild the corpus") from error
-    return on_this_host(path, sha256)
+    return local_path(path, sha256)

@@ -14,7 +14,7 @@ from etils import epath
 from bert_jax.data.corpus import ARRAYS, MANIFEST, SPLITS, TOKENIZER, Corpus, array_file, read_manifest
 from bert_jax.errors import UserError
 from bert_jax.progress import progress
-from bert_jax.storage import on_this_host
+from bert_jax.storage import local_path
 
 DATASET_INFO = "dataset_info.json"
 THREADS = 8
@@ -90,7 +90,7 @@ def check_checksums(files: Sequence[Listed], on_bytes: Callable[[int], object] |
 
 def _sha256(listed: Listed, on_bytes: Callable[[int], None]) -> str:
     digest = hashlib.sha256()
-    with Path(on_this_host(listed.path, listed.sha256)).open("rb") as file:
+    with Path(local_path(listed.path, listed.sha256)).open("rb") as file:
         while block := file.read(BLOCK_BYTES):
             digest.update(block)
             on_bytes(len(block))
@@ -104,7 +104,7 @@ def check_records(file: Listed, count: int) -> None:
       UserError: it does not, or is no shard.
     """
     try:
-        local = on_this_host(file.path, file.sha256)
+        local = local_path(file.path, file.sha256)
         reader = array_record_module.ArrayRecordReader(local, options="readahead_buffer_size:0")
         found = reader.num_records()
         reader.close()

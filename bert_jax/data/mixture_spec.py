@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from bert_jax.data.corpus import TOKENIZER, Corpus
 from bert_jax.data.mixture import shares
 from bert_jax.errors import UserError
-from bert_jax.storage import StoredPath, path, reach
+from bert_jax.storage import StoredPath, check_reachable, to_path
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 
@@ -30,9 +30,9 @@ def parse(text: str) -> Part:
     """
     directory, equals, weight = text.rpartition("=")
     if equals:
-        reach(path(text))
-    if not equals or path(text).exists():
-        return Part(path(text), None)
+        check_reachable(to_path(text))
+    if not equals or to_path(text).exists():
+        return Part(to_path(text), None)
     try:
         value = float(weight)
     except ValueError:
@@ -42,7 +42,7 @@ def parse(text: str) -> Part:
             f"--corpus {text}: there is no such directory, and '{weight}' is not a weight: write a positive number "
             "after the '=', as in --corpus books=0.3"
         )
-    return Part(path(directory), value)
+    return Part(to_path(directory), value)
 
 
 def opened(parts: Sequence[Part], split: str = "train") -> tuple[list[Part], list[Corpus]]:

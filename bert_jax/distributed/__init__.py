@@ -1,1 +1,1 @@
-"""The processes of one run: where they are, that they agree, who died."""
+"""The processes of one run: cluster detection, rendezvous, supervision, and agreement during the run."""

@@ -1,6 +1,6 @@
-"""What processes of one run agree on while it goes on, through jax's key-value store: no device takes part.
+"""Collectives on JSON values among the processes of a run, through jax's key-value store; devices are not used.
 
-All processes must make the same calls in the same order. With one process nothing is said to anybody.
+All processes must make the same calls in the same order. With one process nothing is sent.
 """
 
 import itertools
@@ -11,105 +11,105 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
-from jax._src import distributed  # the store has no public face; the range of jax in setup.cfg was tried
+from jax._src import distributed  # the store has no public API; tested with the range of jax in setup.cfg
 
 from bert_jax.errors import PeerError, UserError
 
 T = TypeVar("T")
-_turns = itertools.count()
-_seconds = 3600.0
-ANSWER_SECONDS = 10.0
-"""Longer than process 0 waits for the others, they wait for it: so it can say who is missing."""
+_call_numbers = itertools.count()
+_timeout_seconds = 3600.0
+REPLY_MARGIN_SECONDS = 10.0
+"""The other processes wait this much longer for process 0 than it waits for them, so that it can name missing ones."""
 
 
-def wait_at_most(seconds: float) -> None:
-    """Give up a process that is alive and later than this; who is not alive is the supervisors' concern."""
-    global _seconds
-    _seconds = seconds
+def set_timeout(seconds: float) -> None:
+    """Set how long a live process may be late; the supervisors detect processes that have ended."""
+    global _timeout_seconds
+    _timeout_seconds = seconds
 
 
 def is_first() -> bool:
-    """Whether this is the process that writes and logs."""
+    """Whether this is process 0, which writes files and logs."""
     return jax.process_index() == 0
 
 
-def tell(name: str, make: Callable[[], T]) -> T:
-    """What process 0 makes, for all.
+def broadcast_from_first(name: str, make: Callable[[], T]) -> T:
+    """Compute a value in process 0 and return it in all processes.
 
     Args:
-      name: for messages.
+      name: of this call, for messages.
       make: called in process 0 only; returns a JSON value.
 
     Raises:
-      UserError: `make` raised it; the other processes say so.
+      UserError: `make` raised it in process 0; the other processes raise one that refers to process 0.
       PeerError: process 0 is late.
     """
     if jax.process_count() == 1:
         return make()
-    key = f"bert_jax/{next(_turns)}"
+    key = f"bert_jax/{next(_call_numbers)}"
     if is_first():
         try:
-            made = make()
+            value = make()
         except UserError:
             _set(key, {"refused": True})
             raise
-        _set(key, {"made": made})
-        return made
-    answer = _get(key, _seconds + ANSWER_SECONDS, 0, name)
-    if "refused" in answer:
-        raise UserError("process 0 refuses; its own message says why")
-    return answer["made"]
+        _set(key, {"value": value})
+        return value
+    reply = _get(key, _timeout_seconds + REPLY_MARGIN_SECONDS, 0, name)
+    if "refused" in reply:
+        raise UserError("process 0 refused the run: see its error message")
+    return reply["value"]
 
 
-def gather(name: str, value: T) -> list[T]:
-    """The values of all processes, JSON values in the order of the processes, in each of them.
+def all_gather(name: str, value: T) -> list[T]:
+    """Return the JSON values of all processes, ordered by process index, in every process.
 
     Raises:
-      PeerError: a process is late, and which.
+      PeerError: names the processes that are late.
     """
     if jax.process_count() == 1:
         return [value]
-    key = f"bert_jax/{next(_turns)}"
-    here, count, end = jax.process_index(), jax.process_count(), time.monotonic() + _seconds
-    if here:
-        _set(f"{key}/{here}", [socket.gethostname(), value])
-        answer = _get(f"{key}/all", _seconds + ANSWER_SECONDS, 0, name)
+    key = f"bert_jax/{next(_call_numbers)}"
+    index, count, deadline = jax.process_index(), jax.process_count(), time.monotonic() + _timeout_seconds
+    if index:
+        _set(f"{key}/{index}", [socket.gethostname(), value])
+        reply = _get(f"{key}/all", _timeout_seconds + REPLY_MARGIN_SECONDS, 0, name)
     else:
         values, missing = [value], []
         for process in range(1, count):
             try:
-                values.append(_get(f"{key}/{process}", end - time.monotonic(), process, name)[1])
+                values.append(_get(f"{key}/{process}", deadline - time.monotonic(), process, name)[1])
             except PeerError:
                 missing.append(process)
-        answer = {"values": values, "missing": missing}
-        _set(f"{key}/all", answer)
-    if answer["missing"]:
-        late = ", ".join(map(str, answer["missing"][:8]))
-        raise PeerError(f"process(es) {late} of {count} did not come to '{name}' within {_seconds:g} s")
-    return answer["values"]
+        reply = {"values": values, "missing": missing}
+        _set(f"{key}/all", reply)
+    if reply["missing"]:
+        late = ", ".join(map(str, reply["missing"][:8]))
+        raise PeerError(f"process(es) {late} of {count} did not reach '{name}' within {_timeout_seconds:g} s")
+    return reply["values"]
 
 
-def meet(name: str) -> None:
-    """Return when all processes are here.
+def barrier(name: str) -> None:
+    """Return when all processes have made this call.
 
     Raises:
-      PeerError: a process is late, and which.
+      PeerError: names the processes that are late.
     """
-    gather(name, None)
+    all_gather(name, None)
 
 
-def refuse_together(check: Callable[[], None]) -> None:
-    """Run a check of which every process does its share: if one refuses, none is left waiting for it."""
-    refusal = None
+def raise_on_all(check: Callable[[], None]) -> None:
+    """Run a check whose work is shared by all processes; if it raises UserError in one, all raise one."""
+    own_error = None
     try:
         check()
     except UserError as error:
-        refusal = error
-    refused = gather("checks", refusal is not None)
-    if refusal is not None:
-        raise refusal
+        own_error = error
+    refused = all_gather("checks", own_error is not None)
+    if own_error is not None:
+        raise own_error
     if any(refused):
-        raise UserError(f"process {refused.index(True)} refuses to start; its own message says why")
+        raise UserError(f"process {refused.index(True)} refused to start: see its error message")
 
 
 def _set(key: str, value: Any) -> None:
@@ -122,6 +122,7 @@ def _get(key: str, seconds: float, process: int, name: str) -> Any:
     except jax.errors.JaxRuntimeError as error:
         reason = str(error).splitlines()[0]
         raise PeerError(
-            f"process {process} of {jax.process_count()} did not come to '{name}' within {_seconds:g} s ({reason})"
+            f"process {process} of {jax.process_count()} did not reach '{name}' within {_timeout_seconds:g} s "
+            f"({reason})"
         ) from error
     return json.loads(text)

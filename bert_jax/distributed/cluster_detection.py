@@ -1,4 +1,4 @@
-"""Which of how many processes this is, and where they meet: as flags say, or as the environment does."""
+"""This process's index, the number of processes and the address of process 0, from flags or from the environment."""
 
 import importlib.util
 import os
@@ -14,19 +14,19 @@ Seconds = Annotated[int, Interval("[1, 1e6]")]
 
 @dataclass(frozen=True)
 class ClusterConfig:
-    """The processes of one run. Under Slurm, on TPU pods, under Open MPI 4, and in Kubernetes with the package
-    `kubernetes` they are found."""
+    """The processes of one run. They are detected under Slurm, on TPU pods, under Open MPI 4, and in Kubernetes with
+    the package `kubernetes`."""
 
     coordinator: str | None = None
-    """HOST:PORT of process 0, as the others reach it. The port must be free there; one more is chosen for jax."""
+    """HOST:PORT of process 0, as the other processes reach it. The port must be free; jax gets a second free port."""
     processes: Count | None = None
-    """How many there are. 1: this one alone, whatever the environment says."""
+    """Number of processes. 1: this process runs alone, whatever the environment says."""
     process: int | None = None
-    """Which of them this is, from 0."""
+    """Index of this process, from 0."""
     timeout: Seconds = 300
-    """Seconds to wait for a process at the start."""
+    """Seconds to wait for the other processes at the start."""
     patience: Seconds = 3600
-    """Seconds to wait, later, for a process that is alive and does not come to where all meet."""
+    """Seconds to wait, during the run, for a live process that has not reached a synchronization point."""
 
     def __post_init__(self) -> None:
         check(self, "cluster.")
@@ -42,75 +42,77 @@ class ClusterConfig:
         )
 
 
-class Seat(NamedTuple):
-    """A process's place among its peers."""
+class ProcessInfo(NamedTuple):
+    """What a process knows of itself and of the coordinator, process 0."""
 
-    host: str
-    """Of process 0."""
-    port: int
-    """Where the peers meet there."""
-    process: int
-    processes: int
-    devices: list[int] | None
+    coordinator_host: str
+    coordinator_port: int
+    """Port of the rendezvous, not of jax's coordination service."""
+    process_index: int
+    process_count: int
+    local_device_ids: list[int] | None
     """Local devices that belong to this process; None: all."""
 
 
-def find(settings: ClusterConfig) -> Seat | None:
-    """This process's seat; None if it is alone.
+def detect(config: ClusterConfig) -> ProcessInfo | None:
+    """Return the info of this process; None if it is the only one.
 
     Raises:
-      UserError: half of what has to be known is given.
+      UserError: the flags, or the flags and the environment together, are incomplete.
     """
-    if settings.processes == 1:
+    if config.processes == 1:
         return None
-    # Open MPI 5 says who one is, but not where the others are.
-    count, index = (_number(f"OMPI_COMM_WORLD_{name}") for name in ("SIZE", "RANK"))
-    if settings.coordinator is not None:
-        count = count if settings.processes is None else settings.processes
-        index = index if settings.process is None else settings.process
+    # Open MPI 5 gives a process its rank, but not the address of the others.
+    count, index = (_env_int(f"OMPI_COMM_WORLD_{name}") for name in ("SIZE", "RANK"))
+    if config.coordinator is not None:
+        count = count if config.processes is None else config.processes
+        index = index if config.process is None else config.process
         if count is None or index is None:
-            raise UserError("--cluster.coordinator needs --cluster.processes and --cluster.process beside it")
-        host, _, port = settings.coordinator.rpartition(":")
-        return Seat(host.strip("[]"), int(port), index, count, None) if count > 1 else None
-    if settings.processes is not None or settings.process is not None:
-        raise UserError("--cluster.processes and --cluster.process need --cluster.coordinator HOST:PORT beside them")
-    if not _several():
+            raise UserError("--cluster.coordinator needs --cluster.processes and --cluster.process")
+        host, _, port = config.coordinator.rpartition(":")
+        return ProcessInfo(host.strip("[]"), int(port), index, count, None) if count > 1 else None
+    if config.processes is not None or config.process is not None:
+        raise UserError("--cluster.processes and --cluster.process need --cluster.coordinator HOST:PORT")
+    if not _maybe_distributed():
         return None
     if (count or 1) > 1 and "OMPI_MCA_orte_hnp_uri" not in os.environ:
         raise UserError(f"this is one of {count} processes of Open MPI 5: add --cluster.coordinator HOST:PORT")
-    from jax._src import clusters  # has no public face; the range of jax in setup.cfg was tried
+    from jax._src import clusters  # has no public API; tested with the range of jax in setup.cfg
 
-    detect = clusters.ClusterEnv.auto_detect_unset_distributed_params
-    address, processes, process, devices = detect(None, None, None, None, None, settings.timeout)
-    if address is None or processes == 1:
+    auto_detect = clusters.ClusterEnv.auto_detect_unset_distributed_params
+    address, count, index, device_ids = auto_detect(None, None, None, None, None, config.timeout)
+    if address is None or count == 1:
         return None
     host, _, port = address.rpartition(":")
-    return Seat(host.strip("[]"), int(port), process, processes, _own(devices))
+    return ProcessInfo(host.strip("[]"), int(port), index, count, _local_device_ids(device_ids))
 
 
-def _own(devices: list[int] | None) -> list[int] | None:
-    """Local devices of this process; None: all. jax takes one per task, even if it is alone, or sees its own only."""
-    alone = _number("SLURM_STEP_NUM_TASKS") == _number("SLURM_STEP_NUM_NODES") is not None
-    bound = "," not in os.environ.get("CUDA_VISIBLE_DEVICES", ",")
-    return None if alone or bound else devices
+def _local_device_ids(detected: list[int] | None) -> list[int] | None:
+    """Local devices of this process; None: all.
+
+    jax assigns one device per task, also to the only task of a node, and to a task that sees only its own device.
+    """
+    one_task_per_node = _env_int("SLURM_STEP_NUM_TASKS") == _env_int("SLURM_STEP_NUM_NODES") is not None
+    sees_own_device_only = "," not in os.environ.get("CUDA_VISIBLE_DEVICES", ",")
+    return None if one_task_per_node or sees_own_device_only else detected
 
 
-def _several() -> bool:
-    """Whether the environment hints at more than one process; jax, which takes a while to import, looks closer."""
+def _maybe_distributed() -> bool:
+    """Whether the environment hints at several processes; only then jax, which is slow to import, decides."""
     environment = os.environ
-    tasks = [_number(name) or 1 for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "MEGASCALE_NUM_SLICES")]
-    hosts = [environment.get(name, "") for name in ("TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES")]
+    counts = [_env_int(name) or 1 for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "MEGASCALE_NUM_SLICES")]
+    host_lists = [environment.get(name, "") for name in ("TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES")]
     in_kubernetes = {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= environment.keys()
-    chips = any(Path(path).exists() for path in ("/dev/accel0", "/dev/vfio/0"))
-    on_tpu = chips and "tpu" in environment.get("JAX_PLATFORMS", "tpu")
+    has_tpu_devices = any(Path(path).exists() for path in ("/dev/accel0", "/dev/vfio/0"))
+    on_tpu = has_tpu_devices and "tpu" in environment.get("JAX_PLATFORMS", "tpu")
     return (
-        max(tasks) > 1
-        or any("," in names for names in hosts)
+        max(counts) > 1
+        or any("," in hosts for hosts in host_lists)
         or on_tpu
         or (in_kubernetes and importlib.util.find_spec("kubernetes") is not None)
     )
 
 
-def _number(name: str) -> int | None:
+def _env_int(name: str) -> int | None:
     text = os.environ.get(name, "")
     return int(text) if text.isdecimal() else None

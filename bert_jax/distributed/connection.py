@@ -1,4 +1,4 @@
-"""JSON values, one per line, over a connection between two supervisors, with a sign of life every few seconds."""
+"""A connection between two supervisors: JSON values, one per line, with heartbeats."""
 
 import contextlib
 import json
@@ -7,43 +7,43 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-BEAT_SECONDS = 5.0
-"""A side that says nothing else says that it is alive, so often."""
+HEARTBEAT_SECONDS = 5.0
+"""Interval between heartbeats, which both sides send."""
 
 Message = dict[str, Any]
 
 
 class Connection:
-    """One end. `send` may be called from any thread."""
+    """One end of a connection. `send` is thread-safe."""
 
-    def __init__(self, plug: socket.socket, silence: float):
-        """Takes the socket over.
+    def __init__(self, sock: socket.socket, timeout: float):
+        """Takes ownership of the socket.
 
         Args:
-          plug: connected.
-          silence: seconds without a sign of life after which the other side counts as gone.
+          sock: connected.
+          timeout: seconds without a message or heartbeat after which the peer counts as gone.
         """
-        self._plug, self._lock = plug, threading.Lock()
-        self.bear(silence)
-        self._lines = plug.makefile("r", encoding="utf-8")
+        self._sock, self._lock = sock, threading.Lock()
+        self.set_timeout(timeout)
+        self._lines = sock.makefile("r", encoding="utf-8")
         self._closed = threading.Event()
-        threading.Thread(target=self._beat, daemon=True).start()
+        threading.Thread(target=self._send_heartbeats, daemon=True).start()
 
-    def bear(self, silence: float) -> None:
-        """From now on, so many seconds without a sign of life."""
-        self._plug.settimeout(max(silence, 2 * BEAT_SECONDS))
+    def set_timeout(self, timeout: float) -> None:
+        """Change the timeout in seconds; it is at least two heartbeat intervals."""
+        self._sock.settimeout(max(timeout, 2 * HEARTBEAT_SECONDS))
 
     def send(self, **message: Any) -> None:
-        """Say something; to a side that is gone, nothing happens: `receive` tells."""
+        """Send a message. If the peer is gone, nothing is raised; `receive` reports it."""
         try:
             with self._lock:
-                self._plug.sendall((json.dumps(message) + "\n").encode())
+                self._sock.sendall((json.dumps(message) + "\n").encode())
         except OSError:
             self._closed.set()
 
     def receive(self) -> Message | None:
-        """The next message; None if the other side is gone, or silent for too long."""
-        with contextlib.suppress(OSError, ValueError):  # broken, silent, or closed here; a stranger who speaks no JSON
+        """Wait for the next message; None if the peer is gone or its timeout has passed."""
+        with contextlib.suppress(OSError, ValueError):  # closed by either side, timed out, or a client without JSON
             for line in self._lines:
                 message = json.loads(line)
                 if message != {}:
@@ -51,23 +51,23 @@ class Connection:
         self._closed.set()
         return None
 
-    def follow(self, tell: Callable[[Message | None], None]) -> None:
-        """Hand each message to a function, from a thread, and None when the other side is gone."""
+    def start_receiving(self, on_message: Callable[[Message | None], None]) -> None:
+        """Call a function in a thread with each message, and with None when the peer is gone."""
 
-        def read() -> None:
+        def receive_all() -> None:
             while (message := self.receive()) is not None:
-                tell(message)
-            tell(None)
+                on_message(message)
+            on_message(None)
 
-        threading.Thread(target=read, daemon=True).start()
+        threading.Thread(target=receive_all, daemon=True).start()
 
     def close(self) -> None:
-        """Both directions."""
+        """Close both directions."""
         self._closed.set()
-        with contextlib.suppress(OSError):  # the other side was faster
-            self._plug.shutdown(socket.SHUT_RDWR)
-        self._plug.close()
+        with contextlib.suppress(OSError):  # the peer has closed it already
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
 
-    def _beat(self) -> None:
-        while not self._closed.wait(BEAT_SECONDS):
+    def _send_heartbeats(self) -> None:
+        while not self._closed.wait(HEARTBEAT_SECONDS):
             self.send()

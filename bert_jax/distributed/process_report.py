@@ -1,4 +1,4 @@
-"""What a process is about to do, for comparison with its peers: settings, code, versions."""
+"""Config, code and versions of a process, for comparison among the processes of a run."""
 
 import hashlib
 import importlib.metadata
@@ -14,36 +14,36 @@ from bert_jax.distributed.rendezvous import Report
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "grain")
 
 
-def make_report(config: Config, **asked: Any) -> Report:
-    """Plain values.
+def make_report(config: Config, **options: Any) -> Report:
+    """Return plain values.
 
     Args:
       config: of the run.
-      asked: what else the command says.
+      options: the other options of the command.
     """
     return {
         "host": socket.gethostname(),
-        "config": flatten(to_dict(config)) | {name: str(value) for name, value in asked.items()},
+        "config": flatten(to_dict(config)) | {name: str(value) for name, value in options.items()},
         "code": {"SHA-256 of bert_jax": code_hash()},
-        "environment": {name: value for name, value in os.environ.items() if _decides(name)},
+        "environment": {name: value for name, value in os.environ.items() if _is_compared(name)},
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
     }
 
 
-def _decides(variable: str) -> bool:
-    """Whether an environment variable is part of what all processes must have alike."""
-    own = ("PROCESS", "LOCAL", "COORDINATOR", "CACHE")
+def _is_compared(variable: str) -> bool:
+    """Whether an environment variable must have the same value in all processes."""
+    per_process = ("PROCESS", "LOCAL", "COORDINATOR", "CACHE")
     return variable in ("XLA_FLAGS", "LIBTPU_INIT_ARGS") or (
-        variable.startswith("JAX_") and not any(word in variable for word in own)
+        variable.startswith("JAX_") and not any(word in variable for word in per_process)
     )
 
 
 def code_hash() -> str:
-    """Of all source files of this package, by name and content."""
-    root, found = Path(__file__).parents[1], hashlib.sha256()
+    """Return a hash of the names and contents of all source files of this package."""
+    root, digest = Path(__file__).parents[1], hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
-        found.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes() + b"\0")
-    return found.hexdigest()[:16]
+        digest.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
 
 
 def _version(package: str) -> str:

@@ -1,8 +1,8 @@
-"""Where the supervisors of all processes meet before a run, and stay in touch while it goes on.
+"""Rendezvous of the supervisors of all processes before a run, and their connections while it runs.
 
-Process 0's is the hub: the others connect to it. Each brings a report of what it is about to do, and only if all are
-about to do the same does anyone start. While a connection stands, its two ends are alive. `bert-jax doctor` meets in
-the same way, to say all that differs.
+The supervisor of process 0 is the server; the others connect to it. Each sends a report of its config, code and
+versions, and a run starts only if all reports agree. An open connection shows that both of its ends are alive.
+`bert-jax doctor` uses the same rendezvous to list all differences.
 """
 
 import queue
@@ -10,116 +10,121 @@ import socket
 import time
 from typing import Any, NamedTuple
 
-from bert_jax.distributed.cluster_detection import Seat
+from bert_jax.distributed.cluster_detection import ProcessInfo
 from bert_jax.distributed.connection import Connection, Message
 from bert_jax.errors import PeerError, UserError
 
 Report = dict[str, Any]
-SILENCE_SECONDS = 60.0
-"""A supervisor that gives no sign of life for so long is gone, and its host with it."""
-HELLO_SECONDS = 10.0
-"""For somebody who has connected to say who it is."""
-SAME = ("config", "code", "versions", "environment")
-"""What must not differ from process to process."""
+PEER_TIMEOUT_SECONDS = 60.0
+"""A supervisor without a heartbeat for this long counts as gone, and its host too."""
+HELLO_TIMEOUT_SECONDS = 10.0
+"""For the first message of a new connection."""
+COMPARED_SECTIONS = ("config", "code", "versions", "environment")
+"""Sections of a report that must be equal in all processes."""
 
 
-class Event(NamedTuple):
-    """Something that a peer said; None: it is gone."""
+class PeerEvent(NamedTuple):
+    """A message of a peer; None: the peer is gone."""
 
     process: int
     message: Message | None
 
 
-class Meeting:
-    """What hub and guests have in common: connections to others, and what comes in over them."""
+class Rendezvous:
+    """Connections to the peers, and a queue of their events: of process 0 to all others, of the others to process 0."""
 
     def __init__(self) -> None:
-        self.events: queue.Queue[Event] = queue.Queue()
+        self.events: queue.Queue[PeerEvent] = queue.Queue()
         self.connections: dict[int, Connection] = {}
 
-    def say(self, **message: Any) -> None:
-        """To the hub, or to all guests."""
+    def send(self, **message: Any) -> None:
+        """Send a message to all connected peers."""
         for connection in list(self.connections.values()):
             connection.send(**message)
 
     def close(self) -> None:
-        """Leave."""
+        """Close all connections."""
         for connection in self.connections.values():
             connection.close()
 
-    def _follow(self, process: int, connection: Connection) -> None:
+    def _add(self, process: int, connection: Connection) -> None:
         self.connections[process] = connection
-        connection.follow(lambda message: self.events.put(Event(process, message)))
+        connection.start_receiving(lambda message: self.events.put(PeerEvent(process, message)))
 
 
-def open_meeting(seat: Seat, report: Report, seconds: float) -> tuple[Meeting, int, list[Report]]:
-    """Wait until all are there and agree.
+def open_rendezvous(info: ProcessInfo, report: Report, timeout: float) -> tuple[Rendezvous, int, list[Report]]:
+    """Wait until all processes are connected and their reports agree.
 
     Args:
-      seat: of this process.
-      report: what it is about to do, with `host`, and `SAME`; plain values.
-      seconds: to wait for the others.
+      info: of this process.
+      report: of this process, with `host` and the `COMPARED_SECTIONS`; plain values.
+      timeout: seconds to wait for the other processes.
 
     Returns:
-      the meeting; a port that is free on process 0's host, for jax; and in process 0 the reports of all.
+      the rendezvous; a free port on process 0's host, for jax; and, in process 0 only, the reports of all processes.
 
     Raises:
-      PeerError: somebody did not come.
-      UserError: the processes are about to do different things, or process 0's port is taken.
+      PeerError: a process did not connect.
+      UserError: the reports differ, or process 0's port is in use.
     """
-    if seat.process:
-        return *visit(seat, report, seconds), []
-    meeting, reports = welcome(seat, report, seconds)
-    if different := differences(reports):
-        _dismiss(meeting, different[0], mistake=True)
-        raise UserError(different[0])
+    if info.process_index:
+        return *join(info, report, timeout), []
+    rendezvous, reports = accept_workers(info, report, timeout)
+    if found := report_differences(reports):
+        _refuse_all(rendezvous, found[0], mistake=True)
+        raise UserError(found[0])
     with _listen(0) as probe:
         port = probe.getsockname()[1]
-    meeting.say(go=port)
-    return meeting, port, reports
+    rendezvous.send(result=port)
+    return rendezvous, port, reports
 
 
-def welcome(seat: Seat, report: Report, seconds: float) -> tuple[Meeting, list[Report]]:
-    """In process 0, wait until all are there; they wait until they are told ``go``, a number.
+def accept_workers(info: ProcessInfo, report: Report, timeout: float) -> tuple[Rendezvous, list[Report]]:
+    """Wait in process 0 until all processes are connected. They then wait for a message with a ``result``, a number.
 
     Args:
-      seat, report, seconds: as for `open_meeting`.
+      info, report, timeout: as for `open_rendezvous`.
 
     Returns:
-      the meeting, and the reports of all, with `ahead`: seconds that a process's clock is ahead of this one's.
+      the rendezvous, and the reports of all processes, with `ahead`: seconds by which a process's clock is ahead of
+      this one's.
 
     Raises:
-      PeerError: somebody did not come.
-      UserError: the port is taken.
+      PeerError: a process did not connect.
+      UserError: the port is in use.
     """
-    meeting = Meeting()
+    rendezvous, count = Rendezvous(), info.process_count
     try:
-        door = _listen(seat.port, seat.processes)
+        server = _listen(info.coordinator_port, count)
     except OSError as error:
         raise UserError(
-            f"process 0 cannot listen on port {seat.port} ({error.strerror}): give another --cluster.coordinator"
+            f"process 0 cannot listen on port {info.coordinator_port} ({error.strerror}): give another "
+            "--cluster.coordinator"
         ) from error
-    end, reports = time.monotonic() + seconds, {0: report | {"ahead": 0.0}}
-    with door:
-        while len(reports) < seat.processes:
-            missing = [i for i in range(seat.processes) if i not in reports]
+    deadline, reports = time.monotonic() + timeout, {0: report | {"ahead": 0.0}}
+    with server:
+        while len(reports) < count:
+            missing = [i for i in range(count) if i not in reports]
             try:
-                door.settimeout(max(end - time.monotonic(), 0.01))
-                plug, _ = door.accept()
+                server.settimeout(max(deadline - time.monotonic(), 0.01))
+                sock, _ = server.accept()
             except TimeoutError:
-                text = f"{_named(missing)} of {seat.processes} did not come to {seat.host} within {seconds:g} s"
-                _dismiss(meeting, text, mistake=False)
+                text = (
+                    f"{_format_processes(missing)} of {count} did not connect to {info.coordinator_host} within "
+                    f"{timeout:g} s"
+                )
+                _refuse_all(rendezvous, text, mistake=False)
                 raise PeerError(text) from None
-            guest = Connection(plug, min(HELLO_SECONDS, max(end - time.monotonic(), 1.0)))
-            theirs = guest.receive()
-            if not _is_member(theirs, seat.processes, missing):
-                guest.send(refuse="this is no process of the run, or one that is there already", mistake=False)
-                guest.close()
+            worker = Connection(sock, min(HELLO_TIMEOUT_SECONDS, max(deadline - time.monotonic(), 1.0)))
+            hello = worker.receive()
+            if not _is_valid_hello(hello, count, missing):
+                worker.send(refuse="not a process of this run, or connected already", mistake=False)
+                worker.close()
                 continue
-            guest.bear(SILENCE_SECONDS)
-            reports[theirs["process"]] = theirs["report"] | {"ahead": theirs["clock"] - time.time()}
-            meeting._follow(theirs["process"], guest)
-    return meeting, [reports[i] for i in range(seat.processes)]
+            worker.set_timeout(PEER_TIMEOUT_SECONDS)
+            reports[hello["process"]] = hello["report"] | {"ahead": hello["clock"] - time.time()}
+            rendezvous._add(hello["process"], worker)
+    return rendezvous, [reports[i] for i in range(count)]
 
 
 def _listen(port: int, backlog: int = 1) -> socket.socket:
@@ -128,70 +133,74 @@ def _listen(port: int, backlog: int = 1) -> socket.socket:
     return socket.create_server(("", port), backlog=backlog)
 
 
-def _is_member(said: Any, processes: int, missing: list[int]) -> bool:
+def _is_valid_hello(message: Any, count: int, missing: list[int]) -> bool:
     return (
-        isinstance(said, dict)
-        and {"process", "processes", "report", "clock"} <= said.keys()
-        and said["processes"] == processes
-        and said["process"] in missing
+        isinstance(message, dict)
+        and {"process", "processes", "report", "clock"} <= message.keys()
+        and message["processes"] == count
+        and message["process"] in missing
     )
 
 
-def visit(seat: Seat, report: Report, seconds: float) -> tuple[Meeting, int]:
-    """In the other processes, bring a report, and wait for the number that process 0 says when all are there.
+def join(info: ProcessInfo, report: Report, timeout: float) -> tuple[Rendezvous, int]:
+    """Connect to process 0, send a report, and wait for a result.
 
     Args:
-      seat, report, seconds: as for `open_meeting`.
+      info, report, timeout: as for `open_rendezvous`.
+
+    Returns:
+      the rendezvous, and the number that process 0 sent when all processes were connected.
 
     Raises:
-      PeerError: process 0 is not there or does not answer, or somebody did not come.
+      PeerError: process 0 cannot be reached or is gone, or a process did not connect.
       UserError: process 0 refuses.
     """
-    end = time.monotonic() + seconds
+    deadline, count = time.monotonic() + timeout, info.process_count
+    host, port = info.coordinator_host, info.coordinator_port
     while True:
         try:
-            plug = socket.create_connection((seat.host, seat.port), timeout=max(end - time.monotonic(), 0.01))
+            sock = socket.create_connection((host, port), timeout=max(deadline - time.monotonic(), 0.01))
             break
         except OSError as error:
-            if time.monotonic() > end:
+            if time.monotonic() > deadline:
                 raise PeerError(
-                    f"process 0 of {seat.processes} cannot be reached at {seat.host}:{seat.port} after {seconds:g} s "
+                    f"process 0 of {count} cannot be reached at {host}:{port} after {timeout:g} s "
                     f"({error.strerror or error})"
                 ) from error
             time.sleep(0.2)
-    hub = Connection(plug, SILENCE_SECONDS)  # while it waits for the others, it says that it is alive
-    hub.send(process=seat.process, processes=seat.processes, report=report, clock=time.time())
-    answer = hub.receive()
-    if answer is None:
-        raise PeerError(f"process 0 of {seat.processes} ({seat.host}) is gone before the start")
-    if "refuse" in answer:
-        raise (UserError if answer["mistake"] else PeerError)(answer["refuse"])
-    meeting = Meeting()
-    meeting._follow(0, hub)
-    return meeting, answer["go"]
+    coordinator = Connection(sock, PEER_TIMEOUT_SECONDS)  # it sends heartbeats while it waits for the others
+    coordinator.send(process=info.process_index, processes=count, report=report, clock=time.time())
+    reply = coordinator.receive()
+    if reply is None:
+        raise PeerError(f"process 0 of {count} ({host}) ended before the start")
+    if "refuse" in reply:
+        raise (UserError if reply["mistake"] else PeerError)(reply["refuse"])
+    rendezvous = Rendezvous()
+    rendezvous._add(0, coordinator)
+    return rendezvous, reply["result"]
 
 
-def _dismiss(meeting: Meeting, text: str, *, mistake: bool) -> None:
-    meeting.say(refuse=text, mistake=mistake)
-    meeting.close()
+def _refuse_all(rendezvous: Rendezvous, text: str, *, mistake: bool) -> None:
+    rendezvous.send(refuse=text, mistake=mistake)
+    rendezvous.close()
 
 
-def differences(reports: list[Report]) -> list[str]:
-    """In what processes differ from process 0, one text for each process and each of `SAME`."""
-    found = []
+def report_differences(reports: list[Report]) -> list[str]:
+    """Compare all reports with process 0's: one text for each process and section that differs."""
+    texts, first = [], reports[0]
     for i, report in enumerate(reports):
-        for name in SAME:
-            ours, theirs = reports[0][name], report[name]
-            changed = sorted(key for key in ours | theirs if ours.get(key) != theirs.get(key))
+        for section in COMPARED_SECTIONS:
+            expected, actual = first[section], report[section]
+            changed = sorted(key for key in expected | actual if expected.get(key) != actual.get(key))
             if changed:
-                shown = "; ".join(f"{key} is {theirs.get(key)}, there {ours.get(key)}" for key in changed[:3])
-                found.append(
-                    f"process {i} ({report['host']}) has another {name} than process 0 ({reports[0]['host']}): "
+                shown = "; ".join(f"{key} is {actual.get(key)} instead of {expected.get(key)}" for key in changed[:3])
+                texts.append(
+                    f"process {i} ({report['host']}) differs from process 0 ({first['host']}) in its {section}: "
                     f"{shown}. All processes of a run need the same command, code and versions"
                 )
-    return found
+    return texts
 
 
-def _named(processes: list[int]) -> str:
+def _format_processes(processes: list[int]) -> str:
     shown = ", ".join(map(str, processes[:8])) + (" ..." if len(processes) > 8 else "")
     return f"process {shown}" if len(processes) == 1 else f"processes {shown}"

@@ -5,33 +5,33 @@ import uuid
 
 from etils import epath
 
-from bert_jax.distributed.agreement import is_first, refuse_together, tell
+from bert_jax.distributed.agreement import broadcast_from_first, is_first, raise_on_all
 from bert_jax.errors import UserError
 
-PATIENCE_SECONDS = 10.0
-"""Network file systems show a new file to other hosts late."""
+VISIBILITY_TIMEOUT_SECONDS = 10.0
+"""Network file systems show a new file to other hosts with a delay."""
 
 
 def check_shared(directory: epath.PathLike) -> None:
-    """Have the first process leave a mark in a directory, and the others look for it.
+    """Write a probe file in process 0 and wait until every process sees it.
 
     Raises:
-      UserError: somebody does not see it.
+      UserError: a process does not see it.
     """
-    mark = epath.Path(directory) / tell("a mark", lambda: f"mark-{uuid.uuid4().hex}")
+    probe = epath.Path(directory) / broadcast_from_first("a probe's name", lambda: f"probe-{uuid.uuid4().hex}")
 
-    def look() -> None:
-        end = time.monotonic() + PATIENCE_SECONDS
-        while not mark.exists():
-            if time.monotonic() > end:
+    def wait_for_probe() -> None:
+        deadline = time.monotonic() + VISIBILITY_TIMEOUT_SECONDS
+        while not probe.exists():
+            if time.monotonic() > deadline:
                 raise UserError(
                     f"{directory} is not the same directory on all hosts: put it on a shared file system or in a bucket"
                 )
             time.sleep(0.2)
 
-    tell("leaving a mark", lambda: mark.write_text("") and None)
+    broadcast_from_first("writing a probe", lambda: probe.write_text("") and None)
     try:
-        refuse_together(look)
+        raise_on_all(wait_for_probe)
     finally:
-        if is_first():  # all have looked
-            mark.unlink()
+        if is_first():  # all processes have looked
+            probe.unlink()

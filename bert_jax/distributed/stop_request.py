@@ -15,40 +15,40 @@ from bert_jax.errors import INTERRUPTED
 
 
 class StopRequest:
-    """Whether to save and stop; it is called after every step."""
+    """Whether to save and stop; called after every step."""
 
-    def __init__(self, reached: Callable[[], bool] | None = None):
-        """Nothing is requested yet.
+    def __init__(self, sync_point_reached: Callable[[], bool] | None = None):
+        """Starts without a request.
 
         Args:
-          reached: whether to stop, where that is not up to this process alone.
+          sync_point_reached: replaces this process's own signals if several processes decide together.
         """
         self.interrupted = False
         """Whether Ctrl-C was the reason."""
-        self._requested, self._stepped, self._reached = False, False, reached
+        self._requested, self._stepped, self._sync_point_reached = False, False, sync_point_reached
 
     def __call__(self) -> bool:
-        """Whether the run is to be saved after this step."""
+        """Return whether to save after this step and stop."""
         self._stepped = True
-        return self._requested if self._reached is None else self._reached()
+        return self._requested if self._sync_point_reached is None else self._sync_point_reached()
 
     def _handle(self, number: int, frame: object) -> None:
         self._requested = True
         self.interrupted = self.interrupted or number == signal.SIGINT
 
     def _watch(self, descriptor: int) -> None:
-        """Answer Ctrl-C from a thread: the main one may be compiling for minutes, and handles signals afterwards."""
+        """Handle Ctrl-C in a thread: the main thread may compile for minutes before it handles signals."""
         with open(descriptor, "rb", buffering=0) as numbers:
             saving = False
             while number := numbers.read(1):
                 if number[0] != signal.SIGINT:
                     continue
                 if saving or not self._stepped:
-                    # Not to sys.stderr, which the main thread may hold.
+                    # Not to sys.stderr, whose lock the main thread may hold.
                     os.write(
                         2, b"\nstopped without saving; the same command continues from the newest checkpoint, if any\n"
                     )
-                    directory_lock.release_held()
+                    directory_lock.release_all()
                     os._exit(INTERRUPTED)
                 saving = True
                 os.write(2, b"\nCtrl-C: saving after this step; a second Ctrl-C stops at once without saving\n")
@@ -56,21 +56,21 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stop_request() -> Iterator[StopRequest]:
-    """Signals are requests in here, in the main thread.
+    """Turn signals into a request to stop, inside the context; for the main thread.
 
-    Before the first step there is nothing to save: Ctrl-C ends the process. Of several processes all stop after the
-    same step: jax has caught SIGTERM and looks for a step that no process has passed, and Ctrl-C is for their
-    supervisors (supervisor.py).
+    Before the first step there is nothing to save, and Ctrl-C ends the process. Several processes all stop after the
+    same step: jax catches SIGTERM and chooses a step that no process has passed; Ctrl-C is handled by their supervisors
+    (supervisor.py).
     """
     if jax.distributed.is_initialized():
-        # jax waits for one more than the highest number it was given; updates do not begin at 1, and may go back.
+        # jax waits for one more than the highest number it was given; steps do not begin at 1, and may go back.
         counter = itertools.count(1)
         yield StopRequest(lambda: multihost_utils.reached_preemption_sync_point(next(counter)))
         return
     request = StopRequest()
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    # Ctrl-C stays ignored where it is, as for a command that a script starts with `&`.
+    # An ignored SIGINT stays ignored, as for a command that a script starts with `&`.
     numbers = [signal.SIGTERM] + [signal.SIGINT] * (signal.getsignal(signal.SIGINT) is not signal.SIG_IGN)
     handlers = {number: signal.signal(number, request._handle) for number in numbers}
     wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -82,5 +82,5 @@ def stop_request() -> Iterator[StopRequest]:
         signal.set_wakeup_fd(wakeup)
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        os.close(writer)  # the thread reads to the end, and closes the other one
+        os.close(writer)  # the thread reads to the end and closes the other end
         thread.join()

@@ -1,7 +1,7 @@
-"""The small parent of a process that trains: it starts it when all are there, and says who is missing when one dies.
+"""The supervisor of a training process: starts it when all processes are connected, and names the one that fails first.
 
-Collective libraries end a process in C++ when a peer dies, with a stack trace and no name. The parents talk to each
-other apart from them. The first that dies is named by all, and the others are ended.
+When a peer dies, collective libraries abort a process in C++ with a stack trace that does not name the peer. The
+supervisors have connections of their own. All of them name the first process that failed, and end the others.
 """
 
 import json
@@ -16,133 +16,137 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from bert_jax.distributed.cluster_detection import Seat
-from bert_jax.distributed.rendezvous import Event, Meeting, Report, open_meeting
+from bert_jax.distributed.cluster_detection import ProcessInfo
+from bert_jax.distributed.rendezvous import PeerEvent, Rendezvous, Report, open_rendezvous
 from bert_jax.errors import INTERRUPTED, TRY_AGAIN, PeerError
 
-WORKER = "BERT_JAX_WORKER"
-"""Environment variable that tells a child its seat, jax's port, and its end of the wire to the parent."""
-LISTEN_SECONDS = 1.0
-"""When one process has died, others die of it; so long the hub listens who was first."""
+WORKER_ENV = "BERT_JAX_WORKER"
+"""Environment variable of the child: its `ProcessInfo`, jax's port, and the file descriptor of its supervisor link."""
+COLLECT_SECONDS = 1.0
+"""One failure causes others; process 0 collects failures for this long before it decides which was first."""
 GRACE_SECONDS = 5.0
-"""For a child to end by itself when another process has died."""
-VERDICT_SECONDS = 15.0
-"""To wait for the hub to say who was first."""
+"""For a child to end by itself when another process has failed."""
+DECISION_TIMEOUT_SECONDS = 15.0
+"""To wait for process 0 to announce the first failure."""
 
 
-class Fall(NamedTuple):
-    """How a process ended that should not have."""
+class ProcessFailure(NamedTuple):
+    """How a process failed."""
 
-    weight: int
-    """Of several, the heaviest came first: what dies of another's death is aborted or gets an exception."""
+    cause_rank: int
+    """The failure with the highest rank counts as the first: a failed peer makes a process abort or raise."""
     process: int
     host: str
-    how: str
-    code: int
-    """For the others to leave with."""
+    description: str
+    peer_exit_code: int
+    """Exit code of the other processes."""
 
 
-def supervise(command: Sequence[str], seat: Seat, report: Report, timeout: float) -> int:
-    """Run a command as one process of several, and watch over it and its peers.
+def supervise(command: Sequence[str], info: ProcessInfo, report: Report, timeout: float) -> int:
+    """Run a command as one of several processes, and monitor it and its peers.
 
     Args:
-      command: of the child; it calls `worker.join`.
-      seat: of this process.
-      report: what it is about to do (rendezvous.py).
-      timeout: seconds to wait for others at the start.
+      command: of the child, which calls `worker.initialize_distributed`.
+      info: of this process.
+      report: of this process (rendezvous.py).
+      timeout: seconds to wait for the other processes at the start.
 
     Returns:
-      an exit code: the child's if it ended in order, 2 or `TRY_AGAIN` if another process was at fault. After Ctrl-C,
-      `INTERRUPTED` instead of `TRY_AGAIN`.
+      an exit code: the child's if it ended in order; otherwise 1, 2 or `TRY_AGAIN`. After Ctrl-C, `INTERRUPTED`
+      instead of `TRY_AGAIN`.
 
     Raises:
-      PeerError, UserError: the run cannot start (`open_meeting`).
+      PeerError, UserError: the run cannot start (`open_rendezvous`).
     """
     children: list[subprocess.Popen] = []
-    with _forwarding(children) as interrupts:
-        meeting, port, reports = open_meeting(seat, report, timeout)
-        hosts = {i: each["host"] for i, each in enumerate(reports)} or {0: seat.host}
+    with _forward_signals(children) as interrupts:
+        rendezvous, port, reports = open_rendezvous(info, report, timeout)
+        hosts = {i: each["host"] for i, each in enumerate(reports)} or {0: info.coordinator_host}
         try:
-            code = _Watch(meeting, seat, hosts | {seat.process: report["host"]}).run(command, port, children)
+            monitor = _Monitor(rendezvous, info, hosts | {info.process_index: report["host"]})
+            code = monitor.run(command, port, children)
             return INTERRUPTED if interrupts and code == TRY_AGAIN else code
         finally:
-            meeting.close()
+            rendezvous.close()
 
 
-class _Watch:
-    """From the start of the child to its end."""
+class _Monitor:
+    """Runs the child, and collects the failures of all processes."""
 
-    def __init__(self, meeting: Meeting, seat: Seat, hosts: dict[int, str]):
-        self.meeting, self.seat, self.hosts = meeting, seat, hosts
-        self.host = hosts[seat.process]
+    def __init__(self, rendezvous: Rendezvous, info: ProcessInfo, hosts: dict[int, str]):
+        self.rendezvous, self.info, self.hosts = rendezvous, info, hosts
+        self.host = hosts[info.process_index]
         self.done: set[int] = set()  # processes that ended in order
-        self.falls: list[Fall] = []
-        self.since = 0.0  # when the first fall was heard of
-        self.verdict: Fall | None = None
+        self.failures: list[ProcessFailure] = []
+        self.first_report_time = 0.0  # when this process learned of a failure
+        self.first_failure: ProcessFailure | None = None
 
     def run(self, command: Sequence[str], port: int, children: list[subprocess.Popen]) -> int:
-        ours, theirs = socket.socketpair()
-        place = {"seat": self.seat, "port": port, "wire": theirs.fileno()}
-        environment = os.environ | {WORKER: json.dumps(place)}
+        own_end, child_end = socket.socketpair()
+        settings = {"info": self.info, "port": port, "descriptor": child_end.fileno()}
+        environment = os.environ | {WORKER_ENV: json.dumps(settings)}
         # In a process group of its own: a terminal sends Ctrl-C to the group of this process, which forwards it.
-        self.child = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()], process_group=0)
+        self.child = subprocess.Popen(command, env=environment, pass_fds=[child_end.fileno()], process_group=0)
         children.append(self.child)
-        theirs.close()
-        with ours:
-            self._wait(ours)
-            return self._conclude()
+        child_end.close()
+        with own_end:
+            self._wait(own_end)
+            return self._finish()
 
-    def _wait(self, wire: socket.socket) -> None:
-        """Until the child has ended and nothing more is to be heard, or somebody has fallen."""
-        here, ended = self.seat.process, 0.0
+    def _wait(self, link: socket.socket) -> None:
+        """Return when all processes ended in order, or the first failure is known."""
+        own, ended = self.info.process_index, 0.0
         while True:
-            self._hear()
+            self._receive_event()
             if not ended and (code := self.child.poll()) is not None:
                 ended = time.monotonic()
-                if _in_order(wire):
-                    self.done.add(here)
-                    self.meeting.say(done=True)
+                if _exit_was_announced(link):
+                    self.done.add(own)
+                    self.rendezvous.send(done=True)
                 else:
-                    fall = Fall(_weigh(code), here, self.host, _how(code), _code_for_others(code))
-                    self._fell(fall)
-                    self.meeting.say(fell=fall)
-            if self.verdict is None and self.falls and here == 0 and time.monotonic() > self.since + LISTEN_SECONDS:
-                self.verdict = max(self.falls, key=lambda fall: fall.weight)
-                self.meeting.say(verdict=self.verdict)
-            late = bool(ended and self.falls) and time.monotonic() > ended + VERDICT_SECONDS
-            if self.verdict or late or (here in self.done and (here or len(self.done) == self.seat.processes)):
+                    failure = ProcessFailure(
+                        _cause_rank(code), own, self.host, _describe_exit(code), _peer_exit_code(code)
+                    )
+                    self._add_failure(failure)
+                    self.rendezvous.send(failure=failure)
+            collected = time.monotonic() > self.first_report_time + COLLECT_SECONDS
+            if self.first_failure is None and self.failures and own == 0 and collected:
+                self.first_failure = max(self.failures, key=lambda failure: failure.cause_rank)
+                self.rendezvous.send(first_failure=self.first_failure)
+            late = bool(ended and self.failures) and time.monotonic() > ended + DECISION_TIMEOUT_SECONDS
+            if self.first_failure or late or (own in self.done and (own or len(self.done) == self.info.process_count)):
                 return
 
-    def _hear(self) -> None:
+    def _receive_event(self) -> None:
         try:
-            event = self.meeting.events.get(timeout=0.1)
+            event = self.rendezvous.events.get(timeout=0.1)
         except queue.Empty:
             return
-        self._take(event)
+        self._handle_event(event)
 
-    def _take(self, event: Event) -> None:
+    def _handle_event(self, event: PeerEvent) -> None:
         process, message = event
         if message is None:
-            if process not in self.done and self.verdict is None:
-                host = self.hosts[process]
-                self._fell(Fall(3, process, host, "is gone: its connection broke, or it fell silent", TRY_AGAIN))
-                if self.seat.process:  # no hub is left to say so
-                    self.verdict = self.falls[-1]
+            if process not in self.done and self.first_failure is None:
+                description = "is gone: its connection closed, or its heartbeats stopped"
+                self._add_failure(ProcessFailure(3, process, self.hosts[process], description, TRY_AGAIN))
+                if self.info.process_index:  # process 0 is gone and cannot announce it
+                    self.first_failure = self.failures[-1]
         elif "done" in message:
             self.done.add(process)
-        elif "fell" in message:
-            self._fell(Fall(*message["fell"]))
-        elif "verdict" in message:
-            self.verdict = Fall(*message["verdict"])
+        elif "failure" in message:
+            self._add_failure(ProcessFailure(*message["failure"]))
+        elif "first_failure" in message:
+            self.first_failure = ProcessFailure(*message["first_failure"])
 
-    def _fell(self, fall: Fall) -> None:
-        self.since = self.since or time.monotonic()
-        self.falls.append(fall)
+    def _add_failure(self, failure: ProcessFailure) -> None:
+        self.first_report_time = self.first_report_time or time.monotonic()
+        self.failures.append(failure)
 
-    def _conclude(self) -> int:
-        """End the child if it has not, say why, and find the exit code."""
-        here, verdict = self.seat.process, self.verdict
-        if here in self.done or verdict is None:
+    def _finish(self) -> int:
+        """End the child if it is still running, print the reason, and return the exit code."""
+        own, failure = self.info.process_index, self.first_failure
+        if own in self.done or failure is None:
             code = self.child.wait()
             return code if code >= 0 else TRY_AGAIN
         try:
@@ -151,48 +155,48 @@ class _Watch:
             self.child.kill()
             code = self.child.wait()
         if code == 2:
-            return code  # it has said why
-        who = f"process {verdict.process} of {self.seat.processes} ({verdict.host})"
+            return code  # it has printed its own message
+        failed = f"process {failure.process} of {self.info.process_count} ({failure.host}) {failure.description}"
         advice = "the same command continues from the newest checkpoint"
-        if verdict.code in (1, 2):
-            advice = "its own message says why"
-        print(f"error: {who} {verdict.how}; process {here} ({self.host}) stops: {advice}", file=sys.stderr, flush=True)
-        return verdict.code
+        if failure.peer_exit_code in (1, 2):
+            advice = "see its error message"
+        print(f"error: {failed}; process {own} ({self.host}) stops: {advice}", file=sys.stderr, flush=True)
+        return failure.peer_exit_code
 
 
-def _weigh(code: int) -> int:
+def _cause_rank(code: int) -> int:
     if code in (-signal.SIGABRT, 1, TRY_AGAIN):
         return 1
     return 2 if code > 0 else 3
 
 
-def _how(code: int) -> str:
+def _describe_exit(code: int) -> str:
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
     return f"ended with exit code {code}"
 
 
-def _code_for_others(code: int) -> int:
+def _peer_exit_code(code: int) -> int:
     return code if code in (1, 2) else TRY_AGAIN
 
 
-def _in_order(wire: socket.socket) -> bool:
-    """Whether the child, which has ended, has said that it would."""
+def _exit_was_announced(link: socket.socket) -> bool:
+    """Whether the child, which has ended, called `supervisor_link.announce_exit`."""
     try:
-        return bool(wire.recv(1, socket.MSG_DONTWAIT))
+        return bool(link.recv(1, socket.MSG_DONTWAIT))
     except OSError:
         return False
 
 
 @contextmanager
-def _forwarding(children: list[subprocess.Popen]) -> Iterator[list[int]]:
-    """SIGTERM and the first Ctrl-C are SIGTERM to the child, which saves and ends. A second Ctrl-C kills it.
+def _forward_signals(children: list[subprocess.Popen]) -> Iterator[list[int]]:
+    """Forward SIGTERM and the first Ctrl-C as SIGTERM to the child, which saves and ends. A second Ctrl-C kills it.
 
     Yields:
-      every Ctrl-C so far.
+      a list to which every Ctrl-C is added.
 
     Raises:
-      PeerError, KeyboardInterrupt: one of them came before there was a child.
+      PeerError, KeyboardInterrupt: a signal came before the child was started.
     """
     interrupts: list[int] = []
 
@@ -206,10 +210,10 @@ def _forwarding(children: list[subprocess.Popen]) -> Iterator[list[int]]:
                 return
             os.write(2, b"\nCtrl-C: saving after this step; a second Ctrl-C stops at once without saving\n")
         if not children:
-            raise PeerError(f"asked to stop by {signal.Signals(number).name} before the start")
+            raise PeerError(f"stopped by {signal.Signals(number).name} before the start")
         children[0].send_signal(signal.SIGTERM)
 
-    # As in stop_request: an ignored Ctrl-C stays ignored.
+    # As in stop_request: an ignored SIGINT stays ignored.
     numbers = [signal.SIGTERM] + [signal.SIGINT] * (signal.getsignal(signal.SIGINT) is not signal.SIG_IGN)
     before = {number: signal.signal(number, stop) for number in numbers}
     try:

@@ -1,4 +1,4 @@
-"""The wire between a process that trains and its supervisor: who loses the other end ends, too."""
+"""The socket between a training process and its supervisor; the process ends when the supervisor ends."""
 
 import os
 import socket
@@ -9,43 +9,43 @@ from typing import NoReturn
 
 from bert_jax.errors import TRY_AGAIN
 
-_wire: socket.socket | None = None
-_process = 0
-_left = False
+_socket: socket.socket | None = None
+_process_index = 0
+_exit_announced = False
 LINGER_SECONDS = 2.0
-"""What processes tell each other lies with the first one; so long the others can still hear it."""
+"""Process 0 holds jax's key-value store; it ends this much later, so that the others can still read from it."""
 
 
-def hold(descriptor: int, process: int) -> None:
-    """Hold this process's end from now on; it ends when the supervisor does."""
-    global _wire, _process
-    _wire, _process = socket.socket(fileno=descriptor), process
-    _wire.set_inheritable(False)
-    threading.Thread(target=_end_with_supervisor, args=[_wire], daemon=True).start()
+def connect(descriptor: int, process_index: int) -> None:
+    """Take this process's end of the socket; from now on the process ends when the supervisor does."""
+    global _socket, _process_index
+    _socket, _process_index = socket.socket(fileno=descriptor), process_index
+    _socket.set_inheritable(False)
+    threading.Thread(target=_end_with_supervisor, args=[_socket], daemon=True).start()
 
 
-def leave() -> None:
-    """Tell the supervisor that this process ends in order, whatever its exit code."""
-    global _left
-    if _wire is not None:
-        _wire.send(b"!")
-        _left = True
+def announce_exit() -> None:
+    """Notify the supervisor that this process is about to end in order, whatever its exit code."""
+    global _exit_announced
+    if _socket is not None:
+        _socket.send(b"!")
+        _exit_announced = True
 
 
-def at_work() -> bool:
-    """Whether peers count on this process."""
-    return _wire is not None and not _left
+def needed_by_peers() -> bool:
+    """Whether this process has a supervisor and has not announced its exit."""
+    return _socket is not None and not _exit_announced
 
 
-def end(code: int) -> NoReturn:
-    """End at once. At an ordinary exit jax would wait for the peers, who wait for this process."""
+def exit_now(code: int) -> NoReturn:
+    """End at once. In an ordinary exit jax would wait for the peers, which wait for this process."""
     sys.stdout.flush()
     sys.stderr.flush()
-    if _process == 0:
+    if _process_index == 0:
         time.sleep(LINGER_SECONDS)
     os._exit(code)
 
 
-def _end_with_supervisor(wire: socket.socket) -> None:
-    wire.recv(1)  # nothing ever comes but the end
+def _end_with_supervisor(sock: socket.socket) -> None:
+    sock.recv(1)  # the supervisor never sends: this returns when its end closes
     os._exit(TRY_AGAIN)

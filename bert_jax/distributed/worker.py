@@ -1,4 +1,4 @@
-"""A process that trains: its backends, its compilation cache, and how it joins its peers through jax."""
+"""Set up jax in a training process: backends, compilation cache, and the connection to the other processes."""
 
 import json
 import os
@@ -8,19 +8,20 @@ import jax
 from jax.extend import backend
 
 from bert_jax.distributed import agreement, supervisor_link
-from bert_jax.distributed.cluster_detection import ClusterConfig, Seat
-from bert_jax.distributed.supervisor import WORKER
+from bert_jax.distributed.cluster_detection import ClusterConfig, ProcessInfo
+from bert_jax.distributed.supervisor import WORKER_ENV
 from bert_jax.errors import PeerError
 
-LONGER = 60
-"""Seconds. jax ends all processes if one is silent; the supervisors, who name it, shall be first."""
+HEARTBEAT_MARGIN_SECONDS = 60
+"""jax ends all processes when one stops sending heartbeats; the supervisors, which name it, must be first."""
 
 
-def keep_programs(directory: str | None) -> None:
-    """Keep compiled programs for the next start.
+def set_compilation_cache(directory: str | None) -> None:
+    """Set where jax keeps compiled programs for the next start.
 
     Args:
-      directory: where; "none" keeps none; None: where the environment says, else in the user's cache directory.
+      directory: "none" turns the cache off; None: the directory in the environment, else one in the user's cache
+        directory.
     """
     if directory is None and jax.config.jax_compilation_cache_dir is None:
         base = os.environ.get("XDG_CACHE_HOME")
@@ -29,37 +30,39 @@ def keep_programs(directory: str | None) -> None:
         jax.config.update("jax_compilation_cache_dir", None if directory == "none" else directory)
 
 
-def skip_absent_tpu() -> None:
-    """Keep jax from trying TPUs where it has found none: libtpu, which the extra `plan` installs, prints errors then.
+def disable_absent_tpu_backend() -> None:
+    """Disable jax's TPU backend if there is no TPU: libtpu, which the extra `plan` installs, would print errors.
 
-    Call it before anything needs a device. Where a TPU is attached, jax has set its platforms when it was imported; a
-    user sets them with JAX_PLATFORMS. Compiling for absent TPUs (planning/topologies.py) needs no backend.
+    Call it before anything needs a device. If a TPU is attached, jax sets its platforms at import; users set them with
+    JAX_PLATFORMS. Compiling for absent TPUs (planning/topologies.py) needs no backend.
     """
     if not jax.config.jax_platforms:
-        backend.register_backend_factory("tpu", lambda: None)  # None: no such devices
+        backend.register_backend_factory("tpu", lambda: None)  # None: no devices
 
 
-def join(settings: ClusterConfig) -> None:
-    """Take the seat that the supervisor gives; returns when all processes are connected.
+def initialize_distributed(config: ClusterConfig) -> None:
+    """Connect to the supervisor and call `jax.distributed.initialize`; returns when all processes are connected.
 
     Raises:
       PeerError: jax cannot connect them.
     """
-    place = json.loads(os.environ.pop(WORKER))  # popped: reader processes are no workers
-    seat = Seat(*place["seat"])
-    supervisor_link.hold(place["wire"], seat.process)
-    agreement.wait_at_most(settings.patience)
-    host = f"[{seat.host}]" if ":" in seat.host else seat.host
+    settings = json.loads(os.environ.pop(WORKER_ENV))  # popped: reader processes inherit the environment
+    info = ProcessInfo(*settings["info"])
+    supervisor_link.connect(settings["descriptor"], info.process_index)
+    agreement.set_timeout(config.patience)
+    host = f"[{info.coordinator_host}]" if ":" in info.coordinator_host else info.coordinator_host
     try:
         jax.distributed.initialize(
-            f"{host}:{place['port']}",
-            seat.processes,
-            seat.process,
-            seat.devices,
+            f"{host}:{settings['port']}",
+            info.process_count,
+            info.process_index,
+            info.local_device_ids,
             cluster_detection_method="deactivate",
-            initialization_timeout=settings.timeout,
-            heartbeat_timeout_seconds=settings.timeout + LONGER,
+            initialization_timeout=config.timeout,
+            heartbeat_timeout_seconds=config.timeout + HEARTBEAT_MARGIN_SECONDS,
         )
     except jax.errors.JaxRuntimeError as error:
         reason = str(error).splitlines()[0]
-        raise PeerError(f"process {seat.process} of {seat.processes} cannot join the others ({reason})") from error
+        raise PeerError(
+            f"process {info.process_index} of {info.process_count} cannot connect to the others ({reason})"
+        ) from error

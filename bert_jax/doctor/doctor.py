@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from bert_jax.config import Config
 from bert_jax.data.mixture import Turns
 from bert_jax.data.mixture_spec import Part, opened, resolve
-from bert_jax.distributed.cluster_detection import Seat
+from bert_jax.distributed.cluster_detection import ProcessInfo
 from bert_jax.distributed.process_report import make_report
-from bert_jax.distributed.rendezvous import Report, visit, welcome
+from bert_jax.distributed.rendezvous import Report, accept_workers, join
 from bert_jax.doctor import (
     data_checks,
     machine,
@@ -55,7 +55,7 @@ def examine_together(
     config: Config,
     parts: Sequence[Part],
     wishes: Wishes,
-    seat: Seat | None,
+    info: ProcessInfo | None,
     seconds: float,
     tell: Callable[[Iterator[Line]], int],
 ) -> int:
@@ -64,7 +64,7 @@ def examine_together(
     Args:
       config, parts: of the run.
       wishes: what else is known of it.
-      seat: of this process; None if it is alone.
+      info: of this process; None if it is alone.
       seconds: to wait for the others.
       tell: says lines, and returns the exit code; called in process 0 only.
 
@@ -75,39 +75,39 @@ def examine_together(
       UserError: wishes that contradict each other; process 0 does not answer.
     """
     with shared_storage_probe.marked(wishes.workdir) as mark:
-        report = _report(config, parts, wishes, seat, mark)
-        if seat is None:
+        report = _report(config, parts, wishes, info, mark)
+        if info is None:
             alone = [report | {"ahead": 0.0}]
             return tell(examine(config, parts, wishes, _machine(wishes, alone), alone))
-        if seat.process:
+        if info.process_index:
             try:
-                meeting, code = visit(seat, report, seconds)
+                rendezvous, code = join(info, report, seconds)
             except PeerError as error:
                 raise UserError(str(error)) from error
-            meeting.close()
+            rendezvous.close()
             return code
         try:
-            meeting, reports = welcome(seat, report, seconds)
+            rendezvous, reports = accept_workers(info, report, seconds)
         except PeerError as error:
             text = f"{error}: start this in all of them, or give a longer --cluster.timeout"
             return tell(iter([Line("error", "processes", text, {"hosts": [report["host"]]})]))
         try:
             code = tell(examine(config, parts, wishes, _machine(wishes, reports), reports))
-            meeting.say(go=code)
+            rendezvous.send(result=code)
         finally:
-            meeting.close()
+            rendezvous.close()
         return code
 
 
 def _report(
-    config: Config, parts: Sequence[Part], wishes: Wishes, seat: Seat | None, mark: shared_storage_probe.Mark
+    config: Config, parts: Sequence[Part], wishes: Wishes, info: ProcessInfo | None, mark: shared_storage_probe.Mark
 ) -> Report:
     paths = [str(part.directory) for part in parts]
     weighed = [f"{part.directory}={part.weight}" for part in parts]
     planned = wishes.topology is not None or wishes.devices is not None
     # Processes that share a GPU, and whoever else is on it, are not to be kept from its memory by a look.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    devices: dict[str, Any] | None = None if planned else machine.seen(seat)
+    devices: dict[str, Any] | None = None if planned else machine.seen(info)
     return make_report(config, corpus=weighed, **wishes._asdict()) | {
         "corpora": shared_storage_probe.corpora(paths),
         "mark": mark._asdict(),

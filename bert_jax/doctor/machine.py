@@ -5,20 +5,20 @@ from typing import Any
 
 import jax
 
-from bert_jax.distributed.cluster_detection import Seat
+from bert_jax.distributed.cluster_detection import ProcessInfo
 from bert_jax.doctor.check_context import Machine
 from bert_jax.errors import require
 from bert_jax.planning import topologies
 from bert_jax.training.micro_batch import device_memory, memory_of
 
 
-def seen(seat: Seat | None) -> dict[str, Any]:
+def seen(info: ProcessInfo | None) -> dict[str, Any]:
     """This process's own devices, as plain values: `count`, `kind`, `slices`, `memory`, bytes of each, and
     whether they report that themselves, `reports_memory`.
     """
     local = jax.local_devices()
-    if seat is not None and seat.devices is not None:
-        local = [device for device in local if device.id in seat.devices] or local[: len(seat.devices)]
+    if info is not None and (ids := info.local_device_ids) is not None:
+        local = [device for device in local if device.id in ids] or local[: len(ids)]
     memory = min(map(memory_of, local))
     if local[0].platform == "cpu":
         memory /= len(local)  # all of them share what the host has

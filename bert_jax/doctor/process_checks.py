@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from bert_jax.distributed.rendezvous import SAME, differences
+from bert_jax.distributed.rendezvous import COMPARED_SECTIONS, report_differences
 from bert_jax.doctor.check_context import Asked
 from bert_jax.doctor.finding import Line
 
@@ -15,14 +15,14 @@ def processes(asked: Asked) -> Iterator[Line]:
     """Config and command, code, and versions."""
     reports = asked.reports
     hosts = [report["host"] for report in reports]
-    if different := differences(list(reports)):
+    if different := report_differences(list(reports)):
         for text in different:
             yield Line("error", "processes", text, {"hosts": hosts})
         return
     if len(reports) == 1:
         yield Line("ok", "processes", f"{ALONE} ({hosts[0]})", {"hosts": hosts})
         return
-    text = f"{len(reports)} processes on {len(set(hosts))} host(s) agree in {', '.join(SAME)}"
+    text = f"{len(reports)} processes on {len(set(hosts))} host(s) agree in {', '.join(COMPARED_SECTIONS)}"
     yield Line("ok", "processes", text, {"hosts": hosts})
 
 

@@ -10,8 +10,8 @@ from etils import epath
 
 from bert_jax.data.corpus import identity_of, read_manifest
 from bert_jax.errors import UserError
-from bert_jax.storage import StoredPath, is_remote, reach
-from bert_jax.storage import trouble as storage_trouble
+from bert_jax.storage import StoredPath, check_reachable, is_remote
+from bert_jax.storage import describe_error as describe_storage_error
 from bert_jax.training.run_directory.workdir import MARK
 
 
@@ -65,13 +65,13 @@ def marked(workdir: StoredPath | None) -> Iterator[Mark]:
 def _write(place: StoredPath, file: StoredPath) -> str:
     """Write a file and read it back; why that cannot be done, or nothing."""
     try:
-        reach(place)
+        check_reachable(place)
         file.write_text(file.name)
         same = file.read_text() == file.name
     except UserError as error:
         return str(error)
     except Exception as error:
-        if not isinstance(error, OSError) and storage_trouble(error) is None:
+        if not isinstance(error, OSError) and describe_storage_error(error) is None:
             raise
         return f"cannot write to {place}: {getattr(error, 'strerror', None) or error}"
     return "" if same else f"{place} does not give back what was written"

@@ -6,7 +6,7 @@ from bert_jax.config import ModelConfig
 from bert_jax.data.corpus import SPLITS, Corpus
 from bert_jax.doctor.check_context import Asked
 from bert_jax.doctor.finding import Line
-from bert_jax.storage import reach
+from bert_jax.storage import check_reachable
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.run_directory.workdir import TOKENIZER
 
@@ -44,7 +44,7 @@ def tokenizer(asked: Asked) -> Iterator[Line]:
     own = asked.corpora[0].tokenizer_fingerprint
     values = {"corpora": own, "run": None}
     if asked.workdir is not None:
-        reach(asked.workdir)
+        check_reachable(asked.workdir)
     if asked.workdir is None or not (asked.workdir / TOKENIZER).exists():
         why = "no --workdir is given" if asked.workdir is None else f"{asked.workdir} holds no run yet"
         yield Line("ok", "tokenizer", f"the corpora's is {own[:12]}; {why}, so there is no other", values)

@@ -7,11 +7,11 @@ from bert_jax import storage
 from bert_jax.errors import UserError
 
 SCRIPTS = {"slurm": ("slurm.sbatch",), "tpu": ("tpu_pod.sh", "tpu_worker.sh")}
-"""Files of this package that each command writes."""
+"""Cluster -> the files of this package that the command writes."""
 HELP = {"-h", "--help", "--help-all"}
 USAGE = """usage: bert-jax launch slurm --out DIR
        bert-jax launch tpu --out DIR
-       bert-jax launch kubernetes gpu|tpu [OPTION ...] -- CONFIG --corpus PLACE --workdir PLACE ...
+       bert-jax launch kubernetes gpu|tpu [OPTION ...] -- CONFIG --corpus PATH --workdir PATH ...
 
 Write the launcher of a cluster: slurm.sbatch for Slurm, tpu_pod.sh and tpu_worker.sh for Cloud TPU. The comment at the
 top of each script says how to call it. `kubernetes` prints a JobSet, to be piped into kubectl apply -f -; its --help
@@ -22,7 +22,7 @@ def launch(arguments: Sequence[str]) -> None:
     """Run the command with these arguments.
 
     Raises:
-      UserError: an unknown cluster or option, or a file that exists already.
+      UserError: an unknown cluster or option, or a file exists already.
     """
     cluster, *rest = arguments or ["--help"]
     if cluster in HELP or (cluster in SCRIPTS and HELP & set(rest)):
@@ -39,10 +39,10 @@ def launch(arguments: Sequence[str]) -> None:
 
 
 def write(cluster: str, directory: storage.StoredPath) -> None:
-    """Write the scripts of a cluster into a directory, which is made if it is missing.
+    """Write the scripts of a cluster into a directory, which is created if it does not exist.
 
     Raises:
-      UserError: one of the files exists already; then none is written.
+      UserError: one of the files exists already; none is written.
     """
     files = [directory / name for name in SCRIPTS[cluster]]
     for file in files:
@@ -56,6 +56,6 @@ def write(cluster: str, directory: storage.StoredPath) -> None:
 
 def _directory(arguments: Sequence[str]) -> storage.StoredPath:
     match [part for argument in arguments for part in argument.split("=", 1)]:
-        case ["--out", place] if place:
-            return storage.path(place)
+        case ["--out", directory] if directory:
+            return storage.to_path(directory)
     raise UserError("launch slurm and launch tpu take --out DIR, the directory for the scripts, and nothing else")

@@ -5,14 +5,14 @@
     bert-jax launch kubernetes tpu --name first --image REGISTRY/bert_jax:tpu --accelerator tpu-v6e-slice \\
         --topology 4x4 -- bert_large --corpus gs://bucket/wiki --workdir gs://bucket/runs/first
 
-The arguments of `bert-jax pretrain` follow `--`. One pod with one process per host. On GPUs the pods learn from their
-index in the Job which process they are, and find process 0 by its name; on slices of GKE both are detected.
+The arguments of `bert-jax pretrain` follow `--`. Each host runs one pod with one process. On GPUs the process index is
+the pod's index in the Job, and process 0 has a fixed host name; on slices of GKE both are detected.
 
-Exit codes 1 (a bug) and 2 (a mistake) fail the JobSet at once. Every other end of a pod (75: saved, or another process
-is gone; evictions, preemptions, hosts that die) starts all pods again, --max-restarts times at most.
+Exit codes 1 (a bug) and 2 (a user's mistake) fail the JobSet at once. Every other end of a pod (75: saved, or another
+process is gone; evictions, preemptions, failed hosts) restarts all pods, at most --max-restarts times.
 
-Corpora and work directory must be where all pods see them: under the mount of a PersistentVolumeClaim (--claim), or in
-a bucket (gs://...), which a Kubernetes service account may have to open (--service-account).
+All pods must see the corpora and the work directory: under the mount of a PersistentVolumeClaim (--claim), or in a
+bucket (gs://...), which may need a Kubernetes service account (--service-account).
 """
 
 import argparse
@@ -27,20 +27,20 @@ import yaml
 from bert_jax.errors import UserError, require
 
 JOB = "hosts"
-"""Name of the one Job of the set. Its pods are NAME-hosts-0-INDEX, and their service is called NAME."""
+"""Name of the only Job of the JobSet. Its pods are NAME-hosts-0-INDEX, and their service is NAME."""
 PORT = 8476
 CONTAINER = "bert-jax"
-INDEX = "BERT_JAX_HOST"
-"""Environment variable of the container: which host this is, from 0."""
-USER = 1000
-"""Of the image (Dockerfile)."""
+HOST_INDEX_ENV = "BERT_JAX_HOST"
+"""Environment variable of the container: index of its host, from 0."""
+USER_ID = 1000
+"""User of the image (Dockerfile)."""
 NAME_LENGTH = 40
-"""So that NAME-hosts-0-INDEX and the five characters that a Job adds stay below 63 together."""
+"""Keeps NAME-hosts-0-INDEX with the five characters that a Job adds below 63 characters."""
 
-DIMENSIONS = {"tpu-v4-podslice": 3, "tpu-v5p-slice": 3, "tpu-v5-lite-podslice": 2, "tpu-v6e-slice": 2}
-"""Of the topologies of GKE's slices of several hosts (cloud.google.com/gke-tpu-accelerator)."""
-CHIPS = 4
-"""Per host, in all of them, if the topology has so many."""
+TOPOLOGY_DIMENSIONS = {"tpu-v4-podslice": 3, "tpu-v5p-slice": 3, "tpu-v5-lite-podslice": 2, "tpu-v6e-slice": 2}
+"""Accelerator of GKE (cloud.google.com/gke-tpu-accelerator) -> dimensions of the topology of its multi-host slices."""
+CHIPS_PER_HOST = 4
+"""In slices of all these accelerators, if the topology has at least 4 chips."""
 
 Fields = dict[str, Any]
 
@@ -51,62 +51,62 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Options, and the arguments after ``--``.
+    """Parse the options; also return the arguments after ``--``.
 
     Raises:
-      UserError: something is missing, or is not what it should be.
+      UserError: an option is missing or invalid.
     """
-    options, words = list(arguments), []
+    options, pretrain_args = list(arguments), []
     if "--" in options:
         cut = options.index("--")
-        options, words = options[:cut], options[cut + 1 :]
+        options, pretrain_args = options[:cut], options[cut + 1 :]
     common = _Parser(add_help=False)
     add = common.add_argument
-    add("--name", required=True, help="of the JobSet")
-    add("--image", required=True, help="made with the Dockerfile and --build-arg PLATFORM=cuda or tpu")
-    add("--namespace", help="without it, kubectl's own")
-    add("--claim", action="append", default=[], metavar="CLAIM:PATH", help="mount a PersistentVolumeClaim there")
-    add("--service-account", metavar="NAME", help="of the pods, as buckets ask for")
-    add("--node-selector", action="append", default=[], metavar="KEY=VALUE", help="more labels that nodes must have")
-    add("--toleration", action="append", default=[], metavar="KEY", help="taints that nodes may have")
-    add("--shared-memory", default="16Gi", metavar="SIZE", help="of /dev/shm in a pod (default: 16Gi)")
-    add("--grace", type=int, default=300, metavar="SECONDS", help="to save in when a pod is asked to go (default: 300)")
-    add("--max-restarts", type=int, default=100, metavar="N", help="of all pods together (default: 100)")
+    add("--name", required=True, help="name of the JobSet")
+    add("--image", required=True, help="image built with the Dockerfile and --build-arg PLATFORM=cuda or tpu")
+    add("--namespace", help="namespace of the JobSet (default: kubectl's)")
+    add("--claim", action="append", default=[], metavar="CLAIM:PATH", help="mount a PersistentVolumeClaim at PATH")
+    add("--service-account", metavar="NAME", help="service account of the pods, for access to buckets")
+    add("--node-selector", action="append", default=[], metavar="KEY=VALUE", help="label that nodes must have")
+    add("--toleration", action="append", default=[], metavar="KEY", help="taint that the pods tolerate")
+    add("--shared-memory", default="16Gi", metavar="SIZE", help="size of /dev/shm in a pod (default: 16Gi)")
+    add("--grace", type=int, default=300, metavar="SECONDS", help="time to save before a pod is killed (default: 300)")
+    add("--max-restarts", type=int, default=100, metavar="N", help="restarts of all pods together (default: 100)")
     parser = _Parser(
         prog="bert-jax launch kubernetes",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    kinds = parser.add_subparsers(dest="kind", required=True)
-    gpu = kinds.add_parser("gpu", parents=[common], allow_abbrev=False)
-    gpu.add_argument("--hosts", type=int, required=True, help="how many")
-    gpu.add_argument("--gpus", type=int, required=True, help="of a host")
-    tpu = kinds.add_parser("tpu", parents=[common], allow_abbrev=False)
-    tpu.add_argument("--accelerator", required=True, help=", ".join(DIMENSIONS))
-    tpu.add_argument("--topology", required=True, help="of the slice, in chips: 4x4, or 2x2x4")
-    tpu.add_argument("--chips-per-host", type=int, help="if it is not 4: a slice of one host can have 8")
-    asked = parser.parse_args(options)
-    _check(asked)
-    _check_words(words, [_claim(text)[1] for text in asked.claim])
-    return asked, words
+    platforms = parser.add_subparsers(dest="platform", required=True)
+    gpu = platforms.add_parser("gpu", parents=[common], allow_abbrev=False)
+    gpu.add_argument("--hosts", type=int, required=True, help="number of hosts")
+    gpu.add_argument("--gpus", type=int, required=True, help="GPUs per host")
+    tpu = platforms.add_parser("tpu", parents=[common], allow_abbrev=False)
+    tpu.add_argument("--accelerator", required=True, help=", ".join(TOPOLOGY_DIMENSIONS))
+    tpu.add_argument("--topology", required=True, help="topology of the slice, in chips: 4x4, or 2x2x4")
+    tpu.add_argument("--chips-per-host", type=int, help="chips per host (default: 4); a slice of one host can have 8")
+    args = parser.parse_args(options)
+    _check(args)
+    _check_pretrain_args(pretrain_args, [_claim(text)[1] for text in args.claim])
+    return args, pretrain_args
 
 
-def _check(asked: argparse.Namespace) -> None:
+def _check(args: argparse.Namespace) -> None:
     require(
-        len(asked.name) <= NAME_LENGTH and re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", asked.name) is not None,
-        f"--name {asked.name}: take lower-case letters, digits and hyphens, a letter first, {NAME_LENGTH} at most",
+        len(args.name) <= NAME_LENGTH and re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", args.name) is not None,
+        f"--name {args.name}: use lower-case letters, digits and hyphens, a letter first, {NAME_LENGTH} at most",
     )
     for name, least in (("hosts", 1), ("gpus", 1), ("chips_per_host", 1), ("grace", 1), ("max_restarts", 0)):
-        value = getattr(asked, name, None)
+        value = getattr(args, name, None)
         require(value is None or value >= least, f"--{name.replace('_', '-')} {value}: it must be at least {least}")
     require(
-        re.fullmatch(r"[1-9]\d*(Mi|Gi|M|G)", asked.shared_memory) is not None,
-        f"--shared-memory {asked.shared_memory}: write a size like 16Gi",
+        re.fullmatch(r"[1-9]\d*(Mi|Gi|M|G)", args.shared_memory) is not None,
+        f"--shared-memory {args.shared_memory}: write a size like 16Gi",
     )
-    for text in asked.node_selector:
+    for text in args.node_selector:
         require(re.fullmatch(r"[^=]+=[^=]*", text) is not None, f"--node-selector {text}: write KEY=VALUE")
-    claims = [_claim(text) for text in asked.claim]
+    claims = [_claim(text) for text in args.claim]
     require(
         len({name for name, _ in claims}) == len(claims) == len({path for _, path in claims}),
         "--claim: each claim, and each path, is given once",
@@ -122,83 +122,84 @@ def _claim(text: str) -> tuple[str, str]:
     return name, path.rstrip("/")
 
 
-def _check_words(words: list[str], mounts: list[str]) -> None:
-    """Arguments of ``bert-jax pretrain``: is all there, and do all pods see it."""
+def _check_pretrain_args(pretrain_args: list[str], mounts: list[str]) -> None:
+    """Check that a config, corpora and a work directory are given, and that all pods see them."""
     require(
-        bool(words) and not words[0].startswith("-"),
-        "say what to train behind --, as in: -- bert_base --corpus /data/wiki --workdir /data/runs/first",
+        bool(pretrain_args) and not pretrain_args[0].startswith("-"),
+        "give the config to train after --, as in: -- bert_base --corpus /data/wiki --workdir /data/runs/first",
     )
     given = set()
-    for word, following in zip(words, [*words[1:], ""], strict=True):
-        flag, equals, value = word.partition("=")
+    for arg, following in zip(pretrain_args, [*pretrain_args[1:], ""], strict=True):
+        flag, equals, value = arg.partition("=")
         if flag.startswith("--cluster.") and flag != "--cluster.timeout":
-            raise UserError(f"{flag} is filled in for each pod: leave it out")
+            raise UserError(f"{flag} is set for each pod: leave it out")
         if flag not in ("--corpus", "--workdir"):
             continue
-        place = value if equals else following
-        seen = re.match(r"[a-z0-9]+://.", place) or any(
-            PurePosixPath(place).is_relative_to(mount) for mount in mounts if ".." not in place
+        path = value if equals else following
+        visible = re.match(r"[a-z0-9]+://.", path) or any(
+            PurePosixPath(path).is_relative_to(mount) for mount in mounts if ".." not in path
         )
         require(
-            bool(seen), f"{flag} {place}: not all pods see it: mount a --claim above it, or take a bucket (gs://...)"
+            bool(visible),
+            f"{flag} {path}: not all pods see it: mount a --claim that contains it, or use a bucket (gs://...)",
         )
         given.add(flag)
     for flag in ("--corpus", "--workdir"):
-        require(flag in given, f"{flag} is missing behind --")
+        require(flag in given, f"{flag} is missing after --")
 
 
-def hosts_and_chips(asked: argparse.Namespace) -> tuple[int, int]:
-    """Hosts of a slice, and chips of each.
+def hosts_and_chips(args: argparse.Namespace) -> tuple[int, int]:
+    """Number of hosts of a slice, and chips per host.
 
     Raises:
-      UserError: there is no such slice.
+      UserError: no such slice exists.
     """
-    known = ", ".join(DIMENSIONS)
-    require(asked.accelerator in DIMENSIONS, f"--accelerator {asked.accelerator} is unknown: known are {known}")
-    dimensions = DIMENSIONS[asked.accelerator]
+    known = ", ".join(TOPOLOGY_DIMENSIONS)
+    require(args.accelerator in TOPOLOGY_DIMENSIONS, f"--accelerator {args.accelerator} is unknown: known are {known}")
+    dimensions = TOPOLOGY_DIMENSIONS[args.accelerator]
     require(
-        re.fullmatch(r"[1-9]\d*(x[1-9]\d*)" + f"{{{dimensions - 1}}}", asked.topology) is not None,
-        f"--topology {asked.topology}: {asked.accelerator} has {dimensions} dimensions, as in "
+        re.fullmatch(r"[1-9]\d*(x[1-9]\d*)" + f"{{{dimensions - 1}}}", args.topology) is not None,
+        f"--topology {args.topology}: {args.accelerator} has {dimensions} dimensions, as in "
         + "x".join("4" * dimensions),
     )
-    total = math.prod(map(int, asked.topology.split("x")))
-    chips = asked.chips_per_host or min(CHIPS, total)
-    require(total % chips == 0, f"--topology {asked.topology} has {total} chips, no multiple of {chips} per host")
+    total = math.prod(map(int, args.topology.split("x")))
+    chips = args.chips_per_host or min(CHIPS_PER_HOST, total)
+    require(total % chips == 0, f"--topology {args.topology} has {total} chips: not a multiple of {chips} per host")
     return total // chips, chips
 
 
-def jobset(asked: argparse.Namespace, words: list[str]) -> Fields:
-    """The manifest, as plain values."""
-    metadata: Fields = {"name": asked.name}
-    if asked.namespace:
-        metadata["namespace"] = asked.namespace
-    # Kubernetes fills $(NAME) in, and takes $$( for $(.
-    arguments = ["pretrain", *(word.replace("$(", "$$(") for word in words)]
-    selector = dict(text.split("=", 1) for text in asked.node_selector)
-    if asked.kind == "gpu":
-        hosts, resource = asked.hosts, {"nvidia.com/gpu": asked.gpus}
+def jobset(args: argparse.Namespace, pretrain_args: list[str]) -> Fields:
+    """Return the manifest as plain values."""
+    metadata: Fields = {"name": args.name}
+    if args.namespace:
+        metadata["namespace"] = args.namespace
+    # Kubernetes replaces $(NAME) by the variable, and $$( by $(.
+    arguments = ["pretrain", *(word.replace("$(", "$$(") for word in pretrain_args)]
+    selector = dict(text.split("=", 1) for text in args.node_selector)
+    if args.platform == "gpu":
+        hosts, resource = args.hosts, {"nvidia.com/gpu": args.gpus}
         if hosts > 1:
-            first = f"{asked.name}-{JOB}-0-0.{asked.name}:{PORT}"
+            first = f"{args.name}-{JOB}-0-0.{args.name}:{PORT}"
             arguments += ["--cluster.coordinator", first, "--cluster.processes", str(hosts)]
-            arguments += ["--cluster.process", f"$({INDEX})"]
+            arguments += ["--cluster.process", f"$({HOST_INDEX_ENV})"]
     else:
-        hosts, chips = hosts_and_chips(asked)
+        hosts, chips = hosts_and_chips(args)
         resource = {"google.com/tpu": chips}
         selector |= {
-            "cloud.google.com/gke-tpu-accelerator": asked.accelerator,
-            "cloud.google.com/gke-tpu-topology": asked.topology,
+            "cloud.google.com/gke-tpu-accelerator": args.accelerator,
+            "cloud.google.com/gke-tpu-topology": args.topology,
         }
-        # All pods in one slice, which is one node pool.
+        # All pods run in one slice, which is one node pool.
         metadata["annotations"] = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
-    job = {"name": JOB, "replicas": 1, "template": {"spec": _job(asked, hosts, resource, selector, arguments)}}
-    ends = {"name": "bugAndMistake", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
+    job = {"name": JOB, "replicas": 1, "template": {"spec": _job(args, hosts, resource, selector, arguments)}}
+    rule = {"name": "bugAndMistake", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
     spec = {
-        "network": {"enableDNSHostnames": True, "subdomain": asked.name},
-        # Blocking: two generations of pods must never write to one work directory.
+        "network": {"enableDNSHostnames": True, "subdomain": args.name},
+        # BlockingRecreate: pods before and after a restart must never write to one work directory at the same time.
         "failurePolicy": {
-            "maxRestarts": asked.max_restarts,
+            "maxRestarts": args.max_restarts,
             "restartStrategy": "BlockingRecreate",
-            "rules": [ends],
+            "rules": [rule],
         },
         "replicatedJobs": [job],
     }
@@ -206,40 +207,40 @@ def jobset(asked: argparse.Namespace, words: list[str]) -> Fields:
 
 
 def _job(
-    asked: argparse.Namespace, hosts: int, resource: Fields, selector: dict[str, str], arguments: list[str]
+    args: argparse.Namespace, hosts: int, resource: Fields, selector: dict[str, str], arguments: list[str]
 ) -> Fields:
-    """Spec of the Job: all hosts or none."""
+    """Return the spec of the Job, which needs all hosts at the same time."""
     volumes: list[Fields] = [
-        {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": asked.shared_memory}}
+        {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": args.shared_memory}}
     ]
     mounts = [{"name": "shared-memory", "mountPath": "/dev/shm"}]
-    for i, (claim, path) in enumerate(map(_claim, asked.claim)):
+    for i, (claim, path) in enumerate(map(_claim, args.claim)):
         volumes.append({"name": f"claim-{i}", "persistentVolumeClaim": {"claimName": claim}})
         mounts.append({"name": f"claim-{i}", "mountPath": path})
     index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
     container = {
         "name": CONTAINER,
-        "image": asked.image,
+        "image": args.image,
         "command": ["bert-jax"],
         "args": arguments,
-        "env": [{"name": INDEX, "valueFrom": {"fieldRef": {"fieldPath": index}}}],
+        "env": [{"name": HOST_INDEX_ENV, "valueFrom": {"fieldRef": {"fieldPath": index}}}],
         "resources": {"requests": resource, "limits": dict(resource)},
         "volumeMounts": mounts,
     }
     pod: Fields = {
         "restartPolicy": "Never",
-        # Then the container's process is not the first one, which would ignore SIGTERM until it asks for it.
+        # So that the container's process is not PID 1, for which the kernel ignores SIGTERM without a handler.
         "shareProcessNamespace": True,
-        "terminationGracePeriodSeconds": asked.grace,
-        "securityContext": {"fsGroup": USER},
+        "terminationGracePeriodSeconds": args.grace,
+        "securityContext": {"fsGroup": USER_ID},
         "containers": [container],
         "volumes": volumes,
     }
-    if asked.service_account:
-        pod["serviceAccountName"] = asked.service_account
+    if args.service_account:
+        pod["serviceAccountName"] = args.service_account
     if selector:
         pod["nodeSelector"] = selector
-    tolerated = [*(["nvidia.com/gpu"] if asked.kind == "gpu" else []), *asked.toleration]
+    tolerated = [*(["nvidia.com/gpu"] if args.platform == "gpu" else []), *args.toleration]
     if tolerated:
         pod["tolerations"] = [{"key": key, "operator": "Exists"} for key in dict.fromkeys(tolerated)]
     codes = {"containerName": CONTAINER, "operator": "In", "values": [1, 2]}
@@ -254,5 +255,5 @@ def _job(
 
 
 def manifest(arguments: Sequence[str]) -> str:
-    """The JobSet of these arguments, as YAML; UserError: a mistake in them."""
+    """Return the JobSet for these arguments as YAML; UserError: invalid arguments."""
     return yaml.safe_dump(jobset(*parse(arguments)), sort_keys=False)

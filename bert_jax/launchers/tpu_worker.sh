@@ -1,77 +1,77 @@
 #!/usr/bin/env bash
-# What tpu_pod.sh runs on each host of a slice, in the copy of the clone that it made there.
+# tpu_pod.sh runs this on each host of a slice, in its copy of the clone.
 #
-#   bash tpu_worker.sh setup        make .venv with Python 3.12 and bert_jax in it
-#   bash tpu_worker.sh run ARG...   start `bert-jax pretrain ARG...` and follow it; one that runs is only followed
-#   bash tpu_worker.sh stop         have it save and end
-#   bash tpu_worker.sh logs         its last lines, and those to come
+#   bash tpu_worker.sh setup        create .venv with Python 3.12 and bert_jax
+#   bash tpu_worker.sh run ARG...   start `bert-jax pretrain ARG...` and follow it; if it is running, only follow it
+#   bash tpu_worker.sh stop         make the run save and end
+#   bash tpu_worker.sh logs         print the last lines of the log, and follow it
 #
-# The run does not hang on the connection that started it. In ~/bert_jax_run lie its log, its exit code and its process.
-# `run` ends with its exit code, and with a line that says so: gcloud has exit codes of its own. When a connection breaks,
-# gcloud gives the same command again, which then finds the run going on.
+# The run survives a lost connection. Its log, exit code and process id are in ~/bert_jax_run. `run` ends with the exit
+# code of the run and prints it in its last line, because gcloud has exit codes of its own. When a connection breaks,
+# gcloud repeats the command, which then follows the run that is in progress.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-place=$HOME/bert_jax_run
-mkdir -p "$place"
-touch "$place/log"
-# The lock is held for as long as the run lasts: by `attend`, which is born with it.
-[[ ${1:-} == attend ]] || exec 9>>"$place/lock"
+run_dir=$HOME/bert_jax_run
+mkdir -p "$run_dir"
+touch "$run_dir/log"
+# `supervise` inherits the lock from `run`, and holds it until the run ends.
+[[ ${1:-} == supervise ]] || exec 9>>"$run_dir/lock"
 
-say() { printf 'tpu_worker: %s %s\n' "$(hostname)" "$*"; }
+log() { printf 'tpu_worker: %s %s\n' "$(hostname)" "$*"; }
 
 fail() {
-    say "error: $*"
+    log "error: $*"
     exit 2
 }
 
 setup() {
-    flock -n 9 || fail "a run is going on: stop it first"
+    flock -n 9 || fail "a run is in progress: stop it first"
     cd "$root"
     rm -rf build
-    # The images of TPU hosts bring Python 3.10.
+    # The images of TPU hosts have Python 3.10.
     python3 -m pip install --quiet --user 'uv>=0.5,<1'
     [[ -x .venv/bin/python ]] || python3 -m uv venv --quiet --python 3.12 .venv
     python3 -m uv pip install --quiet --python .venv/bin/python --reinstall-package bert_jax \
         --constraint constraints/tpu-py312.txt '.[tpu,gcs]'
-    say "is set up"
+    log "is set up"
 }
 
-attend() {
+supervise() {
     local code=0
     "$root/.venv/bin/bert-jax" pretrain "$@" 9>&- &
-    echo $! >"$place/process"
+    echo $! >"$run_dir/process"
     wait $! || code=$?
-    echo "$code" >"$place/code"
+    echo "$code" >"$run_dir/code"
 }
 
 run() {
     local from code
     [[ -x $root/.venv/bin/bert-jax ]] || fail "is not set up: bash tpu_pod.sh setup ..."
-    from=$(stat --format %s "$place/log")
+    from=$(stat --format %s "$run_dir/log")
     if flock -n 9; then
-        rm -f "$place/code" "$place/stop"
-        setsid bash "$0" attend "$@" >>"$place/log" 2>&1 </dev/null &
-        echo $! >"$place/attendant"
+        rm -f "$run_dir/code" "$run_dir/stop"
+        setsid bash "$0" supervise "$@" >>"$run_dir/log" 2>&1 </dev/null &
+        echo $! >"$run_dir/supervisor"
     else
-        say "is at it already, and is followed"
+        log "has a run in progress, which is followed"
     fi
     exec 9>&-
-    tail --bytes "+$((from + 1))" --follow --sleep-interval 0.2 --pid "$(<"$place/attendant")" "$place/log" || true
-    code=$(cat "$place/code" 2>/dev/null || echo 75) # none: killed with its parent
-    say "ended with code $code$([[ ! -e $place/stop ]] || echo ' as asked')"
+    tail --bytes "+$((from + 1))" --follow --sleep-interval 0.2 --pid "$(<"$run_dir/supervisor")" "$run_dir/log" || true
+    code=$(cat "$run_dir/code" 2>/dev/null || echo 75) # no file: the run was killed together with `supervise`
+    log "ended with code $code$([[ ! -e $run_dir/stop ]] || echo ' as requested')"
     exit "$code"
 }
 
 stop() {
     ! flock -n 9 || fail "has no run"
-    touch "$place/stop"
-    kill -TERM "$(<"$place/process")"
-    say "saves and ends"
+    touch "$run_dir/stop"
+    kill -TERM "$(<"$run_dir/process")"
+    log "saves and ends"
 }
 
 case ${1:-} in
-    setup | run | stop | attend) "$@" ;;
-    logs) tail --lines 100 --follow "$place/log" ;;
-    *) fail "say setup, run, stop or logs" ;;
+    setup | run | stop | supervise) "$@" ;;
+    logs) tail --lines 100 --follow "$run_dir/log" ;;
+    *) fail "give setup, run, stop or logs" ;;
 esac

@@ -5,7 +5,7 @@ from etils import epath
 from tokenizers import models
 
 from bert_jax.errors import UserError
-from bert_jax.storage import parse_json, read_object
+from bert_jax.storage import parse_json, read_json_object
 from bert_jax.tokenizers import hf_settings, kinds
 from bert_jax.tokenizers.albert import Preparation
 from bert_jax.tokenizers.hf_settings import CONFIG, COPY_AGAIN, Settings
@@ -156,7 +156,7 @@ def _read_merges(
     beside = path.parent / vocabulary_name(path)
     if not beside.exists():
         raise UserError(f"{path}: these merges need their vocabulary beside them, as {beside.name}")
-    vocab = read_object(beside, COPY_AGAIN)
+    vocab = read_json_object(beside, COPY_AGAIN)
     if not all(isinstance(i, int) for i in vocab.values()):
         raise UserError(f"{beside}: not a vocabulary; it should be a JSON object of pieces and their ids")
     missing = [byte for byte in kinds.byte_alphabet() if byte not in vocab]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.storage import read_object
+from bert_jax.storage import read_json_object
 from bert_jax.tokenizers.albert import Preparation
 from bert_jax.tokenizers.kinds import SPECIAL_TOKENS
 from bert_jax.tokenizers.models import Model
@@ -290,6 +290,6 @@ def read(vocabulary: epath.Path, form: str) -> Settings:
       UserError: a file is not a JSON object, or says something that cannot be reproduced here.
     """
     paths = (vocabulary.parent / name for name in (CONFIG, SPECIAL, ADDED, "config.json"))
-    settings = Settings(vocabulary, form, *(read_object(path, COPY_AGAIN, missing_ok=True) for path in paths))
+    settings = Settings(vocabulary, form, *(read_json_object(path, COPY_AGAIN, missing_ok=True) for path in paths))
     settings.check_names()
     return settings

@@ -13,7 +13,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh
 
 from bert_jax.config import Config, Phase
-from bert_jax.distributed.agreement import gather
+from bert_jax.distributed.agreement import all_gather
 from bert_jax.errors import UserError
 from bert_jax.training.run_directory.ledger import Ledger
 from bert_jax.training.sharding import DATA_AXES
@@ -70,8 +70,8 @@ def check_fits(index: int, mesh: Mesh, count: int, needed: float) -> None:
       UserError: it needs more. Devices that do not report their memory have enough for what was compiled.
     """
     here = device_memory(mesh.local_devices[0])
-    available = min(gather("the memory at hand", math.inf if here is None else here))
-    needed = max(gather("what a program needs", needed))
+    available = min(all_gather("the memory at hand", math.inf if here is None else here))
+    needed = max(all_gather("what a program needs", needed))
     if needed <= available and needed < math.inf:
         return
     figures = "" if math.inf in (needed, available) else f" ({needed / 2**30:.1f} of {available / 2**30:.1f} GiB)"
@@ -123,7 +123,7 @@ def fit(
     for entry in ledger.of(EVENT):
         if here.items() <= entry.items():
             return entry["accumulation"], None
-    limit = FILLED * min(gather("the memory at hand", memory_of(mesh.local_devices[0])))
+    limit = FILLED * min(all_gather("the memory at hand", memory_of(mesh.local_devices[0])))
     shards = math.prod(mesh.shape[axis] for axis in DATA_AXES)
     candidates = accumulations(phase, shards)
     tokens = [phase.batch_size // (shards * n) * phase.seq_len for n in candidates]
@@ -131,7 +131,7 @@ def fit(
     step, best = 0, None
     while 0 <= at < len(candidates):
         program, needed = attempt(compiled, candidates[at])
-        needed = max(gather("what a program needs", needed))  # compilers may choose differently on each host
+        needed = max(all_gather("what a program needs", needed))  # compilers may choose differently on each host
         if needed <= limit:
             best = candidates[at], program, needed
             if step > 0:

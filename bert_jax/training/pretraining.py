@@ -17,7 +17,7 @@ from bert_jax.data.integrity import check_shards
 from bert_jax.data.mixture_spec import Part, common_tokenizer, opened, resolve
 from bert_jax.data.row_reader import Marks
 from bert_jax.directory_lock import DirectoryLock
-from bert_jax.distributed.agreement import is_first, meet, refuse_together, tell
+from bert_jax.distributed.agreement import barrier, broadcast_from_first, is_first, raise_on_all
 from bert_jax.distributed.shared_filesystem_check import check_shared
 from bert_jax.errors import UserError
 from bert_jax.objectives.masking import Vocabulary
@@ -91,11 +91,11 @@ def pretrain(
     loop.checked_mesh(task, micro_batch)
     metrics.check(config.log.wandb)
     corpora = [rows.corpus for rows in task.train.corpora]
-    refuse_together(lambda: check_shards(corpora, config.data.verify, *task.train.place))
+    raise_on_all(lambda: check_shards(corpora, config.data.verify, *task.train.place))
     tokenizer_text = (corpora[0].directory / TOKENIZER).read_text(encoding="utf-8")
     mixture = {corpus.identity: share for corpus, share in zip(corpora, task.train.shares, strict=True)}
     start = None
-    begun_before = tell("a first checkpoint", lambda: any(committed(directory_of(directory))))
+    begun_before = broadcast_from_first("a first checkpoint", lambda: any(committed(directory_of(directory))))
     if config.start.source is not None and not begun_before:
         if read_start is None:
             raise ValueError("a config with start.source needs read_start")
@@ -112,7 +112,7 @@ def pretrain(
                 continuation.check(directory, before, config)
             workdir.claim(directory, before, config, mixture, paths, tokenizer_text)
 
-        tell("the work directory", claim)
+        broadcast_from_first("the work directory", claim)
         if jax.process_count() > 1:
             check_shared(directory)
         if is_first():
@@ -121,7 +121,7 @@ def pretrain(
         place = loop.train(
             task, directory, about, start=start, profile=profile, micro_batch=micro_batch, begun=begun, check=lock.check
         )
-        meet("the end")  # the other processes wait for what the first one writes
+        barrier("the end")  # the other processes wait for what the first one writes
     return place
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from bert_jax.config import Config
 from bert_jax.data.cursor import Cursor, count_rows
-from bert_jax.distributed.agreement import is_first, tell
+from bert_jax.distributed.agreement import broadcast_from_first, is_first
 from bert_jax.errors import UserError
 from bert_jax.training.divergence import TroubleError
 from bert_jax.training.run_directory.checkpoint import Checkpoints
@@ -74,7 +74,7 @@ def carry_out(checkpoints: Checkpoints, ledger: Ledger) -> None:
     and the others wait.
     """
     checkpoints.wait()
-    tell("what is overtaken", lambda: _delete_overtaken(checkpoints, ledger))
+    broadcast_from_first("what is overtaken", lambda: _delete_overtaken(checkpoints, ledger))
 
 
 def _delete_overtaken(checkpoints: Checkpoints, ledger: Ledger) -> None:

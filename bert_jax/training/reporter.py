@@ -9,8 +9,8 @@ import jax
 from jax.sharding import Mesh
 
 from bert_jax.distributed.agreement import is_first
-from bert_jax.progress import note, progress
-from bert_jax.storage import Staged, StoredPath
+from bert_jax.progress import print_line, progress
+from bert_jax.storage import StagedDirectory, StoredPath
 from bert_jax.training.divergence import check
 from bert_jax.training.eval_metrics import PREDICTED, describe, with_majority
 from bert_jax.training.peak_flops import peak_flops
@@ -53,7 +53,7 @@ class Reporter:
             self.writer = MetricsWriter(workdir, step, tensorboard=config.log.tensorboard, wandb=config.log.wandb)
         self.peak = peak_flops(list(mesh.devices.flat))
         self.bar = progress("pretraining", config.total_steps, "step", done=step, shown=is_first())
-        self.traces, self.tracing = Staged(workdir / "profile"), False
+        self.traces, self.tracing = StagedDirectory(workdir / "profile"), False
         self.profile = profile
         self.pending: tuple[int, int, dict[str, Any]] | None = None
         self.window = _Window()
@@ -136,7 +136,7 @@ class Reporter:
         """Report an evaluation, also as a line on stderr; its time is taken out of the training speed."""
         if self.writer is not None:
             self.writer.write(step, "validation", values, {})
-            note(f"step {step:,}, held out: {describe(values)}", self.bar)
+            print_line(f"step {step:,}, held out: {describe(values)}", self.bar)
         self.window = _Window()
 
     def __enter__(self) -> "Reporter":
@@ -152,7 +152,7 @@ class Reporter:
     def _stop_trace(self) -> None:
         if self.tracing:
             jax.profiler.stop_trace()
-            self.traces.send()
+            self.traces.upload()
             self.tracing = False
 
 

@@ -3,7 +3,7 @@
 Units and inputs are named by a key: a hash of their source and of all settings that decide the content of a unit. So
 a build with other arguments uses those units of an earlier one that would be the same.
 
-Every file is written whole or not at all (storage.write_whole): a build that was killed goes on from what it finds.
+Every file is written whole or not at all (storage.write_atomic): a build that was killed goes on from what it finds.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ import safetensors.numpy
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.storage import is_remote, write_whole
+from bert_jax.storage import is_remote, write_atomic
 
 
 def unit_name(key: str, part: int, block: int) -> str:
@@ -61,7 +61,7 @@ def shard_marks(directory: epath.Path, split: str) -> list[epath.Path]:
 
 def write_json(path: epath.Path, content: Any) -> None:
     """Writes JSON, whole or not at all."""
-    write_whole(path, json.dumps(content, indent=1).encode() + b"\n")
+    write_atomic(path, json.dumps(content, indent=1).encode() + b"\n")
 
 
 def read_json(path: epath.Path) -> Any:
@@ -75,7 +75,7 @@ def read_json(path: epath.Path) -> Any:
 def write_arrays(path: epath.Path, arrays: Mapping[str, np.ndarray], facts: dict) -> None:
     """Writes arrays and, as JSON, facts about them."""
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    write_whole(path, safetensors.numpy.save(contiguous, {"facts": json.dumps(facts)}))
+    write_atomic(path, safetensors.numpy.save(contiguous, {"facts": json.dumps(facts)}))
 
 
 def pack_texts(texts: Iterable[str]) -> np.ndarray:

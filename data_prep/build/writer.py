@@ -13,7 +13,7 @@ from etils import epath
 
 from bert_jax.data import corpus
 from bert_jax.errors import UserError
-from bert_jax.storage import Staged, make_directory, reach
+from bert_jax.storage import StagedDirectory, check_reachable, make_directory
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep.build import scratch
 from data_prep.build.checksums import file_facts
@@ -136,7 +136,7 @@ def claim_directory(directory: epath.Path) -> epath.Path:
     Raises:
       UserError: the directory holds anything else, or its store does not answer.
     """
-    reach(directory)
+    check_reachable(directory)
     if directory.exists():
         if not directory.is_dir():
             raise UserError(f"{directory}: is a file; choose another --out")
@@ -183,7 +183,7 @@ class CorpusWriter:
         self._directory.rmtree(missing_ok=True)
         make_directory(self._marks)
         # Shards are named when it is known how many there are, and objects of a store cannot be renamed.
-        self._staged = Staged(self._directory)
+        self._staged = StagedDirectory(self._directory)
         self._writers: dict[str, ShardWriter] = {}
         self._shards = dict.fromkeys(corpus.SPLITS, 0)
         self._documents = dict.fromkeys(corpus.SPLITS, 0)
@@ -250,7 +250,7 @@ class CorpusWriter:
                 final = corpus.shard_file(self._name, split, index, self._shards[split])
                 (self._staged.directory / facts["file"]).rename(self._staged.directory / final)
                 scratch.write_arrays(mark, scratch.read_arrays(mark), facts | {"file": final})
-        self._staged.send()
+        self._staged.upload()
         manifest = finish_corpus(self._directory, self._marks, self._name, self._tokenizer, report)
         self._marks.rmtree()
         return manifest

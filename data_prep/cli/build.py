@@ -10,7 +10,7 @@ from etils import epath
 
 from bert_jax.data.corpus import INCOMPLETE
 from bert_jax.errors import UserError, install_command
-from bert_jax.storage import is_remote, path
+from bert_jax.storage import is_remote, to_path
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep import sources
 from data_prep.clean import NORMALIZATIONS, Cleaning
@@ -132,7 +132,7 @@ def run(arguments: argparse.Namespace) -> None:
     from data_prep.build.pipeline import Request, build
 
     started = time.perf_counter()
-    out = epath.Path(path(arguments.out))
+    out = epath.Path(to_path(arguments.out))
     name = arguments.name or re.sub(
         r"[^a-z0-9]+", "_", f"{(out if is_remote(out) else out.resolve()).name}".lower()
     ).strip("_")

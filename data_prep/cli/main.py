@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from bert_jax import command_line
-from bert_jax.errors import UserError, near
+from bert_jax.errors import UserError, did_you_mean
 from data_prep.cli import build, inspect_corpus, tokenizer
 from data_prep.verify import verify
 
@@ -35,13 +35,13 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str):
         wrong = re.search("(?:unrecognized arguments: |invalid choice: ')([^ ']+)", message)
-        hint = near(wrong[1].partition("=")[0], self.known) if wrong else ""
+        hint = did_you_mean(wrong[1].partition("=")[0], self.known) if wrong else ""
         raise UserError(f"{self.prog}: {message}{hint and f': {hint}'}; `{self.prog} --help` explains all flags")
 
 
 class _Version(argparse.Action):
     def __call__(self, *_: object) -> None:
-        print(command_line.versions("bert-data"))
+        print(command_line.version_line("bert-data"))
         raise SystemExit(0)
 
 

@@ -89,8 +89,8 @@ def _add_training(add: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Makes the tokenizer that the flags describe."""
     started = time.perf_counter()
-    out = epath.Path(storage.path(arguments.out))
-    storage.reach(out)
+    out = epath.Path(storage.to_path(arguments.out))
+    storage.check_reachable(out)
     if out.exists():
         raise UserError(f"{out}: exists already; choose another --out or remove it first")
     if arguments.existing is not None:

@@ -335,8 +335,8 @@ def test_stores_that_cannot_be_reached(forms, refuses, monkeypatch):
     refuses(source, "gs://bucket/new needs the package gcsfs, which is missing", destination="gs://bucket/new")
     refuses("gs://bucket/model", "gs://bucket/model needs the package gcsfs, which is missing")
     for url in ("https://example.org/model", "http://example.org/model"):
-        refuses(url, f"{url}: ", ":// is no store that can be used")
-        refuses(source, f"{url}: ", ":// is no store that can be used", destination=url)
+        refuses(url, f"{url}: ", ":// is not supported")
+        refuses(source, f"{url}: ", ":// is not supported", destination=url)
 
 
 def test_half_a_checkpoint_of_tensorflow(refuses, spoil):

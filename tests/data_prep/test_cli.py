@@ -257,7 +257,7 @@ def test_a_failure_names_its_document(workspace, monkeypatch):
 
 def test_a_full_disk_is_one_line_and_the_build_goes_on_later(workspace, capsys, monkeypatch):
     assert build("expected", "text:text.txt", "--name", "c") == 0
-    write, written = scratch.write_whole, []
+    write, written = scratch.write_atomic, []
 
     def fill(path, content):
         if len(written) == 2:
@@ -266,8 +266,8 @@ def test_a_full_disk_is_one_line_and_the_build_goes_on_later(workspace, capsys, 
         write(path, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(scratch, "write_whole", fill)
-        expect_error(capsys, build_arguments(), "No space left on device; make room and start the same command again")
+        patch.setattr(scratch, "write_atomic", fill)
+        expect_error(capsys, build_arguments(), "No space left on device; free some space and run the same")
     assert not pathlib.Path("c/corpus.json").exists()
     assert build() == 0
     assert files("c") == files("expected")
@@ -292,7 +292,7 @@ def test_a_really_full_disk(workspace, capsys, kilobytes):
         assert build("disk/c", "text:text.txt", "--name", "c") == 0
         assert main(["verify", "disk/c"]) == 0
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-        expect_error(capsys, build_arguments("disk/d"), "Read-only file system; choose a directory that can be written")
+        expect_error(capsys, build_arguments("disk/d"), "Read-only file system; choose a writable directory")
     finally:
         subprocess.run(["umount", str(disk)], check=True)
 

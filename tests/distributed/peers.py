@@ -1,38 +1,38 @@
-"""A process of several, without jax: its supervisor, and a child that does what the test says.
+"""One of several processes, without jax: its supervisor, and a child that runs code from the test.
 
-Usage: peers.py PROCESS PROCESSES PORT REPORT TIMEOUT CHILD, where CHILD is Python that is run with the names of `HEAD`.
+Usage: peers.py INDEX COUNT PORT REPORT TIMEOUT CHILD, where CHILD is Python code that follows `PREAMBLE`.
 """
 
 import json
 import sys
 
 from bert_jax.distributed import supervisor
-from bert_jax.distributed.cluster_detection import Seat
+from bert_jax.distributed.cluster_detection import ProcessInfo
 from bert_jax.errors import PeerError, UserError
 
-HEAD = """
+PREAMBLE = """
 import json, os, signal, socket, sys, time
-place = json.loads(os.environ["BERT_JAX_WORKER"])
-wire = socket.socket(fileno=place["wire"])
-me = place["seat"][2]
-def leave(code):
-    wire.send(b"!")
+settings = json.loads(os.environ["BERT_JAX_WORKER"])
+link = socket.socket(fileno=settings["descriptor"])
+process_index = settings["info"][2]
+def announce_exit(code):
+    link.send(b"!")
     sys.exit(code)
 """
 
 
-supervisor.GRACE_SECONDS = 0.5  # nobody here has anything to say at the end
+supervisor.GRACE_SECONDS = 0.5  # these children print nothing at the end
 
 
-def main(process: int, processes: int, port: int, report: dict, timeout: float, child: str) -> int:
-    seat = Seat("127.0.0.1", port, process, processes, None)
+def main(index: int, count: int, port: int, report: dict, timeout: float, child: str) -> int:
+    info = ProcessInfo("127.0.0.1", port, index, count, None)
     try:
-        return supervisor.supervise([sys.executable, "-c", HEAD + child], seat, report, timeout)
+        return supervisor.supervise([sys.executable, "-c", PREAMBLE + child], info, report, timeout)
     except UserError as error:
         print(f"refused: {error}", file=sys.stderr)
         return 2
     except PeerError as error:
-        print(f"gone: {error}", file=sys.stderr)
+        print(f"peer: {error}", file=sys.stderr)
         return 75
 
 

@@ -1,4 +1,4 @@
-"""libtpu, which the extra `plan` installs, is not loaded on machines without a TPU, where it prints errors."""
+"""libtpu, which the extra `plan` installs, is not loaded on machines without a TPU, where it would print errors."""
 
 import jax
 import pytest
@@ -8,18 +8,19 @@ from bert_jax.cli import main as cli
 from bert_jax.distributed import worker
 
 
-@pytest.mark.parametrize(("platforms", "tried"), [(None, False), ("", False), ("tpu,cpu", True)])
-def test_tpus_are_tried_only_where_jax_found_one(monkeypatch, platforms, tried):
-    first = xla_bridge._backend_factories["tpu"]
+@pytest.mark.parametrize(("platforms", "enabled"), [(None, False), ("", False), ("tpu,cpu", True)])
+def test_the_tpu_backend_is_enabled_only_where_jax_found_a_tpu(monkeypatch, platforms, enabled):
+    original = xla_bridge._backend_factories["tpu"]
     monkeypatch.setattr(xla_bridge, "_backend_factories", dict(xla_bridge._backend_factories))
     before = jax.config.jax_platforms
     try:
         jax.config.update("jax_platforms", platforms)
-        worker.skip_absent_tpu()
+        worker.disable_absent_tpu_backend()
     finally:
         jax.config.update("jax_platforms", before)
-    here = xla_bridge._backend_factories["tpu"]
-    assert (here is first) == tried and (tried or (here.factory() is None and here.fail_quietly))
+    factory = xla_bridge._backend_factories["tpu"]
+    assert (factory is original) == enabled
+    assert enabled or (factory.factory() is None and factory.fail_quietly)
 
 
 @pytest.mark.parametrize(
@@ -32,13 +33,13 @@ def test_tpus_are_tried_only_where_jax_found_one(monkeypatch, platforms, tried):
         "convert none none",
     ],
 )
-def test_every_command_with_devices_looks_first(monkeypatch, command):
-    class Looked(BaseException):
+def test_every_command_with_devices_disables_an_absent_tpu_first(monkeypatch, command):
+    class CalledError(BaseException):
         pass
 
-    def look():
-        raise Looked
+    def disable():
+        raise CalledError
 
-    monkeypatch.setattr(worker, "skip_absent_tpu", look)
-    with pytest.raises(Looked):
+    monkeypatch.setattr(worker, "disable_absent_tpu_backend", disable)
+    with pytest.raises(CalledError):
         cli.main(command.split())

@@ -1,11 +1,11 @@
-"""Which process this is: by flags, and by what launchers put into the environment."""
+"""Process index and count, from flags and from the environment variables of launchers."""
 
 import os
 
 import pytest
 
 from bert_jax.config import Config
-from bert_jax.distributed.cluster_detection import ClusterConfig, Seat, find
+from bert_jax.distributed.cluster_detection import ClusterConfig, ProcessInfo, detect
 from bert_jax.distributed.process_report import make_report
 from bert_jax.errors import UserError
 
@@ -23,59 +23,59 @@ OPEN_MPI_5 = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2", "OMPI_CO
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch):
-    """Nothing of the machine that the tests run on."""
+    """Removes the variables of the machine that the tests run on; returns a function that sets others."""
     for name in os.environ:
         if name.startswith(("SLURM_", "OMPI_", "TPU_", "MEGASCALE_", "KUBERNETES_", "CUDA_", "JAX_COORDINATOR")):
             monkeypatch.delenv(name)
     return lambda values: [monkeypatch.setenv(name, value) for name, value in values.items()]
 
 
-def test_alone():
-    assert find(ClusterConfig()) is None
+def test_one_process():
+    assert detect(ClusterConfig()) is None
 
 
 def test_flags():
-    asked = ClusterConfig(coordinator="host:123", processes=4, process=2)
-    assert find(asked) == Seat("host", 123, 2, 4, None)
-    assert find(ClusterConfig(coordinator="[::1]:123", processes=4, process=2)) == Seat("::1", 123, 2, 4, None)
+    config = ClusterConfig(coordinator="host:123", processes=4, process=2)
+    assert detect(config) == ProcessInfo("host", 123, 2, 4, None)
+    assert detect(ClusterConfig(coordinator="[::1]:123", processes=4, process=2)) == ProcessInfo("::1", 123, 2, 4, None)
 
 
 def test_slurm(environment):
     environment(SLURM)
-    assert find(ClusterConfig()) == Seat("node3", 61440 + 7, 3, 6, [1])
+    assert detect(ClusterConfig()) == ProcessInfo("node3", 61440 + 7, 3, 6, [1])
 
 
 def test_flags_overrule_the_environment(environment):
     environment(SLURM)
-    assert find(ClusterConfig(processes=1)) is None
-    asked = ClusterConfig(coordinator="host:123", processes=2, process=0)
-    assert find(asked) == Seat("host", 123, 0, 2, None)
+    assert detect(ClusterConfig(processes=1)) is None
+    config = ClusterConfig(coordinator="host:123", processes=2, process=0)
+    assert detect(config) == ProcessInfo("host", 123, 0, 2, None)
 
 
-def test_a_task_that_is_alone_on_its_node_has_all_devices(environment):
+def test_the_only_task_of_a_node_has_all_devices(environment):
     environment(SLURM | {"SLURM_NTASKS": "3", "SLURM_STEP_NUM_TASKS": "3", "SLURM_LOCALID": "0"})
-    assert find(ClusterConfig()).devices is None
+    assert detect(ClusterConfig()).local_device_ids is None
 
 
-def test_a_task_that_sees_its_own_device_only_takes_it(environment):
+def test_a_task_that_sees_only_its_own_device_uses_it(environment):
     environment(SLURM | {"CUDA_VISIBLE_DEVICES": "5"})
-    assert find(ClusterConfig()).devices is None
+    assert detect(ClusterConfig()).local_device_ids is None
 
 
-def test_one_task_of_slurm_is_alone(environment):
+def test_one_task_of_slurm_is_one_process(environment):
     environment(SLURM | {"SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1"})
-    assert find(ClusterConfig()) is None
+    assert detect(ClusterConfig()) is None
 
 
 def test_open_mpi_5_needs_an_address(environment):
     environment(OPEN_MPI_5)
     with pytest.raises(UserError, match=r"add --cluster\.coordinator HOST:PORT"):
-        find(ClusterConfig())
-    assert find(ClusterConfig(coordinator="host:123")) == Seat("host", 123, 2, 4, None)
+        detect(ClusterConfig())
+    assert detect(ClusterConfig(coordinator="host:123")) == ProcessInfo("host", 123, 2, 4, None)
 
 
 @pytest.mark.parametrize(
-    "fields, complaint",
+    "fields, message",
     [
         ({"processes": 2, "process": 0}, r"need --cluster\.coordinator"),
         ({"process": 0}, r"need --cluster\.coordinator"),
@@ -88,16 +88,16 @@ def test_open_mpi_5_needs_an_address(environment):
         ({"patience": 0}, r"cluster\.patience is 0"),
     ],
 )
-def test_mistakes(fields, complaint):
-    with pytest.raises(UserError, match=complaint):
-        find(ClusterConfig(**fields))
+def test_mistakes(fields, message):
+    with pytest.raises(UserError, match=message):
+        detect(ClusterConfig(**fields))
 
 
-def test_what_decides_a_program_is_compared(monkeypatch):
+def test_variables_that_change_compiled_programs_are_compared(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_some=1")
     monkeypatch.setenv("JAX_ENABLE_X64", "0")
     monkeypatch.setenv("JAX_LOCAL_DEVICE_IDS", "3")
-    found = make_report(Config(name="one"), corpus=("a",))
-    assert {"XLA_FLAGS", "JAX_ENABLE_X64"} <= found["environment"].keys()
-    assert "JAX_LOCAL_DEVICE_IDS" not in found["environment"]
-    assert found["config"]["corpus"] == "('a',)" and found["config"]["seed"] == 0
+    report = make_report(Config(name="one"), corpus=("a",))
+    assert {"XLA_FLAGS", "JAX_ENABLE_X64"} <= report["environment"].keys()
+    assert "JAX_LOCAL_DEVICE_IDS" not in report["environment"]
+    assert report["config"]["corpus"] == "('a',)" and report["config"]["seed"] == 0

@@ -1,4 +1,4 @@
-"""Ctrl-C in a process of its own: when it saves, and when it ends the process."""
+"""When Ctrl-C saves, and when it ends the process."""
 
 import signal
 import subprocess
@@ -18,27 +18,27 @@ with stop_request() as stopping:
     print("ready", flush=True)
     end = time.monotonic() + 60
     while time.monotonic() < end:
-        time.sleep(60)  # no step is done
+        time.sleep(60)  # no step is completed
 """
 
 
 @pytest.mark.parametrize("steps", [0, 3])
 def test_ctrl_c_ends_the_process(steps):
-    """The first one before the first step, the second one afterwards, though no step comes to its end."""
+    """The first one before the first step, the second one afterwards, although no further step is completed."""
     run = subprocess.Popen([sys.executable, "-c", RUN, str(steps)], stdout=-1, stderr=-1, text=True)
     assert run.stdout.readline() == "ready\n"
     run.send_signal(signal.SIGINT)
     if steps:
-        said = [run.stderr.readline().strip() for _ in range(2)]
-        assert said == ["", "Ctrl-C: saving after this step; a second Ctrl-C stops at once without saving"]
+        lines = [run.stderr.readline().strip() for _ in range(2)]
+        assert lines == ["", "Ctrl-C: saving after this step; a second Ctrl-C stops at once without saving"]
         run.send_signal(signal.SIGINT)
-    _, said = run.communicate(timeout=60)
+    _, stderr = run.communicate(timeout=60)
     assert run.returncode == 130
-    assert said.strip() == "stopped without saving; the same command continues from the newest checkpoint, if any"
+    assert stderr.strip() == "stopped without saving; the same command continues from the newest checkpoint, if any"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_request_is_seen_after_the_step(number):
+def test_a_signal_requests_a_stop_after_the_step(number):
     before, threads = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)], threading.active_count()
     with stop_request() as stopping:
         assert not stopping()

@@ -17,7 +17,7 @@ from bert_jax.config.presets import load_config, preset_files
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.mixture import Turns
 from bert_jax.data.mixture_spec import Part
-from bert_jax.directory_lock import LOCK, DirectoryLock
+from bert_jax.directory_lock import LOCK_FILE, DirectoryLock
 from bert_jax.doctor import machine_checks, schedule_checks, storage_checks
 from bert_jax.doctor.check_context import Asked, Machine
 from bert_jax.doctor.doctor import CHECKS, OF_RUN, Wishes, carry_out, examine
@@ -138,7 +138,7 @@ def locked(asked: Asked) -> Asked:
     """By this process's parent, which is alive."""
     owner = DirectoryLock(asked.workdir)._owner | {"process": os.getppid()}
     asked.workdir.mkdir()
-    (asked.workdir / LOCK).write_text(json.dumps(owner | {"started": directory_lock._started(os.getppid())}))
+    (asked.workdir / LOCK_FILE).write_text(json.dumps(owner | {"started": directory_lock._start_time(os.getppid())}))
     return asked
 
 

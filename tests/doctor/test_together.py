@@ -12,8 +12,8 @@ import pytest
 from etils import epath
 
 from bert_jax.data.mixture_spec import Part
-from bert_jax.distributed.cluster_detection import Seat
-from bert_jax.distributed.rendezvous import visit, welcome
+from bert_jax.distributed.cluster_detection import ProcessInfo
+from bert_jax.distributed.rendezvous import accept_workers, join
 from bert_jax.doctor import machine, shared_storage_probe, storage_checks
 from bert_jax.doctor.doctor import Wishes, examine_together
 from bert_jax.errors import UserError
@@ -30,8 +30,8 @@ def together(configs, corpora, workdirs, seconds=60.0):
         return 2 if any(line.level == "error" for line in said) else 0
 
     def one(i: int) -> int:
-        seat = Seat("127.0.0.1", port, i, len(configs), None)
-        return examine_together(configs[i], [Part(corpora[i])], Wishes(workdirs[i]), seat, seconds, tell)
+        info = ProcessInfo("127.0.0.1", port, i, len(configs), None)
+        return examine_together(configs[i], [Part(corpora[i])], Wishes(workdirs[i]), info, seconds, tell)
 
     with concurrent.futures.ThreadPoolExecutor(len(configs)) as pool:
         codes = list(pool.map(one, range(len(configs))))
@@ -65,7 +65,7 @@ def test_differences_are_named_and_the_rest_is_still_looked_at(tiny_config, tiny
     codes, said = together([tiny_config, other], [tiny_corpus, Path("/nowhere")], [tmp_path / "run"] * 2)
     assert codes == [2, 2]
     (line,) = named(said, "processes")
-    assert line.level == "error" and "process 1 (" in line.text and "seed is 1, there 0" in line.text
+    assert line.level == "error" and "process 1 (" in line.text and "seed is 1 instead of 0" in line.text
     (line,) = named(said, "sight")
     assert line.level == "error" and "process 1 (" in line.text and "no such corpus" in line.text
     assert {"rows", "rate", "mesh", "disk", "clock"} <= {line.name for line in said}
@@ -79,27 +79,29 @@ def test_a_work_directory_that_one_process_cannot_write(tiny_config, tiny_corpus
 
 
 def test_who_does_not_come_is_named(tiny_config, tiny_corpus):
-    seat, said = Seat("127.0.0.1", free_port(), 0, 2, None), []
+    info, said = ProcessInfo("127.0.0.1", free_port(), 0, 2, None), []
     code = examine_together(
-        tiny_config, [Part(tiny_corpus)], Wishes(), seat, 0.3, lambda lines: said.extend(lines) or 2
+        tiny_config, [Part(tiny_corpus)], Wishes(), info, 0.3, lambda lines: said.extend(lines) or 2
     )
     (line,) = said
-    assert code == 2 and line.level == "error" and "process 1 of 2 did not come" in line.text
+    assert code == 2 and line.level == "error" and "process 1 of 2 did not connect" in line.text
     with pytest.raises(UserError, match="process 0 of 2 cannot be reached"):
-        examine_together(tiny_config, [Part(tiny_corpus)], Wishes(), seat._replace(process=1), 0.3, lambda lines: 0)
+        examine_together(
+            tiny_config, [Part(tiny_corpus)], Wishes(), info._replace(process_index=1), 0.3, lambda lines: 0
+        )
 
 
 def test_clocks_are_compared_when_reports_come(monkeypatch):
     """Not when they were made: a process may have waited for the others since."""
     report = {"host": "h", "config": {}, "code": {}, "versions": {}, "environment": {}}
-    seat = Seat("127.0.0.1", free_port(), 0, 2, None)
+    info = ProcessInfo("127.0.0.1", free_port(), 0, 2, None)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        guest = pool.submit(visit, seat._replace(process=1), report, 30.0)
-        meeting, reports = welcome(seat, report, 30.0)
-        meeting.say(go=7)
-        theirs, number = guest.result()
-    meeting.close()
-    theirs.close()
+        worker = pool.submit(join, info._replace(process_index=1), report, 30.0)
+        rendezvous, reports = accept_workers(info, report, 30.0)
+        rendezvous.send(result=7)
+        worker_rendezvous, number = worker.result()
+    rendezvous.close()
+    worker_rendezvous.close()
     assert number == 7 and reports[0]["ahead"] == 0.0 and abs(reports[1]["ahead"]) < 2
 
 

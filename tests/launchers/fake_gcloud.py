@@ -1,8 +1,8 @@
-"""Plays gcloud: notes each command, and does what the next line of a script says when the run is started.
+"""A fake gcloud: records each command, and simulates each start of the run after a line of a plan.
 
-The directory $FAKE holds `commands` (what was asked), `node` and `queue` (states, absent: there is none), `no_scp` (the
-next copy fails), and `plan`, one line for each start of the run: the exit codes of the hosts, and what becomes of the
-slice, as in `75,75 PREEMPTED`; or `wait`.
+The directory $FAKE holds `commands` (the recorded commands), `node` and `queue` (states; absent: no such resource),
+`no_scp` (the next copy fails), and `plan`, one line for each start of the run: the exit codes of the hosts, then the
+new state of the slice, as in `75,75 PREEMPTED`; or `wait`.
 """
 
 import os
@@ -26,13 +26,13 @@ def run_on_hosts() -> None:
     (FAKE / "plan").write_text("\n".join(lines[1:]))
     if lines[0] == "wait":
         time.sleep(30)
-    codes, _, becomes = lines[0].partition(" ")
-    print("update 7 of 9, exit code 1 is what a bug has")
+    codes, _, new_state = lines[0].partition(" ")
+    print("update 7 of 9, exit code 1 means a bug")
     for host, code in enumerate(filter(None, codes.split(","))):
-        print(f"tpu_worker: host-{host} ended with code {code.replace('!', ' as asked')}")
-    if becomes:
-        (FAKE / "node").write_text(becomes)
-    broken = 1 if becomes or not codes else 0
+        print(f"tpu_worker: host-{host} ended with code {code.replace('!', ' as requested')}")
+    if new_state:
+        (FAKE / "node").write_text(new_state)
+    broken = 1 if new_state or not codes else 0
     sys.exit(next((int(code.strip("!")) for code in codes.split(",") if code.strip("!0")), broken))
 
 

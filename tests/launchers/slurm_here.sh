@@ -30,10 +30,10 @@ REQUEUE=${SLURM_HERE_REQUEUE:-5}
 INSTALL=${SLURM_HERE_INSTALL:-1}
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 
-say() { printf 'slurm_here: %s\n' "$*"; }
+log() { printf 'slurm_here: %s\n' "$*"; }
 usage() { printf 'usage: %s start|stop DIR\n' "${0##*/}" >&2; exit 2; }
 
-# Nothing half started is left behind: what runs is stopped before the exit.
+# Stops all that was started before it exits.
 unavailable() {
   local why=$*
   stop_all >/dev/null 2>&1 || true
@@ -69,10 +69,10 @@ daemon_pid() {  # NAME: its PID if that process is still the daemon of this DIR
   echo "$pid"
 }
 
-# Everything that runs under this DIR's Slurm: the jobs' tasks, slurmstepd and
-# what else a daemon has forked.  They carry its SLURM_CONF; a shell or a pytest
-# that only sourced env.sh does too, and is told apart by having neither a
-# SLURM_JOB_ID nor a daemon of Slurm as its program.
+# All processes under this DIR's Slurm: the jobs' tasks, slurmstepd and other
+# children of a daemon.  They have its SLURM_CONF; so has a shell or a pytest
+# that only sourced env.sh, but without SLURM_JOB_ID and with another program
+# than a daemon of Slurm.
 slurm_pids() {
   local proc pid env
   for proc in /proc/[0-9]*; do
@@ -110,7 +110,7 @@ install_slurm() {
       unavailable "apt-get install ${packages[*]} failed, see $log"
   fi
   hash -r
-  say "installed ${packages[*]} in $((SECONDS - begin)) s"
+  log "installed ${packages[*]} in $((SECONDS - begin)) s"
 }
 
 # ---------------------------------------------------------------- configuration
@@ -200,8 +200,8 @@ CONF
 
 # ---------------------------------------------------------------- start, stop
 
-# NAME COMMAND...: in the background in a session of its own, with no hold on
-# the caller's pipes (a pytest that captures output would wait for them).
+# NAME COMMAND...: in the background in a session of its own, without the
+# caller's pipes (a pytest that captures output would wait for them).
 launch() {
   local name=$1
   shift
@@ -211,7 +211,7 @@ launch() {
 
 launched() { alive "$(<"$DIR/run/$1.pid")"; }  # NAME: has not ended since
 
-why_ended() {  # NAME: the last word of its log
+why_ended() {  # NAME: the last line of its log
   local log=("$DIR/log/$1.log" "$DIR/log/$1.out") line
   # Slurm logs harmless errors at every start; what ends it is "fatal".
   line=$(cat "${log[@]}" 2>/dev/null | grep -i fatal | tail -1) ||
@@ -261,11 +261,11 @@ start_all() {
       unavailable "the node is not idle after 60 s: $(timeout 10 sinfo -h -N -p low -o '%T, %E' 2>&1 | tail -1) (logs: $DIR/log)"
     sleep 0.3
   done
-  say "$(slurmd -V) up in $((SECONDS - begin)) s; use it with: . $DIR/env.sh"
+  log "$(slurmd -V) up in $((SECONDS - begin)) s; use it with: . $DIR/env.sh"
 }
 
-unavailable_running() {  # not an error to hide behind 3: the caller asked twice
-  say "already running in $DIR ($1); stop it first" >&2
+unavailable_running() {  # not code 3: the caller started it twice
+  log "already running in $DIR ($1); stop it first" >&2
   exit 2
 }
 
@@ -273,7 +273,7 @@ unavailable_running() {  # not an error to hide behind 3: the caller asked twice
 # removed, so that a later start in the same DIR does not run them again.
 stop_all() {
   local pids
-  ours || return 0
+  is_own_directory || return 0
   stop_daemon slurmd  # first: it would wait 10 s for a controller that is gone
   stop_daemon slurmctld
   # More than once, for what was started while its parent was being killed.
@@ -295,23 +295,23 @@ stop_daemon() {
 }
 
 # Start and stop remove files: only in a directory that this script filled.
-ours() { [[ $(head -1 "$DIR/slurm.conf" 2>/dev/null) == "ClusterName=here" ]]; }
+is_own_directory() { [[ $(head -1 "$DIR/slurm.conf" 2>/dev/null) == "ClusterName=here" ]]; }
 
 (($# == 2)) && [[ -n $2 ]] || usage
 DIR=$(realpath -m -- "$2")
 case $1 in
   start)
-    # What fails unforeseen (a full disk, say) is told in the same way.
+    # Other failures (a full disk, for example) are reported in the same way.
     trap 'rc=$?; [[ $rc =~ ^[023]$ ]] || unavailable "start failed with exit code $rc"' EXIT
     [[ $DIR != *[[:space:],]* ]] || unavailable "no space or comma may be in $DIR"
-    [[ ! -e $DIR || -z $(ls -A "$DIR" 2>&1) ]] || ours || { say "$DIR is not empty" >&2; exit 2; }
+    [[ ! -e $DIR || -z $(ls -A "$DIR" 2>&1) ]] || is_own_directory || { log "$DIR is not empty" >&2; exit 2; }
     mkdir -p "$DIR" 2>/dev/null || unavailable "cannot make $DIR"
-    ours || echo ClusterName=here >"$DIR/slurm.conf"  # marks it as ours; written in full later
+    is_own_directory || echo ClusterName=here >"$DIR/slurm.conf"  # marks the directory; the full file is written later
     start_all
     ;;
   stop)
     stop_all
-    say "stopped"
+    log "stopped"
     ;;
   *) usage ;;
 esac

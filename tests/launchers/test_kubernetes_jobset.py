@@ -1,4 +1,4 @@
-"""`bert-jax launch kubernetes`: its manifests against Kubernetes' schemas, and what the pods make of them."""
+"""`bert-jax launch kubernetes`: manifests against Kubernetes' schemas, and the commands that the pods run."""
 
 import json
 from pathlib import Path
@@ -10,13 +10,13 @@ import yaml
 
 from bert_jax.cli import main as cli
 from bert_jax.distributed import cluster_detection
-from bert_jax.distributed.supervisor import _code_for_others
+from bert_jax.distributed.supervisor import _peer_exit_code
 from bert_jax.errors import TRY_AGAIN
 
 HERE = Path(__file__).parent
 SCHEMA = json.loads((HERE / "jobset_schema.json").read_text())
 VERSIONS = ("1.31.0", "1.37.0")
-"""Of Kubernetes: the first in which pod failure policies are stable, and the newest that is known."""
+"""Versions of Kubernetes: the first with stable pod failure policies, and the newest with a schema."""
 
 COMMON = ["--name", "first", "--image", "registry/bert_jax:1"]
 GPU = ["gpu", *COMMON, "--hosts", "4", "--gpus", "8", "--claim", "corpora:/data"]
@@ -31,7 +31,7 @@ def main():
 
 
 @pytest.fixture
-def made(main, capsys):
+def make_jobset(main, capsys):
     def make(*words: str) -> dict:
         assert main(list(words)) == 0, capsys.readouterr().err
         return yaml.safe_load(capsys.readouterr().out)
@@ -48,7 +48,7 @@ def pod_of(jobset: dict) -> dict:
 
 
 def validate(jobset: dict) -> None:
-    """The JobSet by our schema; its Job by Kubernetes' own, with no field that Kubernetes does not know."""
+    """Check the JobSet against the schema in this directory, and its Job strictly against Kubernetes' own."""
     jsonschema.validate(jobset, SCHEMA, cls=jsonschema.Draft202012Validator)
     job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "hosts"}, "spec": job_of(jobset)}
     for version in VERSIONS:
@@ -59,8 +59,8 @@ EXTRAS = ["--namespace", "research", "--claim", "more:/more", "--service-account
 
 
 @pytest.mark.parametrize("words", [(*GPU, "--", *MOUNTED), (*GPU, *EXTRAS, "--", *BUCKET), (*TPU, "--", *BUCKET)])
-def test_manifests_are_valid(made, words):
-    validate(made(*words))
+def test_manifests_are_valid(make_jobset, words):
+    validate(make_jobset(*words))
 
 
 BROKEN_JOBSETS = [
@@ -81,24 +81,24 @@ BROKEN_JOBS = [
 ]
 
 
-@pytest.mark.parametrize("spoil", BROKEN_JOBSETS)
-def test_the_jobset_schema_refuses(made, spoil):
-    jobset = made(*GPU, "--", *MOUNTED)
-    spoil(jobset)
+@pytest.mark.parametrize("break_it", BROKEN_JOBSETS)
+def test_the_jobset_schema_rejects(make_jobset, break_it):
+    jobset = make_jobset(*GPU, "--", *MOUNTED)
+    break_it(jobset)
     with pytest.raises(jsonschema.ValidationError):
         validate(jobset)
 
 
-@pytest.mark.parametrize("spoil", BROKEN_JOBS)
-def test_the_schema_of_kubernetes_refuses(made, spoil):
-    jobset = made(*GPU, "--", *MOUNTED)
-    spoil(job_of(jobset))
+@pytest.mark.parametrize("break_it", BROKEN_JOBS)
+def test_the_schema_of_kubernetes_rejects(make_jobset, break_it):
+    jobset = make_jobset(*GPU, "--", *MOUNTED)
+    break_it(job_of(jobset))
     with pytest.raises(kubernetes_validate.ValidationError):
         validate(jobset)
 
 
-def as_started(jobset: dict, index: int) -> list[str]:
-    """The words that a container's process gets: $(NAME) filled in, $$( left as $(."""
+def container_command(jobset: dict, index: int) -> list[str]:
+    """Arguments of a container's process: $(NAME) replaced, $$( as $(."""
     container = pod_of(jobset)["containers"][0]
     (variable,) = container["env"]
     path = variable["valueFrom"]["fieldRef"]["fieldPath"]
@@ -110,26 +110,29 @@ def as_started(jobset: dict, index: int) -> list[str]:
     return words
 
 
-def test_gpu_pods_find_each_other(made):
-    """What each pod is told is a seat that `bert-jax pretrain` takes, at the address that JobSet gives pod 0."""
-    jobset = made(*GPU, "--", *MOUNTED, "--phases.0.steps", "7")
+def test_gpu_pods_have_the_flags_of_one_cluster(make_jobset):
+    """`bert-jax pretrain` detects each process from the flags of its pod, at the address that JobSet gives pod 0."""
+    jobset = make_jobset(*GPU, "--", *MOUNTED, "--phases.0.steps", "7")
     name, job = jobset["metadata"]["name"], jobset["spec"]["replicatedJobs"][0]
     assert jobset["spec"]["network"] == {"enableDNSHostnames": True, "subdomain": name}
     spec = job["template"]["spec"]
     assert spec["completionMode"] == "Indexed" and spec["completions"] == spec["parallelism"] == 4
     for index in range(4):
-        program, command, *words = as_started(jobset, index)
+        program, command, *words = container_command(jobset, index)
         assert (program, command) == ("bert-jax", "pretrain")
-        config, asked = cli._configured(cli.Pretrain, words, "pretrain")
-        seat = cluster_detection.find(asked.cluster)
-        assert seat.host == f"{name}-{job['name']}-0-0.{name}" and (seat.process, seat.processes) == (index, 4)
-        assert str(asked.workdir) == "/data/runs/first" and config.phases[0].steps == 7
+        config, args = cli._configured(cli.Pretrain, words, "pretrain")
+        info = cluster_detection.detect(args.cluster)
+        assert info.coordinator_host == f"{name}-{job['name']}-0-0.{name}" and (
+            info.process_index,
+            info.process_count,
+        ) == (index, 4)
+        assert str(args.workdir) == "/data/runs/first" and config.phases[0].steps == 7
     assert pod_of(jobset)["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": 8}
 
 
-def test_one_gpu_host_meets_nobody(made):
-    jobset = made(*GPU, "--hosts", "1", "--", *MOUNTED)
-    assert as_started(jobset, 0) == ["bert-jax", "pretrain", *MOUNTED]
+def test_one_gpu_host_has_no_cluster_flags(make_jobset):
+    jobset = make_jobset(*GPU, "--hosts", "1", "--", *MOUNTED)
+    assert container_command(jobset, 0) == ["bert-jax", "pretrain", *MOUNTED]
 
 
 @pytest.mark.parametrize(
@@ -142,21 +145,21 @@ def test_one_gpu_host_meets_nobody(made):
         (("--accelerator", "tpu-v5p-slice", "--topology", "2x2x4"), 4, 4),
     ],
 )
-def test_tpu_slices(made, words, hosts, chips):
-    jobset = made(*TPU, *words, "--", *BUCKET)
+def test_tpu_slices(make_jobset, words, hosts, chips):
+    jobset = make_jobset(*TPU, *words, "--", *BUCKET)
     job, pod = job_of(jobset), pod_of(jobset)
     assert (job["completions"], pod["containers"][0]["resources"]["limits"]) == (hosts, {"google.com/tpu": chips})
-    assert as_started(jobset, 0) == ["bert-jax", "pretrain", *BUCKET], "hosts are detected"
+    assert container_command(jobset, 0) == ["bert-jax", "pretrain", *BUCKET], "hosts are detected"
     topology = dict(zip(words[::2], words[1::2], strict=True))["--topology"]
     assert pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == topology
     assert pod["nodeSelector"]["cloud.google.com/gke-tpu-accelerator"].startswith("tpu-v")
 
 
-def test_a_bug_or_a_mistake_ends_it_and_all_else_starts_all_pods_again(made):
-    jobset = made(*GPU, "--max-restarts", "9", "--", *MOUNTED)
+def test_bugs_and_mistakes_fail_the_jobset_and_other_exits_restart_all_pods(make_jobset):
+    jobset = make_jobset(*GPU, "--max-restarts", "9", "--", *MOUNTED)
     job, pod = job_of(jobset), pod_of(jobset)
     (rule,) = job["podFailurePolicy"]["rules"]
-    final = {code for code in range(-15, 256) if _code_for_others(code) != TRY_AGAIN}
+    final = {code for code in range(-15, 256) if _peer_exit_code(code) != TRY_AGAIN}
     assert set(rule["onExitCodes"]["values"]) == final and rule["action"] == "FailJob"
     assert rule["onExitCodes"]["containerName"] == pod["containers"][0]["name"]
     assert job["backoffLimit"] == 0 and pod["restartPolicy"] == "Never"
@@ -166,33 +169,33 @@ def test_a_bug_or_a_mistake_ends_it_and_all_else_starts_all_pods_again(made):
     assert (last["action"], last["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
 
 
-def test_what_pods_have(made):
+def test_pod_options(make_jobset):
     words = ("--grace", "60", "--shared-memory", "2Gi", "--node-selector", "pool=a", "--toleration", "spot")
-    pod = pod_of(made(*GPU, *words, "--service-account", "reader", "--", *MOUNTED))
+    pod = pod_of(make_jobset(*GPU, *words, "--service-account", "reader", "--", *MOUNTED))
     assert pod["shareProcessNamespace"] and pod["securityContext"] == {"fsGroup": 1000}
     assert pod["terminationGracePeriodSeconds"] == 60 and pod["serviceAccountName"] == "reader"
     assert pod["nodeSelector"] == {"pool": "a"}
     assert [taint["key"] for taint in pod["tolerations"]] == ["nvidia.com/gpu", "spot"]
-    places = {mount["mountPath"]: mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
+    volume_of = {mount["mountPath"]: mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
-    assert volumes[places["/dev/shm"]]["emptyDir"] == {"medium": "Memory", "sizeLimit": "2Gi"}
-    assert volumes[places["/data"]]["persistentVolumeClaim"] == {"claimName": "corpora"}
+    assert volumes[volume_of["/dev/shm"]]["emptyDir"] == {"medium": "Memory", "sizeLimit": "2Gi"}
+    assert volumes[volume_of["/data"]]["persistentVolumeClaim"] == {"claimName": "corpora"}
 
 
-def test_dollars_of_the_user_stay(made):
-    jobset = made(*GPU, "--", *MOUNTED, "--name", "$(BERT_JAX_HOST)")
-    assert as_started(jobset, 3)[:9][-1] == "$(BERT_JAX_HOST)"
+def test_dollar_signs_of_the_user_are_escaped(make_jobset):
+    jobset = make_jobset(*GPU, "--", *MOUNTED, "--name", "$(BERT_JAX_HOST)")
+    assert container_command(jobset, 3)[:9][-1] == "$(BERT_JAX_HOST)"
 
 
 def without(words: list[str], flag: str) -> list[str]:
-    place = words.index(flag)
-    return words[:place] + words[place + 2 :]
+    i = words.index(flag)
+    return words[:i] + words[i + 2 :]
 
 
 @pytest.mark.parametrize(
-    "words, said",
+    "words, message",
     [
-        ((), "kind"),
+        ((), "platform"),
         (("cpu", *COMMON), "invalid choice"),
         ((*without(GPU, "--image"), "--", *MOUNTED), "--image"),
         ((*without(GPU, "--hosts"), "--", *MOUNTED), "--hosts"),
@@ -205,20 +208,20 @@ def without(words: list[str], flag: str) -> list[str]:
         ((*GPU, "--shared-memory", "much", "--", *MOUNTED), "--shared-memory much"),
         ((*GPU, "--node-selector", "pool", "--", *MOUNTED), "write KEY=VALUE"),
         ((*GPU, *MOUNTED), "unrecognized arguments"),
-        (GPU, "say what to train"),
-        ((*GPU, "--", *MOUNTED[1:]), "say what to train"),
+        (GPU, "give the config to train"),
+        ((*GPU, "--", *MOUNTED[1:]), "give the config to train"),
         ((*GPU, "--", *without(MOUNTED, "--corpus")), "--corpus is missing"),
         ((*GPU, "--", *without(MOUNTED, "--workdir")), "--workdir is missing"),
         ((*GPU, "--", *MOUNTED, "--corpus=/database/wiki"), "--corpus /database/wiki: not all pods see it"),
         ((*GPU, "--", *MOUNTED, "--corpus", "/data/../wiki"), "not all pods see it"),
         ((*TPU, "--", *MOUNTED), "--corpus /data/wiki: not all pods see it"),
-        ((*GPU, "--", *MOUNTED, "--cluster.process=1"), "--cluster.process is filled in"),
+        ((*GPU, "--", *MOUNTED, "--cluster.process=1"), "--cluster.process is set for each pod"),
         ((*TPU, "--accelerator", "tpu-v9", "--", *BUCKET), "--accelerator tpu-v9 is unknown"),
         ((*TPU, "--topology", "2x2x4", "--", *BUCKET), "has 2 dimensions, as in 4x4"),
-        ((*TPU, "--topology", "3x3", "--", *BUCKET), "9 chips, no multiple of 4"),
+        ((*TPU, "--topology", "3x3", "--", *BUCKET), "9 chips: not a multiple of 4"),
     ],
 )
-def test_mistakes_get_one_line(main, capsys, words, said):
+def test_mistakes_get_one_line(main, capsys, words, message):
     assert main(list(words)) == 2
     out, err = capsys.readouterr()
-    assert out == "" and err.startswith("error: ") and said in err and len(err.splitlines()) == 1
+    assert out == "" and err.startswith("error: ") and message in err and len(err.splitlines()) == 1

@@ -1,4 +1,4 @@
-"""`bert-jax launch` writes the packaged scripts, and overwrites nothing; a wheel holds them."""
+"""`bert-jax launch` writes the packaged scripts and overwrites nothing; a wheel contains them."""
 
 import subprocess
 import sys
@@ -44,8 +44,8 @@ def test_mistakes(capsys, words, message):
 
 
 @pytest.mark.slow
-def test_a_wheel_holds_all_that_is_used(tmp_path):
-    """Without the network: setuptools and wheel are those of the environment."""
+def test_a_wheel_contains_all_files(tmp_path):
+    """Builds offline, with the setuptools and wheel of the environment."""
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", "."]
     copy = tmp_path / "clone"
     copy.mkdir()

@@ -1,4 +1,4 @@
-"""slurm.sbatch on a real Slurm of one node, if there is one: two tasks, preempted and queued again."""
+"""slurm.sbatch on a real one-node Slurm, if available: two tasks, preempted and requeued."""
 
 import os
 import subprocess
@@ -12,18 +12,22 @@ from tests.multi_process.commands import FLAGS, STEPS, Job, lines
 from tests.multi_process.configs import build_corpora
 
 ROOT = Path(__file__).parents[2]
-HERE = Path(__file__).parent / "slurm_here.sh"
+SLURM_HERE = Path(__file__).parent / "slurm_here.sh"
 SCRIPT = ROOT / "bert_jax" / "launchers" / "slurm.sbatch"
-SECONDS = 240
+TIMEOUT_SECONDS = 240
 
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory):
-    """The environment in which sbatch reaches it."""
+    """Environment in which sbatch uses it."""
     directory = tmp_path_factory.mktemp("slurm")
     settings = {"SLURM_HERE_GRACE": "60", "SLURM_HERE_INSTALL": os.environ.get("SLURM_HERE_INSTALL", "0")}
     started = subprocess.run(
-        ["bash", HERE, "start", directory], capture_output=True, text=True, env=os.environ | settings, timeout=SECONDS
+        ["bash", SLURM_HERE, "start", directory],
+        capture_output=True,
+        text=True,
+        env=os.environ | settings,
+        timeout=TIMEOUT_SECONDS,
     )
     if started.returncode == 3:
         pytest.skip(started.stderr.strip())
@@ -42,22 +46,22 @@ def slurm(tmp_path_factory):
         "JAX_NUM_CPU_DEVICES": "1",
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     }
-    subprocess.run(["bash", HERE, "stop", directory], check=True, capture_output=True)
+    subprocess.run(["bash", SLURM_HERE, "stop", directory], check=True, capture_output=True)
 
 
 def call(slurm: dict[str, str], *words: str) -> str:
     return subprocess.run(words, capture_output=True, text=True, env=slurm, check=True, timeout=60).stdout.strip()
 
 
-def wait(slurm: dict[str, str], job: str, log: Path) -> str:
-    """Until a job is over; its state."""
-    end = time.monotonic() + SECONDS
+def wait_until_ended(slurm: dict[str, str], job: str, log: Path) -> str:
+    """Wait until a job has ended; return its state."""
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while True:
-        said = call(slurm, "scontrol", "show", "job", job)
-        state = said.partition("JobState=")[2].split()[0]
+        info = call(slurm, "scontrol", "show", "job", job)
+        state = info.partition("JobState=")[2].split()[0]
         if state in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED"):
             return state
-        assert time.monotonic() < end, said + (log.read_text()[-3000:] if log.exists() else "")
+        assert time.monotonic() < deadline, info + (log.read_text()[-3000:] if log.exists() else "")
         time.sleep(0.3)
 
 
@@ -69,36 +73,38 @@ def test_a_preempted_job_ends_as_an_undisturbed_one(slurm, tmp_path):
     words = ["bert_tiny", "--corpus", str(corpus), "--workdir", str(workdir), *FLAGS.split()]
     submit = ["sbatch", "--parsable", "--ntasks", "2", "--partition", "low", "--output", str(log)]
     job = call(slurm, *submit, str(SCRIPT), *words)
-    end = time.monotonic() + SECONDS
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while not any(line["step"] >= 20 for line in lines(workdir)):
-        assert time.monotonic() < end, log.read_text() if log.exists() else call(slurm, "squeue")
+        assert time.monotonic() < deadline, log.read_text() if log.exists() else call(slurm, "squeue")
         time.sleep(0.02)
     call(
         slurm, "sbatch", "--parsable", "--ntasks", "2", "--partition", "high", "--output", "/dev/null", "--wrap", "true"
     )
-    assert wait(slurm, job, log) == "COMPLETED", log.read_text()[-5000:]
-    said = log.read_text()
+    assert wait_until_ended(slurm, job, log) == "COMPLETED", log.read_text()[-5000:]
+    text = log.read_text()
     assert "Restarts=1" in call(slurm, "scontrol", "show", "job", job)
-    stopped = said.partition("stopped and saved at update ")[2].split()[0]
-    assert 20 <= int(stopped) < STEPS and f"continuing from update {stopped}" in said
-    assert said.count("srun ended with 75") == 1 and "srun ended with 0" in said
+    stopped = text.partition("stopped and saved at update ")[2].split()[0]
+    assert 20 <= int(stopped) < STEPS and f"continuing from update {stopped}" in text
+    assert text.count("srun ended with 75") == 1 and "srun ended with 0" in text
     assert lines(workdir) == lines(tmp_path / "undisturbed")
 
 
 @pytest.mark.slow
-def test_a_users_mistake_is_not_tried_again(slurm, tmp_path):
+def test_a_users_mistake_is_not_retried(slurm, tmp_path):
     log = tmp_path / "log"
     words = ["bert_tiny", "--corpus", str(tmp_path / "none"), "--workdir", str(tmp_path / "run")]
     job = call(slurm, "sbatch", "--parsable", "--ntasks", "2", "--output", str(log), str(SCRIPT), *words)
-    assert wait(slurm, job, log) == "FAILED"
+    assert wait_until_ended(slurm, job, log) == "FAILED"
     assert "ended with 2" in log.read_text() and "Restarts=0" in call(slurm, "scontrol", "show", "job", job)
 
 
-@pytest.mark.parametrize("words, said", [((), "say what to train"), (("bert_tiny",), "bert-jax is not on PATH")])
-def test_mistakes_get_one_line(words, said, tmp_path):
+@pytest.mark.parametrize(
+    "words, message", [((), "give the config to train"), (("bert_tiny",), "bert-jax is not on PATH")]
+)
+def test_mistakes_get_one_line(words, message, tmp_path):
     tools = tmp_path / "bert-jax"
     tools.write_text("#!/bin/sh\n")
     tools.chmod(0o755)
     path = "/usr/bin:/bin" if words else f"{tmp_path}:/usr/bin:/bin"
     done = subprocess.run(["bash", SCRIPT, *words], capture_output=True, text=True, env={"PATH": path})
-    assert done.returncode == 2 and said in done.stderr and len(done.stderr.splitlines()) == 1
+    assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1

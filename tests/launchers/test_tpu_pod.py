@@ -1,4 +1,4 @@
-"""tpu_pod.sh against a gcloud that plays preemptions and exit codes, and what it runs on each host."""
+"""tpu_pod.sh with a fake gcloud that simulates preemptions and exit codes, and tpu_worker.sh."""
 
 import os
 import shlex
@@ -13,7 +13,7 @@ import pytest
 HERE = Path(__file__).parent
 LAUNCHERS = HERE.parents[1] / "bert_jax" / "launchers"
 SCRIPT, WORKER = LAUNCHERS / "tpu_pod.sh", LAUNCHERS / "tpu_worker.sh"
-WHICH = ["--name", "first", "--zone", "europe-west4-b", "--type", "v6e-16", "--poll", "0"]
+SLICE = ["--name", "first", "--zone", "europe-west4-b", "--type", "v6e-16", "--poll", "0"]
 TRAIN = ["bert_base", "--corpus", "gs://here/wiki", "--workdir", "gs://here/runs/first run"]
 PLAIN_PATH = "/usr/bin:/bin"
 
@@ -24,7 +24,7 @@ def pod(*words: str, path: str, **environment: str) -> subprocess.CompletedProce
 
 
 def without_gcloud(directory: Path) -> str:
-    """A PATH of the few tools that are needed; gcloud may lie beside them in /usr/bin."""
+    """A PATH with only the required tools; /usr/bin may contain gcloud too."""
     directory.mkdir()
     for tool in ("bash", "dirname", "mktemp", "rm"):
         (directory / tool).symlink_to(f"/usr/bin/{tool}")
@@ -33,16 +33,16 @@ def without_gcloud(directory: Path) -> str:
 
 @pytest.fixture
 def cloud(tmp_path):
-    """A directory with a fake gcloud, which plays `cloud.plan` from now on."""
+    """Runs tpu_pod.sh with a fake gcloud (fake_gcloud.py)."""
 
     class Cloud:
-        def run(self, *plan: str, words=("run", *WHICH, "--", *TRAIN)) -> subprocess.CompletedProcess:
+        def run(self, *plan: str, words=("run", *SLICE, "--", *TRAIN)) -> subprocess.CompletedProcess:
             (tmp_path / "plan").write_text("\n".join(plan))
             (tmp_path / "commands").write_text("")
             return pod(*words, path=f"{tmp_path}:{PLAIN_PATH}", FAKE=str(tmp_path), TMPDIR=str(tmp_path))
 
-        def acts(self) -> list[str]:
-            """What was done to the slice, looks left out."""
+        def actions(self) -> list[str]:
+            """Actions on the slice, without queries of its state."""
             found = []
             for line in (tmp_path / "commands").read_text().splitlines():
                 verb = line.split()[3]
@@ -52,7 +52,7 @@ def cloud(tmp_path):
                     found.append(verb)
             return found
 
-        def becomes(self, node: str | None, queue: str | None) -> None:
+        def set_states(self, node: str | None, queue: str | None) -> None:
             for name, state in (("node", node), ("queue", queue)):
                 (tmp_path / name).unlink(missing_ok=True)
                 if state is not None:
@@ -67,90 +67,90 @@ def cloud(tmp_path):
 NEW = ["create", "scp", "setup"]
 
 
-def test_from_nothing_to_the_end(cloud):
+def test_create_set_up_and_run(cloud):
     done = cloud.run("0,0")
     assert done.returncode == 0, done.stderr
-    assert cloud.acts() == [*NEW, "run"]
+    assert cloud.actions() == [*NEW, "run"]
 
 
-def test_a_preempted_slice_is_made_again(cloud):
+def test_a_preempted_slice_is_recreated(cloud):
     done = cloud.run("75,75 PREEMPTED", " PREEMPTED", "0,0")
     assert done.returncode == 0, done.stderr
-    assert cloud.acts() == [*NEW, "run", "delete", *NEW, "run", "delete", *NEW, "run"]
+    assert cloud.actions() == [*NEW, "run", "delete", *NEW, "run", "delete", *NEW, "run"]
     assert done.stderr.count("is lost") == 2
 
 
-def test_a_saved_run_and_a_broken_connection_are_taken_up_on_the_same_slice(cloud):
-    cloud.becomes("READY", "ACTIVE")
+def test_a_saved_run_and_a_broken_connection_continue_on_the_same_slice(cloud):
+    cloud.set_states("READY", "ACTIVE")
     done = cloud.run("75,75", "", "0,255", "0,0")
     assert done.returncode == 0, done.stderr
-    assert cloud.acts() == ["run"] * 4
+    assert cloud.actions() == ["run"] * 4
     assert "restart 3 of at most 100" in done.stderr
 
 
 @pytest.mark.parametrize("plan, code", [("75,1", 1), ("2,75", 2), ("1,2", 2), ("75!,75!", 75)])
-def test_mistakes_bugs_and_stop_end_it(cloud, plan, code):
+def test_mistakes_bugs_and_stop_end_the_launcher(cloud, plan, code):
     done = cloud.run(plan, "0,0")
     assert done.returncode == code
-    assert cloud.acts() == [*NEW, "run"]
+    assert cloud.actions() == [*NEW, "run"]
 
 
 def test_restarts_are_bounded(cloud):
-    done = cloud.run(*["75,75"] * 9, words=("run", *WHICH, "--max-restarts", "2", "--", *TRAIN))
+    done = cloud.run(*["75,75"] * 9, words=("run", *SLICE, "--max-restarts", "2", "--", *TRAIN))
     assert done.returncode == 75
-    assert cloud.acts().count("run") == 3 and "2 restarts were all" in done.stderr
+    assert cloud.actions().count("run") == 3 and "after 2 restarts, the maximum" in done.stderr
 
 
-def test_a_request_that_failed_is_made_again_and_one_that_waits_is_kept(cloud):
-    cloud.becomes(None, "FAILED")
+def test_a_failed_request_is_repeated_and_a_waiting_one_is_kept(cloud):
+    cloud.set_states(None, "FAILED")
     assert cloud.run("0").returncode == 0
-    assert cloud.acts() == ["delete", *NEW, "run"]
-    cloud.becomes("CREATING", "PROVISIONING")
-    waiting = cloud.run("0", words=("run", *WHICH, "--max-restarts", "0", "--dry-run", "--", *TRAIN))
-    assert waiting.returncode == 0 and cloud.acts() == []
+    assert cloud.actions() == ["delete", *NEW, "run"]
+    cloud.set_states("CREATING", "PROVISIONING")
+    waiting = cloud.run("0", words=("run", *SLICE, "--max-restarts", "0", "--dry-run", "--", *TRAIN))
+    assert waiting.returncode == 0 and cloud.actions() == []
 
 
-def test_a_set_up_that_fails_is_a_mistake_at_first_and_trouble_later(cloud, tmp_path):
+def test_a_failed_set_up_is_a_mistake_at_first_and_retried_later(cloud, tmp_path):
     (tmp_path / "no_scp").touch()
     done = cloud.run("0")
-    assert done.returncode == 2 and "no route" in done.stderr and cloud.acts() == ["create", "scp"]
+    assert done.returncode == 2 and "no route" in done.stderr and cloud.actions() == ["create", "scp"]
     (tmp_path / "no_scp").touch()
-    cloud.becomes("READY", "ACTIVE")
+    cloud.set_states("READY", "ACTIVE")
     assert cloud.run("75 PREEMPTED", "0").returncode == 0
-    assert cloud.acts() == ["run", "delete", "create", "scp", "scp", "setup", "run"]
+    assert cloud.actions() == ["run", "delete", "create", "scp", "scp", "setup", "run"]
 
 
 def test_a_host_that_is_not_set_up_is_a_mistake(cloud):
-    cloud.becomes("READY", "ACTIVE")
+    cloud.set_states("READY", "ACTIVE")
     done = cloud.run("127")
     assert done.returncode == 2 and "tpu_pod.sh setup" in done.stderr
 
 
-def test_ctrl_c_leaves_the_run_alone(cloud, tmp_path):
-    cloud.becomes("READY", "ACTIVE")
+def test_ctrl_c_does_not_stop_the_run(cloud, tmp_path):
+    cloud.set_states("READY", "ACTIVE")
     (tmp_path / "plan").write_text("wait")
     settings = {"PATH": f"{tmp_path}:{PLAIN_PATH}", "FAKE": str(tmp_path)}
-    command = ["bash", SCRIPT, "run", *WHICH, "--", *TRAIN]
+    command = ["bash", SCRIPT, "run", *SLICE, "--", *TRAIN]
     launcher = subprocess.Popen(command, env=settings, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    wait = time.monotonic() + 20
+    deadline = time.monotonic() + 20
     while (tmp_path / "plan").read_text():
-        assert time.monotonic() < wait
+        assert time.monotonic() < deadline
         time.sleep(0.02)
     os.killpg(launcher.pid, signal.SIGINT)
-    said = launcher.communicate(timeout=20)[1]
-    assert launcher.returncode == 130 and said.rstrip().endswith("stop ends it") and cloud.acts() == ["run"]
+    stderr = launcher.communicate(timeout=20)[1]
+    assert launcher.returncode == 130 and stderr.rstrip().endswith("stop ends it") and cloud.actions() == ["run"]
 
 
-@pytest.mark.parametrize("verb, act", [("stop", "stop"), ("logs", "logs"), ("delete", "delete")])
-def test_verbs(cloud, verb, act):
-    cloud.becomes("READY", "ACTIVE")
+@pytest.mark.parametrize("verb, action", [("stop", "stop"), ("logs", "logs"), ("delete", "delete")])
+def test_verbs(cloud, verb, action):
+    cloud.set_states("READY", "ACTIVE")
     done = cloud.run(words=(verb, "--name", "first", "--zone", "europe-west4-b"))
-    assert done.returncode == 0 and cloud.acts() == [act]
+    assert done.returncode == 0 and cloud.actions() == [action]
 
 
-def test_a_dry_run_prints_what_a_run_does(cloud, tmp_path):
-    """Without gcloud, and word for word what gcloud gets when there is one."""
-    words = ("run", *WHICH, "--spot", "--project", "mine")
+def test_a_dry_run_prints_the_commands_of_a_run(cloud, tmp_path):
+    """Without gcloud; the same arguments that gcloud gets in a run."""
+    words = ("run", *SLICE, "--spot", "--project", "mine")
     dry = pod(*words, "--dry-run", "--", *TRAIN, path=without_gcloud(tmp_path / "tools"), TMPDIR=str(tmp_path))
     assert dry.returncode == 0 and dry.stderr == ""
     printed = [shlex.split(line) for line in dry.stdout.splitlines()]
@@ -166,47 +166,47 @@ def test_a_dry_run_prints_what_a_run_does(cloud, tmp_path):
 
 @pytest.mark.parametrize("name", ["v2-8", "v3-2048", "v4-24", "v5litepod-256", "v5p-12288", "v6e-1", "v6e-256"])
 def test_types_that_exist(name):
-    words = ("create", *WHICH, "--type", name, "--dry-run")
+    words = ("create", *SLICE, "--type", name, "--dry-run")
     assert f"--accelerator-type={name} " in pod(*words, path=PLAIN_PATH).stdout
 
 
 @pytest.mark.parametrize(
-    "words, said",
+    "words, message",
     [
-        ((), "say create, setup, run"),
-        (("fly", *WHICH), "not fly"),
+        ((), "give create, setup, run"),
+        (("fly", *SLICE), "not fly"),
         (("create", "--zone", "z", "--type", "v6e-8"), "--name is missing"),
         (("create", "--name", "n", "--type", "v6e-8"), "--zone is missing"),
         (("create", "--name", "n", "--zone", "z"), "--type is missing"),
         (("create", "--name"), "--name needs a value"),
         (("create", "--name", "--zone", "z"), "--name needs a value"),
         (("create", "--name", "N_1", "--zone", "z"), "--name N_1"),
-        (("create", *WHICH, "--type", "v6e-17"), "v6e comes in the sizes 1 4 8"),
-        (("create", *WHICH, "--type", "v5p-12"), "multiples of 8"),
-        (("create", *WHICH, "--type", "v6e-08"), "sizes"),
-        (("create", *WHICH, "--type", "h100-8"), "--type h100-8 is unknown"),
-        (("create", *WHICH, "--poll", "soon"), "--poll soon"),
-        (("create", *WHICH, "--speed", "9"), "there is no option --speed"),
-        (("delete", *WHICH, "--", "bert_base"), "belong to run"),
-        (("run", *WHICH), "say what to train"),
-        (("run", *WHICH, "--", *TRAIN[:3]), "--workdir is missing"),
-        (("run", *WHICH, "--", "bert_base", "--workdir", "gs://a/b"), "--corpus is missing"),
-        (("run", *WHICH, "--", *TRAIN, "--corpus=/data/wiki"), "--corpus /data/wiki: give a place in a bucket"),
-        (("create", *WHICH), "gcloud is not on PATH"),
-        (("setup", *WHICH, "--clone", "/nowhere"), "/nowhere has no LICENSE: give --clone"),
+        (("create", *SLICE, "--type", "v6e-17"), "v6e comes in the sizes 1 4 8"),
+        (("create", *SLICE, "--type", "v5p-12"), "multiples of 8"),
+        (("create", *SLICE, "--type", "v6e-08"), "sizes"),
+        (("create", *SLICE, "--type", "h100-8"), "--type h100-8 is unknown"),
+        (("create", *SLICE, "--poll", "soon"), "--poll soon"),
+        (("create", *SLICE, "--speed", "9"), "there is no option --speed"),
+        (("delete", *SLICE, "--", "bert_base"), "are for run"),
+        (("run", *SLICE), "give the config to train"),
+        (("run", *SLICE, "--", *TRAIN[:3]), "--workdir is missing"),
+        (("run", *SLICE, "--", "bert_base", "--workdir", "gs://a/b"), "--corpus is missing"),
+        (("run", *SLICE, "--", *TRAIN, "--corpus=/data/wiki"), "--corpus /data/wiki: give a path in a bucket"),
+        (("create", *SLICE), "gcloud is not on PATH"),
+        (("setup", *SLICE, "--clone", "/nowhere"), "/nowhere has no LICENSE: give --clone"),
     ],
 )
-def test_mistakes_get_one_line(words, said, tmp_path):
+def test_mistakes_get_one_line(words, message, tmp_path):
     done = pod(*words, path=without_gcloud(tmp_path / "tools"))
     assert done.returncode == 2, done.stderr
-    assert said in done.stderr and len(done.stderr.splitlines()) == 1
+    assert message in done.stderr and len(done.stderr.splitlines()) == 1
 
 
 # ---------------------------------------------------------------- on a host
 
 TRAINER = """#!/usr/bin/env bash
 echo "training with: $*"
-sleep 4 >/dev/null 2>&1 & # a child that is left behind
+sleep 4 >/dev/null 2>&1 & # a child that outlives it
 trap 'echo saved; exit 75' TERM
 while [[ ! -e $HOME/end ]]; do sleep 0.05; done
 exit "$(<"$HOME/end")"
@@ -215,7 +215,7 @@ exit "$(<"$HOME/end")"
 
 @pytest.fixture
 def host(tmp_path):
-    """A host with a copy of the checkout whose `bert-jax` goes on until `end` holds its exit code."""
+    """A host with a fake `bert-jax` that runs until the file `end` holds its exit code."""
     worker = tmp_path / "bert_jax" / WORKER.name
     trainer = tmp_path / "bert_jax" / ".venv" / "bin" / "bert-jax"
     for path, text in ((worker, WORKER.read_text()), (trainer, TRAINER)):
@@ -224,45 +224,45 @@ def host(tmp_path):
         path.chmod(0o755)
 
     class Host:
-        begun: list[subprocess.Popen] = []  # noqa: RUF012
+        started: list[subprocess.Popen] = []  # noqa: RUF012
         log = tmp_path / "bert_jax_run" / "log"
 
         def start(self, *words: str, path: str = PLAIN_PATH) -> subprocess.Popen:
             environment = {"PATH": path, "HOME": str(tmp_path)}
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-            self.begun.append(
+            self.started.append(
                 subprocess.Popen(["bash", worker, *words], env=environment, start_new_session=True, **pipes)
             )
-            return self.begun[-1]
+            return self.started[-1]
 
         def end(self, code: int) -> None:
             (tmp_path / "end").write_text(str(code))
 
-        def trains(self) -> None:
-            wait = time.monotonic() + 20
+        def wait_for_training(self) -> None:
+            deadline = time.monotonic() + 20
             while not (self.log.exists() and "training" in self.log.read_text()):
-                assert time.monotonic() < wait
+                assert time.monotonic() < deadline
                 time.sleep(0.02)
 
-    made = Host()
-    yield made
-    made.end(0)
-    for process in made.begun:
+    fake_host = Host()
+    yield fake_host
+    fake_host.end(0)
+    for process in fake_host.started:
         process.kill()
         process.communicate()
 
 
-def test_a_run_outlives_its_connection_and_is_found_again(host):
+def test_a_run_survives_its_connection_and_is_followed_again(host):
     first = host.start("run", "bert_base", "--corpus", "a b")
-    host.trains()
-    os.killpg(first.pid, signal.SIGKILL)  # all that the connection had
+    host.wait_for_training()
+    os.killpg(first.pid, signal.SIGKILL)  # all processes of the connection
     again = host.start("run", "bert_base")
     assert "is followed" in again.stdout.readline()
     refused = host.start("setup")
     assert refused.wait(20) == 2 and "stop it first" in refused.stdout.read()
     host.end(1)
-    said, _ = again.communicate(timeout=20)
-    assert again.returncode == 1 and said.rstrip().endswith("ended with code 1")
+    output, _ = again.communicate(timeout=20)
+    assert again.returncode == 1 and output.rstrip().endswith("ended with code 1")
     assert host.log.read_text().count("training with: pretrain bert_base --corpus a b") == 1
     assert "training with: pretrain bert_base\n" not in host.log.read_text()
 
@@ -271,24 +271,25 @@ def test_a_host_is_set_up_with_the_pinned_versions(host, tmp_path):
     python = tmp_path / "python3"
     python.write_text('#!/bin/sh\necho "$PWD: $*"\n')
     python.chmod(0o755)
-    said, _ = host.start("setup", path=f"{tmp_path}:{PLAIN_PATH}").communicate(timeout=20)
-    *_, install, end = said.splitlines()
+    output, _ = host.start("setup", path=f"{tmp_path}:{PLAIN_PATH}").communicate(timeout=20)
+    *_, install, end = output.splitlines()
     words = install.split()
     assert words[0] == f"{tmp_path / 'bert_jax'}:" and words[-1] == ".[tpu,gcs]" and end.endswith("is set up")
     assert words[words.index("--constraint") + 1] == "constraints/tpu-py312.txt"
 
 
-def test_stop_saves_and_says_that_it_was_asked(host):
+def test_stop_saves_and_reports_that_it_was_requested(host):
     assert host.start("stop").wait(20) == 2, "there is no run yet"
     running = host.start("run", "bert_base")
-    host.trains()
+    host.wait_for_training()
     assert host.start("stop").wait(20) == 0
-    said, _ = running.communicate(timeout=20)
-    assert running.returncode == 75 and "saved\n" in said and said.rstrip().endswith("ended with code 75 as asked")
+    output, _ = running.communicate(timeout=20)
+    assert running.returncode == 75 and "saved\n" in output
+    assert output.rstrip().endswith("ended with code 75 as requested")
 
 
-def test_a_later_run_shows_its_own_lines_only(host):
+def test_a_later_run_shows_only_its_own_lines(host):
     host.end(0)
     for words in (("run", "first"), ("run", "second")):
-        said, _ = host.start(*words).communicate(timeout=20)
-    assert "pretrain second" in said and "pretrain first" not in said and "ended with code 0" in said
+        output, _ = host.start(*words).communicate(timeout=20)
+    assert "pretrain second" in output and "pretrain first" not in output and "ended with code 0" in output

@@ -1,4 +1,4 @@
-"""`bert-jax pretrain` as several processes with their supervisors, as a launcher starts them; killed and stopped."""
+"""Run `bert-jax pretrain` as several processes with supervisors, as a launcher does; kill and stop them."""
 
 import json
 import os
@@ -18,11 +18,11 @@ FLAGS = (
     "--phases.0.learning-rate 1e-3 --evaluation.rows 10 --evaluation.batch-size 6 --evaluation.every 30 "
     "--checkpoint.every 10 --log.every 1 --log.no-tensorboard --data.prefetch 2 --cluster.timeout 120"
 )
-SECONDS = 240
+TIMEOUT_SECONDS = 240
 
 
 class Job:
-    """The processes of one start."""
+    """The processes of one start of a run."""
 
     def __init__(
         self,
@@ -34,71 +34,81 @@ class Job:
         extra: dict | None = None,
         interpreters: dict | None = None,
     ):
-        """Starts them.
+        """Starts the processes.
 
         Args:
           corpus, workdir: of the run.
-          processes: how many; one has no supervisor.
-          devices: of each process.
-          extra: flags of single processes, by process.
-          interpreters: of single processes, instead of this one.
+          processes: number of processes; one alone has no supervisor.
+          devices: per process.
+          extra: additional flags by process.
+          interpreters: Python interpreters by process; others use this one.
         """
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self.workdir, self.supervisors = workdir, []
-        quick = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-        environment = os.environ | quick | {"PYTHONPATH": str(ROOT)}
+        quick_env = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+        environment = os.environ | quick_env | {"PYTHONPATH": str(ROOT)}
         for process in range(processes):
-            seat = f"--cluster.coordinator 127.0.0.1:{port} --cluster.processes {processes} --cluster.process {process}"
-            words = ["bert_tiny", "--corpus", str(corpus), "--workdir", str(workdir), *FLAGS.split(), *seat.split()]
-            words += (extra or {}).get(process, [])
-            command = [(interpreters or {}).get(process, sys.executable), "-m", "bert_jax", "pretrain", *words]
+            cluster = (
+                f"--cluster.coordinator 127.0.0.1:{port} --cluster.processes {processes} --cluster.process {process}"
+            )
+            arguments = [
+                "bert_tiny",
+                "--corpus",
+                str(corpus),
+                "--workdir",
+                str(workdir),
+                *FLAGS.split(),
+                *cluster.split(),
+            ]
+            arguments += (extra or {}).get(process, [])
+            command = [(interpreters or {}).get(process, sys.executable), "-m", "bert_jax", "pretrain", *arguments]
             self.supervisors.append(
                 subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             )
 
-    def wait_for(self, update: int) -> None:
-        """Until the metrics have the line of an update."""
-        end = time.monotonic() + SECONDS
-        while not any(line["step"] >= update for line in lines(self.workdir)):
-            assert time.monotonic() < end and self.supervisors[0].poll() is None, self.end()
+    def wait_for(self, step: int) -> None:
+        """Wait until the metrics have a line of this step or a later one."""
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while not any(line["step"] >= step for line in lines(self.workdir)):
+            assert time.monotonic() < deadline and self.supervisors[0].poll() is None, self.end()
             time.sleep(0.02)
 
     def wait_until_ready(self) -> None:
-        """Until the parameters are there, and the first update is about to be compiled."""
-        end, file = time.monotonic() + SECONDS, self.workdir / "goodput.jsonl"
+        """Wait until the parameters are initialized, and the first step is about to be compiled."""
+        deadline, file = time.monotonic() + TIMEOUT_SECONDS, self.workdir / "goodput.jsonl"
         while len({json.loads(line)["begun"] for line in file.read_text().splitlines(True) if line[-1:] == "\n"}) < 2:
-            assert time.monotonic() < end and self.supervisors[0].poll() is None, self.end()
+            assert time.monotonic() < deadline and self.supervisors[0].poll() is None, self.end()
             time.sleep(0.02)
 
     def child(self, process: int) -> int:
-        """The process that trains."""
+        """Process id of the training process."""
         supervisor = self.supervisors[process].pid
         (child,) = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
         return int(child)
 
     def kill_child(self, process: int) -> None:
-        """As the out-of-memory killer does."""
+        """Send SIGKILL to the training process, as the out-of-memory killer does."""
         os.kill(self.child(process), signal.SIGKILL)
 
     def end(self) -> list[tuple[int, str, str]]:
         """Exit code, stdout and stderr of each process."""
-        found = []
+        results = []
         try:
             for supervisor in self.supervisors:
-                out, err = supervisor.communicate(timeout=SECONDS)
-                said = "\n".join(line for line in out.splitlines() if not line.startswith("[Gloo]"))
-                found.append((supervisor.returncode, said, err))
+                out, err = supervisor.communicate(timeout=TIMEOUT_SECONDS)
+                stdout = "\n".join(line for line in out.splitlines() if not line.startswith("[Gloo]"))
+                results.append((supervisor.returncode, stdout, err))
         finally:
             for supervisor in self.supervisors:
                 supervisor.kill()
                 supervisor.communicate()
-        return found
+        return results
 
 
 def lines(workdir: Path) -> list[dict]:
-    """Complete lines of the metrics, without their times."""
+    """Complete lines of the metrics, without timings."""
     file = workdir / "metrics.jsonl"
-    whole = file.read_text().rpartition("\n")[0].splitlines() if file.exists() else []
-    return [{name: value for name, value in json.loads(line).items() if name != "timing"} for line in whole]
+    complete = file.read_text().rpartition("\n")[0].splitlines() if file.exists() else []
+    return [{name: value for name, value in json.loads(line).items() if name != "timing"} for line in complete]

@@ -1,4 +1,4 @@
-"""What the processes train on and how: corpora whose sentences are all distinct, and the configs of all cases."""
+"""Corpora whose sentences are all distinct, and the configs of all cases."""
 
 import dataclasses
 import itertools
@@ -13,23 +13,23 @@ from data_prep.options import Options
 from tests import building
 
 WORDS = [word for word in building.WORDS if word != "a"]
-"""Behind "a." no sentence ends: it might be short for something."""
-UPDATES = 51
-"""Updates 0 to 50."""
+"""Without "a": the sentence splitter takes "a." for an abbreviation."""
+STEPS = 51
+"""Steps 0 to 50."""
 STRETCH_TOKENS, WINDOW_STRETCHES = 200, 6
-"""Instead of the real ones (data/epoch_plan.py), so that an epoch has several windows."""
+"""Replace those of data/epoch_plan.py, so that an epoch has several windows."""
 PREFETCH = {1: 1, 2: 4, 4: 7}
 READER_PROCESSES = {1: 0, 2: 2, 4: 0}
-"""By number of processes, so that what prepares batches differs where they are compared."""
+"""By number of processes, so that the compared runs prepare their batches in different ways."""
 DEVICES = {1: 1, 2: 1, 4: 2}
-"""Of each process, by number of processes."""
+"""Devices per process, by number of processes."""
 ACCUMULATION = {1: 1, 2: 1, 4: 2}
 """Micro-batches, by number of processes."""
 
 MODEL = ModelConfig(vocab_size=96, hidden_size=64, num_layers=2, num_heads=2, intermediate_size=128, max_positions=64)
 PHASES = (
     Phase(steps=30, seq_len=48, batch_size=16, accumulation=2, start_batch_size=8, ramp_steps=10, warmup_steps=2),
-    Phase(steps=UPDATES - 30, seq_len=64, batch_size=8, warmup_steps=2),
+    Phase(steps=STEPS - 30, seq_len=64, batch_size=8, warmup_steps=2),
 )
 RUNS = Config(
     name="runs",
@@ -50,7 +50,7 @@ STREAMS = {
         RUNS, data=DataConfig(mixture_exponent=0.7, examples_per_row=8), objective=ObjectiveConfig()
     ),
 }
-"""The last one reads two corpora, and in some processes through reader processes."""
+"""The last case reads two corpora, with two processes through reader processes."""
 LOSSES = dataclasses.replace(
     RUNS,
     data=DataConfig(examples_per_row=8),
@@ -60,7 +60,7 @@ LOSSES = dataclasses.replace(
 
 
 def make_document(rng: np.random.Generator, prefixes) -> str:
-    """One to eight sentences of 3 to 14 words, the first three as no other sentence has them; a few of 70."""
+    """One to eight sentences of 3 to 14 words, a few of 70; the first three words are unique to each sentence."""
 
     def sentence() -> str:
         size = 67 if rng.random() < 0.02 else int(rng.integers(0, 12))
@@ -73,12 +73,12 @@ def build_corpora(directory: Path) -> list[Path]:
     """A corpus of 150 documents and one of 60, with one tokenizer."""
     rng = np.random.default_rng(0)
     prefixes = iter(rng.permutation(list(itertools.product(WORDS, repeat=3))))
-    found = []
+    directories = []
     for name, count in (("large", 150), ("small", 60)):
         text = directory / f"{name}.txt"
         text.write_text("\n\n".join(make_document(rng, prefixes) for _ in range(count)))
         options = Options(validation_fraction=0.15)
         sources = [building.parse(f"text:{text}")]
         build(Request(sources, building.make_tokenizer(), directory / name, name, options), LocalEngine(1))
-        found.append(directory / name)
-    return found
+        directories.append(directory / name)
+    return directories

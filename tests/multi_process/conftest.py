@@ -1,4 +1,4 @@
-"""The corpora that all processes read, and a run that nothing happens to."""
+"""The corpora that all processes read, and the metrics of an undisturbed run."""
 
 from pathlib import Path
 
@@ -16,8 +16,8 @@ def corpora(tmp_path_factory) -> list[Path]:
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory, corpora) -> list[dict]:
-    """Metrics of two processes."""
+    """Metrics of an undisturbed run of two processes."""
     workdir = tmp_path_factory.mktemp("undisturbed") / "run"
-    for code, _, said in Job(corpora[0], workdir, 2).end():
-        assert code == 0, said[-3000:]
+    for code, _, stderr in Job(corpora[0], workdir, 2).end():
+        assert code == 0, stderr[-3000:]
     return lines(workdir)

@@ -1,4 +1,4 @@
-"""Starts the processes of one run, waits for all of them, and ends all if one fails or is late."""
+"""Start the processes of one run, wait for all of them, and end all if one fails or is late."""
 
 import os
 import re
@@ -12,20 +12,20 @@ import numpy as np
 
 ROOT = Path(__file__).parents[2]
 WORKER = Path(__file__).with_name("worker.py")
-SECONDS = 300
+TIMEOUT_SECONDS = 300
 
 
 def launch(job: str, processes: int, directory: Path, corpora: list[Path]) -> list[dict[str, np.ndarray]]:
-    """What each of `processes` workers has written."""
+    """Return the arrays that each of the workers wrote."""
     failure = _attempt(job, processes, directory, corpora)
     if failure and re.search(r"[Aa]ddress already in use|[Ff]ailed to (bind|add port)", failure):
-        failure = _attempt(job, processes, directory, corpora)  # another program took the port in between
+        failure = _attempt(job, processes, directory, corpora)  # another program took the port meanwhile
     assert not failure, failure
     return [dict(np.load(directory / f"{process}.npz")) for process in range(processes)]
 
 
 def _attempt(job: str, processes: int, directory: Path, corpora: list[Path]) -> str:
-    """Runs them once; the reason if it failed."""
+    """Run the workers once; return the error message, "" after success."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -37,12 +37,14 @@ def _attempt(job: str, processes: int, directory: Path, corpora: list[Path]) -> 
             with (directory / f"{process}.log").open("wb") as log:
                 command = [sys.executable, str(WORKER), *map(str, arguments)]
                 running.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
-        end = time.monotonic() + SECONDS
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while any(process.poll() is None for process in running):
-            if time.monotonic() > end:
-                return _report(f"{job} with {processes} processes: not done after {SECONDS} s", running, directory)
+            if time.monotonic() > deadline:
+                return _report(
+                    f"{job} with {processes} processes: not done after {TIMEOUT_SECONDS} s", running, directory
+                )
             if any(process.poll() for process in running):
-                time.sleep(1)  # the others may have more to say
+                time.sleep(1)  # the others may fail too, with messages of their own
                 break
             time.sleep(0.05)
         if any(process.poll() != 0 for process in running):
@@ -57,6 +59,6 @@ def _attempt(job: str, processes: int, directory: Path, corpora: list[Path]) -> 
 def _report(message: str, running: list[subprocess.Popen], directory: Path) -> str:
     parts = [message]
     for number, process in enumerate(running):
-        said = (directory / f"{number}.log").read_text(errors="replace")[-3000:]
-        parts.append(f"process {number}, {'running' if process.poll() is None else process.returncode}:\n{said}")
+        log = (directory / f"{number}.log").read_text(errors="replace")[-3000:]
+        parts.append(f"process {number}, {'running' if process.poll() is None else process.returncode}:\n{log}")
     return "\n\n".join(parts)

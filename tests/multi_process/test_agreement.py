@@ -1,4 +1,4 @@
-"""Processes that agree without devices: one tells, all gather, and who is late is named by all."""
+"""Broadcast and all-gather without devices, and the error for a late process."""
 
 import pytest
 
@@ -12,14 +12,14 @@ def written(tmp_path_factory, corpora):
     return launch("lateness", 4, tmp_path_factory.mktemp("lateness"), corpora)
 
 
-def test_the_first_tells_all(written):
-    assert {str(each["told"]) for each in written} == {"from 0"}
+def test_broadcast_from_first(written):
+    assert {str(each["broadcast"]) for each in written} == {"from 0"}
 
 
-def test_all_hear_all(written):
+def test_all_gather(written):
     assert [each["gathered"].tolist() for each in written] == [[0, 1, 2, 3]] * 4
 
 
-def test_who_is_late_is_named_by_all(written):
-    said = {str(each["said"]) for each in written}
-    assert said == {"process(es) 2 of 4 did not come to 'the corner' within 2 s"}
+def test_a_late_process_is_named_by_all(written):
+    messages = {str(each["error"]) for each in written}
+    assert messages == {"process(es) 2 of 4 did not reach 'a barrier' within 2 s"}

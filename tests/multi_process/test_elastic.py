@@ -1,4 +1,4 @@
-"""A run goes on with other processes, devices and meshes: the same rows, and losses within promise 1."""
+"""A run continues with other processes, devices and meshes: the same rows, and losses as in promise 1."""
 
 from pathlib import Path
 
@@ -14,15 +14,15 @@ def train_lines(workdir: Path) -> list[dict]:
     return [line for line in lines(workdir) if line["split"] == "train"]
 
 
-def go_on(corpus: Path, workdir: Path, until: int | None, processes: int, devices: int, mesh: str) -> int:
-    """Starts the run, and stops it behind an update, or lets it end; updates done."""
+def continue_run(corpus: Path, workdir: Path, until: int | None, processes: int, devices: int, mesh: str) -> int:
+    """Start the run; stop it after a step, or let it end. Returns the number of steps done."""
     extra = {process: mesh.split() for process in range(processes)}
     job = Job(corpus, workdir, processes, devices=devices, extra=extra)
     if until is not None:
         job.wait_for(until)
         job.supervisors[0].terminate()
-    for code, _, said in job.end():
-        assert code == (0 if until is None else 75), said[-3000:]
+    for code, _, stderr in job.end():
+        assert code == (0 if until is None else 75), stderr[-3000:]
     return len(train_lines(workdir))
 
 
@@ -40,18 +40,18 @@ def go_on(corpus: Path, workdir: Path, until: int | None, processes: int, device
 )
 def test_losses_agree(starts, tmp_path, corpora, undisturbed):
     workdir = tmp_path / "run"
-    first = go_on(corpora[0], workdir, 22, *starts[0])
-    second = go_on(corpora[0], workdir, first + 15, *starts[1])
+    first = continue_run(corpora[0], workdir, 22, *starts[0])
+    second = continue_run(corpora[0], workdir, first + 15, *starts[1])
     assert 0 < first < second < STEPS
-    assert go_on(corpora[0], workdir, None, *starts[2]) == STEPS
+    assert continue_run(corpora[0], workdir, None, *starts[2]) == STEPS
     reference = [line for line in undisturbed if line["split"] == "train"]
-    found = train_lines(workdir)
-    assert [line["tokens_seen"] for line in found] == [line["tokens_seen"] for line in reference]
-    losses, expected = (np.array([line["loss"] for line in run]) for run in (found, reference))
-    assert (losses != expected).any(), "other sums should round in another way"
+    continued = train_lines(workdir)
+    assert [line["tokens_seen"] for line in continued] == [line["tokens_seen"] for line in reference]
+    losses, expected = (np.array([line["loss"] for line in run]) for run in (continued, reference))
+    assert (losses != expected).any(), "sums in a different order should round differently"
     assert abs(losses[0] / expected[0] - 1) <= 1e-6
     np.testing.assert_allclose(losses, expected, rtol=1e-4)
-    # Evaluation batches of 6 rows are 6, 8 or 16 here, and show the same rows.
+    # Evaluation batches have 6, 8 or 16 rows here, and the same rows in all.
     held_out = [
         [line["mlm_loss"] for line in run if line["split"] == "validation"] for run in (lines(workdir), undisturbed)
     ]

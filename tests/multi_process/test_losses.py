@@ -16,7 +16,7 @@ OTHERS = [2, 4]
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory, corpora):
-    """What each process wrote, by number of processes."""
+    """Arrays of each process, by number of processes."""
     return {n: launch("losses", n, tmp_path_factory.mktemp(f"losses{n}"), corpora) for n in (1, 2, 4)}
 
 
@@ -32,8 +32,8 @@ def relative_distance(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> flo
 
 
 @pytest.mark.parametrize("processes", OTHERS)
-def test_processes_really_hold_different_rows(outcome, processes):
-    """Of the first update, as they were read and as they lie on the devices; together they are the batch."""
+def test_processes_hold_different_rows(outcome, processes):
+    """Rows of the first step, as read and as sharded over the devices; together they are the batch."""
     (whole,) = outcome[1]
     assert whole["shard"].shape == (16, 48) and whole["first/segment_ids"].max() >= 2
     rows = [written["shard_rows"].tolist() for written in outcome[processes]]
@@ -46,8 +46,8 @@ def test_processes_really_hold_different_rows(outcome, processes):
         np.testing.assert_array_equal(written["first/input_ids"], written["shard"])
 
 
-def test_there_is_something_to_agree_on(outcome):
-    """The loss falls, and from one update to the next it changes by far more than 1e-4 of itself."""
+def test_losses_change_enough_to_compare(outcome):
+    """The loss falls, and changes between two steps by far more than a relative 1e-4."""
     losses = outcome[1][0]["losses"]
     assert len(losses) == 20 and losses[0] - losses[-1] > 0.3
     assert np.median(np.abs(np.diff(losses))) > 0.03
@@ -55,7 +55,7 @@ def test_there_is_something_to_agree_on(outcome):
 
 @pytest.mark.parametrize("processes", OTHERS)
 def test_training_agrees_with_one_process(outcome, processes):
-    """Four of them with two devices each, and two micro-batches."""
+    """Four processes have two devices each, and two micro-batches."""
     assert ACCUMULATION == {1: 1, 2: 1, 4: 2} and [w["devices"] for w in outcome[4]] == [2] * 4
     reference = outcome[1][0]["losses"]
     for written in outcome[processes]:
@@ -68,8 +68,8 @@ def test_training_agrees_with_one_process(outcome, processes):
 
 
 @pytest.mark.parametrize("processes", OTHERS)
-def test_held_out_rows_are_shared(outcome, processes):
-    """Of every batch a process has its own rows, some of them empty in the last batch; together they are all."""
+def test_held_out_rows_are_divided(outcome, processes):
+    """Each process reads its own rows of every batch, some of them empty in the last; together they are the batch."""
     whole = part(outcome[1][0], "held_out/")
     shares = [part(written, "held_out/") for written in outcome[processes]]
     assert len({share["0/input_ids"].tobytes() for share in shares}) == processes
@@ -81,14 +81,14 @@ def test_held_out_rows_are_shared(outcome, processes):
 
 @pytest.mark.parametrize("processes", OTHERS)
 def test_held_out_metrics_agree(outcome, processes):
-    """Before training, where parameters are the same bits, and after it, where they are not."""
+    """Before training, when parameters are bitwise equal, and after it, when they are not."""
     for when, rtol in (("before", 1e-5), ("after", 1e-4)):
         reference = part(outcome[1][0], f"{when}/")
         assert {"mlm_loss", "pair_loss"} <= reference.keys()
         for written in outcome[processes]:
-            found = part(written, f"{when}/")
-            assert found.keys() == reference.keys()
+            actual = part(written, f"{when}/")
+            assert actual.keys() == reference.keys()
             for name, value in reference.items():
-                np.testing.assert_allclose(found[name], value, rtol=rtol, err_msg=f"{when} {name}")
+                np.testing.assert_allclose(actual[name], value, rtol=rtol, err_msg=f"{when} {name}")
     before, after = (float(outcome[1][0][f"{when}/mlm_loss"]) for when in ("before", "after"))
     assert before - after > 0.3

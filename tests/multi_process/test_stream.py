@@ -1,6 +1,6 @@
-"""The training stream of 1, 2 and 4 real processes: one set of global batches and masks, shared out.
+"""The training stream of 1, 2 and 4 real processes: one set of global batches and masks, divided among them.
 
-That is a part of promise 1. Processes differ in prefetch, and in whether threads or reader processes read.
+This is a part of promise 1. Processes differ in prefetch, and in whether threads or reader processes read.
 """
 
 from collections import Counter
@@ -10,7 +10,7 @@ import pytest
 
 from bert_jax.data.corpus import Corpus
 from bert_jax.tokenizers.tokenizer import Tokenizer
-from tests.multi_process.configs import PHASES, STREAMS, UPDATES
+from tests.multi_process.configs import PHASES, STEPS, STREAMS
 from tests.multi_process.launch import launch
 
 pytestmark = pytest.mark.slow
@@ -21,33 +21,33 @@ NAMES = {
     *("row", "mask_epoch"),
     *(f"masked/{name}" for name in ("input_ids", "target_positions", "target_labels", "target_weights")),
 }
-Update = dict[str, np.ndarray]
+StepRows = dict[str, np.ndarray]
 
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory, corpora):
-    """What each process wrote, by number of processes."""
+    """Arrays of each process, by number of processes."""
     return {n: launch("stream", n, tmp_path_factory.mktemp(f"stream{n}"), corpora) for n in (1, 2, 4)}
 
 
-def shares(outcome, processes: int, case: str) -> list[list[Update]]:
-    """Rows of each process and update."""
+def shares(outcome, processes: int, case: str) -> list[list[StepRows]]:
+    """Rows of each process and step."""
     found = []
     for written in outcome[processes]:
-        updates: list[Update] = [{} for _ in range(UPDATES)]
+        steps: list[StepRows] = [{} for _ in range(STEPS)]
         for key, array in written.items():
             name, _, rest = key.partition("/")
-            update, _, rest = rest.partition("/")
+            step, _, rest = rest.partition("/")
             if name == case and rest in NAMES:
-                updates[int(update)][rest] = array
-        found.append(updates)
-    assert all(update.keys() == NAMES for updates in found for update in updates)
+                steps[int(step)][rest] = array
+        found.append(steps)
+    assert all(step.keys() == NAMES for steps in found for step in steps)
     return found
 
 
-def joined(shared: list[list[Update]], outcome, case: str) -> list[Update]:
-    """The global batches, if each of their rows belongs to exactly one process, and no example comes twice."""
-    found, sizes = [], [int(outcome[1][0][f"{case}/{update}/size"]) for update in range(UPDATES)]
+def joined(shared: list[list[StepRows]], outcome, case: str) -> list[StepRows]:
+    """The global batches; asserts that each row belongs to exactly one process, and that no example repeats."""
+    found, sizes = [], [int(outcome[1][0][f"{case}/{step}/size"]) for step in range(STEPS)]
     for parts, size in zip(zip(*shared, strict=True), sizes, strict=True):
         rows = [row for part in parts for row in part["row"].tolist()]
         assert len({len(part["row"]) for part in parts}) == 1, "unequal shares"
@@ -57,29 +57,29 @@ def joined(shared: list[list[Update]], outcome, case: str) -> list[Update]:
         batch = {name: np.concatenate([part[name] for part in parts]) for name in NAMES}
         found.append({name: array[np.argsort(batch["row"])] for name, array in batch.items()})
     seen = set()
-    for updates in shared:
-        mine = {identity for update in updates for identity in identities(update)}
+    for steps in shared:
+        mine = {identity for step in steps for identity in identities(step)}
         assert not mine & seen, "two processes read the same example of one epoch"
         seen |= mine
-    assert sum(len(identities(update)) for updates in shared for update in updates) == len(seen), "an example twice"
+    assert sum(len(identities(step)) for steps in shared for step in steps) == len(seen), "an example twice"
     return found
 
 
-def identities(update: Update) -> list[tuple[int, int]]:
+def identities(step: StepRows) -> list[tuple[int, int]]:
     """(epoch, example) of all examples; phases have epochs of their own."""
     return [
         (epoch, example)
-        for epoch, examples in zip(update["mask_epoch"].tolist(), update["example_id"].tolist(), strict=True)
+        for epoch, examples in zip(step["mask_epoch"].tolist(), step["example_id"].tolist(), strict=True)
         for example in examples
         if example >= 0
     ]
 
 
-def assert_same_batches(left: list[Update], right: list[Update]) -> None:
+def assert_same_batches(left: list[StepRows], right: list[StepRows]) -> None:
     for number, (one, two) in enumerate(zip(left, right, strict=True)):
         for name in NAMES:
             assert one[name].dtype == two[name].dtype
-            np.testing.assert_array_equal(one[name], two[name], err_msg=f"{name} of update {number}")
+            np.testing.assert_array_equal(one[name], two[name], err_msg=f"{name} of step {number}")
 
 
 @pytest.fixture(scope="module")
@@ -89,23 +89,23 @@ def batches(outcome):
 
 
 @pytest.mark.parametrize("case", STREAMS)
-def test_there_is_something_to_agree_on(outcome, batches, case):
-    """Several windows and epochs, a ramp, two phases, packed rows, masks that change."""
-    sizes = [len(update["row"]) for update in batches[case]]
+def test_streams_cover_the_cases(outcome, batches, case):
+    """Several windows and epochs, a ramp, two phases, packed rows, changing masks."""
+    sizes = [len(step["row"]) for step in batches[case]]
     assert sizes == [8] * 5 + [16] * 25 + [8] * 21
-    assert [update["input_ids"].shape[1] for update in batches[case]] == [48] * 30 + [64] * 21
+    assert [step["input_ids"].shape[1] for step in batches[case]] == [48] * 30 + [64] * 21
     assert outcome[1][0][f"{case}/windows"].min() >= 2 and outcome[1][0][f"{case}/windows"].max() >= 3
-    assert max(update["mask_epoch"].max() for update in batches[case]) >= 2
-    assert max(len(set(update["mask_epoch"].tolist())) for update in batches[case]) >= 2  # straddles two epochs
-    assert max(update["segment_ids"].max() for update in batches[case]) >= 2
-    labels = {label for update in batches[case] for label in update["pair_labels"][update["example_id"] >= 0].tolist()}
+    assert max(step["mask_epoch"].max() for step in batches[case]) >= 2
+    assert max(len(set(step["mask_epoch"].tolist())) for step in batches[case]) >= 2  # straddles two epochs
+    assert max(step["segment_ids"].max() for step in batches[case]) >= 2
+    labels = {label for step in batches[case] for label in step["pair_labels"][step["example_id"] >= 0].tolist()}
     assert labels == ({0, 1} if case == "mixture" else {-1})
     masked = [
-        (update["masked/input_ids"] != update["input_ids"]).sum() / (update["segment_ids"] > 0).sum()
-        for update in batches[case]
+        (step["masked/input_ids"] != step["input_ids"]).sum() / (step["segment_ids"] > 0).sum()
+        for step in batches[case]
     ]
     assert 0.1 < np.mean(masked) < 0.17
-    assert all(update["masked/target_weights"].any(1).all() for update in batches[case])
+    assert all(step["masked/target_weights"].any(1).all() for step in batches[case])
 
 
 @pytest.mark.parametrize("processes", [2, 4])
@@ -114,8 +114,8 @@ def test_any_number_of_processes_reads_the_same_batches(outcome, batches, case, 
     shared = shares(outcome, processes, case)
     assert len(shared) == processes
     assert_same_batches(joined(shared, outcome, case), batches[case])
-    for update in range(UPDATES):
-        assert len({str(written[f"{case}/{update}/following"]) for p in outcome for written in outcome[p]}) == 1
+    for step in range(STEPS):
+        assert len({str(written[f"{case}/{step}/following"]) for p in outcome for written in outcome[p]}) == 1
 
 
 def assert_caught(shared, outcome, batches, message: str) -> None:
@@ -123,26 +123,26 @@ def assert_caught(shared, outcome, batches, message: str) -> None:
         assert_same_batches(joined(shared, outcome, "doc_sentences"), batches["doc_sentences"])
 
 
-def test_a_stream_that_is_not_shared_is_noticed(outcome, batches):
-    """Positive control: two processes that both read everything, and two that are both the first."""
+def test_a_stream_that_is_not_divided_is_detected(outcome, batches):
+    """Positive control: two processes that both read everything, and two that both act as process 0."""
     both = shares(outcome, 2, "unshared")
     assert_same_batches(both[0], batches["doc_sentences"])
     assert_caught(both, outcome, batches, "two processes read the same row")
     first, second = shares(outcome, 2, "doc_sentences")
     assert_caught([first, first], outcome, batches, "two processes read the same row")
     assert_caught([first], outcome, batches, "a row that no process reads")
-    # Even if the second says that its rows are others.
+    # Even if the second one claims other row numbers.
     renamed = [
-        {**update, "row": other["row"], "masked/input_ids": update["masked/input_ids"]}
-        for update, other in zip(first, second, strict=True)
+        {**step, "row": other["row"], "masked/input_ids": step["masked/input_ids"]}
+        for step, other in zip(first, second, strict=True)
     ]
     assert_caught([first, renamed], outcome, batches, "two processes read the same example")
     one_bit = [*second[:-1], second[-1] | {"masked/target_labels": second[-1]["masked/target_labels"] ^ 1}]
-    assert_caught([first, one_bit], outcome, batches, "masked/target_labels of update 50")
+    assert_caught([first, one_bit], outcome, batches, "masked/target_labels of step 50")
 
 
 class Text:
-    """What the sentences of a corpus are, and how rows of one length show them."""
+    """The sentences of a corpus, and how rows of one length contain them."""
 
     def __init__(self, directory, seq_len: int):
         corpus, tokenizer = Corpus.open(directory), Tokenizer.load(directory / "tokenizer.json")
@@ -154,11 +154,11 @@ class Text:
             tokens = corpus.sentences(sentence, sentence + 1).tolist()
             assert tokens.count(self.period) == 1 and tokens[-1] == self.period
             self.longer += len(tokens) > room
-            # A sentence that is longer than a row is cut into whole rows and a rest.
+            # A sentence longer than a row is cut into whole rows and a remainder.
             for start in range(0, len(tokens), room):
                 self.pieces[tuple(tokens[start : start + room])] += 1
                 self.sentence_of[tuple(tokens[start : start + room])] = sentence
-        assert max(self.pieces.values()) == 1  # or finding one would say little
+        assert max(self.pieces.values()) == 1  # otherwise finding one would prove little
 
     def shown(self, ids: np.ndarray, segments: np.ndarray) -> list[tuple[int, ...]]:
         """Sentences, or parts of long ones, in one row."""
@@ -178,14 +178,14 @@ class Text:
 
 @pytest.mark.parametrize("case", ["doc_sentences", "full_sentences"])
 def test_an_epoch_shows_every_sentence_once(outcome, corpora, case):
-    """Read back from the rows of four processes; these formats truncate nothing."""
+    """Decoded from the rows of four processes; these formats truncate nothing."""
     complete = 0
     for phase, first, last in ((PHASES[0], 0, 30), (PHASES[1], 30, 51)):
         text, seen = Text(corpora[0], phase.seq_len), {}
         assert text.longer >= 3
-        for updates in shares(outcome, 4, case):
-            for update in updates[first:last]:
-                rows = zip(update["mask_epoch"].tolist(), update["input_ids"], update["segment_ids"], strict=True)
+        for steps in shares(outcome, 4, case):
+            for step in steps[first:last]:
+                rows = zip(step["mask_epoch"].tolist(), step["input_ids"], step["segment_ids"], strict=True)
                 for epoch, ids, segments in rows:
                     seen.setdefault(epoch, Counter()).update(text.shown(ids, segments))
         *whole, cut_off = sorted(seen)
@@ -197,14 +197,14 @@ def test_an_epoch_shows_every_sentence_once(outcome, corpora, case):
 
 
 def test_a_process_reads_only_its_own_records(outcome, corpora):
-    """Documents are one record each here, and no example leaves its document."""
+    """Each document is one record here, and no example crosses documents."""
     corpus, text, read = Corpus.open(corpora[0]), Text(corpora[0], PHASES[0].seq_len), {}
     records = len(corpus.record_offsets) - 1
     for processes in (1, 2, 4):
-        for process, updates in enumerate(shares(outcome, processes, "doc_sentences")):
+        for process, steps in enumerate(shares(outcome, processes, "doc_sentences")):
             needed = set()
-            for update in updates[:FEW]:
-                for ids, segments in zip(update["input_ids"], update["segment_ids"], strict=True):
+            for step in steps[:FEW]:
+                for ids, segments in zip(step["input_ids"], step["segment_ids"], strict=True):
                     sentences = [text.sentence_of[piece] for piece in text.shown(ids, segments)]
                     needed |= set(np.searchsorted(corpus.record_offsets, sentences, "right") - 1)
             read[processes, process] = set(outcome[processes][process]["doc_sentences/records"].tolist())

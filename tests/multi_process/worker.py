@@ -1,7 +1,7 @@
-"""One of several processes that are one run; writes what it read, or what it computed, to OUT/PROCESS.npz.
+"""One of several processes of a run; writes what it read or computed to OUT/PROCESS.npz.
 
-Usage: worker.py JOB PROCESS PROCESSES PORT OUT CORPUS...: see launch.py. Reader processes run this file too, as
-multiprocessing starts them: that is why what is changed here is changed on import.
+Usage: worker.py JOB PROCESS PROCESSES PORT OUT CORPUS...: see launch.py. multiprocessing imports this file in reader
+processes too; module constants are therefore changed on import.
 """
 
 import contextlib
@@ -19,16 +19,16 @@ from tests.multi_process.configs import (
     LOSSES,
     PREFETCH,
     READER_PROCESSES,
+    STEPS,
     STREAMS,
     STRETCH_TOKENS,
-    UPDATES,
     WINDOW_STRETCHES,
 )
 
 epoch_plan.STRETCH_TOKENS, epoch_plan.WINDOW_STRETCHES = STRETCH_TOKENS, WINDOW_STRETCHES
 PREPARED = ("input_ids", "target_positions", "target_labels", "target_weights")
 FEW = 4
-"""Updates whose records are noted."""
+"""Steps whose records are collected."""
 
 
 def open_task(config, parts):
@@ -39,7 +39,7 @@ def open_task(config, parts):
 
 
 def read_stream(task) -> dict[str, np.ndarray]:
-    """Rows of all updates, and what masking makes of them."""
+    """Rows of all steps, before and after masking."""
     import jax
 
     from bert_jax.data.cursor import Cursor
@@ -47,18 +47,18 @@ def read_stream(task) -> dict[str, np.ndarray]:
     prepare = jax.jit(lambda rows: task.prepare(rows, evaluating=False))
     found = {}
     with contextlib.closing(task.batches(Cursor())) as batches:
-        for update, (rows, size, following) in enumerate(batches):
+        for step, (rows, size, following) in enumerate(batches):
             masked = jax.device_get(prepare(rows))
-            found |= {f"{update}/{name}": array for name, array in rows.items()}
-            found |= {f"{update}/masked/{name}": masked[name] for name in PREPARED}
-            found[f"{update}/size"] = np.array(size)
-            found[f"{update}/following"] = np.array(str(following))
-    assert update == UPDATES - 1, update
+            found |= {f"{step}/{name}": array for name, array in rows.items()}
+            found |= {f"{step}/masked/{name}": masked[name] for name in PREPARED}
+            found[f"{step}/size"] = np.array(size)
+            found[f"{step}/following"] = np.array(str(following))
+    assert step == STEPS - 1, step
     return found
 
 
 def records_of_few(task) -> list[int]:
-    """Records that this process reads for the first updates."""
+    """Records that this process reads for the first steps."""
     from bert_jax.data.corpus import Corpus
     from bert_jax.data.cursor import Cursor
 
@@ -76,7 +76,7 @@ def records_of_few(task) -> list[int]:
 
 
 def stream(process: int, processes: int, corpora: list[str]) -> dict[str, np.ndarray]:
-    """All cases, and with several processes one in which each of them reads everything."""
+    """All cases; with two processes also a case in which each of them reads everything."""
     from bert_jax.data.batches import Stream
 
     found = {}
@@ -97,7 +97,7 @@ def stream(process: int, processes: int, corpora: list[str]) -> dict[str, np.nda
 
 
 def losses(process: int, processes: int, corpora: list[str]) -> dict[str, np.ndarray]:
-    """20 updates, held-out metrics before and after them, and this process's held-out rows."""
+    """20 steps, held-out metrics before and after them, and this process's held-out rows."""
     phases = (dataclasses.replace(LOSSES.phases[0], accumulation=ACCUMULATION[processes]),)
     task = open_task(dataclasses.replace(LOSSES, phases=phases), corpora[:1])
     assert task.train.place == (process, processes)
@@ -163,20 +163,20 @@ def refusals(process: int, processes: int, corpora: list[str]) -> dict[str, np.n
 
 
 def lateness(process: int, processes: int, corpora: list[str]) -> dict[str, np.ndarray]:
-    """What is said where all meet, and the third process comes late; and where all are in time."""
+    """A broadcast and an all-gather in time, and the error of a barrier that the third process reaches late."""
     from bert_jax.distributed import agreement
     from bert_jax.errors import PeerError
 
-    agreement.wait_at_most(60)
-    found = {"told": np.array(agreement.tell("a word", lambda: f"from {process}"))}
-    found["gathered"] = np.array(agreement.gather("numbers", process))
-    agreement.wait_at_most(2)
+    agreement.set_timeout(60)
+    found = {"broadcast": np.array(agreement.broadcast_from_first("a word", lambda: f"from {process}"))}
+    found["gathered"] = np.array(agreement.all_gather("numbers", process))
+    agreement.set_timeout(2)
     if process == 2:
         time.sleep(5)
     try:
-        agreement.meet("the corner")
+        agreement.barrier("a barrier")
     except PeerError as error:
-        found["said"] = np.array(str(error))
+        found["error"] = np.array(str(error))
     return found
 
 

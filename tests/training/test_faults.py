@@ -56,7 +56,7 @@ def test_a_full_disk(tmp_path):
     fill = f"{mount} && exec {sys.executable} {script} {disk}/checkpoints"
     done = subprocess.run(["unshare", *own, "--mount", "sh", "-c", fill], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert "No space left on device; make room and start the same command again" in done.stdout
+    assert "No space left on device; free some space and run the same command again" in done.stdout
 
 
 def test_what_other_writers_say_of_a_full_disk(tiny_corpus, tmp_path, monkeypatch, capsys):
@@ -69,7 +69,7 @@ def test_what_other_writers_say_of_a_full_disk(tiny_corpus, tmp_path, monkeypatc
     asked = ["pretrain", "bert_tiny", "--corpus", str(tiny_corpus), "--workdir", str(tmp_path / "run")]
     assert main.main(asked) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: /disk/metrics.jsonl: No space left on device; make room and start the same command")
+    assert line.startswith("error: /disk/metrics.jsonl: No space left on device; free some space and run")
 
 
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "removed"])

@@ -100,7 +100,7 @@ def test_other_lines_come_in_company(monkeypatch):
     assert steps_of(read_lines(path, valid)) == [0, 1, 2, 3, 4] and len(MemoryStore.written) == 1
     lines.flush()
     assert len(MemoryStore.written) == 1, "nothing was added"
-    clock[0] += storage.EVERY_SECONDS
+    clock[0] += storage.UPLOAD_INTERVAL_SECONDS
     lines.add({"step": 5})
     lines.add({"step": 6})
     lines.close()
@@ -117,7 +117,7 @@ def test_adding_does_not_wait_for_the_network(monkeypatch):
         put(self, *arguments)
 
     monkeypatch.setattr(MemoryStore, "put_whole", slow)
-    monkeypatch.setattr(storage, "EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(storage, "UPLOAD_INTERVAL_SECONDS", 0.0)
     lines = JsonLines(path, durable=False)
     lines.add({"step": 1})
     assert begun.wait(30)
@@ -140,4 +140,4 @@ def test_trouble_in_the_other_thread_is_raised(monkeypatch):
         with pytest.raises(OSError, match="the store is gone"):
             lines.flush()
     lines.flush()
-    assert steps_of(read_lines(storage.path("az://bucket/metrics"), valid)) == [1]
+    assert steps_of(read_lines(storage.to_path("az://bucket/metrics"), valid)) == [1]

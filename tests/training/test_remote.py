@@ -312,7 +312,7 @@ from bert_jax import storage
 from bert_jax.errors import UserError
 
 try:
-    storage.reach(storage.path("s3://{}/run"))
+    storage.check_reachable(storage.to_path("s3://{}/run"))
 except UserError as error:
     print(error)
 """

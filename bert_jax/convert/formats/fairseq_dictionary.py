@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 from bert_jax.errors import UserError
-from bert_jax.storage import read_object
+from bert_jax.storage import read_json_object
 
 DICTIONARY, ENCODER, MERGES = "dict.txt", "encoder.json", "vocab.bpe"
 SPECIALS = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}
@@ -45,7 +45,7 @@ def vocabulary(dict_txt: Path, encoder_json: Path, vocab_bpe: Path, rows: int | 
       UserError: a file is damaged, a line is no id of GPT-2, or there are more or fewer tokens than rows.
     """
     words = _words(dict_txt)
-    numbers = read_object(encoder_json, "fetch GPT-2's again")
+    numbers = read_json_object(encoder_json, "fetch GPT-2's again")
     tokens = {str(number): token for token, number in numbers.items()}
     ids = dict(SPECIALS)
     for position, word in enumerate(words):

@@ -17,7 +17,7 @@ from bert_jax.convert.formats import tensor_files
 from bert_jax.convert.hf_model import Form
 from bert_jax.convert.tensors import WEIGHT_TYPES, LazyTensors, Stored, in_memory, no_weight, transposed
 from bert_jax.errors import UserError
-from bert_jax.storage import StoredPath, read_object
+from bert_jax.storage import StoredPath, read_json_object
 
 WEIGHTS, CONFIG = "flax_model.msgpack", "config.json"
 MODEL_TYPES = ("bert", "roberta", "xlm-roberta", "albert", "distilbert", "electra")
@@ -33,7 +33,7 @@ def read(directory: StoredPath) -> Form:
     """A model as transformers 4 saved it from Flax.
 
     Args:
-      directory: on disk (storage.fetched).
+      directory: on disk (storage.download_if_needed).
 
     Raises:
       UserError: a file is missing or damaged, or the model is of no family whose names are known.
@@ -56,7 +56,7 @@ def read(directory: StoredPath) -> Form:
 
 
 def _config(path: Path) -> dict[str, Any]:
-    config = read_object(path, "copy it from where the weights came from")
+    config = read_json_object(path, "copy it from where the weights came from")
     kind = config.get("model_type")
     if kind not in MODEL_TYPES:
         raise UserError(f"{path}: model_type '{kind}' is not one of {', '.join(MODEL_TYPES)}")

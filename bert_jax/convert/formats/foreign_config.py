@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bert_jax.errors import UserError, brief, require
+from bert_jax.errors import UserError, require, short_repr
 
 WHOLE = (
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "type_vocab_size"),
@@ -58,7 +58,7 @@ def checked(config: Any, source: str) -> dict[str, Any]:
             value = kept.get(name)
             fits = isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
             if value is not None and not fits:
-                raise UserError(f"{source}: {name} is {brief(value)} in config.json: it must be {what}")
+                raise UserError(f"{source}: {name} is {short_repr(value)} in config.json: it must be {what}")
     for name, (least, most) in NUMBERS.items():
         _check_range(kept, name, least, most, source)
     _check_range(kept, "local_attention", 0, 10**9, source)
@@ -72,7 +72,7 @@ def _check_range(config: dict[str, Any], name: str, least: float, most: float, s
     value = config.get(name, least)
     # Also refuses NaN: every comparison with it is false.
     fits = least <= value <= most
-    require(fits, f"{source}: {name} is {brief(value)} in config.json: it must be from {least} to {most:g}")
+    require(fits, f"{source}: {name} is {short_repr(value)} in config.json: it must be from {least} to {most:g}")
 
 
 def _check_token_ids(config: dict[str, Any], source: str) -> None:
@@ -81,7 +81,7 @@ def _check_token_ids(config: dict[str, Any], source: str) -> None:
         ids = value if isinstance(value, list) and name == "eos_token_id" else [value]
         whole = all(isinstance(i, int) and not isinstance(i, bool) for i in ids)
         if name.endswith("_token_id") and value is not None:
-            require(whole, f"{source}: {name} is {brief(value)} in config.json: it must be a whole number")
+            require(whole, f"{source}: {name} is {short_repr(value)} in config.json: it must be a whole number")
     pad, size = config.get("pad_token_id"), config.get("vocab_size")
     require(
         pad is None or size is None or -size <= pad < size,
@@ -93,11 +93,11 @@ def _check_tables(config: dict[str, Any], source: str) -> None:
     """Values that hold others."""
     labels = config.get("id2label", {})
     fits = isinstance(labels, dict) and all(str(key).isdecimal() for key in labels)
-    require(fits, f"{source}: id2label is {brief(labels)} in config.json: it must name a label for each number")
+    require(fits, f"{source}: id2label is {short_repr(labels)} in config.json: it must name a label for each number")
     for name in ("architectures", "layer_types"):
         words = config.get(name, [])
         fits = isinstance(words, list) and all(isinstance(word, str) for word in words)
-        require(fits, f"{source}: {name} is {brief(words)} in config.json: it must be a list of words")
+        require(fits, f"{source}: {name} is {short_repr(words)} in config.json: it must be a list of words")
     depth, kinds = config.get("num_hidden_layers"), config.get("layer_types")
     require(
         kinds is None or len(kinds) == depth,
@@ -106,9 +106,10 @@ def _check_tables(config: dict[str, Any], source: str) -> None:
     rope = config.get("rope_parameters", {})
     fits = isinstance(rope, dict) and all(part is None or isinstance(part, dict) for part in rope.values())
     require(
-        fits or config.get("model_type") != "modernbert", f"{source}: rope_parameters is {brief(rope)} in config.json"
+        fits or config.get("model_type") != "modernbert",
+        f"{source}: rope_parameters is {short_repr(rope)} in config.json",
     )
     for part in rope.values() if config.get("model_type") == "modernbert" else ():
         theta = (part or {}).get("rope_theta")
         fits = theta is None or (isinstance(theta, int | float) and 1 <= theta <= 1e12)
-        require(fits, f"{source}: rope_theta is {brief(theta)} in config.json: it must be from 1 to 1e+12")
+        require(fits, f"{source}: rope_theta is {short_repr(theta)} in config.json: it must be from 1 to 1e+12")

@@ -8,7 +8,7 @@ import numpy as np
 
 from bert_jax.convert.formats import tensor_files
 from bert_jax.convert.hf_model import Form
-from bert_jax.storage import StoredPath, read_object
+from bert_jax.storage import StoredPath, read_json_object
 
 CONFIG = "config.json"
 
@@ -25,7 +25,7 @@ def read(directory: StoredPath) -> Form:
     Raises:
       UserError: files are missing or damaged.
     """
-    config = read_object(directory / CONFIG, f"without it, {directory} is not a Hugging Face model")
+    config = read_json_object(directory / CONFIG, f"without it, {directory} is not a Hugging Face model")
     return Form(config, tensor_files.open_tensors(directory), str(directory))
 
 

@@ -31,7 +31,7 @@ from bert_jax.convert.source_model import Contents
 from bert_jax.convert.tensors import BUFFERS, LazyTensors, stored
 from bert_jax.convert.translate import from_form, moments_from
 from bert_jax.errors import UserError
-from bert_jax.storage import StoredPath, fetched, is_remote, path, reach
+from bert_jax.storage import StoredPath, check_reachable, download_if_needed, is_remote, to_path
 from bert_jax.tokenizers.files import find
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.state import Moments
@@ -75,8 +75,8 @@ def opened(source: str | StoredPath, wishes: Wishes = Wishes()) -> Iterator[Cont
     Raises:
       UserError: nothing is there that is known, or it is damaged, or its store does not answer.
     """
-    source = path(source)
-    reach(source)
+    source = to_path(source)
+    check_reachable(source)
     beside = [source.parent / name for name in (native.DESCRIPTION, huggingface.CONFIG)]
     if source.name in OF_DIRECTORIES and source.is_file() and any(file.exists() for file in beside):
         source = source.parent
@@ -92,10 +92,10 @@ def opened(source: str | StoredPath, wishes: Wishes = Wishes()) -> Iterator[Cont
 def _at_hand(source: StoredPath) -> Iterator[epath.Path]:
     """The source on this host; of a file in a bucket, all that lies beside it, too."""
     if source.is_dir() or not is_remote(source):
-        with fetched(source) as local:
+        with download_if_needed(source) as local:
             yield local
     else:
-        with fetched(source.parent) as local:
+        with download_if_needed(source.parent) as local:
             yield local / source.name
 
 

@@ -25,7 +25,7 @@ from bert_jax.convert.translate import FAMILIES, Translated
 from bert_jax.errors import UserError
 from bert_jax.model import bert
 from bert_jax.model.heads import Heads, TaskHead
-from bert_jax.storage import StoredPath, read_object
+from bert_jax.storage import StoredPath, read_json_object
 from bert_jax.training.param_paths import map_with_paths, name_leaves
 from bert_jax.training.state import Moments
 
@@ -103,7 +103,7 @@ def read(directory: StoredPath) -> Read:
 
 def _description(directory: StoredPath) -> dict[str, Any]:
     path = directory / DESCRIPTION
-    about = read_object(path, "convert the model again")
+    about = read_json_object(path, "convert the model again")
     version = about.get("format_version")
     if version != FORMAT_VERSION:
         raise UserError(f"{path} has format version {version}, this bert_jax reads {FORMAT_VERSION}: update bert_jax")

@@ -22,7 +22,7 @@ from bert_jax.convert.formats.vocabulary import trim_vocabulary
 from bert_jax.convert.hf_model import Form
 from bert_jax.convert.tensors import LazyTensors
 from bert_jax.errors import UserError
-from bert_jax.storage import read_object
+from bert_jax.storage import read_json_object
 
 CONFIG = "bert_config.json"
 SETTINGS = (
@@ -91,7 +91,7 @@ def rename(name: str) -> str:
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    source_config = read_object(path, f"copy the model's {CONFIG} there")
+    source_config = read_json_object(path, f"copy the model's {CONFIG} there")
     missing = [name for name in SETTINGS if name not in source_config]
     if missing:
         raise UserError(f"{path}: does not say {', '.join(missing)}: copy the model's {CONFIG} there")

@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 
 from bert_jax.convert.formats import leveldb_table
 from bert_jax.errors import UserError, require
-from bert_jax.storage import StoredPath, is_remote, write_whole
+from bert_jax.storage import StoredPath, is_remote, write_atomic
 
 VERSION = 1
 CRC_BYTES = 1 << 24
@@ -281,4 +281,4 @@ def write(prefix: StoredPath, tensors: Mapping[str, np.ndarray], block_bytes: in
             items.append((key, entry.SerializeToString(deterministic=True)))
             file.write(raw.data)
             offset += raw.size
-    write_whole(index_path(prefix), leveldb_table.make_table(items, block_bytes))
+    write_atomic(index_path(prefix), leveldb_table.make_table(items, block_bytes))

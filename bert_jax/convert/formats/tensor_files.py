@@ -15,7 +15,7 @@ import safetensors.numpy
 from bert_jax.convert.formats import torch_checkpoint
 from bert_jax.convert.tensors import BUFFERS, WEIGHT_TYPES, LazyTensors, Stored, no_weight
 from bert_jax.errors import UserError
-from bert_jax.storage import StoredPath, read_object
+from bert_jax.storage import StoredPath, read_json_object
 
 SAFETENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
 TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -27,7 +27,7 @@ def open_tensors(directory: StoredPath) -> LazyTensors:
     """Every tensor of a model's directory, under its name there, read when it is asked for.
 
     Args:
-      directory: on disk (storage.fetched).
+      directory: on disk (storage.download_if_needed).
 
     Raises:
       UserError: there is no checkpoint, or it is damaged, or a shard is missing; a pickle wants to execute code, or
@@ -73,7 +73,7 @@ def read_index(index: Path) -> dict[str, str]:
     Raises:
       UserError: it is no index, or leads out of its directory.
     """
-    weight_map = read_object(index, "fetch it again").get("weight_map")
+    weight_map = read_json_object(index, "fetch it again").get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise UserError(f"{index}: no index of shards (JSON with 'weight_map'): fetch it again")
     if any(Path(name).name != name for name in weight_map.values()):

@@ -20,7 +20,7 @@ from bert_jax.convert.formats.tensorflow1_names import GLOBAL_STEP, SLOTS, to_hu
 from bert_jax.convert.hf_model import Form
 from bert_jax.convert.tensors import LazyTensors, Stored
 from bert_jax.errors import UserError, require
-from bert_jax.storage import StoredPath, make_directory, write_whole
+from bert_jax.storage import StoredPath, make_directory, write_atomic
 
 Moments = tuple[int, dict[str, np.ndarray], dict[str, np.ndarray]]
 """Steps taken; first and second moments under Hugging Face's names, in their layout."""
@@ -202,7 +202,7 @@ def write(form: Form, directory: StoredPath, moments: Moments | None = None) -> 
         tensors.add_moments(*moments)
     make_directory(directory)
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
-    write_whole(directory / f"{family}_config.json", text.encode())
+    write_atomic(directory / f"{family}_config.json", text.encode())
     tensor_bundle.write(prefix, tensors)
 
 

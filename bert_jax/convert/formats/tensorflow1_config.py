@@ -9,7 +9,7 @@ from typing import Any
 from bert_jax.convert.formats.tensorflow1_names import FAMILIES
 from bert_jax.convert.hf_model import Form
 from bert_jax.errors import UserError, require
-from bert_jax.storage import StoredPath, read_object
+from bert_jax.storage import StoredPath, read_json_object
 
 EPSILON = 1e-12
 """Of LayerNorm: tf.contrib.layers.layer_norm has it built in, config files do not say it."""
@@ -60,7 +60,7 @@ def read_config(directory: StoredPath) -> dict[str, Any]:
         state = "both" if there else "none"
         raise UserError(f"{directory} needs one of bert_config.json and albert_config.json, and has {state} of them")
     family, file = there[0], files[there[0]]
-    config = DEFAULTS[family] | read_object(file, "copy or download it again")
+    config = DEFAULTS[family] | read_json_object(file, "copy or download it again")
     require("vocab_size" in config, f"{file} has no vocab_size: is it the config of a {family}?")
     config["model_type"] = family
     _check_shape(config, str(file))

@@ -23,19 +23,19 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
-from bert_jax.distributed.agreement import is_first, tell
+from bert_jax.distributed.agreement import broadcast_from_first, is_first
 from bert_jax.errors import UserError
 from bert_jax.storage import (
-    Staged,
+    StagedDirectory,
     StoredPath,
-    fetched,
-    files_below,
-    full_disk,
+    check_reachable,
+    describe_full_disk,
+    download_if_needed,
     is_remote,
     make_directory,
-    needs_copy,
-    reach,
-    write_whole,
+    needs_staging,
+    walk_files,
+    write_atomic,
 )
 
 COMMIT = "COMMIT.json"
@@ -73,8 +73,8 @@ class Checkpoints:
         self.wait()
         target = self.directory / f"{step:08d}"
         with self._refusing_full_disks(target), contextlib.ExitStack() as in_vain:
-            tell("a save", lambda: _clear(target))
-            staged = in_vain.enter_context(contextlib.closing(Staged(target, ORBAX_KNOWS)))
+            broadcast_from_first("a save", lambda: _clear(target))
+            staged = in_vain.enter_context(contextlib.closing(StagedDirectory(target, ORBAX_KNOWS)))
             if is_first():
                 text = json.dumps({"format_version": FORMAT_VERSION, **about}, indent=1)
                 (staged.directory / "run.json").write_text(text)
@@ -88,19 +88,19 @@ class Checkpoints:
         try:
             yield
         except Exception as error:
-            line = full_disk(error)
+            line = describe_full_disk(error)
             if line is None:
                 raise
             if is_first():
                 target.rmtree(missing_ok=True)
             raise UserError(f"cannot save {target}: {line}. Earlier checkpoints of the run are intact") from error
 
-    def _finish(self, target: epath.Path, staged: Staged, good: int | None) -> None:
+    def _finish(self, target: epath.Path, staged: StagedDirectory, good: int | None) -> None:
         with self._refusing_full_disks(target), contextlib.closing(staged):
             self._orbax.wait_until_finished()  # by all processes
             if not is_first():
                 return
-            staged.send()
+            staged.upload()
             write_commit(target, staged.directory)
         newest_first = list(committed(self.directory))
         needed: list[epath.Path] = []
@@ -165,7 +165,7 @@ class Checkpoints:
         if found is None:
             return None
         about = read_about(found)
-        with fetched(found / "state", ORBAX_KNOWS) as state:
+        with download_if_needed(found / "state", ORBAX_KNOWS) as state:
             return self._orbax.restore(state, args=ocp.args.StandardRestore(abstract(about))), about
 
 
@@ -187,7 +187,10 @@ def restore_parts(checkpoint: epath.Path, shapes: dict[str, Any]) -> dict[str, A
     """
     wanted = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), shapes)
     restore_args = jax.tree.map(lambda x: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
-    with fetched(checkpoint / "state", ORBAX_KNOWS) as state, ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
+    with (
+        download_if_needed(checkpoint / "state", ORBAX_KNOWS) as state,
+        ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax,
+    ):
         arguments = ocp.args.PyTreeRestore(item=wanted, restore_args=restore_args, partial_restore=True)
         restored = orbax.restore(state, args=arguments)
     for (path, leaf), expected in zip(jax.tree.leaves_with_path(restored), jax.tree.leaves(wanted), strict=True):
@@ -205,8 +208,8 @@ def check_place(workdir: StoredPath) -> None:
     Raises:
       UserError: the store does not answer, or takes no checkpoint from several processes.
     """
-    reach(workdir)
-    if jax.process_count() > 1 and needs_copy(workdir, ORBAX_KNOWS):
+    check_reachable(workdir)
+    if jax.process_count() > 1 and needs_staging(workdir, ORBAX_KNOWS):
         raise UserError(
             f"{workdir}: several processes write one checkpoint together, which needs a directory that all of them "
             "see: use gs://, or a shared file system"
@@ -253,7 +256,7 @@ def newest(directory: epath.Path) -> epath.Path | None:
         found = verified(directory)
         return None if found is None else found.name
 
-    name = tell("the newest checkpoint", look)
+    name = broadcast_from_first("the newest checkpoint", look)
     return None if name is None else directory / name
 
 
@@ -282,7 +285,7 @@ def write_commit(checkpoint: epath.Path, written: epath.Path | None = None) -> N
       written: where they were copied from, if they were; it is read instead.
     """
     text = json.dumps({"sha256": _sums(written or checkpoint)}, indent=1)
-    write_whole(checkpoint / COMMIT, text.encode())
+    write_atomic(checkpoint / COMMIT, text.encode())
 
 
 def find_damage(checkpoint: epath.Path) -> str | None:
@@ -305,7 +308,7 @@ def find_damage(checkpoint: epath.Path) -> str | None:
 
 def _sums(checkpoint: epath.Path) -> dict[str, str]:
     sums = {}
-    for path in files_below(checkpoint):
+    for path in walk_files(checkpoint):
         name = path.relative_to(checkpoint).as_posix()
         if name != COMMIT:
             with path.open("rb") as file:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from bert_jax.storage import StoredPath, Uploads, is_remote, write_whole
+from bert_jax.storage import BackgroundUpload, StoredPath, is_remote, write_atomic
 
 Value = dict[str, Any]
 
@@ -70,7 +70,7 @@ def cut_back(
     if kept == lines[: len(kept)] and not is_remote(path):
         os.truncate(path, sum(map(len, kept)))
     else:
-        write_whole(path, b"".join(kept))
+        write_atomic(path, b"".join(kept))
     _warn(path, damaged, "removed, with the lines after it" if cut_at_damage else "removed")
     return values
 
@@ -111,7 +111,7 @@ class JsonLines:
         self._path, self._durable, self._uploads = path, durable, None
         if is_remote(path):
             self._lines = [path.read_bytes()] if path.exists() else []
-            self._uploads = Uploads(lambda: write_whole(path, b"".join(self._lines)))
+            self._uploads = BackgroundUpload(lambda: write_atomic(path, b"".join(self._lines)))
 
     def add(self, value: Value) -> None:
         """Add a line."""
@@ -124,7 +124,7 @@ class JsonLines:
                     os.fsync(file.fileno())
             return
         self._lines.append(line)
-        self._uploads.grown()
+        self._uploads.content_changed()
         if self._durable:
             self._uploads.flush()
 

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from bert_jax.distributed.agreement import tell
-from bert_jax.storage import StoredPath, write_whole
+from bert_jax.distributed.agreement import broadcast_from_first
+from bert_jax.storage import StoredPath, write_atomic
 from bert_jax.training.run_directory.json_lines import JsonLines, cut_back
 
 NEEDED: dict[str, dict[str, type | tuple[type, ...]]] = {
@@ -45,7 +45,7 @@ class Ledger:
           path: the file; made when the first decision is written.
         """
         self.path: StoredPath = path
-        self.entries: list[dict[str, Any]] = tell(
+        self.entries: list[dict[str, Any]] = broadcast_from_first(
             "the ledger", lambda: cut_back(path, _is_decision, cut_at_damage=True)
         )
         self._file = JsonLines(path, durable=True)
@@ -59,11 +59,11 @@ class Ledger:
         if self.entries[: len(saved)] == saved:
             return
         self._file.close()
-        tell("the decisions of a checkpoint", lambda: self._rewrite(saved))
+        broadcast_from_first("the decisions of a checkpoint", lambda: self._rewrite(saved))
         self.entries, self._file = list(saved), JsonLines(self.path, durable=True)
 
     def _rewrite(self, entries: list[dict[str, Any]]) -> None:
-        write_whole(self.path, b"".join(json.dumps(entry).encode() + b"\n" for entry in entries))
+        write_atomic(self.path, b"".join(json.dumps(entry).encode() + b"\n" for entry in entries))
         print(
             f"warning: {self.path} has lost decisions: restored {len(entries)} from the checkpoint; later ones are "
             "made again",
@@ -92,7 +92,7 @@ class Ledger:
             self._file.add({"event": event, **values})
             return json.loads(json.dumps({"event": event, **values}))  # as it is read again
 
-        entry = tell(f"a decision on {event}", written)
+        entry = broadcast_from_first(f"a decision on {event}", written)
         if entry is not None:
             self.entries.append(entry)
         return entry

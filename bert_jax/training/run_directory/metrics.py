@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from bert_jax.errors import UserError, install_command
-from bert_jax.storage import Staged, StoredPath, Uploads, is_remote
+from bert_jax.storage import BackgroundUpload, StagedDirectory, StoredPath, is_remote
 from bert_jax.training.run_directory.json_lines import JsonLines, cut_back, is_number, read_lines
 
 Line = dict[str, Any]
@@ -115,18 +115,18 @@ class _Events:
 
         for old in directory.glob("events.*"):
             old.unlink()
-        self._staged = Staged(directory)
+        self._staged = StagedDirectory(directory)
         self._writer = tensorboardX.SummaryWriter(str(self._staged.directory))
-        self._uploads = Uploads(self._send)
+        self._uploads = BackgroundUpload(self._send)
 
     def write(self, line: Line) -> None:
         for name, value in _numbers(line):
             self._writer.add_scalar(name, value, line["step"], walltime=line["timing"]["unix"])
-        self._uploads.grown()
+        self._uploads.content_changed()
 
     def _send(self) -> None:
         self._writer.flush()
-        self._staged.send()
+        self._staged.upload()
 
     def flush(self) -> None:
         self._uploads.flush()

@@ -9,9 +9,9 @@ from bert_jax.config import Config
 from bert_jax.data.corpus import identity_of, read_manifest
 from bert_jax.data.epoch_plan import STREAM_VERSION
 from bert_jax.data.mixture import CYCLE, rounded
-from bert_jax.directory_lock import LOCK
+from bert_jax.directory_lock import LOCK_FILE
 from bert_jax.errors import UserError
-from bert_jax.storage import StoredPath, make_directory, reach, write_whole
+from bert_jax.storage import StoredPath, check_reachable, make_directory, write_atomic
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
@@ -50,10 +50,10 @@ def claim(
         for name in _halves(workdir):
             (workdir / name).unlink(missing_ok=True)  # the thread of the lock may have renamed its own
         if before is None:
-            write_whole(workdir / TOKENIZER, tokenizer_text.encode())
-            write_whole(workdir / LEDGER, b"")  # a run without config.json has decided nothing
+            write_atomic(workdir / TOKENIZER, tokenizer_text.encode())
+            write_atomic(workdir / LEDGER, b"")  # a run without config.json has decided nothing
         settings = {"corpus_paths": sorted(corpus_paths), "config": config_lib.to_dict(config)}
-        write_whole(workdir / CONFIG, json.dumps(_described(config, mixture) | settings, indent=1).encode())
+        write_atomic(workdir / CONFIG, json.dumps(_described(config, mixture) | settings, indent=1).encode())
     except OSError as error:
         raise UserError(
             f"cannot write to work directory {workdir}: {error.strerror or error}: choose another --workdir, or change "
@@ -77,12 +77,12 @@ def held_config(
     Raises:
       UserError: it holds a different run, or files that are no run's, or is a file, or cannot be reached.
     """
-    reach(workdir)
+    check_reachable(workdir)
     if (workdir / CONFIG).exists():
         return _refuse_other_run(workdir, config, _described(config, mixture), corpus_paths)
     if workdir.exists() and not workdir.is_dir():
         raise UserError(f"work directory {workdir} is a file: choose another --workdir")
-    own_files = {TOKENIZER, LEDGER, LOCK} | _halves(workdir)
+    own_files = {TOKENIZER, LEDGER, LOCK_FILE} | _halves(workdir)
     if [name for name in _names(workdir) if name not in own_files and not name.startswith(MARK)]:
         raise UserError(f"work directory {workdir} holds files, but no run of bert_jax: choose another --workdir")
     return None
@@ -94,7 +94,7 @@ def _names(workdir: StoredPath) -> set[str]:
 
 def _halves(workdir: StoredPath) -> set[str]:
     """Temporary files that a killed process left."""
-    started = tuple(f"{name}." for name in (TOKENIZER, LEDGER, CONFIG, LOCK))
+    started = tuple(f"{name}." for name in (TOKENIZER, LEDGER, CONFIG, LOCK_FILE))
     return {name for name in _names(workdir) if name.startswith(started) and name.endswith(".partial")}
 
 
@@ -156,7 +156,7 @@ def read(workdir: StoredPath) -> dict[str, Any]:
     Raises:
       UserError: the directory holds no run or cannot be reached, or its config.json cannot be understood.
     """
-    reach(workdir)
+    check_reachable(workdir)
     path = workdir / CONFIG
     if not path.exists():
         raise UserError(f"{workdir} holds no run of bert_jax (there is no {CONFIG})")

@@ -81,7 +81,7 @@ def _failures_in(scratch: str) -> Iterator[None]:
     try:
         yield
     except (UserError, OSError) as error:
-        message = error if isinstance(error, UserError) else storage.trouble(error)
+        message = error if isinstance(error, UserError) else storage.describe_error(error)
         if message is None:
             raise
         (epath.Path(scratch) / f"{_FAILURE}{uuid.uuid4().hex}").write_text(str(message))
