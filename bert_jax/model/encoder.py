@@ -17,7 +17,7 @@ from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, Noise, dropout,
 from bert_jax.model.stack import run_stack
 from bert_jax.shapes import Array, Float, Int, Key
 
-EMBEDDING_SITE, ATTENTION_SITE, PROJECTION_SITE, FEED_FORWARD_SITE = range(4)
+EMBEDDING_SITE, ATTENTION_SITE, ATTENTION_OUT_SITE, FEED_FORWARD_SITE = range(4)
 
 
 class EncoderInputs(NamedTuple):
@@ -96,16 +96,16 @@ class Block(nnx.Module):
 
     def __init__(self, config: ModelConfig, key: Key[Array, ""]):
         init = truncated_normal(config.initializer_range)
-        qkv, projection, rise, fall, gate = jax.random.split(key, 5)
+        qkv, attention_out, up, down, gate = jax.random.split(key, 5)
         heads, biases = (config.num_heads, config.size_per_head), config.biases
         width, wide = (config.hidden_size,), (config.intermediate_size,)
         # Query, key and value are one product; LAMB and the converters treat axis "3" as three tensors.
         self.qkv = Dense(width, (3, *heads), init, qkv, biases)
-        self.projection = Dense(heads, width, init, projection, biases)
+        self.attention_out = Dense(heads, width, init, attention_out, biases)
         self.attention_norm = LayerNorm(config.hidden_size, config.norm_epsilon, biases)
         self.gate = Dense(width, wide, init, gate, biases) if config.feed_forward == "gated" else None
-        self.rise = Dense(width, wide, init, rise, biases)
-        self.fall = Dense(wide, width, init, fall, biases)
+        self.up = Dense(width, wide, init, up, biases)
+        self.down = Dense(wide, width, init, down, biases)
         self.feed_forward_norm = LayerNorm(config.hidden_size, config.norm_epsilon, biases)
         self.config = config
 
@@ -122,7 +122,7 @@ class Block(nnx.Module):
         rate = self.config.hidden_dropout
         before = self.attention_norm(hidden) if plan.norm is NormPlacement.PRE else hidden
         attended, probabilities = self._attend(before, plan, inputs, head_mask, noise, keep_probabilities)
-        hidden = hidden + dropout(attended, rate, noise and noise.at(PROJECTION_SITE))
+        hidden = hidden + dropout(attended, rate, noise and noise.at(ATTENTION_OUT_SITE))
         if plan.norm is NormPlacement.POST:
             hidden = self.attention_norm(hidden)
 
@@ -133,8 +133,8 @@ class Block(nnx.Module):
         return hidden, probabilities
 
     def _feed_forward(self, hidden: Float[Array, "B S H"]) -> Float[Array, "B S H"]:
-        activate, risen = ACTIVATIONS[self.config.activation], self.rise(hidden)
-        return self.fall(activate(risen) if self.gate is None else activate(self.gate(hidden)) * risen)
+        activate, up_BSF = ACTIVATIONS[self.config.activation], self.up(hidden)
+        return self.down(activate(up_BSF) if self.gate is None else activate(self.gate(hidden)) * up_BSF)
 
     def _attend(
         self,
@@ -161,7 +161,7 @@ class Block(nnx.Module):
         )
         if head_mask is not None:
             context_BSND *= head_mask.astype(context_BSND.dtype)[None, None, :, None]
-        return self.projection(context_BSND), probabilities
+        return self.attention_out(context_BSND), probabilities
 
 
 REMAT_POLICIES = {

@@ -134,7 +134,7 @@ def test_every_layer_and_site_has_bits_of_its_own():
     """A pre-norm stack whose sub-layers give 10 and 1 everywhere: differences of hidden states are the masks."""
     config = dataclasses.replace(BERT, num_layers=4, norm_placement="pre", hidden_dropout=0.5)
     params = jax.tree.map(lambda x: x, parameters(config))
-    for name, value in (("projection", 10.0), ("fall", 1.0)):
+    for name, value in (("attention_out", 10.0), ("down", 1.0)):
         dense = params["encoder"]["layers"][name]
         params["encoder"]["layers"][name] = {
             "kernel": jnp.zeros_like(dense["kernel"]),

@@ -150,12 +150,12 @@ def test_masking_a_head_is_removing_it():
     layers = np.arange(3)[:, None]
     pruned = jax.tree.map(lambda x: x, params)
     attention = pruned["encoder"]["layers"]
-    qkv, projection = attention["qkv"], attention["projection"]
+    qkv, attention_out = attention["qkv"], attention["attention_out"]
     qkv["kernel"] = jnp.stack([qkv["kernel"][i][:, :, kept[i]] for i in range(3)])
     qkv["bias"] = jnp.stack([qkv["bias"][i][:, kept[i]] for i in range(3)])
-    projection["kernel"] = projection["kernel"][layers, kept]
+    attention_out["kernel"] = attention_out["kernel"][layers, kept]
     smaller = dataclasses.replace(BERT, num_heads=2, head_size=8)
-    assert projection["kernel"].shape == (3, 2, 8, 24)
+    assert attention_out["kernel"].shape == (3, 2, 8, 24)
     masked = encode(BERT, params, batch, head_mask=mask)
     assert np.abs(masked.hidden - encode(BERT, params, batch).hidden).max() > 0.01
     np.testing.assert_allclose(masked.hidden, encode(smaller, pruned, batch).hidden, rtol=1e-4, atol=1e-5)
@@ -322,8 +322,8 @@ def test_shared_groups_equal_copies():
     copies = jax.tree.map(lambda x: x, shared)
     separate = dataclasses.replace(ALBERT, parameter_groups=None)
     copies["encoder"]["layers"] = jax.tree.map(lambda x: jnp.repeat(x, 2, axis=0), shared["encoder"]["layers"])
-    assert shared["encoder"]["layers"]["rise"]["bias"].shape[0] == 2
-    assert copies["encoder"]["layers"]["rise"]["bias"].shape[0] == 4
+    assert shared["encoder"]["layers"]["up"]["bias"].shape[0] == 2
+    assert copies["encoder"]["layers"]["up"]["bias"].shape[0] == 4
     one, one_gradient = gradients(ALBERT, batch, shared)
     two, two_gradient = gradients(separate, batch, copies)
     np.testing.assert_allclose(one, two, rtol=1e-5)

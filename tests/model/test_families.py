@@ -59,10 +59,10 @@ def test_gated_feed_forward(biases):
     def dense(name, x):
         return x @ layer[name]["kernel"] + layer[name].get("bias", 0.0)
 
-    x = before + layer["projection"].get("bias", 0.0)
+    x = before + layer["attention_out"].get("bias", 0.0)
     normal = numpy_norm(x, layer["feed_forward_norm"]["scale"]) + layer["feed_forward_norm"].get("bias", 0.0)
     gate = dense("gate", normal)
-    x = x + dense("fall", gate * special.ndtr(gate) * dense("rise", normal))
+    x = x + dense("down", gate * special.ndtr(gate) * dense("up", normal))
     final = jax.tree.map(np.asarray, params["encoder"]["final_norm"])
     np.testing.assert_allclose(after, numpy_norm(x, final["scale"]) + final.get("bias", 0.0), rtol=0, atol=1e-5)
 

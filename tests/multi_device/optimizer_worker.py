@@ -20,7 +20,7 @@ from bert_jax.training.param_paths import name_leaves
 from bert_jax.training.sharding import make_mesh, replicated, state_shardings
 from tests.training import optimizer_oracle as oracle
 
-FROZEN = ("encoder/layers/fall/kernel",)
+FROZEN = ("encoder/layers/down/kernel",)
 
 
 def run(kind: dict, frozen: tuple[str, ...]) -> dict:

@@ -40,7 +40,7 @@ def test_parameters_really_are_sharded(cases):
     assert cases["data8"]["word_shard"] == [512, 128]
     assert cases["fsdp8"]["word_shard"] == [512, 16]
     assert cases["cube"]["word_shard"] == [256, 64]
-    assert cases["cube"]["rise_shard"] == [2, 64, 128]
+    assert cases["cube"]["up_shard"] == [2, 64, 128]
     # Norms and biases stay whole; they are a few per cent of this small model.
     total = cases["one"]["bytes_total"]
     assert cases["fsdp8"]["bytes_per_device"] < 1.25 * total / 8

@@ -100,7 +100,7 @@ def run(data: int, fsdp: int, tensor: int, accumulation: int, optimizer: str) ->
             moments = name_leaves(jax.device_get(state.optimizer.mu))
             first_moments = {name: np.asarray(value) for name, value in moments.items()}
     word = state.params["encoder"]["embeddings"]["word"]
-    kernel = state.params["encoder"]["layers"]["rise"]["kernel"]
+    kernel = state.params["encoder"]["layers"]["up"]["kernel"]
     per_device = sum(
         leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves((state.params, state.optimizer))
     )
@@ -108,7 +108,7 @@ def run(data: int, fsdp: int, tensor: int, accumulation: int, optimizer: str) ->
         "losses": losses,
         "hlo": compiled.as_text(),
         "word_shard": word.addressable_shards[0].data.shape,
-        "rise_shard": kernel.addressable_shards[0].data.shape,
+        "up_shard": kernel.addressable_shards[0].data.shape,
         "bytes_per_device": per_device,
         "bytes_total": sum(leaf.nbytes for leaf in jax.tree.leaves((state.params, state.optimizer))),
     }

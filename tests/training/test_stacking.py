@@ -227,6 +227,6 @@ def test_stopped_right_before_or_behind_a_switch(whole, config, tiny_corpus, tmp
 def test_the_layers_part_after_the_switch(whole, config, tiny_corpus):
     """They are trained each on its own; the count of the last phase is its own."""
     state, _ = final(whole, config, tiny_corpus)
-    kernel = np.asarray(state.params["encoder"]["layers"]["rise"]["kernel"])
+    kernel = np.asarray(state.params["encoder"]["layers"]["up"]["kernel"])
     assert all(np.abs(kernel[i] - kernel[j]).max() > 1e-4 for i, j in ((0, 1), (0, 2), (1, 3)))
     assert int(state.optimizer.count) == STEPS and int(state.step) == 3 * STEPS

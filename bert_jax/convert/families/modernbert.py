@@ -29,19 +29,19 @@ def _entries(config: ModelConfig, heads: Heads) -> Iterator[Entry]:
         if layer:  # the first one has no norm here
             yield from norm(f"{inside}.attn_norm", "encoder/layers/attention_norm", layer, bias=False)
         yield from dense(f"{inside}.attn.Wqkv", "encoder/layers/qkv", layer, bias=False)
-        yield from dense(f"{inside}.attn.Wo", "encoder/layers/projection", layer, bias=False, merging=True)
+        yield from dense(f"{inside}.attn.Wo", "encoder/layers/attention_out", layer, bias=False, merging=True)
         yield from norm(f"{inside}.mlp_norm", "encoder/layers/feed_forward_norm", layer, bias=False)
-        for half, ours in enumerate(("gate", "rise")):
+        for half, ours in enumerate(("gate", "up")):
             path = f"encoder/layers/{ours}/kernel"
             yield Entry(f"{inside}.mlp.Wi.weight", path, Kind.KERNEL, layer, block=(half, 2))
-        yield from dense(f"{inside}.mlp.Wo", "encoder/layers/fall", layer, bias=False)
+        yield from dense(f"{inside}.mlp.Wo", "encoder/layers/down", layer, bias=False)
     yield from norm("model.final_norm", "encoder/final_norm", bias=False)
     if heads.mlm:
         yield from dense("head.dense", "mlm/transform", bias=False)
         yield from norm("head.norm", "mlm/norm", bias=False)
         yield from table("decoder.bias", "mlm/bias")
     if heads.task:
-        yield from dense("head.dense", "task/hidden", bias=False)
+        yield from dense("head.dense", "task/dense", bias=False)
         yield from norm("head.norm", "task/norm", bias=False)
         yield from dense("classifier", "task/output")
 
