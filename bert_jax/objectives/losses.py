@@ -8,10 +8,10 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from bert_jax.config import ModelConfig, ObjectiveConfig
-from bert_jax.model.bert import Model
+from bert_jax.model.bert import BertModel
 from bert_jax.model.encoder import EncoderInputs
 from bert_jax.model.heads import gather_positions, score_labels
-from bert_jax.model.layers import Noise
+from bert_jax.model.layers import DropoutKey
 from bert_jax.objectives.masking import Batch
 from bert_jax.shapes import Array, Float, Int
 
@@ -59,14 +59,14 @@ def loss_weights(batch: Batch, model: ModelConfig, objective: ObjectiveConfig) -
     return weights
 
 
-def pretraining_sums(model: Model, batch: Batch, noise: Noise | None) -> dict[str, Sum]:
+def pretraining_sums(model: BertModel, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Sum]:
     """Loss and accuracy over the targets, and over labelled pairs if the model has a pair head.
 
     Named mlm_* (Devlin et al. 2019, 3.1) or, of a causal model, causal_*; and pair_*. `pair_negatives` counts the
     pairs with label 1.
     """
     inputs = EncoderInputs(*(batch[name] for name in EncoderInputs._fields))
-    output = model.encoder(inputs, noise=noise)
+    output = model.encoder(inputs, dropout_key=dropout_key)
     hidden = gather_positions(output.hidden, batch["target_positions"])
     logits = model.mlm(hidden, model.encoder.embeddings.attend)
     task = TOKEN_TASKS[model.encoder.config.direction]

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.config import ObjectiveConfig
-from bert_jax.model.layers import fold
+from bert_jax.model.layers import hash_combine
 from bert_jax.objectives.mask_groups import find_groups, find_words, group_lengths
 from bert_jax.shapes import Array, Bool, Float, Int, UInt32
 
@@ -99,25 +99,25 @@ def mask_tokens(
     slots, seq_len = batch["example_id"].shape[1], input_ids.shape[1]
     slot = jnp.maximum(segment_ids - 1, 0)
     example_BS = jnp.take_along_axis(batch["example_id"], slot, axis=1)
-    place = fold(key, batch["mask_epoch"][:, None], example_BS, batch["position_ids"])
+    place = hash_combine(key, batch["mask_epoch"][:, None], example_BS, batch["position_ids"])
 
     counts = prediction_counts(objective.mask_rate, seq_len, max_predictions)
     ordinary = (segment_ids > 0) & ~_is_special(input_ids, vocabulary)
     if unit == "token":
         group_place = place
-        chosen = _choose_tokens(segment_ids, ordinary, fold(place, SELECT), counts)
+        chosen = _choose_tokens(segment_ids, ordinary, hash_combine(place, SELECT), counts)
     else:
         words = find_words(segment_ids, ordinary, _continues_word(input_ids, vocabulary))
-        groups = find_groups(words, fold(place, LENGTH), group_lengths(objective))
+        groups = find_groups(words, hash_combine(place, LENGTH), group_lengths(objective))
         group_place = jnp.take_along_axis(place, groups, axis=1)
-        taken = _choose_words(segment_ids, words.size, fold(group_place, SELECT), counts)
+        taken = _choose_words(segment_ids, words.size, hash_combine(group_place, SELECT), counts)
         chosen = ordinary & jnp.take_along_axis(taken, words.first, axis=1)
     most = predictions_per_row(objective.mask_rate, seq_len, slots, max_predictions)
     positions, weights = _gather_chosen(chosen, most)
 
     # SpanBERT decides once for a span; Google's BERT and ALBERT decide for each token, in whole words too.
-    lottery = fold(group_place if unit == "span" else place, REPLACE)
-    shown = _replace(input_ids, lottery, fold(place, DRAW), objective, vocabulary)
+    lottery = hash_combine(group_place if unit == "span" else place, REPLACE)
+    shown = _replace(input_ids, lottery, hash_combine(place, DRAW), objective, vocabulary)
     return {
         **batch,
         "input_ids": jnp.where(chosen, shown, input_ids),

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
-from bert_jax.model.layers import Noise, fold
+from bert_jax.model.layers import DropoutKey, hash_combine
 from bert_jax.objectives.losses import Sum
 from bert_jax.objectives.masking import Batch
 from bert_jax.shapes import Array, Float
@@ -134,13 +134,13 @@ def _local_gradients(
     params = gather_parameters(shards, shardings)
     batch = task.prepare(batch, evaluating=False)
     weights = sum_over_rows(task.loss_weights(batch), mesh)
-    key = fold(jnp.uint32(task.config.seed), DROPOUT_STREAM, step)
+    key = hash_combine(jnp.uint32(task.config.seed), DROPOUT_STREAM, step)
     treated = treatments(params, frozen=task.config.phases[task.phase].frozen)
 
     def micro_loss(params: Params, rows: Batch) -> tuple[Array, dict[str, Sum]]:
         # What is frozen needs no backward pass.
         params = jax.tree.map(lambda x, t: jax.lax.stop_gradient(x) if t.frozen else x, params, treated)
-        sums = task.sums(params, rows, Noise(key, rows["row"]))
+        sums = task.sums(params, rows, DropoutKey(key, rows["row"]))
         return combine(sums, weights), sums
 
     def micro_step(rows: Batch) -> tuple[Params, dict[str, Sum]]:

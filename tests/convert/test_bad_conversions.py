@@ -414,7 +414,7 @@ DAMAGES = {
         lambda place: change_json(
             place / "model.json",
             lambda about: about["heads"].update(
-                task={"kind": "tagging", "labels": ["a"], "reads": "tokens", "hidden": "none", "norm": False}
+                task={"kind": "tagging", "labels": ["a"], "reads": "tokens", "activation": "none", "norm": False}
             ),
         ),
         "model.json",

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.model.attention import visible
+from bert_jax.model.attention import make_attention_mask
 from bert_jax.model.flops import pretraining_flops
 from tests.model.toy import BERT, encode, inputs, parameters
 
@@ -18,8 +18,8 @@ SEGMENTS = [[1, 1, 1, 1, 2, 2, 2, 3, 0, 0], [0, 0, 1, 1, 1, 1, 1, 1, 1, 0], [0] 
 
 
 @pytest.mark.parametrize(("before", "after"), [(None, None), (2, 2), (None, 0), (2, 0), (0, 0)])
-def test_visible_by_its_definition(before, after):
-    found = np.asarray(visible(jnp.asarray(SEGMENTS), before, after))[:, 0]
+def test_attention_mask_by_its_definition(before, after):
+    found = np.asarray(make_attention_mask(jnp.asarray(SEGMENTS), before, after))[:, 0]
     for row, segments in enumerate(SEGMENTS):
         for i, query in enumerate(segments):
             for j, key in enumerate(segments):

@@ -56,7 +56,9 @@ def test_plans_repeat_as_little_as_possible():
     plans = layer_plans(modern)
     assert [i for i, plan in enumerate(plans) if plan.window is None] == [0, 3, 6, 9, 12, 15, 18, 21]
     assert [plan.rotary_base for plan in plans[:4]] == [10000.0, 100.0, 100.0, 10000.0]
-    assert plans[0].norm is NormPlacement.PRE_FEED_FORWARD and {plan.norm for plan in plans[1:]} == {NormPlacement.PRE}
+    assert plans[0].norm_placement is NormPlacement.PRE_FEED_FORWARD and {
+        plan.norm_placement for plan in plans[1:]
+    } == {NormPlacement.PRE}
 
 
 def test_consecutive_layers_share_parameters():
@@ -284,13 +286,13 @@ def test_xla_attention_equals_reference(config, packed, monkeypatch):
 
 
 @pytest.mark.parametrize(("config", "packed"), [(BERT, False), (MODERN, True)])
-def test_late_attention_equals_reference(config, packed):
-    batch, late = inputs(packed=packed), dataclasses.replace(config, attention="late")
-    (one, one_gradient), (two, two_gradient) = gradients(config, batch), gradients(late, batch, parameters(config))
+def test_deferred_attention_equals_reference(config, packed):
+    batch, deferred = inputs(packed=packed), dataclasses.replace(config, attention="deferred")
+    (one, one_gradient), (two, two_gradient) = gradients(config, batch), gradients(deferred, batch, parameters(config))
     np.testing.assert_allclose(one, two, rtol=1e-4)
     assert_trees_close(one_gradient, two_gradient, rtol=1e-3, atol=2e-5)
-    with pytest.raises(UserError, match="'late' never holds attention probabilities"):
-        encode(late, parameters(config), batch, attentions=True)
+    with pytest.raises(UserError, match="'deferred' has no attention probabilities"):
+        encode(deferred, parameters(config), batch, attentions=True)
 
 
 def test_fused_attention_has_no_probabilities():

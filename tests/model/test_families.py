@@ -13,7 +13,7 @@ from bert_jax.convert.translate import Translated, to_form
 from bert_jax.errors import UserError
 from bert_jax.model import bert, families
 from bert_jax.model.heads import Heads
-from bert_jax.model.layers import Noise, fold
+from bert_jax.model.layers import DropoutKey, hash_combine
 from bert_jax.training.param_paths import name_leaves
 from tests.model.toy import BERT, encode, inputs, parameters
 
@@ -84,15 +84,15 @@ def test_a_model_without_token_types():
 
 def test_narrow_embeddings_are_dropped_before_they_are_projected():
     config = dataclasses.replace(BERT, embedding_size=16, hidden_dropout=0.5)
-    params, noise = parameters(config), Noise(fold(jnp.uint32(1)), jnp.arange(3))
+    params, dropout_key = parameters(config), DropoutKey(hash_combine(jnp.uint32(1)), jnp.arange(3))
     embeddings = bert.bind(config, Heads(pair="pair" in params), params).encoder.embeddings
     projection, embeddings.projection = embeddings.projection, None
-    narrow = embeddings(inputs(), None, noise)
+    narrow = embeddings(inputs(), None, dropout_key)
     assert narrow.shape[-1] == 16 and 0.4 < float((narrow == 0).mean()) < 0.6
     embeddings.projection = projection
     dense = params["encoder"]["embeddings"]["projection"]
     expected = np.asarray(narrow) @ np.asarray(dense["kernel"]) + np.asarray(dense["bias"])
-    np.testing.assert_allclose(embeddings(inputs(), None, noise), expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(embeddings(inputs(), None, dropout_key), expected, rtol=0, atol=1e-5)
 
 
 def test_the_head_of_narrow_tables():

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.config import ObjectiveConfig
-from bert_jax.model.layers import fold
+from bert_jax.model.layers import hash_combine
 from bert_jax.objectives.masking import Vocabulary, mask_tokens
 
 PAD, UNK, CLS, SEP, MASK = 0, 7, 30, 31, 60
 VOCABULARY = Vocabulary(size=64, mask_id=MASK, special_ids=(PAD, UNK, CLS, SEP, MASK))
 ORDINARY = np.setdiff1d(np.arange(64), VOCABULARY.special_ids)
-KEY = fold(jnp.uint32(0), 1)
+KEY = hash_combine(jnp.uint32(0), 1)
 OBJECTIVE = ObjectiveConfig()
 
 masked = functools.partial(jax.jit, static_argnums=(2, 3))(mask_tokens)

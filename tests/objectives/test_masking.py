@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.config import ObjectiveConfig
-from bert_jax.model.layers import fold
+from bert_jax.model.layers import hash_combine
 from bert_jax.objectives.mask_groups import group_lengths
 from bert_jax.objectives.masking import (
     DRAW,
@@ -80,8 +80,8 @@ def masks_of(packs, objective, slots=4) -> list[dict]:
 
 @functools.partial(jax.jit, static_argnums=1)
 def hashes(example, length):
-    place = fold(KEY, 3, example, jnp.arange(length))
-    return jnp.stack([fold(place, stream) for stream in (SELECT, REPLACE, DRAW, LENGTH)])
+    place = hash_combine(KEY, 3, example, jnp.arange(length))
+    return jnp.stack([hash_combine(place, stream) for stream in (SELECT, REPLACE, DRAW, LENGTH)])
 
 
 def words_of(tokens, continues=CONTINUES) -> list[list[list[int]]]:
@@ -332,7 +332,11 @@ def test_other_epochs_seeds_and_examples_get_other_masks():
     for unit in UNITS:
         first = chosen(base, KEY, unit)
         np.testing.assert_array_equal(first, chosen(base, KEY, unit))
-        for other in (chosen(later, KEY, unit), chosen(renamed, KEY, unit), chosen(base, fold(jnp.uint32(1), 1), unit)):
+        for other in (
+            chosen(later, KEY, unit),
+            chosen(renamed, KEY, unit),
+            chosen(base, hash_combine(jnp.uint32(1), 1), unit),
+        ):
             assert (first != other).any(axis=1).all()
 
 

@@ -15,7 +15,7 @@ import pytest
 from scipy import stats
 
 from bert_jax.config import ObjectiveConfig
-from bert_jax.model.layers import fold
+from bert_jax.model.layers import hash_combine
 from bert_jax.objectives.mask_groups import find_groups, find_words, group_lengths
 from bert_jax.objectives.masking import LENGTH
 from tests.objectives.masking_batches import CLS, KEY, MASK, ORDINARY, SEP, VOCABULARY, masked
@@ -54,8 +54,8 @@ def leaders(batch, objective):
     """Position of the first token of each token's group, drawn as mask_tokens draws it."""
     ordinary = ~jnp.isin(batch["input_ids"], jnp.asarray(VOCABULARY.special_ids))
     words = find_words(batch["segment_ids"], ordinary, jnp.asarray(CONTINUES)[batch["input_ids"]])
-    place = fold(KEY, batch["mask_epoch"][:, None], batch["example_id"], batch["position_ids"])
-    return find_groups(words, fold(place, LENGTH), group_lengths(objective))
+    place = hash_combine(KEY, batch["mask_epoch"][:, None], batch["example_id"], batch["position_ids"])
+    return find_groups(words, hash_combine(place, LENGTH), group_lengths(objective))
 
 
 ROWS, WORDS, CHOSEN = 8192, 126, 19

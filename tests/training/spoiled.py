@@ -39,8 +39,8 @@ def spoil(set_attribute, first: int, last: int, factor: float) -> None:
 def _spoiled_sums(sums):
     """The same function each time, so that compiled programs can be shared."""
 
-    def spoiled_sums(self, params, rows, noise):
-        found, times = sums(self, params, rows, noise), 1.0
+    def spoiled_sums(self, params, rows, dropout_key):
+        found, times = sums(self, params, rows, dropout_key), 1.0
         for code, factor in FACTORS.items():
             times = jnp.where((rows["mask_epoch"] == code).any(), factor, times)
         return found | {"mlm_loss": Sum(found["mlm_loss"].total * times, found["mlm_loss"].weight)}

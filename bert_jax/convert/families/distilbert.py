@@ -41,7 +41,7 @@ def _entries(config: ModelConfig, heads: Heads) -> Iterator[Entry]:
 
 def _read_heads(settings: Settings, names: Names) -> Heads:
     if names.has("pre_classifier.weight"):
-        task = names.task("classifier", "classification", "cls", hidden="relu")
+        task = names.task("classifier", "classification", "cls", activation="relu")
     else:
         task = names.task("classifier", "tagging", "tokens") or names.task("qa_outputs", "span", "tokens")
     return Heads(mlm=names.has("vocab_transform.weight"), task=task)

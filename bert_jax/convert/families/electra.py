@@ -40,10 +40,10 @@ def _entries(config: ModelConfig, heads: Heads) -> Iterator[Entry]:
 
 def _read_heads(settings: Settings, names: Names) -> Heads:
     if names.has("discriminator_predictions.dense.weight"):
-        task = TaskHead("replaced", ("replaced",), "tokens", hidden=settings.activation("hidden_act"))
+        task = TaskHead("replaced", ("replaced",), "tokens", activation=settings.activation("hidden_act"))
     else:
         task = (
-            names.task("classifier.out_proj", "classification", "cls", hidden="gelu")
+            names.task("classifier.out_proj", "classification", "cls", activation="gelu")
             or names.task("classifier", "tagging", "tokens")
             or names.task("qa_outputs", "span", "tokens")
         )

@@ -47,7 +47,7 @@ def _entries(config: ModelConfig, heads: Heads) -> Iterator[Entry]:
 
 
 def _read_heads(settings: Settings, names: Names) -> Heads:
-    parts = {"hidden": settings.activation("classifier_activation"), "norm": True}
+    parts = {"activation": settings.activation("classifier_activation"), "norm": True}
     if settings.architecture.endswith("ForTokenClassification"):
         task = names.task("classifier", "tagging", "tokens", **parts)
     elif settings.architecture.endswith("ForQuestionAnswering"):
@@ -59,7 +59,7 @@ def _read_heads(settings: Settings, names: Names) -> Heads:
                 f"{settings.source}: classifier_pooling is '{pooling}' in config.json: only cls and mean are known"
             )
         task = names.task("classifier", "classification", pooling, **parts)
-    return Heads(mlm=names.has("decoder.bias"), mlm_activation=parts["hidden"], task=task)
+    return Heads(mlm=names.has("decoder.bias"), mlm_activation=parts["activation"], task=task)
 
 
 def _global_every(settings: Settings) -> int:
@@ -117,7 +117,7 @@ def _read_config(settings: Settings) -> ModelConfig:
 
 def _write_config(config: ModelConfig, heads: Heads) -> dict[str, Any]:
     window = config.attention_window
-    head = heads.task.hidden if heads.task else heads.mlm_activation or config.activation
+    head = heads.task.activation if heads.task else heads.mlm_activation or config.activation
     described = {
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,

@@ -42,7 +42,7 @@ def _entries(config: ModelConfig, heads: Heads) -> Iterator[Entry]:
 
 def _read_heads(settings: Settings, names: Names) -> Heads:
     task = (
-        names.task("classifier.out_proj", "classification", "cls", hidden="tanh")
+        names.task("classifier.out_proj", "classification", "cls", activation="tanh")
         or names.task("classifier", "tagging", "tokens")
         or names.task("qa_outputs", "span", "tokens")
     )
