@@ -18,7 +18,7 @@ from bert_jax.model.flops import pretraining_flops
 from bert_jax.model.heads import Heads
 from bert_jax.model.layers import DropoutKey, hash_combine
 from bert_jax.objectives import losses, masking
-from bert_jax.objectives.losses import Sum
+from bert_jax.objectives.losses import WeightedSum
 from bert_jax.objectives.masking import Batch, Vocabulary
 from bert_jax.shapes import Array, Float, Key
 from bert_jax.training.eval_metrics import Scores
@@ -75,7 +75,7 @@ class Pretraining:
         """Predicted tokens, and sentence pairs."""
         return losses.loss_weights(batch, self.config.model, self.config.objective)
 
-    def sums(self, params: Params, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, Sum]:
+    def sums(self, params: Params, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, WeightedSum]:
         """Loss and accuracy over predicted tokens and over sentence pairs."""
         model = bert.bind(self.model, heads_of(self.config), params)
         return losses.pretraining_sums(model, batch, dropout_key)

@@ -139,17 +139,17 @@ def measured_chip(flops: float, vector_ops: float, bandwidth: float, efficiency:
     """A device of its own, without links."""
     return Chip(
         "here",
-        kinds=(),
+        device_kinds=(),
         peak_flops=flops,
         float32_share=1.0,
         vector_ops=vector_ops,
         memory_bandwidth=bandwidth,
         memory=0.0,
         link_bandwidth=bandwidth,
-        torus=0,
-        wraps_at=1,
+        torus_dimensions=0,
+        ring_size=1,
         slice_devices=1,
-        network=bandwidth,
+        network_bandwidth=bandwidth,
         efficiency=efficiency,
         source="measured here",
     )

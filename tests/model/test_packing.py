@@ -13,7 +13,7 @@ from bert_jax.config import ModelConfig
 from bert_jax.model import bert
 from bert_jax.model.encoder import EncoderInputs
 from bert_jax.model.heads import Heads, gather_positions, score_labels
-from bert_jax.objectives.losses import TOKEN_TASKS, next_token_targets, pretraining_sums
+from bert_jax.objectives.losses import TOKEN_METRICS, next_token_targets, pretraining_sums
 from tests.model.toy import BERT, parameters
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -129,7 +129,7 @@ def test_losses_are_those_of_the_examples_alone(config):
     # The losses above are the ones that are trained.
     batch = make_rows(config.direction)
     sums = pretraining_sums(bert.bind(config, Heads(pair=True), parameters(config)), batch, None)
-    total = sums[f"{TOKEN_TASKS[config.direction]}_loss"].total + sums["pair_loss"].total
+    total = sums[f"{TOKEN_METRICS[config.direction]}_loss"].sum + sums["pair_loss"].sum
     np.testing.assert_allclose(found.sum(), total, rtol=1e-5)
 
 

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from bert_jax.config import ObjectiveConfig
 from bert_jax.model.layers import hash_combine
-from bert_jax.objectives.mask_groups import group_lengths
+from bert_jax.objectives.mask_groups import group_length_probabilities
 from bert_jax.objectives.masking import (
-    DRAW,
-    LENGTH,
+    GROUP_LENGTH,
+    RANDOM_TOKEN,
     REPLACE,
     SELECT,
     mask_tokens,
@@ -81,7 +81,7 @@ def masks_of(packs, objective, slots=4) -> list[dict]:
 @functools.partial(jax.jit, static_argnums=1)
 def hashes(example, length):
     place = hash_combine(KEY, 3, example, jnp.arange(length))
-    return jnp.stack([hash_combine(place, stream) for stream in (SELECT, REPLACE, DRAW, LENGTH)])
+    return jnp.stack([hash_combine(place, stream) for stream in (SELECT, REPLACE, RANDOM_TOKEN, GROUP_LENGTH)])
 
 
 def words_of(tokens, continues=CONTINUES) -> list[list[list[int]]]:
@@ -107,7 +107,7 @@ def groups_of(runs, objective, length_bits) -> list[list[list[int]]]:
         while run:
             size = 1
             if objective.mask_unit in ("ngram", "span"):
-                cumulative = np.cumsum(group_lengths(objective))
+                cumulative = np.cumsum(group_length_probabilities(objective))
                 size += sum(int(length_bits[run[0][0]]) >= round(bound * 2**32) for bound in cumulative[:-1])
             groups.append(run[:size])
             run = run[size:]

@@ -16,8 +16,8 @@ from scipy import stats
 
 from bert_jax.config import ObjectiveConfig
 from bert_jax.model.layers import hash_combine
-from bert_jax.objectives.mask_groups import find_groups, find_words, group_lengths
-from bert_jax.objectives.masking import LENGTH
+from bert_jax.objectives.mask_groups import find_groups, find_words, group_length_probabilities
+from bert_jax.objectives.masking import GROUP_LENGTH
 from tests.objectives.masking_batches import CLS, KEY, MASK, ORDINARY, SEP, VOCABULARY, masked
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -55,7 +55,7 @@ def leaders(batch, objective):
     ordinary = ~jnp.isin(batch["input_ids"], jnp.asarray(VOCABULARY.special_ids))
     words = find_words(batch["segment_ids"], ordinary, jnp.asarray(CONTINUES)[batch["input_ids"]])
     place = hash_combine(KEY, batch["mask_epoch"][:, None], batch["example_id"], batch["position_ids"])
-    return find_groups(words, hash_combine(place, LENGTH), group_lengths(objective))
+    return find_groups(words, hash_combine(place, GROUP_LENGTH), group_length_probabilities(objective))
 
 
 ROWS, WORDS, CHOSEN = 8192, 126, 19
