@@ -247,7 +247,7 @@ CHIPS: dict[str, Chip] = {chip.name: chip for chip in _ALL}
 
 
 def chip_of(device_kind: str) -> Chip | None:
-    """The chip with the longest matching device kind, or None: `TPU v5 lite` is v5e, although it starts with `TPU v5`."""
+    """The chip with the longest matching prefix, or None: `TPU v5 lite` is v5e, although it starts with `TPU v5`."""
     matches = [(len(kind), chip.name) for chip in _ALL for kind in chip.device_kinds if device_kind.startswith(kind)]
     return CHIPS[max(matches)[1]] if matches else None
 
