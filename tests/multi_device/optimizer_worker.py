@@ -1,5 +1,5 @@
 """Trains the small model of tests/training/optimizer_oracle.py with sharded arrays on 8 fake CPU devices; prints
-what happened as JSON.
+the results as JSON.
 
 Run by test_optimizer_sharded.py in a process of its own, because the number of devices is fixed when jax starts.
 """

@@ -35,9 +35,9 @@ def pack_rows(packs: Sequence[Pack], seq_len: int, epoch: int = 0, slots: int | 
         start = 0
         for k, (example, tokens) in enumerate(pack):
             length = len(tokens)
-            here = slice(start, start + length)
-            batch["input_ids"][row, here] = tokens
-            batch["segment_ids"][row, here], batch["position_ids"][row, here] = k + 1, np.arange(length)
+            positions = slice(start, start + length)
+            batch["input_ids"][row, positions] = tokens
+            batch["segment_ids"][row, positions], batch["position_ids"][row, positions] = k + 1, np.arange(length)
             batch["token_type_ids"][row, start + length // 2 + 1 : start + length] = 1
             batch["example_id"][row, k], batch["cls_positions"][row, k] = example, start
             batch["pair_labels"][row, k] = example % 2
@@ -47,7 +47,7 @@ def pack_rows(packs: Sequence[Pack], seq_len: int, epoch: int = 0, slots: int | 
 
 
 def make_batch(packs: list[list[tuple[int, int]]], seq_len: int, epoch: int = 0, slots: int | None = None) -> dict:
-    """Rows of packed examples, each (example id, length); what an example says hangs on its id alone."""
+    """Rows of packed examples, each (example id, length); the tokens of an example depend only on its id."""
 
     def tokens(example: int, length: int) -> np.ndarray:
         ids = np.random.default_rng(example).choice(ORDINARY, length)

@@ -76,7 +76,7 @@ def test_without_a_pair_objective_there_are_no_pair_terms():
 
 
 def test_an_example_without_a_label_has_no_pair_loss():
-    """-1 in place of a label; a gradient with respect to the head's output shows who taught it."""
+    """The label is -1; the gradient of the pair head shows which examples contribute."""
     batch = masked(make_batch([[(11, 20), (5, 24)], [(9, 16)]], 48), KEY, OBJECTIVE, VOCABULARY)
     without = batch | {"pair_labels": batch["pair_labels"].at[0, 1].set(-1)}
     left = batch | {"example_id": batch["example_id"].at[0, 1].set(-1)}
@@ -100,7 +100,7 @@ def test_an_example_without_a_label_has_no_pair_loss():
     assert all(float(part) == 0.0 for part in sums_of(params, nothing)["pair_loss"])
 
 
-def test_empty_rows_count_nothing():
+def test_empty_rows_have_weight_zero():
     full = make_batch([[(1, 48)], [(2, 30)]], 48)
     padded = make_batch([[(1, 48)], [], [(2, 30)], []], 48)
     one, two = (sums_of(parameters(True), masked(batch, KEY, OBJECTIVE, VOCABULARY)) for batch in (full, padded))
