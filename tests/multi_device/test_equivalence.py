@@ -14,7 +14,7 @@ VOCAB, WIDTH, ACCUMULATION = 512, 128, 8
 
 
 @pytest.fixture
-def found(cases, outcome):
+def exchanges(cases, outcome):
     """Collectives by case; "naive ..." are control programs with known mistakes."""
     programs = {name: case["hlo"] for name, case in cases.items()}
     programs |= {f"naive {name}": text for name, text in outcome["controls"].items()}
@@ -86,43 +86,43 @@ def test_a_partial_batch_is_split_over_devices(outcome):
 
 def test_a_partial_batch_is_a_batch_of_its_size(outcome):
     """On eight devices with room for 64 rows, and on one with room for 24."""
-    found, expected = outcome["ramp"]["found"], outcome["ramp"]["expected"]
-    assert found["tokens"] == expected["tokens"] == outcome["ramp"]["tokens"]
+    ramped, expected = outcome["ramp"]["ramped"], outcome["ramp"]["expected"]
+    assert ramped["tokens"] == expected["tokens"] == outcome["ramp"]["tokens"]
     for name in ("loss", "mlm_loss", "pair_loss"):
-        np.testing.assert_allclose(found[name], expected[name], rtol=1e-6, err_msg=name)
-    assert found["pair_accuracy"] == expected["pair_accuracy"]
+        np.testing.assert_allclose(ramped[name], expected[name], rtol=1e-6, err_msg=name)
+    assert ramped["pair_accuracy"] == expected["pair_accuracy"]
     assert outcome["ramp"]["gradient_distance"] <= 1e-5
 
 
 @pytest.mark.parametrize("name", ["data8", "fsdp8"])
-def test_gradient_bytes_do_not_grow_with_accumulation(found, name):
-    assert gradients_sent(found[f"{name}/{ACCUMULATION}"]) <= 1.01 * gradients_sent(found[name])
+def test_gradient_bytes_do_not_grow_with_accumulation(exchanges, name):
+    assert gradients_sent(exchanges[f"{name}/{ACCUMULATION}"]) <= 1.01 * gradients_sent(exchanges[name])
     # The control sends as much for every micro-batch.
-    once, often = (gradients_sent(found[f"naive data8/{parts}"]) for parts in (1, ACCUMULATION))
+    once, often = (gradients_sent(exchanges[f"naive data8/{parts}"]) for parts in (1, ACCUMULATION))
     assert often > 0.9 * ACCUMULATION * once
 
 
 @pytest.mark.parametrize("name", ["data8", f"data8/{ACCUMULATION}", "fsdp8", f"fsdp8/{ACCUMULATION}"])
-def test_gradients_cross_devices_once(found, parameters, name):
+def test_gradients_cross_devices_once(exchanges, parameters, name):
     """All-reduced 4 bytes per parameter, which pass twice, or scattered."""
-    assert 0.5 * 8 * parameters < gradients_sent(found[name]) <= 1.05 * 8 * parameters
+    assert 0.5 * 8 * parameters < gradients_sent(exchanges[name]) <= 1.05 * 8 * parameters
     for control in (f"naive data8/{ACCUMULATION}", "naive fsdp8/1"):
-        assert gradients_sent(found[control]) > 1.05 * 8 * parameters
+        assert gradients_sent(exchanges[control]) > 1.05 * 8 * parameters
 
 
 @pytest.mark.parametrize("name", ["data8", f"data8/{ACCUMULATION}", "cube", f"cube/{ACCUMULATION}"])
-def test_the_embedding_table_is_not_gathered(found, name):
+def test_the_embedding_table_is_not_gathered(exchanges, name):
     """On a cube, only a device's half of the vocabulary is gathered, over fsdp."""
-    assert not table_gathers(found[name], VOCAB, WIDTH)
-    assert table_gathers(found["naive fsdp8/1"], VOCAB, WIDTH), "the control has nothing to find"
+    assert not table_gathers(exchanges[name], VOCAB, WIDTH)
+    assert table_gathers(exchanges["naive fsdp8/1"], VOCAB, WIDTH), "the control has nothing to find"
 
 
 @pytest.mark.parametrize("name", ["fsdp8", f"fsdp8/{ACCUMULATION}"])
-def test_a_split_table_is_gathered_once_per_step(found, name):
-    assert [one.turns for one in table_gathers(found[name], VOCAB, WIDTH)] == [1]
+def test_a_split_table_is_gathered_once_per_step(exchanges, name):
+    assert [gather.turns for gather in table_gathers(exchanges[name], VOCAB, WIDTH)] == [1]
 
 
 def test_encode_splits_its_rows_over_all_devices(outcome):
-    found = outcome["encoded"]
-    assert all(len(rows) == 8 and len(set(rows)) == 1 for rows in found["rows"]) and found["rows"]
-    assert found["difference"] < 1e-5 < 0.1 < found["size"]
+    encoded = outcome["encoded"]
+    assert all(len(rows) == 8 and len(set(rows)) == 1 for rows in encoded["rows"]) and encoded["rows"]
+    assert encoded["difference"] < 1e-5 < 0.1 < encoded["size"]

@@ -157,10 +157,10 @@ def ramp() -> dict:
     exact = make_task("adamw", MeshConfig(1, 1, 1), batch_size=RAMP_ROWS)
     ramping = make_task("adamw", MeshConfig(2, 4, 1), start_batch_size=8, ramp_steps=80, accumulation=ACCUMULATION)
     expected, expected_moments, _ = one_step(exact, 1, rows, 1)
-    found, moments, shards = one_step(ramping, ACCUMULATION, rows, RAMP_ROWS // 8)
+    ramped, moments, shards = one_step(ramping, ACCUMULATION, rows, RAMP_ROWS // 8)
     return {
         "expected": expected,
-        "found": found,
+        "ramped": ramped,
         "gradient_distance": relative_distance(expected_moments, moments),
         "shards": shards,
         "tokens": int((rows["segment_ids"] > 0).sum()),
@@ -205,8 +205,8 @@ def main() -> None:
     }
     # Results are equal up to rounding, and compilation takes half the time; the HLO of these programs is not read.
     jax.config.update("jax_disable_most_optimizations", True)
-    found = {"masked_counts": masked_counts(), "ramp": ramp(), "encoded": encoded()}
-    json.dump({"cases": results, "controls": controls, **found}, sys.stdout)
+    others = {"masked_counts": masked_counts(), "ramp": ramp(), "encoded": encoded()}
+    json.dump({"cases": results, "controls": controls, **others}, sys.stdout)
 
 
 if __name__ == "__main__":

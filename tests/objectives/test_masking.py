@@ -52,15 +52,15 @@ PIECES = VOCABULARY._replace(continues_word=CONTINUES.tobytes())
 
 def predictions(before: dict, after: dict, row: int, slot: int) -> dict[int, tuple[int, int]]:
     """Offset in the example -> (label, replaced id), for one example."""
-    found = {}
+    by_offset = {}
     for position, label, weight in zip(
         after["target_positions"][row], after["target_labels"][row], after["target_weights"][row], strict=True
     ):
         if weight and before["segment_ids"][row, position] == slot + 1:
             offset = int(before["position_ids"][row, position])
-            assert offset not in found
-            found[offset] = int(label), int(after["input_ids"][row, position])
-    return found
+            assert offset not in by_offset
+            by_offset[offset] = int(label), int(after["input_ids"][row, position])
+    return by_offset
 
 
 def masks_of(packs, objective, slots=4) -> list[dict]:
@@ -69,9 +69,9 @@ def masks_of(packs, objective, slots=4) -> list[dict]:
     after = jax.tree.map(np.asarray, masked(before, KEY, objective, PIECES))
     before = jax.tree.map(np.asarray, before)
     masks = [{e: predictions(before, after, row, k) for k, (e, _) in enumerate(pack)} for row, pack in enumerate(packs)]
-    found = [pair for mask in masks for each in mask.values() for pair in each.values()]
-    assert len(found) == after["target_weights"].sum()
-    assert sum(label != replaced for label, replaced in found) == (after["input_ids"] != before["input_ids"]).sum()
+    pairs = [pair for mask in masks for each in mask.values() for pair in each.values()]
+    assert len(pairs) == after["target_weights"].sum()
+    assert sum(label != replaced for label, replaced in pairs) == (after["input_ids"] != before["input_ids"]).sum()
     return masks
 
 

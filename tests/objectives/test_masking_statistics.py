@@ -255,18 +255,18 @@ def test_every_mask_has_its_chance(unit):
         expected = dict.fromkeys(itertools.combinations(range(1, 12), BUDGET), 1 / math.comb(11, BUDGET))
         assert set(observed) == set(expected) and _histogram(observed, expected) > ALPHA
         return
-    seen: Counter = Counter()
+    counts: Counter = Counter()
     for positions, times in observed.items():
-        seen[frozenset(word[p - 1] for p in positions if p)] += times
+        counts[frozenset(word[p - 1] for p in positions if p)] += times
     expected = all_masks(LENGTHS[unit], SIZES)
-    assert set(seen) == set(expected) and _histogram(seen, expected) > ALPHA
+    assert set(counts) == set(expected) and _histogram(counts, expected) > ALPHA
     for other in {"word", "ngram", "span"} - {unit}:
-        assert _histogram(seen, all_masks(LENGTHS[other], SIZES)) < ALPHA
+        assert _histogram(counts, all_masks(LENGTHS[other], SIZES)) < ALPHA
 
 
-def _histogram(seen: Counter, expected: dict) -> float:
+def _histogram(observed: Counter, expected: dict) -> float:
     """p-value; every kind has at least ten expected."""
-    total = sum(seen.values())
-    pairs = np.array([(seen[kind], chance * total) for kind, chance in expected.items()])
+    total = sum(observed.values())
+    pairs = np.array([(observed[kind], chance * total) for kind, chance in expected.items()])
     assert pairs[:, 1].min() > 10
     return stats.chisquare(*pairs.T).pvalue
