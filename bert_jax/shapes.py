@@ -1,6 +1,6 @@
-"""Array types with shapes for signatures: jaxtyping's where it is installed, bare names where it is not.
+"""Array types with shapes for signatures: from jaxtyping if it is installed, else aliases of `jax.Array`.
 
-The test suite installs jaxtyping and checks every annotation at run time; training does not need it.
+The test suite installs jaxtyping and checks every annotation at run time; training does not require it.
 """
 
 try:
@@ -9,7 +9,7 @@ except ModuleNotFoundError:
     from jax import Array
 
     class _Unchecked:
-        """Stands for an array of any shape."""
+        """An array of any shape."""
 
         def __class_getitem__(cls, item: object) -> type:
             return Array

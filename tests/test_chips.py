@@ -47,7 +47,7 @@ def test_figures_are_in_their_units(chip):
     assert 4e11 < chip.memory_bandwidth < 1e13
     assert 1e10 < chip.memory < 2e11
     assert 4e10 < chip.links * chip.link_bandwidth < 1e12
-    assert 1e9 < chip.network < 1e11 < chip.memory_bandwidth
+    assert 1e9 < chip.network_bandwidth < 1e11 < chip.memory_bandwidth
     assert all(0 < share <= 1 for share in chip.efficiency)
     assert re.match(r"https://(cloud\.google|www\.nvidia)\.com/", chip.source)
 

@@ -77,7 +77,7 @@ class ModelConfig:
     direction: Literal["bidirectional", "causal"] = "bidirectional"
     """What a token sees: its whole example, or only itself and what comes before. A causal model is trained to
     predict the next token instead of masked ones (the "LTR" of Devlin et al. 2019, section 5.1)."""
-    attention: Literal["reference", "late", "xla", "cudnn"] = "reference"
+    attention: Literal["reference", "deferred", "xla", "cudnn"] = "reference"
     """Implementation: ours in plain jnp; the same with the softmax's division behind the product with values; or
     `jax.nn.dot_product_attention` lowered by XLA or cuDNN."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"

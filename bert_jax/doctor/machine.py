@@ -56,7 +56,13 @@ def find(topology: str | None, hosts: int | None, devices: int | None, sights: S
         there = topologies.find(topology)
         text = f"{there.count:,} devices of {topology}"
         found = Machine(
-            there.count, hosts or there.slices, there.slices, float(there.chip.memory), text, there.chip.kinds[0], True
+            there.count,
+            hosts or there.slices,
+            there.slices,
+            float(there.chip.memory),
+            text,
+            there.chip.device_kinds[0],
+            True,
         )
     elif devices is not None:
         found = Machine(devices, hosts or len(sights), 1, None, f"{devices:,} planned device(s)")

@@ -298,7 +298,7 @@ def _chunks(texts: Any) -> Iterator[list[str]]:
 
 def _quick(config: ModelConfig) -> ModelConfig:
     """The same function without dropout, with the attention that was fastest here (docs/LOG.md)."""
-    attention = "late" if jax.default_backend() == "cpu" else config.attention
+    attention = "deferred" if jax.default_backend() == "cpu" else config.attention
     return dataclasses.replace(config, attention=attention, attention_dropout=0.0, hidden_dropout=0.0)
 
 

@@ -1,1 +1,1 @@
-"""The encoder and its heads: plain functions of plain trees of arrays."""
+"""The encoder, its heads and the model families; parameters are nested dicts of arrays."""

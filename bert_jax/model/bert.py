@@ -1,7 +1,6 @@
-"""A whole model: an encoder and the heads that stand on it.
+"""A whole model: an encoder and its heads.
 
-`init` and `bind` are the only doors between the systems around it, whose state is a nested dict of arrays, and the
-module library.
+Only `init` and `bind` convert between nested dicts of arrays, which all other packages use, and Flax modules.
 """
 
 import functools
@@ -13,14 +12,14 @@ from flax import nnx
 
 from bert_jax.config import ModelConfig
 from bert_jax.model.encoder import Encoder, EncoderInputs, EncoderOutput
-from bert_jax.model.heads import Heads, MlmHead, PairHead, TaskOutput, pool_examples
+from bert_jax.model.heads import Heads, MlmHead, PairHead, TaskHeadModule, pool_examples
 from bert_jax.shapes import Array, Float, Key
 
 Params = dict[str, Any]
 
 
-class Model(nnx.Module):
-    """An encoder and its heads; a head that the model does not have is None."""
+class BertModel(nnx.Module):
+    """An encoder and its heads; an absent head is None."""
 
     def __init__(self, config: ModelConfig, heads: Heads, key: Key[Array, ""]):
         encoder, mlm, pair = jax.random.split(key, 3)
@@ -28,11 +27,11 @@ class Model(nnx.Module):
         self.encoder = Encoder(config, encoder, pooler=heads.has_pooler)
         self.mlm = MlmHead(config, mlm, heads.mlm_activation) if heads.mlm else None
         self.pair = PairHead(config, pair) if heads.pair else None
-        self.task = TaskOutput(config, heads.task, task) if heads.task else None
+        self.task = TaskHeadModule(config, heads.task, task) if heads.task else None
         self.heads = heads
 
     def task_logits(self, inputs: EncoderInputs, output: EncoderOutput) -> Float[Array, "B n C"]:
-        """What the task's head says of each packed example (n = K), or of each token (n = S), float32."""
+        """Logits of the task head for each packed example (n = K) or each token (n = S), float32."""
         assert self.task is not None and self.heads.task is not None
         reads = self.heads.task.reads
         if reads == "tokens":
@@ -47,26 +46,26 @@ class Model(nnx.Module):
 
 
 def init(config: ModelConfig, key: Key[Array, ""], heads: Heads) -> Params:
-    """Fresh parameters as a nested dict of float32 arrays.
+    """Initial parameters as a nested dict of float32 arrays.
 
-    Layers are stacked on a leading axis, so ``params["encoder"]["layers"]["qkv"]["kernel"]`` is
+    Layers are stacked on a leading axis: ``params["encoder"]["layers"]["qkv"]["kernel"]`` is
     [L, H, 3, N, D]. Weights are truncated normal, biases 0, norm scales 1.
     """
-    _, state = nnx.split(Model(config, heads, key))
+    _, state = nnx.split(BertModel(config, heads, key))
     return nnx.to_pure_dict(state)
 
 
 def shapes(config: ModelConfig, heads: Heads) -> Params:
-    """The same with shapes and types in the arrays' places."""
+    """The tree that `init` returns, with `jax.ShapeDtypeStruct` leaves."""
     return jax.eval_shape(lambda: init(config, jax.random.key(0), heads))
 
 
-def bind(config: ModelConfig, heads: Heads, params: Params) -> Model:
-    """The model that applies these parameters."""
+def bind(config: ModelConfig, heads: Heads, params: Params) -> BertModel:
+    """The model with these parameters."""
     return nnx.merge(_graph(config, heads), params)
 
 
 @functools.lru_cache(maxsize=8)
 def _graph(config: ModelConfig, heads: Heads) -> nnx.GraphDef:
-    model = nnx.eval_shape(lambda: Model(config, heads, jax.random.key(0)))
+    model = nnx.eval_shape(lambda: BertModel(config, heads, jax.random.key(0)))
     return nnx.split(model)[0]

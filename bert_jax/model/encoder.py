@@ -1,7 +1,7 @@
 """The encoder: embeddings, a block, a stack of blocks, a pooler.
 
-Shapes in names: B rows, S positions, H hidden, E width of the embedding tables, L layers, N heads, D head size,
-K packed examples per row.
+Shapes in names: B rows, S positions, H hidden, F feed-forward, E width of the embedding tables, L layers, N heads,
+D head size, K packed examples per row.
 """
 
 from typing import NamedTuple
@@ -11,35 +11,35 @@ import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.config import ModelConfig
-from bert_jax.model.attention import ATTENTIONS, rotate, visible
+from bert_jax.model.attention import ATTENTIONS, apply_rotary_embedding, make_attention_mask
 from bert_jax.model.layer_plan import LayerPlan, NormPlacement, layer_plans, parameter_groups
-from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, Noise, dropout, truncated_normal
+from bert_jax.model.layers import ACTIVATIONS, Dense, DropoutKey, LayerNorm, dropout, truncated_normal
 from bert_jax.model.stack import run_stack
 from bert_jax.shapes import Array, Float, Int, Key
 
-EMBEDDING_SITE, ATTENTION_SITE, PROJECTION_SITE, FEED_FORWARD_SITE = range(4)
+EMBEDDING_SITE, ATTENTION_SITE, ATTENTION_OUT_SITE, FEED_FORWARD_SITE = range(4)
 
 
 class EncoderInputs(NamedTuple):
-    """What an encoder reads; the names are those of a batch (ARCHITECTURE, contracts)."""
+    """Inputs of the encoder; the names are those of a batch (ARCHITECTURE, contracts)."""
 
     input_ids: Int[Array, "B S"]
     token_type_ids: Int[Array, "B S"]
     segment_ids: Int[Array, "B S"]
-    """Which packed example a token belongs to, from 1; 0 is padding."""
+    """Index of the packed example that a token belongs to, from 1; 0 is padding."""
     position_ids: Int[Array, "B S"]
     cls_positions: Int[Array, "B K"]
-    """Where each packed example's [CLS] stands."""
+    """Position of the [CLS] of each packed example."""
 
 
 class EncoderOutput(NamedTuple):
-    """What an encoder returns; the optional parts only when asked for."""
+    """Outputs of the encoder; `hidden_states` and `attentions` are None unless requested."""
 
     hidden: Float[Array, "B S H"]
     pooled: Float[Array, "B K H"] | None
-    """tanh projection of each example's [CLS]; None in a model without pooler."""
+    """tanh of a projection of each example's [CLS]; None in a model without a pooler."""
     hidden_states: Float[Array, "L1 B S H"] | None
-    """Embedding output and the output of every layer: L + 1 entries."""
+    """Output of the embeddings and of every layer: L + 1 entries."""
     attentions: Float[Array, "L B N S S"] | None
     """Attention probabilities before dropout."""
 
@@ -47,7 +47,7 @@ class EncoderOutput(NamedTuple):
 class Embeddings(nnx.Module):
     """Sum of word, position and token-type embeddings, normalised (Devlin et al. 2019, figure 2).
 
-    Tables narrower than the layers are projected up to them, after dropout (google-research/albert modeling.py).
+    Tables narrower than the layers are projected to the hidden size after dropout (google-research/albert modeling.py).
     """
 
     def __init__(self, config: ModelConfig, key: Key[Array, ""]):
@@ -68,44 +68,44 @@ class Embeddings(nnx.Module):
         self.dtype = jnp.dtype(config.compute_dtype)
 
     def __call__(
-        self, inputs: EncoderInputs, inputs_embeds: Float[Array, "B S E"] | None, noise: Noise | None
+        self, inputs: EncoderInputs, inputs_embeds: Float[Array, "B S E"] | None, dropout_key: DropoutKey | None
     ) -> Float[Array, "B S H"]:
-        """Embed a batch; `inputs_embeds` takes the place of the word embeddings."""
-        # Ids are checked on the host (data/row_reader.py); "clip" keeps XLA from adding a NaN fill.
+        """Embed a batch; `inputs_embeds` replaces the word embeddings."""
+        # Ids are checked on the host (data/row_reader.py); "clip" prevents a NaN fill in XLA.
         if inputs_embeds is None:
             inputs_embeds = jnp.take(self.word[...], inputs.input_ids, axis=0, mode="clip")
         total = inputs_embeds.astype(jnp.float32)
         if self.position is not None:
-            places = inputs.position_ids + self.position_offset
-            total += jnp.take(self.position[...], places, axis=0, mode="clip")
+            rows = inputs.position_ids + self.position_offset
+            total += jnp.take(self.position[...], rows, axis=0, mode="clip")
         if self.token_type is not None:
-            # A product with one-hot rows: the gradient of a gather would add B x S rows onto two.
+            # A product with one-hot rows, because the gradient of a gather would scatter-add B x S rows onto two.
             types = jax.nn.one_hot(inputs.token_type_ids, self.token_type.shape[0], dtype=jnp.float32)
             total += types @ self.token_type[...]
-        embedded = dropout(self.norm(total).astype(self.dtype), self.dropout, noise)
+        embedded = dropout(self.norm(total).astype(self.dtype), self.dropout, dropout_key)
         return embedded if self.projection is None else self.projection(embedded)
 
     def attend(self, hidden: Float[Array, "*rows E"]) -> Float[Array, "*rows V"]:
-        """Logits over the vocabulary, float32: the decoder that is tied to the word embeddings."""
+        """Logits over the vocabulary, float32: the decoder tied to the word embeddings."""
         table = self.word[...].astype(hidden.dtype)
         return jnp.einsum("...e,ve->...v", hidden, table, preferred_element_type=jnp.float32)
 
 
 class Block(nnx.Module):
-    """Self-attention and feed-forward, each with its residual (Vaswani et al. 2017, section 3.1)."""
+    """Self-attention and feed-forward, each with a residual connection (Vaswani et al. 2017, section 3.1)."""
 
     def __init__(self, config: ModelConfig, key: Key[Array, ""]):
         init = truncated_normal(config.initializer_range)
-        qkv, projection, rise, fall, gate = jax.random.split(key, 5)
+        qkv, attention_out, up, down, gate = jax.random.split(key, 5)
         heads, biases = (config.num_heads, config.size_per_head), config.biases
-        width, wide = (config.hidden_size,), (config.intermediate_size,)
-        # Query, key and value are one product; LAMB and the converters treat axis "3" as three tensors.
-        self.qkv = Dense(width, (3, *heads), init, qkv, biases)
-        self.projection = Dense(heads, width, init, projection, biases)
+        hidden, intermediate = (config.hidden_size,), (config.intermediate_size,)
+        # Query, key and value are one kernel; LAMB and the converters treat its axis of 3 as three tensors.
+        self.qkv = Dense(hidden, (3, *heads), init, qkv, biases)
+        self.attention_out = Dense(heads, hidden, init, attention_out, biases)
         self.attention_norm = LayerNorm(config.hidden_size, config.norm_epsilon, biases)
-        self.gate = Dense(width, wide, init, gate, biases) if config.feed_forward == "gated" else None
-        self.rise = Dense(width, wide, init, rise, biases)
-        self.fall = Dense(wide, width, init, fall, biases)
+        self.gate = Dense(hidden, intermediate, init, gate, biases) if config.feed_forward == "gated" else None
+        self.up = Dense(hidden, intermediate, init, up, biases)
+        self.down = Dense(intermediate, hidden, init, down, biases)
         self.feed_forward_norm = LayerNorm(config.hidden_size, config.norm_epsilon, biases)
         self.config = config
 
@@ -115,26 +115,30 @@ class Block(nnx.Module):
         plan: LayerPlan,
         inputs: EncoderInputs,
         head_mask: Float[Array, " N"] | None,
-        noise: Noise | None,
+        dropout_key: DropoutKey | None,
         keep_probabilities: bool,
     ) -> tuple[Float[Array, "B S H"], Float[Array, "B N S S"] | None]:
-        """One layer as its plan says; the second result is None unless `keep_probabilities`."""
+        """Apply one layer according to its plan; the second result is None unless `keep_probabilities`."""
         rate = self.config.hidden_dropout
-        before = self.attention_norm(hidden) if plan.norm is NormPlacement.PRE else hidden
-        attended, probabilities = self._attend(before, plan, inputs, head_mask, noise, keep_probabilities)
-        hidden = hidden + dropout(attended, rate, noise and noise.at(PROJECTION_SITE))
-        if plan.norm is NormPlacement.POST:
+        attention_input = self.attention_norm(hidden) if plan.norm_placement is NormPlacement.PRE else hidden
+        attended, probabilities = self._attend(
+            attention_input, plan, inputs, head_mask, dropout_key, keep_probabilities
+        )
+        hidden = hidden + dropout(attended, rate, dropout_key and dropout_key.fold_in(ATTENTION_OUT_SITE))
+        if plan.norm_placement is NormPlacement.POST:
             hidden = self.attention_norm(hidden)
 
-        before = hidden if plan.norm is NormPlacement.POST else self.feed_forward_norm(hidden)
-        hidden = hidden + dropout(self._feed_forward(before), rate, noise and noise.at(FEED_FORWARD_SITE))
-        if plan.norm is NormPlacement.POST:
+        feed_forward_input = hidden if plan.norm_placement is NormPlacement.POST else self.feed_forward_norm(hidden)
+        hidden = hidden + dropout(
+            self._feed_forward(feed_forward_input), rate, dropout_key and dropout_key.fold_in(FEED_FORWARD_SITE)
+        )
+        if plan.norm_placement is NormPlacement.POST:
             hidden = self.feed_forward_norm(hidden)
         return hidden, probabilities
 
     def _feed_forward(self, hidden: Float[Array, "B S H"]) -> Float[Array, "B S H"]:
-        activate, risen = ACTIVATIONS[self.config.activation], self.rise(hidden)
-        return self.fall(activate(risen) if self.gate is None else activate(self.gate(hidden)) * risen)
+        activate, up_BSF = ACTIVATIONS[self.config.activation], self.up(hidden)
+        return self.down(activate(up_BSF) if self.gate is None else activate(self.gate(hidden)) * up_BSF)
 
     def _attend(
         self,
@@ -142,26 +146,26 @@ class Block(nnx.Module):
         plan: LayerPlan,
         inputs: EncoderInputs,
         head_mask: Float[Array, " N"] | None,
-        noise: Noise | None,
+        dropout_key: DropoutKey | None,
         keep_probabilities: bool,
     ) -> tuple[Float[Array, "B S H"], Float[Array, "B N S S"] | None]:
-        late = self.config.attention == "late"  # the one for CPUs
-        query, key, value = self.qkv.parts(hidden) if late else jnp.moveaxis(self.qkv(hidden), 2, 0)
+        separate = self.config.attention == "deferred"  # the implementation for CPUs
+        query, key, value = self.qkv.separate_products(hidden) if separate else jnp.moveaxis(self.qkv(hidden), 2, 0)
         if plan.rotary_base is not None:
-            query, key = (rotate(x, inputs.position_ids, plan.rotary_base) for x in (query, key))
+            query, key = (apply_rotary_embedding(x, inputs.position_ids, plan.rotary_base) for x in (query, key))
         after = 0 if self.config.direction == "causal" else plan.window
         context_BSND, probabilities = ATTENTIONS[self.config.attention](
             query,
             key,
             value,
-            visible(inputs.segment_ids, before=plan.window, after=after),
+            make_attention_mask(inputs.segment_ids, before=plan.window, after=after),
             dropout_rate=self.config.attention_dropout,
-            noise=noise and noise.at(ATTENTION_SITE),
+            dropout_key=dropout_key and dropout_key.fold_in(ATTENTION_SITE),
             keep_probabilities=keep_probabilities,
         )
         if head_mask is not None:
             context_BSND *= head_mask.astype(context_BSND.dtype)[None, None, :, None]
-        return self.projection(context_BSND), probabilities
+        return self.attention_out(context_BSND), probabilities
 
 
 REMAT_POLICIES = {
@@ -173,11 +177,11 @@ REMAT_POLICIES = {
 class Encoder(nnx.Module):
     """Embeddings, layers stacked on a leading axis, pooler.
 
-    Surgery on layers (take, copy, drop, grow) is indexing the leading axis of ``params["layers"]``.
+    To take, copy, drop or grow layers, index the leading axis of ``params["layers"]``.
     """
 
     def __init__(self, config: ModelConfig, key: Key[Array, ""], *, pooler: bool):
-        embeddings, layers, pool = jax.random.split(key, 3)
+        embeddings, layers, pooler_key = jax.random.split(key, 3)
         self.embeddings = Embeddings(config, embeddings)
         groups = len(set(parameter_groups(config)))
         self.layers = nnx.vmap(lambda key: Block(config, key))(jax.random.split(layers, groups))
@@ -185,14 +189,14 @@ class Encoder(nnx.Module):
         final_norm = config.norm_placement == "pre"
         self.final_norm = LayerNorm(config.hidden_size, config.norm_epsilon, config.biases) if final_norm else None
         init = truncated_normal(config.initializer_range)
-        self.pooler = Dense(width, width, init, pool, config.biases) if pooler else None
+        self.pooler = Dense(width, width, init, pooler_key, config.biases) if pooler else None
         self.config = config
 
     def __call__(
         self,
         inputs: EncoderInputs,
         *,
-        noise: Noise | None = None,
+        dropout_key: DropoutKey | None = None,
         inputs_embeds: Float[Array, "B S E"] | None = None,
         head_mask: Float[Array, "L N"] | None = None,
         hidden_states: bool = False,
@@ -202,17 +206,19 @@ class Encoder(nnx.Module):
 
         Args:
           inputs: a batch; `input_ids` are ignored when `inputs_embeds` is given.
-          noise: where dropout gets its bits; None switches dropout off.
-          inputs_embeds: takes the place of the word embeddings.
-          head_mask: multiplies each head's context vectors; differentiable (Michel et al. 2019).
-          hidden_states: return all L + 1 of them.
-          attentions: return attention probabilities; only the `reference` attention has them.
+          dropout_key: source of dropout's random bits; None disables dropout.
+          inputs_embeds: replaces the word embeddings.
+          head_mask: factor of each head's context vectors; differentiable (Michel et al. 2019).
+          hidden_states: whether to return all L + 1 hidden states.
+          attentions: whether to return attention probabilities; only the `reference` attention has them.
 
         Raises:
-          UserError: attentions asked of a fused implementation.
+          UserError: `attentions` with an implementation that has no probabilities.
         """
-        embedded = self.embeddings(inputs, inputs_embeds, noise and noise.at(EMBEDDING_SITE))
-        hidden, states, probabilities = self._run_layers(embedded, inputs, noise, head_mask, hidden_states, attentions)
+        embedded = self.embeddings(inputs, inputs_embeds, dropout_key and dropout_key.fold_in(EMBEDDING_SITE))
+        hidden, states, probabilities = self._run_layers(
+            embedded, inputs, dropout_key, head_mask, hidden_states, attentions
+        )
         if self.final_norm is not None:
             hidden = self.final_norm(hidden)
             if states is not None:
@@ -225,14 +231,14 @@ class Encoder(nnx.Module):
             states = jnp.concatenate([embedded[None], states])
         return EncoderOutput(hidden, pooled, states, probabilities)
 
-    def _run_layers(self, hidden, inputs, noise, head_mask, keep_states, keep_probabilities):
-        """All layers; returns (hidden, states [L ...] or None, probabilities [L ...] or None)."""
+    def _run_layers(self, hidden, inputs, dropout_key, head_mask, keep_states, keep_probabilities):
+        """Apply all layers; returns (hidden, states [L ...] or None, probabilities [L ...] or None)."""
         graph, stacked = nnx.split(self.layers)
 
         def apply_layer(hidden, parameters, layer, plan, mask):
             block = nnx.merge(graph, parameters)
-            here = noise and noise.at(layer + 1)
-            hidden, probabilities = block(hidden, plan, inputs, mask, here, keep_probabilities)
+            layer_key = dropout_key and dropout_key.fold_in(layer + 1)
+            hidden, probabilities = block(hidden, plan, inputs, mask, layer_key, keep_probabilities)
             return hidden, (hidden if keep_states else None, probabilities)
 
         if self.config.remat != "none":

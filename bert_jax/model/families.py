@@ -1,4 +1,4 @@
-"""One function per family of models; each returns a model config."""
+"""Model configs, one function per model family."""
 
 from bert_jax.config import ModelConfig
 
@@ -15,7 +15,7 @@ def bert(num_layers: int, hidden_size: int, *, vocab_size: int = 30522) -> Model
 
 
 def roberta(num_layers: int, hidden_size: int, *, vocab_size: int = 50265) -> ModelConfig:
-    """RoBERTa: BERT's shapes with one token type and LayerNorms of PyTorch's epsilon (facebookresearch/fairseq).
+    """RoBERTa: BERT with one token type and PyTorch's default LayerNorm epsilon (facebookresearch/fairseq).
 
     Its position table has 514 rows for 512 positions (`ModelConfig.position_offset`).
     """
@@ -32,9 +32,9 @@ def roberta(num_layers: int, hidden_size: int, *, vocab_size: int = 50265) -> Mo
 
 
 def albert(num_layers: int, hidden_size: int, num_heads: int, *, vocab_size: int = 30000) -> ModelConfig:
-    """ALBERT: one set of layer parameters, embeddings of width 128 (Lan et al. 2020, sections 3.1 and 4.1).
+    """ALBERT: all layers share parameters, embeddings of width 128 (Lan et al. 2020, sections 3.1 and 4.1).
 
-    Without dropout, as its second release; GELU by tanh, as all of google-research's (albert modeling.py).
+    No dropout, as in its second release; the tanh approximation of GELU (google-research/albert modeling.py).
     """
     return ModelConfig(
         vocab_size=vocab_size,
@@ -51,7 +51,7 @@ def albert(num_layers: int, hidden_size: int, num_heads: int, *, vocab_size: int
 
 
 def distilbert(num_layers: int, hidden_size: int, *, vocab_size: int = 30522) -> ModelConfig:
-    """DistilBERT: BERT without token types; nor has it a pooler (Sanh et al. 2019, section 3)."""
+    """DistilBERT: BERT without token types and pooler (Sanh et al. 2019, section 3)."""
     return ModelConfig(
         vocab_size=vocab_size,
         hidden_size=hidden_size,
@@ -65,13 +65,13 @@ def distilbert(num_layers: int, hidden_size: int, *, vocab_size: int = 30522) ->
 def electra(
     num_layers: int, hidden_size: int, num_heads: int, *, embedding_size: int | None, vocab_size: int = 30522
 ) -> ModelConfig:
-    """ELECTRA's generator or discriminator: BERT, the small ones with narrower tables (Clark et al. 2020, appendix A).
+    """ELECTRA's generator or discriminator: BERT; small models have narrower tables (Clark et al. 2020, appendix A).
 
     Args:
-      num_layers: depth.
-      hidden_size: width.
+      num_layers: number of layers.
+      hidden_size: width of the layers.
       num_heads: heads per layer.
-      embedding_size: width of the tables, which both parts share; None: as wide as the layers, without projection.
+      embedding_size: width of the embedding tables; None: hidden_size, without a projection.
       vocab_size: rows of the embedding table.
     """
     return ModelConfig(
@@ -90,10 +90,10 @@ def modern(
     """ModernBERT: pre-norm, rotary positions, GEGLU, no biases, two of three layers local (Warner et al. 2024).
 
     Args:
-      num_layers: depth.
-      hidden_size: width; heads of 64.
-      intermediate_size: width of gate and values, each.
-      max_positions: longest row, in tokens; it costs no parameters.
+      num_layers: number of layers.
+      hidden_size: width of the layers; heads are 64 wide.
+      intermediate_size: width of `gate` and of `up`.
+      max_positions: maximum row length in tokens; it adds no parameters.
       vocab_size: rows of the embedding table.
     """
     return ModelConfig(

@@ -1,4 +1,4 @@
-"""The per-layer plan: what differs between the layers of one encoder, and how it repeats.
+"""The layer plan: what differs between the layers of one encoder, and how it repeats.
 
 Plain BERT, ALBERT's single parameter group and ModernBERT's alternation of local and global attention
 are three plans of one encoder, not three encoders.
@@ -11,31 +11,31 @@ from bert_jax.config import ModelConfig
 
 
 class NormPlacement(enum.Enum):
-    """Where a layer normalises."""
+    """Where a layer normalises its hidden states."""
 
     POST = "post"
     """After each residual sum (Devlin et al. 2019)."""
     PRE = "pre"
     """Before each sub-layer (Xiong et al. 2020)."""
     PRE_FEED_FORWARD = "pre_feed_forward"
-    """Before the feed-forward only: the first layer of a pre-norm stack, whose input the embeddings have
-    just normalised (Warner et al. 2024). Its attention norm stays in the stack, unused."""
+    """Before the feed-forward only: the first layer of a pre-norm stack, whose input the embeddings have already
+    normalised (Warner et al. 2024). Its attention norm is an unused entry of the stacked parameters."""
 
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """What is particular to one layer; equal plans can share one compiled body."""
+    """The properties of one layer; layers with equal plans share one compiled body."""
 
-    norm: NormPlacement
+    norm_placement: NormPlacement
     window: int | None
-    """Tokens seen to each side; None sees all."""
+    """Tokens that a query attends to on each side; None: all."""
     rotary_base: float | None
-    """None: no rotary positions."""
+    """Base of the rotary wavelengths; None: no rotary position embedding."""
 
 
 @dataclass(frozen=True)
 class Repetition:
-    """Layers [0, prefix) stand alone; the rest is `body` repeated."""
+    """A sequence of plans, written as `prefix + body * repeats`."""
 
     prefix: tuple[LayerPlan, ...]
     body: tuple[LayerPlan, ...]
@@ -46,26 +46,26 @@ def layer_plans(config: ModelConfig) -> tuple[LayerPlan, ...]:
     """The plan of every layer, bottom first."""
     plans = []
     for layer in range(config.num_layers):
-        everywhere = config.attention_window is None or layer % config.global_every == 0
+        is_global = config.attention_window is None or layer % config.global_every == 0
         if config.norm_placement == "post":
-            norm = NormPlacement.POST
+            norm_placement = NormPlacement.POST
         else:
-            norm = NormPlacement.PRE if layer else NormPlacement.PRE_FEED_FORWARD
+            norm_placement = NormPlacement.PRE if layer else NormPlacement.PRE_FEED_FORWARD
         rotary_base = None
         if config.positions == "rotary":
-            rotary_base = config.rotary_base if everywhere else config.local_rotary_base
-        plans.append(LayerPlan(norm, None if everywhere else config.attention_window, rotary_base))
+            rotary_base = config.rotary_base if is_global else config.local_rotary_base
+        plans.append(LayerPlan(norm_placement, None if is_global else config.attention_window, rotary_base))
     return tuple(plans)
 
 
 def parameter_groups(config: ModelConfig) -> tuple[int, ...]:
-    """Which parameter set each layer uses (Lan et al. 2020, section 3.1: consecutive layers share)."""
+    """Index of the parameter group of every layer (Lan et al. 2020, section 3.1: consecutive layers share one)."""
     groups = config.parameter_groups or config.num_layers
     return tuple(layer * groups // config.num_layers for layer in range(config.num_layers))
 
 
 def find_repetition(plans: tuple[LayerPlan, ...]) -> Repetition:
-    """The decomposition with the fewest distinct layer bodies; fewer means less to compile."""
+    """The decomposition with the fewest layers in prefix and body together: those are traced and compiled."""
     total = len(plans)
     for bodies in range(1, total + 1):
         for prefix in range(bodies):
@@ -73,4 +73,4 @@ def find_repetition(plans: tuple[LayerPlan, ...]) -> Repetition:
             rest = plans[prefix:]
             if len(rest) % period == 0 and rest == rest[:period] * (len(rest) // period):
                 return Repetition(plans[:prefix], rest[:period], len(rest) // period)
-    raise AssertionError("a sequence is its own single repetition")
+    raise AssertionError("every sequence is a body with one repeat")

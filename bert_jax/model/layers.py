@@ -1,4 +1,4 @@
-"""Small pure functions that every layer is made of.
+"""Building blocks of every layer: activations, dropout, dense layers, LayerNorm.
 
 Shapes in names: B rows, S positions, H hidden, F feed-forward, N heads, D head, V vocabulary.
 """
@@ -17,7 +17,7 @@ from bert_jax.shapes import Array, Float, Int, UInt32
 def gelu(x: Array) -> Array:
     """x times the normal distribution function of x, exact (Hendrycks and Gimpel 2016).
 
-    With its derivative written out, the backward pass keeps one array of the feed-forward's width, not four.
+    Its derivative is written out, so the backward pass stores one array of the feed-forward width instead of four.
     """
     return 0.5 * x * (1.0 + jax.lax.erf(x * 0.5**0.5))
 
@@ -25,9 +25,9 @@ def gelu(x: Array) -> Array:
 @gelu.defjvp
 def _gelu_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     (x,), (tangent,) = primals, tangents
-    below = 0.5 * (1.0 + jax.lax.erf(x * 0.5**0.5))
+    cdf = 0.5 * (1.0 + jax.lax.erf(x * 0.5**0.5))
     density = jnp.exp(-0.5 * x * x) * (2.0 * jnp.pi) ** -0.5
-    return x * below, (below + x * density) * tangent
+    return x * cdf, (cdf + x * density) * tangent
 
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -37,73 +37,75 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def mix(x: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
-    """Bijective scrambling of 32-bit words: the finaliser of MurmurHash3 (A. Appleby, public domain)."""
+def hash32(x: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
+    """A bijective hash of 32-bit words: the finaliser of MurmurHash3 (A. Appleby, public domain)."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     return x ^ (x >> 16)
 
 
-def fold(key: UInt32[Array, "..."], *words: Array | int) -> UInt32[Array, "..."]:
-    """A new 32-bit key for each combination of key and words; the order of the words matters."""
+def hash_combine(key: UInt32[Array, "..."], *words: Array | int) -> UInt32[Array, "..."]:
+    """A 32-bit key derived from a key and words, whose order matters."""
     for word in words:
-        key = mix(key * jnp.uint32(0x9E3779B1) + mix(jnp.asarray(word).astype(jnp.uint32) + jnp.uint32(0x7F4A7C15)))
+        key *= jnp.uint32(0x9E3779B1)
+        key = hash32(key + hash32(jnp.asarray(word).astype(jnp.uint32) + jnp.uint32(0x7F4A7C15)))
     return key
 
 
-class Noise(NamedTuple):
-    """Where dropout gets its bits: a counter hash of (seed, update, layer, site, global row, position).
+class DropoutKey(NamedTuple):
+    """The source of dropout's random bits: a counter hash of (seed, step, layer, site, global row, position).
 
-    So the bits change neither with the mesh nor with the accumulation split, and nothing is stored for them.
+    The bits depend neither on the mesh nor on the split into micro-batches, and are never stored.
     """
 
     key: UInt32[Array, ""]
-    """Seed and update step, folded; `at` folds layer and site in."""
+    """Hash of seed and step; `fold_in` adds layer and site."""
     rows: Int[Array, " B"]
     """Index of each row within the global batch."""
 
-    def at(self, *words: Array | int) -> "Noise":
-        """Noise for a sub-place, e.g. ``noise.at(layer).at(SITE)``."""
-        return self._replace(key=fold(self.key, *words))
+    def fold_in(self, *words: Array | int) -> "DropoutKey":
+        """The key of a layer or a site, as in ``dropout_key.fold_in(layer).fold_in(SITE)``."""
+        return self._replace(key=hash_combine(self.key, *words))
 
 
-def dropout(x: Float[Array, "B ..."], rate: float, noise: Noise | None) -> Float[Array, "B ..."]:
-    """Zero a share `rate` of x, scale the rest by 1 / (1 - rate). Without noise: x itself.
+def dropout(x: Float[Array, "B ..."], rate: float, dropout_key: DropoutKey | None) -> Float[Array, "B ..."]:
+    """Set a share `rate` of x to zero and scale the rest by 1 / (1 - rate); with None as the key, return x.
 
-    Each element's 32 bits hash its flat position in the row with two keys of its row, so two rows
-    share bits nowhere. Threshold on 32 bits: the rate is exact to 2e-10.
+    The 32 bits of an element are a hash of its flat position in the row and two keys of the row, so that no two rows
+    share bits. The rate is exact to 2e-10, because it is a threshold on 32 bits.
     """
-    if noise is None or rate == 0.0:
+    if dropout_key is None or rate == 0.0:
         return x
     row_shape = (x.shape[0],) + (1,) * (x.ndim - 1)
-    shift = fold(noise.key, noise.rows, 1).reshape(row_shape)
-    flip = fold(noise.key, noise.rows, 2).reshape(row_shape)
-    place = jnp.zeros((1,) * x.ndim, jnp.uint32)
+    first_key = hash_combine(dropout_key.key, dropout_key.rows, 1).reshape(row_shape)
+    second_key = hash_combine(dropout_key.key, dropout_key.rows, 2).reshape(row_shape)
+    position = jnp.zeros((1,) * x.ndim, jnp.uint32)
     for axis in range(1, x.ndim):
         stride = 1
         for size in x.shape[axis + 1 :]:
             stride *= size
-        place += jax.lax.broadcasted_iota(jnp.uint32, _only(x.shape, axis), axis) * jnp.uint32(stride)
-    bits = mix(mix(place + shift) ^ flip)
+        position += jax.lax.broadcasted_iota(jnp.uint32, _keep_axis(x.shape, axis), axis) * jnp.uint32(stride)
+    bits = hash32(hash32(position + first_key) ^ second_key)
     keep = bits >= jnp.uint32(round(rate * 2**32))
     return jnp.where(keep, x / (1.0 - rate), jnp.zeros((), x.dtype)).astype(x.dtype)
 
 
-def _only(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+def _keep_axis(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    """The shape with all other axes of size 1."""
     return tuple(size if i == axis else 1 for i, size in enumerate(shape))
 
 
-def truncated_normal(deviation: float) -> Callable[..., Array]:
-    """Initializer: normal with this deviation, cut off at two deviations (google-research/bert modeling.py)."""
+def truncated_normal(stddev: float) -> Callable[..., Array]:
+    """Initializer: a normal distribution truncated at two standard deviations (google-research/bert modeling.py)."""
 
     def init(key: Array, shape: tuple[int, ...]) -> Array:
-        return deviation * jax.random.truncated_normal(key, -2.0, 2.0, shape, jnp.float32)
+        return stddev * jax.random.truncated_normal(key, -2.0, 2.0, shape, jnp.float32)
 
     return init
 
 
 Biases = Literal["all", "none"]
-"""As `ModelConfig.biases`."""
+"""The values of `ModelConfig.biases`."""
 
 
 def _bias(shape: tuple[int, ...], biases: Biases) -> nnx.Param | None:
@@ -111,12 +113,12 @@ def _bias(shape: tuple[int, ...], biases: Biases) -> nnx.Param | None:
 
 
 def _add_bias(y: Float[Array, "..."], bias: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Broadcast before the cast, so that the backward pass casts before it sums over the rows: in float32."""
+    """Broadcast before the cast, so that the backward pass sums the gradient over the rows in float32."""
     return y + jnp.broadcast_to(bias, y.shape).astype(y.dtype)
 
 
 class Dense(nnx.Module):
-    """x @ kernel + bias over the last `inputs` axes of x, in the type of x; without biases, x @ kernel."""
+    """x @ kernel + bias over the last axes of x, as many as `inputs` has, in the type of x; no bias with "none"."""
 
     def __init__(
         self,
@@ -131,15 +133,15 @@ class Dense(nnx.Module):
         self.num_inputs = len(inputs)
 
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
-        """Project; accumulation is the backend's, float32 on every one that matters."""
+        """Project. Products accumulate in the type that the backend chooses: float32 on CPUs, GPUs and TPUs."""
         kernel = self.kernel[...].astype(x.dtype)
         y = jnp.tensordot(x, kernel, axes=self.num_inputs)
         return y if self.bias is None else _add_bias(y, self.bias[...])
 
-    def parts(self, x: Float[Array, "..."]) -> list[Float[Array, "..."]]:
-        """As `__call__`, with a product for each index of the first output axis.
+    def separate_products(self, x: Float[Array, "..."]) -> list[Float[Array, "..."]]:
+        """As `__call__`, with one product for each index of the first output axis.
 
-        On a CPU that is cheaper than to copy query, key and value out of one product (docs/LOG.md).
+        On a CPU this is cheaper than copying query, key and value out of one product (docs/LOG.md).
         """
         kernel = jnp.moveaxis(self.kernel[...].astype(x.dtype), self.num_inputs, 0)
         products = [jnp.tensordot(x, part, axes=self.num_inputs) for part in kernel]
@@ -149,7 +151,7 @@ class Dense(nnx.Module):
 
 
 class LayerNorm(nnx.Module):
-    """Normalise the last axis; statistics in float32 whatever the type of x (Ba et al. 2016)."""
+    """Normalise the last axis; statistics are float32 for every type of x (Ba et al. 2016)."""
 
     def __init__(self, size: int, epsilon: float, biases: Biases = "all"):
         self.scale = nnx.Param(jnp.ones((size,), jnp.float32))
@@ -158,12 +160,12 @@ class LayerNorm(nnx.Module):
 
     def __call__(self, x: Float[Array, "*rows H"]) -> Float[Array, "*rows H"]:
         """Normalise; the result has the type of x."""
-        lifted = x.astype(jnp.float32)
-        mean = lifted.mean(-1, keepdims=True)
-        centred = lifted - mean
+        x_float32 = x.astype(jnp.float32)
+        mean = x_float32.mean(-1, keepdims=True)
+        centred = x_float32 - mean
         variance = jnp.square(centred).mean(-1, keepdims=True)
-        along = (*(1,) * (x.ndim - 1), -1)
-        normal = centred * jax.lax.rsqrt(variance + self.epsilon) * self.scale[...].reshape(along)
+        last_axis = (*(1,) * (x.ndim - 1), -1)
+        normalised = centred * jax.lax.rsqrt(variance + self.epsilon) * self.scale[...].reshape(last_axis)
         if self.bias is not None:
-            normal += self.bias[...].reshape(along)
-        return normal.astype(x.dtype)
+            normalised += self.bias[...].reshape(last_axis)
+        return normalised.astype(x.dtype)

@@ -1,4 +1,4 @@
-"""Run layers whose parameters are stacked on a leading axis, one compiled body per distinct plan."""
+"""Apply layers whose parameters are stacked on a leading axis, with one compiled body per distinct plan."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from bert_jax.model.layer_plan import LayerPlan, find_repetition
 from bert_jax.shapes import Array, Float
 
 ApplyLayer = Callable[[Array, Any, Array, LayerPlan, Array | None], tuple[Array, Any]]
-"""(hidden, the layer's parameters, its index, its plan, its head mask) -> (hidden, what to keep)."""
+"""(hidden, the layer's parameters, its index, its plan, its head mask) -> (hidden, auxiliary outputs)."""
 
 
 def run_stack(
@@ -25,47 +25,47 @@ def run_stack(
     """Apply all layers, bottom first.
 
     Args:
-      apply_layer: one layer.
+      apply_layer: applies one layer.
       hidden: input of the first layer.
       stacked: parameters with a leading axis over parameter groups.
-      plans: of every layer.
-      groups: parameter group of every layer. With a group each, the scan slices the stack as it goes;
-        shared groups are looked up, so that they are never copied out L times.
+      plans: plan of every layer.
+      groups: parameter group of every layer. If each layer has its own, the scan slices the stack;
+        shared groups are indexed inside the scan, so that they are never copied L times.
       head_mask: one row per layer, or None.
       unroll: periods of the plan per iteration of the scan.
 
     Returns:
-      the last layer's output, and what the layers kept, stacked on a leading axis of L.
+      the last layer's output, and the auxiliary outputs of all layers, stacked on a leading axis of L.
     """
-    own_parameters = len(set(groups)) == len(plans)
+    is_unshared = len(set(groups)) == len(plans)
     index = jnp.arange(len(plans))
-    per_layer = (index, stacked if own_parameters else jnp.asarray(groups), head_mask)
+    per_layer = (index, stacked if is_unshared else jnp.asarray(groups), head_mask)
 
-    def run_in_turn(hidden, plans, steps):
-        kept = []
+    def run_unrolled(hidden, plans, inputs):
+        auxiliary = []
         for i, plan in enumerate(plans):
-            layer, parameters, mask = _take(steps, i)
-            if not own_parameters:
+            layer, parameters, mask = _take(inputs, i)
+            if not is_unshared:
                 parameters = _take(stacked, parameters)
-            hidden, keep = apply_layer(hidden, parameters, layer, plan, mask)
-            kept.append(keep)
-        return hidden, jax.tree.map(lambda *xs: jnp.stack(xs), *kept)
+            hidden, aux = apply_layer(hidden, parameters, layer, plan, mask)
+            auxiliary.append(aux)
+        return hidden, jax.tree.map(lambda *xs: jnp.stack(xs), *auxiliary)
 
     repetition = find_repetition(plans)
     start, period = len(repetition.prefix), len(repetition.body)
-    alone = []
+    prefix_aux = []
     if start:
-        hidden, kept = run_in_turn(hidden, repetition.prefix, _take(per_layer, slice(0, start)))
-        alone.append(kept)
+        hidden, aux = run_unrolled(hidden, repetition.prefix, _take(per_layer, slice(0, start)))
+        prefix_aux.append(aux)
     rest = jax.tree.map(lambda x: x[start:].reshape(repetition.repeats, period, *x.shape[1:]), per_layer)
-    hidden, kept = jax.lax.scan(
-        lambda hidden, steps: run_in_turn(hidden, repetition.body, steps),
+    hidden, aux = jax.lax.scan(
+        lambda hidden, inputs: run_unrolled(hidden, repetition.body, inputs),
         hidden,
         rest,
         unroll=min(unroll, repetition.repeats),
     )
-    kept = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), kept)
-    return hidden, jax.tree.map(lambda *xs: jnp.concatenate(xs), *alone, kept)
+    aux = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), aux)
+    return hidden, jax.tree.map(lambda *xs: jnp.concatenate(xs), *prefix_aux, aux)
 
 
 def _take(tree: Any, index: Any) -> Any:

@@ -1,9 +1,9 @@
-"""Words and groups of words: what masking chooses together.
+"""Words and groups of words, which masking chooses as units.
 
-A word starts at a token that does not continue one, at the first token after a special token, and at an example's
-start; special tokens belong to no word. A run is a stretch of words that no special token interrupts.
+A word starts at a token that does not continue one, at the first token after a special token, and at the start of an
+example; special tokens belong to no word. A run is a maximal sequence of words without a special token between them.
 
-Shapes: B rows, S positions, L longest group in words.
+Shapes: B rows, S positions, L maximum length of a group in words.
 """
 
 from typing import NamedTuple
@@ -17,48 +17,48 @@ from bert_jax.shapes import Array, Bool, Float, Int, UInt32
 
 
 class Words(NamedTuple):
-    """The words of a row, each known by the position of its first token."""
+    """The words of each row. A word is identified by the position of its first token."""
 
-    begins: Bool[Array, "B S"]
-    """A word's first token is here."""
-    opens_run: Bool[Array, "B S"]
-    """So is the first token of the first word of a run."""
-    first: Int[Array, "B S"]
-    """Of an ordinary token: where its word begins. Of other tokens: of no meaning."""
-    size: Int[Array, "B S"]
-    """Tokens of the word that begins here, else 0."""
+    starts_word: Bool[Array, "B S"]
+    """True at the first token of a word."""
+    starts_run: Bool[Array, "B S"]
+    """True at the first token of the first word of a run."""
+    word_start: Int[Array, "B S"]
+    """Position of the first token of an ordinary token's word; undefined for other tokens."""
+    word_length: Int[Array, "B S"]
+    """At the first token of a word: its number of tokens; else 0."""
 
 
 def find_words(segment_ids: Int[Array, "B S"], ordinary: Bool[Array, "B S"], continues: Bool[Array, "B S"]) -> Words:
-    """Cut rows into words.
+    """Split rows into words.
 
     Args:
-      segment_ids: example of the row that a token belongs to, 0 for padding.
-      ordinary: the token belongs to an example and is not special.
-      continues: by its id, the token continues the word before it.
+      segment_ids: index of the packed example that a token belongs to, 0 for padding.
+      ordinary: whether a token belongs to an example and is not special.
+      continues: whether a token's id continues the preceding word.
     """
-    no = jnp.zeros_like(ordinary[:, :1])
+    false = jnp.zeros_like(ordinary[:, :1])
     neighbours = (segment_ids[:, 1:] == segment_ids[:, :-1]) & ordinary[:, :-1]
-    follows = jnp.concatenate([no, neighbours], axis=1)
-    begins = ordinary & ~(follows & continues)
-    here = _positions(begins)
-    seq_len = begins.shape[1]
-    ends = jnp.where(begins | ~ordinary, here, seq_len)
-    ends_later = jnp.concatenate([ends[:, 1:], jnp.full_like(ends[:, :1], seq_len)], axis=1)
+    follows = jnp.concatenate([false, neighbours], axis=1)
+    starts_word = ordinary & ~(follows & continues)
+    positions = _positions(starts_word)
+    seq_len = starts_word.shape[1]
+    boundaries = jnp.where(starts_word | ~ordinary, positions, seq_len)
+    later_boundaries = jnp.concatenate([boundaries[:, 1:], jnp.full_like(boundaries[:, :1], seq_len)], axis=1)
     return Words(
-        begins=begins,
-        opens_run=ordinary & ~follows,
-        first=_latest(begins, here),
-        size=jnp.where(begins, jax.lax.cummin(ends_later, axis=1, reverse=True) - here, 0),
+        starts_word=starts_word,
+        starts_run=ordinary & ~follows,
+        word_start=_last_marked(starts_word, positions),
+        word_length=jnp.where(starts_word, jax.lax.cummin(later_boundaries, axis=1, reverse=True) - positions, 0),
     )
 
 
-def group_lengths(objective: ObjectiveConfig) -> Float[np.ndarray, " L"]:
-    """Probability of a group of 1, 2, ... L words, before the end of a run cuts it.
+def group_length_probabilities(objective: ObjectiveConfig) -> Float[np.ndarray, " L"]:
+    """Probability of a group of 1, 2, ... L words, before truncation at the end of a run.
 
-    n-grams: in proportion to 1/n (Lan et al. 2020, section 4.1). Spans: p (1 - p)^(n - 1), scaled to sum to 1 over
-    the allowed lengths, as SpanBERT's code has it (Joshi et al. 2020, section 3.1; the mass of longer spans is shared
-    out, not put on the longest).
+    n-grams: proportional to 1/n (Lan et al. 2020, section 4.1). Spans: p (1 - p)^(n - 1), scaled to sum to 1 over
+    the allowed lengths, as in SpanBERT's code (Joshi et al. 2020, section 3.1; the mass of longer spans is distributed
+    over all lengths, not added to the longest).
     """
     if objective.mask_unit == "ngram":
         weights = 1.0 / np.arange(1, objective.max_ngram + 1)
@@ -69,56 +69,59 @@ def group_lengths(objective: ObjectiveConfig) -> Float[np.ndarray, " L"]:
     return weights / weights.sum()
 
 
-def find_groups(words: Words, dice: UInt32[Array, "B S"], lengths: Float[np.ndarray, " L"]) -> Int[Array, "B S"]:
-    """Cut each run of words, from its first word on, into consecutive groups of independently drawn lengths.
+def find_groups(
+    words: Words, random_bits: UInt32[Array, "B S"], probabilities: Float[np.ndarray, " L"]
+) -> Int[Array, "B S"]:
+    """Split each run of words, from its first word on, into consecutive groups of independently drawn lengths.
 
     Args:
-      words: of the rows.
-      dice: 32 random bits per position; those at a group's first token decide its length.
-      lengths: probability of 1, 2, ... words; a group also ends with its run.
+      words: words of the rows.
+      random_bits: 32 random bits per position; those at a group's first token determine its length.
+      probabilities: of 1, 2, ... words; a group also ends at the end of its run.
 
     Returns:
-      of an ordinary token: the position of the first token of its group. Of other tokens: of no meaning.
+      position of the first token of an ordinary token's group; undefined for other tokens.
     """
-    if len(lengths) == 1:
-        return words.first
-    here = _positions(words.begins)
-    row = jnp.arange(here.shape[0])[:, None]
-    # Each word rolls as if a group began at it. Which words really begin one is then a walk from the first word of
-    # the run, and doubling the stride makes log2(S) rounds of it: round k carries the mark 2^k groups onwards.
-    onward = _next_group(words, _draw(dice, lengths))
-    reached = words.opens_run
-    for _ in range((here.shape[1] - 1).bit_length()):
-        reached = reached.at[row, onward].max(reached)
-        onward = jnp.take_along_axis(onward, onward, axis=1)
-    return _latest(reached, here)
+    if len(probabilities) == 1:
+        return words.word_start
+    positions = _positions(words.starts_word)
+    row = jnp.arange(positions.shape[0])[:, None]
+    # Each word draws a length as if a group started there. The words that start a group are those on the path from the
+    # first word of the run. Pointer doubling takes log2(S) rounds: round k propagates the mark by 2^k groups.
+    next_start = _next_group(words, _draw_lengths(random_bits, probabilities))
+    starts_group = words.starts_run
+    for _ in range((positions.shape[1] - 1).bit_length()):
+        starts_group = starts_group.at[row, next_start].max(starts_group)
+        next_start = jnp.take_along_axis(next_start, next_start, axis=1)
+    return _last_marked(starts_group, positions)
 
 
-def _draw(dice: UInt32[Array, "B S"], lengths: Float[np.ndarray, " L"]) -> Int[Array, "B S"]:
+def _draw_lengths(random_bits: UInt32[Array, "B S"], probabilities: Float[np.ndarray, " L"]) -> Int[Array, "B S"]:
     """A length for each position."""
-    # One less than the bound, and compared strictly: a bound of 2^32 would not fit in 32 bits.
-    bounds = np.round(np.cumsum(lengths)[:-1] * 2**32).astype(np.int64) - 1
-    return 1 + (dice[:, :, None] > jnp.asarray(bounds.astype(np.uint32))[None, None, :]).sum(-1, dtype=jnp.int32)
+    # Each bound is one less, and the comparison strict, because a bound of 2^32 does not fit in 32 bits.
+    bounds = np.round(np.cumsum(probabilities)[:-1] * 2**32).astype(np.int64) - 1
+    return 1 + (random_bits[:, :, None] > jnp.asarray(bounds.astype(np.uint32))[None, None, :]).sum(-1, dtype=jnp.int32)
 
 
 def _next_group(words: Words, length: Int[Array, "B S"]) -> Int[Array, "B S"]:
-    """Of a word's first token: where the word `length` further on begins, itself if that is not in its run."""
-    here = _positions(words.begins)
-    seq_len = here.shape[1]
-    number = jnp.cumsum(words.begins, axis=1, dtype=jnp.int32) - 1
-    row = jnp.arange(here.shape[0])[:, None]
-    begin_of = jnp.zeros_like(here).at[row, jnp.where(words.begins, number, seq_len)].set(here, mode="drop")
-    target = jnp.take_along_axis(begin_of, number + length, axis=1, mode="fill", fill_value=0)
-    run = jnp.cumsum(words.opens_run, axis=1, dtype=jnp.int32)
-    # A word number that does not exist leads to 0, which is never ahead.
-    inside = words.begins & (target > here) & (jnp.take_along_axis(run, target, axis=1) == run)
-    return jnp.where(inside, target, here)
+    """At a word's first token: start of the word `length` words later, or the token itself if the run ends before."""
+    positions = _positions(words.starts_word)
+    seq_len = positions.shape[1]
+    number = jnp.cumsum(words.starts_word, axis=1, dtype=jnp.int32) - 1
+    row = jnp.arange(positions.shape[0])[:, None]
+    word_numbers = jnp.where(words.starts_word, number, seq_len)
+    start_of_word = jnp.zeros_like(positions).at[row, word_numbers].set(positions, mode="drop")
+    target = jnp.take_along_axis(start_of_word, number + length, axis=1, mode="fill", fill_value=0)
+    run = jnp.cumsum(words.starts_run, axis=1, dtype=jnp.int32)
+    # A word number that does not exist gives target 0, which is never greater than a position.
+    inside = words.starts_word & (target > positions) & (jnp.take_along_axis(run, target, axis=1) == run)
+    return jnp.where(inside, target, positions)
 
 
 def _positions(like: Array) -> Int[Array, "B S"]:
     return jax.lax.broadcasted_iota(jnp.int32, like.shape, 1)
 
 
-def _latest(marks: Bool[Array, "B S"], here: Int[Array, "B S"]) -> Int[Array, "B S"]:
-    """The last marked position up to each one; 0 before the first."""
-    return jax.lax.cummax(jnp.where(marks, here, 0), axis=1)
+def _last_marked(marks: Bool[Array, "B S"], positions: Int[Array, "B S"]) -> Int[Array, "B S"]:
+    """The last marked position up to and including each position; 0 before the first."""
+    return jax.lax.cummax(jnp.where(marks, positions, 0), axis=1)

@@ -67,7 +67,7 @@ def link_seconds(collectives: Collectives, sizes: Sizes, chip: Chip) -> dict[str
     seconds = {
         axis: getattr(collectives, axis) / axis_bandwidth(chip, length, devices) for axis, length in lengths.items()
     }
-    return seconds | {"network": collectives.network / chip.network}
+    return seconds | {"network": collectives.network / chip.network_bandwidth}
 
 
 def axis_bandwidth(chip: Chip, length: int, devices: int) -> float:
@@ -76,9 +76,9 @@ def axis_bandwidth(chip: Chip, length: int, devices: int) -> float:
     The slice is taken for a cube; an axis longer than its side lies along several dimensions and uses the links of
     all of them. A dimension too short to be closed to a ring is a line, whose ends have one link: half the speed.
     """
-    if not chip.torus:
+    if not chip.torus_dimensions:
         return chip.link_bandwidth
-    side = max(2.0, devices ** (1 / chip.torus))
-    dimensions = min(chip.torus, max(1, math.ceil(math.log(max(2, length)) / math.log(side) - 1e-9)))
-    closed = length ** (1 / dimensions) >= chip.wraps_at - 1e-9
+    side = max(2.0, devices ** (1 / chip.torus_dimensions))
+    dimensions = min(chip.torus_dimensions, max(1, math.ceil(math.log(max(2, length)) / math.log(side) - 1e-9)))
+    closed = length ** (1 / dimensions) >= chip.ring_size - 1e-9
     return 2 * dimensions * chip.link_bandwidth * (1.0 if closed else 0.5)

@@ -102,7 +102,7 @@ def find(text: str) -> Topology:
         raise UserError(f"--topology {text}: sizes must be at least 1")
     chip = CHIPS[name]
     jax.config.update("jax_platforms", "cpu")
-    if not chip.torus:
+    if not chip.torus_dimensions:
         if match[1] or len(shape) != 2:
             raise UserError(f"--topology {text}: of GPUs, say how many nodes and how many in each, as in {name}:8x8")
         return Topology(text, chip, math.prod(shape), shape[0], None)

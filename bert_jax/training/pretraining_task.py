@@ -16,9 +16,9 @@ from bert_jax.data.cursor import Cursor
 from bert_jax.model import bert
 from bert_jax.model.flops import pretraining_flops
 from bert_jax.model.heads import Heads
-from bert_jax.model.layers import Noise, fold
+from bert_jax.model.layers import DropoutKey, hash_combine
 from bert_jax.objectives import losses, masking
-from bert_jax.objectives.losses import Sum
+from bert_jax.objectives.losses import WeightedSum
 from bert_jax.objectives.masking import Batch, Vocabulary
 from bert_jax.shapes import Array, Float, Key
 from bert_jax.training.eval_metrics import Scores
@@ -65,9 +65,9 @@ class Pretraining:
         if self.config.model.direction == "causal":
             return losses.next_token_targets(batch)
         if evaluating:
-            key, objective = fold(jnp.uint32(0), EVALUATION_STREAM), EVALUATION_MASKS
+            key, objective = hash_combine(jnp.uint32(0), EVALUATION_STREAM), EVALUATION_MASKS
         else:
-            key, objective = fold(jnp.uint32(self.config.seed), MASK_STREAM), self.config.objective
+            key, objective = hash_combine(jnp.uint32(self.config.seed), MASK_STREAM), self.config.objective
         most = None if evaluating else self.config.phases[self.phase].max_predictions
         return masking.mask_tokens(batch, key, objective, self.vocabulary, most)
 
@@ -75,10 +75,10 @@ class Pretraining:
         """Predicted tokens, and sentence pairs."""
         return losses.loss_weights(batch, self.config.model, self.config.objective)
 
-    def sums(self, params: Params, batch: Batch, noise: Noise | None) -> dict[str, Sum]:
+    def sums(self, params: Params, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, WeightedSum]:
         """Loss and accuracy over predicted tokens and over sentence pairs."""
         model = bert.bind(self.model, heads_of(self.config), params)
-        return losses.pretraining_sums(model, batch, noise)
+        return losses.pretraining_sums(model, batch, dropout_key)
 
     def blank_row(self) -> dict[str, np.ndarray]:
         """One row of padding, with the arrays that the stream adds."""

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
-from bert_jax.model.layers import Noise, fold
-from bert_jax.objectives.losses import Sum
+from bert_jax.model.layers import DropoutKey, hash_combine
+from bert_jax.objectives.losses import WeightedSum
 from bert_jax.objectives.masking import Batch
 from bert_jax.shapes import Array, Float
 from bert_jax.training.divergence import observe
@@ -134,16 +134,16 @@ def _local_gradients(
     params = gather_parameters(shards, shardings)
     batch = task.prepare(batch, evaluating=False)
     weights = sum_over_rows(task.loss_weights(batch), mesh)
-    key = fold(jnp.uint32(task.config.seed), DROPOUT_STREAM, step)
+    key = hash_combine(jnp.uint32(task.config.seed), DROPOUT_STREAM, step)
     treated = treatments(params, frozen=task.config.phases[task.phase].frozen)
 
-    def micro_loss(params: Params, rows: Batch) -> tuple[Array, dict[str, Sum]]:
+    def micro_loss(params: Params, rows: Batch) -> tuple[Array, dict[str, WeightedSum]]:
         # What is frozen needs no backward pass.
         params = jax.tree.map(lambda x, t: jax.lax.stop_gradient(x) if t.frozen else x, params, treated)
-        sums = task.sums(params, rows, Noise(key, rows["row"]))
+        sums = task.sums(params, rows, DropoutKey(key, rows["row"]))
         return combine(sums, weights), sums
 
-    def micro_step(rows: Batch) -> tuple[Params, dict[str, Sum]]:
+    def micro_step(rows: Batch) -> tuple[Params, dict[str, WeightedSum]]:
         (_, sums), gradients = jax.value_and_grad(micro_loss, has_aux=True)(params, rows)
         return gradients, sums
 
@@ -170,21 +170,21 @@ def _accumulate(micro_step: Callable[[Batch], Any], batch: Batch, turns: Array |
     return jax.lax.fori_loop(0, turns, add, zeros)
 
 
-def combine(sums: dict[str, Sum], weights: dict[str, Float[Array, ""]]) -> Float[Array, ""]:
+def combine(sums: dict[str, WeightedSum], weights: dict[str, Float[Array, ""]]) -> Float[Array, ""]:
     """The loss: each term's total over its global weight. A term that nothing counts for is 0."""
-    return sum(sums[name].total / jnp.maximum(weight, 1.0) for name, weight in weights.items())
+    return sum(sums[name].sum / jnp.maximum(weight, 1.0) for name, weight in weights.items())
 
 
-def means(sums: dict[str, Sum]) -> Metrics:
+def means(sums: dict[str, WeightedSum]) -> Metrics:
     """The one division of every summed quantity."""
-    return {name: value.total / jnp.maximum(value.weight, 1.0) for name, value in sums.items()}
+    return {name: value.sum / jnp.maximum(value.weight, 1.0) for name, value in sums.items()}
 
 
-def make_eval_step(task: Task, mesh: Mesh) -> Callable[[Params, Batch], tuple[Batch, dict[str, Sum]]]:
+def make_eval_step(task: Task, mesh: Mesh) -> Callable[[Params, Batch], tuple[Batch, dict[str, WeightedSum]]]:
     """Compiled scoring of one evaluation batch: the prepared rows and their global sums, without dropout."""
     shardings = jax.tree.map(lambda x: x.sharding, abstract_state(task, mesh).params)
 
-    def eval_step(params: Params, batch: Batch) -> tuple[Batch, dict[str, Sum]]:
+    def eval_step(params: Params, batch: Batch) -> tuple[Batch, dict[str, WeightedSum]]:
         batch = task.prepare(batch, evaluating=True)
         return batch, task.sums(params, batch, None)
 

@@ -7,8 +7,8 @@ import numpy as np
 
 from bert_jax.config import Config
 from bert_jax.data.cursor import Cursor
-from bert_jax.model.layers import Noise
-from bert_jax.objectives.losses import Sum
+from bert_jax.model.layers import DropoutKey
+from bert_jax.objectives.losses import WeightedSum
 from bert_jax.objectives.masking import Batch
 from bert_jax.shapes import Array, Float, Key
 
@@ -45,7 +45,7 @@ class Task(Protocol):
         """Weight of each loss term in prepared rows. The loss is the sum over terms of total / global weight."""
         ...
 
-    def sums(self, params: Params, batch: Batch, noise: Noise | None) -> dict[str, Sum]:
+    def sums(self, params: Params, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, WeightedSum]:
         """All quantities of prepared rows; has at least the terms of `loss_weights`."""
         ...
 

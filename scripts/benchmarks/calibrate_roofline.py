@@ -38,7 +38,7 @@ from bench_ours import OurStep, describe_device  # noqa: E402
 from scipy.optimize import lsq_linear  # noqa: E402
 
 from bert_jax.chips import CPU, Chip, Efficiency, Sizes, chip_of  # noqa: E402
-from bert_jax.model.layers import Noise, dropout, gelu  # noqa: E402
+from bert_jax.model.layers import DropoutKey, dropout, gelu  # noqa: E402
 from bert_jax.planning.roofline import ACTIVATION_OPS, HASH_OPS, predict  # noqa: E402
 
 TARGET = 0.25
@@ -108,8 +108,8 @@ class Machine:
         self.products = [tuple(jnp.asarray(draw(shape, np.float32)) for shape in pair) for pair in shapes]
         self.multiply = jax.jit(jnp.matmul)
         self.values = jnp.asarray(draw((8, VECTOR_ELEMENTS // 8), np.float32))
-        noise = Noise(jnp.uint32(1), jnp.arange(8))
-        self.hash = jax.jit(lambda x: dropout(x, 0.1, noise))
+        dropout_key = DropoutKey(jnp.uint32(1), jnp.arange(8))
+        self.hash = jax.jit(lambda x: dropout(x, 0.1, dropout_key))
         self.gelu = jax.jit(jax.grad(lambda x: gelu(x).sum()))
         # Into memory that is new each time, as a CPU program's temporaries are.
         self.copy = jax.jit(lambda x: x + 1)
@@ -139,17 +139,17 @@ def measured_chip(flops: float, vector_ops: float, bandwidth: float, efficiency:
     """A device of its own, without links."""
     return Chip(
         "here",
-        kinds=(),
+        device_kinds=(),
         peak_flops=flops,
         float32_share=1.0,
         vector_ops=vector_ops,
         memory_bandwidth=bandwidth,
         memory=0.0,
         link_bandwidth=bandwidth,
-        torus=0,
-        wraps_at=1,
+        torus_dimensions=0,
+        ring_size=1,
         slice_devices=1,
-        network=bandwidth,
+        network_bandwidth=bandwidth,
         efficiency=efficiency,
         source="measured here",
     )

@@ -17,7 +17,7 @@ from bert_jax import config as config_lib
 from bert_jax.config import Config, Phase, presets
 from bert_jax.model import bert
 from bert_jax.model.heads import Heads
-from bert_jax.model.layers import Noise
+from bert_jax.model.layers import DropoutKey
 from bert_jax.training.micro_batch import accumulations
 from bert_jax.training.optimizers.param_rules import treatments
 from bert_jax.training.optimizers.schedules import learning_rate
@@ -186,11 +186,11 @@ def losses_and_gradients(config: Config, params, batch):
     continues = bytes(token % 3 == 0 and token not in VOCABULARY.special_ids for token in range(VOCABULARY.size))
     task = Pretraining(config, VOCABULARY._replace(continues_word=continues))
     masked = task.prepare(batch, evaluating=False)
-    noise = Noise(jax.numpy.uint32(1), jax.numpy.arange(4))
+    dropout_key = DropoutKey(jax.numpy.uint32(1), jax.numpy.arange(4))
 
     def loss(params):
-        sums = task.sums(params, masked, noise)
-        means = {name: sums[name].total / sums[name].weight for name in task.loss_weights(masked)}
+        sums = task.sums(params, masked, dropout_key)
+        means = {name: sums[name].sum / sums[name].weight for name in task.loss_weights(masked)}
         return sum(means.values()), means
 
     return jax.value_and_grad(loss, has_aux=True)(params)

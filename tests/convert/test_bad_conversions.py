@@ -370,8 +370,12 @@ DAMAGES = {
     ),
     "a list": (lambda place: (place / "model.json").write_text("[]"), "model.json is not a JSON object, but []"),
     "a later format": (
-        lambda place: change_json(place / "model.json", lambda about: about.update(format_version=2)),
-        "model.json has format version 2, this bert_jax reads 1: update bert_jax",
+        lambda place: change_json(place / "model.json", lambda about: about.update(format_version=3)),
+        "model.json has format version 3, this bert_jax reads 2: update bert_jax",
+    ),
+    "an earlier format": (
+        lambda place: change_json(place / "model.json", lambda about: about.update(format_version=1)),
+        "model.json has format version 1, this bert_jax reads 2: convert the model again",
     ),
     "an unknown field of the model": (
         lambda place: change_json(place / "model.json", lambda about: about["model"].update(flavour="sweet")),
@@ -414,7 +418,7 @@ DAMAGES = {
         lambda place: change_json(
             place / "model.json",
             lambda about: about["heads"].update(
-                task={"kind": "tagging", "labels": ["a"], "reads": "tokens", "hidden": "none", "norm": False}
+                task={"kind": "tagging", "labels": ["a"], "reads": "tokens", "activation": "none", "norm": False}
             ),
         ),
         "model.json",

@@ -86,7 +86,7 @@ def test_not_a_number():
     """A file with one is refused before; the computation may make one."""
     model = from_form(FORM)
     params = jax.tree.map(np.array, model.params)
-    params["encoder"]["layers"]["fall"]["bias"][0, 3] = np.nan
+    params["encoder"]["layers"]["down"]["bias"][0, 3] = np.nan
     ours = our_forward.run(model._replace(params=params), INPUTS)
     report = compare(ours, reference(), INPUTS.attention_mask_BS, library="numpy")
     assert first_failure(report) == "layer 1"

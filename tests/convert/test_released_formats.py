@@ -61,19 +61,19 @@ def test_it_is_converted(name, tmp_path):
 
 
 def test_a_digest_sees_every_value():
-    params = bert_jax.load(FORMATS / "model-1").params
+    params = bert_jax.load(FORMATS / "model-2").params
     changed = jax.tree.map(np.array, params)
     changed["mlm"]["bias"][3] = np.nextafter(changed["mlm"]["bias"][3], 1)
-    assert digest(params) == DIGESTS["model-1"] != digest(changed)
+    assert digest(params) == DIGESTS["model-2"] != digest(changed)
 
 
-@pytest.mark.parametrize(("version", "remedy"), [(2, "use the version that wrote it"), (4, "update bert_jax")])
+@pytest.mark.parametrize(("version", "remedy"), [(3, "use the version that wrote it"), (5, "update bert_jax")])
 def test_other_versions_of_checkpoints_are_refused(tmp_path, version, remedy):
-    run = shutil.copytree(FORMATS / "run-3", tmp_path / "run")
+    run = shutil.copytree(FORMATS / "run-4", tmp_path / "run")
     (save,) = (run / "checkpoints").iterdir()
     about = json.loads((save / "run.json").read_text())
-    assert about["format_version"] == 3
+    assert about["format_version"] == 4
     (save / "run.json").write_text(json.dumps(about | {"format_version": version}))
     checkpoint.write_commit(checkpoint.directory_of(run) / save.name)
-    with pytest.raises(UserError, match=f"{re.escape(str(save))} has format {version}, .* reads 3: {remedy}"):
+    with pytest.raises(UserError, match=f"{re.escape(str(save))} has format {version}, .* reads 4: {remedy}"):
         bert_jax.load(run)

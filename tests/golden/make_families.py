@@ -1,11 +1,11 @@
-"""Makes tests/golden/families.npz with the reference library: every family and head, two sizes, random weights.
+"""Makes tests/golden/families.npz with transformers: every family and head, two sizes, random weights.
 
 Command, from the root of the clone, with the extra `parity` installed:
 
     python -m tests.golden.make_families
 
 Made with transformers 5.23.0 and PyTorch 2.13.0 on a CPU, float32, eager attention. Of every array the file holds at
-most `KEPT` values at real tokens; names and shapes of the tensors are in it, their values are drawn again (`drawn`).
+most `KEPT` values at real tokens; it has names and shapes of the tensors; `drawn` generates their values.
 """
 
 import json
@@ -58,14 +58,14 @@ CLASSES = (*(family + task for family in SETTINGS for task in TASKS), *MORE)
 
 
 def drawn(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """A random tensor, biases and scales too: a zero or a one would hide a swap."""
+    """A random tensor, biases and scales too: zeros or ones would hide a swap."""
     middle = 1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0
     noise = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape)
     return (middle + 0.2 * noise).astype(np.float32)
 
 
 def make(name: str, size: int, **changes):
-    """A model of theirs with drawn weights."""
+    """A transformers model with random weights."""
     import torch
     import transformers
 
@@ -83,7 +83,7 @@ def make(name: str, size: int, **changes):
 
 
 def form_of(model) -> Form:
-    """What they would save: the config as JSON has it, tied tensors once."""
+    """The model as `save_pretrained` writes it: the JSON config, and tied tensors once."""
     copies = (model._tied_weights_keys or {}) if model.config.tie_word_embeddings else {}
     tensors = {key: tensor.numpy().copy() for key, tensor in model.state_dict().items() if key not in copies}
     config = json.loads(model.config.to_json_string(use_diff=False)) | {"architectures": [type(model).__name__]}
@@ -91,7 +91,7 @@ def form_of(model) -> Form:
 
 
 def direct(model, inputs: Inputs) -> dict[str, np.ndarray]:
-    """ "layer 0", "layer 1", ..., and the logits and pooled vectors of their class, called as their users call it."""
+    """ "layer 0", "layer 1", ..., and the logits and pooled vectors of the transformers class."""
     import torch
 
     arguments = {"input_ids": inputs.input_ids_BS, "attention_mask": inputs.attention_mask_BS}
@@ -99,22 +99,22 @@ def direct(model, inputs: Inputs) -> dict[str, np.ndarray]:
         arguments["token_type_ids"] = inputs.token_type_ids_BS
     arguments = {key: torch.tensor(array).long() for key, array in arguments.items()}
     with torch.no_grad():
-        found = model(**arguments, output_hidden_states=True)
+        output = model(**arguments, output_hidden_states=True)
     name = type(model).__name__
     if name.endswith("QuestionAnswering"):
-        logits = {"task": torch.stack([found.start_logits, found.end_logits], -1)}
+        logits = {"task": torch.stack([output.start_logits, output.end_logits], -1)}
     elif name == "BertForPreTraining":
-        logits = {"mlm": found.prediction_logits, "pair": found.seq_relationship_logits}
+        logits = {"mlm": output.prediction_logits, "pair": output.seq_relationship_logits}
     elif name == "AlbertForPreTraining":
-        logits = {"mlm": found.prediction_logits, "pair": found.sop_logits}
+        logits = {"mlm": output.prediction_logits, "pair": output.sop_logits}
     elif name.endswith(("MaskedLM", "CausalLM", "LMHeadModel")):
-        logits = {"mlm": found.logits}
+        logits = {"mlm": output.logits}
     elif name.endswith("Model"):
-        logits = {"pooled": found.pooler_output} if found.get("pooler_output") is not None else {}
+        logits = {"pooled": output.pooler_output} if output.get("pooler_output") is not None else {}
     else:
         part = "pair" if name.endswith("NextSentencePrediction") else "task"
-        logits = {part: found.logits}
-    values = {f"layer {i}": state for i, state in enumerate(found.hidden_states)} | logits
+        logits = {part: output.logits}
+    values = {f"layer {i}": state for i, state in enumerate(output.hidden_states)} | logits
     return {part: tensor.numpy() for part, tensor in values.items()}
 
 
@@ -130,7 +130,7 @@ def sampled(values: np.ndarray, mask_BS: np.ndarray) -> np.ndarray:
 
 
 def goldens() -> dict[str, dict]:
-    """By class and size, e.g. "BertModel 0": config, shapes and inputs, and under "values" what their class gave."""
+    """By class and size, e.g. "BertModel 0": config, shapes, inputs, and "values", the outputs of transformers."""
     file = np.load(PATH)
     cases, place = json.loads(str(file["about"])), 0
     for case in cases.values():
@@ -150,13 +150,13 @@ def main() -> None:
             model = make(name, size)
             form = form_of(model)
             inputs = Inputs(*(array[::6] for array in sample_inputs(form, None)))
-            found = {part: sampled(x, inputs.attention_mask_BS) for part, x in direct(model, inputs).items()}
-            values += found.values()
+            sampled_outputs = {part: sampled(x, inputs.attention_mask_BS) for part, x in direct(model, inputs).items()}
+            values += sampled_outputs.values()
             cases[f"{name} {size}"] = {
                 "config": form.config,
                 "shapes": {key: tensor.shape for key, tensor in form.tensors.items()},
                 "inputs": np.stack(inputs).tolist(),
-                "values": {part: x.size for part, x in found.items()},
+                "values": {part: x.size for part, x in sampled_outputs.items()},
             }
     np.savez_compressed(PATH, about=np.array(json.dumps(cases)), values=np.concatenate(values))
     print(f"{PATH}: {PATH.stat().st_size:,} bytes")

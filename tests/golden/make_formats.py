@@ -1,11 +1,12 @@
-"""Makes tests/golden/formats/: a model and a run's work directory in each format that was ever released.
+"""Makes tests/golden/formats/: a model and a run's work directory in each released format.
 
-What lies there is never made again: it stands for what users have. When a format changes, raise its version and add
-what this script then writes, under the new number, beside what is there. Run it as a module, from the root:
+Files of a released format are never regenerated: users have such files. When a released format changes, raise its
+version and add the output of this script under the new number. A format that was never released is replaced.
+Run it as a module, from the root:
 
     python -m tests.golden.make_formats DIRECTORY
 
-The run is one update of two layers, 8 wide, on a dozen tokens.
+The run is one step of two layers, 8 wide, on a dozen tokens.
 """
 
 import hashlib
@@ -57,7 +58,7 @@ def build_corpus(directory: Path) -> Path:
 
 
 def main(directory: Path) -> None:
-    """Write both, and what their parameters' digest is."""
+    """Write both, and the digests of their parameters."""
     from bert_jax.convert.conversion import convert
     from bert_jax.convert.formats import input_formats, native
     from bert_jax.data.mixture_spec import Part
@@ -73,17 +74,17 @@ def main(directory: Path) -> None:
         kept.mkdir(exist_ok=True)
         shutil.copy(run / name, kept / name)
     described = json.loads((kept / workdir.CONFIG).read_text())
-    described["corpus_paths"] = ["corpus"]  # whose machine it was is nobody's business
+    described["corpus_paths"] = ["corpus"]  # no path of the machine that made it
     (kept / workdir.CONFIG).write_text(json.dumps(described, indent=1))
     shutil.copytree(run / "checkpoints", kept / "checkpoints")
     (save,) = checkpoint.directory_of(kept).iterdir()
-    told = save / "state" / "commit_success.txt"  # Orbax's, with the whole path
-    told.write_text(told.read_text().replace(f"{run.absolute()}/", ""))
+    success = save / "state" / "commit_success.txt"  # Orbax writes an absolute path
+    success.write_text(success.read_text().replace(f"{run.absolute()}/", ""))
     checkpoint.write_commit(save)
     model = directory / f"model-{native.FORMAT_VERSION}"
     convert(kept, model, "bert-jax", input_formats.Wishes(moments=True))
     with input_formats.opened(kept) as contents:
-        sums = {place.name: digest(contents.model.params) for place in (kept, model)}
+        sums = {path.name: digest(contents.model.params) for path in (kept, model)}
     (directory / "digests.json").write_text(json.dumps(sums, indent=1) + "\n")
     shutil.rmtree(scratch)
 

@@ -1,4 +1,4 @@
-"""Makes tests/golden/parity.npz with the reference library; the quick tests then need none.
+"""Makes tests/golden/parity.npz with transformers, so that the quick tests do not need it.
 
 Command, from the root of the clone, with the extra `parity` installed:
 

@@ -1,10 +1,10 @@
-"""Makes the checkpoints in tests/golden/tensor_bundle/ with TensorFlow itself; the quick tests then need none.
+"""Makes the checkpoints in tests/golden/tensor_bundle/ with TensorFlow, so that the quick tests do not need it.
 
 Command, from the root of the clone, with a Python that has tensorflow-cpu:
 
     python -m tests.golden.make_tensor_bundle [DIRECTORY]
 
-Made with TensorFlow 2.21.0. What is in them: tensor_bundle_recipe.py.
+Made with TensorFlow 2.21.0. tensor_bundle_recipe.py describes their contents.
 """
 
 import json
@@ -20,7 +20,7 @@ DIRECTORY = pathlib.Path(__file__).parent / "tensor_bundle"
 
 
 def save(prefix: pathlib.Path, build, *, sharded: bool = False, version: int = 2) -> None:
-    """What tf.train.Saver writes of the variables that `build` makes, on two devices in turn; without the graph."""
+    """Write a checkpoint of the variables that `build` creates, with tf.train.Saver and without the graph."""
     import tensorflow as tf
 
     v1 = tf.compat.v1
@@ -34,7 +34,7 @@ def save(prefix: pathlib.Path, build, *, sharded: bool = False, version: int = 2
 
 
 def weights(shapes: recipe.Shapes, *, step: bool = False):
-    """Variables as Google's code has them, on two devices in turn."""
+    """Variables of Google's code, alternating between two devices."""
 
     def build(v1):
         for number, (name, shape) in enumerate(shapes.items()):

@@ -1,4 +1,4 @@
-"""Weights and inputs of the parity goldens, made again from seeds wherever they are needed. Needs numpy only."""
+"""Weights and inputs of the parity goldens, generated from seeds with numpy."""
 
 import zlib
 

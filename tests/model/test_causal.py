@@ -1,4 +1,4 @@
-"""Which keys a query may look at, and a causal encoder against a bidirectional one."""
+"""Attention masks, and a causal encoder against a bidirectional one."""
 
 import dataclasses
 
@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.model.attention import visible
+from bert_jax.model.attention import make_attention_mask
 from bert_jax.model.flops import pretraining_flops
 from tests.model.toy import BERT, encode, inputs, parameters
 
@@ -18,19 +18,19 @@ SEGMENTS = [[1, 1, 1, 1, 2, 2, 2, 3, 0, 0], [0, 0, 1, 1, 1, 1, 1, 1, 1, 0], [0] 
 
 
 @pytest.mark.parametrize(("before", "after"), [(None, None), (2, 2), (None, 0), (2, 0), (0, 0)])
-def test_visible_by_its_definition(before, after):
-    found = np.asarray(visible(jnp.asarray(SEGMENTS), before, after))[:, 0]
+def test_attention_mask_by_its_definition(before, after):
+    mask = np.asarray(make_attention_mask(jnp.asarray(SEGMENTS), before, after))[:, 0]
     for row, segments in enumerate(SEGMENTS):
         for i, query in enumerate(segments):
             for j, key in enumerate(segments):
                 near = (before is None or i - j <= before) and (after is None or j - i <= after)
                 expected = key > 0 if query == 0 else (key == query and near)
-                assert found[row, i, j] == expected, (row, i, j)
-    assert found[:2].any(-1).all(), "a query without a key"
+                assert mask[row, i, j] == expected, (row, i, j)
+    assert mask[:2].any(-1).all(), "a query without a key"
 
 
 def test_a_causal_encoder_reads_left_to_right():
-    """Other tokens from place 7 on leave everything before as it was, and nothing after."""
+    """Other tokens from position 7 on change no hidden state before it, and all after it."""
     batch, params = inputs(), parameters(CAUSAL)
     other = batch._replace(input_ids=batch.input_ids.at[0, 7:].set(65 - batch.input_ids[0, 7:]))
     for config in (CAUSAL, dataclasses.replace(CAUSAL, attention="xla")):
@@ -41,17 +41,17 @@ def test_a_causal_encoder_reads_left_to_right():
     assert (np.abs(one[:7] - two[:7]).max(-1) > 1e-3).all()
 
 
-def test_causal_windows_look_back_only():
+def test_causal_windows_attend_backward_only():
     attentions = np.asarray(encode(LOCAL, parameters(LOCAL), inputs(), attentions=True).attentions)
     back = np.arange(12)[:, None] - np.arange(12)[None]
-    everything, local = attentions[:, 0]
+    global_layer, local_layer = attentions[:, 0]
     for head in range(BERT.num_heads):
-        np.testing.assert_array_equal(everything[head] > 0, back >= 0)
-        np.testing.assert_array_equal(local[head] > 0, (back >= 0) & (back <= 2))
+        np.testing.assert_array_equal(global_layer[head] > 0, back >= 0)
+        np.testing.assert_array_equal(local_layer[head] > 0, (back >= 0) & (back <= 2))
 
 
 def test_flops_of_a_causal_window():
-    """Everything is counted whole; of 128 tokens and a window of 10, a local layer needs 11 keys instead of 21."""
+    """Global layers count all keys; with 128 tokens and a window of 10, a local layer counts 11 keys instead of 21."""
     wide = dataclasses.replace(BERT, attention_window=10, global_every=3, num_layers=3)
     narrow = dataclasses.replace(wide, direction="causal")
     assert pretraining_flops(CAUSAL, 2, 128, 127) == pretraining_flops(BERT, 2, 128, 127)

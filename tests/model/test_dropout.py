@@ -1,7 +1,6 @@
-"""Dropout's counter hash: rates, independence, and bits that hang on a row's own index only.
+"""Dropout's counter hash: rates, independence, and bits that depend only on a row's own index.
 
-Seeds are fixed, so a test passes or fails for ever; the thresholds are what chance would exceed with the
-probability stated.
+Seeds are fixed, so the tests are deterministic; chance exceeds a threshold with the stated probability.
 """
 
 import dataclasses
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bert_jax.model.layers import Noise, dropout, fold
+from bert_jax.model.layers import DropoutKey, dropout, hash_combine
 from tests.model.toy import BERT, encode, inputs, parameters
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -24,21 +23,21 @@ ALPHA = 1e-4
 
 def keeps(key, rows, shape=(64, 96), rate=RATE) -> np.ndarray:
     """1 where an element is kept, [rows, *shape]."""
-    noise = Noise(key, jnp.asarray(rows, jnp.int32))
-    return np.asarray(dropout(jnp.ones((len(rows), *shape)), rate, noise)) > 0
+    dropout_key = DropoutKey(key, jnp.asarray(rows, jnp.int32))
+    return np.asarray(dropout(jnp.ones((len(rows), *shape)), rate, dropout_key)) > 0
 
 
-def test_nothing_happens_without_noise_or_rate():
+def test_no_dropout_without_a_key_or_rate():
     x = jnp.arange(12.0).reshape(2, 6)
-    noise = Noise(fold(jnp.uint32(0)), jnp.arange(2))
-    assert dropout(x, RATE, None) is x and dropout(x, 0.0, noise) is x
+    dropout_key = DropoutKey(hash_combine(jnp.uint32(0)), jnp.arange(2))
+    assert dropout(x, RATE, None) is x and dropout(x, 0.0, dropout_key) is x
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.1, 0.5, 0.9])
 def test_rate_and_mean(rate):
     """A million elements; two-sided binomial test at alpha 1e-4."""
     x = jnp.full((16, 64, 1024), 3.0)
-    y = np.asarray(dropout(x, rate, Noise(fold(jnp.uint32(1), 2), jnp.arange(16))))
+    y = np.asarray(dropout(x, rate, DropoutKey(hash_combine(jnp.uint32(1), 2), jnp.arange(16))))
     kept = int((y > 0).sum())
     assert stats.binomtest(kept, y.size, 1 - rate).pvalue > ALPHA
     np.testing.assert_allclose(y[y > 0], 3.0 / (1 - rate), rtol=1e-6)
@@ -46,16 +45,16 @@ def test_rate_and_mean(rate):
     assert abs(y.mean(dtype=np.float64) - 3.0) < stats.norm.isf(ALPHA / 2) * deviation
 
 
-def test_gradient_passes_where_values_pass():
-    noise = Noise(jnp.uint32(5), jnp.arange(3))
+def test_gradient_is_masked_like_the_values():
+    dropout_key = DropoutKey(jnp.uint32(5), jnp.arange(3))
     x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 50)), jnp.float32)
-    gradient = jax.grad(lambda x: dropout(x, RATE, noise).sum())(x)
-    np.testing.assert_allclose(gradient, np.where(dropout(x, RATE, noise) != 0, 1 / (1 - RATE), 0), rtol=1e-6)
+    gradient = jax.grad(lambda x: dropout(x, RATE, dropout_key).sum())(x)
+    np.testing.assert_allclose(gradient, np.where(dropout(x, RATE, dropout_key) != 0, 1 / (1 - RATE), 0), rtol=1e-6)
 
 
 def test_every_row_column_and_diagonal_has_the_rate():
     """Chi-square over the counts of each row, each column, and each flat position modulo 64, alpha 1e-4."""
-    kept = keeps(fold(jnp.uint32(3)), range(32), (128, 128))
+    kept = keeps(hash_combine(jnp.uint32(3)), range(32), (128, 128))
     flat = np.arange(128 * 128).reshape(128, 128)
     for counts, trials in (
         (kept.sum((1, 2)), 128 * 128),
@@ -67,25 +66,25 @@ def test_every_row_column_and_diagonal_has_the_rate():
         assert ALPHA / 2 < stats.chi2.sf(statistic, len(counts)) < 1 - ALPHA / 2
 
 
-def masks_of_places() -> dict[str, np.ndarray]:
-    """Masks at places that differ in one thing each: row, layer, site, step, seed."""
+def masks_by_key() -> dict[str, np.ndarray]:
+    """Masks of keys and rows that differ in row, layer, site, step or seed."""
     masks = {}
     for seed, step in ((0, 0), (0, 1), (1, 0), (0, 1000)):
-        key = fold(jnp.uint32(seed), 0x0D0, step)
+        key = hash_combine(jnp.uint32(seed), 0x0D0, step)
         for layer, site in ((0, 0), (1, 0), (1, 1), (1, 2), (2, 1), (12, 3)):
-            here = Noise(key, jnp.zeros(1)).at(layer).at(site).key
-            kept = keeps(here, [0, 1, 255, 65536])
+            site_key = DropoutKey(key, jnp.zeros(1)).fold_in(layer).fold_in(site).key
+            kept = keeps(site_key, [0, 1, 255, 65536])
             masks |= {f"seed {seed} step {step} layer {layer} site {site} row {r}": m for r, m in enumerate(kept)}
     return masks
 
 
-def test_places_are_independent():
-    """Correlation of every pair of places, as they stand and shifted by one element or one row of elements.
+def test_masks_of_keys_are_independent():
+    """Correlation of every pair of masks, unshifted and shifted by one element or one row of elements.
 
-    Under independence each is normal with deviation 1 / sqrt(n); the largest of all stays below the bound that
+    Under independence each is normal with standard deviation 1 / sqrt(n); the maximum stays below the bound that
     chance exceeds with probability 1e-4 (Bonferroni).
     """
-    masks = masks_of_places()
+    masks = masks_by_key()
     assert len(masks) == 96
     flat = np.stack([mask.ravel() for mask in masks.values()]).astype(np.float64)
     flat = (flat - flat.mean(1, keepdims=True)) / flat.std(1, keepdims=True)
@@ -102,7 +101,7 @@ def test_places_are_independent():
 
 def test_pairs_of_neighbours_are_independent():
     """Chi-square of the 2 x 2 table of neighbouring elements along both axes, alpha 1e-4."""
-    kept = keeps(fold(jnp.uint32(8)), range(16), (128, 128))
+    kept = keeps(hash_combine(jnp.uint32(8)), range(16), (128, 128))
     for one, two in ((kept[:, :, ::2], kept[:, :, 1::2]), (kept[:, ::2], kept[:, 1::2]), (kept[::2], kept[1::2])):
         table = np.array([[(one == a).ravel() @ (two == b).ravel().astype(int) for a in (0, 1)] for b in (0, 1)])
         assert stats.chi2_contingency(table, correction=False).pvalue > ALPHA
@@ -110,38 +109,38 @@ def test_pairs_of_neighbours_are_independent():
 
 def test_order_of_words_matters():
     words = list(itertools.permutations((0, 1, 2)))
-    assert len({int(fold(jnp.uint32(9), *order)) for order in words}) == len(words)
+    assert len({int(hash_combine(jnp.uint32(9), *order)) for order in words}) == len(words)
 
 
-def test_bits_of_a_row_do_not_hang_on_its_neighbours():
+def test_bits_of_a_row_do_not_depend_on_its_neighbours():
     config = dataclasses.replace(BERT, hidden_dropout=0.2, attention_dropout=0.2)
-    batch, params, key = inputs(lengths=(12, 9)), parameters(BERT), fold(jnp.uint32(4), 11)
-    both = encode(config, params, batch, noise=Noise(key, jnp.array([3, 7]))).hidden
+    batch, params, key = inputs(lengths=(12, 9)), parameters(BERT), hash_combine(jnp.uint32(4), 11)
+    both = encode(config, params, batch, dropout_key=DropoutKey(key, jnp.array([3, 7]))).hidden
     alone = jax.tree.map(lambda x: x[1:], batch)
-    second = encode(config, params, alone, noise=Noise(key, jnp.array([7]))).hidden
+    second = encode(config, params, alone, dropout_key=DropoutKey(key, jnp.array([7]))).hidden
     np.testing.assert_allclose(both[1], second[0], rtol=1e-4, atol=1e-5)
-    for other in (Noise(key, jnp.array([3])), Noise(fold(jnp.uint32(4), 12), jnp.array([7]))):
-        assert np.abs(encode(config, params, alone, noise=other).hidden - second).max() > 0.1
-    # Equal rows at different places in the batch get different bits.
+    for other in (DropoutKey(key, jnp.array([3])), DropoutKey(hash_combine(jnp.uint32(4), 12), jnp.array([7]))):
+        assert np.abs(encode(config, params, alone, dropout_key=other).hidden - second).max() > 0.1
+    # Equal rows with different indices in the batch get different bits.
     twice = jax.tree.map(lambda x: jnp.concatenate([x[1:], x[1:]]), batch)
-    hidden = encode(config, params, twice, noise=Noise(key, jnp.array([3, 7]))).hidden
+    hidden = encode(config, params, twice, dropout_key=DropoutKey(key, jnp.array([3, 7]))).hidden
     assert np.abs(hidden[0] - hidden[1]).max() > 0.1
-    quiet = encode(config, params, batch).hidden
-    np.testing.assert_allclose(quiet, encode(BERT, params, batch).hidden, rtol=1e-5, atol=1e-6)
+    no_dropout = encode(config, params, batch).hidden
+    np.testing.assert_allclose(no_dropout, encode(BERT, params, batch).hidden, rtol=1e-5, atol=1e-6)
 
 
-def test_every_layer_and_site_has_bits_of_its_own():
-    """A pre-norm stack whose sub-layers give 10 and 1 everywhere: differences of hidden states are the masks."""
+def test_every_layer_and_site_has_its_own_bits():
+    """A pre-norm stack whose sub-layers return 10 and 1 everywhere: differences of hidden states are the masks."""
     config = dataclasses.replace(BERT, num_layers=4, norm_placement="pre", hidden_dropout=0.5)
     params = jax.tree.map(lambda x: x, parameters(config))
-    for name, value in (("projection", 10.0), ("fall", 1.0)):
+    for name, value in (("attention_out", 10.0), ("down", 1.0)):
         dense = params["encoder"]["layers"][name]
         params["encoder"]["layers"][name] = {
             "kernel": jnp.zeros_like(dense["kernel"]),
             "bias": jnp.full_like(dense["bias"], value),
         }
-    noise = Noise(fold(jnp.uint32(2)), jnp.arange(3))
-    states = np.asarray(encode(config, params, inputs(), noise=noise, hidden_states=True).hidden_states)
+    dropout_key = DropoutKey(hash_combine(jnp.uint32(2)), jnp.arange(3))
+    states = np.asarray(encode(config, params, inputs(), dropout_key=dropout_key, hidden_states=True).hidden_states)
     masks = [states[0] != 0]
     for layer in range(3):  # the last state is normalised
         added = np.round((states[layer + 1] - states[layer]) / 2)
@@ -154,12 +153,12 @@ def test_every_layer_and_site_has_bits_of_its_own():
 
 
 def test_attention_probabilities_are_dropped():
-    """In every layer, and after what `attentions` returns."""
-    batch, params, noise = inputs(), parameters(BERT), Noise(jnp.uint32(1), jnp.arange(3))
+    """In every layer; `attentions` returns them before dropout."""
+    batch, params, dropout_key = inputs(), parameters(BERT), DropoutKey(jnp.uint32(1), jnp.arange(3))
     config = dataclasses.replace(BERT, attention_dropout=0.5)
-    noisy = encode(config, params, batch, noise=noise, hidden_states=True, attentions=True)
-    quiet = encode(BERT, params, batch, hidden_states=True, attentions=True)
-    np.testing.assert_allclose(noisy.hidden_states[0], quiet.hidden_states[0], rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(noisy.attentions[0], quiet.attentions[0], rtol=1e-5, atol=1e-6)
-    assert np.abs(noisy.hidden_states[1] - quiet.hidden_states[1]).max() > 0.1
-    np.testing.assert_allclose(noisy.attentions.sum(-1), 1.0, atol=1e-5)
+    with_dropout = encode(config, params, batch, dropout_key=dropout_key, hidden_states=True, attentions=True)
+    no_dropout = encode(BERT, params, batch, hidden_states=True, attentions=True)
+    np.testing.assert_allclose(with_dropout.hidden_states[0], no_dropout.hidden_states[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(with_dropout.attentions[0], no_dropout.attentions[0], rtol=1e-5, atol=1e-6)
+    assert np.abs(with_dropout.hidden_states[1] - no_dropout.hidden_states[1]).max() > 0.1
+    np.testing.assert_allclose(with_dropout.attentions.sum(-1), 1.0, atol=1e-5)

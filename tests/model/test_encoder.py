@@ -1,4 +1,4 @@
-"""The encoder against slow, obvious twins: values and gradients."""
+"""The encoder against slow reference implementations: values and gradients."""
 
 import dataclasses
 import functools
@@ -39,7 +39,7 @@ def gradients(config, batch, params=None, **options):
     return jax.jit(jax.value_and_grad(lambda p: loss(config, p, batch, **options)))(params)
 
 
-def test_plans_repeat_as_little_as_possible():
+def test_repetition_has_the_fewest_layer_bodies():
     def decomposed(config):
         repetition = find_repetition(layer_plans(config))
         prefix, body = repetition.prefix, repetition.body
@@ -48,7 +48,7 @@ def test_plans_repeat_as_little_as_possible():
 
     assert decomposed(ModelConfig()) == (0, 1, 12)
     assert decomposed(ModelConfig(parameter_groups=1)) == (0, 1, 12)
-    # ModernBERT-base: 22 layers, every third sees all, the first has no attention norm.
+    # ModernBERT-base: 22 layers, every third is global, the first has no attention norm.
     modern = dataclasses.replace(MODERN, num_layers=22, global_every=3)
     assert decomposed(MODERN) == (1, 2, 2)
     assert decomposed(modern) == (1, 3, 7)
@@ -56,7 +56,9 @@ def test_plans_repeat_as_little_as_possible():
     plans = layer_plans(modern)
     assert [i for i, plan in enumerate(plans) if plan.window is None] == [0, 3, 6, 9, 12, 15, 18, 21]
     assert [plan.rotary_base for plan in plans[:4]] == [10000.0, 100.0, 100.0, 10000.0]
-    assert plans[0].norm is NormPlacement.PRE_FEED_FORWARD and {plan.norm for plan in plans[1:]} == {NormPlacement.PRE}
+    assert plans[0].norm_placement is NormPlacement.PRE_FEED_FORWARD and {
+        plan.norm_placement for plan in plans[1:]
+    } == {NormPlacement.PRE}
 
 
 def test_consecutive_layers_share_parameters():
@@ -103,7 +105,7 @@ def test_scan_is_a_loop_over_layers(config, unroll):
     # Six products in a layer, seven if it is gated; the scan traces only the layers of its prefix and body.
     saved = config.num_layers - len(repetition.prefix) - len(repetition.body)
     products = [primitives(f, params)["dot_general"] for f in (scanned, lambda p: looped(config, p, batch))]
-    # The pooler, one more product, is not in the loop.
+    # The scanned encoder has one more product, the pooler.
     assert products[1] == products[0] - 1 + (7 if config.feed_forward == "gated" else 6) * saved
     one, one_gradient = jax.jit(jax.value_and_grad(lambda p: weighted(scanned(p), batch)))(params)
     two, two_gradient = looped_gradients(config)
@@ -150,12 +152,12 @@ def test_masking_a_head_is_removing_it():
     layers = np.arange(3)[:, None]
     pruned = jax.tree.map(lambda x: x, params)
     attention = pruned["encoder"]["layers"]
-    qkv, projection = attention["qkv"], attention["projection"]
+    qkv, attention_out = attention["qkv"], attention["attention_out"]
     qkv["kernel"] = jnp.stack([qkv["kernel"][i][:, :, kept[i]] for i in range(3)])
     qkv["bias"] = jnp.stack([qkv["bias"][i][:, kept[i]] for i in range(3)])
-    projection["kernel"] = projection["kernel"][layers, kept]
+    attention_out["kernel"] = attention_out["kernel"][layers, kept]
     smaller = dataclasses.replace(BERT, num_heads=2, head_size=8)
-    assert projection["kernel"].shape == (3, 2, 8, 24)
+    assert attention_out["kernel"].shape == (3, 2, 8, 24)
     masked = encode(BERT, params, batch, head_mask=mask)
     assert np.abs(masked.hidden - encode(BERT, params, batch).hidden).max() > 0.01
     np.testing.assert_allclose(masked.hidden, encode(smaller, pruned, batch).hidden, rtol=1e-4, atol=1e-5)
@@ -173,18 +175,18 @@ def test_gradient_of_head_mask():
 
 
 @pytest.mark.parametrize(("config", "width"), [(BERT, 24), (ALBERT, 16)], ids=["bert", "albert"])
-def test_inputs_embeds_take_the_place_of_the_lookup(config, width):
+def test_inputs_embeds_replace_the_lookup(config, width):
     batch, params = inputs(), parameters(config)
     vectors = params["encoder"]["embeddings"]["word"][batch.input_ids]
     assert vectors.shape[-1] == width
-    blind = batch._replace(input_ids=jnp.zeros_like(batch.input_ids))
+    other_ids = batch._replace(input_ids=jnp.zeros_like(batch.input_ids))
     looked_up = encode(config, params, batch).hidden
-    given = encode(config, params, blind, inputs_embeds=vectors).hidden
+    given = encode(config, params, other_ids, inputs_embeds=vectors).hidden
     np.testing.assert_allclose(looked_up, given, rtol=1e-6, atol=1e-6)
-    assert np.abs(looked_up - encode(config, params, blind).hidden).max() > 0.1
+    assert np.abs(looked_up - encode(config, params, other_ids).hidden).max() > 0.1
 
 
-def test_what_is_returned_when_asked():
+def test_optional_outputs():
     batch = inputs()
     plain = encode(BERT, parameters(BERT), batch)
     assert plain.hidden_states is None and plain.attentions is None
@@ -198,13 +200,13 @@ def test_what_is_returned_when_asked():
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_attention_sums_to_one_over_what_may_be_seen(packed):
+def test_attention_sums_to_one_over_visible_keys(packed):
     batch = inputs(packed=packed)
     attentions = np.asarray(encode(BERT, parameters(BERT), batch, attentions=True).attentions)
     segments = np.asarray(batch.segment_ids)
-    seen = np.broadcast_to((segments > 0)[None, :, None, None, :], attentions.shape)
-    np.testing.assert_allclose((attentions * seen).sum(-1), 1.0, atol=1e-5)
-    assert (attentions[~seen] == 0).all()
+    visible = np.broadcast_to((segments > 0)[None, :, None, None, :], attentions.shape)
+    np.testing.assert_allclose((attentions * visible).sum(-1), 1.0, atol=1e-5)
+    assert (attentions[~visible] == 0).all()
     queries = segments > 0
     same = segments[:, :, None] == segments[:, None, :]
     across = np.broadcast_to((queries[:, :, None] & ~same)[None, :, None], attentions.shape)
@@ -223,7 +225,7 @@ def test_local_windows():
 
 
 @pytest.mark.parametrize("config", [BERT, MODERN], ids=["bert", "modern"])
-def test_packed_examples_do_not_touch(config):
+def test_packed_examples_do_not_mix(config):
     batch, params = inputs(lengths=(12, 10, 11), packed=True), parameters(config)
     vectors = params["encoder"]["embeddings"]["word"][batch.input_ids]
 
@@ -242,7 +244,7 @@ def test_packed_examples_do_not_touch(config):
 
 
 def test_a_packed_example_is_the_same_alone():
-    """The second example of each packed row, moved to a row of its own."""
+    """The second example of each packed row, alone in a row."""
     batch, params = inputs(lengths=(12, 10, 11), packed=True), parameters(BERT)
     together = encode(BERT, params, batch)
     rows, places = np.nonzero(np.asarray(batch.segment_ids) == 2)
@@ -257,7 +259,7 @@ def test_a_packed_example_is_the_same_alone():
     np.testing.assert_allclose(output.pooled[:, 0], together.pooled[:, 1], rtol=1e-4, atol=1e-5)
 
 
-def test_padding_is_not_seen():
+def test_padding_is_not_attended_to():
     batch, params = inputs(), parameters(BERT)
     other = jnp.where(batch.segment_ids > 0, batch.input_ids, 1)
     assert (other != batch.input_ids).any()
@@ -284,13 +286,13 @@ def test_xla_attention_equals_reference(config, packed, monkeypatch):
 
 
 @pytest.mark.parametrize(("config", "packed"), [(BERT, False), (MODERN, True)])
-def test_late_attention_equals_reference(config, packed):
-    batch, late = inputs(packed=packed), dataclasses.replace(config, attention="late")
-    (one, one_gradient), (two, two_gradient) = gradients(config, batch), gradients(late, batch, parameters(config))
+def test_deferred_attention_equals_reference(config, packed):
+    batch, deferred = inputs(packed=packed), dataclasses.replace(config, attention="deferred")
+    (one, one_gradient), (two, two_gradient) = gradients(config, batch), gradients(deferred, batch, parameters(config))
     np.testing.assert_allclose(one, two, rtol=1e-4)
     assert_trees_close(one_gradient, two_gradient, rtol=1e-3, atol=2e-5)
-    with pytest.raises(UserError, match="'late' never holds attention probabilities"):
-        encode(late, parameters(config), batch, attentions=True)
+    with pytest.raises(UserError, match="'deferred' has no attention probabilities"):
+        encode(deferred, parameters(config), batch, attentions=True)
 
 
 def test_fused_attention_has_no_probabilities():
@@ -306,9 +308,9 @@ def test_rotary_positions_are_relative():
         moved = batch._replace(position_ids=position_ids)
         return np.asarray(encode(config, params, moved, attentions=True).attentions)
 
-    here = attentions(batch.position_ids)
-    np.testing.assert_allclose(here, attentions(batch.position_ids + 17), rtol=1e-3, atol=1e-5)
-    assert np.abs(here - attentions(batch.position_ids * 2)).max() > 1e-3
+    unshifted = attentions(batch.position_ids)
+    np.testing.assert_allclose(unshifted, attentions(batch.position_ids + 17), rtol=1e-3, atol=1e-5)
+    assert np.abs(unshifted - attentions(batch.position_ids * 2)).max() > 1e-3
     # Learned positions are absolute: the same shift changes them.
     learned = [
         encode(BERT, parameters(BERT), batch._replace(position_ids=batch.position_ids + shift)).hidden
@@ -322,8 +324,8 @@ def test_shared_groups_equal_copies():
     copies = jax.tree.map(lambda x: x, shared)
     separate = dataclasses.replace(ALBERT, parameter_groups=None)
     copies["encoder"]["layers"] = jax.tree.map(lambda x: jnp.repeat(x, 2, axis=0), shared["encoder"]["layers"])
-    assert shared["encoder"]["layers"]["rise"]["bias"].shape[0] == 2
-    assert copies["encoder"]["layers"]["rise"]["bias"].shape[0] == 4
+    assert shared["encoder"]["layers"]["up"]["bias"].shape[0] == 2
+    assert copies["encoder"]["layers"]["up"]["bias"].shape[0] == 4
     one, one_gradient = gradients(ALBERT, batch, shared)
     two, two_gradient = gradients(separate, batch, copies)
     np.testing.assert_allclose(one, two, rtol=1e-5)

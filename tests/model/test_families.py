@@ -1,4 +1,4 @@
-"""Families of models: published sizes, and what is theirs alone, against numpy (tests/live: against transformers)."""
+"""Model families: published sizes, and family-specific parts against numpy (tests/live: against transformers)."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ from bert_jax.convert.translate import Translated, to_form
 from bert_jax.errors import UserError
 from bert_jax.model import bert, families
 from bert_jax.model.heads import Heads
-from bert_jax.model.layers import Noise, fold
+from bert_jax.model.layers import DropoutKey, hash_combine
 from bert_jax.training.param_paths import name_leaves
 from tests.model.toy import BERT, encode, inputs, parameters
 
@@ -49,7 +49,7 @@ def numpy_norm(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("biases", ["all", "none"])
 def test_gated_feed_forward(biases):
-    """gelu(x G) * (x W), then V: a whole block without attention, which a head mask of zeros takes out."""
+    """gelu(x G) * (x W), then V: a whole block without attention, which a head mask of zeros removes."""
     config = dataclasses.replace(BERT, feed_forward="gated", biases=biases, norm_placement="pre", num_layers=1)
     params = parameters(config)
     layer = jax.tree.map(lambda x: np.asarray(x[0], np.float64), params["encoder"]["layers"])
@@ -59,10 +59,10 @@ def test_gated_feed_forward(biases):
     def dense(name, x):
         return x @ layer[name]["kernel"] + layer[name].get("bias", 0.0)
 
-    x = before + layer["projection"].get("bias", 0.0)
+    x = before + layer["attention_out"].get("bias", 0.0)
     normal = numpy_norm(x, layer["feed_forward_norm"]["scale"]) + layer["feed_forward_norm"].get("bias", 0.0)
     gate = dense("gate", normal)
-    x = x + dense("fall", gate * special.ndtr(gate) * dense("rise", normal))
+    x = x + dense("down", gate * special.ndtr(gate) * dense("up", normal))
     final = jax.tree.map(np.asarray, params["encoder"]["final_norm"])
     np.testing.assert_allclose(after, numpy_norm(x, final["scale"]) + final.get("bias", 0.0), rtol=0, atol=1e-5)
 
@@ -84,18 +84,18 @@ def test_a_model_without_token_types():
 
 def test_narrow_embeddings_are_dropped_before_they_are_projected():
     config = dataclasses.replace(BERT, embedding_size=16, hidden_dropout=0.5)
-    params, noise = parameters(config), Noise(fold(jnp.uint32(1)), jnp.arange(3))
+    params, dropout_key = parameters(config), DropoutKey(hash_combine(jnp.uint32(1)), jnp.arange(3))
     embeddings = bert.bind(config, Heads(pair="pair" in params), params).encoder.embeddings
     projection, embeddings.projection = embeddings.projection, None
-    narrow = embeddings(inputs(), None, noise)
+    narrow = embeddings(inputs(), None, dropout_key)
     assert narrow.shape[-1] == 16 and 0.4 < float((narrow == 0).mean()) < 0.6
     embeddings.projection = projection
     dense = params["encoder"]["embeddings"]["projection"]
     expected = np.asarray(narrow) @ np.asarray(dense["kernel"]) + np.asarray(dense["bias"])
-    np.testing.assert_allclose(embeddings(inputs(), None, noise), expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(embeddings(inputs(), None, dropout_key), expected, rtol=0, atol=1e-5)
 
 
-def test_the_head_of_narrow_tables():
+def test_mlm_head_of_narrow_tables():
     """Logits by numpy: H -> E, gelu, LayerNorm, the table transposed."""
     config = dataclasses.replace(BERT, embedding_size=16)
     params = parameters(config)
@@ -108,8 +108,8 @@ def test_the_head_of_narrow_tables():
     np.testing.assert_allclose(model.mlm(jnp.asarray(hidden), model.encoder.embeddings.attend), expected, atol=1e-4)
 
 
-def test_a_fresh_model_has_the_weights_that_it_had():
-    """A gate or a projection is drawn from a key of its own: the other weights stay as they were."""
+def test_a_gate_does_not_change_the_other_initial_weights():
+    """Each layer is initialised from its own key."""
     plain, gated = (
         bert.init(config, jax.random.key(3), Heads(pair=False))
         for config in (BERT, dataclasses.replace(BERT, feed_forward="gated"))
@@ -123,7 +123,7 @@ def test_a_fresh_model_has_the_weights_that_it_had():
     [{"embedding_size": 16}, {"feed_forward": "gated"}, {"biases": "none"}, {"head_size": 16}, {"positions": "rotary"}],
     ids=lambda change: next(iter(change)),
 )
-def test_what_a_hugging_face_bert_cannot_be(change):
+def test_configs_that_cannot_be_a_hugging_face_bert(change):
     ((name, value),) = change.items()
     config, heads = dataclasses.replace(BERT, **change), Heads()
     params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), bert.shapes(config, heads))
@@ -138,7 +138,7 @@ def test_what_a_hugging_face_bert_cannot_be(change):
         ("distilbert", Heads(pooler=True), "encoder/pooler/bias cannot be written as distilbert"),
     ],
 )
-def test_heads_that_a_family_has_not(family, heads, message):
+def test_heads_that_a_family_does_not_have(family, heads, message):
     config = {
         "roberta": families.roberta(1, 64, vocab_size=50),
         "distilbert": families.distilbert(1, 64, vocab_size=50),

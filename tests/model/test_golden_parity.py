@@ -1,4 +1,4 @@
-"""Numbers that transformers' BertForPreTraining gave once (tests/golden/make_parity.py), met in float32."""
+"""Outputs equal stored outputs of transformers' BertForPreTraining (tests/golden/make_parity.py), in float32."""
 
 import jax
 import numpy as np
@@ -45,37 +45,39 @@ def forward(params, inputs):
     }
 
 
-def our_inputs(theirs):
-    place = np.broadcast_to(np.arange(theirs["input_ids"].shape[1], dtype=np.int32), theirs["input_ids"].shape)
-    cls = np.zeros((len(place), 1), np.int32)
-    return EncoderInputs(theirs["input_ids"], theirs["token_type_ids"], theirs["attention_mask"], place, cls)
+def encoder_inputs(hf_inputs):
+    shape = hf_inputs["input_ids"].shape
+    positions = np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape)
+    cls = np.zeros((len(positions), 1), np.int32)
+    segments = hf_inputs["attention_mask"]
+    return EncoderInputs(hf_inputs["input_ids"], hf_inputs["token_type_ids"], segments, positions, cls)
 
 
 def test_hidden_states_and_logits(golden):
     weights = recipe.make_weights(recipe.SETTINGS, int(golden["seed"]))
-    theirs = recipe.make_inputs(recipe.SETTINGS, tuple(golden["lengths"].tolist()), int(golden["seed"]))
-    assert (theirs["attention_mask"] == 0).any() and theirs["token_type_ids"].any()
-    ours = forward(from_recipe(weights).params, our_inputs(theirs))
+    hf_inputs = recipe.make_inputs(recipe.SETTINGS, tuple(golden["lengths"].tolist()), int(golden["seed"]))
+    assert (hf_inputs["attention_mask"] == 0).any() and hf_inputs["token_type_ids"].any()
+    outputs = forward(from_recipe(weights).params, encoder_inputs(hf_inputs))
     assert golden["hidden_states"].shape == (4, 3, 18, 64)
-    for name, values in ours.items():
+    for name, values in outputs.items():
         assert np.std(golden[name]) > 0.3  # or the tolerance would mean nothing
         np.testing.assert_allclose(values, golden[name], rtol=0, atol=1e-4, err_msg=name)
 
 
 @pytest.mark.parametrize("name", sorted(recipe.tensor_shapes(recipe.SETTINGS)))
 def test_every_tensor_counts(golden, name):
-    """A changed tensor misses the goldens: no tensor is read from the wrong place or left at its start value."""
+    """A changed tensor changes the outputs: no tensor is read from another path or left at its initial value."""
     weights = recipe.make_weights(recipe.SETTINGS, int(golden["seed"]))
-    theirs = recipe.make_inputs(recipe.SETTINGS, tuple(golden["lengths"].tolist()), int(golden["seed"]))
+    hf_inputs = recipe.make_inputs(recipe.SETTINGS, tuple(golden["lengths"].tolist()), int(golden["seed"]))
     weights[name] = weights[name] + np.random.default_rng(0).normal(0, 0.1, weights[name].shape).astype(np.float32)
-    ours = forward(from_recipe(weights).params, our_inputs(theirs))
-    difference = max(np.abs(values - golden[which]).max() for which, values in ours.items())
-    # A key's bias adds the same to every score of a query, and softmax does not see it.
+    outputs = forward(from_recipe(weights).params, encoder_inputs(hf_inputs))
+    difference = max(np.abs(values - golden[which]).max() for which, values in outputs.items())
+    # A key's bias adds a constant to all scores of a query; softmax does not change.
     assert difference < 1e-4 if name.endswith("self.key.bias") else difference > 1e-3
 
 
 def test_table_of_names_is_complete():
-    """to_form gives every tensor of the reference, in its shape, and from_form takes it back bit for bit."""
+    """to_form returns every tensor of the reference with its shape, and from_form reads it back bit for bit."""
     weights = recipe.make_weights(recipe.SETTINGS, 3)
     model = from_recipe(weights)
     assert (model.family, model.config, model.heads) == ("bert", CONFIG, HEADS)

@@ -83,7 +83,7 @@ def test_dense_takes_several_axes_in_and_out():
     assert dense(jnp.asarray(x, jnp.bfloat16)).dtype == jnp.bfloat16
 
 
-def test_initial_weights_are_cut_off_at_two_deviations():
+def test_initial_weights_are_truncated_at_two_deviations():
     """Kolmogorov-Smirnov at alpha 1e-4 against the truncated normal distribution."""
     drawn = np.asarray(truncated_normal(0.02)(jax.random.key(0), (100, 100))).ravel()
     assert np.abs(drawn).max() <= 0.04
@@ -97,10 +97,10 @@ def test_scores_of_labels_and_gathering():
     expected = np.take_along_axis(logits - special.logsumexp(logits, -1, keepdims=True), labels[..., None], -1)[..., 0]
     labels[0] = logits[0].argmax(-1)
     expected[0] = logits[0].max(-1) - special.logsumexp(logits[0], -1)
-    found, right = score_labels(jnp.asarray(logits, jnp.float32), jnp.asarray(labels))
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
-    np.testing.assert_array_equal(right, logits.argmax(-1) == labels)
-    assert right[0].all() and not right[1].all()
+    likelihood, correct = score_labels(jnp.asarray(logits, jnp.float32), jnp.asarray(labels))
+    np.testing.assert_allclose(likelihood, expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(correct, logits.argmax(-1) == labels)
+    assert correct[0].all() and not correct[1].all()
     hidden, positions = rng.normal(size=(2, 5, 4)).astype(np.float32), np.array([[4, 0, 0], [1, 3, 2]])
     gathered = gather_positions(jnp.asarray(hidden), jnp.asarray(positions))
     np.testing.assert_array_equal(gathered, hidden[np.arange(2)[:, None], positions])
@@ -118,7 +118,7 @@ def test_flops_of_bert_base():
 
 
 def test_flops_of_gated_and_of_factorised_models():
-    """A gate is one more product of hidden x intermediate; narrow tables add a projection and make the head smaller."""
+    """A gate adds one product of hidden x intermediate; narrow tables add a projection and reduce the head."""
     gated = pretraining_flops(ModelConfig(feed_forward="gated"), 8, 128, 19)
     assert gated - pretraining_flops(ModelConfig(), 8, 128, 19) == 3 * 8 * 128 * 12 * 2 * 768 * 3072
     narrow = pretraining_flops(ModelConfig(embedding_size=128), 8, 128, 19)

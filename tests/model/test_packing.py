@@ -1,4 +1,4 @@
-"""Examples that share a row know nothing of each other: gradients across are exactly zero, losses those alone."""
+"""Examples in one row are independent: gradients across examples are exactly zero, losses equal those alone."""
 
 import dataclasses
 import functools
@@ -13,14 +13,14 @@ from bert_jax.config import ModelConfig
 from bert_jax.model import bert
 from bert_jax.model.encoder import EncoderInputs
 from bert_jax.model.heads import Heads, gather_positions, score_labels
-from bert_jax.objectives.losses import TOKEN_TASKS, next_token_targets, pretraining_sums
+from bert_jax.objectives.losses import TOKEN_METRICS, next_token_targets, pretraining_sums
 from tests.model.toy import BERT, parameters
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 LENGTHS, SEQ_LEN, SLOTS = (7, 5, 6), 20, 4
 WHERE = list(itertools.pairwise(itertools.accumulate(LENGTHS, initial=0)))
-"""Start and stop of each example in the packed row; then two places of padding."""
+"""Start and stop of each example in the packed row; two positions of padding follow."""
 LOCAL = dataclasses.replace(BERT, positions="rotary", norm_placement="pre", attention_window=2, global_every=2)
 CONFIGS = [
     dataclasses.replace(base, direction=direction, attention=attention)
@@ -45,10 +45,10 @@ def make_rows(direction: str) -> dict[str, jax.Array]:
     targets = {key: np.zeros((4, 6), np.int32) for key in ("target_positions", "target_labels", "target_weights")}
     for example, text in enumerate(texts):
         for row, slot, start in ((0, example, WHERE[example][0]), (1 + example, 0, 0)):
-            here = slice(start, start + len(text))
-            batch["input_ids"][row, here], batch["position_ids"][row, here] = text, np.arange(len(text))
-            batch["token_type_ids"][row, start + 3 : here.stop] = 1
-            batch["segment_ids"][row, here] = slot + 1
+            tokens = slice(start, start + len(text))
+            batch["input_ids"][row, tokens], batch["position_ids"][row, tokens] = text, np.arange(len(text))
+            batch["token_type_ids"][row, start + 3 : tokens.stop] = 1
+            batch["segment_ids"][row, tokens] = slot + 1
             batch["cls_positions"][row, slot], batch["example_id"][row, slot] = start, example
             batch["pair_labels"][row, slot] = example % 2
             chosen = slice(2 * slot, 2 * slot + 2)
@@ -101,8 +101,8 @@ def measure(config: ModelConfig, *, apart: bool) -> tuple[np.ndarray, np.ndarray
     owners = jnp.take_along_axis(batch["segment_ids"], batch["target_positions"], axis=1) - 1
     if not apart:
         batch |= {"segment_ids": jnp.minimum(batch["segment_ids"], 1)}
-    found, gradients = compiled(config)(look_up(config, batch), batch, owners)
-    return np.asarray(found), np.abs(np.asarray(gradients)).max(-1)[:3, 0]
+    example_losses, gradients = compiled(config)(look_up(config, batch), batch, owners)
+    return np.asarray(example_losses), np.abs(np.asarray(gradients)).max(-1)[:3, 0]
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=name)
@@ -112,9 +112,9 @@ def test_gradients_across_examples_are_zero(config):
     for example, (start, stop) in enumerate(WHERE):
         own = (np.arange(SEQ_LEN) >= start) & (np.arange(SEQ_LEN) < stop)
         assert (gradients[example, ~own] == 0.0).all()
-        # Nothing but the example's last token is without influence, and that only on a causal model.
+        # Only the last token of an example of a causal model has no influence.
         assert (gradients[example, start : stop - 1] > 1e-4).all()
-        # With one segment for all, what an example can reach reaches it: the zeros above are no accident.
+        # With one segment for all examples, gradients across examples are not zero: the mask causes the zeros above.
         before, after = mixed[example, :start], mixed[example, stop : WHERE[-1][1]]
         assert (before > 1e-5).all()
         assert (after == 0.0).all() if config.direction == "causal" else (after > 1e-5).all()
@@ -122,26 +122,26 @@ def test_gradients_across_examples_are_zero(config):
 
 @pytest.mark.parametrize("config", CONFIGS, ids=name)
 def test_losses_are_those_of_the_examples_alone(config):
-    found, _ = measure(config, apart=True)
-    np.testing.assert_allclose(found[0, :3], found[1:, 0], rtol=1e-5)
+    packed, _ = measure(config, apart=True)
+    np.testing.assert_allclose(packed[0, :3], packed[1:, 0], rtol=1e-5)
     mixed, _ = measure(config, apart=False)
-    assert (np.abs(mixed[0, 1:3] / found[0, 1:3] - 1) > 1e-3).all()
-    # The losses above are the ones that are trained.
+    assert (np.abs(mixed[0, 1:3] / packed[0, 1:3] - 1) > 1e-3).all()
+    # The losses above equal the training losses.
     batch = make_rows(config.direction)
     sums = pretraining_sums(bert.bind(config, Heads(pair=True), parameters(config)), batch, None)
-    total = sums[f"{TOKEN_TASKS[config.direction]}_loss"].total + sums["pair_loss"].total
-    np.testing.assert_allclose(found.sum(), total, rtol=1e-5)
+    total = sums[f"{TOKEN_METRICS[config.direction]}_loss"].sum + sums["pair_loss"].sum
+    np.testing.assert_allclose(packed.sum(), total, rtol=1e-5)
 
 
 @pytest.mark.parametrize("config", [c for c in CONFIGS if c.attention == "xla"], ids=name)
-def test_a_loss_sees_only_what_comes_before(config):
-    """Each target of the packed row: of a causal model, its gradient is zero after its position and nowhere before."""
+def test_a_causal_loss_depends_on_earlier_tokens_only(config):
+    """The gradient of each target in a causal model is zero after its position, and nowhere zero before."""
     batch = {key: array[:1] for key, array in make_rows("causal").items()}
     gradient = jax.jit(jax.jacrev(lambda e: losses(config, e, batch)[0][0]))(look_up(config, batch))
     reached = np.abs(np.asarray(gradient)).max(-1)[:, 0] > 0
     segments = np.asarray(batch["segment_ids"])[0]
-    position, seen = np.arange(SEQ_LEN - 1)[:, None], np.arange(SEQ_LEN)[None]
+    position, other = np.arange(SEQ_LEN - 1)[:, None], np.arange(SEQ_LEN)[None]
     predicts = (segments[:-1] == segments[1:]) & (segments[1:] > 0)
     own = (segments[:-1, None] == segments[None]) & predicts[:, None]
     assert predicts.sum() == sum(LENGTHS) - 3
-    np.testing.assert_array_equal(reached, own & (seen <= position) if config.direction == "causal" else own)
+    np.testing.assert_array_equal(reached, own & (other <= position) if config.direction == "causal" else own)

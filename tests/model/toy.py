@@ -66,7 +66,7 @@ def probe(shape: tuple[int, ...], seed: int = 7) -> jax.Array:
 
 
 def loss(config: ModelConfig, params, batch: EncoderInputs, **options) -> jax.Array:
-    """A scalar that hangs on every real hidden vector and on the pooled ones."""
+    """A scalar that depends on every real hidden vector and on the pooled vectors."""
     output = encode(config, params, batch, **options)
     hidden = output.hidden.astype(jnp.float32) * real(batch)
     return (hidden * probe(hidden.shape)).sum() + (output.pooled * probe(output.pooled.shape, 8)).sum()

@@ -1,4 +1,4 @@
-"""One training on many meshes of fake devices, for all tests here."""
+"""The results of worker.py, shared by all tests of this directory."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What the tests of compiled programs look for, and the program in which they must find it."""
+"""Collectives that tests search for in compiled programs, and the control program that has them."""
 
 import re
 from typing import Any
@@ -15,7 +15,7 @@ REDUCTIONS = ("all-reduce", "reduce-scatter")
 
 
 def compile_naive(task: Pretraining, params: Any, rows: Any, accumulation: int) -> Any:
-    """Gradients summed over micro-batches under automatic sharding: every micro-batch crosses devices, and split
+    """Gradients summed over micro-batches under automatic sharding: each micro-batch has its own reduction, and split
     parameters are gathered for each.
 
     Args:
@@ -42,16 +42,20 @@ def compile_naive(task: Pretraining, params: Any, rows: Any, accumulation: int) 
     return jax.jit(gradients_of, in_shardings=shardings, out_shardings=shardings[0]).lower(params, rows).compile()
 
 
-def gradients_sent(found: list[Collective]) -> int:
-    """Bytes that a device sends to sum up gradients: 8 per parameter if they are all-reduced, 4 if scattered."""
-    return sum(one.sent for one in found if one.kind in REDUCTIONS)
+def gradients_sent(collectives: list[Collective]) -> int:
+    """Bytes that a device sends to sum gradients: 8 per parameter for all-reduce, 4 for reduce-scatter."""
+    return sum(collective.sent for collective in collectives if collective.kind in REDUCTIONS)
 
 
-def table_gathers(found: list[Collective], vocab_size: int, width: int) -> list[Collective]:
-    """All-gathers that make the whole embedding table, in any type and layout."""
+def table_gathers(collectives: list[Collective], vocab_size: int, width: int) -> list[Collective]:
+    """All-gathers whose result is the whole embedding table, in any type and layout."""
 
     def is_table(shape: str) -> bool:
         sizes = sorted(map(int, re.findall(r"\d+", shape.split("[")[1])))
         return [size for size in sizes if size > 1] == sorted((vocab_size, width))
 
-    return [one for one in found if one.kind == "all-gather" and any(map(is_table, one.shapes))]
+    return [
+        collective
+        for collective in collectives
+        if collective.kind == "all-gather" and any(map(is_table, collective.shapes))
+    ]

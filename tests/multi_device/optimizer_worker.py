@@ -1,5 +1,5 @@
 """Trains the small model of tests/training/optimizer_oracle.py with sharded arrays on 8 fake CPU devices; prints
-what happened as JSON.
+the results as JSON.
 
 Run by test_optimizer_sharded.py in a process of its own, because the number of devices is fixed when jax starts.
 """
@@ -20,7 +20,7 @@ from bert_jax.training.param_paths import name_leaves
 from bert_jax.training.sharding import make_mesh, replicated, state_shardings
 from tests.training import optimizer_oracle as oracle
 
-FROZEN = ("encoder/layers/fall/kernel",)
+FROZEN = ("encoder/layers/down/kernel",)
 
 
 def run(kind: dict, frozen: tuple[str, ...]) -> dict:

@@ -1,4 +1,4 @@
-"""Trains one small model on many meshes of 8 fake CPU devices; prints what happened as JSON.
+"""Trains one small model on many meshes of 8 fake CPU devices; prints the results as JSON.
 
 Run by test_equivalence.py in a process of its own, because the number of devices is fixed when jax starts.
 """
@@ -53,7 +53,7 @@ def rows_of_step(step: int) -> dict[str, np.ndarray]:
     block, within = np.divmod(np.arange(ROWS), ACCUMULATION)
     lengths = SEQ_LEN - 2 * block - within
     real = np.arange(SEQ_LEN)[None, :] < lengths[:, None]
-    # Half of all tokens are one of four: there is something to learn in 20 updates.
+    # Half of all tokens are one of four, so that the loss falls in 20 steps.
     ids = np.where(random.random((ROWS, SEQ_LEN)) < 0.5, random.integers(5, 9, (ROWS, SEQ_LEN)), 0)
     ids = np.where(ids > 0, ids, random.integers(5, VOCAB, (ROWS, SEQ_LEN)))
     ids[:, 0], ids[:, 4] = 2, 3
@@ -96,11 +96,11 @@ def run(data: int, fsdp: int, tensor: int, accumulation: int, optimizer: str) ->
         rows = put_rows(rows_of_step(step), mesh, ROWS)
         state, metrics = compiled(state, rows, dials)
         losses.append(float(metrics["loss"]))
-        if step == 0:  # after one update the first moment is a tenth of the clipped gradient
+        if step == 0:  # after one step the first moment is a tenth of the clipped gradient
             moments = name_leaves(jax.device_get(state.optimizer.mu))
             first_moments = {name: np.asarray(value) for name, value in moments.items()}
     word = state.params["encoder"]["embeddings"]["word"]
-    kernel = state.params["encoder"]["layers"]["rise"]["kernel"]
+    kernel = state.params["encoder"]["layers"]["up"]["kernel"]
     per_device = sum(
         leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves((state.params, state.optimizer))
     )
@@ -108,7 +108,7 @@ def run(data: int, fsdp: int, tensor: int, accumulation: int, optimizer: str) ->
         "losses": losses,
         "hlo": compiled.as_text(),
         "word_shard": word.addressable_shards[0].data.shape,
-        "rise_shard": kernel.addressable_shards[0].data.shape,
+        "up_shard": kernel.addressable_shards[0].data.shape,
         "bytes_per_device": per_device,
         "bytes_total": sum(leaf.nbytes for leaf in jax.tree.leaves((state.params, state.optimizer))),
     }
@@ -116,7 +116,7 @@ def run(data: int, fsdp: int, tensor: int, accumulation: int, optimizer: str) ->
 
 
 def naive(data: int, fsdp: int, accumulation: int) -> str:
-    """What accumulation under automatic sharding compiles to: the mistake that the step avoids (promise 2)."""
+    """HLO of accumulation under automatic sharding: the mistake that the training step avoids (promise 2)."""
     task = make_task("adamw", MeshConfig(data, fsdp, 1))
     mesh = make_mesh(task.config.mesh, jax.devices()[: data * fsdp])
     params, rows = init_state(task, mesh).params, put_rows(rows_of_step(0), mesh, ROWS)
@@ -124,9 +124,7 @@ def naive(data: int, fsdp: int, accumulation: int) -> str:
 
 
 def masked_counts() -> dict[str, list[float]]:
-    """How many tokens each micro-batch of the first batch predicts: on one device, and on eight that split their own
-    rows.
-    """
+    """Number of predicted tokens of each micro-batch of the first batch, on one device and on eight devices."""
     task = make_task("adamw", MeshConfig())
     batch = task.prepare(jax.tree.map(jnp.asarray, rows_of_step(0)), evaluating=False)
     of_rows = np.asarray(batch["target_weights"]).sum(1)
@@ -136,14 +134,12 @@ def masked_counts() -> dict[str, list[float]]:
     }
 
 
-def one_update(
-    task: Pretraining, accumulation: int, rows: dict, turns: int
-) -> tuple[dict, dict[str, np.ndarray], dict]:
-    """Metrics, first moments, and what lies on each device of the batch."""
+def one_step(task: Pretraining, accumulation: int, rows: dict, turns: int) -> tuple[dict, dict[str, np.ndarray], dict]:
+    """Metrics, first moments, and the shards of the batch."""
     config = task.config
     mesh = make_mesh(config.mesh, jax.devices()[: config.mesh.data * config.mesh.fsdp])
     batch = put_rows(rows, mesh, config.phases[0].batch_size)
-    there = {
+    shards = {
         name: [np.asarray(shard.data).tolist() for shard in sorted(array.addressable_shards, key=lambda s: s.device.id)]
         for name, array in batch.items()
         if name in ("row", "segment_ids", "pair_labels", "example_id")
@@ -151,28 +147,28 @@ def one_update(
     program = make_train_step(task, mesh, accumulation)
     state, metrics = program(init_state(task, mesh), batch, put_dials(3e-3, turns, mesh))
     moments = {name: np.asarray(value) for name, value in name_leaves(jax.device_get(state.optimizer.mu)).items()}
-    return {name: float(value) for name, value in metrics.items()}, moments, there
+    return {name: float(value) for name, value in metrics.items()}, moments, shards
 
 
 def ramp() -> dict:
-    """An update of 24 of 64 rows on 8 devices, in a phase that ramps up, and one of exactly so many rows on one."""
+    """A step of 24 of 64 rows on 8 devices in a ramp-up phase, and a step of exactly 24 rows on one device."""
     rows = {name: array[:RAMP_ROWS] for name, array in rows_of_step(0).items()}
     rows["example_id"] = rows["row"][:, None] + 100
     exact = make_task("adamw", MeshConfig(1, 1, 1), batch_size=RAMP_ROWS)
     ramping = make_task("adamw", MeshConfig(2, 4, 1), start_batch_size=8, ramp_steps=80, accumulation=ACCUMULATION)
-    expected, expected_moments, _ = one_update(exact, 1, rows, 1)
-    found, moments, there = one_update(ramping, ACCUMULATION, rows, RAMP_ROWS // 8)
+    expected, expected_moments, _ = one_step(exact, 1, rows, 1)
+    ramped, moments, shards = one_step(ramping, ACCUMULATION, rows, RAMP_ROWS // 8)
     return {
         "expected": expected,
-        "found": found,
+        "ramped": ramped,
         "gradient_distance": relative_distance(expected_moments, moments),
-        "there": there,
+        "shards": shards,
         "tokens": int((rows["segment_ids"] > 0).sum()),
     }
 
 
 def encoded() -> dict:
-    """Vectors of texts whose rows eight devices share, beside those of each text in a row of its own."""
+    """Vectors of texts whose rows are split over eight devices, and those of each text alone in a row."""
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij"]
     config = families.bert(num_layers=1, hidden_size=64, vocab_size=len(pieces))
     params = bert.init(config, jax.random.key(0), Heads())
@@ -207,10 +203,10 @@ def main() -> None:
         for name, sizes in (("data8", (8, 1)), ("fsdp8", (1, 8)))
         for parts in (1, ACCUMULATION)
     }
-    # What is computed is the same to rounding, and compiled in half the time; of these programs no HLO is read.
+    # Results are equal up to rounding, and compilation takes half the time; the HLO of these programs is not read.
     jax.config.update("jax_disable_most_optimizations", True)
-    found = {"masked_counts": masked_counts(), "ramp": ramp(), "encoded": encoded()}
-    json.dump({"cases": results, "controls": controls, **found}, sys.stdout)
+    others = {"masked_counts": masked_counts(), "ramp": ramp(), "encoded": encoded()}
+    json.dump({"cases": results, "controls": controls, **others}, sys.stdout)
 
 
 if __name__ == "__main__":

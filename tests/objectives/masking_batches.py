@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.config import ObjectiveConfig
-from bert_jax.model.layers import fold
+from bert_jax.model.layers import hash_combine
 from bert_jax.objectives.masking import Vocabulary, mask_tokens
 
 PAD, UNK, CLS, SEP, MASK = 0, 7, 30, 31, 60
 VOCABULARY = Vocabulary(size=64, mask_id=MASK, special_ids=(PAD, UNK, CLS, SEP, MASK))
 ORDINARY = np.setdiff1d(np.arange(64), VOCABULARY.special_ids)
-KEY = fold(jnp.uint32(0), 1)
+KEY = hash_combine(jnp.uint32(0), 1)
 OBJECTIVE = ObjectiveConfig()
 
 masked = functools.partial(jax.jit, static_argnums=(2, 3))(mask_tokens)
@@ -35,9 +35,9 @@ def pack_rows(packs: Sequence[Pack], seq_len: int, epoch: int = 0, slots: int | 
         start = 0
         for k, (example, tokens) in enumerate(pack):
             length = len(tokens)
-            here = slice(start, start + length)
-            batch["input_ids"][row, here] = tokens
-            batch["segment_ids"][row, here], batch["position_ids"][row, here] = k + 1, np.arange(length)
+            positions = slice(start, start + length)
+            batch["input_ids"][row, positions] = tokens
+            batch["segment_ids"][row, positions], batch["position_ids"][row, positions] = k + 1, np.arange(length)
             batch["token_type_ids"][row, start + length // 2 + 1 : start + length] = 1
             batch["example_id"][row, k], batch["cls_positions"][row, k] = example, start
             batch["pair_labels"][row, k] = example % 2
@@ -47,7 +47,7 @@ def pack_rows(packs: Sequence[Pack], seq_len: int, epoch: int = 0, slots: int | 
 
 
 def make_batch(packs: list[list[tuple[int, int]]], seq_len: int, epoch: int = 0, slots: int | None = None) -> dict:
-    """Rows of packed examples, each (example id, length); what an example says hangs on its id alone."""
+    """Rows of packed examples, each (example id, length); the tokens of an example depend only on its id."""
 
     def tokens(example: int, length: int) -> np.ndarray:
         ids = np.random.default_rng(example).choice(ORDINARY, length)

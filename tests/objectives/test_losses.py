@@ -76,7 +76,7 @@ def test_without_a_pair_objective_there_are_no_pair_terms():
 
 
 def test_an_example_without_a_label_has_no_pair_loss():
-    """-1 in place of a label; a gradient with respect to the head's output shows who taught it."""
+    """The label is -1; the gradient of the pair head shows which examples contribute."""
     batch = masked(make_batch([[(11, 20), (5, 24)], [(9, 16)]], 48), KEY, OBJECTIVE, VOCABULARY)
     without = batch | {"pair_labels": batch["pair_labels"].at[0, 1].set(-1)}
     left = batch | {"example_id": batch["example_id"].at[0, 1].set(-1)}
@@ -85,13 +85,13 @@ def test_an_example_without_a_label_has_no_pair_loss():
     for name in ("pair_loss", "pair_accuracy"):
         assert (every[name].weight, some[name].weight) == (3.0, 2.0)
         np.testing.assert_allclose(some[name], gone[name], rtol=1e-6)
-    assert every["pair_loss"].total > some["pair_loss"].total + 0.1
+    assert every["pair_loss"].sum > some["pair_loss"].sum + 0.1
     assert some["mlm_loss"] == every["mlm_loss"]
     assert float(loss_weights(without, CONFIG, OBJECTIVE)["pair_loss"]) == 2.0
 
     @jax.jit
     def gradient_of_head(rows):
-        return jax.grad(lambda p: sums_of(p, rows)["pair_loss"].total)(params)["pair"]["dense"]
+        return jax.grad(lambda p: sums_of(p, rows)["pair_loss"].sum)(params)["pair"]["dense"]
 
     alone = {name: array[:1] for name, array in without.items()}
     nothing = alone | {"pair_labels": alone["pair_labels"].at[0, 0].set(-1)}
@@ -100,7 +100,7 @@ def test_an_example_without_a_label_has_no_pair_loss():
     assert all(float(part) == 0.0 for part in sums_of(params, nothing)["pair_loss"])
 
 
-def test_empty_rows_count_nothing():
+def test_empty_rows_have_weight_zero():
     full = make_batch([[(1, 48)], [(2, 30)]], 48)
     padded = make_batch([[(1, 48)], [], [(2, 30)], []], 48)
     one, two = (sums_of(parameters(True), masked(batch, KEY, OBJECTIVE, VOCABULARY)) for batch in (full, padded))

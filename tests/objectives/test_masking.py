@@ -1,4 +1,4 @@
-"""Masking: against a slow twin, and in properties. test_masking_statistics.py has the statistics."""
+"""Masking against a sequential reference, and its properties. test_masking_statistics.py has the statistics."""
 
 import functools
 import itertools
@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.config import ObjectiveConfig
-from bert_jax.model.layers import fold
-from bert_jax.objectives.mask_groups import group_lengths
+from bert_jax.model.layers import hash_combine
+from bert_jax.objectives.mask_groups import group_length_probabilities
 from bert_jax.objectives.masking import (
-    DRAW,
-    LENGTH,
+    GROUP_LENGTH,
+    RANDOM_TOKEN,
     REPLACE,
     SELECT,
     mask_tokens,
@@ -51,37 +51,37 @@ PIECES = VOCABULARY._replace(continues_word=CONTINUES.tobytes())
 
 
 def predictions(before: dict, after: dict, row: int, slot: int) -> dict[int, tuple[int, int]]:
-    """Offset inside the example -> (label, what is shown), for one example."""
-    found = {}
+    """Offset in the example -> (label, replaced id), for one example."""
+    by_offset = {}
     for position, label, weight in zip(
         after["target_positions"][row], after["target_labels"][row], after["target_weights"][row], strict=True
     ):
         if weight and before["segment_ids"][row, position] == slot + 1:
             offset = int(before["position_ids"][row, position])
-            assert offset not in found
-            found[offset] = int(label), int(after["input_ids"][row, position])
-    return found
+            assert offset not in by_offset
+            by_offset[offset] = int(label), int(after["input_ids"][row, position])
+    return by_offset
 
 
 def masks_of(packs, objective, slots=4) -> list[dict]:
-    """Per row of 48 tokens: example id -> its predictions. `slots` alike for all, so that one program serves all."""
+    """Per row of 48 tokens: example id -> its predictions. With fixed `slots`, one compiled program serves all."""
     before = pack_rows(packs, 48, 3, slots)
     after = jax.tree.map(np.asarray, masked(before, KEY, objective, PIECES))
     before = jax.tree.map(np.asarray, before)
     masks = [{e: predictions(before, after, row, k) for k, (e, _) in enumerate(pack)} for row, pack in enumerate(packs)]
-    found = [pair for mask in masks for each in mask.values() for pair in each.values()]
-    assert len(found) == after["target_weights"].sum()
-    assert sum(label != shown for label, shown in found) == (after["input_ids"] != before["input_ids"]).sum()
+    pairs = [pair for mask in masks for each in mask.values() for pair in each.values()]
+    assert len(pairs) == after["target_weights"].sum()
+    assert sum(label != replaced for label, replaced in pairs) == (after["input_ids"] != before["input_ids"]).sum()
     return masks
 
 
-# The twin: one example at a time, one word at a time.
+# The reference: one example at a time, one word at a time.
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def hashes(example, length):
-    place = fold(KEY, 3, example, jnp.arange(length))
-    return jnp.stack([fold(place, stream) for stream in (SELECT, REPLACE, DRAW, LENGTH)])
+    position_key = hash_combine(KEY, 3, example, jnp.arange(length))
+    return jnp.stack([hash_combine(position_key, stream) for stream in (SELECT, REPLACE, RANDOM_TOKEN, GROUP_LENGTH)])
 
 
 def words_of(tokens, continues=CONTINUES) -> list[list[list[int]]]:
@@ -107,15 +107,15 @@ def groups_of(runs, objective, length_bits) -> list[list[list[int]]]:
         while run:
             size = 1
             if objective.mask_unit in ("ngram", "span"):
-                cumulative = np.cumsum(group_lengths(objective))
+                cumulative = np.cumsum(group_length_probabilities(objective))
                 size += sum(int(length_bits[run[0][0]]) >= round(bound * 2**32) for bound in cumulative[:-1])
             groups.append(run[:size])
             run = run[size:]
     return groups
 
 
-def twin(example: int, tokens, objective: ObjectiveConfig) -> dict[int, tuple[int, int]]:
-    """Offset -> (label, what is shown)."""
+def reference(example: int, tokens, objective: ObjectiveConfig) -> dict[int, tuple[int, int]]:
+    """Offset -> (label, replaced id)."""
     select, replacing, draw, length_bits = np.asarray(hashes(example, 64))
     runs = words_of(tokens, np.zeros(64, bool) if objective.mask_unit == "token" else CONTINUES)
     groups = groups_of(runs, objective, length_bits)
@@ -128,18 +128,18 @@ def twin(example: int, tokens, objective: ObjectiveConfig) -> dict[int, tuple[in
                 continue
             budget -= len(word)
             for offset in word:
-                lot = replacing[group[0][0] if objective.mask_unit == "span" else offset] / 2**32
-                shown = tokens[offset]
-                if lot < objective.mask_token_share:
-                    shown = MASK
-                elif lot < objective.mask_token_share + objective.random_token_share:
-                    shown = ORDINARY[draw[offset] % len(ORDINARY)]
-                mask[offset] = int(tokens[offset]), int(shown)
+                kind = replacing[group[0][0] if objective.mask_unit == "span" else offset] / 2**32
+                replaced = tokens[offset]
+                if kind < objective.mask_token_share:
+                    replaced = MASK
+                elif kind < objective.mask_token_share + objective.random_token_share:
+                    replaced = ORDINARY[draw[offset] % len(ORDINARY)]
+                mask[offset] = int(tokens[offset]), int(replaced)
     return mask
 
 
 def text(seed: int, length: int) -> np.ndarray:
-    """An example with words of one to about five tokens, and now and then an [UNK]."""
+    """An example with words of one to about five tokens, and 3 % [UNK]."""
     rng = np.random.default_rng(seed)
     tokens = rng.choice(ORDINARY, length)
     tokens[rng.random(length) < 0.03] = UNK
@@ -150,7 +150,7 @@ def text(seed: int, length: int) -> np.ndarray:
 ODD = {
     900: [CLS, 1, *[45] * 20, SEP],  # one giant word
     901: [CLS, *[1, 50, 51, 52, 53, 54] * 3, SEP],  # each longer than the budget of most rates
-    902: [CLS, 45, SEP],  # what continues a word begins one here
+    902: [CLS, 45, SEP],  # a continuation starts a word after a special token
     903: [CLS, SEP, UNK, SEP, MASK, SEP],
     904: [CLS, 41, 42, UNK, 43, 1, SEP, 44, 2, 3, SEP],
     905: [1, 2, 43, 3],  # no special token at either end
@@ -173,33 +173,33 @@ PACKED = [
 def test_equals_the_sequential_rule(unit, rate):
     """Of every example alone, and packed."""
     objective = ObjectiveConfig(mask_rate=rate, mask_unit=unit, mask_token_share=0.5, random_token_share=0.3)
-    check_twins(objective)
+    check_reference(objective)
 
 
-def check_twins(objective: ObjectiveConfig) -> dict:
-    expected = {i: twin(i, tokens, objective) for i, tokens in TEXTS.items()}
+def check_reference(objective: ObjectiveConfig) -> dict:
+    expected = {i: reference(i, tokens, objective) for i, tokens in TEXTS.items()}
     for pack, masks in zip(ALONE + PACKED, masks_of(ALONE + PACKED, objective), strict=True):
         assert masks == {example: expected[example] for example, _ in pack}
     return expected
 
 
 def test_odd_examples():
-    """What the twin says of them, in words."""
-    expected = check_twins(ObjectiveConfig(mask_unit="word"))
+    """Their masks, stated explicitly."""
+    expected = check_reference(ObjectiveConfig(mask_unit="word"))
     assert not expected[900] and not expected[901] and not expected[903]
     assert list(expected[902]) == [1] and len(expected[904]) == 2
-    assert len(twin(901, ODD[901], ObjectiveConfig(mask_unit="word", mask_rate=0.3))) == 6
+    assert len(reference(901, ODD[901], ObjectiveConfig(mask_unit="word", mask_rate=0.3))) == 6
 
 
 def test_extreme_lengths_of_groups():
     """Longer than the defaults; and spans that always end at once, so that each word is a span."""
-    check_twins(ObjectiveConfig(mask_unit="ngram", max_ngram=64, mask_rate=0.3))
-    short = check_twins(ObjectiveConfig(mask_unit="span", span_rate=1.0))
-    single = {i: twin(i, tokens, ObjectiveConfig(mask_unit="word")) for i, tokens in TEXTS.items()}
+    check_reference(ObjectiveConfig(mask_unit="ngram", max_ngram=64, mask_rate=0.3))
+    short = check_reference(ObjectiveConfig(mask_unit="span", span_rate=1.0))
+    single = {i: reference(i, tokens, ObjectiveConfig(mask_unit="word")) for i, tokens in TEXTS.items()}
     assert {i: set(mask) for i, mask in short.items()} == {i: set(mask) for i, mask in single.items()}
 
 
-def test_whole_words_need_a_vocabulary_that_knows_them():
+def test_whole_words_need_continues_word():
     batch = pack_rows([[(1, TEXTS[1])]], 48)
     with pytest.raises(AssertionError, match=r"continues_word, one byte for each of 64 ids: it has 0"):
         mask_tokens(batch, KEY, ObjectiveConfig(mask_unit="word"), VOCABULARY)
@@ -279,8 +279,8 @@ def test_packed_rows_keep_all_their_predictions():
 
 
 @pytest.mark.parametrize("unit", ["token", "word"])
-def test_at_most_so_many_of_an_example(unit):
-    """Google's max_predictions_per_seq: the same choice, cut off; two examples of a row have a bound each."""
+def test_max_predictions(unit):
+    """Google's max_predictions_per_seq: a subset of the unbounded choice; the maximum applies to each example."""
     batch = make_batch([[(0, 40), (1, 20)], [(2, 60)]], 64)
     objective = ObjectiveConfig(mask_unit=unit)
     vocabulary = VOCABULARY._replace(continues_word=bytes(VOCABULARY.size))
@@ -318,7 +318,7 @@ def test_exact_number_never_special_never_padding():
         np.testing.assert_array_equal(after[name], before[name])
 
 
-# What masks hang on.
+# What masks depend on.
 
 
 def test_other_epochs_seeds_and_examples_get_other_masks():
@@ -332,12 +332,16 @@ def test_other_epochs_seeds_and_examples_get_other_masks():
     for unit in UNITS:
         first = chosen(base, KEY, unit)
         np.testing.assert_array_equal(first, chosen(base, KEY, unit))
-        for other in (chosen(later, KEY, unit), chosen(renamed, KEY, unit), chosen(base, fold(jnp.uint32(1), 1), unit)):
+        for other in (
+            chosen(later, KEY, unit),
+            chosen(renamed, KEY, unit),
+            chosen(base, hash_combine(jnp.uint32(1), 1), unit),
+        ):
             assert (first != other).any(axis=1).all()
 
 
 def test_static_masks_need_only_equal_epochs():
-    """`mask_epoch` is what decides; the batch's other numbers (row) do not."""
+    """Masks depend on `mask_epoch`, not on the row index."""
     base = make_batch([[(2, 48)], [(3, 48)]], 48)
     one = masked(base | {"row": jnp.array([0, 1])}, KEY, OBJECTIVE, VOCABULARY)
     two = masked(base | {"row": jnp.array([7, 8])}, KEY, OBJECTIVE, VOCABULARY)
@@ -346,7 +350,7 @@ def test_static_masks_need_only_equal_epochs():
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_in_shard_map_and_without_needless_loops(unit):
-    """On shards, values that differ between them may not meet loop carries that do not."""
+    """Inside shard_map, loop carries must have the same varying axes as the values."""
     batch, objective = pack_rows(ALONE[:4], 48), ObjectiveConfig(mask_unit=unit)
     mask = functools.partial(mask_tokens, objective=objective, vocabulary=PIECES)
     mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))

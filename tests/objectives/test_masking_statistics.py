@@ -1,6 +1,6 @@
-"""Statistics of a million masked tokens per unit, against expectations that are exact.
+"""Statistics of a million masked tokens per unit, against exact expectations.
 
-Seeds are fixed. Had they been drawn, each comparison would reject a right program with probability ALPHA.
+Seeds are fixed. With random seeds, each comparison would reject a correct program with probability ALPHA.
 """
 
 import functools
@@ -15,9 +15,9 @@ import pytest
 from scipy import stats
 
 from bert_jax.config import ObjectiveConfig
-from bert_jax.model.layers import fold
-from bert_jax.objectives.mask_groups import find_groups, find_words, group_lengths
-from bert_jax.objectives.masking import LENGTH
+from bert_jax.model.layers import hash_combine
+from bert_jax.objectives.mask_groups import find_groups, find_words, group_length_probabilities
+from bert_jax.objectives.masking import GROUP_LENGTH
 from tests.objectives.masking_batches import CLS, KEY, MASK, ORDINARY, SEP, VOCABULARY, masked
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -50,12 +50,12 @@ def plain_rows(tokens: np.ndarray, first: int) -> dict:
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def leaders(batch, objective):
+def group_starts(batch, objective):
     """Position of the first token of each token's group, drawn as mask_tokens draws it."""
     ordinary = ~jnp.isin(batch["input_ids"], jnp.asarray(VOCABULARY.special_ids))
     words = find_words(batch["segment_ids"], ordinary, jnp.asarray(CONTINUES)[batch["input_ids"]])
-    place = fold(KEY, batch["mask_epoch"][:, None], batch["example_id"], batch["position_ids"])
-    return find_groups(words, fold(place, LENGTH), group_lengths(objective))
+    position_key = hash_combine(KEY, batch["mask_epoch"][:, None], batch["example_id"], batch["position_ids"])
+    return find_groups(words, hash_combine(position_key, GROUP_LENGTH), group_length_probabilities(objective))
 
 
 ROWS, WORDS, CHOSEN = 8192, 126, 19
@@ -63,7 +63,7 @@ ROWS, WORDS, CHOSEN = 8192, 126, 19
 
 @functools.lru_cache
 def million(unit: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """8,192 rows of [CLS], 126 words of one token, [SEP], without the two: ids, what is shown, chosen, leaders."""
+    """8,192 rows of [CLS], 126 words of one token, [SEP], without the two: ids, replaced ids, chosen, group starts."""
     objective, parts = ObjectiveConfig(mask_unit=unit), []
     for first in range(0, ROWS, 1024):
         tokens = np.random.default_rng(first).choice(BEGINS, (1024, WORDS + 2))
@@ -74,7 +74,7 @@ def million(unit: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         chosen = np.zeros(tokens.shape, bool)
         np.put_along_axis(chosen, after["target_positions"], True, axis=1)
         inside = slice(1, -1)
-        drawn = np.asarray(leaders(before, objective))[:, inside] - 1
+        drawn = np.asarray(group_starts(before, objective))[:, inside] - 1
         parts.append((tokens[:, inside], after["input_ids"][:, inside], chosen[:, inside], drawn))
     return tuple(np.concatenate(part) for part in zip(*parts, strict=True))
 
@@ -127,32 +127,32 @@ def hotelling(samples: np.ndarray, mean: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_positions_are_chosen_as_often_as_they_should(unit):
+def test_positions_are_chosen_with_their_probability(unit):
     """Single tokens and words uniformly; in groups the ends of the example differ, and all that is exact."""
     chosen = million(unit)[2]
     expected = inclusion(LENGTHS[unit])
     if unit in ("token", "word"):
         np.testing.assert_allclose(expected, CHOSEN / WORDS)
     assert ALPHA / 2 < hotelling(chosen, expected) < 1 - ALPHA / 2
-    # Teeth: 3 % more or less for every other word would be noticed.
+    # The test has power: 3 % more or less for every other word is rejected.
     assert hotelling(chosen, expected * (1 + 0.03 * (-1.0) ** np.arange(WORDS))) < ALPHA
 
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_shares_of_mask_random_and_kept(unit):
     """80 % [MASK], 10 % random, 10 % kept, of tokens, or of spans; a random draw of m tokens can hit all of them."""
-    tokens, shown, chosen, leader = million(unit)
-    decision = leader if unit == "span" else np.broadcast_to(np.arange(WORDS), tokens.shape)
+    tokens, replaced, chosen, group_start = million(unit)
+    decision = group_start if unit == "span" else np.broadcast_to(np.arange(WORDS), tokens.shape)
     decision = (decision + WORDS * np.arange(ROWS)[:, None])[chosen]
     size = np.bincount(decision)
-    hidden = np.bincount(decision, (shown == MASK)[chosen])
-    same = np.bincount(decision, (shown == tokens)[chosen])
+    hidden = np.bincount(decision, (replaced == MASK)[chosen])
+    same = np.bincount(decision, (replaced == tokens)[chosen])
     made = size > 0
     assert set(np.unique(hidden[made] / size[made])) == {0, 1}
     observed, expected, wrong = [], [], []
     for m in range(1, size.max() + 1):
-        here = size == m
-        n, masks, kept = here.sum(), (hidden[here] == m).sum(), (same[here] == m).sum()
+        of_size = size == m
+        n, masks, kept = of_size.sum(), (hidden[of_size] == m).sum(), (same[of_size] == m).sum()
         hit = len(ORDINARY) ** -float(m)
         observed.append([masks, kept, n - masks - kept])
         expected.append([0.8 * n, n * (0.1 + 0.1 * hit), n * 0.1 * (1 - hit)])
@@ -173,8 +173,8 @@ def _chi_square(observed, expected) -> float:
 @pytest.mark.parametrize("unit", UNITS)
 def test_random_tokens_are_uniform_over_ordinary_ids(unit):
     """Drawn per token, in spans too; not counted where they hit the original, which is one of BEGINS."""
-    tokens, shown, chosen, _ = million(unit)
-    drawn = shown[chosen & (shown != MASK) & (shown != tokens)]
+    tokens, replaced, chosen, _ = million(unit)
+    drawn = replaced[chosen & (replaced != MASK) & (replaced != tokens)]
     counts = np.bincount(drawn, minlength=64)
     assert len(drawn) > 14_000 and not counts[list(VOCABULARY.special_ids)].any()
     keeps = np.where(ORDINARY < 40, 1 - 1 / len(BEGINS), 1.0)
@@ -195,10 +195,10 @@ def test_neighbours_are_chosen_independently():
 @pytest.mark.parametrize("unit", ["ngram", "span"])
 def test_lengths_of_groups(unit):
     """Of two successive groups, over all pairs that the end of the example cannot cut: independent draws."""
-    leader, lengths = million(unit)[3], LENGTHS[unit]
+    group_start, lengths = million(unit)[3], LENGTHS[unit]
     longest = len(lengths)
     pairs = np.zeros((longest, longest))
-    for row in leader:
+    for row in group_start:
         starts = np.unique(row)
         assert starts[0] == 0 and np.diff(starts).max() <= longest
         for start, middle, end in zip(starts[:-2:2], starts[1:-1:2], starts[2::2], strict=True):
@@ -207,7 +207,7 @@ def test_lengths_of_groups(unit):
     total = pairs.sum()
     assert total > 100_000
     assert stats.chisquare(pairs.ravel(), total * np.outer(lengths, lengths).ravel()).pvalue > ALPHA
-    # Teeth: a uniform length; and the mass of longer spans put on the longest, as SpanBERT does not.
+    # The test has power: it rejects uniform lengths, and the mass of longer spans added to the longest.
     pile = 0.2 * 0.8 ** np.arange(10)
     pile[-1] += 1 - pile.sum()
     for wrong in (np.full(longest, 1 / longest), *([pile] if unit == "span" else [])):
@@ -255,18 +255,18 @@ def test_every_mask_has_its_chance(unit):
         expected = dict.fromkeys(itertools.combinations(range(1, 12), BUDGET), 1 / math.comb(11, BUDGET))
         assert set(observed) == set(expected) and _histogram(observed, expected) > ALPHA
         return
-    seen: Counter = Counter()
+    counts: Counter = Counter()
     for positions, times in observed.items():
-        seen[frozenset(word[p - 1] for p in positions if p)] += times
+        counts[frozenset(word[p - 1] for p in positions if p)] += times
     expected = all_masks(LENGTHS[unit], SIZES)
-    assert set(seen) == set(expected) and _histogram(seen, expected) > ALPHA
+    assert set(counts) == set(expected) and _histogram(counts, expected) > ALPHA
     for other in {"word", "ngram", "span"} - {unit}:
-        assert _histogram(seen, all_masks(LENGTHS[other], SIZES)) < ALPHA
+        assert _histogram(counts, all_masks(LENGTHS[other], SIZES)) < ALPHA
 
 
-def _histogram(seen: Counter, expected: dict) -> float:
+def _histogram(observed: Counter, expected: dict) -> float:
     """p-value; every kind has at least ten expected."""
-    total = sum(seen.values())
-    pairs = np.array([(seen[kind], chance * total) for kind, chance in expected.items()])
+    total = sum(observed.values())
+    pairs = np.array([(observed[kind], chance * total) for kind, chance in expected.items()])
     assert pairs[:, 1].min() > 10
     return stats.chisquare(*pairs.T).pvalue

@@ -8,17 +8,17 @@ from bert_jax.config import Config, DataConfig, ModelConfig, ObjectiveConfig, Op
 
 CHIP = Chip(
     "round",
-    kinds=("Round",),
+    device_kinds=("Round",),
     peak_flops=1e12,
     float32_share=0.5,
     vector_ops=1e11,
     memory_bandwidth=1e10,
     memory=1e9,
     link_bandwidth=1e9,
-    torus=2,
-    wraps_at=4,
+    torus_dimensions=2,
+    ring_size=4,
     slice_devices=16,
-    network=1e8,
+    network_bandwidth=1e8,
     efficiency=Efficiency(0.5, 1.0, 1.0, 1.0, 1.0),
     source="nowhere",
 )

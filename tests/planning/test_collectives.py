@@ -76,7 +76,7 @@ def test_links_of_a_torus():
 
 
 def test_a_switch_gives_every_axis_the_same():
-    switched = starved(torus=0)
+    switched = starved(torus_dimensions=0)
     assert axis_bandwidth(switched, 2, 8) == axis_bandwidth(switched, 8, 8) == 1e9
 
 

@@ -102,7 +102,7 @@ def test_step_is_the_sum_and_mfu_follows():
         ({"vector_ops": 1e6}, "compute"),
         ({"memory_bandwidth": 1e6}, "memory"),
         ({"link_bandwidth": 1e4}, "links"),
-        ({"network": 1e3}, "links"),
+        ({"network_bandwidth": 1e3}, "links"),
     ],
 )
 def test_a_starved_chip_names_its_bound(figures, bound):

@@ -13,8 +13,8 @@ SHAPES = {
     "encoder/embeddings/norm/scale": (6,),
     "encoder/layers/qkv/kernel": (2, 6, 3, 2, 4),
     "encoder/layers/qkv/bias": (2, 3, 2, 4),
-    "encoder/layers/fall/kernel": (2, 4, 6),
-    "encoder/layers/fall/bias": (2, 6),
+    "encoder/layers/down/kernel": (2, 4, 6),
+    "encoder/layers/down/bias": (2, 6),
     "mlm/transform/kernel": (6, 6),
     "mlm/bias": (12,),
 }

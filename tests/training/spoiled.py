@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.data.batches import Stream
-from bert_jax.objectives.losses import Sum
+from bert_jax.objectives.losses import WeightedSum
 from bert_jax.training.pretraining_task import Pretraining
 
 FACTORS = {-7: float("nan"), -8: float("inf"), -9: 3.0}
@@ -39,10 +39,10 @@ def spoil(set_attribute, first: int, last: int, factor: float) -> None:
 def _spoiled_sums(sums):
     """The same function each time, so that compiled programs can be shared."""
 
-    def spoiled_sums(self, params, rows, noise):
-        found, times = sums(self, params, rows, noise), 1.0
+    def spoiled_sums(self, params, rows, dropout_key):
+        found, times = sums(self, params, rows, dropout_key), 1.0
         for code, factor in FACTORS.items():
             times = jnp.where((rows["mask_epoch"] == code).any(), factor, times)
-        return found | {"mlm_loss": Sum(found["mlm_loss"].total * times, found["mlm_loss"].weight)}
+        return found | {"mlm_loss": WeightedSum(found["mlm_loss"].sum * times, found["mlm_loss"].weight)}
 
     return spoiled_sums

@@ -79,7 +79,7 @@ def test_the_task_hides_nothing(causal_config, evaluating):
     sums = task.sums(params, prepared, None)
     assert {name: float(value.weight) for name, value in sums.items()} == {"causal_loss": 43, "causal_accuracy": 43}
     # Fresh weights know nothing: log 120 per token.
-    np.testing.assert_allclose(float(sums["causal_loss"].total) / 43, np.log(120), atol=0.2)
+    np.testing.assert_allclose(float(sums["causal_loss"].sum) / 43, np.log(120), atol=0.2)
 
 
 def test_flops_count_all_positions(causal_config):

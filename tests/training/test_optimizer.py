@@ -26,7 +26,7 @@ CASES = {
     "lamb, google, corrected": LAMB | {"lamb_flavour": "google", "bias_correction": True},
     "lamb, bounds": LAMB | {"min_trust_ratio": 1.5, "max_trust_ratio": 4.0},
 }
-FROZEN = ("encoder/embeddings/word", "encoder/layers/fall/kernel")
+FROZEN = ("encoder/embeddings/word", "encoder/layers/down/kernel")
 
 
 class Run:
@@ -105,7 +105,7 @@ def test_groups_are_left_out_on_request():
 
 def spoiled(value):
     gradients = oracle.gradients_of(3)
-    gradients["encoder/layers/fall/kernel"][1, 2, 3] = value
+    gradients["encoder/layers/down/kernel"][1, 2, 3] = value
     return gradients
 
 
@@ -154,7 +154,7 @@ def test_frozen_parameters_stay(kind):
         """Neither the norm nor the guard may look at gradients of frozen parameters."""
         gradients = oracle.gradients_of(step)
         gradients["encoder/embeddings/word"][0] = np.nan
-        gradients["encoder/layers/fall/kernel"] *= 100
+        gradients["encoder/layers/down/kernel"] *= 100
         return gradients
 
     records = run.all_updates(huge)

@@ -130,7 +130,7 @@ def test_a_deeper_start_is_not_the_same_function(config, tiny_corpus, mesh):
     for phase in range(3):
         state = enter_phase(state, task.at(phase), mesh) if phase else state
         _, sums = make_eval_step(task.at(phase), mesh)(state.params, rows)
-        losses.append(float(sums["mlm_loss"].total / sums["mlm_loss"].weight))
+        losses.append(float(sums["mlm_loss"].sum / sums["mlm_loss"].weight))
     assert np.abs(np.diff(losses)).min() > 1e-4, losses  # rounding moves them by 1e-6
 
 
@@ -167,7 +167,7 @@ def test_shared_layers_grow_without_parameters(config, tiny_corpus, mesh):
     assert_same((after.params, after.optimizer), (before.params, before.optimizer))
     assert {len(array) for name, array in arrays(after.params).items() if "/layers/" in name} == {1}
     sums = [make_eval_step(task.at(phase), mesh)(after.params, rows)[1]["mlm_loss"] for phase in (0, 1)]
-    assert abs(float(sums[0].total - sums[1].total)) > 1e-2 * float(sums[0].weight)
+    assert abs(float(sums[0].sum - sums[1].sum)) > 1e-2 * float(sums[0].weight)
 
 
 @pytest.fixture(scope="module")
@@ -227,6 +227,6 @@ def test_stopped_right_before_or_behind_a_switch(whole, config, tiny_corpus, tmp
 def test_the_layers_part_after_the_switch(whole, config, tiny_corpus):
     """They are trained each on its own; the count of the last phase is its own."""
     state, _ = final(whole, config, tiny_corpus)
-    kernel = np.asarray(state.params["encoder"]["layers"]["rise"]["kernel"])
+    kernel = np.asarray(state.params["encoder"]["layers"]["up"]["kernel"])
     assert all(np.abs(kernel[i] - kernel[j]).max() > 1e-4 for i, j in ((0, 1), (0, 2), (1, 3)))
     assert int(state.optimizer.count) == STEPS and int(state.step) == 3 * STEPS

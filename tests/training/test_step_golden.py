@@ -68,7 +68,7 @@ def measure(config: Config) -> dict[str, float]:
     state = init_state(task, mesh)
     batch = put_rows(rows(), mesh, ROWS)
     _, sums = make_eval_step(task, mesh)(state.params, batch)
-    quiet = {f"evaluation {name}": float(value.total / value.weight) for name, value in sums.items()}
+    quiet = {f"evaluation {name}": float(value.sum / value.weight) for name, value in sums.items()}
     _, metrics = make_train_step(task, mesh, 1)(state, batch, put_dials(0.01, 1, mesh))
     return {name: float(value) for name, value in sorted(metrics.items())} | quiet
 

@@ -25,10 +25,10 @@ def _entries(config: ModelConfig, heads: Heads) -> Iterator[Entry]:
         inside = f"albert.encoder.albert_layer_groups.{group}.albert_layers.0"
         for part, name in enumerate(("query", "key", "value")):
             yield from dense(f"{inside}.attention.{name}", "encoder/layers/qkv", group, part)
-        yield from dense(f"{inside}.attention.dense", "encoder/layers/projection", group, merging=True)
+        yield from dense(f"{inside}.attention.dense", "encoder/layers/attention_out", group, merging=True)
         yield from norm(f"{inside}.attention.LayerNorm", "encoder/layers/attention_norm", group)
-        yield from dense(f"{inside}.ffn", "encoder/layers/rise", group)
-        yield from dense(f"{inside}.ffn_output", "encoder/layers/fall", group)
+        yield from dense(f"{inside}.ffn", "encoder/layers/up", group)
+        yield from dense(f"{inside}.ffn_output", "encoder/layers/down", group)
         yield from norm(f"{inside}.full_layer_layer_norm", "encoder/layers/feed_forward_norm", group)
     if heads.has_pooler:
         yield from dense("albert.pooler", "encoder/pooler")

@@ -23,10 +23,10 @@ def _entries(config: ModelConfig, heads: Heads) -> Iterator[Entry]:
         inside = f"distilbert.transformer.layer.{layer}"
         for part, name in enumerate(("q_lin", "k_lin", "v_lin")):
             yield from dense(f"{inside}.attention.{name}", "encoder/layers/qkv", layer, part)
-        yield from dense(f"{inside}.attention.out_lin", "encoder/layers/projection", layer, merging=True)
+        yield from dense(f"{inside}.attention.out_lin", "encoder/layers/attention_out", layer, merging=True)
         yield from norm(f"{inside}.sa_layer_norm", "encoder/layers/attention_norm", layer)
-        yield from dense(f"{inside}.ffn.lin1", "encoder/layers/rise", layer)
-        yield from dense(f"{inside}.ffn.lin2", "encoder/layers/fall", layer)
+        yield from dense(f"{inside}.ffn.lin1", "encoder/layers/up", layer)
+        yield from dense(f"{inside}.ffn.lin2", "encoder/layers/down", layer)
         yield from norm(f"{inside}.output_layer_norm", "encoder/layers/feed_forward_norm", layer)
     if heads.mlm:
         yield from dense("vocab_transform", "mlm/transform")
@@ -35,13 +35,13 @@ def _entries(config: ModelConfig, heads: Heads) -> Iterator[Entry]:
     if heads.task is None:
         return
     if heads.task.kind == "classification":
-        yield from dense("pre_classifier", "task/hidden")
+        yield from dense("pre_classifier", "task/dense")
     yield from dense("qa_outputs" if heads.task.kind == "span" else "classifier", "task/output")
 
 
 def _read_heads(settings: Settings, names: Names) -> Heads:
     if names.has("pre_classifier.weight"):
-        task = names.task("classifier", "classification", "cls", hidden="relu")
+        task = names.task("classifier", "classification", "cls", activation="relu")
     else:
         task = names.task("classifier", "tagging", "tokens") or names.task("qa_outputs", "span", "tokens")
     return Heads(mlm=names.has("vocab_transform.weight"), task=task)

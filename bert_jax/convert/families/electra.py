@@ -29,10 +29,10 @@ def _entries(config: ModelConfig, heads: Heads) -> Iterator[Entry]:
         yield from table("generator_lm_head.bias", "mlm/bias")
     task = heads.task
     if task is not None and task.kind == "replaced":
-        yield from dense("discriminator_predictions.dense", "task/hidden")
+        yield from dense("discriminator_predictions.dense", "task/dense")
         yield from dense("discriminator_predictions.dense_prediction", "task/output")
     elif task is not None and task.kind == "classification":
-        yield from dense("classifier.dense", "task/hidden")
+        yield from dense("classifier.dense", "task/dense")
         yield from dense("classifier.out_proj", "task/output")
     elif task is not None:
         yield from dense("qa_outputs" if task.kind == "span" else "classifier", "task/output")
@@ -40,10 +40,10 @@ def _entries(config: ModelConfig, heads: Heads) -> Iterator[Entry]:
 
 def _read_heads(settings: Settings, names: Names) -> Heads:
     if names.has("discriminator_predictions.dense.weight"):
-        task = TaskHead("replaced", ("replaced",), "tokens", hidden=settings.activation("hidden_act"))
+        task = TaskHead("replaced", ("replaced",), "tokens", activation=settings.activation("hidden_act"))
     else:
         task = (
-            names.task("classifier.out_proj", "classification", "cls", hidden="gelu")
+            names.task("classifier.out_proj", "classification", "cls", activation="gelu")
             or names.task("classifier", "tagging", "tokens")
             or names.task("qa_outputs", "span", "tokens")
         )

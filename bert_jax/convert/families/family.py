@@ -236,8 +236,8 @@ def bert_layers(base: str, config: ModelConfig) -> Iterator[Entry]:
         inside = f"{base}.encoder.layer.{layer}"
         for part, name in enumerate(("query", "key", "value")):
             yield from dense(f"{inside}.attention.self.{name}", "encoder/layers/qkv", layer, part)
-        yield from dense(f"{inside}.attention.output.dense", "encoder/layers/projection", layer, merging=True)
+        yield from dense(f"{inside}.attention.output.dense", "encoder/layers/attention_out", layer, merging=True)
         yield from norm(f"{inside}.attention.output.LayerNorm", "encoder/layers/attention_norm", layer)
-        yield from dense(f"{inside}.intermediate.dense", "encoder/layers/rise", layer)
-        yield from dense(f"{inside}.output.dense", "encoder/layers/fall", layer)
+        yield from dense(f"{inside}.intermediate.dense", "encoder/layers/up", layer)
+        yield from dense(f"{inside}.output.dense", "encoder/layers/down", layer)
         yield from norm(f"{inside}.output.LayerNorm", "encoder/layers/feed_forward_norm", layer)

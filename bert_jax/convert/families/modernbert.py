@@ -29,25 +29,25 @@ def _entries(config: ModelConfig, heads: Heads) -> Iterator[Entry]:
         if layer:  # the first one has no norm here
             yield from norm(f"{inside}.attn_norm", "encoder/layers/attention_norm", layer, bias=False)
         yield from dense(f"{inside}.attn.Wqkv", "encoder/layers/qkv", layer, bias=False)
-        yield from dense(f"{inside}.attn.Wo", "encoder/layers/projection", layer, bias=False, merging=True)
+        yield from dense(f"{inside}.attn.Wo", "encoder/layers/attention_out", layer, bias=False, merging=True)
         yield from norm(f"{inside}.mlp_norm", "encoder/layers/feed_forward_norm", layer, bias=False)
-        for half, ours in enumerate(("gate", "rise")):
+        for half, ours in enumerate(("gate", "up")):
             path = f"encoder/layers/{ours}/kernel"
             yield Entry(f"{inside}.mlp.Wi.weight", path, Kind.KERNEL, layer, block=(half, 2))
-        yield from dense(f"{inside}.mlp.Wo", "encoder/layers/fall", layer, bias=False)
+        yield from dense(f"{inside}.mlp.Wo", "encoder/layers/down", layer, bias=False)
     yield from norm("model.final_norm", "encoder/final_norm", bias=False)
     if heads.mlm:
         yield from dense("head.dense", "mlm/transform", bias=False)
         yield from norm("head.norm", "mlm/norm", bias=False)
         yield from table("decoder.bias", "mlm/bias")
     if heads.task:
-        yield from dense("head.dense", "task/hidden", bias=False)
+        yield from dense("head.dense", "task/dense", bias=False)
         yield from norm("head.norm", "task/norm", bias=False)
         yield from dense("classifier", "task/output")
 
 
 def _read_heads(settings: Settings, names: Names) -> Heads:
-    parts = {"hidden": settings.activation("classifier_activation"), "norm": True}
+    parts = {"activation": settings.activation("classifier_activation"), "norm": True}
     if settings.architecture.endswith("ForTokenClassification"):
         task = names.task("classifier", "tagging", "tokens", **parts)
     elif settings.architecture.endswith("ForQuestionAnswering"):
@@ -59,7 +59,7 @@ def _read_heads(settings: Settings, names: Names) -> Heads:
                 f"{settings.source}: classifier_pooling is '{pooling}' in config.json: only cls and mean are known"
             )
         task = names.task("classifier", "classification", pooling, **parts)
-    return Heads(mlm=names.has("decoder.bias"), mlm_activation=parts["hidden"], task=task)
+    return Heads(mlm=names.has("decoder.bias"), mlm_activation=parts["activation"], task=task)
 
 
 def _global_every(settings: Settings) -> int:
@@ -117,7 +117,7 @@ def _read_config(settings: Settings) -> ModelConfig:
 
 def _write_config(config: ModelConfig, heads: Heads) -> dict[str, Any]:
     window = config.attention_window
-    head = heads.task.hidden if heads.task else heads.mlm_activation or config.activation
+    head = heads.task.activation if heads.task else heads.mlm_activation or config.activation
     described = {
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,

@@ -34,7 +34,7 @@ def _entries(config: ModelConfig, heads: Heads) -> Iterator[Entry]:
     if heads.task is None:
         return
     if heads.task.kind == "classification":
-        yield from dense("classifier.dense", "task/hidden")
+        yield from dense("classifier.dense", "task/dense")
         yield from dense("classifier.out_proj", "task/output")
     else:
         yield from dense("qa_outputs" if heads.task.kind == "span" else "classifier", "task/output")
@@ -42,7 +42,7 @@ def _entries(config: ModelConfig, heads: Heads) -> Iterator[Entry]:
 
 def _read_heads(settings: Settings, names: Names) -> Heads:
     task = (
-        names.task("classifier.out_proj", "classification", "cls", hidden="tanh")
+        names.task("classifier.out_proj", "classification", "cls", activation="tanh")
         or names.task("classifier", "tagging", "tokens")
         or names.task("qa_outputs", "span", "tokens")
     )

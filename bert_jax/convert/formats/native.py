@@ -31,7 +31,7 @@ from bert_jax.training.state import Moments
 
 DESCRIPTION = "model.json"
 PARAMS, MOMENTS, BUFFERS = "params.safetensors", "moments.safetensors", "buffers.safetensors"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 def write(
@@ -106,7 +106,9 @@ def _description(directory: StoredPath) -> dict[str, Any]:
     about = read_json_object(path, "convert the model again")
     version = about.get("format_version")
     if version != FORMAT_VERSION:
-        raise UserError(f"{path} has format version {version}, this bert_jax reads {FORMAT_VERSION}: update bert_jax")
+        is_older = isinstance(version, int) and version < FORMAT_VERSION
+        remedy = "convert the model again" if is_older else "update bert_jax"
+        raise UserError(f"{path} has format version {version}, this bert_jax reads {FORMAT_VERSION}: {remedy}")
     tables = all(isinstance(about.get(name), dict) for name in ("sha256", "heads", "model"))
     if (
         not tables

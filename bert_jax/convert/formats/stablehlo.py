@@ -59,7 +59,7 @@ def _function(model: Translated):
         with jax.default_matmul_precision("highest"):
             return results(bound, batch)
 
-    def results(bound: bert.Model, batch: EncoderInputs) -> dict[str, Array]:
+    def results(bound: bert.BertModel, batch: EncoderInputs) -> dict[str, Array]:
         output = bound.encoder(batch)
         found = {"hidden": output.hidden}
         if output.pooled is not None:

@@ -28,10 +28,10 @@ class _Block(NamedTuple):
     query: str
     key: str
     value: str
-    projection: str
+    attention_out: str
     attention_norm: str
-    rise: str
-    fall: str
+    up: str
+    down: str
     feed_forward_norm: str
 
 
@@ -149,11 +149,11 @@ def _post_norm_states(weights: Weights, inputs: Inputs) -> Iterator[np.ndarray]:
             split_heads(weights.dense(at + name, hidden_BSH), num_heads)
             for name in (block.query, block.key, block.value)
         )
-        attended_BSH = weights.dense(at + block.projection, attend(query, key, value, visible_BST))
+        attended_BSH = weights.dense(at + block.attention_out, attend(query, key, value, visible_BST))
         hidden_BSH = weights.norm(at + block.attention_norm, hidden_BSH + attended_BSH, epsilon)
-        risen = activate(weights.dense(at + block.rise, hidden_BSH))
+        up_BSF = activate(weights.dense(at + block.up, hidden_BSH))
         hidden_BSH = weights.norm(
-            at + block.feed_forward_norm, hidden_BSH + weights.dense(at + block.fall, risen), epsilon
+            at + block.feed_forward_norm, hidden_BSH + weights.dense(at + block.down, up_BSF), epsilon
         )
         yield hidden_BSH
 
@@ -195,8 +195,8 @@ def _modern_states(weights: Weights, inputs: Inputs) -> Iterator[np.ndarray]:
         mixed = attend(rotate(query, base), rotate(key, base), value, _visible(inputs, window))
         hidden_BSH = hidden_BSH + weights.dense(f"{prefix}{at}attn.Wo", mixed, bias=attention_bias)
         wide = weights.dense(f"{prefix}{at}mlp.Wi", norm(f"{at}mlp_norm", hidden_BSH), bias=mlp_bias)
-        gate, risen = np.split(wide, 2, axis=-1)
-        hidden_BSH = hidden_BSH + weights.dense(f"{prefix}{at}mlp.Wo", activate(gate) * risen, bias=mlp_bias)
+        gate, up = np.split(wide, 2, axis=-1)
+        hidden_BSH = hidden_BSH + weights.dense(f"{prefix}{at}mlp.Wo", activate(gate) * up, bias=mlp_bias)
         if layer + 1 < depth:
             yield hidden_BSH
     yield norm("final_norm", hidden_BSH)

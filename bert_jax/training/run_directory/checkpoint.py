@@ -41,7 +41,7 @@ from bert_jax.storage import (
 COMMIT = "COMMIT.json"
 ORBAX_KNOWS = ("gs",)
 """Object stores that Orbax writes to and reads from by itself."""
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 
 
 class Checkpoints:
