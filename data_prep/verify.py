@@ -19,7 +19,14 @@ from bert_jax.data.corpus import (
     read_manifest,
     token_dtype,
 )
-from bert_jax.data.integrity import DATASET_INFO, Listed, check_checksums, check_records, check_sizes, listed_files
+from bert_jax.data.integrity import (
+    DATASET_INFO,
+    ManifestFile,
+    check_checksums,
+    check_file_sizes,
+    check_record_count,
+    manifest_files,
+)
 from bert_jax.data.record import Record, parse_record
 from bert_jax.errors import UserError
 from bert_jax.progress import progress
@@ -62,9 +69,9 @@ def verify(directory: os.PathLike | str) -> Verified:
     """
     directory = epath.Path(directory)
     manifest = read_manifest(directory)
-    files = listed_files(directory, manifest)
+    files = manifest_files(directory, manifest)
     size = sum(file.size for file in files)
-    check_sizes(files)
+    check_file_sizes(files)
     with progress("comparing checksums", size, "B") as bar:
         check_checksums(files, bar.update)
     tokenizer = Tokenizer.load(directory / TOKENIZER)
@@ -85,7 +92,7 @@ def _verify_dataset_info(path: epath.Path, manifest: Mapping) -> None:
 
 
 def _verify_split(
-    directory: epath.Path, manifest: Mapping, listed: Mapping[str, Listed], split: str, unk_id: int
+    directory: epath.Path, manifest: Mapping, listed: Mapping[str, ManifestFile], split: str, unk_id: int
 ) -> int:
     """Reads every record of a split; returns how many."""
     corpus = Corpus.open(directory, split)
@@ -117,9 +124,9 @@ def _verify_split(
     return reading.records
 
 
-def _batches(file: Listed, count: int, dtype: np.dtype) -> Iterator[list[Record]]:
+def _batches(file: ManifestFile, count: int, dtype: np.dtype) -> Iterator[list[Record]]:
     """The records of a shard in order, 256 at a time: at most some 12 MB."""
-    check_records(file, count)
+    check_record_count(file, count)
     try:
         local = on_this_host(file.path, file.sha256)
         reader = array_record_module.ArrayRecordReader(local, options="readahead_buffer_size:0")

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-from bert_jax.data.mixture import shares
+from bert_jax.data.mixture import smoothed_shares
 from data_prep.inspection.statistics import Statistics
 
 
@@ -41,7 +41,7 @@ def mix(corpora: Sequence[Statistics], exponent: float) -> Mixture:
     An exponent below 1 reads small corpora more often than their size says: multilingual BERT used 0.7.
     """
     tokens = [corpus.train_tokens for corpus in corpora]
-    weights = shares(tokens, exponent).tolist()
+    weights = smoothed_shares(tokens, exponent).tolist()
     parts = [
         Part(corpus.directory, size, size / sum(tokens), weight)
         for corpus, size, weight in zip(corpora, tokens, weights, strict=True)

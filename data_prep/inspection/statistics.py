@@ -8,7 +8,7 @@ import numba
 import numpy as np
 from etils import epath
 
-from bert_jax.data.corpus import MANIFEST, SPLITS, TOKENIZER, Corpus, check_form, read_manifest
+from bert_jax.data.corpus import MANIFEST, SPLITS, TOKENIZER, Corpus, check_schema, read_manifest
 from bert_jax.errors import UserError
 from bert_jax.progress import progress
 from bert_jax.tokenizers.tokenizer import Tokenizer
@@ -107,7 +107,7 @@ def collect(directory: os.PathLike | str) -> Statistics:
       UserError: there is no finished corpus, or its arrays are damaged.
     """
     manifest = read_manifest(directory)
-    check_form(epath.Path(directory) / MANIFEST, manifest, _REPORT)
+    check_schema(epath.Path(directory) / MANIFEST, manifest, _REPORT)
     corpora = {split: Corpus.open(directory, split) for split in SPLITS}
     splits = {split: measure(corpus) for split, corpus in corpora.items()}
     train = corpora["train"]

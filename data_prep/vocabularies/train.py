@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bert_jax.data.mixture import shares
+from bert_jax.data.mixture import smoothed_shares
 from bert_jax.errors import UserError
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep.sources.base import Source
@@ -63,7 +63,7 @@ def _train_on_counts(recipe: Recipe, sources: Sequence[Source], workers: int) ->
     sizes = None
     if recipe.sample_bytes is not None:
         sizes = _measure(sources, workers)
-        rates = keep_rates(sizes, shares(sizes, recipe.sampling_exponent), recipe.sample_bytes)
+        rates = keep_rates(sizes, smoothed_shares(sizes, recipe.sampling_exponent), recipe.sample_bytes)
     mixes = recipe.sampling_exponent != 1 and len(sources) > 1
     tables = [Table(MAX_WORDS // len(sources)) for _ in sources] if mixes else [Table()]
     words = (ByteWords if recipe.kind == "byte-bpe" else BertWords)(recipe.lowercase)
@@ -78,7 +78,7 @@ def _train_on_counts(recipe: Recipe, sources: Sequence[Source], workers: int) ->
         return _from_counts(recipe, tables[0].counts, MIN_COUNT)
     sizes = _sizes(sources, totals) if sizes is None else sizes
     kept = np.maximum([total.kept_bytes for total in totals], 1)
-    weights = shares(sizes, recipe.sampling_exponent) / kept
+    weights = smoothed_shares(sizes, recipe.sampling_exponent) / kept
     weights /= weights.min()
     return _from_counts(recipe, weighted([table.counts for table in tables], weights), MIN_COUNT * WEIGHT_SCALE)
 
@@ -98,7 +98,7 @@ def _train_on_text(recipe: Recipe, sources: Sequence[Source], workers: int) -> T
     from data_prep.vocabularies.sentences import Lines, train_sentencepiece
 
     sizes = _measure(sources, workers)
-    wanted = shares(sizes, recipe.sampling_exponent)
+    wanted = smoothed_shares(sizes, recipe.sampling_exponent)
     limit = min(recipe.sample_bytes or SENTENCEPIECE_SAMPLE_BYTES, largest_sample(sizes, wanted))
     lines: list[str] = []
     boil(

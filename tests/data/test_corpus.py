@@ -1,4 +1,4 @@
-"""The on-disk format: what the writer writes, the reader, TFDS and a person's own eyes read alike."""
+"""The on-disk format: the writer, the reader and TFDS agree."""
 
 import functools
 import json
@@ -20,11 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.config import Config, Phase
-from bert_jax.data.batches import Stream
+from bert_jax.data.batches import TrainingStream
 from bert_jax.data.corpus import MAX_RECORD_TOKENS, Corpus, token_dtype
 from bert_jax.data.cursor import Cursor
 from bert_jax.data.record import parse_record
-from bert_jax.data.row_reader import Marks
+from bert_jax.data.row_reader import SpecialIds
 from bert_jax.errors import UserError
 from bert_jax.tokenizers.tokenizer import wordpiece
 from data_prep.build.writer import CorpusWriter
@@ -168,8 +168,8 @@ def test_identity_and_batches_do_not_depend_on_paths_or_names(tmp_path, monkeypa
         fixed = ["--tokenizer", "tokenizer.json", "--workers", "1", "--validation-fraction", "0.2"]
         assert data_cli.main(["build", "--source", f"text-files:{glob}", "--out", out, *fixed]) == 0
         found = [Corpus.open(out, split) for split in ("train", "validation")]
-        stream = Stream(found[:1], [1.0], config, Marks(0, 2, 3))
-        return found, stream.batch(stream.start(Cursor()))
+        stream = TrainingStream(found[:1], [1.0], config, SpecialIds(0, 2, 3))
+        return found, stream.batch(stream.resolve_cursor(Cursor()))
 
     first, batch = built("one", "./texts/*.txt")
     for out, glob in (("two", f"{texts}/*.txt"), ("three", f"{copy}/*.txt")):
@@ -227,7 +227,7 @@ def test_round_trip_property(documents, max_shard_bytes):
         verify(f"{scratch}/c")
 
 
-def test_our_decoder_and_protobuf_agree():
+def test_decoder_and_protobuf_agree():
     from tensorflow_datasets.proto import tf_example_pb2
 
     example = tf_example_pb2.Example()

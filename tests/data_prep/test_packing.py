@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_jax.config import DataConfig
-from bert_jax.data.epoch_plan import Plan
+from bert_jax.data.epoch_plan import EpochPlan
 from data_prep.inspection import packing
 from tests.data.memory import make_corpus
 
@@ -106,7 +106,7 @@ def test_expected_pairs_are_those_of_the_stream():
     documents = [rng.integers(1, 40, rng.integers(1, 25)).tolist() for _ in range(400)]
     corpus = make_corpus(documents, per_record=25)
     for seq_len in (32, 128):
-        plan = Plan(corpus, DataConfig(short_example_rate=0.0), seq_len, 0)
+        plan = EpochPlan(corpus, DataConfig(short_example_rate=0.0), seq_len, 0)
         labels = [plan.window(epoch, i).examples["pair_label"] for epoch in range(8) for i in range(plan.windows)]
         labels = np.concatenate(labels)
         pairs, random = packing.expected_pairs(corpus.sentence_lengths, corpus.document_offsets, seq_len)

@@ -16,7 +16,7 @@ WORDS = [word for word in building.WORDS if word != "a"]
 """Behind "a." no sentence ends: it might be short for something."""
 UPDATES = 51
 """Updates 0 to 50."""
-STRETCH_TOKENS, WINDOW_STRETCHES = 200, 6
+CHUNK_TOKENS, WINDOW_CHUNKS = 200, 6
 """Instead of the real ones (data/epoch_plan.py), so that an epoch has several windows."""
 PREFETCH = {1: 1, 2: 4, 4: 7}
 READER_PROCESSES = {1: 0, 2: 2, 4: 0}
