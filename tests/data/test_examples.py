@@ -87,19 +87,19 @@ def reference_pairs(documents, chunk, data, seq_len, key):
             target = 2 + once.uniform_int(room - 1)
         while waiting:
             if data.format == "sentence_pair":
-                chunk = [waiting.pop(0) for _ in range(min(2, len(waiting)))]
+                group = [waiting.pop(0) for _ in range(min(2, len(waiting)))]
                 cut = 1
             else:
-                chunk, size = [], 0
+                group, size = [], 0
                 while waiting and size < target:
-                    chunk.append(waiting.pop(0))
-                    size += len(chunk[-1])
-                cut = 1 + draws.uniform_int(len(chunk) - 1) if len(chunk) >= 2 else 1
-            a, b, label = flat(chunk[:cut]), flat(chunk[cut:]), 0
-            random = len(chunk) == 1 or (data.format != "sentence_order" and draws.bernoulli(0.5))
-            swapped = data.format == "sentence_order" and len(chunk) > 1 and draws.bernoulli(0.5)
+                    group.append(waiting.pop(0))
+                    size += len(group[-1])
+                cut = 1 + draws.uniform_int(len(group) - 1) if len(group) >= 2 else 1
+            a, b, label = flat(group[:cut]), flat(group[cut:]), 0
+            random = len(group) == 1 or (data.format != "sentence_order" and draws.bernoulli(0.5))
+            swapped = data.format == "sentence_order" and len(group) > 1 and draws.bernoulli(0.5)
             if random:
-                waiting, label = chunk[cut:] + waiting, 1
+                waiting, label = group[cut:] + waiting, 1
                 other = draws.uniform_int(len(texts) - 1)
                 source = texts[other + (other >= number)]
                 b, at = [], draws.uniform_int(len(source))
