@@ -1,4 +1,4 @@
-"""Cleaning of text: what looks the same becomes the same, nothing that can be read is lost."""
+"""CleaningOptions of text: what looks the same becomes the same, nothing that can be read is lost."""
 
 import dataclasses
 import functools
@@ -28,7 +28,7 @@ _SPACE, _NEWLINE = 0x20, 0x0A
 
 
 @dataclasses.dataclass(frozen=True)
-class Cleaning:
+class CleaningOptions:
     """Which steps of cleaning are on.
 
     Attributes:
@@ -44,11 +44,11 @@ class Cleaning:
     whitespace: bool = True
 
 
-DEFAULT = Cleaning()
+DEFAULT = CleaningOptions()
 
 
 @dataclasses.dataclass
-class Cleaned:
+class CleaningCounts:
     """How often each step of cleaning had something to do."""
 
     control_characters: int = 0
@@ -59,7 +59,7 @@ class Cleaned:
     """characters dropped, not counting those at the ends of documents"""
 
 
-def clean(text: str, cleaning: Cleaning = DEFAULT, counts: Cleaned | None = None) -> str:
+def clean(text: str, cleaning: CleaningOptions = DEFAULT, counts: CleaningCounts | None = None) -> str:
     """Cleans a text; applying it twice changes nothing.
 
     Each step runs only where one pass over the text found something for it: real text is mostly clean,
@@ -70,7 +70,7 @@ def clean(text: str, cleaning: Cleaning = DEFAULT, counts: Cleaned | None = None
       cleaning: which steps are on.
       counts: where to add up what was done.
     """
-    counts = Cleaned() if counts is None else counts
+    counts = CleaningCounts() if counts is None else counts
     form = cleaning.normalization.upper()
     found = _scan(_codes(text), _table(form))
     if found & _LINE_END:

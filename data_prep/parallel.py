@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 _IN_FLIGHT_PER_WORKER = 3
 
 
-class Workers(contextlib.AbstractContextManager):
+class WorkerPool(contextlib.AbstractContextManager):
     """Processes for one piece of work after the other; with `count` 1 there is none but this one.
 
     They are spawned, not forked: libraries here have threads, which a fork breaks.
@@ -88,8 +88,8 @@ def ordered_map(
     initializer: Callable[..., None],
     initargs: tuple = (),
 ) -> Iterator[Result]:
-    """`Workers.map` with processes for this piece of work alone."""
-    with Workers(workers, initializer, initargs) as processes:
+    """`WorkerPool.map` with processes for this piece of work alone."""
+    with WorkerPool(workers, initializer, initargs) as processes:
         yield from processes.map(function, tasks, name)
 
 

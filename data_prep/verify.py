@@ -38,7 +38,7 @@ _BEYOND_ANY_DOCUMENT = 1 << 62
 
 
 @dataclasses.dataclass(frozen=True)
-class Verified:
+class VerificationReport:
     """What was read of a corpus in which all is well."""
 
     files: int
@@ -61,7 +61,7 @@ class Verified:
         return f"{intact}\nnot of this corpus: {first}" + f" and {more} more" * (more > 0)
 
 
-def verify(directory: os.PathLike | str) -> Verified:
+def verify_corpus(directory: os.PathLike | str) -> VerificationReport:
     """Checks every file's SHA-256, every record, the arrays, the tokenizer, and that ids lie in the vocabulary.
 
     Raises:
@@ -81,7 +81,7 @@ def verify(directory: os.PathLike | str) -> Verified:
     listed = {file.path.name: file for file in files}
     records = sum(_verify_split(directory, manifest, listed, split, tokenizer.unk_id) for split in SPLITS)
     extra = sorted({path.name for path in directory.iterdir()} - {*(file.path.name for file in files), MANIFEST})
-    return Verified(len(files), size, records, tuple(extra))
+    return VerificationReport(len(files), size, records, tuple(extra))
 
 
 def _verify_dataset_info(path: epath.Path, manifest: Mapping) -> None:
@@ -98,7 +98,7 @@ def _verify_split(
     corpus = Corpus.open(directory, split)
     shards = manifest["splits"][split]["shards"]
     token_counts = np.zeros(corpus.vocab_size, np.int64)
-    reading = _Reading(corpus)
+    reading = _SplitCheck(corpus)
     with progress(f"reading {split}", sum(shard["records"] for shard in shards), "record") as bar:
         for shard in shards:
             for records in _batches(listed[shard["file"]], shard["records"], token_dtype(corpus.vocab_size)):
@@ -139,7 +139,7 @@ def _batches(file: ManifestFile, count: int, dtype: np.dtype) -> Iterator[list[R
         raise UserError(f"{file.path}: damaged ({str(error).splitlines()[0][:120]}); rebuild the corpus") from error
 
 
-class _Reading:
+class _SplitCheck:
     """How far a split has been read, and whether what comes next fits."""
 
     def __init__(self, corpus: Corpus):

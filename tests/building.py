@@ -10,8 +10,8 @@ from bert_jax.data.corpus import Corpus
 from bert_jax.tokenizers.tokenizer import SPECIAL_TOKENS, Tokenizer, wordpiece
 from data_prep import sources
 from data_prep.build.engines.local import LocalEngine
-from data_prep.build.pipeline import Request, build
-from data_prep.options import Options
+from data_prep.build.pipeline import BuildRequest, build
+from data_prep.options import BuildOptions
 
 WORDS = ["the", "a", "river", "mountain", "sings", "falls", "over", "quick", "slow", "light", "dark", "stone"]
 
@@ -43,11 +43,11 @@ def parse(spec: str, block_bytes: int = 2000) -> sources.Source:
     return dataclasses.replace(sources.parse(spec), block_bytes=block_bytes)
 
 
-def run(directory, specs, options: Options | None = None, engine=None, block_bytes: int = 2000, **request) -> dict:
+def run(directory, specs, options: BuildOptions | None = None, engine=None, block_bytes: int = 2000, **request) -> dict:
     """Builds a corpus from SPECs; the content of corpus.json."""
-    options = options or Options(validation_fraction=0.1)
+    options = options or BuildOptions(validation_fraction=0.1)
     read = [parse(spec, block_bytes) for spec in specs]
-    wanted = Request(read, make_tokenizer(), directory, "tiny", options, **request)
+    wanted = BuildRequest(read, make_tokenizer(), directory, "tiny", options, **request)
     return build(wanted, engine or LocalEngine(1))
 
 

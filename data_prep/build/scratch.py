@@ -54,7 +54,7 @@ def shard_name(split: str, index: int) -> str:
     return f"shard-{split}-{index:05d}.safetensors"
 
 
-def shard_marks(directory: epath.Path, split: str) -> list[epath.Path]:
+def shard_markers(directory: epath.Path, split: str) -> list[epath.Path]:
     """The files named so of a split, in order."""
     return sorted(directory.glob(f"shard-{split}-*.safetensors"))
 
@@ -88,7 +88,7 @@ def unpack_texts(packed: np.ndarray) -> list[str]:
     return packed.tobytes().decode("utf-8", "surrogateescape").split("\0")
 
 
-def read_facts(path: epath.Path) -> dict:
+def read_metadata(path: epath.Path) -> dict:
     """The facts that `write_arrays` wrote; reads only the header."""
     with path.open("rb") as file:
         raw = file.read(_header_size(file.read(8), path))

@@ -14,7 +14,7 @@ from etils import epath
 
 from bert_jax.data.corpus import token_dtype
 from bert_jax.errors import UserError
-from data_prep.build.records import RecordCutter, cut_long_sentences, serialize
+from data_prep.build.records import RecordBuilder, serialize_example, split_long_sentences
 
 # One record per chunk, so that a record is read without its neighbours.
 _ARRAY_RECORD_OPTIONS = "group_size:1"
@@ -33,7 +33,7 @@ def _disk_errors(file: pathlib.Path) -> Iterator[None]:
         ) from error
 
 
-class Piece(NamedTuple):
+class DocumentPart(NamedTuple):
     """A document, or a part of a long one."""
 
     tokens: np.ndarray
@@ -67,7 +67,7 @@ class ShardWriter:
         self._scratch = tempfile.TemporaryDirectory(prefix="writing-", dir=temporary)
         self._file = pathlib.Path(self._scratch.name) / "shard"
         self._writer = array_record_module.ArrayRecordWriter(os.fspath(self._file), _ARRAY_RECORD_OPTIONS)
-        self._cutter = RecordCutter(self._dtype)
+        self._cutter = RecordBuilder(self._dtype)
         self._lengths: list[np.ndarray] = []
         self._document_sentences = array.array("I")
         self._record_sentences = array.array("I")
@@ -84,7 +84,7 @@ class ShardWriter:
     def __exit__(self, *_):
         self._scratch.cleanup()
 
-    def add(self, document: Iterable[Piece]) -> None:
+    def add(self, document: Iterable[DocumentPart]) -> None:
         """Writes one document, given in one or more pieces that are read one at a time.
 
         Sentences of more than MAX_RECORD_TOKENS are cut. An exception gets a note with the origin of the document.
@@ -94,7 +94,7 @@ class ShardWriter:
         try:
             for piece in document:
                 origin = piece.origin
-                lengths = cut_long_sentences(piece.sentence_lengths)
+                lengths = split_long_sentences(piece.sentence_lengths)
                 sentences += len(lengths)
                 self._lengths.append(lengths)
                 self._text_bytes += piece.text_bytes
@@ -102,7 +102,7 @@ class ShardWriter:
                 for record in self._cutter.add(piece.tokens, lengths):
                     self._write(part, *record)
                     part += 1
-            self._write(part, *self._cutter.rest())
+            self._write(part, *self._cutter.flush())
         except Exception as error:
             error.add_note(f"while writing the document at {origin}")
             raise
@@ -121,7 +121,7 @@ class ShardWriter:
         self._uncounted, self._num_uncounted = [], 0
 
     def _write(self, part: int, tokens: np.ndarray, lengths: np.ndarray) -> None:
-        raw = serialize(self._document, part, tokens, np.cumsum(lengths).astype("<u2"))
+        raw = serialize_example(self._document, part, tokens, np.cumsum(lengths).astype("<u2"))
         with _disk_errors(self._file):
             self._writer.write(raw)
         self.record_bytes += len(raw)

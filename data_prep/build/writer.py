@@ -16,19 +16,21 @@ from bert_jax.errors import UserError
 from bert_jax.storage import Staged, make_directory, reach
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep.build import scratch
-from data_prep.build.checksums import file_facts
-from data_prep.build.shards import Piece, ShardWriter
+from data_prep.build.checksums import file_entry
+from data_prep.build.shards import DocumentPart, ShardWriter
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _COUNTS = ("documents", "sentences", "tokens", "records", "unknown_tokens", "text_bytes")
 
 
-def finish_corpus(directory: epath.Path, marks: epath.Path, name: str, tokenizer: Tokenizer, report: dict) -> dict:
+def finish_corpus(
+    directory: epath.Path, scratch_dir: epath.Path, name: str, tokenizer: Tokenizer, report: dict
+) -> dict:
     """Turns a directory whose shards are all written into a corpus.
 
     Args:
       directory: holds the shards.
-      marks: the directory with the arrays and facts of each shard, see `scratch.shard_name`.
+      scratch_dir: the directory with the arrays and facts of each shard, see `scratch.shard_name`.
       name: of the corpus.
       tokenizer: the one that made the ids.
       report: what else corpus.json says; JSON values.
@@ -39,11 +41,11 @@ def finish_corpus(directory: epath.Path, marks: epath.Path, name: str, tokenizer
     Raises:
       UserError: another build has made a corpus of the directory.
     """
-    refuse_finished(directory)
+    check_not_finished(directory)
     splits, files, infos = {}, {}, []
     for split in corpus.SPLITS:
-        shards = scratch.shard_marks(marks, split)
-        facts = [scratch.read_facts(path) for path in shards]
+        shards = scratch.shard_markers(scratch_dir, split)
+        facts = [scratch.read_metadata(path) for path in shards]
         splits[split] = {count: sum(shard[count] for shard in facts) for count in _COUNTS}
         splits[split]["shards"] = [{"file": shard["file"], "records": shard["records"]} for shard in facts]
         files |= {shard["file"]: {"sha256": shard["sha256"], "bytes": shard["bytes"]} for shard in facts}
@@ -58,7 +60,7 @@ def finish_corpus(directory: epath.Path, marks: epath.Path, name: str, tokenizer
     tokenizer.save(directory / corpus.TOKENIZER)
     _write_tfds_metadata(directory, name, tokenizer.vocab_size, infos)
     for file in (corpus.TOKENIZER, "dataset_info.json", "features.json"):
-        files[file] = file_facts(directory / file)
+        files[file] = file_entry(directory / file)
     manifest = {
         "format_version": corpus.FORMAT_VERSION,
         "name": name,
@@ -104,7 +106,7 @@ def _write_arrays(directory: epath.Path, split: str, shards: list[epath.Path], c
             np.lib.format.write_array_header_1_0(file, header)
             for chunk in chunks:
                 file.write(chunk.astype(dtype).tobytes())
-        files[path.name] = file_facts(path)
+        files[path.name] = file_entry(path)
     return files
 
 
@@ -130,7 +132,7 @@ def _write_tfds_metadata(directory: epath.Path, name: str, vocab_size: int, info
     )
 
 
-def claim_directory(directory: epath.Path) -> epath.Path:
+def acquire_directory(directory: epath.Path) -> epath.Path:
     """The scratch directory of a build to `directory`: new, or that of an earlier run that did not finish.
 
     Raises:
@@ -140,15 +142,15 @@ def claim_directory(directory: epath.Path) -> epath.Path:
     if directory.exists():
         if not directory.is_dir():
             raise UserError(f"{directory}: is a file; choose another --out")
-        refuse_finished(directory)
+        check_not_finished(directory)
         if not (directory / corpus.INCOMPLETE).exists() and any(directory.iterdir()):
             raise UserError(f"{directory}: is not empty and holds no corpus; choose another --out")
-    marks = directory / corpus.INCOMPLETE
-    make_directory(marks)
-    return marks
+    scratch_dir = directory / corpus.INCOMPLETE
+    make_directory(scratch_dir)
+    return scratch_dir
 
 
-def refuse_finished(directory: epath.Path) -> None:
+def check_not_finished(directory: epath.Path) -> None:
     """Raises UserError if the directory holds a corpus, after removing what its build left unremoved."""
     if (directory / corpus.MANIFEST).exists():
         (directory / corpus.INCOMPLETE).rmtree(missing_ok=True)  # a kill came between the last two steps
@@ -179,9 +181,9 @@ class CorpusWriter:
         self._name = name
         self._tokenizer = tokenizer
         self._max_shard_bytes = max_shard_bytes
-        self._marks = claim_directory(self._directory)
+        self._scratch_dir = acquire_directory(self._directory)
         self._directory.rmtree(missing_ok=True)
-        make_directory(self._marks)
+        make_directory(self._scratch_dir)
         # Shards are named when it is known how many there are, and objects of a store cannot be renamed.
         self._staged = Staged(self._directory)
         self._writers: dict[str, ShardWriter] = {}
@@ -220,7 +222,7 @@ class CorpusWriter:
         writer = self._writers[split]
         dtype = corpus.token_dtype(self._tokenizer.vocab_size)
         origin = f"document {self._documents[split]} of {split}"
-        writer.add([Piece(tokens.astype(dtype), sentence_lengths, text_bytes, origin)])
+        writer.add([DocumentPart(tokens.astype(dtype), sentence_lengths, text_bytes, origin)])
         self._documents[split] += 1
         if writer.record_bytes >= self._max_shard_bytes:
             self._close(split)
@@ -229,8 +231,8 @@ class CorpusWriter:
         path = self._staged.directory / f"{split}-{self._shards[split]:05d}.partial"
         with self._writers.pop(split) as writer:
             arrays, counts = writer.finish(path)
-        facts = counts | {"file": path.name} | file_facts(path)
-        scratch.write_arrays(self._marks / scratch.shard_name(split, self._shards[split]), arrays, facts)
+        facts = counts | {"file": path.name} | file_entry(path)
+        scratch.write_arrays(self._scratch_dir / scratch.shard_name(split, self._shards[split]), arrays, facts)
         self._shards[split] += 1
 
     def finish(self, report: dict) -> dict:
@@ -245,14 +247,14 @@ class CorpusWriter:
             if split in self._writers:
                 self._close(split)
             for index in range(self._shards[split]):
-                mark = self._marks / scratch.shard_name(split, index)
-                facts = scratch.read_facts(mark)
+                mark = self._scratch_dir / scratch.shard_name(split, index)
+                facts = scratch.read_metadata(mark)
                 final = corpus.shard_file(self._name, split, index, self._shards[split])
                 (self._staged.directory / facts["file"]).rename(self._staged.directory / final)
                 scratch.write_arrays(mark, scratch.read_arrays(mark), facts | {"file": final})
         self._staged.send()
-        manifest = finish_corpus(self._directory, self._marks, self._name, self._tokenizer, report)
-        self._marks.rmtree()
+        manifest = finish_corpus(self._directory, self._scratch_dir, self._name, self._tokenizer, report)
+        self._scratch_dir.rmtree()
         return manifest
 
 

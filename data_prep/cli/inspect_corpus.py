@@ -7,9 +7,9 @@ from etils import epath
 
 from bert_jax.errors import UserError
 from data_prep.cli import arguments as flags
-from data_prep.inspection import html, plain, report, text
-from data_prep.inspection.mixture import mix
-from data_prep.inspection.statistics import collect
+from data_prep.inspection import html, json_report, report, text
+from data_prep.inspection.mixture import weight_corpora
+from data_prep.inspection.statistics import measure_corpus
 
 
 def add_parser(commands) -> None:
@@ -35,8 +35,8 @@ def _run(arguments: argparse.Namespace) -> None:
     page = epath.Path(arguments.html) if arguments.html else None
     if page is not None:
         _check_free(page)
-    corpora = [collect(directory) for directory in arguments.directories]
-    mixed = mix(corpora, arguments.sampling_exponent) if len(corpora) > 1 else None
+    corpora = [measure_corpus(directory) for directory in arguments.directories]
+    mixed = weight_corpora(corpora, arguments.sampling_exponent) if len(corpora) > 1 else None
     sections = report.sections(corpora, mixed)
     if page is not None:
         try:
@@ -44,7 +44,7 @@ def _run(arguments: argparse.Namespace) -> None:
         except OSError as error:
             raise UserError(f"--html {page}: cannot be written ({error.strerror}); choose another file") from error
     if arguments.json:
-        print(json.dumps(plain.report(corpora, mixed), indent=1, ensure_ascii=False))
+        print(json.dumps(json_report.report(corpora, mixed), indent=1, ensure_ascii=False))
     else:
         print(text.render(sections))
 

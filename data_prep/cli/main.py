@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from bert_jax import command_line
 from bert_jax.errors import UserError, near
 from data_prep.cli import build, inspect_corpus, tokenizer
-from data_prep.verify import verify
+from data_prep.verify import verify_corpus
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,8 +21,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: Sequence[str]) -> None:
     end = words.index("--") if "--" in words else len(words)
     arguments = _parser().parse_args(words[:end])
-    arguments.behind_dashes = words[end + 1 :]
-    if arguments.behind_dashes and arguments.command is not build.run:
+    arguments.runner_flags = words[end + 1 :]
+    if arguments.runner_flags and arguments.command is not build.run:
         raise UserError(f"{' '.join(words[end:])}: only `build` passes flags after -- on; leave them out")
     arguments.command(arguments)
 
@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     inspect_corpus.add_parser(commands)
     add = commands.add_parser("verify", help="read every byte of a corpus and compare it with its checksums")
     add.add_argument("directory", metavar="DIR")
-    add.set_defaults(command=lambda arguments: print(f"{arguments.directory}: {verify(arguments.directory)}"))
+    add.set_defaults(command=lambda arguments: print(f"{arguments.directory}: {verify_corpus(arguments.directory)}"))
     parser.known = (
         *commands.choices,
         *(flag for one in commands.choices.values() for flag in one._option_string_actions),

@@ -13,9 +13,9 @@ from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep import sources
 from data_prep.cli import arguments as flags
 from data_prep.sources import KINDS_HELP
-from data_prep.vocabularies.kinds import MAX_CHARACTERS
 from data_prep.vocabularies.merges import SCORES
 from data_prep.vocabularies.train import KINDS, SENTENCEPIECE_SAMPLE_BYTES, Recipe, train
+from data_prep.vocabularies.wordpiece_bpe import MAX_CHARACTERS
 
 _DEFAULT_SIZE = 30522
 """bert-base-uncased's"""

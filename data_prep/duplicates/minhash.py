@@ -10,7 +10,7 @@ import functools
 import numba
 import numpy as np
 
-from data_prep.duplicates.word_hashes import mix, ngram_hashes
+from data_prep.duplicates.word_hashes import hash64, ngram_hashes
 
 DEFAULT_SHINGLE_WORDS = 3
 """A copy with 5 % of its words changed keeps q = 0.95^3 of its shingles: J = q / (2 - q) = 0.75, far from
@@ -45,7 +45,7 @@ def signature(
 @functools.cache
 def _functions(count: int) -> tuple[np.ndarray, np.ndarray]:
     """a and b of each hash function, uint64 [count]; the first ones do not depend on `count`."""
-    draws = np.array([mix(np.uint64((i + 1) * 0x9E3779B97F4A7C15 % 2**64)) for i in range(2 * count)], np.uint64)
+    draws = np.array([hash64(np.uint64((i + 1) * 0x9E3779B97F4A7C15 % 2**64)) for i in range(2 * count)], np.uint64)
     return draws[::2].copy(), draws[1::2].copy()
 
 

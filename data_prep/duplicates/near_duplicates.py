@@ -18,8 +18,8 @@ import numba
 import numpy as np
 
 from data_prep.duplicates.minhash import EMPTY
-from data_prep.duplicates.text_keys import mix_key
-from data_prep.duplicates.word_hashes import mix
+from data_prep.duplicates.text_keys import hash_text_key
+from data_prep.duplicates.word_hashes import hash64
 
 DEFAULT_MEMORY_BYTES = 256 << 20
 DEFAULT_THRESHOLD = 0.5
@@ -33,7 +33,7 @@ _ROOM = 1.5
 """Slots of a hash table for each entry"""
 
 
-def repeats(keys: np.ndarray, active: np.ndarray, memory_bytes: int = DEFAULT_MEMORY_BYTES) -> np.ndarray:
+def find_duplicates(keys: np.ndarray, active: np.ndarray, memory_bytes: int = DEFAULT_MEMORY_BYTES) -> np.ndarray:
     """Which rows repeat an earlier one, bool [n]; exact, and the same for any `memory_bytes`.
 
     The distinct keys of one range of mixed keys at a time are in a hash table of `memory_bytes`; a range that
@@ -99,7 +99,7 @@ def _mark_repeats(keys, active, repeated, table, entries, low, high):
         first, second = keys[i, 0], keys[i, 1]
         if first == 0 and second == 0:
             first = ~first
-        mixed = mix_key(first, second)
+        mixed = hash_text_key(first, second)
         if mixed < low or mixed > high:
             continue
         slot = _slot(mixed, size)
@@ -141,7 +141,7 @@ def bands_and_rows(threshold: float, permutations: int) -> tuple[int, int]:
     return permutations, 1
 
 
-def near_duplicates(
+def find_near_duplicates(
     signatures: np.ndarray,
     active: np.ndarray,
     threshold: float = DEFAULT_THRESHOLD,
@@ -247,7 +247,7 @@ def _insert(slots, hashed, entry):
 def _band_hash(values, band, rows):
     state = np.uint64(0)
     for i in range(band * rows, (band + 1) * rows):
-        state = mix(state + np.uint64(values[i]) + np.uint64(0x9E3779B97F4A7C15))
+        state = hash64(state + np.uint64(values[i]) + np.uint64(0x9E3779B97F4A7C15))
     return state
 
 

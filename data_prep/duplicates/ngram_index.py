@@ -13,7 +13,7 @@ DEFAULT_NGRAM_WORDS = 13
 
 
 @dataclasses.dataclass(frozen=True)
-class LeakIndex:
+class NgramIndex:
     """The runs of `ngram_words` words of a set of texts; picklable, 16 bytes for each different run.
 
     Attributes:
@@ -31,7 +31,7 @@ class LeakIndex:
     slots: np.ndarray
 
     @classmethod
-    def build(cls, texts: Iterable[str], words: int = DEFAULT_NGRAM_WORDS) -> "LeakIndex":
+    def build(cls, texts: Iterable[str], words: int = DEFAULT_NGRAM_WORDS) -> "NgramIndex":
         """Indexes texts; the order in which they come does not matter.
 
         Args:

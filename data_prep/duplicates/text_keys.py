@@ -9,7 +9,7 @@ import numba
 import numpy as np
 from llvmlite import ir
 
-from data_prep.duplicates.word_hashes import mix
+from data_prep.duplicates.word_hashes import hash64
 
 _PRIME = np.uint64((1 << 61) - 1)
 # Two points at which the polynomials are taken: drawn once, in [2^60, 2^61 - 1).
@@ -18,7 +18,7 @@ _WHITESPACE = np.array([chr(byte) in "\t\n\v\f\r " for byte in range(256)])
 
 
 def text_key(data: bytes) -> np.ndarray:
-    """The key of a text or of a part of one, uint64 [4]: the key proper [2], and what `combine` needs [2].
+    """The key of a text or of a part of one, uint64 [4]: the key proper [2], and what `combine_keys` needs [2].
 
     Args:
       data: UTF-8 of a cleaned text; ASCII whitespace does not count. The empty text's key is (0, 0).
@@ -26,7 +26,7 @@ def text_key(data: bytes) -> np.ndarray:
     return _key(np.frombuffer(data, np.uint8), _BASES, _WHITESPACE)
 
 
-def combine(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+def combine_keys(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """`text_key` of a text from those of its two parts, wherever it was cut, uint64 [4]."""
     return _combine(left, right)
 
@@ -41,7 +41,7 @@ def paragraph_keys(data: bytes, ends: np.ndarray) -> np.ndarray:
     return _stretch_keys(np.frombuffer(data, np.uint8), np.asarray(ends, np.int64), _BASES, _WHITESPACE)
 
 
-def place(keys: np.ndarray) -> np.ndarray:
+def unit_interval_hash(keys: np.ndarray) -> np.ndarray:
     """Where texts stand in [0, 1): uniform, and a function of the key alone.
 
     Args:
@@ -127,11 +127,11 @@ def _stretch_keys(data, ends, bases, whitespace):
 def _places(keys):
     places = np.empty(len(keys), np.float64)
     for i in range(len(keys)):
-        places[i] = np.float64(mix_key(keys[i, 0], keys[i, 1]) >> np.uint64(11)) / 2.0**53
+        places[i] = np.float64(hash_text_key(keys[i, 0], keys[i, 1]) >> np.uint64(11)) / 2.0**53
     return places
 
 
 @numba.njit(cache=True, nogil=True)
-def mix_key(first, second):
+def hash_text_key(first, second):
     """64 well mixed bits of a key."""
-    return mix(first ^ mix(second))
+    return hash64(first ^ hash64(second))

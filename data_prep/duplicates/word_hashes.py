@@ -54,7 +54,7 @@ def ngram_hashes(words: np.ndarray, size: int) -> np.ndarray:
 
 
 @numba.njit(cache=True, nogil=True)
-def mix(z: np.uint64) -> np.uint64:
+def hash64(z: np.uint64) -> np.uint64:
     """A bijection whose every output bit depends on every input bit: SplitMix64's finaliser (Steele et al. 2014)."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -97,15 +97,15 @@ def _hash_words(codes: np.ndarray, table: np.ndarray, hashes: np.ndarray) -> int
             inside = True
             continue
         if inside:
-            hashes[count] = mix(state)
+            hashes[count] = hash64(state)
             count += 1
             state = np.uint64(0)
             inside = False
         if single:
-            hashes[count] = mix(np.uint64(folded) * _LETTER_MULTIPLIER)
+            hashes[count] = hash64(np.uint64(folded) * _LETTER_MULTIPLIER)
             count += 1
     if inside:
-        hashes[count] = mix(state)
+        hashes[count] = hash64(state)
         count += 1
     return count
 
@@ -123,5 +123,5 @@ def _hash_ngrams(words: np.ndarray, size: int) -> np.ndarray:
         if i >= size:
             state -= leaving * words[i - size]
         if i >= size - 1:
-            hashes[i - size + 1] = mix(state)
+            hashes[i - size + 1] = hash64(state)
     return hashes

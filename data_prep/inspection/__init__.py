@@ -14,4 +14,4 @@ def counts(manifest: Mapping) -> str:
 
 def short_documents(directory: os.PathLike | str) -> str | None:
     """A warning where the documents of a corpus are shorter, on average, than a row of 128; otherwise None."""
-    return report.short_documents(statistics.measure(Corpus.open(directory)))
+    return report.short_documents(statistics.measure_split(Corpus.open(directory)))

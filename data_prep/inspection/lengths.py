@@ -8,7 +8,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Bin:
-    """Lengths from `first` to `last`, both included."""
+    """LengthHistogram from `first` to `last`, both included."""
 
     first: int
     last: int
@@ -24,7 +24,7 @@ class Bin:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Lengths:
+class LengthHistogram:
     """How often each length occurs.
 
     Of T tokens at most sqrt(2 T) different lengths can be made, so this stays small: 63,000 for 2 billion.
@@ -38,12 +38,12 @@ class Lengths:
     counts: np.ndarray
 
     @classmethod
-    def of(cls, lengths: np.ndarray) -> "Lengths":
+    def from_lengths(cls, lengths: np.ndarray) -> "LengthHistogram":
         """Counts lengths [any shape], all positive."""
         return cls(*np.unique(np.asarray(lengths, np.int64), return_counts=True))
 
     @classmethod
-    def merge(cls, parts: Iterable["Lengths"]) -> "Lengths":
+    def merge(cls, parts: Iterable["LengthHistogram"]) -> "LengthHistogram":
         """One histogram of several."""
         parts = list(parts)
         values, places = np.unique(np.concatenate([part.values for part in parts]), return_inverse=True)

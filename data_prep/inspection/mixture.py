@@ -4,11 +4,11 @@ import dataclasses
 from collections.abc import Sequence
 
 from bert_jax.data.mixture import smoothed_shares
-from data_prep.inspection.statistics import Statistics
+from data_prep.inspection.statistics import CorpusStatistics
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class MixtureShare:
     """One corpus of a mixture."""
 
     directory: str
@@ -30,12 +30,12 @@ class Mixture:
     """Weights for `bert-jax pretrain --corpus DIR=WEIGHT`."""
 
     exponent: float
-    parts: tuple[Part, ...]
+    parts: tuple[MixtureShare, ...]
     one_tokenizer: bool
     """whether all corpora were made with the same tokenizer; otherwise they cannot be mixed"""
 
 
-def mix(corpora: Sequence[Statistics], exponent: float) -> Mixture:
+def weight_corpora(corpora: Sequence[CorpusStatistics], exponent: float) -> Mixture:
     """Weights q_i ~ p_i^exponent, where p_i is the share of corpus i in all tokens.
 
     An exponent below 1 reads small corpora more often than their size says: multilingual BERT used 0.7.
@@ -43,7 +43,7 @@ def mix(corpora: Sequence[Statistics], exponent: float) -> Mixture:
     tokens = [corpus.train_tokens for corpus in corpora]
     weights = smoothed_shares(tokens, exponent).tolist()
     parts = [
-        Part(corpus.directory, size, size / sum(tokens), weight)
+        MixtureShare(corpus.directory, size, size / sum(tokens), weight)
         for corpus, size, weight in zip(corpora, tokens, weights, strict=True)
     ]
     fingerprints = {corpus.manifest["tokenizer"]["fingerprint"] for corpus in corpora}

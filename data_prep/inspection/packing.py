@@ -4,11 +4,11 @@ Computed from length arrays alone. An example is what RoBERTa calls doc-sentence
 consecutive whole sentences of one document, as many as fit into a row. Rows are then packed from the
 histogram of example lengths, longest example first, each into the row with the least room that still
 holds it: the histogram packing of Krell et al. 2021 (arXiv:2107.02027) with best fit, their LPFHP. Their
-SPFHP takes the row with the most room; on books and Wikipedia both fill the same number of rows.
+SPFHP takes the row with the most room; on books and Wikipedia both estimate the same number of rows.
 
 What it assumes: one [CLS] and one [SEP] per example, no shorter examples on purpose, and an epoch that is
 packed as a whole. A stream that packs a window at a time comes close to it; other kinds of examples (BERT's
-pairs of segments, say) fill other rows.
+pairs of segments, say) estimate other rows.
 
 Of BERT's pairs (`bert_jax.data.examples`, format segment_pair), half have a random second segment where the chunk has
 two sentences or more, and all where it has one: short documents give more than half.
@@ -26,7 +26,7 @@ PAIR_SPECIALS = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class Fill:
+class PackingEstimate:
     """What an epoch looks like in rows of one length, if all of it is packed at once."""
 
     seq_len: int
@@ -39,12 +39,12 @@ class Fill:
     """rows when examples share them"""
 
     @property
-    def padded(self) -> float:
+    def unpacked_efficiency(self) -> float:
         """Share of slots that hold a real token with one example in a row."""
         return self.tokens / (self.examples * self.seq_len)
 
     @property
-    def packed(self) -> float:
+    def packing_efficiency(self) -> float:
         """The same with packed rows."""
         return self.tokens / (self.rows * self.seq_len)
 
@@ -87,10 +87,10 @@ def expected_pairs(sentence_lengths: np.ndarray, document_offsets: np.ndarray, s
     return _expected_pairs(np.asarray(sentence_lengths), np.asarray(document_offsets), seq_len - PAIR_SPECIALS)
 
 
-def fill(counts: np.ndarray) -> Fill:
+def estimate_packing(counts: np.ndarray) -> PackingEstimate:
     """Packs the examples of a histogram made by `add_examples`; the same histogram gives the same rows."""
     lengths = np.arange(len(counts))
-    return Fill(
+    return PackingEstimate(
         seq_len=len(counts) - 1,
         examples=int(counts.sum()),
         tokens=int(lengths @ counts),

@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
 from bert_jax.data.corpus import SPLITS
-from data_prep.inspection.lengths import Bin, Lengths
+from data_prep.inspection.lengths import Bin, LengthHistogram
 from data_prep.inspection.mixture import Mixture
-from data_prep.inspection.statistics import QUANTILES, Pieces, Sample, SplitStatistics, Statistics
+from data_prep.inspection.statistics import QUANTILES, CorpusStatistics, PieceUsage, Sample, SplitStatistics
 
 _PIECE_COLUMNS = 4
 
@@ -66,7 +66,7 @@ class Section:
     """1 begins a corpus, 2 is a part of what is said about it"""
 
 
-def sections(statistics: Sequence[Statistics], mixed: Mixture | None) -> list[Section]:
+def sections(statistics: Sequence[CorpusStatistics], mixed: Mixture | None) -> list[Section]:
     """All of a page: the mixture first, where there are several corpora."""
     every = mixture(mixed) if mixed else []
     for one in statistics:
@@ -74,7 +74,7 @@ def sections(statistics: Sequence[Statistics], mixed: Mixture | None) -> list[Se
     return every
 
 
-def corpus(statistics: Statistics) -> list[Section]:
+def corpus(statistics: CorpusStatistics) -> list[Section]:
     """Everything about one corpus."""
     manifest = statistics.manifest
     about = Note(
@@ -83,7 +83,7 @@ def corpus(statistics: Statistics) -> list[Section]:
         f" tokenizer {manifest['tokenizer']['fingerprint'][:12]}"
     )
     parts = [Section(manifest["name"], (about, _counts(manifest)), level=1)]
-    parts += [*left_out(manifest), _lengths(statistics), _fill(statistics), _pieces(statistics.pieces)]
+    parts += [*left_out(manifest), _lengths(statistics), _packing(statistics), _pieces(statistics.pieces)]
     parts += [Section("How documents of train begin", statistics.samples), _sources(manifest)]
     return parts
 
@@ -95,7 +95,7 @@ def counts(manifest: Mapping) -> list[Section]:
 
 def short_documents(train: SplitStatistics) -> str | None:
     """A warning where documents are shorter, on average, than a row of 128; otherwise None."""
-    documents, row = train.documents, train.fills[0].seq_len
+    documents, row = train.documents, train.packing_estimates[0].seq_len
     if documents.mean >= row:
         return None
     return (
@@ -163,7 +163,7 @@ def _counts(manifest: Mapping) -> Table:
     return Table(("", *SPLITS), tuple(rows))
 
 
-def _lengths(statistics: Statistics) -> Section:
+def _lengths(statistics: CorpusStatistics) -> Section:
     rows = []
     for split, measured in statistics.splits.items():
         rows.append(_quantiles(f"tokens in a sentence, {split}", measured.sentences))
@@ -183,25 +183,25 @@ def _lengths(statistics: Statistics) -> Section:
     )
 
 
-def _quantiles(label: str, lengths: Lengths) -> tuple[str, ...]:
+def _quantiles(label: str, lengths: LengthHistogram) -> tuple[str, ...]:
     return (label, *(f"{lengths.quantile(share):,}" for share in QUANTILES), f"{lengths.mean:,.1f}")
 
 
-def _fill(statistics: Statistics) -> Section:
-    fills = statistics.splits["train"].fills
+def _packing(statistics: CorpusStatistics) -> Section:
+    estimates = statistics.splits["train"].packing_estimates
     rows = [
         (
-            f"{fill.seq_len}",
-            f"{fill.examples:,}",
-            f"{fill.padded:.2%}",
-            f"{fill.rows:,}",
-            f"{fill.packed:.2%}",
+            f"{estimate.seq_len}",
+            f"{estimate.examples:,}",
+            f"{estimate.unpacked_efficiency:.2%}",
+            f"{estimate.rows:,}",
+            f"{estimate.packing_efficiency:.2%}",
             f"{random:.1%}",
         )
-        for fill, random in zip(fills, statistics.splits["train"].random_pairs, strict=True)
+        for estimate, random in zip(estimates, statistics.splits["train"].random_pairs, strict=True)
     ]
-    labels = [f"{fill.seq_len}, {way}" for fill in fills for way in ("one example", "packed")]
-    shares = [share for fill in fills for share in (fill.padded, fill.packed)]
+    labels = [f"{estimate.seq_len}, {way}" for estimate in estimates for way in ("one example", "packed")]
+    shares = [share for estimate in estimates for share in (estimate.unpacked_efficiency, estimate.packing_efficiency)]
     return Section(
         "Expected fill of rows",
         (
@@ -219,7 +219,7 @@ def _fill(statistics: Statistics) -> Section:
     )
 
 
-def _pieces(pieces: Pieces) -> Section:
+def _pieces(pieces: PieceUsage) -> Section:
     cells = [(_visible(piece), f"{count / pieces.tokens:.2%}") for piece, count in pieces.frequent]
     height = -(-len(cells) // _PIECE_COLUMNS)
     cells += [("", "")] * (height * _PIECE_COLUMNS - len(cells))

@@ -13,7 +13,7 @@ from bert_jax.errors import UserError
 from bert_jax.progress import progress
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep.inspection import packing
-from data_prep.inspection.lengths import Lengths
+from data_prep.inspection.lengths import LengthHistogram
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 ROW_LENGTHS = (128, 512)
@@ -36,11 +36,11 @@ _REPORT = {
 class SplitStatistics:
     """What is measured of one split; its counts stand in corpus.json."""
 
-    sentences: Lengths
+    sentences: LengthHistogram
     """tokens in a sentence"""
-    documents: Lengths
+    documents: LengthHistogram
     """tokens in a document"""
-    fills: tuple[packing.Fill, ...]
+    packing_estimates: tuple[packing.PackingEstimate, ...]
     """rows of an epoch, one for each of ROW_LENGTHS"""
     random_pairs: tuple[float, ...]
     """share of BERT's sentence pairs whose second segment is random, one for each of ROW_LENGTHS"""
@@ -61,7 +61,7 @@ class Sample:
 
 
 @dataclasses.dataclass(frozen=True)
-class Pieces:
+class PieceUsage:
     """How the train split uses the vocabulary; the five special tokens, which no text holds, are left out."""
 
     total: int
@@ -77,7 +77,7 @@ class Pieces:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Statistics:
+class CorpusStatistics:
     """Everything `bert-data inspect` says about one corpus."""
 
     directory: str
@@ -86,7 +86,7 @@ class Statistics:
     disk_bytes: int
     """all files of the corpus"""
     splits: dict[str, SplitStatistics]
-    pieces: Pieces
+    pieces: PieceUsage
     samples: tuple[Sample, ...]
 
     @property
@@ -100,7 +100,7 @@ class Statistics:
         return self.disk_bytes / sum(self.manifest["splits"][split]["tokens"] for split in SPLITS)
 
 
-def collect(directory: os.PathLike | str) -> Statistics:
+def measure_corpus(directory: os.PathLike | str) -> CorpusStatistics:
     """Measures a corpus. Memory does not grow with its tokens: arrays are mapped and read in blocks.
 
     Raises:
@@ -109,10 +109,10 @@ def collect(directory: os.PathLike | str) -> Statistics:
     manifest = read_manifest(directory)
     check_schema(epath.Path(directory) / MANIFEST, manifest, _REPORT)
     corpora = {split: Corpus.open(directory, split) for split in SPLITS}
-    splits = {split: measure(corpus) for split, corpus in corpora.items()}
+    splits = {split: measure_split(corpus) for split, corpus in corpora.items()}
     train = corpora["train"]
     tokenizer = Tokenizer.load(train.directory / TOKENIZER)
-    return Statistics(
+    return CorpusStatistics(
         directory=os.fspath(directory),
         manifest=manifest,
         disk_bytes=sum(facts["bytes"] for facts in manifest["files"].values())
@@ -123,7 +123,7 @@ def collect(directory: os.PathLike | str) -> Statistics:
     )
 
 
-def measure(corpus: Corpus) -> SplitStatistics:
+def measure_split(corpus: Corpus) -> SplitStatistics:
     """Measures the lengths of a split.
 
     Raises:
@@ -135,7 +135,11 @@ def measure(corpus: Corpus) -> SplitStatistics:
     documents = []
     with progress(f"measuring {corpus.split}", corpus.num_sentences, "sentence") as bar:
         for offsets in _blocks(corpus):
-            documents.append(Lengths.of(_block_lengths(sentence_counts, np.asarray(corpus.sentence_lengths), offsets)))
+            documents.append(
+                LengthHistogram.from_lengths(
+                    _block_lengths(sentence_counts, np.asarray(corpus.sentence_lengths), offsets)
+                )
+            )
             for index, counts in enumerate(examples):
                 packing.add_examples(counts, corpus.sentence_lengths, offsets)
                 pairs[index] += packing.expected_pairs(corpus.sentence_lengths, offsets, ROW_LENGTHS[index])
@@ -144,9 +148,9 @@ def measure(corpus: Corpus) -> SplitStatistics:
         raise _damaged(corpus)
     occurring = np.flatnonzero(sentence_counts)
     return SplitStatistics(
-        sentences=Lengths(occurring, sentence_counts[occurring]),
-        documents=Lengths.merge(documents),
-        fills=tuple(packing.fill(counts) for counts in examples),
+        sentences=LengthHistogram(occurring, sentence_counts[occurring]),
+        documents=LengthHistogram.merge(documents),
+        packing_estimates=tuple(packing.estimate_packing(counts) for counts in examples),
         random_pairs=tuple((pairs[:, 1] / pairs[:, 0]).tolist()),
     )
 
@@ -177,7 +181,7 @@ def _block_lengths(sentence_counts, sentence_lengths, document_offsets):
     return documents
 
 
-def _pieces(token_counts: np.ndarray, tokenizer: Tokenizer) -> Pieces:
+def _pieces(token_counts: np.ndarray, tokenizer: Tokenizer) -> PieceUsage:
     ordinary = np.ones(len(token_counts), bool)
     ordinary[list(tokenizer.special_ids)] = False
     counts = np.asarray(token_counts)[ordinary]
@@ -189,7 +193,7 @@ def _pieces(token_counts: np.ndarray, tokenizer: Tokenizer) -> Pieces:
         start *= 10
     # Stable, so that pieces of the same count keep the order of their ids.
     order = np.argsort(-np.asarray(token_counts), kind="stable")[:FREQUENT_PIECES]
-    return Pieces(
+    return PieceUsage(
         total=len(counts),
         never=int((counts == 0).sum()),
         tokens=int(np.sum(token_counts)),

@@ -13,9 +13,9 @@ from data_prep.sources.jsonl import JsonLinesSource
 from data_prep.sources.markdown import MarkdownSource
 from data_prep.sources.mediawiki import MediaWikiSource
 from data_prep.sources.parquet import ParquetSource
-from data_prep.sources.plain import TextFileSource, TextSource
 from data_prep.sources.python_docs import PythonDocsSource
 from data_prep.sources.reference import ReferenceSource
+from data_prep.sources.text_files import TextFileSource, TextSource
 from data_prep.sources.wikiextractor import WikiExtractorSource
 
 _KIND = re.compile(r"[a-z][a-z-]*")

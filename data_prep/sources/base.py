@@ -85,12 +85,12 @@ class Source(abc.ABC):
         """
 
     @abc.abstractmethod
-    def blocks(self, part: Input, facts: list[dict]) -> Iterator[Block]:
+    def blocks(self, part: Input, file_entries: list[dict]) -> Iterator[Block]:
         """Cuts an input into blocks; at least one.
 
         Args:
           part: one of `inputs`.
-          facts: what was read is appended here when its end has been reached, for a file
+          file_entries: what was read is appended here when its end has been reached, for a file
             {"path", "sha256" of what lies on the disk, "bytes"}, for a package {"name", "version"}.
 
         Raises:
@@ -105,7 +105,7 @@ class Source(abc.ABC):
         or after it belongs to the same reading: `begins` and `ends` always fit together across blocks.
         """
 
-    def check(self, documents: int, skipped: Mapping[str, int], first: Skipped | None) -> None:
+    def check_not_empty(self, documents: int, skipped: Mapping[str, int], first: Skipped | None) -> None:
         """To be called when everything has been read.
 
         Args:
@@ -127,7 +127,7 @@ class Source(abc.ABC):
         )
 
 
-def library(name: str, purpose: str) -> ModuleType:
+def import_optional(name: str, purpose: str) -> ModuleType:
     """A library of the optional extra `formats`.
 
     Raises:

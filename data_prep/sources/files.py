@@ -15,7 +15,7 @@ from typing import BinaryIO, Protocol
 from etils import epath
 
 from bert_jax.errors import UserError
-from data_prep.sources.base import Input, library
+from data_prep.sources.base import Input, import_optional
 
 _WILDCARD = re.compile(r"[*?\[]")
 _RAW_BYTES = 1 << 20
@@ -46,7 +46,7 @@ _NUL_SHARES = {
 """Encodings without a byte order mark, by the share of NUL bytes in each of four places, in mostly ASCII text."""
 
 
-def find(spec: str, pattern: str) -> list[tuple[str, int]]:
+def find_files(spec: str, pattern: str) -> list[tuple[str, int]]:
     """Path and size in bytes of the files that a glob matches, sorted by path.
 
     Raises:
@@ -70,7 +70,7 @@ def find(spec: str, pattern: str) -> list[tuple[str, int]]:
     return [(os.fspath(path), path.stat().length) for path in files]
 
 
-def group(sizes: Sequence[tuple[str, int]], most: int) -> list[Input]:
+def group_files(sizes: Sequence[tuple[str, int]], most: int) -> list[Input]:
     """Files, in their order, as inputs: neighbours share one while they have at most `most` bytes together."""
     inputs: list[Input] = []
     for path, size in sizes:
@@ -81,7 +81,7 @@ def group(sizes: Sequence[tuple[str, int]], most: int) -> list[Input]:
     return inputs
 
 
-class Reader:
+class DecompressingReader:
     """The bytes of a file, decompressed, from begin to end; hashes what lies on the disk on the way.
 
     .gz, .bz2 and .zst are decompressed, with any number of members, streams or frames in a file.
@@ -110,7 +110,7 @@ class Reader:
             self._file.close()
             raise
 
-    def __enter__(self) -> "Reader":
+    def __enter__(self) -> "DecompressingReader":
         return self
 
     def __exit__(self, *_):
@@ -134,7 +134,7 @@ class Reader:
             missing -= len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def facts(self) -> dict:
+    def file_entry(self) -> dict:
         """{"path", "sha256", "bytes"} of the file on the disk, once its end has been read."""
         return {"path": self.path, "sha256": self._digest.hexdigest(), "bytes": self.raw_bytes}
 
@@ -146,7 +146,7 @@ class Reader:
         return data
 
 
-def hashed(path: str) -> dict:
+def hash_file(path: str) -> dict:
     """{"path", "sha256", "bytes"} of a file that another library reads."""
     digest, size = hashlib.sha256(), 0
     with _readable(path), epath.Path(path).open("rb") as file:
@@ -215,7 +215,7 @@ class _Gzip:
 
 
 def _zstd() -> tuple[Callable[[], _Decompressor], type[Exception]]:
-    zstd = library("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd", "reading .zst")
+    zstd = import_optional("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd", "reading .zst")
     return zstd.ZstdDecompressor, zstd.ZstdError
 
 

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from data_prep.sources import files
-from data_prep.sources.base import Document, Skipped, library
-from data_prep.sources.cut import Piece, Rule, cut_text
-from data_prep.sources.plain import FileSource, decode
+from data_prep.sources.base import Document, Skipped, import_optional
+from data_prep.sources.text_chunks import BoundaryRule, TextChunk, document_aligned_blocks
+from data_prep.sources.text_files import FileSource, decode_utf8
 
 # Blank lines inside these do not end what a cut must not separate.
 _SOLID_MARKS = (b"```", b"~~~", b"<")
@@ -41,7 +41,7 @@ _BLOCKS = frozenset(
 _LONGEST_BREAK = 100
 
 
-class MarkdownRule(Rule):
+class MarkdownRule(BoundaryRule):
     """A file is a document, or a heading begins one."""
 
     def __init__(self, level: int | None):
@@ -74,7 +74,7 @@ def _last(pattern: re.Pattern, window: bytes, stop: int) -> int:
 @functools.cache
 def _parser() -> tuple[Any, Any]:
     """pyromark's function that gives events with their places, and what it is to understand beside CommonMark."""
-    pyromark = library("pyromark", "reading Markdown")
+    pyromark = import_optional("pyromark", "reading Markdown")
     extra = pyromark.Options
     options = extra.ENABLE_TABLES | extra.ENABLE_FOOTNOTES | extra.ENABLE_STRIKETHROUGH | extra.ENABLE_TASKLISTS
     return pyromark.events_with_range, options
@@ -87,14 +87,14 @@ class MarkdownSource(FileSource):
     level: int | None = None
     """headings down to this level begin a document; None: a file is a document"""
 
-    def _pieces(self, file: files.Reader) -> Iterator[Piece]:
-        return cut_text(file, MarkdownRule(self.level), self.block_bytes)
+    def _pieces(self, file: files.DecompressingReader) -> Iterator[TextChunk]:
+        return document_aligned_blocks(file, MarkdownRule(self.level), self.block_bytes)
 
-    def _documents(self, piece: Piece) -> Iterator[Document | Skipped]:
+    def _documents(self, piece: TextChunk) -> Iterator[Document | Skipped]:
         # In the middle of a file three hyphens are a ruler.
         metadata = _METADATA.match(piece.data) if piece.line == 1 and piece.begins else None
         skipped = metadata.end() if metadata else 0
-        text = decode(piece, skipped, len(piece.data), piece.origin)
+        text = decode_utf8(piece, skipped, len(piece.data), piece.origin)
         if isinstance(text, Skipped):
             yield text
             if piece.begins and piece.ends:

@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 
 from data_prep.sources import files, wikitext
 from data_prep.sources.base import MAX_RECORD_BYTES, Document, Skipped
-from data_prep.sources.cut import Piece, cut_records
-from data_prep.sources.plain import FileSource
+from data_prep.sources.text_chunks import TextChunk, record_aligned_blocks
+from data_prep.sources.text_files import FileSource
 
 _BEGIN, _END = b"<page>", b"</page>"
 # Of files, of categories.
@@ -20,7 +20,7 @@ _HIDDEN_NAMESPACE = re.compile(rb'<namespace key="(?:6|14)"[^>]*>([^<]+)</namesp
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Pages(Piece):
+class _Pages(TextChunk):
     """Pages and what the head of their dump says."""
 
     hidden: tuple[str, ...] = ()
@@ -33,9 +33,9 @@ class MediaWikiSource(FileSource):
 
     max_record_bytes: int = MAX_RECORD_BYTES
 
-    def _pieces(self, file: files.Reader) -> Iterator[Piece | Skipped]:
+    def _pieces(self, file: files.DecompressingReader) -> Iterator[TextChunk | Skipped]:
         hidden: tuple[str, ...] | None = None
-        for piece in cut_records(file, _END, self.block_bytes, self.max_record_bytes):
+        for piece in record_aligned_blocks(file, _END, self.block_bytes, self.max_record_bytes):
             if isinstance(piece, Skipped):
                 yield piece
                 continue

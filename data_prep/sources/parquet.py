@@ -22,9 +22,9 @@ from data_prep.sources.base import (
     Input,
     Skipped,
     Source,
-    library,
+    import_optional,
 )
-from data_prep.sources.fields import no_such_field, text_of_bytes
+from data_prep.sources.field_validation import document_from_utf8, missing_field_message
 
 _BLOCKS_PER_INPUT = 16
 _PAGE_BUFFER_BYTES = 1 << 20
@@ -48,7 +48,7 @@ class ParquetSource(Source):
     def inputs(self) -> list[Input]:
         """Ranges of row groups with about 16 blocks of the column each."""
         inputs = []
-        for path, _ in files.find(self.spec, self.pattern):
+        for path, _ in files.find_files(self.spec, self.pattern):
             with _opened(path) as parquet:
                 self._names(path, parquet.schema_arrow)
                 sizes = [self._sizes(parquet.metadata.row_group(group))[0] for group in range(parquet.num_row_groups)]
@@ -61,7 +61,7 @@ class ParquetSource(Source):
                 inputs.append(Input((path,), 0))
         return inputs
 
-    def blocks(self, part: Input, facts: list[dict]) -> Iterator[Block]:
+    def blocks(self, part: Input, file_entries: list[dict]) -> Iterator[Block]:
         """Reads the column; the file is hashed behind its last row."""
         (path,) = part.paths
         with _opened(path) as parquet:
@@ -81,7 +81,7 @@ class ParquetSource(Source):
         if not rows:
             yield Block(path, (path, 0, None), part.size)
         if complete:
-            facts.append(files.hashed(path))
+            file_entries.append(files.hash_file(path))
 
     def documents(self, block: Block) -> Iterator[Document | Skipped]:
         """A document for each row."""
@@ -90,16 +90,16 @@ class ParquetSource(Source):
             yield Skipped("empty_file", path, "has no rows")
             return
         for row, value in enumerate(_values(data), begin):
-            yield text_of_bytes(value, self.field, f"{path}:row {row}", self.max_record_bytes)
+            yield document_from_utf8(value, self.field, f"{path}:row {row}", self.max_record_bytes)
 
     def _names(self, path: str, schema: Any) -> list[str]:
         """The field as names from the outside in; also says whether it is there and text."""
         names = [self.field] if self.field in schema.names else self.field.split(".")
-        kind = library("pyarrow", "reading Parquet").struct(list(schema))
+        kind = import_optional("pyarrow", "reading Parquet").struct(list(schema))
         for name in names:
             fields = [field.name for field in kind] if hasattr(kind, "get_field_index") else []
             if name not in fields:
-                raise UserError(f"--source {self.spec}: {path}: {no_such_field(name, fields)}")
+                raise UserError(f"--source {self.spec}: {path}: {missing_field_message(name, fields)}")
             kind = kind.field(name).type
         if str(getattr(kind, "value_type", kind)) not in _TEXT_TYPES or hasattr(kind, "value_field"):
             raise UserError(f"--source {self.spec}: {path}: the column {self.field!r} has type {kind}, not text")
@@ -113,7 +113,7 @@ class ParquetSource(Source):
 
     def _columns(self, parquet: Any, part: Input, names: list[str]) -> Iterator[Any]:
         """The column's values, as large binary arrays of about a block."""
-        pyarrow, compute = (library(name, "reading Parquet") for name in ("pyarrow", "pyarrow.compute"))
+        pyarrow, compute = (import_optional(name, "reading Parquet") for name in ("pyarrow", "pyarrow.compute"))
         for group in range(part.start, part.stop):
             metadata = parquet.metadata.row_group(group)
             rows = self.block_bytes * metadata.num_rows // max(1, self._sizes(metadata)[1])
@@ -128,7 +128,7 @@ class ParquetSource(Source):
 
     def _cuts(self, column: Any) -> Iterator[tuple[int, int]]:
         """Ranges of rows with about a block of text, at least a row."""
-        lengths = library("pyarrow.compute", "reading Parquet").binary_length(column).fill_null(0)
+        lengths = import_optional("pyarrow.compute", "reading Parquet").binary_length(column).fill_null(0)
         ends = np.cumsum(lengths.to_numpy(zero_copy_only=False))
         start = 0
         while start < len(column):
@@ -144,7 +144,7 @@ _TEXT_TYPES = frozenset({"string", "large_string", "string_view", "binary", "lar
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[Any]:
     """A Parquet file; what is wrong with it while it is open becomes a UserError."""
-    pyarrow, parquet = (library(name, "reading Parquet") for name in ("pyarrow", "pyarrow.parquet"))
+    pyarrow, parquet = (import_optional(name, "reading Parquet") for name in ("pyarrow", "pyarrow.parquet"))
     try:
         with (
             epath.Path(path).open("rb") as file,
@@ -157,11 +157,11 @@ def _opened(path: str) -> Iterator[Any]:
 
 
 def _serialized(column: Any) -> bytes:
-    pyarrow = library("pyarrow", "reading Parquet")
+    pyarrow = import_optional("pyarrow", "reading Parquet")
     return pyarrow.RecordBatch.from_arrays([column], ["text"]).serialize().to_pybytes()
 
 
 def _values(data: bytes) -> list[bytes | None]:
-    pyarrow = library("pyarrow", "reading Parquet")
+    pyarrow = import_optional("pyarrow", "reading Parquet")
     schema = pyarrow.schema([("text", pyarrow.large_binary())])
     return pyarrow.ipc.read_record_batch(pyarrow.py_buffer(data), schema).column(0).to_pylist()

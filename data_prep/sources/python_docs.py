@@ -53,7 +53,7 @@ class PythonDocsSource(Source):
         """All of it at once."""
         return [Input((), MAX_BYTES)]
 
-    def blocks(self, part: Input, facts: list[dict]) -> Iterator[Block]:
+    def blocks(self, part: Input, file_entries: list[dict]) -> Iterator[Block]:
         """Names and texts of documents."""
         gathered: list[tuple[str, str]] = []
         size = reported = 0
@@ -64,7 +64,7 @@ class PythonDocsSource(Source):
                 gathered, size, reported = [], 0, reported + size
             gathered.append((name, text))
             size += length
-        facts.extend(versions())
+        file_entries.extend(versions())
         yield Block("python-docs", tuple(gathered), part.size - reported)
 
     def documents(self, block: Block) -> Iterator[Document]:

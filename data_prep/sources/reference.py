@@ -20,12 +20,12 @@ class ReferenceSource(Source):
         """All of it at once."""
         return [Input((), NUM_DOCUMENTS * _DOCUMENT_BYTES, 0, NUM_DOCUMENTS)]
 
-    def blocks(self, part: Input, facts: list[dict]) -> Iterator[Block]:
+    def blocks(self, part: Input, file_entries: list[dict]) -> Iterator[Block]:
         """Ranges of documents."""
         for start in range(part.start, part.stop, self.block_documents):
             stop = min(start + self.block_documents, part.stop)
             yield Block(_origin(start), range(start, stop), (stop - start) * _DOCUMENT_BYTES)
-        facts.append({"name": "reference", "version": VERSION})
+        file_entries.append({"name": "reference", "version": VERSION})
 
     def documents(self, block: Block) -> Iterator[Document]:
         """Made here, one sentence on each line."""

@@ -1,7 +1,7 @@
 """An invented language, always the same text: what the shipped reference curves were trained on.
 
 Stems are drawn once; articles, adjectives and nouns agree in class and number, verbs with their subject in number.
-A document has a topic, from whose words most of its nouns and verbs come, and heroes that return, so that a model
+A document has a topic, from whose words most of its nouns and verbs come, and recurring that return, so that a model
 can tell whether two passages belong together. Every choice is a counter hash in whole numbers: the text is the same,
 bit for bit, on every machine and with every version of Python.
 """
@@ -29,7 +29,7 @@ _CONNECTIVES = ("ke", "dum", "alor", "tan")
 _FEWEST_WORDS = 4
 
 
-class Draws:
+class HashRandom:
     """Numbers that look random: SplitMix64 (Steele et al. 2014) of a key and a counter."""
 
     def __init__(self, *key: int):
@@ -38,19 +38,19 @@ class Draws:
             self._state = _mixed(self._state ^ part)
         self._count = 0
 
-    def below(self, limit: int) -> int:
+    def uniform_int(self, limit: int) -> int:
         """From [0, limit); the bias of at most limit / 2^64 does not matter here."""
         self._count += 1
         return _mixed(self._state + self._count * 0x9E3779B97F4A7C15) % limit
 
-    def happens(self, percent: int) -> bool:
+    def happens_percent(self, percent: int) -> bool:
         """True in so many of a hundred cases."""
-        return self.below(100) < percent
+        return self.uniform_int(100) < percent
 
-    def frequent(self, count: int) -> int:
+    def zipf(self, count: int) -> int:
         """From [0, count): n with a chance in proportion to 1 / (n + 2), as words of a language are (Zipf)."""
         sums = _zipf_sums(count)
-        return bisect.bisect_right(sums, self.below(sums[-1]))
+        return bisect.bisect_right(sums, self.uniform_int(sums[-1]))
 
 
 def _mixed(value: int) -> int:
@@ -72,7 +72,7 @@ class Noun(NamedTuple):
     kind: int
 
 
-class Stock(NamedTuple):
+class Lexicon(NamedTuple):
     """Words to choose from, the frequent ones first."""
 
     nouns: tuple[Noun, ...]
@@ -82,8 +82,8 @@ class Stock(NamedTuple):
 class Language(NamedTuple):
     """All words."""
 
-    common: Stock
-    topics: tuple[Stock, ...]
+    common: Lexicon
+    topics: tuple[Lexicon, ...]
     adjectives: tuple[str, ...]
     adverbs: tuple[str, ...]
 
@@ -91,26 +91,26 @@ class Language(NamedTuple):
 @cache
 def language() -> Language:
     """The words, of which no two have the same stem."""
-    stems = _stems(Draws(1))
+    stems = _stems(HashRandom(1))
 
-    def stock(kinds: Sequence[int], verbs: int) -> Stock:
-        return Stock(tuple(Noun(next(stems), kind) for kind in kinds), tuple(itertools.islice(stems, verbs)))
+    def lexicon(kinds: Sequence[int], verbs: int) -> Lexicon:
+        return Lexicon(tuple(Noun(next(stems), kind) for kind in kinds), tuple(itertools.islice(stems, verbs)))
 
     return Language(
-        common=stock([kind for kind in range(_TOPICS) for _ in range(2)], 5),
-        topics=tuple(stock([topic] * 12, 6) for topic in range(_TOPICS)),
+        common=lexicon([kind for kind in range(_TOPICS) for _ in range(2)], 5),
+        topics=tuple(lexicon([topic] * 12, 6) for topic in range(_TOPICS)),
         adjectives=tuple(itertools.islice(stems, 18)),
         adverbs=tuple(f"{stem}ek" for stem in itertools.islice(stems, 9)),
     )
 
 
-def _stems(draws: Draws) -> Iterator[str]:
+def _stems(draws: HashRandom) -> Iterator[str]:
     seen: set[str] = set()
     while True:
         letters = [_CONSONANTS, _VOWELS, _CONSONANTS]
-        if draws.happens(60):
+        if draws.happens_percent(60):
             letters += [_VOWELS, _CONSONANTS]
-        stem = "".join(kind[draws.below(len(kind))] for kind in letters)
+        stem = "".join(kind[draws.uniform_int(len(kind))] for kind in letters)
         if stem not in seen:
             seen.add(stem)
             yield stem
@@ -122,36 +122,36 @@ def document(index: int) -> list[str]:
     Args:
       index: in [0, NUM_DOCUMENTS).
     """
-    draws, words = Draws(2, index), language()
-    topic = words.topics[draws.below(_TOPICS)]
-    heroes = [topic.nouns[draws.below(len(topic.nouns))] for _ in range(2)]
-    return [_sentence(draws, words, topic, heroes) for _ in range(3 + draws.below(28))]
+    draws, words = HashRandom(2, index), language()
+    topic = words.topics[draws.uniform_int(_TOPICS)]
+    recurring = [topic.nouns[draws.uniform_int(len(topic.nouns))] for _ in range(2)]
+    return [_sentence(draws, words, topic, recurring) for _ in range(3 + draws.uniform_int(28))]
 
 
-def _sentence(draws: Draws, words: Language, topic: Stock, heroes: Sequence[Noun]) -> str:
-    sentence = [_CONNECTIVES[draws.frequent(len(_CONNECTIVES))]] if draws.happens(20) else []
-    number = draws.below(2)
-    sentence += _noun_phrase(draws, words, _noun(draws, words, topic, heroes), number)
-    stock = topic if draws.happens(70) else words.common
-    sentence.append(stock.verbs[draws.frequent(len(stock.verbs))] + _VERB_ENDINGS[number])
-    if draws.happens(60):
-        sentence += _noun_phrase(draws, words, _noun(draws, words, topic, heroes), draws.below(2))
-    if draws.happens(40):
-        sentence.append(_PREPOSITIONS[draws.frequent(len(_PREPOSITIONS))])
-        sentence += _noun_phrase(draws, words, _noun(draws, words, topic, heroes), draws.below(2))
-    if len(sentence) < _FEWEST_WORDS or draws.happens(25):
-        sentence.append(words.adverbs[draws.frequent(len(words.adverbs))])
+def _sentence(draws: HashRandom, words: Language, topic: Lexicon, recurring: Sequence[Noun]) -> str:
+    sentence = [_CONNECTIVES[draws.zipf(len(_CONNECTIVES))]] if draws.happens_percent(20) else []
+    number = draws.uniform_int(2)
+    sentence += _noun_phrase(draws, words, _noun(draws, words, topic, recurring), number)
+    lexicon = topic if draws.happens_percent(70) else words.common
+    sentence.append(lexicon.verbs[draws.zipf(len(lexicon.verbs))] + _VERB_ENDINGS[number])
+    if draws.happens_percent(60):
+        sentence += _noun_phrase(draws, words, _noun(draws, words, topic, recurring), draws.uniform_int(2))
+    if draws.happens_percent(40):
+        sentence.append(_PREPOSITIONS[draws.zipf(len(_PREPOSITIONS))])
+        sentence += _noun_phrase(draws, words, _noun(draws, words, topic, recurring), draws.uniform_int(2))
+    if len(sentence) < _FEWEST_WORDS or draws.happens_percent(25):
+        sentence.append(words.adverbs[draws.zipf(len(words.adverbs))])
     return " ".join(sentence).capitalize() + "."
 
 
-def _noun(draws: Draws, words: Language, topic: Stock, heroes: Sequence[Noun]) -> Noun:
-    if draws.happens(40):
-        return heroes[draws.below(len(heroes))]
-    stock = topic if draws.happens(85) else words.common
-    return stock.nouns[draws.frequent(len(stock.nouns))]
+def _noun(draws: HashRandom, words: Language, topic: Lexicon, recurring: Sequence[Noun]) -> Noun:
+    if draws.happens_percent(40):
+        return recurring[draws.uniform_int(len(recurring))]
+    lexicon = topic if draws.happens_percent(85) else words.common
+    return lexicon.nouns[draws.zipf(len(lexicon.nouns))]
 
 
-def _noun_phrase(draws: Draws, words: Language, noun: Noun, number: int) -> list[str]:
+def _noun_phrase(draws: HashRandom, words: Language, noun: Noun, number: int) -> list[str]:
     ending = _NOUN_ENDINGS[noun.kind][number]
-    adjective = [words.adjectives[draws.frequent(len(words.adjectives))] + ending] if draws.happens(40) else []
+    adjective = [words.adjectives[draws.zipf(len(words.adjectives))] + ending] if draws.happens_percent(40) else []
     return [_ARTICLES[noun.kind][number], *adjective, noun.stem + ending]

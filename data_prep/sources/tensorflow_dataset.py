@@ -14,7 +14,7 @@ from tensorflow_datasets.proto import tf_example_pb2
 
 from bert_jax.errors import UserError
 from data_prep.sources.base import BLOCK_BYTES, MAX_RECORD_BYTES, Block, Document, Input, Skipped, Source
-from data_prep.sources.fields import no_such_field, text_of_bytes
+from data_prep.sources.field_validation import document_from_utf8, missing_field_message
 
 _BLOCKS_PER_INPUT = 16
 _INFO = "dataset_info.json"
@@ -54,7 +54,7 @@ class TfdsSource(Source):
             raise UserError(f"--source {self.spec}: the split {self.split!r} has no examples")
         return inputs
 
-    def blocks(self, part: Input, facts: list[dict]) -> Iterator[Block]:
+    def blocks(self, part: Input, file_entries: list[dict]) -> Iterator[Block]:
         """Ranges of examples; the workers read them."""
         (directory,) = part.paths
         info = _builder(directory).info
@@ -66,7 +66,9 @@ class TfdsSource(Source):
             yield Block(f"{directory}:{self.split} {start}", (directory, start, stop), after - before)
         split = info.splits[self.split]
         if part.stop == split.num_examples:
-            facts.append({"name": f"{info.full_name}:{self.split}", "path": directory, "examples": split.num_examples})
+            file_entries.append(
+                {"name": f"{info.full_name}:{self.split}", "path": directory, "examples": split.num_examples}
+            )
 
     def documents(self, block: Block) -> Iterator[Document | Skipped]:
         """A document for each example."""
@@ -78,7 +80,7 @@ class TfdsSource(Source):
             if not values:
                 yield Skipped("missing_field", origin, f"the example has no {self.field!r}")
             else:
-                yield text_of_bytes(values[0], self.field, origin, self.max_record_bytes)
+                yield document_from_utf8(values[0], self.field, origin, self.max_record_bytes)
 
     def _rows(self, info: tfds.core.DatasetInfo) -> int:
         """Examples in a block."""
@@ -100,7 +102,7 @@ class TfdsSource(Source):
         for name in self.field.split("."):
             names = list(feature) if isinstance(feature, tfds.features.FeaturesDict) else []
             if name not in names:
-                raise UserError(f"--source {self.spec}: {no_such_field(name, names)}")
+                raise UserError(f"--source {self.spec}: {missing_field_message(name, names)}")
             feature = feature[name]
         if feature.shape != () or np.dtype(feature.np_dtype) != object:
             kind = " ".join(str(feature).split())

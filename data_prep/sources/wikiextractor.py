@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from data_prep.sources import files
 from data_prep.sources.base import MAX_RECORD_BYTES, Document, Skipped
-from data_prep.sources.cut import Piece, cut_records
-from data_prep.sources.plain import FileSource, decode
+from data_prep.sources.text_chunks import TextChunk, record_aligned_blocks
+from data_prep.sources.text_files import FileSource, decode_utf8
 
 _BEGIN = re.compile(rb"<doc[ \t][^\n]*>[ \t]*\r?(?:\n|\Z)")
 _END = b"</doc>"
@@ -26,10 +26,10 @@ class WikiExtractorSource(FileSource):
 
     max_record_bytes: int = MAX_RECORD_BYTES
 
-    def _pieces(self, file: files.Reader) -> Iterator[Piece | Skipped]:
-        return cut_records(file, _END, self.block_bytes, self.max_record_bytes)
+    def _pieces(self, file: files.DecompressingReader) -> Iterator[TextChunk | Skipped]:
+        return record_aligned_blocks(file, _END, self.block_bytes, self.max_record_bytes)
 
-    def _documents(self, piece: Piece) -> Iterator[Document | Skipped]:
+    def _documents(self, piece: TextChunk) -> Iterator[Document | Skipped]:
         data, place, line, counted = piece.data, 0, piece.line, 0
         end = data.find(_END)
         while place < len(data):
@@ -63,9 +63,9 @@ def _find_begin(data: bytes, place: int) -> int:
     return len(data)
 
 
-def _article(piece: Piece, begin: int, end: int, origin: str) -> Document | Skipped:
+def _article(piece: TextChunk, begin: int, end: int, origin: str) -> Document | Skipped:
     head = _BEGIN.match(piece.data, begin)
-    body = decode(piece, head.end(), end, origin)
+    body = decode_utf8(piece, head.end(), end, origin)
     if isinstance(body, Skipped):
         return body
     title = _TITLE.search(head[0])

@@ -21,7 +21,7 @@ WEIGHT_SCALE = 1000
 
 
 @dataclasses.dataclass(frozen=True)
-class BertWords:
+class BertWordCounter:
     """Counts words as BERT's tokenizer sees them: case and accents folded if `lowercase`, punctuation cut off."""
 
     lowercase: bool
@@ -40,7 +40,7 @@ class BertWords:
 
 
 @dataclasses.dataclass(frozen=True)
-class ByteWords:
+class ByteWordCounter:
     """Counts words as GPT-2's tokenizer sees them, in its byte alphabet, with a space in front of every text."""
 
     lowercase: bool
@@ -83,7 +83,7 @@ def _between_spaces(texts: Iterable[str]) -> collections.Counter[str]:
     return collections.Counter(itertools.chain.from_iterable(map(str.split, texts)))
 
 
-class Table:
+class WordCounts:
     """Counts of words that stay within `limit` different ones."""
 
     def __init__(self, limit: int = MAX_WORDS):
@@ -107,7 +107,7 @@ class Table:
             least += 1
 
 
-def weighted(tables: Sequence[Mapping[str, int]], weights: np.ndarray) -> dict[str, int]:
+def weighted_counts(tables: Sequence[Mapping[str, int]], weights: np.ndarray) -> dict[str, int]:
     """Sums counts of several texts with weights, in thousandths (`WEIGHT_SCALE`).
 
     Args:

@@ -22,7 +22,7 @@ Pair = tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True)
-class Merged:
+class MergeResult:
     """What the loop found.
 
     Attributes:
@@ -34,7 +34,7 @@ class Merged:
     merges: list[tuple[str, str]]
 
 
-def learn(
+def learn_merges(
     words: Iterable[Iterable[str]],
     counts: Sequence[int],
     pieces: Sequence[str],
@@ -43,7 +43,7 @@ def learn(
     score: str = "count",
     continuation: str = "",
     min_count: int = MIN_COUNT,
-) -> Merged:
+) -> MergeResult:
     """Joins pairs of neighbours until there are `size` pieces, or none is left that occurs `min_count` times.
 
     The pair with the highest score goes first. Of equal ones it is the pair that makes the shorter piece, and then
@@ -69,7 +69,7 @@ def learn(
             merges.append((loop.pieces[pair[0]], loop.pieces[pair[1]]))
             loop.join(pair)
             bar.update()
-    return Merged(loop.pieces, merges)
+    return MergeResult(loop.pieces, merges)
 
 
 class _ByCount:

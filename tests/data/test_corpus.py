@@ -29,7 +29,7 @@ from bert_jax.errors import UserError
 from bert_jax.tokenizers.tokenizer import wordpiece
 from data_prep.build.writer import CorpusWriter
 from data_prep.cli import main as data_cli
-from data_prep.verify import verify
+from data_prep.verify import verify_corpus
 from tests import building
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -116,7 +116,7 @@ def test_long_documents_and_sentences_span_records(tmp_path):
     assert corpus.sentence_lengths.tolist() == [5, 8192, 8192, 20_001 - 2 * 8192, 8192, 3, 8189]
     source = tfds.builder_from_directory(tmp_path / "c").as_data_source("train")
     assert [(int(r["document"]), int(r["part"])) for r in source] == [(0, i) for i in range(6)]
-    assert verify(tmp_path / "c").files == 13
+    assert verify_corpus(tmp_path / "c").files == 13
 
 
 def test_large_vocabulary_needs_uint32(tmp_path):
@@ -224,7 +224,7 @@ def test_round_trip_property(documents, max_shard_bytes):
     with tempfile.TemporaryDirectory() as scratch:
         write(f"{scratch}/c", documents, max_shard_bytes=max_shard_bytes)
         check(f"{scratch}/c", documents)
-        verify(f"{scratch}/c")
+        verify_corpus(f"{scratch}/c")
 
 
 def test_decoder_and_protobuf_agree():

@@ -13,7 +13,7 @@ from bert_jax.data.corpus import Corpus
 from bert_jax.data.integrity import check_corpus_files
 from bert_jax.errors import UserError
 from bert_jax.tokenizers.tokenizer import SPECIAL_TOKENS, wordpiece
-from data_prep.build.checksums import file_facts
+from data_prep.build.checksums import file_entry
 from data_prep.build.writer import CorpusWriter
 
 REPORT = {"dropped": {}, "cleaned": {}, "skipped": {}, "settings": {}, "sources": []}
@@ -120,7 +120,7 @@ def test_another_number_of_records(corpora, verify, split):
     for record in records[:-1]:
         writer.write(record)
     writer.close()
-    change_manifest(corpora[1], lambda m: m["files"].update({shard["file"]: file_facts(path)}))
+    change_manifest(corpora[1], lambda m: m["files"].update({shard["file"]: file_entry(path)}))
     count = len(records)
     with pytest.raises(UserError, match=f"{path.name}: holds {count - 1} records where corpus.json says {count}; copy"):
         check_corpus_files(corpora, verify)
@@ -130,7 +130,7 @@ def test_another_number_of_records(corpora, verify, split):
 def test_a_shard_that_is_not_array_record(corpora, verify):
     (path,) = corpora[0].directory.glob("*validation.array_record*")
     path.write_bytes(bytes(path.stat().length))
-    change_manifest(corpora[0], lambda m: m["files"].update({path.name: file_facts(path)}))
+    change_manifest(corpora[0], lambda m: m["files"].update({path.name: file_entry(path)}))
     with pytest.raises(UserError, match=f"{path.name}: damaged, it cannot be read as ArrayRecord .*rebuild it"):
         check_corpus_files(corpora, verify)
 
@@ -158,7 +158,7 @@ def test_a_process_reads_only_its_files(corpora, monkeypatch):
 
     def note(manifest_file, on_bytes):
         read.append(Path(manifest_file.path))
-        return file_facts(manifest_file.path)["sha256"]
+        return file_entry(manifest_file.path)["sha256"]
 
     monkeypatch.setattr(integrity, "_sha256", note)
     shards = [path for path in files_of(corpora) if is_shard(path)]

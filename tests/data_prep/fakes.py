@@ -15,7 +15,7 @@ class FakeSource(Source):
     def inputs(self) -> list[Input]:
         return [Input((), len(self.contents))]
 
-    def blocks(self, part: Input, facts: list[dict]) -> Iterator[Block]:
+    def blocks(self, part: Input, file_entries: list[dict]) -> Iterator[Block]:
         for index, texts in enumerate(self.contents):
             yield Block(f"{self.spec}#{index}", texts, 1)
 

@@ -12,14 +12,14 @@ from bert_jax.errors import UserError
 from data_prep.build.engines import beam as beam_engine
 from data_prep.build.engines.beam import BeamEngine
 from data_prep.cli.main import main
-from data_prep.options import NearDuplicates, Options
+from data_prep.options import BuildOptions, NearDuplicateOptions
 from tests.building import files, make_documents, make_tokenizer, run
 
 # The library's own: Beam 2.77 and Dask still use what newer Pythons and each other deprecate.
 pytestmark = [pytest.mark.slow, pytest.mark.beam, pytest.mark.filterwarnings("default")]
 
 SPECS = ["text:text.txt", "jsonl:data.jsonl@text"]
-OPTIONS = Options(validation_fraction=0.2, max_shard_bytes=8000, near_duplicates=NearDuplicates())
+OPTIONS = BuildOptions(validation_fraction=0.2, max_shard_bytes=8000, near_duplicates=NearDuplicateOptions())
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Cleaning, against the plain regular expressions that say the same."""
+"""CleaningOptions, against the plain regular expressions that say the same."""
 
 import re
 import unicodedata
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.clean import Cleaned, Cleaning, clean
+from data_prep.clean import CleaningCounts, CleaningOptions, clean
 
 INVISIBLE = re.compile(
     "[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\u00ad\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff\ufffd\ud800-\udfff]"
@@ -66,7 +66,7 @@ LIVELY += [
 def test_as_the_regular_expressions_say_and_once_is_enough(text):
     assert clean(text) == obvious(text)
     assert clean(clean(text)) == clean(text)
-    compatible = Cleaning(normalization="nfkc")
+    compatible = CleaningOptions(normalization="nfkc")
     assert clean(text, compatible) == obvious(obvious(text, "NFKC"), "NFKC")
 
 
@@ -78,12 +78,12 @@ def test_every_character_by_itself():
 
 def test_each_step_can_be_switched_off_and_is_counted():
     text = "a\u00ad  e\u0301\t\n\n\n\nx² \r\nb"
-    counts = Cleaned()
+    counts = CleaningCounts()
     assert clean(text, counts=counts) == "a é\n\nx²\nb"
-    assert counts == Cleaned(control_characters=1, normalized_documents=1, whitespace_characters=5)
-    assert clean(text, Cleaning(control_characters=False)) == "a\u00ad é\n\nx²\nb"
-    assert clean(text, Cleaning(normalization="none")) == "a e\u0301\n\nx²\nb"
-    assert clean(text, Cleaning(normalization="nfkc")) == "a é\n\nx2\nb"
-    assert clean(text, Cleaning(whitespace=False)) == "a  é\t\n\n\n\nx² \nb"
-    untouched = Cleaned()
-    assert clean("Nothing to do.\n\nHere’s more.", counts=untouched) and untouched == Cleaned()
+    assert counts == CleaningCounts(control_characters=1, normalized_documents=1, whitespace_characters=5)
+    assert clean(text, CleaningOptions(control_characters=False)) == "a\u00ad é\n\nx²\nb"
+    assert clean(text, CleaningOptions(normalization="none")) == "a e\u0301\n\nx²\nb"
+    assert clean(text, CleaningOptions(normalization="nfkc")) == "a é\n\nx2\nb"
+    assert clean(text, CleaningOptions(whitespace=False)) == "a  é\t\n\n\n\nx² \nb"
+    untouched = CleaningCounts()
+    assert clean("Nothing to do.\n\nHere’s more.", counts=untouched) and untouched == CleaningCounts()

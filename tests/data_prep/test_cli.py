@@ -83,7 +83,7 @@ def test_every_flag_of_build_reaches_the_corpus(workspace):
     flags = (
         "--language de --normalization nfkc --keep-control-characters --keep-whitespace --min-characters 30"
         " --drop-repeated-lines --keep-duplicates --drop-duplicate-paragraphs 40 --drop-near-duplicates 0.9"
-        " --shingle-words 2 --permutations 64 --leak-check text:text.txt --leak-words 40 --max-shard-mb 3"
+        " --shingle-words 2 --permutations 64 --decontaminate text:text.txt --decontamination-words 40 --max-shard-mb 3"
         " --validation-fraction 0.2 --scratch elsewhere --name other"
     )
     assert build("c", "text:text.txt", *flags.split()) == 0
@@ -137,7 +137,7 @@ TOKENIZER = ["tokenizer", "--vocab-size", "90", "--out", "new.json", "--source"]
         ([*TOKENIZER, "python-docs:x"], "takes no glob"),
         ([*TOKENIZER, "text:absent/*.txt"], "no file matches absent/*.txt"),
         ([*TOKENIZER, "text:t"], "t is a directory; write `text:t/*`, or name its files"),
-        (build_arguments("c", "text:text.txt", "--leak-check", "jsonl:text.txt"), "--leak-check jsonl:text.txt: say"),
+        (build_arguments("c", "text:text.txt", "--decontaminate", "jsonl:text.txt"), "--decontaminate jsonl:text.txt: say"),
         (build_arguments("c", "jsonl:array.json@text"), "each line must be a JSON object"),
         ([*TOKENIZER, "text:text.txt", "--vocab-size", "9"], "use at least"),
         ([*TOKENIZER, "text:text.txt", "--out", "text.txt"], "text.txt: exists already"),
@@ -160,7 +160,7 @@ TOKENIZER = ["tokenizer", "--vocab-size", "90", "--out", "new.json", "--source"]
         (build_arguments("c", "text:text.txt", "--", "--direct_num_workers=2"), "add --engine beam"),
         (["verify", "c", "--", "--fast"], "only `build` passes flags after -- on"),
         (build_arguments("c", "text:text.txt", "--shingle-words", "3"), "add --drop-near-duplicates"),
-        (build_arguments("c", "text:text.txt", "--leak-words", "3"), "add --leak-check"),
+        (build_arguments("c", "text:text.txt", "--decontamination-words", "3"), "add --decontaminate"),
         (build_arguments("c", "text:text.txt", "--tokenizer", "no"), "no such tokenizer"),
         (build_arguments("c", "text:text.txt", "--tokenizer", "maskless.txt"), "maskless.txt: the vocabulary has no"),
     ],
@@ -304,7 +304,7 @@ def test_a_killed_worker_is_one_line(workspace, tmp_path):
         "from data_prep.build import prepare\n"
         "from data_prep.cli import main as cli\n"
         "if __name__ == '__mp_main__':\n"
-        "    prepare.Preparer.__call__ = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    prepare.BlockPreparer.__call__ = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "elif __name__ == '__main__':\n"
         "    sys.exit(cli.main(sys.argv[1:]))\n"
     )

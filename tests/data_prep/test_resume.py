@@ -13,9 +13,9 @@ import time
 import pytest
 
 from bert_jax.errors import UserError
-from data_prep.build.prepare import Preparer
-from data_prep.options import NearDuplicates, Options
-from data_prep.verify import verify
+from data_prep.build.prepare import BlockPreparer
+from data_prep.options import BuildOptions, NearDuplicateOptions
+from data_prep.verify import verify_corpus
 from tests.building import files, make_documents, run
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -51,11 +51,11 @@ print("ready", flush=True)
 run("c", SPECS, OPTIONS, LocalEngine(workers))
 """
 
-OPTIONS = Options(
+OPTIONS = BuildOptions(
     validation_fraction=0.2,
     max_shard_bytes=4000,
     drop_duplicate_paragraphs=20,
-    near_duplicates=NearDuplicates(),
+    near_duplicates=NearDuplicateOptions(),
 )
 
 
@@ -96,7 +96,7 @@ def test_killed_at_a_named_point(expected, kind, number, when):
     assert process.returncode == -signal.SIGKILL, errors
     assert pathlib.Path("c/corpus.incomplete").exists() and not pathlib.Path("c/corpus.json").exists()
     with pytest.raises(UserError, match="not a finished corpus"):
-        verify("c")
+        verify_corpus("c")
     run("c", SPECS, OPTIONS)
     assert files("c") == expected
 
@@ -135,9 +135,9 @@ def stop(*_):
 @contextlib.contextmanager
 def prepared(monkeypatch):
     """Yields a list that gets the source of every block that is prepared."""
-    sources, prepare = [], Preparer.__call__
+    sources, prepare = [], BlockPreparer.__call__
     with monkeypatch.context() as patch:
-        patch.setattr(Preparer, "__call__", lambda self, task: sources.append(task.source) or prepare(self, task))
+        patch.setattr(BlockPreparer, "__call__", lambda self, task: sources.append(task.source) or prepare(self, task))
         yield sources
 
 
@@ -167,8 +167,8 @@ def test_a_directory_of_the_user_stays(text):
 
 def test_other_arguments(text, monkeypatch, capsys):
     """What does not depend on them is used, and the work of a first build is kept until a second is finished."""
-    specs, first = ["text:text.txt"], Options(validation_fraction=0.1, max_shard_bytes=3000)
-    again = Options(validation_fraction=0.3, min_characters=50)
+    specs, first = ["text:text.txt"], BuildOptions(validation_fraction=0.1, max_shard_bytes=3000)
+    again = BuildOptions(validation_fraction=0.3, min_characters=50)
     run("fresh", specs, again)
     for options in (first, dataclasses.replace(first, drop_repeated_lines=True)):
         with monkeypatch.context() as patch, prepared(patch) as sources, pytest.raises(KeyboardInterrupt):

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from data_prep.sources import files, parse
-from data_prep.sources.cut import BlankLines, WholeFile, cut_records, cut_text
+from data_prep.sources.text_chunks import BlankLineRule, WholeFileRule, document_aligned_blocks, record_aligned_blocks
 from tests.data_prep.test_sources_reading import read
 
 SPACES = [" ", "\t", "\x0b", "\r", "\n", "\n", "\n\n", "\r\n", "\r\n\r\n"]
@@ -43,8 +43,8 @@ def file():
 
 
 def pieces(path, rule, block_bytes):
-    with files.Reader(str(path)) as reader:
-        return list(cut_text(reader, rule, block_bytes))
+    with files.DecompressingReader(str(path)) as reader:
+        return list(document_aligned_blocks(reader, rule, block_bytes))
 
 
 @settings(max_examples=400, deadline=None)
@@ -63,7 +63,7 @@ def test_blocks_make_no_difference_to_documents(file, text, block_bytes):
         assert reading.texts == whole.texts
     assert [d.origin for d in reading.documents if d.text.strip()] == [d.origin for d in whole.documents]
     assert read(f"text-files:{file}", block_bytes=block_bytes).texts == [f"x{text}"]
-    for rule in (BlankLines(), WholeFile()):
+    for rule in (BlankLineRule(), WholeFileRule()):
         assert all(len(piece.data) <= block_bytes for piece in pieces(file, rule, block_bytes))
 
 
@@ -136,8 +136,8 @@ def test_long_documents_need_little_memory(tmp_path):
 
 
 def records(path, mark, block_bytes, **settings):
-    with files.Reader(str(path)) as reader:
-        return list(cut_records(reader, mark, block_bytes, **settings))
+    with files.DecompressingReader(str(path)) as reader:
+        return list(record_aligned_blocks(reader, mark, block_bytes, **settings))
 
 
 @settings(max_examples=300, deadline=None)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep.vocabularies import merges
-from data_prep.vocabularies.merges import Merged, learn
+from data_prep.vocabularies.merges import MergeResult, learn_merges
 
 # Counts of words from Sennrich et al. (2016).
 WORDS = {"low": 5, "lower": 2, "newest": 6, "widest": 3}
@@ -22,7 +22,7 @@ def learn_from(words, more, score="count", continuation=""):
     spelled = [spell(word, continuation) for word in words]
     characters = sorted({piece for word in spelled for piece in word})
     size = len(characters) + more
-    merged = learn(spelled, list(words.values()), characters, size, score=score, continuation=continuation)
+    merged = learn_merges(spelled, list(words.values()), characters, size, score=score, continuation=continuation)
     assert merged.pieces[: len(characters)] == characters
     return merged, merged.pieces[len(characters) :]
 
@@ -48,8 +48,8 @@ def test_likelihood_starts_elsewhere():
 
 
 def test_rare_pairs_are_not_joined():
-    assert learn([list("ab"), list("cd")], [1, 2], list("abcd"), 9).merges == [("c", "d")]
-    assert learn([list("ab"), list("cd")], [1, 2], list("abcd"), 9, min_count=3).merges == []
+    assert learn_merges([list("ab"), list("cd")], [1, 2], list("abcd"), 9).merges == [("c", "d")]
+    assert learn_merges([list("ab"), list("cd")], [1, 2], list("abcd"), 9, min_count=3).merges == []
 
 
 def test_ties_go_to_the_word_met_first():
@@ -87,7 +87,7 @@ def obvious(words, counts, pieces, size, score, continuation):
                 if (word[i], word[i + 1]) == best:
                     word[i : i + 2] = [pieces[-1]]
                 i += 1
-    return Merged(pieces, joins)
+    return MergeResult(pieces, joins)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -109,6 +109,6 @@ def test_the_loop_does_what_the_obvious_one_does(words, more, score, continuatio
     spelled = [spell(word, continuation) for word in words]
     pieces = sorted({piece for word in spelled for piece in word})
     counts, size = list(words.values()), len(pieces) + more
-    found = learn(spelled, counts, pieces, size, score=score, continuation=continuation)
+    found = learn_merges(spelled, counts, pieces, size, score=score, continuation=continuation)
     assert found == obvious(spelled, counts, pieces, size, score, continuation)
     assert len(set(found.pieces)) == len(found.pieces)

@@ -8,8 +8,8 @@ import numpy as np
 
 from bert_jax.config import Config, DataConfig, EvaluationConfig, ModelConfig, ObjectiveConfig, Phase
 from data_prep.build.engines.local import LocalEngine
-from data_prep.build.pipeline import Request, build
-from data_prep.options import Options
+from data_prep.build.pipeline import BuildRequest, build
+from data_prep.options import BuildOptions
 from tests import building
 
 WORDS = [word for word in building.WORDS if word != "a"]
@@ -77,8 +77,8 @@ def build_corpora(directory: Path) -> list[Path]:
     for name, count in (("large", 150), ("small", 60)):
         text = directory / f"{name}.txt"
         text.write_text("\n\n".join(make_document(rng, prefixes) for _ in range(count)))
-        options = Options(validation_fraction=0.15)
+        options = BuildOptions(validation_fraction=0.15)
         sources = [building.parse(f"text:{text}")]
-        build(Request(sources, building.make_tokenizer(), directory / name, name, options), LocalEngine(1))
+        build(BuildRequest(sources, building.make_tokenizer(), directory / name, name, options), LocalEngine(1))
         found.append(directory / name)
     return found

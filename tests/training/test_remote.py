@@ -29,7 +29,7 @@ from bert_jax.training.run_directory.checkpoint import COMMIT
 from bert_jax.training.run_directory.ledger import Ledger
 from bert_jax.training.run_directory.metrics import read_metrics
 from bert_jax.training.state import abstract_state
-from data_prep.verify import verify
+from data_prep.verify import verify_corpus
 from tests.stores import MemoryStore, memory_store, tree, use_s3
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "shared_programs")
@@ -291,7 +291,7 @@ def test_a_corpus_is_built_on_s3(s3, tiny_corpus, tmp_path):
     assert here.keys() == there.keys()
     differ = {name for name in here if here[name] != there[name]}
     assert not {name for name in differ if "array_record" in name or name.endswith(".npy")}
-    assert verify(bucket / "built").extra == ()
+    assert verify_corpus(bucket / "built").extra == ()
     assert not [request for request in requests if request.copies]
 
 

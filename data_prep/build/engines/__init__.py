@@ -11,10 +11,10 @@ import contextlib
 from collections.abc import Sequence
 
 from data_prep.build.assemble import Assembler
-from data_prep.build.prepare import Job
+from data_prep.build.prepare import PrepareJob
 from data_prep.sources.base import Input
 
-PlacedInput = tuple[int, int, Input]
+IndexedInput = tuple[int, int, Input]
 """Index of the source, index in the source, the input"""
 
 
@@ -25,7 +25,7 @@ class Engine(contextlib.AbstractContextManager):
         """Lets go of what it holds."""
 
     @abc.abstractmethod
-    def prepare(self, job: Job, inputs: Sequence[PlacedInput]) -> None:
+    def prepare(self, job: PrepareJob, inputs: Sequence[IndexedInput]) -> None:
         """Phase 1."""
 
     @abc.abstractmethod

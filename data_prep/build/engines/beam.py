@@ -18,8 +18,8 @@ from etils import epath
 from bert_jax import storage
 from bert_jax.errors import UserError
 from data_prep.build.assemble import Assembler
-from data_prep.build.engines import Engine, PlacedInput
-from data_prep.build.prepare import Job, Preparer, cut
+from data_prep.build.engines import Engine, IndexedInput
+from data_prep.build.prepare import BlockPreparer, PrepareJob, input_tasks
 
 _BYTES_PER_READER = 256 << 20
 _MAX_READERS = 16
@@ -37,7 +37,7 @@ class BeamEngine(Engine):
     flags: Sequence[str] = ()
     """pipeline options of Beam, as on its command line"""
 
-    def prepare(self, job: Job, inputs: Sequence[PlacedInput]) -> None:
+    def prepare(self, job: PrepareJob, inputs: Sequence[IndexedInput]) -> None:
         """Phase 1."""
         shares = [
             (place, reader, readers)
@@ -88,16 +88,16 @@ def _failures_in(scratch: str) -> Iterator[None]:
 
 
 class _Prepare(beam.DoFn):
-    def __init__(self, job: Job):
+    def __init__(self, job: PrepareJob):
         self._job = job
 
     def setup(self):
-        self._preparer = Preparer(self._job)
+        self._preparer = BlockPreparer(self._job)
 
     def process(self, share):
         (source, index, part), reader, readers = share
         with _failures_in(self._job.scratch):
-            for task in cut(self._job, source, index, part, reader, readers):
+            for task in input_tasks(self._job, source, index, part, reader, readers):
                 if not task.done:
                     self._preparer(task)
 

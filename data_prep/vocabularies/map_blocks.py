@@ -12,12 +12,12 @@ from data_prep.clean import clean
 from data_prep.parallel import ordered_map
 from data_prep.sources.base import Block, Skipped, Source
 
-Digest = Callable[[list[str]], Any]
+BlockFunction = Callable[[list[str]], Any]
 """What is wanted of the cleaned texts of a block; picklable."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Boiled:
+class BlockResult:
     """What is left of a block.
 
     Attributes:
@@ -28,7 +28,7 @@ class Boiled:
       kept_bytes: of what was kept of it.
       skipped: counts by reason.
       first: the first thing skipped.
-      result: what the digest made of the texts kept.
+      result: what the function made of the texts kept.
     """
 
     source: int
@@ -42,7 +42,7 @@ class Boiled:
 
 
 @dataclasses.dataclass
-class Total:
+class SourceTotals:
     """What a source gave in all.
 
     Attributes:
@@ -56,37 +56,37 @@ class Total:
     _skipped: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     _first: Skipped | None = None
 
-    def add(self, boiled: Boiled) -> None:
+    def add(self, result: BlockResult) -> None:
         """Counts a block."""
-        self.text_bytes += boiled.text_bytes
-        self.kept_bytes += boiled.kept_bytes
-        self._documents += boiled.documents
-        self._skipped += boiled.skipped
-        self._first = self._first or boiled.first
+        self.text_bytes += result.text_bytes
+        self.kept_bytes += result.kept_bytes
+        self._documents += result.documents
+        self._skipped += result.skipped
+        self._first = self._first or result.first
 
     def report(self, source: Source) -> None:
-        """Says on stderr what was left out; raises what `Source.check` raises."""
-        source.check(self._documents, self._skipped, self._first)
+        """Says on stderr what was left out; raises what `Source.check_not_empty` raises."""
+        source.check_not_empty(self._documents, self._skipped, self._first)
         if self._first:
             counts = ", ".join(f"{count} x {reason}" for reason, count in self._skipped.items())
             first = f"{self._first.origin}: {self._first.detail}"
             print(f"note: --source {source.spec}: left out {counts}; the first: {first}", file=sys.stderr)
 
 
-def boil(
+def map_blocks(
     sources: Sequence[Source],
-    digest: Digest,
-    take: Callable[[int, Any], None],
+    function: BlockFunction,
+    on_result: Callable[[int, Any], None],
     workers: int,
     description: str,
     rates: Sequence[float] | None = None,
-) -> list[Total]:
-    """Hands what `digest` makes of each block to `take`, in the order of the text, whatever the number of workers.
+) -> list[SourceTotals]:
+    """Hands what `function` makes of each block to `on_result`, in the order of the text, whatever the number of workers.
 
     Args:
       sources: read one after the other.
-      digest: of the cleaned texts of a block.
-      take: gets the index of the source and the result.
+      function: of the cleaned texts of a block.
+      on_result: gets the index of the source and the result.
       workers: processes.
       description: for the progress bar.
       rates: part of each source's documents to keep; a hash of its text decides for each document, or part of a
@@ -98,19 +98,21 @@ def boil(
     Raises:
       UserError: a source cannot be read.
     """
-    totals = [Total() for _ in sources]
+    totals = [SourceTotals() for _ in sources]
     parts = [(index, source, part) for index, source in enumerate(sources) for part in source.inputs()]
     rates = tuple(rates) if rates is not None else (1.0,) * len(sources)
     with progress(description, sum(part.size for _, _, part in parts), "B") as bar:
-        for boiled in ordered_map(_boil, _tasks(parts), workers, _name, _initialize, (tuple(sources), digest, rates)):
-            totals[boiled.source].add(boiled)
-            take(boiled.source, boiled.result)
-            bar.update(boiled.size)
+        for result in ordered_map(
+            _map_block, _tasks(parts), workers, _name, _initialize, (tuple(sources), function, rates)
+        ):
+            totals[result.source].add(result)
+            on_result(result.source, result.result)
+            bar.update(result.size)
     return totals
 
 
 _Task = tuple[int, Block]
-_state: tuple[tuple[Source, ...], Digest, tuple[float, ...]] | None = None
+_state: tuple[tuple[Source, ...], BlockFunction, tuple[float, ...]] | None = None
 
 
 def _tasks(parts) -> Iterator[_Task]:
@@ -128,9 +130,9 @@ def _initialize(*state) -> None:
     _state = state
 
 
-def _boil(task: _Task) -> Boiled:
+def _map_block(task: _Task) -> BlockResult:
     index, block = task
-    sources, digest, rates = _state
+    sources, function, rates = _state
     documents, text_bytes, kept_bytes, first = 0, 0, 0, None
     skipped: collections.Counter[str] = collections.Counter()
     kept: list[str] = []
@@ -146,7 +148,7 @@ def _boil(task: _Task) -> Boiled:
         if _is_kept(content, rates[index]):
             kept_bytes += len(content)
             kept.append(text)
-    return Boiled(index, block.size, documents, text_bytes, kept_bytes, skipped, first, digest(kept))
+    return BlockResult(index, block.size, documents, text_bytes, kept_bytes, skipped, first, function(kept))
 
 
 def _is_kept(content: bytes, rate: float) -> bool:

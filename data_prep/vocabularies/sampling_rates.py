@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 
-def keep_rates(sizes: Sequence[float] | np.ndarray, wanted: np.ndarray, limit: float) -> np.ndarray:
+def sampling_rates(sizes: Sequence[float] | np.ndarray, wanted: np.ndarray, limit: float) -> np.ndarray:
     """Which part of the documents to keep so that `limit` is reached with the wanted shares, float64 [num_parts].
 
     Where a part has too little text, all of it is kept, and its share falls short.

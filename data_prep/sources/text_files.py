@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from data_prep.sources import files
 from data_prep.sources.base import BLOCK_BYTES, Block, Document, Input, Skipped, Source
-from data_prep.sources.cut import BlankLines, Piece, Rule, WholeFile, cut_text
+from data_prep.sources.text_chunks import BlankLineRule, BoundaryRule, TextChunk, WholeFileRule, document_aligned_blocks
 
 _BLANK_LINES = re.compile(rb"(?:[ \t\r\f\v]*+\n)++")
 _BETWEEN_DOCUMENTS = re.compile(rb"\n((?:[ \t\r\f\v]*+\n)++)")
@@ -23,23 +23,23 @@ class FileSource(Source):
 
     def inputs(self) -> list[Input]:
         """Files; small neighbours together."""
-        return files.group(files.find(self.spec, self.pattern), self.block_bytes)
+        return files.group_files(files.find_files(self.spec, self.pattern), self.block_bytes)
 
-    def blocks(self, part: Input, facts: list[dict]) -> Iterator[Block]:
+    def blocks(self, part: Input, file_entries: list[dict]) -> Iterator[Block]:
         """Pieces of files, those of small files together."""
-        pieces: list[Piece | Skipped] = []
+        pieces: list[TextChunk | Skipped] = []
         gathered = read_before = reported = 0
         for path in part.paths:
-            with files.Reader(path) as file:
+            with files.DecompressingReader(path) as file:
                 for piece in self._pieces(file):
-                    size = len(piece.data) if isinstance(piece, Piece) else 0
+                    size = len(piece.data) if isinstance(piece, TextChunk) else 0
                     if pieces and gathered + size > self.block_bytes:
                         read = min(part.size, read_before + file.raw_bytes)
                         yield Block(pieces[0].origin, tuple(pieces), read - reported)
                         pieces, gathered, reported = [], 0, read
                     pieces.append(piece)
                     gathered += size
-                facts.append(file.facts())
+                file_entries.append(file.file_entry())
                 read_before += file.raw_bytes
         yield Block(pieces[0].origin, tuple(pieces), part.size - reported)
 
@@ -54,15 +54,15 @@ class FileSource(Source):
                 yield from self._documents(piece)
 
     @abc.abstractmethod
-    def _pieces(self, file: files.Reader) -> Iterator[Piece | Skipped]:
+    def _pieces(self, file: files.DecompressingReader) -> Iterator[TextChunk | Skipped]:
         """Cuts a file; the last piece has been read to the end of the file."""
 
     @abc.abstractmethod
-    def _documents(self, piece: Piece) -> Iterator[Document | Skipped]:
+    def _documents(self, piece: TextChunk) -> Iterator[Document | Skipped]:
         """Reads a piece, which is not empty."""
 
 
-def decode(piece: Piece, begin: int, end: int, origin: str) -> str | Skipped:
+def decode_utf8(piece: TextChunk, begin: int, end: int, origin: str) -> str | Skipped:
     """Bytes of a piece as text, or where they are not UTF-8.
 
     Where such bytes are a part of a document, an empty part takes their place: others may have been read already.
@@ -80,12 +80,12 @@ class TextSource(FileSource):
     """`text:GLOB` and `lines:GLOB`: a blank line divides documents."""
 
     sentence_per_line: bool = False
-    rule: ClassVar[Rule] = BlankLines()
+    rule: ClassVar[BoundaryRule] = BlankLineRule()
 
-    def _pieces(self, file: files.Reader) -> Iterator[Piece]:
-        return cut_text(file, self.rule, self.block_bytes)
+    def _pieces(self, file: files.DecompressingReader) -> Iterator[TextChunk]:
+        return document_aligned_blocks(file, self.rule, self.block_bytes)
 
-    def _documents(self, piece: Piece) -> Iterator[Document | Skipped]:
+    def _documents(self, piece: TextChunk) -> Iterator[Document | Skipped]:
         spans = list(_spans(piece))
         line, counted = piece.line, 0
         for index, (begin, end) in enumerate(spans):
@@ -93,7 +93,7 @@ class TextSource(FileSource):
             counted = begin
             begins, ends = piece.begins or index > 0, piece.ends or index < len(spans) - 1
             origin = f"{piece.path}:{line}"
-            text = decode(piece, begin, end, origin)
+            text = decode_utf8(piece, begin, end, origin)
             if isinstance(text, Skipped):
                 yield text
                 if begins and ends:
@@ -102,7 +102,7 @@ class TextSource(FileSource):
             yield Document(origin, text, self.sentence_per_line, begins, ends)
 
 
-def _spans(piece: Piece) -> Iterator[tuple[int, int]]:
+def _spans(piece: TextChunk) -> Iterator[tuple[int, int]]:
     """Where the documents of a piece begin and end, the last line end included."""
     data, begin = piece.data, 0
     if not piece.begins and piece.line_start and (blank := _BLANK_LINES.match(data)):
@@ -119,14 +119,14 @@ def _spans(piece: Piece) -> Iterator[tuple[int, int]]:
 class TextFileSource(FileSource):
     """`text-files:GLOB`: a file is a document."""
 
-    rule: ClassVar[Rule] = WholeFile()
+    rule: ClassVar[BoundaryRule] = WholeFileRule()
 
-    def _pieces(self, file: files.Reader) -> Iterator[Piece]:
-        return cut_text(file, self.rule, self.block_bytes)
+    def _pieces(self, file: files.DecompressingReader) -> Iterator[TextChunk]:
+        return document_aligned_blocks(file, self.rule, self.block_bytes)
 
-    def _documents(self, piece: Piece) -> Iterator[Document | Skipped]:
+    def _documents(self, piece: TextChunk) -> Iterator[Document | Skipped]:
         origin = piece.path if piece.begins else piece.origin
-        text = decode(piece, 0, len(piece.data), origin)
+        text = decode_utf8(piece, 0, len(piece.data), origin)
         if isinstance(text, Skipped):
             yield text
             if piece.begins and piece.ends:

@@ -14,7 +14,7 @@ from bert_jax.tokenizers.kinds import (
     byte_alphabet,
 )
 from bert_jax.tokenizers.tokenizer import Tokenizer, bpe, byte_bpe, wordpiece
-from data_prep.vocabularies.merges import MIN_COUNT, Merged, learn
+from data_prep.vocabularies.merges import MIN_COUNT, MergeResult, learn_merges
 
 MAX_CHARACTERS = 1000
 """Rarer characters become unknown; each kept one takes a piece, two in WordPiece."""
@@ -36,7 +36,7 @@ def train_wordpiece(
     Starts from characters, with "##" before those inside a word.
 
     Args:
-      counts: of words as `counting.BertWords` makes them; their order decides ties.
+      counts: of words as `counting.BertWordCounter` makes them; their order decides ties.
       vocab_size: number of pieces; fewer where the text has no more, which is said on stderr.
       lowercase: whether the words are lower-cased, as texts then will be.
       score: which pairs to join first, one of `merges.SCORES`.
@@ -92,7 +92,7 @@ def train_byte_bpe(
     """Trains RoBERTa's kind: <s> <pad> </s> <unk> <mask> are 0..4, then the 256 bytes, then merges.
 
     Args:
-      counts: of words as `counting.ByteWords` makes them; their order decides ties.
+      counts: of words as `counting.ByteWordCounter` makes them; their order decides ties.
       vocab_size, lowercase, min_count: as for `train_wordpiece`.
 
     Raises:
@@ -105,12 +105,12 @@ def train_byte_bpe(
     return byte_bpe(vocab, merged.merges, lowercase, prefix_space=True, origin=_ORIGIN)
 
 
-def too_small(vocab_size: int, least: int) -> UserError:
+def vocab_size_error(vocab_size: int, least: int) -> UserError:
     """The error for a vocabulary that cannot hold what it must."""
     return UserError(f"--vocab-size {vocab_size} cannot hold the characters of this text; use at least {least}")
 
 
-def note_size(found: int, vocab_size: int) -> None:
+def warn_if_fewer_pieces(found: int, vocab_size: int) -> None:
     """Says on stderr where a text gives fewer pieces than were asked for."""
     if found < vocab_size:
         print(f"note: the text gives only {found} pieces, not {vocab_size}", file=sys.stderr)
@@ -118,13 +118,13 @@ def note_size(found: int, vocab_size: int) -> None:
 
 def _learn(
     words: Iterable[Iterable[str]], counts: Sequence[int], pieces: Sequence[str], vocab_size: int, **options
-) -> Merged:
+) -> MergeResult:
     if not counts:
         raise UserError("no words in the text; a tokenizer cannot be trained on it")
     if len(pieces) > vocab_size:
-        raise too_small(vocab_size, len(pieces))
-    merged = learn(words, counts, pieces, vocab_size, **options)
-    note_size(len(merged.pieces), vocab_size)
+        raise vocab_size_error(vocab_size, len(pieces))
+    merged = learn_merges(words, counts, pieces, vocab_size, **options)
+    warn_if_fewer_pieces(len(merged.pieces), vocab_size)
     return merged
 
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 
 from data_prep.sources.base import MAX_RECORD_BYTES, Skipped
-from data_prep.sources.files import Reader
+from data_prep.sources.files import DecompressingReader
 
 # Possessive, so that no run of white space is tried twice.
 _BLANK_LINE = re.compile(rb"[ \t\r\f\v]*+\n")
@@ -21,7 +21,7 @@ _LAST_BLANK_LINE = re.compile(rb"(?s:.*)\n[ \t\r\f\v]*+\n")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Piece:
+class TextChunk:
     """Consecutive bytes of a file: whole documents, or a part of one, or the rest of one and others."""
 
     path: str
@@ -44,7 +44,7 @@ class Piece:
         return f"{self.path}:{self.line}"
 
 
-class Rule(abc.ABC):
+class BoundaryRule(abc.ABC):
     """Where documents end in a window of bytes, and where a long one may be cut."""
 
     def blank(self, window: bytes) -> int:
@@ -67,7 +67,7 @@ class Rule(abc.ABC):
         return found.end() if found else 0
 
 
-class BlankLines(Rule):
+class BlankLineRule(BoundaryRule):
     """A blank line (spaces and tabs count for nothing) divides documents."""
 
     def blank(self, window: bytes) -> int:
@@ -86,7 +86,7 @@ class BlankLines(Rule):
         return 0
 
 
-class WholeFile(Rule):
+class WholeFileRule(BoundaryRule):
     """A file is a document."""
 
     def boundary(self, window: bytes, stop: int, line_start: bool) -> int:
@@ -97,7 +97,7 @@ class WholeFile(Rule):
 class _Window:
     """The next bytes of a file, of which ever more is asked for and taken."""
 
-    def __init__(self, file: Reader, size: int):
+    def __init__(self, file: DecompressingReader, size: int):
         self._file = file
         self._size = size
         self.data = file.read(size)
@@ -122,10 +122,10 @@ class _Window:
         self.complete = len(more) < self._size
         return more
 
-    def take(self, size: int, begins: bool = True, ends: bool = True) -> Piece:
+    def take(self, size: int, begins: bool = True, ends: bool = True) -> TextChunk:
         """Removes bytes from the beginning."""
         data = self.data[:size]
-        piece = Piece(self._file.path, self.offset, self.line, data, begins, ends, self.line_start)
+        piece = TextChunk(self._file.path, self.offset, self.line, data, begins, ends, self.line_start)
         self.data = self.data[size:]
         self.offset += size
         self.line += data.count(b"\n")
@@ -134,7 +134,7 @@ class _Window:
         return piece
 
 
-def cut_text(file: Reader, rule: Rule, block_bytes: int) -> Iterator[Piece]:
+def document_aligned_blocks(file: DecompressingReader, rule: BoundaryRule, block_bytes: int) -> Iterator[TextChunk]:
     """Pieces of at most `block_bytes` (at least 4) bytes; one, empty, of a file with nothing but white space."""
     window = _Window(file, block_bytes + 1)
     begins, any_yet = True, False
@@ -157,7 +157,7 @@ def cut_text(file: Reader, rule: Rule, block_bytes: int) -> Iterator[Piece]:
         yield window.take(len(window.data), begins)
 
 
-def _inside(window: bytes, rule: Rule, stop: int) -> int:
+def _inside(window: bytes, rule: BoundaryRule, stop: int) -> int:
     """Where to cut a document that is longer than a block."""
     place = rule.paragraph(window, stop) or window.rfind(b"\n", 0, stop) + 1 or window.rfind(b" ", 0, stop) + 1
     if place:
@@ -166,9 +166,9 @@ def _inside(window: bytes, rule: Rule, stop: int) -> int:
     return next((end for end in range(stop, stop - 4, -1) if window[end] & 0xC0 != 0x80), stop)
 
 
-def cut_records(
-    file: Reader, mark: bytes, block_bytes: int, max_bytes: int = MAX_RECORD_BYTES
-) -> Iterator[Piece | Skipped]:
+def record_aligned_blocks(
+    file: DecompressingReader, mark: bytes, block_bytes: int, max_bytes: int = MAX_RECORD_BYTES
+) -> Iterator[TextChunk | Skipped]:
     """Pieces of about `block_bytes` bytes that end behind a mark, or where the file ends.
 
     A record longer than a block is a piece of its own; one longer than `max_bytes` is left out.

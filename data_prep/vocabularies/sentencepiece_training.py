@@ -10,7 +10,7 @@ import sentencepiece as library
 from bert_jax.errors import UserError
 from bert_jax.tokenizers.kinds import CLS, MASK, PAD, SEP, UNK
 from bert_jax.tokenizers.tokenizer import Tokenizer, sentencepiece
-from data_prep.vocabularies.kinds import note_size, too_small
+from data_prep.vocabularies.wordpiece_bpe import vocab_size_error, warn_if_fewer_pieces
 
 MAX_LINE_BYTES = 4096
 """Longer lines are cut: by itself the library leaves out what is longer than 4192 bytes."""
@@ -22,7 +22,7 @@ _THREADS = 16
 
 
 @dataclasses.dataclass(frozen=True)
-class Lines:
+class LineSplitter:
     """Cuts texts into lines that are not too long."""
 
     def __call__(self, texts: Iterable[str]) -> list[str]:
@@ -72,10 +72,10 @@ def train_sentencepiece(lines: Sequence[str], model_type: str, vocab_size: int, 
         )
     except RuntimeError as error:
         if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error)):
-            raise too_small(vocab_size, int(found[1])) from error
+            raise vocab_size_error(vocab_size, int(found[1])) from error
         raise
     tokenizer = sentencepiece(model.getvalue(), "the trained vocabulary")
-    note_size(tokenizer.vocab_size, vocab_size)
+    warn_if_fewer_pieces(tokenizer.vocab_size, vocab_size)
     return tokenizer
 
 

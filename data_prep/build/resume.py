@@ -25,25 +25,25 @@ def scratch_directory(directory: epath.Path, name: str, parent: os.PathLike | st
     Raises:
       UserError: the directory holds something that no build has left.
     """
-    marks = writer.claim_directory(directory)
+    scratch_dir = writer.acquire_directory(directory)
     if parent is not None:
-        marks = epath.Path(parent) / f"{name}.incomplete"
-        make_directory(marks)
-    return marks
+        scratch_dir = epath.Path(parent) / f"{name}.incomplete"
+        make_directory(scratch_dir)
+    return scratch_dir
 
 
 @contextlib.contextmanager
-def only_one(directory: epath.Path, marks: epath.Path) -> Iterator[None]:
+def exclusive_build(directory: epath.Path, scratch_dir: epath.Path) -> Iterator[None]:
     """Refuses a second build on this machine to the same directory, or with the same scratch directory.
 
     Raises:
       UserError: another one is at work, or the directory has become a corpus.
     """
     with contextlib.ExitStack() as locks:
-        for place in dict.fromkeys((directory / INCOMPLETE, marks)):
+        for place in dict.fromkeys((directory / INCOMPLETE, scratch_dir)):
             if not is_remote(place):
                 _lock(place, locks)
-        writer.refuse_finished(directory)
+        writer.check_not_finished(directory)
         yield
 
 
@@ -61,23 +61,23 @@ def _lock(place: epath.Path, locks: contextlib.ExitStack) -> None:
 
 
 @contextlib.contextmanager
-def nothing_left(marks: epath.Path, directory: epath.Path, existed: bool) -> Iterator[None]:
+def remove_if_nothing_prepared(scratch_dir: epath.Path, directory: epath.Path, existed: bool) -> Iterator[None]:
     """Removes the scratch directory of a build that fails before it has prepared anything, and a directory it made."""
     try:
         yield
     except BaseException:
-        if next(marks.glob("unit-*"), None) is None:
-            clear(marks, directory)
+        if next(scratch_dir.glob("unit-*"), None) is None:
+            remove_scratch(scratch_dir, directory)
             if not existed and not any(directory.iterdir()):
                 directory.rmdir()
         raise
 
 
-def go_on(marks: epath.Path, directory: epath.Path, arguments: dict, keys: Sequence[str]) -> None:
+def resume_or_start(scratch_dir: epath.Path, directory: epath.Path, arguments: dict, keys: Sequence[str]) -> None:
     """Keeps what an earlier run left as far as it fits this one, and notes what this one is.
 
     Args:
-      marks: the scratch directory.
+      scratch_dir: the scratch directory.
       directory: of the corpus.
       arguments: all that the corpus depends on, beside the content of its sources; JSON values.
       keys: of the units of this build.
@@ -86,33 +86,33 @@ def go_on(marks: epath.Path, directory: epath.Path, arguments: dict, keys: Seque
       UserError: the scratch directory holds something that no build has left.
     """
     wanted = json.loads(json.dumps(arguments))
-    begun = marks / _BEGUN
-    for leftover in (*marks.glob("*.partial"), *marks.glob("columns-*"), *marks.glob("writing-*")):
+    begun = scratch_dir / _BEGUN
+    for leftover in (*scratch_dir.glob("*.partial"), *scratch_dir.glob("columns-*"), *scratch_dir.glob("writing-*")):
         leftover.rmtree() if leftover.is_dir() else leftover.unlink()
     if begun.exists():
         if scratch.read_json(begun) == wanted:
             return
-        if any(path.name.split("-")[1] not in keys for path in marks.glob("unit-*")):
+        if any(path.name.split("-")[1] not in keys for path in scratch_dir.glob("unit-*")):
             print(
-                f"note: {marks} also keeps what an unfinished build with other arguments has prepared, until this one"
+                f"note: {scratch_dir} also keeps what an unfinished build with other arguments has prepared, until this one"
                 " is finished",
                 file=sys.stderr,
             )
-    elif marks.exists() and any(path.name != _LOCK for path in marks.iterdir()):
-        raise UserError(f"{marks}: is not empty and was not left by a build; choose another directory")
-    forget_decisions(marks, directory)
+    elif scratch_dir.exists() and any(path.name != _LOCK for path in scratch_dir.iterdir()):
+        raise UserError(f"{scratch_dir}: is not empty and was not left by a build; choose another directory")
+    remove_decisions(scratch_dir, directory)
     scratch.write_json(begun, wanted)
 
 
-def forget_decisions(marks: epath.Path, directory: epath.Path) -> None:
+def remove_decisions(scratch_dir: epath.Path, directory: epath.Path) -> None:
     """Removes plans and shards; units stay."""
-    (marks / scratch.PLANS).unlink(missing_ok=True)  # first: without it the rest does not count
-    for path in (*marks.glob("plan-*"), *marks.glob("shard-*"), *directory.glob("*.array_record-*")):
+    (scratch_dir / scratch.PLANS).unlink(missing_ok=True)  # first: without it the rest does not count
+    for path in (*scratch_dir.glob("plan-*"), *scratch_dir.glob("shard-*"), *directory.glob("*.array_record-*")):
         path.unlink()
 
 
-def clear(marks: epath.Path, directory: epath.Path) -> None:
+def remove_scratch(scratch_dir: epath.Path, directory: epath.Path) -> None:
     """Removes what a finished build needs no more."""
-    marks.rmtree(missing_ok=True)
-    if marks != directory / INCOMPLETE:
+    scratch_dir.rmtree(missing_ok=True)
+    if scratch_dir != directory / INCOMPLETE:
         (directory / INCOMPLETE).rmtree(missing_ok=True)  # a store has no empty directories

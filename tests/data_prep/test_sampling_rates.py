@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from bert_jax.data.mixture import smoothed_shares
-from data_prep.vocabularies.sampling import keep_rates, largest_sample
+from data_prep.vocabularies.sampling_rates import largest_sample, sampling_rates
 
 
 def test_shares_of_multilingual_bert():
@@ -26,6 +26,6 @@ def test_rates_reach_limit_and_shares():
     sizes = [900.0, 100.0]
     wanted = smoothed_shares(sizes, 0.0)
     assert largest_sample(sizes, wanted) == 200
-    np.testing.assert_allclose(keep_rates(sizes, wanted, 200), [100 / 900, 1])
-    np.testing.assert_allclose(keep_rates(sizes, wanted, 100), [50 / 900, 0.5])
-    np.testing.assert_allclose(keep_rates(sizes, wanted, 1000), [500 / 900, 1])
+    np.testing.assert_allclose(sampling_rates(sizes, wanted, 200), [100 / 900, 1])
+    np.testing.assert_allclose(sampling_rates(sizes, wanted, 100), [50 / 900, 0.5])
+    np.testing.assert_allclose(sampling_rates(sizes, wanted, 1000), [500 / 900, 1])

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.duplicates.ngram_index import LeakIndex
+from data_prep.duplicates.ngram_index import NgramIndex
 from data_prep.duplicates.word_hashes import word_hashes
 
 texts = st.lists(st.sampled_from(["a", "b", "c", "d"]), max_size=20).map(" ".join)
@@ -20,7 +20,7 @@ def runs(text, size):
 @given(st.lists(texts, max_size=6), texts, st.integers(1, 5))
 @settings(deadline=None)  # the first call compiles
 def test_hits_are_those_of_sets(evaluation, document, size):
-    index = LeakIndex.build(iter(evaluation), size)
+    index = NgramIndex.build(iter(evaluation), size)
     known = {run for text in evaluation for run in runs(text, size)}
     assert index.hits(word_hashes(document)) == sum(run in known for run in runs(document, size))
     assert index.num_ngrams == len(known)
@@ -30,7 +30,7 @@ def test_hits_are_those_of_sets(evaluation, document, size):
 
 def test_a_quotation_is_found_whatever_its_punctuation():
     sentence = "The quick brown fox, which was hungry, jumps over a very lazy old dog"
-    index = LeakIndex.build(["too short", sentence, "今天天气很好我们一起去公园散步吧"])
+    index = NgramIndex.build(["too short", sentence, "今天天气很好我们一起去公园散步吧"])
     assert (index.num_ngrams, index.too_short) == (2 + 4, 1)
     quoting = "he wrote: “the QUICK brown fox - which was hungry - jumps over a very lazy old dog”, then slept"
     assert index.hits(word_hashes(quoting)) == 2
@@ -41,7 +41,7 @@ def test_a_quotation_is_found_whatever_its_punctuation():
 
 def test_pickles_and_does_not_depend_on_order():
     evaluation = [f"{i} " * 7 + f"{i + 1} " * 7 for i in range(500)]
-    index, other = LeakIndex.build(evaluation), LeakIndex.build(evaluation[::-1])
+    index, other = NgramIndex.build(evaluation), NgramIndex.build(evaluation[::-1])
     assert np.array_equal(index.slots, other.slots)
     again = pickle.loads(pickle.dumps(index))
     assert (again.ngram_words, again.num_ngrams) == (13, index.num_ngrams)
@@ -50,9 +50,9 @@ def test_pickles_and_does_not_depend_on_order():
 
 def test_every_run_has_its_slot():
     for count in range(1, 80):
-        index = LeakIndex.build([" ".join(map(str, range(count)))], 1)
+        index = NgramIndex.build([" ".join(map(str, range(count)))], 1)
         assert np.count_nonzero(index.slots) == index.num_ngrams == count
 
 
 def test_nothing_to_look_for():
-    assert LeakIndex.build([]).hits(word_hashes("word " * 50)) == 0
+    assert NgramIndex.build([]).hits(word_hashes("word " * 50)) == 0

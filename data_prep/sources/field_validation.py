@@ -9,7 +9,7 @@ from data_prep.sources.base import Document, Skipped
 _MOST_FIELDS = 20
 
 
-def no_such_field(field: str, fields: Collection[str]) -> str:
+def missing_field_message(field: str, fields: Collection[str]) -> str:
     """Says that there is no such field, which ones there are, and which one was perhaps meant."""
     if not fields:
         return f"no field {field!r}; there are none here"
@@ -19,28 +19,28 @@ def no_such_field(field: str, fields: Collection[str]) -> str:
     return f"no field {field!r}{hint}; there are: {', '.join(names)}"
 
 
-def text_of(value: Any, field: str, origin: str) -> Document | Skipped:
+def document_from_text(value: Any, field: str, origin: str) -> Document | Skipped:
     """A field's value as a document, where it is text and not empty."""
     if value is None:
         return Skipped("null_field", origin, f"the field {field!r} is null")
     if not isinstance(value, str):
-        return Skipped("field_not_text", origin, f"the field {field!r} is {kind_of(value)}, not text")
+        return Skipped("field_not_text", origin, f"the field {field!r} is {json_type_name(value)}, not text")
     if not value or value.isspace():
         return Skipped("empty_document", origin, f"the field {field!r} is empty")
     return Document(origin, value)
 
 
-def text_of_bytes(value: bytes | None, field: str, origin: str, max_bytes: int) -> Document | Skipped:
-    """`text_of` of what should be UTF-8 and have no more than `max_bytes`."""
+def document_from_utf8(value: bytes | None, field: str, origin: str, max_bytes: int) -> Document | Skipped:
+    """`document_from_text` of what should be UTF-8 and have no more than `max_bytes`."""
     if value is not None and len(value) > max_bytes:
         return Skipped("record_too_long", origin, f"the field {field!r} is longer than {max_bytes} bytes")
     try:
-        return text_of(None if value is None else value.decode(), field, origin)
+        return document_from_text(None if value is None else value.decode(), field, origin)
     except UnicodeDecodeError as error:
         return Skipped("invalid_utf8", origin, f"the field {field!r} is not UTF-8 at its byte {error.start}")
 
 
-def kind_of(value: Any) -> str:
+def json_type_name(value: Any) -> str:
     """What a value read from JSON is called in a message."""
     if value is None:
         return "null"
