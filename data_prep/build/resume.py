@@ -1,4 +1,4 @@
-"""Who may work where: the scratch directory of a build, and what of an earlier run in it can be used."""
+"""Locks and resumes builds: the scratch directory of a build, and the work of an earlier run in it."""
 
 import contextlib
 import fcntl
@@ -15,15 +15,15 @@ from bert_jax.errors import UserError
 from bert_jax.storage import is_remote, make_directory
 from data_prep.build import scratch, writer
 
-_BEGUN = "build.json"
+_ARGUMENTS = "build.json"
 _LOCK = "build.lock"
 
 
 def scratch_directory(directory: epath.Path, name: str, parent: os.PathLike | str | None) -> epath.Path:
-    """Where a build to `directory` keeps what is not finished: in it, or in a folder of its own below `parent`.
+    """The directory for unfinished work of a build to `directory`: inside it, or a folder of its own below `parent`.
 
     Raises:
-      UserError: the directory holds something that no build has left.
+      UserError: the directory contains files that are not from a build.
     """
     scratch_dir = writer.acquire_directory(directory)
     if parent is not None:
@@ -34,10 +34,10 @@ def scratch_directory(directory: epath.Path, name: str, parent: os.PathLike | st
 
 @contextlib.contextmanager
 def exclusive_build(directory: epath.Path, scratch_dir: epath.Path) -> Iterator[None]:
-    """Refuses a second build on this machine to the same directory, or with the same scratch directory.
+    """Locks out a second build on this machine to the same directory or with the same scratch directory.
 
     Raises:
-      UserError: another one is at work, or the directory has become a corpus.
+      UserError: another build is running, or the directory has become a corpus.
     """
     with contextlib.ExitStack() as locks:
         for place in dict.fromkeys((directory / INCOMPLETE, scratch_dir)):
@@ -57,12 +57,12 @@ def _lock(place: epath.Path, locks: contextlib.ExitStack) -> None:
     except (BlockingIOError, FileNotFoundError):  # locked, or removed by a build that has just ended
         is_current = False
     if not is_current:
-        raise UserError(f"{place}: another build is at work here; wait for it, or stop it")
+        raise UserError(f"{place}: another build is running here; wait for it, or stop it")
 
 
 @contextlib.contextmanager
 def remove_if_nothing_prepared(scratch_dir: epath.Path, directory: epath.Path, existed: bool) -> Iterator[None]:
-    """Removes the scratch directory of a build that fails before it has prepared anything, and a directory it made."""
+    """If a build fails before any block is prepared, removes its scratch directory and the directory it created."""
     try:
         yield
     except BaseException:
@@ -74,45 +74,45 @@ def remove_if_nothing_prepared(scratch_dir: epath.Path, directory: epath.Path, e
 
 
 def resume_or_start(scratch_dir: epath.Path, directory: epath.Path, arguments: dict, keys: Sequence[str]) -> None:
-    """Keeps what an earlier run left as far as it fits this one, and notes what this one is.
+    """Keeps the work of an earlier run that this build can use, and records the arguments of this build.
 
     Args:
       scratch_dir: the scratch directory.
       directory: of the corpus.
-      arguments: all that the corpus depends on, beside the content of its sources; JSON values.
-      keys: of the units of this build.
+      arguments: everything that the corpus depends on, except the content of its sources; JSON values.
+      keys: of the prepared blocks of this build.
 
     Raises:
-      UserError: the scratch directory holds something that no build has left.
+      UserError: the scratch directory contains files that are not from a build.
     """
-    wanted = json.loads(json.dumps(arguments))
-    begun = scratch_dir / _BEGUN
+    current = json.loads(json.dumps(arguments))
+    recorded = scratch_dir / _ARGUMENTS
     for leftover in (*scratch_dir.glob("*.partial"), *scratch_dir.glob("columns-*"), *scratch_dir.glob("writing-*")):
         leftover.rmtree() if leftover.is_dir() else leftover.unlink()
-    if begun.exists():
-        if scratch.read_json(begun) == wanted:
+    if recorded.exists():
+        if scratch.read_json(recorded) == current:
             return
         if any(path.name.split("-")[1] not in keys for path in scratch_dir.glob("unit-*")):
             print(
-                f"note: {scratch_dir} also keeps what an unfinished build with other arguments has prepared, until this one"
+                f"note: {scratch_dir} also keeps the work of an unfinished build with other arguments, until this build"
                 " is finished",
                 file=sys.stderr,
             )
     elif scratch_dir.exists() and any(path.name != _LOCK for path in scratch_dir.iterdir()):
-        raise UserError(f"{scratch_dir}: is not empty and was not left by a build; choose another directory")
+        raise UserError(f"{scratch_dir}: is not empty and not from an unfinished build; choose another directory")
     remove_decisions(scratch_dir, directory)
-    scratch.write_json(begun, wanted)
+    scratch.write_json(recorded, current)
 
 
 def remove_decisions(scratch_dir: epath.Path, directory: epath.Path) -> None:
-    """Removes plans and shards; units stay."""
-    (scratch_dir / scratch.PLANS).unlink(missing_ok=True)  # first: without it the rest does not count
+    """Removes plans and shards; keeps prepared blocks."""
+    (scratch_dir / scratch.PLANS).unlink(missing_ok=True)  # first: the others are ignored without it
     for path in (*scratch_dir.glob("plan-*"), *scratch_dir.glob("shard-*"), *directory.glob("*.array_record-*")):
         path.unlink()
 
 
 def remove_scratch(scratch_dir: epath.Path, directory: epath.Path) -> None:
-    """Removes what a finished build needs no more."""
+    """Removes the scratch directory of a finished build."""
     scratch_dir.rmtree(missing_ok=True)
     if scratch_dir != directory / INCOMPLETE:
-        (directory / INCOMPLETE).rmtree(missing_ok=True)  # a store has no empty directories
+        (directory / INCOMPLETE).rmtree(missing_ok=True)  # object stores have no empty directories

@@ -51,7 +51,9 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         metavar="F",
         help="share of documents held out (default %(default)s)",
     )
-    add.add_argument("--max-shard-mb", type=flags.positive, default=64, metavar="MB", help="shard size (default 64)")
+    add.add_argument(
+        "--max-shard-mb", type=flags.positive_int, default=64, metavar="MB", help="shard size (default 64)"
+    )
     add.add_argument("--scratch", metavar="DIR", help=f"directory for unfinished work (default: {INCOMPLETE} in --out)")
     add.add_argument(
         "--engine",
@@ -82,7 +84,7 @@ def _add_cleaning(add: argparse.ArgumentParser) -> None:
 def _add_filters(add: argparse.ArgumentParser) -> None:
     group = add.add_argument_group("filters", "corpus.json counts what they remove")
     group.add_argument(
-        "--min-characters", type=flags.positive, default=1, metavar="N", help="remove shorter documents (default 1)"
+        "--min-characters", type=flags.positive_int, default=1, metavar="N", help="remove shorter documents (default 1)"
     )
     group.add_argument(
         "--drop-repeated-lines", action="store_true", help="remove lines that occurred before in the document"
@@ -90,7 +92,7 @@ def _add_filters(add: argparse.ArgumentParser) -> None:
     group.add_argument("--keep-duplicates", action="store_true", help="keep documents that are equal to an earlier one")
     group.add_argument(
         "--drop-duplicate-paragraphs",
-        type=flags.positive,
+        type=flags.positive_int,
         metavar="N",
         help="remove paragraphs of at least N bytes that are equal to an earlier one",
     )
@@ -104,13 +106,13 @@ def _add_filters(add: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--shingle-words",
-        type=flags.positive,
+        type=flags.positive_int,
         metavar="N",
         help=f"words per shingle, for near-duplicates (default {_NEAR.shingle_words})",
     )
     group.add_argument(
         "--permutations",
-        type=flags.up_to(10_000),
+        type=flags.int_up_to(10_000),
         metavar="N",
         help=f"length of a MinHash signature, for near-duplicates (default {_NEAR.permutations})",
     )
@@ -123,7 +125,7 @@ def _add_filters(add: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--decontamination-words",
-        type=flags.positive,
+        type=flags.positive_int,
         metavar="N",
         help=f"consecutive words that count as an overlap (default {_DEFAULT.decontamination_words})",
     )

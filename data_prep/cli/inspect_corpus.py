@@ -1,4 +1,4 @@
-"""`bert-data inspect`: what is in a corpus, in the terminal, as JSON, or as a page."""
+"""`bert-data inspect`: describes a corpus in the terminal, as JSON, or as an HTML page."""
 
 import argparse
 import json
@@ -13,14 +13,14 @@ from data_prep.inspection.statistics import measure_corpus
 
 
 def add_parser(commands) -> None:
-    """Adds the command to those of `bert-data`; `commands` is what `add_subparsers` returned."""
+    """Adds the command to `commands`, the result of `add_subparsers`."""
     add = commands.add_parser(
         "inspect",
-        help="describe corpora: counts, lengths, what was left out, samples, weights for training on several",
+        help="describe corpora: counts, lengths, what was removed, samples, weights for training on several",
     )
     add.add_argument("directories", nargs="+", metavar="DIR", help="a corpus; several are compared and weighted")
     add.add_argument("--json", action="store_true", help="print the same as JSON")
-    add.add_argument("--html", metavar="FILE", help="also write a page with plots; FILE must not exist")
+    add.add_argument("--html", metavar="FILE", help="also write an HTML page with plots; FILE must not exist")
     add.add_argument(
         "--sampling-exponent",
         type=flags.exponent,

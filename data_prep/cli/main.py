@@ -1,4 +1,4 @@
-"""The command `bert-data`: train a tokenizer, build a corpus, look at one, verify one."""
+"""The command `bert-data`: train a tokenizer; build, inspect and verify corpora."""
 
 import argparse
 import re
@@ -14,8 +14,8 @@ from data_prep.verify import verify_corpus
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns its exit code (`command_line.run`)."""
     words = sys.argv[1:] if argv is None else list(argv)
-    again = "continues where it was" if words[:1] == ["build"] else "starts from the beginning"
-    return command_line.run(lambda: _run(words), f"stopped; the same command {again}")
+    effect = "continues the build" if words[:1] == ["build"] else "starts from the beginning"
+    return command_line.run(lambda: _run(words), f"stopped; the same command {effect}")
 
 
 def _run(words: Sequence[str]) -> None:
@@ -23,15 +23,15 @@ def _run(words: Sequence[str]) -> None:
     arguments = _parser().parse_args(words[:end])
     arguments.runner_flags = words[end + 1 :]
     if arguments.runner_flags and arguments.command is not build.run:
-        raise UserError(f"{' '.join(words[end:])}: only `build` passes flags after -- on; leave them out")
+        raise UserError(f"{' '.join(words[end:])}: only `build` accepts flags after --; leave them out")
     arguments.command(arguments)
 
 
 class _Parser(argparse.ArgumentParser):
-    """What it refuses is one line, with the nearest flag or command."""
+    """Reports errors in one line, with the closest flag or command."""
 
     known: tuple[str, ...] = ()
-    """Words that may have been meant."""
+    """Flags and commands to suggest."""
 
     def error(self, message: str):
         wrong = re.search("(?:unrecognized arguments: |invalid choice: ')([^ ']+)", message)
@@ -47,7 +47,7 @@ class _Version(argparse.Action):
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser("bert-data", description="Prepares text for pretraining with bert-jax.", allow_abbrev=False)
-    parser.add_argument("--version", action=_Version, nargs=0, help="print versions and leave")
+    parser.add_argument("--version", action=_Version, nargs=0, help="print versions and exit")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     tokenizer.add_parser(commands)
     build.add_parser(commands)

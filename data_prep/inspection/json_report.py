@@ -1,4 +1,4 @@
-"""The report as plain values, for JSON."""
+"""The report as JSON values."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from data_prep.inspection.statistics import QUANTILES, CorpusStatistics, SplitSt
 
 
 def report(corpora: Sequence[CorpusStatistics], mixed: Mixture | None) -> dict:
-    """All that the page shows: {"corpora": [...], "mixture": {...} or None}."""
+    """The content of the page: {"corpora": [...], "mixture": {...} or None}."""
     return {"corpora": [_corpus(one) for one in corpora], "mixture": mixed and _mixture(mixed)}
 
 
@@ -21,7 +21,7 @@ def _corpus(statistics: CorpusStatistics) -> dict:
         "tokenizer_fingerprint": manifest["tokenizer"]["fingerprint"],
         "disk_bytes": statistics.disk_bytes,
         "disk_bytes_per_token": statistics.disk_bytes_per_token,
-        "splits": {split: _split(manifest["splits"][split], about) for split, about in statistics.splits.items()},
+        "splits": {split: _split(manifest["splits"][split], measured) for split, measured in statistics.splits.items()},
         **{key: manifest[key] for key in ("dropped", "cleaned", "skipped", "settings")},
         "sources": [source | {"files": len(source["files"])} for source in manifest["sources"]],
         "pieces": {

@@ -1,4 +1,4 @@
-"""How often to read each of several corpora when a model is trained on all of them."""
+"""Sampling weights for training on several corpora."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ class MixtureShare:
     tokens: int
     """of its train split"""
     share: float
-    """of the tokens of all"""
+    """of the tokens of all corpora"""
     weight: float
-    """share of the examples to draw from it"""
+    """share of the rows to read from it"""
 
     @property
     def repeats(self) -> float:
-        """Epochs of this corpus while as many tokens are read as all corpora hold."""
+        """Epochs of this corpus while as many tokens are read as all corpora have together."""
         return self.weight / self.share
 
 
@@ -38,7 +38,7 @@ class Mixture:
 def weight_corpora(corpora: Sequence[CorpusStatistics], exponent: float) -> Mixture:
     """Weights q_i ~ p_i^exponent, where p_i is the share of corpus i in all tokens.
 
-    An exponent below 1 reads small corpora more often than their size says: multilingual BERT used 0.7.
+    With an exponent below 1, small corpora are read more often than by size; multilingual BERT used 0.7.
     """
     tokens = [corpus.train_tokens for corpus in corpora]
     weights = smoothed_shares(tokens, exponent).tolist()

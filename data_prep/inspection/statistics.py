@@ -1,4 +1,4 @@
-"""Measures a corpus from its arrays and corpus.json; reads records only for the sample documents."""
+"""Statistics of a corpus from its arrays and corpus.json; records are read for the sample documents only."""
 
 import dataclasses
 import os
@@ -29,21 +29,21 @@ _REPORT = {
     "settings": dict,
     "sources": [{"spec": str, "documents": int, "text_bytes": int, "files": list}],
 }
-"""What is shown of corpus.json, beside that which opening the corpus needs."""
+"""The part of corpus.json that is shown, besides what is needed to open the corpus."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SplitStatistics:
-    """What is measured of one split; its counts stand in corpus.json."""
+    """Measurements of one split; its counts are in corpus.json."""
 
     sentences: LengthHistogram
     """tokens in a sentence"""
     documents: LengthHistogram
     """tokens in a document"""
     packing_estimates: tuple[packing.PackingEstimate, ...]
-    """rows of an epoch, one for each of ROW_LENGTHS"""
+    """for each of ROW_LENGTHS"""
     random_pairs: tuple[float, ...]
-    """share of BERT's sentence pairs whose second segment is random, one for each of ROW_LENGTHS"""
+    """share of BERT's sentence pairs whose second segment is random, for each of ROW_LENGTHS"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,18 +51,18 @@ class Sample:
     """The beginning of a document of the train split."""
 
     document: int
-    """its index"""
+    """index of the document"""
     tokens: int
     """of the whole document"""
     sentences: tuple[str, ...]
-    """decoded ids, at most 96 of them; what the tokenizer lost stays lost"""
+    """decoded ids, at most 96 of them; characters that the tokenizer does not represent are missing"""
     cut: bool
-    """whether the document goes on"""
+    """whether the document is longer"""
 
 
 @dataclasses.dataclass(frozen=True)
 class PieceUsage:
-    """How the train split uses the vocabulary; the five special tokens, which no text holds, are left out."""
+    """How the train split uses the vocabulary, without the five special tokens, which do not occur in text."""
 
     total: int
     """pieces of the vocabulary"""
@@ -78,7 +78,7 @@ class PieceUsage:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CorpusStatistics:
-    """Everything `bert-data inspect` says about one corpus."""
+    """All statistics of `bert-data inspect` about one corpus."""
 
     directory: str
     manifest: dict
@@ -101,10 +101,10 @@ class CorpusStatistics:
 
 
 def measure_corpus(directory: os.PathLike | str) -> CorpusStatistics:
-    """Measures a corpus. Memory does not grow with its tokens: arrays are mapped and read in blocks.
+    """Measures a corpus. Memory does not depend on its size: arrays are memory-mapped and read in blocks.
 
     Raises:
-      UserError: there is no finished corpus, or its arrays are damaged.
+      UserError: the directory holds no finished corpus, or its arrays are damaged.
     """
     manifest = read_manifest(directory)
     check_schema(epath.Path(directory) / MANIFEST, manifest, _REPORT)
@@ -115,7 +115,7 @@ def measure_corpus(directory: os.PathLike | str) -> CorpusStatistics:
     return CorpusStatistics(
         directory=os.fspath(directory),
         manifest=manifest,
-        disk_bytes=sum(facts["bytes"] for facts in manifest["files"].values())
+        disk_bytes=sum(entry["bytes"] for entry in manifest["files"].values())
         + (epath.Path(directory) / MANIFEST).stat().length,
         splits=splits,
         pieces=_pieces(train.token_counts, tokenizer),
@@ -159,7 +159,7 @@ def _blocks(corpus: Corpus) -> Iterator[np.ndarray]:
     """Document offsets of 65,536 documents at a time."""
     for start in range(0, corpus.num_documents, _BLOCK_DOCUMENTS):
         offsets = np.array(corpus.document_offsets[start : start + _BLOCK_DOCUMENTS + 1])
-        # Compiled loops check no bounds.
+        # Compiled loops do not check bounds.
         if offsets[0] < 0 or offsets[-1] > corpus.num_sentences or (np.diff(offsets) < 1).any():
             raise _damaged(corpus)
         yield offsets
@@ -171,7 +171,7 @@ def _damaged(corpus: Corpus) -> UserError:
 
 @numba.njit(cache=True)
 def _block_lengths(sentence_counts, sentence_lengths, document_offsets):
-    """Counts the sentences of a block by their length; returns the tokens of each document."""
+    """Counts the sentences of a block by length; returns the tokens of each document."""
     documents = np.zeros(len(document_offsets) - 1, np.int64)
     for document in range(len(documents)):
         for sentence in range(document_offsets[document], document_offsets[document + 1]):
@@ -191,7 +191,7 @@ def _pieces(token_counts: np.ndarray, tokenizer: Tokenizer) -> PieceUsage:
         number = int(((counts >= start) & (counts < 10 * start)).sum())
         decades.append((f"{start:,}–{10 * start - 1:,}", number))
         start *= 10
-    # Stable, so that pieces of the same count keep the order of their ids.
+    # Stable, so that pieces with the same count are in the order of their ids.
     order = np.argsort(-np.asarray(token_counts), kind="stable")[:FREQUENT_PIECES]
     return PieceUsage(
         total=len(counts),

@@ -158,7 +158,7 @@ TOKENIZER = ["tokenizer", "--vocab-size", "90", "--out", "new.json", "--source"]
         (build_arguments("text.txt/c"), "text.txt"),
         (build_arguments("c", "text:text.txt", "--runner", "DirectRunner"), "add --engine beam"),
         (build_arguments("c", "text:text.txt", "--", "--direct_num_workers=2"), "add --engine beam"),
-        (["verify", "c", "--", "--fast"], "only `build` passes flags after -- on"),
+        (["verify", "c", "--", "--fast"], "only `build` accepts flags after --"),
         (build_arguments("c", "text:text.txt", "--shingle-words", "3"), "add --drop-near-duplicates"),
         (build_arguments("c", "text:text.txt", "--decontamination-words", "3"), "add --decontaminate"),
         (build_arguments("c", "text:text.txt", "--tokenizer", "no"), "no such tokenizer"),

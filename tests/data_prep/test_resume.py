@@ -175,7 +175,7 @@ def test_other_arguments(text, monkeypatch, capsys):
             patch.setattr("data_prep.build.writer.finish_corpus", stop)
             run("c", specs, options)
         assert len(sources) > 3
-    assert "note: c/corpus.incomplete also keeps what an unfinished build" in capsys.readouterr().err
+    assert "note: c/corpus.incomplete also keeps the work of an unfinished build" in capsys.readouterr().err
     with prepared(monkeypatch) as sources:
         run("c", specs, again)
     assert sources == [] and files("c") == files("fresh")

@@ -69,5 +69,5 @@ def test_the_source(documents, block_documents):
     assert [text.split("\n") for text in reading.texts] == documents
     assert all(one.sentence_per_line for one in reading.documents)
     assert reading.documents[3].origin == "reference document 3"
-    assert reading.facts == [{"name": "reference", "version": "1"}]
+    assert reading.file_entries == [{"name": "reference", "version": "1"}]
     assert reading.blocks == -(-NUM_DOCUMENTS // block_documents)

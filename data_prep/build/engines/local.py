@@ -15,7 +15,7 @@ _preparer: BlockPreparer | None = None
 
 
 class LocalEngine(Engine):
-    """This process reads and cuts, `workers` processes do the rest; with one worker, this process does all."""
+    """This process reads and splits the input, `workers` processes do the rest; with one worker, it does everything."""
 
     def __init__(self, workers: int = 1):
         self._count = workers
@@ -25,14 +25,14 @@ class LocalEngine(Engine):
         self._stack.close()
 
     def prepare(self, job: PrepareJob, inputs: Sequence[IndexedInput]) -> None:
-        """Phase 1; a few blocks for each worker are in memory at a time."""
+        """Phase 1; a few blocks per worker are in memory at a time."""
         self._workers = self._stack.enter_context(WorkerPool(self._count, _initialize, (job,)))
         with progress("preparing", sum(part.size for _, _, part in inputs), "B") as bar:
             for size in self._workers.map(_prepare, _tasks(job, inputs, bar), _origin):
                 bar.update(size)
 
     def assemble(self, assembler: Assembler, plans: Sequence[str]) -> None:
-        """Phase 3, a shard at a time in each worker."""
+        """Phase 3; each worker writes one shard at a time."""
         with progress("writing", len(plans), "shard") as bar:
             for _ in self._workers.map(assembler, plans, assembler.first_document):
                 bar.update()
