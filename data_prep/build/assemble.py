@@ -77,16 +77,16 @@ def _parts(directory: epath.Path, blocks: list[str], plan: dict[str, np.ndarray]
 
 
 def _pieces(
-    arrays: dict[str, np.ndarray], wanted: np.ndarray, paragraph_repeats: np.ndarray
+    arrays: dict[str, np.ndarray], is_kept: np.ndarray, paragraph_repeats: np.ndarray
 ) -> Iterator[tuple[int, DocumentPart]]:
     """Index and content of each kept part of a prepared block, without duplicate paragraphs."""
-    if not wanted.any():
+    if not is_kept.any():
         return
     paragraph_ends = np.cumsum(arrays["part_paragraphs"])
     sentence_ends = np.concatenate([[0], np.cumsum(arrays["paragraph_sentences"], dtype=np.int64)])
     token_ends = np.concatenate([[0], np.cumsum(arrays["sentence_lengths"], dtype=np.int64)])
     origins = scratch.unpack_texts(arrays["part_origins"])
-    for index in np.flatnonzero(wanted):
+    for index in np.flatnonzero(is_kept):
         last = int(paragraph_ends[index])
         first = last - int(arrays["part_paragraphs"][index])
         sentences = slice(sentence_ends[first], sentence_ends[last])

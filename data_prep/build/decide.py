@@ -194,11 +194,11 @@ def _plan_split(
         first_block = int(np.searchsorted(tables.part_offsets, part, "right")) - 1
         end_block = int(np.searchsorted(tables.part_offsets, end_part, "left"))
         parts = slice(int(tables.part_offsets[first_block]), int(tables.part_offsets[end_block]))
-        wanted = np.zeros(parts.stop - parts.start, np.bool_)
-        wanted[part - parts.start : end_part - parts.start] = np.repeat(
+        is_kept = np.zeros(parts.stop - parts.start, np.bool_)
+        is_kept[part - parts.start : end_part - parts.start] = np.repeat(
             belongs[first:last], np.diff(tables.first_part[first : last + 1])
         )
-        arrays = {"wanted": wanted, "starts": tables.starts[parts]}
+        arrays = {"wanted": is_kept, "starts": tables.starts[parts]}
         if paragraph_repeats is not None:
             paragraphs = slice(*tables.paragraph_offsets[[first_block, end_block]])
             arrays["paragraph_repeats"] = paragraph_repeats[paragraphs]

@@ -193,13 +193,13 @@ class _BlockBuilder:
         self._parts.append((part.begins, part.ends, len(text), len(data), ngram_hits, len(paragraphs)))
 
     def _without_repeated_lines(self, text: str) -> str:
-        seen, kept = set(), []
+        known_lines, kept = set(), []
         for line in text.split("\n"):
-            if line and line in seen:
+            if line and line in known_lines:
                 self._repeated["lines"] += 1
                 self._repeated["text_bytes"] += len(line.encode()) + 1
             else:
-                seen.add(line)
+                known_lines.add(line)
                 kept.append(line)
         return clean("\n".join(kept), self._options.cleaning)
 

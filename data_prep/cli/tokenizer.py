@@ -61,8 +61,8 @@ def _add_training(add: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--score",
         choices=list(SCORES),
-        help="wordpiece: merge the most frequent pair (count, the default), or the one with the highest count relative to"
-        " the counts of its parts (likelihood)",
+        help="wordpiece: merge the most frequent pair (count, the default), or the one with the highest count relative"
+        " to the counts of its parts (likelihood)",
     )
     group.add_argument(
         "--max-characters",

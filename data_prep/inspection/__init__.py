@@ -1,4 +1,4 @@
-"""Describes a corpus: `statistics` measures, `report` selects what is shown, `text`, `html`, `json_report` render it."""
+"""Describes a corpus: `statistics` measures, `report` selects; `text`, `html` and `json_report` render."""
 
 import os
 from collections.abc import Mapping

@@ -1,9 +1,9 @@
 """Estimates packing efficiency and the share of random sentence pairs of training rows, from length arrays alone.
 
 An example is RoBERTa's doc-sentences (Liu et al. 2019, 4.2): as many consecutive whole sentences of one document as fit
-into a row. Rows are then packed from the histogram of example lengths, longest example first, each into the row with the
-least room that is sufficient: the histogram packing of Krell et al. 2021 (arXiv:2107.02027) with best fit, their LPFHP.
-Their SPFHP takes the row with the most room; on books and Wikipedia both need the same number of rows.
+into a row. Rows are then packed from the histogram of example lengths, longest example first, each into the row with
+the least room that is sufficient: the histogram packing of Krell et al. 2021 (arXiv:2107.02027) with best fit, their
+LPFHP. Their SPFHP takes the row with the most room; on books and Wikipedia both need the same number of rows.
 
 Assumptions: one [CLS] and one [SEP] per example, no intentionally shorter examples, and an epoch that is packed as a
 whole. A stream that packs one window at a time comes close to it; other formats (such as BERT's segment pairs) give

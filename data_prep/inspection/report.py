@@ -206,9 +206,9 @@ def _packing(statistics: CorpusStatistics) -> Section:
         "Expected packing efficiency",
         (
             Note(
-                "Share of tokens in rows that are not padding, in an epoch of train. An example is as many consecutive whole"
-                " sentences of one document as fit into a row (RoBERTa's doc-sentences; longer sentences are split), with"
-                " one [CLS] and one [SEP]. Packed rows hold several examples, longest first, best fit, over the whole"
+                "Share of the tokens of rows that are not padding, in an epoch of train. An example is as many"
+                " consecutive whole sentences of one document as fit into a row (RoBERTa's doc-sentences; longer ones are"
+                " split), with one [CLS] and one [SEP]. Packed rows hold several examples, longest first, best fit, over the whole"
                 " epoch (Krell et al. 2021). `bert-jax doctor` counts the rows of a run, with its format and settings."
                 " Random pairs: the expected share of BERT's sentence pairs (segment_pair) whose second segment comes"
                 " from another document; about 50% where documents are long, more where they are short."

@@ -1,4 +1,4 @@
-"""Records with fields: what a source says when a field is not there, or is not text."""
+"""Checks fields of records: missing fields, and values that are not text."""
 
 import difflib
 from collections.abc import Collection
@@ -6,21 +6,21 @@ from typing import Any
 
 from data_prep.sources.base import Document, Skipped
 
-_MOST_FIELDS = 20
+_MAX_FIELDS = 20
 
 
 def missing_field_message(field: str, fields: Collection[str]) -> str:
-    """Says that there is no such field, which ones there are, and which one was perhaps meant."""
+    """A message about a missing field, with the existing fields and the closest name."""
     if not fields:
-        return f"no field {field!r}; there are none here"
+        return f"no field {field!r}; there are no fields"
     near = difflib.get_close_matches(field, fields, n=1)
     hint = f", did you mean {near[0]!r}" if near else ""
-    names = [*sorted(fields)[:_MOST_FIELDS], *(["..."] if len(fields) > _MOST_FIELDS else [])]
+    names = [*sorted(fields)[:_MAX_FIELDS], *(["..."] if len(fields) > _MAX_FIELDS else [])]
     return f"no field {field!r}{hint}; there are: {', '.join(names)}"
 
 
 def document_from_text(value: Any, field: str, origin: str) -> Document | Skipped:
-    """A field's value as a document, where it is text and not empty."""
+    """The value of a field as a document, if it is text and not empty."""
     if value is None:
         return Skipped("null_field", origin, f"the field {field!r} is null")
     if not isinstance(value, str):
@@ -31,7 +31,7 @@ def document_from_text(value: Any, field: str, origin: str) -> Document | Skippe
 
 
 def document_from_utf8(value: bytes | None, field: str, origin: str, max_bytes: int) -> Document | Skipped:
-    """`document_from_text` of what should be UTF-8 and have no more than `max_bytes`."""
+    """`document_from_text` of bytes, which must be UTF-8 and at most `max_bytes`."""
     if value is not None and len(value) > max_bytes:
         return Skipped("record_too_long", origin, f"the field {field!r} is longer than {max_bytes} bytes")
     try:
@@ -41,7 +41,7 @@ def document_from_utf8(value: bytes | None, field: str, origin: str, max_bytes: 
 
 
 def json_type_name(value: Any) -> str:
-    """What a value read from JSON is called in a message."""
+    """The type of a JSON value, for messages."""
     if value is None:
         return "null"
     kinds = {dict: "an object", list: "a list", str: "text", bool: "true or false"}

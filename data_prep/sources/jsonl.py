@@ -1,7 +1,7 @@
-"""`jsonl:GLOB@FIELD`: JSON lines, each a record with the document in one of its fields.
+"""`jsonl:GLOB@FIELD`: JSON lines, each a record with a document in one of its fields.
 
-orjson reads them: strict, and of the fast parsers the one that says best what is wrong and where. On records of
-1.5 kB it does 750 MB/s, msgspec 890 (typed), Python's json 285.
+orjson parses them: it is strict, and of the fast parsers it has the most precise error messages. On records of 1.5 kB
+it reaches 750 MB/s, msgspec 890 (typed), Python's json 285.
 """
 
 import dataclasses
@@ -22,27 +22,27 @@ class JsonLinesSource(FileSource):
     field: str = ""
     max_record_bytes: int = MAX_RECORD_BYTES
 
-    def _pieces(self, file: files.DecompressingReader) -> Iterator[TextChunk | Skipped]:
+    def _chunks(self, file: files.DecompressingReader) -> Iterator[TextChunk | Skipped]:
         return record_aligned_blocks(file, b"\n", self.block_bytes, self.max_record_bytes)
 
-    def _documents(self, piece: TextChunk) -> Iterator[Document | Skipped]:
-        data, begin, number = memoryview(piece.data), 0, piece.line  # no copies: a line may have a GB
+    def _documents(self, chunk: TextChunk) -> Iterator[Document | Skipped]:
+        data, begin, number = memoryview(chunk.data), 0, chunk.line  # no copies: a line may be 1 GB
         while begin < len(data):
-            end = piece.data.find(b"\n", begin)
+            end = chunk.data.find(b"\n", begin)
             end = end if end >= 0 else len(data)
             if end > begin:
-                yield from self._line(piece, data, begin, end, number)
+                yield from self._line(chunk, data, begin, end, number)
             begin, number = end + 1, number + 1
 
     def _line(
-        self, piece: TextChunk, data: memoryview, begin: int, end: int, number: int
+        self, chunk: TextChunk, data: memoryview, begin: int, end: int, number: int
     ) -> Iterator[Document | Skipped]:
         orjson = import_optional("orjson", "reading JSON lines")
-        origin = f"{piece.path}:{number}"
+        origin = f"{chunk.path}:{number}"
         try:
             yield _document(orjson.loads(data[begin:end]), self.field.split("."), origin)
         except orjson.JSONDecodeError as error:
-            text = decode_utf8(piece, begin, end, origin)
+            text = decode_utf8(chunk, begin, end, origin)
             if isinstance(text, Skipped):
                 yield text
             elif text.strip():

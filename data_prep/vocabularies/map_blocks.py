@@ -1,4 +1,4 @@
-"""Reads sources, cleans their text, and boils each block of it down to what is wanted of it, in worker processes."""
+"""Reads sources, cleans their text, and applies a function to each block, in worker processes."""
 
 import collections
 import dataclasses
@@ -13,22 +13,22 @@ from data_prep.parallel import ordered_map
 from data_prep.sources.base import Block, Skipped, Source
 
 BlockFunction = Callable[[list[str]], Any]
-"""What is wanted of the cleaned texts of a block; picklable."""
+"""A function of the cleaned texts of a block; picklable."""
 
 
 @dataclasses.dataclass(frozen=True)
 class BlockResult:
-    """What is left of a block.
+    """The result of one block.
 
     Attributes:
       source: index of the source.
       size: of the block, in units of progress.
-      documents: how many began here.
+      documents: that begin in the block.
       text_bytes: UTF-8 bytes of all cleaned text.
-      kept_bytes: of what was kept of it.
+      kept_bytes: of the sampled text.
       skipped: counts by reason.
-      first: the first thing skipped.
-      result: what the function made of the texts kept.
+      first: the first skipped item.
+      result: of the function, for the sampled texts.
     """
 
     source: int
@@ -43,11 +43,11 @@ class BlockResult:
 
 @dataclasses.dataclass
 class SourceTotals:
-    """What a source gave in all.
+    """Totals of a source.
 
     Attributes:
       text_bytes: UTF-8 bytes of cleaned text.
-      kept_bytes: of what was kept of it.
+      kept_bytes: of the sampled text.
     """
 
     text_bytes: int = 0
@@ -57,7 +57,7 @@ class SourceTotals:
     _first: Skipped | None = None
 
     def add(self, result: BlockResult) -> None:
-        """Counts a block."""
+        """Adds the counts of a block."""
         self.text_bytes += result.text_bytes
         self.kept_bytes += result.kept_bytes
         self._documents += result.documents
@@ -65,12 +65,12 @@ class SourceTotals:
         self._first = self._first or result.first
 
     def report(self, source: Source) -> None:
-        """Says on stderr what was left out; raises what `Source.check_not_empty` raises."""
+        """Prints a note on what was skipped; raises the errors of `Source.check_not_empty`."""
         source.check_not_empty(self._documents, self._skipped, self._first)
         if self._first:
             counts = ", ".join(f"{count} x {reason}" for reason, count in self._skipped.items())
             first = f"{self._first.origin}: {self._first.detail}"
-            print(f"note: --source {source.spec}: left out {counts}; the first: {first}", file=sys.stderr)
+            print(f"note: --source {source.spec}: skipped {counts}; the first: {first}", file=sys.stderr)
 
 
 def map_blocks(
@@ -81,19 +81,19 @@ def map_blocks(
     description: str,
     rates: Sequence[float] | None = None,
 ) -> list[SourceTotals]:
-    """Hands what `function` makes of each block to `on_result`, in the order of the text, whatever the number of workers.
+    """Applies `function` to each block; calls `on_result` in the order of the text, for any number of workers.
 
     Args:
       sources: read one after the other.
       function: of the cleaned texts of a block.
-      on_result: gets the index of the source and the result.
+      on_result: called with the index of the source and the result.
       workers: processes.
       description: for the progress bar.
-      rates: part of each source's documents to keep; a hash of its text decides for each document, or part of a
-        long one. None keeps all.
+      rates: share of each source's documents to sample; a hash of the text decides for each document, or part of a
+        long one. None: all.
 
     Returns:
-      what each source gave.
+      totals of each source.
 
     Raises:
       UserError: a source cannot be read.

@@ -1,23 +1,23 @@
-"""How much text to take of each part of a mixture; `bert_jax.data.mixture` says which shares they get."""
+"""Sampling rates of the sources of a mixture, for shares from `bert_jax.data.mixture`."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
 
-def sampling_rates(sizes: Sequence[float] | np.ndarray, wanted: np.ndarray, limit: float) -> np.ndarray:
-    """Which part of the documents to keep so that `limit` is reached with the wanted shares, float64 [num_parts].
+def sampling_rates(sizes: Sequence[float] | np.ndarray, shares: np.ndarray, limit: float) -> np.ndarray:
+    """Share of each source's documents to sample, for a total size of `limit` with the given shares, float64 [n].
 
-    Where a part has too little text, all of it is kept, and its share falls short.
+    If a source has too little text, all of it is used, and its share is smaller.
 
     Args:
-      sizes: of the parts, positive.
-      wanted: shares, float64 [num_parts].
-      limit: sum of what is kept, in the unit of the sizes.
+      sizes: of the sources, positive.
+      shares: of the sources in the sample, float64 [n].
+      limit: total size of the sample, in the unit of the sizes.
     """
-    return np.minimum(1.0, limit * wanted / np.asarray(sizes, np.float64))
+    return np.minimum(1.0, limit * shares / np.asarray(sizes, np.float64))
 
 
-def largest_sample(sizes: Sequence[float] | np.ndarray, wanted: np.ndarray) -> float:
-    """How much can be kept with the wanted shares, and nothing of it twice; in the unit of the sizes."""
-    return float((np.asarray(sizes, np.float64) / wanted).min())
+def largest_sample(sizes: Sequence[float] | np.ndarray, shares: np.ndarray) -> float:
+    """The largest possible sample with the given shares without repeating text, in the unit of the sizes."""
+    return float((np.asarray(sizes, np.float64) / shares).min())

@@ -137,7 +137,7 @@ TOKENIZER = ["tokenizer", "--vocab-size", "90", "--out", "new.json", "--source"]
         ([*TOKENIZER, "python-docs:x"], "takes no glob"),
         ([*TOKENIZER, "text:absent/*.txt"], "no file matches absent/*.txt"),
         ([*TOKENIZER, "text:t"], "t is a directory; write `text:t/*`, or name its files"),
-        (build_arguments("c", "text:text.txt", "--decontaminate", "jsonl:text.txt"), "--decontaminate jsonl:text.txt: say"),
+        (build_arguments("c", "text:text.txt", "--decontaminate", "jsonl:text.txt"), "--decontaminate jsonl:text.txt"),
         (build_arguments("c", "jsonl:array.json@text"), "each line must be a JSON object"),
         ([*TOKENIZER, "text:text.txt", "--vocab-size", "9"], "use at least"),
         ([*TOKENIZER, "text:text.txt", "--out", "text.txt"], "text.txt: exists already"),
