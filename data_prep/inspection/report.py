@@ -207,11 +207,11 @@ def _packing(statistics: CorpusStatistics) -> Section:
         (
             Note(
                 "Share of the tokens of rows that are not padding, in an epoch of train. An example is as many"
-                " consecutive whole sentences of one document as fit into a row (RoBERTa's doc-sentences; longer ones are"
-                " split), with one [CLS] and one [SEP]. Packed rows hold several examples, longest first, best fit, over the whole"
-                " epoch (Krell et al. 2021). `bert-jax doctor` counts the rows of a run, with its format and settings."
-                " Random pairs: the expected share of BERT's sentence pairs (segment_pair) whose second segment comes"
-                " from another document; about 50% where documents are long, more where they are short."
+                " consecutive whole sentences of one document as fit into a row (RoBERTa's doc-sentences; longer ones"
+                " are split), with one [CLS] and one [SEP]. Packed rows contain several examples, longest first, best"
+                " fit, over the whole epoch (Krell et al. 2021). `bert-jax doctor` counts the rows of a run, with its"
+                " format and settings. Random pairs: the expected share of BERT's sentence pairs (segment_pair) whose"
+                " second segment comes from another document; about 50% for long documents, more for short ones."
             ),
             Table(("seq_len", "examples", "one per row", "packed rows", "packed", "random pairs"), tuple(rows)),
             Bars(tuple(labels), tuple(shares), whole=True),

@@ -1,8 +1,8 @@
 """`markdown:GLOB`: converts Markdown to plain text, paragraph by paragraph.
 
 Kept: headings (as separate paragraphs), list items, quotations, the text of links, inline code, footnotes, rows of
-tables (one line each), and indented blocks, which in books are verse and letters more often than code. Removed: fenced code,
-images, HTML tags and comments, the names of footnotes, rulers, and metadata at the start of a file.
+tables (one line each), and indented blocks, which in books are verse and letters more often than code. Removed: fenced
+code, images, HTML tags and comments, the names of footnotes, rulers, and metadata at the start of a file.
 
 The parser is pyromark (Rust's pulldown-cmark), the only one with Python bindings that yields events, at more than
 200 MB/s; markdown-it-py and mistune reach about 10.
