@@ -20,7 +20,7 @@ from tests.data.memory import SPECIAL_IDS, make_corpus, random_documents
 
 @pytest.fixture(scope="module", autouse=True)
 def small_windows():
-    """Several windows in an epoch of a small corpus."""
+    """Several windows per epoch of a small corpus."""
     patch = pytest.MonkeyPatch()
     patch.setattr(plan_module, "CHUNK_TOKENS", 100)
     patch.setattr(plan_module, "WINDOW_CHUNKS", 6)
@@ -144,7 +144,7 @@ def examples_by_epoch(stream) -> dict[int, list[int]]:
 
 @pytest.fixture(scope="module")
 def long(two_phases):
-    """Some epochs of rows of 24."""
+    """Several epochs of rows of 24."""
     return dataclasses.replace(two_phases, phases=(dataclasses.replace(two_phases.phases[0], steps=90),))
 
 
@@ -256,24 +256,24 @@ def test_a_ramp_moves_the_cursor_by_what_it_reads(make, two_phases):
 
 
 def test_skipped_intervals(whole, make, two_phases):
-    """After going back to update 3, the rows of updates 4 to 6 and 9 are passed over; others come as ever."""
+    """After going back to step 3, the rows of steps 4 to 6 and 9 are skipped; the others are unchanged."""
     back = whole[2].next_cursor.skipping_rows(4 * 24, 7 * 24).skipping_rows(9 * 24, 10 * 24)
     updates = list(make().read(back))
     assert [update.next_cursor.step for update in updates] == list(range(4, 13))
-    # A phase has its updates, whatever was skipped: the second begins three batches later.
+    # A phase keeps its number of steps: the second begins three batches later.
     longer = dataclasses.replace(two_phases.phases[0], steps=12)
     straight = list(make(dataclasses.replace(two_phases, phases=(longer,))).read(Cursor()))
     for update, number in zip(updates[:4], (3, 7, 8, 10), strict=True):
         assert_same(update.rows, straight[number].rows)
     assert updates[4].rows["input_ids"].shape[1] == two_phases.phases[1].seq_len
-    # Going on from a cursor behind them, or inside one, changes nothing.
+    # Resuming from a cursor after them, or inside one, changes nothing.
     assert_same_batches(make().read(updates[0].next_cursor), updates[1:])
     inside = whole[4].next_cursor.skipping_rows(4 * 24, 7 * 24)
     assert make().resolve_cursor(inside).rows == 7 * 24
 
 
-def test_what_is_skipped_in_a_ramp_is_what_did_harm(make, two_phases):
-    """Batches grow with updates, so those after an interval cut the stream elsewhere: rows are what counts."""
+def test_skipped_rows_in_a_ramp(make, two_phases):
+    """Batches grow with the step, so batches after an interval differ: intervals are in rows."""
     ramp = dataclasses.replace(
         two_phases.phases[0], steps=12, batch_size=24, accumulation=3, start_batch_size=8, ramp_steps=8
     )

@@ -28,7 +28,7 @@ def corpus(tiny_corpus):
 
 @pytest.fixture(scope="module")
 def shown(corpus, special_ids, tiny_config):
-    """Of an epoch: each example as it is read, and as masking shows it, as bytes."""
+    """Of an epoch: each example before and after masking, as bytes."""
     mask = jax.jit(
         lambda rows: mask_tokens(rows, jnp.uint32(7), ObjectiveConfig(), Vocabulary(120, 4, (0, 1, 2, 3, 4)))
     )
@@ -59,7 +59,7 @@ def shown(corpus, special_ids, tiny_config):
 
 
 def repeated(one: set, other: set) -> float:
-    """Share of one epoch's examples that the other has too."""
+    """Share of one epoch's examples that are also in the other."""
     return len(one & other) / len(one)
 
 
@@ -110,7 +110,7 @@ def run_of(tiny_config, *phases, **data):
     ],
 )
 def test_copies_that_never_come_again(corpus, special_ids, tiny_config, copies, phases, warned):
-    """Against the stream itself, read from its first row to its last."""
+    """Compared with the stream, read from its first row to its last."""
     probe = run_of(tiny_config, *((1, seq_len) for _, seq_len in phases))
     rows = CorpusRows(corpus, probe.data, special_ids, 0)
     lengths = [sum(len(window) for window in rows.epoch_windows(seq_len, 0)) / 8 for _, seq_len in phases]

@@ -1,4 +1,4 @@
-"""A source whose text stands in its blocks."""
+"""A source whose blocks contain its text."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from data_prep.sources.base import Block, Document, Input, Skipped, Source
 
 @dataclasses.dataclass(frozen=True)
 class FakeSource(Source):
-    """Each block is a tuple of texts; None stands for something that is skipped."""
+    """Each block is a tuple of texts; None is a skipped item."""
 
     contents: tuple[tuple[str | None, ...], ...] = ()
 

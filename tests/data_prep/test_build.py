@@ -1,4 +1,4 @@
-"""Whole builds: every filter, documents longer than a block, and what must not change a byte."""
+"""Whole builds: every filter, documents longer than a block, and settings that must not change a byte."""
 
 import base64
 import dataclasses
@@ -34,7 +34,7 @@ ALL_FILTERS = BuildOptions(
     drop_duplicate_paragraphs=20,
     near_duplicates=NearDuplicateOptions(),
 )
-# All but the one that knows no more of a document than a part of it.
+# All except the one that works on parts of documents.
 BY_DOCUMENT = dataclasses.replace(ALL_FILTERS, drop_repeated_lines=False)
 
 
@@ -49,7 +49,7 @@ def text(tmp_path, monkeypatch):
 
 @pytest.fixture
 def books(tmp_path, monkeypatch):
-    """Documents of several paragraphs, a file each."""
+    """Documents of several paragraphs, one per file."""
     monkeypatch.chdir(tmp_path)
     documents = make_documents(1, 40, paragraphs=30)
     pathlib.Path("books").mkdir()
@@ -58,7 +58,7 @@ def books(tmp_path, monkeypatch):
     return documents
 
 
-def test_everything_arrives_once(text):
+def test_every_document_is_in_the_corpus_once(text):
     manifest = run("c", ["text:text.txt"])
     assert texts("c") == sorted(normal(document) for document in set(text))
     assert manifest["dropped"]["duplicate_documents"]["documents"] == 2 == len(text) - len(set(text))
@@ -78,8 +78,8 @@ def test_no_byte_depends_on_workers_or_scratch(text, options):
     assert list(pathlib.Path("elsewhere").iterdir()) == []
 
 
-def test_blocks_leave_no_trace(books):
-    """Long documents come in parts; the corpus does not show it, but for the statistics of blank lines."""
+def test_the_corpus_does_not_depend_on_block_size(books):
+    """Long documents are read in parts; the corpus does not depend on it, except for the statistics of blank lines."""
     for size in (300, 5000, 1 << 20):
         run(f"c{size}", ["text-files:books/*.txt"], BY_DOCUMENT, block_bytes=size)
         verify_corpus(f"c{size}")
@@ -155,7 +155,7 @@ def test_duplicate_paragraphs(books):
     found = texts("c")
     assert sum(normal(shared) in text for text in found) == 1
     assert normal(f"{books[3]} {shared}") in found and normal(books[7]) in found and normal(books[8]) in found
-    assert repeats["documents"] == 1  # the file with nothing else in it
+    assert repeats["documents"] == 1  # the file without other text
     assert repeats["paragraphs"] >= 3 and repeats["text_bytes"] >= 3 * len(shared)
     assert manifest["splits"]["train"]["documents"] + manifest["splits"]["validation"]["documents"] == len(before)
     verify_corpus("c")
@@ -176,7 +176,7 @@ def test_near_duplicates(books):
     assert len(texts("c")) == len(books)
 
 
-def test_leaks(books):
+def test_decontamination(books):
     words = books[4].split()
     pathlib.Path("questions.txt").write_text(
         " ".join([*words[2:15], "unheard", "of", "here"]) + "\n\n" + "too short to check"
@@ -214,7 +214,7 @@ def test_what_is_left_out_is_counted_with_its_places(text):
 
 
 def test_sentences_longer_than_a_record(text):
-    """What has no end of a sentence for 9,000 words is cut into records, and all of it arrives in its order."""
+    """9,000 words without an end of a sentence are split into records, in order and without loss."""
     tokenizer = make_tokenizer(string.digits + "+/=-,")
     rng = np.random.default_rng(0)
     long = [
@@ -243,7 +243,7 @@ def test_a_failure_to_write_names_its_document(text, monkeypatch):
     with pytest.raises(KeyError) as error:
         run("c", ["text:text.txt"])
     assert error.value.__notes__ == ["while writing the document at text.txt:1"]
-    # What the message about a worker that was killed while writing names.
+    # For the message about a worker that was killed while writing.
     assembler = Assembler("c/corpus.incomplete", "c", "tiny", 90, 1)
     assert assembler.first_document("plan-train-00000.safetensors") == "text.txt:1"
 
@@ -252,7 +252,7 @@ def stop(*_):
     raise KeyboardInterrupt
 
 
-def test_a_mended_file_is_enough(text):
+def test_a_repaired_file_is_enough(text):
     content = gzip.compress(pathlib.Path("text.txt").read_bytes())
     pathlib.Path("more.txt.gz").write_bytes(content[:-50])
     with pytest.raises(UserError, match="truncated"):
@@ -263,8 +263,8 @@ def test_a_mended_file_is_enough(text):
     assert files("c") == files("fresh")
 
 
-def test_marks_without_their_shards_do_not_count(text, monkeypatch):
-    """What lies in --scratch says that shards are written, but --out was removed."""
+def test_shard_markers_without_shards_are_ignored(text, monkeypatch):
+    """Markers in --scratch record that shards are written, but --out was removed."""
     options = BuildOptions(validation_fraction=0.1, max_shard_bytes=3000)
     with monkeypatch.context() as patch:
         patch.setattr("data_prep.build.writer.finish_corpus", stop)
@@ -283,7 +283,7 @@ def test_marks_without_their_shards_do_not_count(text, monkeypatch):
     [("c", None, "c", None), ("c", "one", "c", "two"), ("c", None, "c", "one"), ("c", "one", "d", "one")],
 )
 def test_one_build_at_a_time(text, monkeypatch, first, scratch, second, other):
-    """In the directory of a corpus, whatever --scratch is, and in a scratch directory."""
+    """In the directory of a corpus, for any --scratch, and in a scratch directory."""
     specs, finish_corpus = ["text:text.txt"], writer.finish_corpus
 
     def refuse_second(*arguments):
@@ -311,8 +311,8 @@ def test_a_corpus_that_appears_during_a_build_stays(text, monkeypatch, step):
     assert pathlib.Path("c/corpus.json").read_text() == "finished" and not list(pathlib.Path("c").glob("*.npy"))
 
 
-def test_a_paragraph_goes_only_if_the_other_stays(books):
-    """The first of two equal paragraphs stands in a near-duplicate, which goes as a whole."""
+def test_a_paragraph_is_removed_only_if_the_other_is_kept(books):
+    """The first of two equal paragraphs is in a near-duplicate, which is removed as a whole."""
     shared = "The dark mountain falls over the quick slow river. A stone sings."
     pathlib.Path("books/900.txt").write_text(books[5].replace(" sings", " sang", 3) + "\n\n" + shared)
     pathlib.Path("books/901.txt").write_text(shared + "\n\n" + make_documents(77, 1, paragraphs=9)[0])
@@ -325,8 +325,8 @@ def test_a_paragraph_goes_only_if_the_other_stays(books):
 
 def test_evaluation_texts_are_cleaned_and_must_be_usable(books):
     pathlib.Path("books/900.txt").write_text("Caf\u00e9 " + books[4])
-    leak = " ".join(["Cafe\u0301", *books[4].split()[:12]])
-    pathlib.Path("questions.jsonl").write_text(json.dumps({"question": leak}) + "\n{broken\n")
+    overlap = " ".join(["Cafe\u0301", *books[4].split()[:12]])
+    pathlib.Path("questions.jsonl").write_text(json.dumps({"question": overlap}) + "\n{broken\n")
     request = {"evaluation_texts": [sources.parse("jsonl:questions.jsonl@question")]}
     manifest = run("c", ["text-files:books/*.txt"], **request)
     assert manifest["dropped"]["leaked_documents"]["documents"] == 1

@@ -1,4 +1,4 @@
-"""CleaningOptions, against the plain regular expressions that say the same."""
+"""Cleaning, against equivalent regular expressions."""
 
 import re
 import unicodedata
@@ -14,7 +14,7 @@ INVISIBLE = re.compile(
 )
 
 
-def obvious(text, form="NFC"):
+def reference(text, form="NFC"):
     text = re.sub("\r\n?|[\x0b\x0c\x85\u2028\u2029]", "\n", text)
     text = unicodedata.normalize(form, INVISIBLE.sub("", text))
     text = re.sub(r" ?\n ?", "\n", re.sub(r"[^\S\n]+", " ", text))
@@ -38,10 +38,10 @@ def obvious(text, form="NFC"):
     ],
 )
 def test_clean(dirty, expected):
-    assert clean(dirty) == expected == obvious(dirty)
+    assert clean(dirty) == expected == reference(dirty)
 
 
-# Characters that each step has something to do for, and a few that none has.
+# Characters that require each step, and a few that require none.
 LIVELY = [c for c in map(chr, range(0x3100)) if c.isspace() or unicodedata.category(c)[0] == "C"]
 LIVELY += [
     "\ufeff",
@@ -63,17 +63,17 @@ LIVELY += [
 
 @settings(max_examples=1000, deadline=None)
 @given(st.text(st.sampled_from(LIVELY) | st.sampled_from(" \n ab") | st.characters(), max_size=12))
-def test_as_the_regular_expressions_say_and_once_is_enough(text):
-    assert clean(text) == obvious(text)
+def test_equals_the_regular_expressions_and_is_idempotent(text):
+    assert clean(text) == reference(text)
     assert clean(clean(text)) == clean(text)
     compatible = CleaningOptions(normalization="nfkc")
-    assert clean(text, compatible) == obvious(obvious(text, "NFKC"), "NFKC")
+    assert clean(text, compatible) == reference(reference(text, "NFKC"), "NFKC")
 
 
 def test_every_character_by_itself():
     for first in range(0, 0x110000, 0x400):
         text = "".join(f"a{chr(code)}b {chr(code)}{chr(code)}\n" for code in range(first, first + 0x400))
-        assert clean(text) == obvious(text), hex(first)
+        assert clean(text) == reference(text), hex(first)
 
 
 def test_each_step_can_be_switched_off_and_is_counted():

@@ -1,4 +1,4 @@
-"""Words, signatures, keys, and what they find, against sets and brute force."""
+"""Words, signatures, keys, and duplicates, against sets and brute force."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ from data_prep.duplicates.word_hashes import ngram_hashes, word_hashes
 ROOT = Path(__file__).resolve().parents[2]
 PRIME = 2**61 - 1
 SMALL = 20_000
-"""bytes: an index or a table of some tens of rows"""
+"""bytes: an index or a table of a few dozen rows"""
 
 pieces = st.sampled_from(
     ["a", "B", "b", "ab", "é", "中", "文", "ß", "Σς", "д", " ", "\n", ", ", "-", "\u00ad", "€", "7"]
@@ -32,7 +32,7 @@ def is_cjk(character):
 
 
 def split_words(text):
-    """The obvious way."""
+    """Reference implementation."""
     spaced = ""
     for character in text:
         category = unicodedata.category(character)
@@ -60,7 +60,7 @@ def test_words_are_hashed_as_words(text):
 
 
 def test_hashes_never_change():
-    """They decide what a corpus holds, and which split a document is in."""
+    """They determine the content of a corpus, and the split of each document."""
     assert word_hashes("Hello, WORLD! 你").tolist() == [
         16619132720648206044,
         2627781577688125054,
@@ -114,7 +114,7 @@ def test_signature_is_the_smallest_of_each_function(numbers, shingle_words):
 @given(st.lists(st.integers(0, 50), max_size=60), st.lists(st.integers(0, 50), max_size=60))
 @settings(deadline=None)  # the first call compiles
 def test_signature_of_parts(left, right):
-    """With shingles of one word a cut divides none."""
+    """With shingles of one word, none extends over two parts."""
     left, right = np.array(left, np.uint64), np.array(right, np.uint64)
     whole = minhash.signature(np.concatenate([left, right]), 1)
     assert np.array_equal(whole, np.minimum(minhash.signature(left, 1), minhash.signature(right, 1)))
@@ -199,7 +199,7 @@ def test_repeats_do_not_depend_on_memory(seed, rows, highest, memory_bytes):
 
 
 def test_repeats_are_read_in_ranges(tmp_path, monkeypatch):
-    """The small memory of the test above does divide the keys; a memmap is as good as an array."""
+    """The small memory of the test above divides the keys into ranges; a memmap works like an array."""
     keys = np.random.default_rng(0).integers(0, 400, (3000, 2)).astype(np.uint64)
     np.save(tmp_path / "keys.npy", keys)
     active = np.ones(3000, bool)
@@ -285,7 +285,7 @@ def random_signatures(count):
 
 
 @pytest.mark.parametrize("memory_bytes", [near_duplicates.DEFAULT_MEMORY_BYTES, 1])
-def test_what_is_like_a_removed_document_only_stays(memory_bytes):
+def test_documents_similar_only_to_removed_ones_are_kept(memory_bytes):
     a, b, c, other = random_signatures(4)
     b[:78] = a[:78]
     c[50:] = b[50:]
@@ -293,11 +293,11 @@ def test_what_is_like_a_removed_document_only_stays(memory_bytes):
     near = near_duplicates.find_near_duplicates
     assert near(np.array([a, b, c]), np.ones(3, bool), 0.5, memory_bytes).tolist() == [False, True, False]
     assert near(np.array([a, b, c]), np.array([False, True, True]), 0.5, memory_bytes).tolist() == [False, False, True]
-    # Where the index holds one document, the second one begins the next and has the removed one after it.
+    # If the index has room for one document, the second one starts the next index.
     assert near(np.array([a, other, b, c]), np.ones(4, bool), 0.5, memory_bytes).tolist() == [False, False, True, False]
 
 
-def test_every_band_leads_to_what_shares_only_it():
+def test_every_band_finds_documents_that_share_only_it():
     bands, rows = near_duplicates.bands_and_rows(0.5, 128)
     left = random_signatures(bands + 1)
     right = left.copy()
@@ -318,7 +318,7 @@ def test_threshold_is_inclusive():
 
 
 def test_crowded_bands_lead_to_the_first_documents_only():
-    """60 values of boilerplate in 20 bands; what is like a late document and shares no other band with it stays."""
+    """60 values of boilerplate in 20 bands; a document similar to a late one is kept if they share no other band."""
     signatures = random_signatures(62)
     signatures[:, :60] = signatures[0, :60]
     early, late, easy = signatures[59:]

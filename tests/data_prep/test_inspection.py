@@ -265,11 +265,11 @@ def test_what_a_build_prints(corpus):
     nothing = {"dropped": {}, "cleaned": {}, "skipped": {}}
     splits = json.loads((corpus / "corpus.json").read_text())["splits"]
     printed = inspection.counts({"name": "x", "splits": splits, **nothing})
-    assert "Nothing was filtered or cleaned." in printed and "Nothing that was read had to be skipped." in printed
+    assert "Nothing was filtered or cleaned." in printed and "Nothing was skipped while reading." in printed
 
 
 class Page(html.parser.HTMLParser):
-    """Checks that what is opened is closed; collects tags, attributes and text."""
+    """Checks that open tags are closed; collects tags, attributes and text."""
 
     def __init__(self, page):
         super().__init__()
@@ -302,7 +302,7 @@ def test_page(corpus, small, tmp_path, capsys):
     assert page.open == []
     assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
     assert "http" not in content and "url(" not in content and "@import" not in content
-    assert page.tags.count("svg") == 8  # two histograms, fill, pieces; for each corpus
+    assert page.tags.count("svg") == 8  # two histograms, packing, pieces; for each corpus
     assert "a.jsonl:3: <script>" in page.text and "<b>" in page.text and "&" in page.text
     titles = re.findall(r"<h[12]>(.*?)</h[12]>", content)
     assert titles == re.findall(r"^(.+)\n[=-]+$", printed, re.MULTILINE)
@@ -381,7 +381,7 @@ def test_exponents_that_make_no_sense(corpus, value, capsys):
     ],
 )
 def test_damaged_arrays_are_an_error_not_a_crash(tmp_path, monkeypatch, array, place, value):
-    """Three documents are a block, so that offset 3 is the end of one."""
+    """A block has three documents, so offset 3 is the end of one."""
     monkeypatch.setattr(statistics, "_BLOCK_DOCUMENTS", 3)
     directory = make_corpus(tmp_path / "c", 0, 20)
     values = np.load(directory / f"train.{array}.npy")

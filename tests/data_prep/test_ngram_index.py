@@ -1,4 +1,4 @@
-"""The leak index against sets of tuples."""
+"""The n-gram index against sets of tuples."""
 
 import pickle
 
@@ -12,7 +12,7 @@ from data_prep.duplicates.word_hashes import word_hashes
 texts = st.lists(st.sampled_from(["a", "b", "c", "d"]), max_size=20).map(" ".join)
 
 
-def runs(text, size):
+def ngrams(text, size):
     words = text.split()
     return [tuple(words[i : i + size]) for i in range(len(words) - size + 1)]
 
@@ -21,8 +21,8 @@ def runs(text, size):
 @settings(deadline=None)  # the first call compiles
 def test_hits_are_those_of_sets(evaluation, document, size):
     index = NgramIndex.build(iter(evaluation), size)
-    known = {run for text in evaluation for run in runs(text, size)}
-    assert index.hits(word_hashes(document)) == sum(run in known for run in runs(document, size))
+    known = {ngram for text in evaluation for ngram in ngrams(text, size)}
+    assert index.hits(word_hashes(document)) == sum(ngram in known for ngram in ngrams(document, size))
     assert index.num_ngrams == len(known)
     assert index.num_texts == len(evaluation)
     assert index.too_short == sum(len(text.split()) < size for text in evaluation)
@@ -48,11 +48,11 @@ def test_pickles_and_does_not_depend_on_order():
     assert all(again.hits(word_hashes(text)) == 2 for text in evaluation)
 
 
-def test_every_run_has_its_slot():
+def test_every_ngram_has_its_slot():
     for count in range(1, 80):
         index = NgramIndex.build([" ".join(map(str, range(count)))], 1)
         assert np.count_nonzero(index.slots) == index.num_ngrams == count
 
 
-def test_nothing_to_look_for():
+def test_an_empty_index():
     assert NgramIndex.build([]).hits(word_hashes("word " * 50)) == 0

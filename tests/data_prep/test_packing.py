@@ -1,4 +1,4 @@
-"""Expected estimate of rows against slow, obvious twins."""
+"""The estimate of packing efficiency against slow reference implementations."""
 
 import numpy as np
 import pytest
@@ -59,7 +59,7 @@ def test_known_examples():
 
 
 @given(documents, st.integers(3, 50))
-def test_examples_are_those_of_the_slow_twin(some_documents, seq_len):
+def test_examples_equal_the_reference(some_documents, seq_len):
     counts = histogram(seq_len, some_documents)
     expected = np.bincount(list(slow_examples(seq_len, some_documents)), minlength=seq_len + 1)
     np.testing.assert_array_equal(counts, expected)
@@ -97,7 +97,7 @@ def test_expected_pairs_of_short_documents():
     lengths = np.full(3, 5, np.uint16)
     for offsets, expected in (([0, 1, 2, 3], [3, 3]), ([0, 2], [1.5, 1]), ([0, 1, 3], [2.5, 2])):
         np.testing.assert_allclose(packing.expected_pairs(lengths, np.array(offsets), 128), expected)
-    # A sentence that fills the row is a chunk of its own.
+    # A sentence as long as the row is a pair of its own.
     np.testing.assert_allclose(packing.expected_pairs(lengths, np.array([0, 3]), 8), [3, 3])
 
 

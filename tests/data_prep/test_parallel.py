@@ -1,4 +1,4 @@
-"""Work in several processes: order, errors, and no process left behind."""
+"""Work in several processes: order, errors, and no remaining processes."""
 
 import os
 import subprocess

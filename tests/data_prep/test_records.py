@@ -1,4 +1,4 @@
-"""Records in bytes against TFDS's own serializer, and sentences gathered into records."""
+"""Serialised records against TFDS's serializer, and sentences grouped into records."""
 
 import itertools
 
@@ -37,9 +37,9 @@ def tfds_serialize():
 def test_the_bytes_are_those_of_tfds(tfds_serialize, document, sizes):
     tokens = (np.arange(sum(sizes)) * 7919 % 65536).astype("<u2")
     ends = np.cumsum(sizes).astype("<u2")
-    ours = serialize_example(document, 3, tokens, ends)
-    assert ours == tfds_serialize(document, 3, tokens, ends)
-    record = parse_record(ours, np.dtype("<u2"))
+    raw = serialize_example(document, 3, tokens, ends)
+    assert raw == tfds_serialize(document, 3, tokens, ends)
+    record = parse_record(raw, np.dtype("<u2"))
     assert (record.document, record.part) == (document, 3)
     np.testing.assert_array_equal(record.tokens, tokens)
     np.testing.assert_array_equal(record.sentence_ends, ends)
@@ -62,13 +62,13 @@ def test_records_hold_all_and_do_not_depend_on_the_pieces(pieces, random):
     tokens = np.arange(sum(lengths)).astype("<u2")
 
     def records(cuts):
-        cutter, found = RecordBuilder(np.dtype("<u2")), []
+        builder, found = RecordBuilder(np.dtype("<u2")), []
         bounds = [0, *sorted(cuts), len(lengths)]
         ends = np.concatenate([[0], np.cumsum(lengths)])
         for first, last in itertools.pairwise(bounds):
             piece = np.array(lengths[first:last], np.uint16)
-            found += list(cutter.add(tokens[ends[first] : ends[last]], piece))
-        return [*found, cutter.flush()]
+            found += list(builder.add(tokens[ends[first] : ends[last]], piece))
+        return [*found, builder.flush()]
 
     whole = records([])
     again = records([random.randrange(len(lengths) + 1) for _ in range(3)])

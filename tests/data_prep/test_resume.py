@@ -1,4 +1,4 @@
-"""Killed with SIGKILL at any moment and started again, a build makes the same bytes."""
+"""Killed with SIGKILL at any time and started again, a build writes the same bytes."""
 
 import contextlib
 import dataclasses
@@ -21,7 +21,7 @@ from tests.building import files, make_documents, run
 ROOT = pathlib.Path(__file__).parents[2]
 SPECS = ["text:text.txt", "text-files:books/*.txt"]
 
-# Runs the build of tests/building.py; dies before or after the N-th file of a kind is put in its place.
+# Runs the build of tests/building.py; exits before or after the N-th file of a kind is written.
 DRIVER = """
 import os, pathlib, signal, sys
 sys.path.insert(0, {root!r})
@@ -61,7 +61,7 @@ OPTIONS = BuildOptions(
 
 @pytest.fixture
 def expected(tmp_path, monkeypatch):
-    """Every file of the corpus that no one disturbed."""
+    """Every file of the corpus of an uninterrupted build."""
     monkeypatch.chdir(tmp_path)
     pathlib.Path("text.txt").write_text("\n\n".join(make_documents(0, 200)))
     pathlib.Path("books").mkdir()
@@ -103,7 +103,7 @@ def test_killed_at_a_named_point(expected, kind, number, when):
 
 @pytest.mark.slow
 def test_killed_again_and_again_with_workers(expected):
-    """Random moments, until one run gets through."""
+    """At random times, until one run finishes."""
     rng = random.Random(0)
     kills = 0
     while kills < 5:
@@ -143,7 +143,7 @@ def prepared(monkeypatch):
 
 @pytest.mark.parametrize("scratch", [None, "elsewhere"])
 def test_a_corrected_source_goes_on(text, monkeypatch, scratch):
-    """What failed leaves nothing, and the units of the other source are used."""
+    """A failed source leaves no files, and the prepared blocks of the other source are used."""
     pathlib.Path("data.jsonl").write_text("\n".join(json.dumps({"text": document}) for document in text[:50]))
     with pytest.raises(UserError, match=r"did you mean 'text'"):
         run("c", ["jsonl:data.jsonl@txt"], scratch=scratch)
@@ -166,7 +166,7 @@ def test_a_directory_of_the_user_stays(text):
 
 
 def test_other_arguments(text, monkeypatch, capsys):
-    """What does not depend on them is used, and the work of a first build is kept until a second is finished."""
+    """Work that does not depend on them is used, and the work of a first build is kept until a second is finished."""
     specs, first = ["text:text.txt"], BuildOptions(validation_fraction=0.1, max_shard_bytes=3000)
     again = BuildOptions(validation_fraction=0.3, min_characters=50)
     run("fresh", specs, again)

@@ -210,7 +210,7 @@ def test_invalid_utf8_in_a_part_of_a_long_document(tmp_path):
         assert reading.places == [("invalid_utf8", f"{path}:2")]
         assert [(part.begins, part.ends) for part in reading.parts] == [(True, False), (False, False), (False, True)]
     path.write_bytes(b"\xff\xff\n\n\xff\n")
-    with pytest.raises(UserError, match=r"everything was left out \(2 x invalid_utf8\).*a\.txt:1: not UTF-8 at byte 0"):
+    with pytest.raises(UserError, match=r"everything was skipped \(2 x invalid_utf8\).*a\.txt:1: not UTF-8 at byte 0"):
         read(f"text:{path}")
 
 

@@ -63,8 +63,8 @@ def read(spec: str, **settings) -> Reading:
 
 def test_a_source_without_documents_is_a_mistake(tmp_path):
     (tmp_path / "a.txt").write_text(" \n\t\n")
-    with pytest.raises(UserError, match=r"nothing could be used.*\(1 x empty_file\).*a\.txt: holds no text"):
+    with pytest.raises(UserError, match=r"nothing could be used.*\(1 x empty_file\).*a\.txt: contains no text"):
         read(f"text:{tmp_path}/a.txt")
     (tmp_path / "talk.xml").write_text("<mediawiki>\n<page><title>Talk:A</title><ns>1</ns></page>\n</mediawiki>\n")
-    with pytest.raises(UserError, match="holds no document; is this the right kind"):
+    with pytest.raises(UserError, match="contains no document; is this the right kind"):
         read(f"mediawiki:{tmp_path}/talk.xml")

@@ -44,7 +44,7 @@ def test_documents_and_sentences(documents):
 
 
 def test_words_agree(documents):
-    """Behind every article stands a word with its ending; the verb behind it has its subject's number."""
+    """Every article is followed by a word with its ending; the verb agrees with its subject in number."""
     endings = {
         article: (ending, number)
         for articles, kinds in zip(reference_text._ARTICLES, reference_text._NOUN_ENDINGS, strict=True)

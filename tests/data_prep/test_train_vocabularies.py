@@ -161,7 +161,7 @@ def test_user_errors(kind):
         train(recipe(kind, vocab_size=20), [fake(*TEXTS)], workers=1)
     least = int(str(error.value).split()[-1])
     assert train(recipe(kind, vocab_size=least), [fake(*TEXTS)], workers=1).vocab_size == least
-    with pytest.raises(UserError, match="holds no document"):
+    with pytest.raises(UserError, match="contains no document"):
         train(recipe(kind), [fake()], workers=1)
 
 

@@ -250,5 +250,5 @@ def test_tfds_would_see_other_shards(corpus):
 
 
 def test_records_are_named_tuples_in_the_order_of_serialize():
-    """What `rewrite_shard` relies on."""
+    """`rewrite_shard` depends on it."""
     assert Record._fields == ("document", "part", "tokens", "sentence_ends")
