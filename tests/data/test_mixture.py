@@ -48,11 +48,11 @@ def test_any_interval_has_its_shares_within_the_bound(weights):
     """At most 1 + s (c - 2) rows off, wherever it begins (the largest difference of two prefixes), and half as much
     from the start on."""
     order = MixtureOrder(np.array(weights) / sum(weights))
-    order = order.corpus_of_rows(0, 2 * CYCLE_ROWS)
-    assert (order.corpus_of_rows(777, CYCLE_ROWS) == order[777 : 777 + CYCLE_ROWS]).all()
+    rows = order.corpus_of_rows(0, 2 * CYCLE_ROWS)
+    assert (order.corpus_of_rows(777, CYCLE_ROWS) == rows[777 : 777 + CYCLE_ROWS]).all()
     for corpus, count in enumerate(order.counts):
         share = count / CYCLE_ROWS
-        surplus = np.concatenate([[0], np.cumsum(order == corpus)]) - share * np.arange(2 * CYCLE_ROWS + 1)
+        surplus = np.concatenate([[0], np.cumsum(rows == corpus)]) - share * np.arange(2 * CYCLE_ROWS + 1)
         bound = 1 + share * (len(weights) - 2) + 1e-9
         assert np.ptp(surplus) <= bound and np.abs(surplus).max() <= bound / 2
 
