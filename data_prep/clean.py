@@ -1,4 +1,4 @@
-"""Cleaning of text: what looks the same becomes the same, nothing that can be read is lost."""
+"""Cleans text: makes texts that look the same equal, and removes nothing that is visible."""
 
 import dataclasses
 import functools
@@ -10,9 +10,9 @@ import numpy as np
 
 NORMALIZATIONS = ("nfc", "nfkc", "none")
 
-# Control, format and surrogate characters that carry no text: C0 and C1 controls but tab, line feed and
-# carriage return; soft hyphen; zero-width space; directional marks; byte order mark; U+FFFD, the scar of
-# a decoding error. Zero-width joiners stay: Persian, Indic scripts and emoji are spelled with them.
+# Control, format and surrogate characters without text: C0 and C1 controls except tab, line feed and
+# carriage return; soft hyphen; zero-width space; directional marks; byte order mark; U+FFFD, which decoding
+# errors leave. Zero-width joiners are kept: Persian, Indic scripts and emoji need them.
 _INVISIBLE = re.compile(
     "[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\u00ad\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff\ufffd\ud800-\udfff]"
 )
@@ -20,23 +20,22 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 _LINE_ENDS = re.compile("\r\n?|[\x0b\x0c\x85\u2028\u2029]")
 _OTHER_SPACES = re.compile(r"[^\S\n ]")
 
-# What a character, or a run of them, may give a step of cleaning to do.
+# Cleaning steps that a character, or a run of characters, may require.
 _CONTROL, _LINE_END, _OTHER_SPACE, _NOT_NORMAL, _RUN = 1, 2, 4, 8, 16
 _TABLE_SIZE = 0x30000
-"""Above these planes no character is a space, invisible or changed by normalisation."""
+"""No character above these planes is a space, invisible or changed by normalisation."""
 _SPACE, _NEWLINE = 0x20, 0x0A
 
 
 @dataclasses.dataclass(frozen=True)
-class Cleaning:
-    """Which steps of cleaning are on.
+class CleaningOptions:
+    """Which cleaning steps are enabled.
 
     Attributes:
-      normalization: "nfc", "nfkc" or "none". NFC is the default and not NFKC: the latter rewrites what
-        an author wrote (x² becomes x2).
-      control_characters: drop invisible characters; lone surrogates go in any case.
-      whitespace: make runs of spaces one space and more than one blank line one, drop spaces at the ends
-        of lines. Line ends become "\\n" in any case: everything after cleaning counts on it.
+      normalization: "nfc", "nfkc" or "none". The default is NFC, because NFKC changes the text (x² becomes x2).
+      control_characters: remove invisible characters; lone surrogates are always removed.
+      whitespace: collapse runs of spaces and of blank lines, remove spaces at the ends of lines. Line ends
+        always become "\\n": the steps after cleaning require it.
     """
 
     normalization: str = "nfc"
@@ -44,51 +43,51 @@ class Cleaning:
     whitespace: bool = True
 
 
-DEFAULT = Cleaning()
+DEFAULT = CleaningOptions()
 
 
 @dataclasses.dataclass
-class Cleaned:
-    """How often each step of cleaning had something to do."""
+class CleaningCounts:
+    """Counts of what each cleaning step changed."""
 
     control_characters: int = 0
-    """characters dropped"""
+    """characters removed"""
     normalized_documents: int = 0
-    """documents, or parts of long ones, that normalisation changed"""
+    """documents, or parts of long documents, that normalisation changed"""
     whitespace_characters: int = 0
-    """characters dropped, not counting those at the ends of documents"""
+    """characters removed, except those at the ends of documents"""
 
 
-def clean(text: str, cleaning: Cleaning = DEFAULT, counts: Cleaned | None = None) -> str:
-    """Cleans a text; applying it twice changes nothing.
+def clean(text: str, cleaning: CleaningOptions = DEFAULT, counts: CleaningCounts | None = None) -> str:
+    """Cleans a text; applying it twice has the same result as once.
 
-    Each step runs only where one pass over the text found something for it: real text is mostly clean,
-    and the regular expressions alone would take longer than everything else in a build.
+    One pass over the text finds which steps are needed: real text is mostly clean, and the regular expressions alone
+    would take longer than everything else in a build.
 
     Args:
       text: any text, surrogates included.
-      cleaning: which steps are on.
-      counts: where to add up what was done.
+      cleaning: which steps are enabled.
+      counts: to which the changes are added.
     """
-    counts = Cleaned() if counts is None else counts
+    counts = CleaningCounts() if counts is None else counts
     form = cleaning.normalization.upper()
-    found = _scan(_codes(text), _table(form))
-    if found & _LINE_END:
+    steps = _scan(_codes(text), _table(form))
+    if steps & _LINE_END:
         text = _LINE_ENDS.sub("\n", text)
-        found |= _RUN
-    if found & _CONTROL:
-        # Lone surrogates, which no UTF-8 can hold, go in any case.
+        steps |= _RUN
+    if steps & _CONTROL:
+        # Lone surrogates, which UTF-8 cannot represent, are always removed.
         kept = (_INVISIBLE if cleaning.control_characters else _SURROGATES).sub("", text)
         counts.control_characters += len(text) - len(kept)
         text = kept
-        found |= _NOT_NORMAL | _RUN  # what stood on both sides of them are neighbours now
-    if found & _NOT_NORMAL and form != "NONE" and not unicodedata.is_normalized(form, text):
+        steps |= _NOT_NORMAL | _RUN  # their neighbours are adjacent now
+    if steps & _NOT_NORMAL and form != "NONE" and not unicodedata.is_normalized(form, text):
         text = unicodedata.normalize(form, text)
         counts.normalized_documents += 1
-        found |= _OTHER_SPACE | _RUN  # NFKC makes spaces of other characters
+        steps |= _OTHER_SPACE | _RUN  # NFKC turns other characters into spaces
     if cleaning.whitespace:
         text = text.strip()
-        if found & (_OTHER_SPACE | _RUN):
+        if steps & (_OTHER_SPACE | _RUN):
             squeezed = _squeeze(_codes(text), _table(form)).tobytes().decode("utf-32-le", "surrogatepass")
             counts.whitespace_characters += len(text) - len(squeezed)
             text = squeezed
@@ -101,7 +100,7 @@ def _codes(text: str) -> np.ndarray:
 
 @functools.cache
 def _table(form: str) -> np.ndarray:
-    """For each code point, the steps it may need, uint8 [_TABLE_SIZE]; `form` is NFC, NFKC or NONE."""
+    """For each code point, the steps it may require, uint8 [_TABLE_SIZE]; `form` is NFC, NFKC or NONE."""
     table = np.zeros(_TABLE_SIZE, np.uint8)
     characters = "".join(map(chr, range(_TABLE_SIZE)))
     for step, pattern in ((_CONTROL, _INVISIBLE), (_LINE_END, _LINE_ENDS), (_OTHER_SPACE, _OTHER_SPACES)):
@@ -113,34 +112,34 @@ def _table(form: str) -> np.ndarray:
         decomposition = unicodedata.decomposition(character)
         if decomposition and not unicodedata.is_normalized(form, character):
             table[code] |= _NOT_NORMAL
-        if unicodedata.combining(character):  # marks may stand in another order
+        if unicodedata.combining(character):  # combining marks may be in another order
             table[code] |= _NOT_NORMAL
-        if decomposition and decomposition[0] != "<":  # the second of a pair may join the first
+        if decomposition and decomposition[0] != "<":  # the second of a pair may combine with the first
             table[[int(part, 16) for part in decomposition.split()[1:]]] |= _NOT_NORMAL
-    table[0x1160:0x1200] |= _NOT_NORMAL  # vowels and finals of Hangul join by rule, not by table
+    table[0x1160:0x1200] |= _NOT_NORMAL  # vowels and finals of Hangul combine by rule, not by table
     return table
 
 
 @numba.njit(cache=True, nogil=True)
 def _scan(codes: np.ndarray, table: np.ndarray) -> int:
-    """Which steps a text may need; may say yes where there is nothing, never no where there is something."""
-    found, before, blank = 0, _NEWLINE, 0
+    """Which steps a text may require; may include steps that are not needed, never omits one that is."""
+    steps, before, blank = 0, _NEWLINE, 0
     for code in codes:
         if code < _TABLE_SIZE:
-            found |= table[code]
+            steps |= table[code]
         if code == _NEWLINE:
             blank = blank + 1 if before == _NEWLINE else 1
             if before == _SPACE or blank > 2:
-                found |= _RUN
+                steps |= _RUN
         elif code == _SPACE and before in (_SPACE, _NEWLINE):
-            found |= _RUN
+            steps |= _RUN
         before = code
-    return found
+    return steps
 
 
 @numba.njit(cache=True, nogil=True)
 def _squeeze(codes: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Every space U+0020 and single, none beside a line end, at most two line ends in a row."""
+    """Makes every space U+0020 and single, removes spaces at line ends, keeps at most two line ends in a row."""
     kept = np.empty_like(codes)
     size, blank = 0, 0  # blank: line ends that end `kept`
     for code in codes:

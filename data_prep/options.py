@@ -1,45 +1,48 @@
-"""Every choice of a build that decides the corpus' bytes."""
+"""All settings of a build that determine the bytes of the corpus."""
 
 import dataclasses
 
 from bert_jax.errors import UserError
-from data_prep.clean import Cleaning
+from data_prep.clean import CleaningOptions
+
+_MANIFEST_NAMES = {"decontamination_words": "leak_words"}
+"""Settings whose names in corpus.json differ."""
 
 
 @dataclasses.dataclass(frozen=True)
-class NearDuplicates:
-    """How documents that are nearly the same are found (MinHash; see `minhash`)."""
+class NearDuplicateOptions:
+    """How near-duplicate documents are found (MinHash; see `minhash`)."""
 
     shingle_words: int = 3
-    """words of a shingle"""
+    """words per shingle"""
     threshold: float = 0.5
-    """documents at least this similar (Jaccard similarity of their shingles) count as the same"""
+    """documents with at least this Jaccard similarity of their shingles are near-duplicates"""
     permutations: int = 128
-    """numbers of a signature; the error of an estimated similarity falls with its square root"""
+    """values per signature; the error of the estimated similarity is proportional to 1 / sqrt(permutations)"""
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
-    """What a build does with its text."""
+class BuildOptions:
+    """How a build cleans, filters and splits its text."""
 
     language: str = "en"
-    """ISO 639 code, for the end of sentences"""
-    cleaning: Cleaning = dataclasses.field(default_factory=Cleaning)
+    """ISO 639 code, for sentence splitting"""
+    cleaning: CleaningOptions = dataclasses.field(default_factory=CleaningOptions)
     drop_repeated_lines: bool = False
     """within a document, or within 2 million characters of a longer one"""
     min_characters: int = 1
-    """shorter documents are left out; counted after cleaning"""
+    """shorter documents are removed; counted after cleaning"""
     drop_duplicate_documents: bool = True
-    """equal to an earlier one up to whitespace"""
+    """equal to an earlier one except for whitespace"""
     drop_duplicate_paragraphs: int | None = None
-    """paragraphs of at least so many bytes that are equal to an earlier one, of any document, are left out"""
-    near_duplicates: NearDuplicates | None = None
-    leak_words: int = 13
-    """documents that share this many words in a row with an evaluation text are left out"""
+    """paragraphs of at least this many bytes that are equal to an earlier one, of any document, are removed"""
+    near_duplicates: NearDuplicateOptions | None = None
+    decontamination_words: int = 13
+    """documents that share this many consecutive words with an evaluation text are removed"""
     validation_fraction: float = 0.01
-    """expected share of documents held out, in (0, 1)"""
+    """expected share of documents in the validation split, in (0, 1)"""
     max_shard_bytes: int = 64 << 20
-    """a shard is full once its tokens, uncompressed, have this size"""
+    """a shard is complete once its tokens, uncompressed, have this size"""
 
     def __post_init__(self):
         near = self.near_duplicates
@@ -49,11 +52,12 @@ class Options:
             raise UserError(f"the validation fraction must lie between 0 and 1, not {self.validation_fraction}")
 
     def to_dict(self) -> dict:
-        """The choices as JSON values, for corpus.json."""
-        return dataclasses.asdict(self)
+        """The settings as JSON values, with the names of corpus.json."""
+        settings = dataclasses.asdict(self)
+        return {_MANIFEST_NAMES.get(name, name): value for name, value in settings.items()}
 
-    def of_units(self, leak_check: bool) -> dict:
-        """The choices that phase 1 depends on, as JSON values; the others can change without preparing again."""
+    def preparation_settings(self, decontaminates: bool) -> dict:
+        """The settings that phase 1 depends on, as JSON values; others can change without preparing blocks again."""
         near = self.near_duplicates
         return {
             "language": self.language,
@@ -61,5 +65,5 @@ class Options:
             "drop_repeated_lines": self.drop_repeated_lines,
             "paragraph_keys": self.drop_duplicate_paragraphs is not None,
             "signatures": [near.shingle_words, near.permutations] if near else None,
-            "leak_words": self.leak_words if leak_check else None,
+            "leak_words": self.decontamination_words if decontaminates else None,
         }

@@ -21,21 +21,21 @@ Result = TypeVar("Result")
 _IN_FLIGHT_PER_WORKER = 3
 
 
-class Workers(contextlib.AbstractContextManager):
-    """Processes for one piece of work after the other; with `count` 1 there is none but this one.
+class WorkerPool(contextlib.AbstractContextManager):
+    """A pool of worker processes; with `count` 1, the work is done in this process.
 
-    They are spawned, not forked: libraries here have threads, which a fork breaks.
+    Workers are spawned, not forked, because libraries in use here have threads, which do not survive a fork.
     """
 
     def __init__(self, count: int, initializer: Callable[..., None], initargs: tuple = ()):
-        """The initializer, importable, runs once in each process, when there is something to do for it."""
+        """The initializer, which must be importable, runs once in each process, before its first task."""
         self._count = count
-        self._begun = False
+        self._initialized = False
         self._initialize = functools.partial(initializer, *initargs)
         self._pool = None
         if count > 1:
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(count, context, _begin, (initializer, initargs))
+            self._pool = ProcessPoolExecutor(count, context, _init_worker, (initializer, initargs))
 
     def __exit__(self, *_) -> None:
         if self._pool:
@@ -46,20 +46,20 @@ class Workers(contextlib.AbstractContextManager):
     ) -> Iterator[Result]:
         """Results in the order of the tasks.
 
-        At most three tasks a worker are under way, so that a fast source does not fill the memory.
+        At most three tasks per worker are in flight, which bounds the memory.
 
         Args:
-          function: importable, or picklable.
-          tasks: read as needed.
-          name: what a task is called in the message when its process dies.
+          function: importable or picklable.
+          tasks: read lazily.
+          name: of a task, for the message if its process dies.
 
         Raises:
-          UserError: a worker process was killed, most often for want of memory.
+          UserError: a worker process was killed, usually because memory ran out.
         """
         if self._pool is None:
-            if not self._begun:
+            if not self._initialized:
                 self._initialize()
-                self._begun = True
+                self._initialized = True
             yield from map(function, tasks)
             return
         pending = collections.deque()
@@ -88,18 +88,18 @@ def ordered_map(
     initializer: Callable[..., None],
     initargs: tuple = (),
 ) -> Iterator[Result]:
-    """`Workers.map` with processes for this piece of work alone."""
-    with Workers(workers, initializer, initargs) as processes:
+    """`WorkerPool.map` with a pool for this call only."""
+    with WorkerPool(workers, initializer, initargs) as processes:
         yield from processes.map(function, tasks, name)
 
 
-def _begin(initializer: Callable[..., None], initargs: tuple) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it too, and ends us
-    threading.Thread(target=_die_with_parent, daemon=True).start()
+def _init_worker(initializer: Callable[..., None], initargs: tuple) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent receives it too, and ends its workers
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     initializer(*initargs)
 
 
-def _die_with_parent() -> None:
-    """Ends this worker when its parent is gone: killed, it could not tell us, and we would wait for ever."""
+def _exit_with_parent() -> None:
+    """Ends this worker when its parent is gone: a killed parent cannot stop its workers."""
     multiprocessing.connection.wait([multiprocessing.parent_process().sentinel])
     os._exit(1)

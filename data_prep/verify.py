@@ -1,4 +1,4 @@
-"""Reads a corpus from end to end and compares it with what corpus.json says."""
+"""Reads all files of a corpus and compares them with corpus.json."""
 
 import dataclasses
 import json
@@ -19,7 +19,14 @@ from bert_jax.data.corpus import (
     read_manifest,
     token_dtype,
 )
-from bert_jax.data.integrity import DATASET_INFO, Listed, check_checksums, check_records, check_sizes, listed_files
+from bert_jax.data.integrity import (
+    DATASET_INFO,
+    ManifestFile,
+    check_checksums,
+    check_file_sizes,
+    check_record_count,
+    manifest_files,
+)
 from bert_jax.data.record import Record, parse_record
 from bert_jax.errors import UserError
 from bert_jax.progress import progress
@@ -31,17 +38,17 @@ _BEYOND_ANY_DOCUMENT = 1 << 62
 
 
 @dataclasses.dataclass(frozen=True)
-class Verified:
-    """What was read of a corpus in which all is well."""
+class VerificationReport:
+    """What was checked of an intact corpus."""
 
     files: int
-    """compared with their checksums"""
+    """files compared with their checksums"""
     size: int
-    """of these files, bytes"""
+    """of these files, in bytes"""
     records: int
-    """read and compared with the arrays"""
+    """records read and compared with the arrays"""
     extra: tuple[str, ...]
-    """files and directories beside them that are not of the corpus"""
+    """other files and directories, which do not belong to the corpus"""
 
     def __str__(self):
         intact = (
@@ -54,57 +61,57 @@ class Verified:
         return f"{intact}\nnot of this corpus: {first}" + f" and {more} more" * (more > 0)
 
 
-def verify(directory: os.PathLike | str) -> Verified:
-    """Checks every file's SHA-256, every record, the arrays, the tokenizer, and that ids lie in the vocabulary.
+def verify_corpus(directory: os.PathLike | str) -> VerificationReport:
+    """Checks every file's SHA-256, every record, the arrays, the tokenizer, and that all ids are in the vocabulary.
 
     Raises:
-      UserError: the first damage found, with the file it is in.
+      UserError: the first damage found, with its file.
     """
     directory = epath.Path(directory)
     manifest = read_manifest(directory)
-    files = listed_files(directory, manifest)
+    files = manifest_files(directory, manifest)
     size = sum(file.size for file in files)
-    check_sizes(files)
+    check_file_sizes(files)
     with progress("comparing checksums", size, "B") as bar:
         check_checksums(files, bar.update)
     tokenizer = Tokenizer.load(directory / TOKENIZER)
     if tokenizer.fingerprint != manifest["tokenizer"]["fingerprint"]:
         raise UserError(f"{directory / TOKENIZER}: not the tokenizer this corpus was built with; rebuild the corpus")
     _verify_dataset_info(directory / DATASET_INFO, manifest)
-    listed = {file.path.name: file for file in files}
-    records = sum(_verify_split(directory, manifest, listed, split, tokenizer.unk_id) for split in SPLITS)
+    files_by_name = {file.path.name: file for file in files}
+    records = sum(_verify_split(directory, manifest, files_by_name, split, tokenizer.unk_id) for split in SPLITS)
     extra = sorted({path.name for path in directory.iterdir()} - {*(file.path.name for file in files), MANIFEST})
-    return Verified(len(files), size, records, tuple(extra))
+    return VerificationReport(len(files), size, records, tuple(extra))
 
 
 def _verify_dataset_info(path: epath.Path, manifest: Mapping) -> None:
-    """TFDS finds the same records in the same shards."""
-    told = {split["name"]: [int(n) for n in split["shardLengths"]] for split in json.loads(path.read_text())["splits"]}
-    if told != {split: [shard["records"] for shard in manifest["splits"][split]["shards"]] for split in SPLITS}:
+    """Checks that TFDS finds the same records in the same shards."""
+    info = {split["name"]: [int(n) for n in split["shardLengths"]] for split in json.loads(path.read_text())["splits"]}
+    if info != {split: [shard["records"] for shard in manifest["splits"][split]["shards"]] for split in SPLITS}:
         raise UserError(f"{path}: holds other counts than {MANIFEST} says; rebuild the corpus")
 
 
 def _verify_split(
-    directory: epath.Path, manifest: Mapping, listed: Mapping[str, Listed], split: str, unk_id: int
+    directory: epath.Path, manifest: Mapping, files: Mapping[str, ManifestFile], split: str, unk_id: int
 ) -> int:
-    """Reads every record of a split; returns how many."""
+    """Reads every record of a split; returns their number."""
     corpus = Corpus.open(directory, split)
     shards = manifest["splits"][split]["shards"]
     token_counts = np.zeros(corpus.vocab_size, np.int64)
-    reading = _Reading(corpus)
+    check = _SplitCheck(corpus)
     with progress(f"reading {split}", sum(shard["records"] for shard in shards), "record") as bar:
         for shard in shards:
-            for records in _batches(listed[shard["file"]], shard["records"], token_dtype(corpus.vocab_size)):
-                bad = reading.first_unsound(records)
+            for records in _batches(files[shard["file"]], shard["records"], token_dtype(corpus.vocab_size)):
+                bad = check.first_invalid(records)
                 if bad is not None:
                     raise UserError(
-                        f"{directory / shard['file']}: record {reading.records + bad} of {split} contradicts the"
+                        f"{directory / shard['file']}: record {check.records + bad} of {split} contradicts the"
                         " arrays or the vocabulary; rebuild the corpus"
                     )
-                reading.advance(records, token_counts)
+                check.advance(records, token_counts)
                 bar.update(len(records))
     counts = manifest["splits"][split]
-    if (reading.document + 1, token_counts.sum()) != (counts["documents"], counts["tokens"]):
+    if (check.document + 1, token_counts.sum()) != (counts["documents"], counts["tokens"]):
         raise UserError(f"{directory}: {split} holds other counts than {MANIFEST} says; rebuild the corpus")
     if not np.array_equal(token_counts, corpus.token_counts):
         raise UserError(f"{directory / array_file(split, 'token_counts')}: contradicts the records; rebuild the corpus")
@@ -114,12 +121,12 @@ def _verify_split(
             f"{directory / MANIFEST}: counts {counts['unknown_tokens']} unknown tokens in {split}, but the records"
             f" hold {unknown}; rebuild the corpus"
         )
-    return reading.records
+    return check.records
 
 
-def _batches(file: Listed, count: int, dtype: np.dtype) -> Iterator[list[Record]]:
-    """The records of a shard in order, 256 at a time: at most some 12 MB."""
-    check_records(file, count)
+def _batches(file: ManifestFile, count: int, dtype: np.dtype) -> Iterator[list[Record]]:
+    """The records of a shard in order, 256 at a time: about 12 MB at most."""
+    check_record_count(file, count)
     try:
         local = local_path(file.path, file.sha256)
         reader = array_record_module.ArrayRecordReader(local, options="readahead_buffer_size:0")
@@ -128,12 +135,12 @@ def _batches(file: Listed, count: int, dtype: np.dtype) -> Iterator[list[Record]
             yield [parse_record(one, dtype) for one in raw]
         reader.close()
     except (RuntimeError, ValueError, IndexError) as error:
-        # Checksums agree, so copying would not help: it was written like this.
+        # Checksums agree, so copying again would not help.
         raise UserError(f"{file.path}: damaged ({str(error).splitlines()[0][:120]}); rebuild the corpus") from error
 
 
-class _Reading:
-    """How far a split has been read, and whether what comes next fits."""
+class _SplitCheck:
+    """Checks the records of a split in order, against the arrays and against each other."""
 
     def __init__(self, corpus: Corpus):
         self._corpus = corpus
@@ -141,47 +148,47 @@ class _Reading:
         self._sentences = 0
         self.records = 0
 
-    def first_unsound(self, records: list[Record]) -> int | None:
-        """The first of some records that does not go on where the last one ended, or None."""
-        for checks in (self._sizes, self._contents):
-            sound = checks(records)
-            if not sound.all():
-                return int(np.argmin(sound))
+    def first_invalid(self, records: list[Record]) -> int | None:
+        """Index of the first record that is invalid or does not continue the previous one, or None."""
+        for check in (self._sizes, self._contents):
+            valid = check(records)
+            if not valid.all():
+                return int(np.argmin(valid))
         return None
 
     def advance(self, records: list[Record], token_counts: np.ndarray) -> None:
-        """Goes past sound records and counts their ids."""
+        """Advances past valid records and counts their ids."""
         token_counts += np.bincount(np.concatenate([r.tokens for r in records]), minlength=len(token_counts))
         self.document, self._part = records[-1].document, records[-1].part
         self._sentences += sum(len(record.sentence_ends) for record in records)
         self.records += len(records)
 
     def _sizes(self, records: list[Record]) -> np.ndarray:
-        """bool [records]: it has tokens and sentences, and as many as record_offsets says."""
+        """bool [records]: has tokens and sentences, and the number of sentences in record_offsets."""
         tokens = np.array([len(record.tokens) for record in records])
         starts = self._starts(records)
         expected = self._corpus.record_offsets[self.records : self.records + len(records) + 1]
         return (tokens > 0) & (tokens <= MAX_RECORD_TOKENS) & (np.diff(starts) > 0) & (starts[1:] == expected[1:])
 
     def _contents(self, records: list[Record]) -> np.ndarray:
-        """bool [records] of sound sizes: its lengths, place and ids are right."""
+        """bool [records]: lengths, place and ids are valid; the sizes must be."""
         starts = self._starts(records)
         first = starts[:-1] - starts[0]
         ends = np.concatenate([record.sentence_ends for record in records]).astype(np.int64)
         lengths = np.diff(ends, prepend=0)
         lengths[first] = ends[first]
-        told = self._corpus.sentence_lengths[starts[0] : starts[-1]]
+        expected = self._corpus.sentence_lengths[starts[0] : starts[-1]]
         tokens = np.concatenate([record.tokens for record in records])
         sizes = np.array([len(record.tokens) for record in records])
         return (
-            np.logical_and.reduceat((lengths == told) & (lengths > 0), first)
+            np.logical_and.reduceat((lengths == expected) & (lengths > 0), first)
             & (np.add.reduceat(lengths, first) == sizes)
             & (np.maximum.reduceat(tokens, np.cumsum(sizes) - sizes) < self._corpus.vocab_size)
             & self._in_place(records, starts[:-1])
         )
 
     def _in_place(self, records: list[Record], starts: np.ndarray) -> np.ndarray:
-        """bool [records]: it continues a document, or begins the next one where document_offsets says."""
+        """bool [records]: continues a document, or begins the next one at its document_offsets."""
         places = [(self.document, self._part), *((record.document, record.part) for record in records)]
         document, part = np.minimum(np.array(places, object), _BEYOND_ANY_DOCUMENT).astype(np.int64).T
         continues = (np.diff(document) == 0) & (np.diff(part) == 1)
@@ -191,6 +198,6 @@ class _Reading:
         return continues | begins & (starts == offsets[known])
 
     def _starts(self, records: list[Record]) -> np.ndarray:
-        """int64 [records + 1]: the first sentence of each, and the end of the last."""
+        """int64 [records + 1]: the first sentence of each record, and the end of the last."""
         counts = [len(record.sentence_ends) for record in records]
         return self._sentences + np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])

@@ -20,7 +20,7 @@ from typing import Any
 from bert_jax import config as config_lib
 from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, Phase, RescueConfig, presets
 from bert_jax.data.corpus import Corpus
-from bert_jax.data.mixture_spec import Part
+from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.doctor import reference_curve
 from bert_jax.doctor.reference_curve import Curve, Rounding, Values
 from bert_jax.training.run_directory.metrics import read_metrics
@@ -101,7 +101,7 @@ def train(name: str, changes: dict[str, Any], corpus: Path, workdir: Path) -> No
     """One run, in this process."""
     from bert_jax.training import pretraining
 
-    pretraining.pretrain(changed(recipe(name), changes), [Part(corpus)], workdir)
+    pretraining.pretrain(changed(recipe(name), changes), [CorpusWeight(corpus)], workdir)
 
 
 def trained(arguments: argparse.Namespace, variant: str, flags: str, changes: dict[str, Any]) -> Values:

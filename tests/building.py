@@ -1,4 +1,4 @@
-"""What tests of builds share: text, a tokenizer, and a build by its parts."""
+"""Shared by tests of builds: text, a tokenizer, and a build with small blocks."""
 
 import dataclasses
 import itertools
@@ -10,8 +10,8 @@ from bert_jax.data.corpus import Corpus
 from bert_jax.tokenizers.tokenizer import SPECIAL_TOKENS, Tokenizer, wordpiece
 from data_prep import sources
 from data_prep.build.engines.local import LocalEngine
-from data_prep.build.pipeline import Request, build
-from data_prep.options import Options
+from data_prep.build.pipeline import BuildRequest, build
+from data_prep.options import BuildOptions
 
 WORDS = ["the", "a", "river", "mountain", "sings", "falls", "over", "quick", "slow", "light", "dark", "stone"]
 
@@ -21,7 +21,7 @@ def make_sentence(rng: np.random.Generator) -> str:
 
 
 def make_documents(seed: int, count: int, paragraphs: int = 1) -> list[str]:
-    """Documents of one or several paragraphs, which are divided by a line with a mark."""
+    """Documents of one or several paragraphs, separated by blank lines."""
     rng = np.random.default_rng(seed)
     return [
         "\n\n".join(
@@ -39,31 +39,31 @@ def make_tokenizer(more_letters: str = "") -> Tokenizer:
 
 
 def parse(spec: str, block_bytes: int = 2000) -> sources.Source:
-    """A source in small blocks."""
+    """A source with small blocks."""
     return dataclasses.replace(sources.parse(spec), block_bytes=block_bytes)
 
 
-def run(directory, specs, options: Options | None = None, engine=None, block_bytes: int = 2000, **request) -> dict:
-    """Builds a corpus from SPECs; the content of corpus.json."""
-    options = options or Options(validation_fraction=0.1)
-    read = [parse(spec, block_bytes) for spec in specs]
-    wanted = Request(read, make_tokenizer(), directory, "tiny", options, **request)
-    return build(wanted, engine or LocalEngine(1))
+def run(directory, specs, options: BuildOptions | None = None, engine=None, block_bytes: int = 2000, **request) -> dict:
+    """Builds a corpus from SPECs; returns the content of corpus.json."""
+    options = options or BuildOptions(validation_fraction=0.1)
+    sources_to_read = [parse(spec, block_bytes) for spec in specs]
+    build_request = BuildRequest(sources_to_read, make_tokenizer(), directory, "tiny", options, **request)
+    return build(build_request, engine or LocalEngine(1))
 
 
 def texts(directory) -> list[str]:
     """All documents of a corpus as text, sorted."""
-    found = []
+    decoded = []
     for split in ("train", "validation"):
         corpus = Corpus.open(directory, split)
         tokenizer = Tokenizer.load(pathlib.Path(directory) / "tokenizer.json")
         bounds = itertools.pairwise(corpus.document_offsets.tolist())
-        found += [tokenizer.decode(corpus.sentences(a, b)) for a, b in bounds]
-    return sorted(found)
+        decoded += [tokenizer.decode(corpus.sentences(a, b)) for a, b in bounds]
+    return sorted(decoded)
 
 
 def normal(text: str) -> str:
-    """Text as decoding gives it back."""
+    """Text as it is decoded."""
     return " ".join(text.lower().split()).replace(" .", ".")
 
 

@@ -72,13 +72,13 @@ def tiny_corpus(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def marks(tiny_corpus):
-    """What stands around text in rows of `tiny_corpus`."""
-    from bert_jax.data.row_reader import Marks
+def special_ids(tiny_corpus):
+    """Ids of the special tokens of `tiny_corpus`."""
+    from bert_jax.data.row_reader import SpecialIds
     from bert_jax.tokenizers.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.load(tiny_corpus)
-    return Marks(tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id)
+    return SpecialIds(tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id)
 
 
 @pytest.fixture(scope="session")
@@ -119,12 +119,12 @@ def tiny_config() -> Config:
 @pytest.fixture(scope="session")
 def tiny_run(tmp_path_factory, tiny_corpus, tiny_config) -> Path:
     """The work directory of a finished run of `tiny_config` on `tiny_corpus`. Read only: copy it to change it."""
-    from bert_jax.data.mixture_spec import Part
+    from bert_jax.data.mixture_spec import CorpusWeight
     from bert_jax.training import pretraining
 
     directory = tmp_path_factory.mktemp("run") / "workdir"
     with _optimizations(True):  # whichever module asks first
-        place = pretraining.pretrain(tiny_config, [Part(tiny_corpus)], directory)
+        place = pretraining.pretrain(tiny_config, [CorpusWeight(tiny_corpus)], directory)
     assert place.cursor.step == tiny_config.total_steps
     return directory
 

@@ -147,7 +147,7 @@ def evaluate(arguments: Sequence[str]) -> None:
     """``bert-jax evaluate WORKDIR --corpus DIR``."""
     asked = flags.parse(Evaluate, arguments, "evaluate")
     # Validation splits are scored one by one, so shares mean nothing; equal ones are never too small.
-    mixture = [mixture_spec.Part(storage.to_path(text), 1.0) for text in asked.corpus]
+    mixture = [mixture_spec.CorpusWeight(storage.to_path(text), 1.0) for text in asked.corpus]
     from bert_jax.distributed import worker
     from bert_jax.training import pretraining
 
@@ -282,7 +282,7 @@ def _configured(kind: type, arguments: Sequence[str], command: str) -> tuple[Con
     return Config(**{name: getattr(asked, name) for name in fields}), asked
 
 
-def _with_vocabulary(config: Config, arguments: Sequence[str], mixture: Sequence[mixture_spec.Part]) -> Config:
+def _with_vocabulary(config: Config, arguments: Sequence[str], mixture: Sequence[mixture_spec.CorpusWeight]) -> Config:
     """A preset with as many token ids as its corpora have; a file's number and --model.vocab-size stay as given.
 
     Corpora that cannot be opened change nothing here: the command refuses them in its own order.

@@ -1,6 +1,7 @@
-"""Rows of tokens for every update: this process's share of the global batch, prefetched.
+"""Rows of tokens for every step: this process's share of the global batch, prefetched.
 
-Everything is a function of (corpora, config, cursor); readers, processes and prefetch change nothing.
+Every batch is a function of (corpora, config, cursor). Reader threads, reader processes and prefetching do not
+change it.
 """
 
 import contextlib
@@ -16,29 +17,29 @@ from absl import flags
 from bert_jax.config import Config
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.corpus_rows import CorpusRows
-from bert_jax.data.cursor import Cursor, Position, batch_size
-from bert_jax.data.mixture import Turns
-from bert_jax.data.reader_process import begin
-from bert_jax.data.row_reader import Marks, Rows, empty_rows
+from bert_jax.data.cursor import CorpusPosition, Cursor, batch_size
+from bert_jax.data.mixture import MixtureOrder
+from bert_jax.data.reader_process import init_reader_process
+from bert_jax.data.row_reader import Rows, SpecialIds, empty_rows
 
 READ_THREADS = 2
 NO_SHARED_MEMORY = grain.experimental.DatasetOptions(min_shm_size=1 << 62)
 CURSORS_KEPT = 64
-"""Readers ask for nearby updates, and each cursor is found by counting on from one before it."""
+"""Readers ask for steps close to each other; each cursor is computed from the nearest cached one before it."""
 
 
 class HostBatch(NamedTuple):
-    """What the loop gets for one update."""
+    """The batch of one step on the host."""
 
     rows: Rows
-    """This process's rows; `row` is each one's index in the global batch."""
+    """This process's rows; `row` is the index of each in the global batch."""
     size: int
     """Rows of the global batch."""
-    following: Cursor
-    """Where the stream stands after them."""
+    next_cursor: Cursor
+    """Position of the stream after this batch."""
 
 
-class Stream:
+class TrainingStream:
     """The training stream of a mixture of corpora. Can be pickled; may be shared by threads."""
 
     def __init__(
@@ -46,108 +47,108 @@ class Stream:
         corpora: Sequence[Corpus],
         shares: Sequence[float],
         config: Config,
-        marks: Marks,
-        process: int = 0,
-        processes: int = 1,
+        special_ids: SpecialIds,
+        process_index: int = 0,
+        process_count: int = 1,
     ):
-        """Opens nothing that is not open yet.
+        """Opens no further file.
 
         Args:
-          corpora: in an order that is part of what decides the stream.
+          corpora: their order is part of what determines the stream.
           shares: of each corpus, in rows; positive, summing to 1.
           config: of the run.
-          marks: what stands around text.
-          process, processes: whose share of each batch this is; equal and consecutive.
+          special_ids: ids of the special tokens of a row.
+          process_index, process_count: which share of each batch to read; shares are equal and consecutive.
 
         Raises:
-          UserError: a share that is too small to be kept.
+          UserError: a share rounds to no row of a cycle.
         """
-        self.corpora = [CorpusRows(corpus, config.data, marks, config.seed) for corpus in corpora]
-        self.turns, self.config, self.marks = Turns(shares), config, marks
-        self.shares, self.place = tuple(shares), (process, processes)
-        self._made_of = (tuple(corpora), self.shares, config, marks, process, processes)
+        self.corpora = [CorpusRows(corpus, config.data, special_ids, config.seed) for corpus in corpora]
+        self.mixture_order, self.config, self.special_ids = MixtureOrder(shares), config, special_ids
+        self.shares, self.process_index, self.process_count = tuple(shares), process_index, process_count
+        self._init_args = (tuple(corpora), self.shares, config, special_ids, process_index, process_count)
         self._cursors: dict[tuple[Cursor, int], Cursor] = {}
         self._lock = threading.Lock()
 
     def __reduce__(self):
-        return Stream, self._made_of
+        return TrainingStream, self._init_args
 
-    def start(self, cursor: Cursor) -> Cursor:
-        """The cursor with a position for every corpus, behind the intervals to be skipped that it stands in."""
-        positions = cursor.positions or (Position(),) * len(self.corpora)
+    def resolve_cursor(self, cursor: Cursor) -> Cursor:
+        """The cursor with a position for every corpus, moved to the end of the skipped interval that contains it."""
+        positions = cursor.positions or (CorpusPosition(),) * len(self.corpora)
         cursor = dataclasses.replace(cursor, positions=positions)
-        skipped = cursor.behind_skipped() - cursor.rows
-        return self._behind(cursor, skipped) if skipped else cursor
+        skipped = cursor.row_after_skipped() - cursor.rows
+        return self._advance(cursor, skipped) if skipped else cursor
 
-    def following(self, cursor: Cursor) -> Cursor:
-        """The cursor after the update at `cursor`."""
-        cursor = dataclasses.replace(self._behind(cursor, batch_size(self.config, cursor)), step=cursor.step + 1)
-        return self.start(cursor.in_phase(self.config.place_of(cursor.step)[0]))
+    def next_cursor(self, cursor: Cursor) -> Cursor:
+        """The cursor after the step at `cursor`."""
+        cursor = dataclasses.replace(self._advance(cursor, batch_size(self.config, cursor)), step=cursor.step + 1)
+        return self.resolve_cursor(cursor.in_phase(self.config.place_of(cursor.step)[0]))
 
-    def _behind(self, cursor: Cursor, count: int) -> Cursor:
-        """The cursor behind some more rows, whether an update sees them or not."""
+    def _advance(self, cursor: Cursor, count: int) -> Cursor:
+        """The cursor `count` rows later, whether a step uses these rows or not."""
         seq_len = self.config.phases[cursor.phase].seq_len
-        taken = np.bincount(self.turns.of(cursor.rows, count), minlength=len(self.corpora))
+        corpus_of_row = self.mixture_order.corpus_of_rows(cursor.rows, count)
+        rows_by_corpus = np.bincount(corpus_of_row, minlength=len(self.corpora))
         positions = tuple(
-            corpus.advance(seq_len, position, int(own))
-            for corpus, position, own in zip(self.corpora, cursor.positions, taken, strict=True)
+            corpus.advance(seq_len, position, int(corpus_rows))
+            for corpus, position, corpus_rows in zip(self.corpora, cursor.positions, rows_by_corpus, strict=True)
         )
         return dataclasses.replace(cursor, rows=cursor.rows + count, positions=positions)
 
     def cursor_at(self, start: Cursor, step: int) -> Cursor:
-        """The cursor before update `step`, counted on from `start`; nothing before `start` is planned."""
+        """The cursor before `step`, counted from `start`; nothing before `start` is planned."""
         with self._lock:
-            known = [done for origin, done in self._cursors if origin == start and done <= step]
-            at = max(known, default=None)
-            cursor = self.start(start) if at is None else self._cursors[start, at]
+            cached = [done for origin, done in self._cursors if origin == start and done <= step]
+            nearest = max(cached, default=None)
+            cursor = self.resolve_cursor(start) if nearest is None else self._cursors[start, nearest]
             while cursor.step < step:
-                cursor = self.following(cursor)
+                cursor = self.next_cursor(cursor)
                 self._cursors[start, cursor.step] = cursor
                 while len(self._cursors) > CURSORS_KEPT:
                     del self._cursors[next(iter(self._cursors))]
             return cursor
 
     def batch(self, cursor: Cursor) -> Rows:
-        """This process's rows of the update at `cursor`; they may straddle windows and epochs."""
+        """This process's rows of the step at `cursor`; they may span windows and epochs."""
         seq_len, size = self.config.phases[cursor.phase].seq_len, batch_size(self.config, cursor)
-        process, processes = self.place
-        share = size // processes
-        first = process * share
-        rows = empty_rows(share, seq_len, self.config.data.slots(seq_len), self.marks.pad_id)
-        rows["row"] = np.arange(first, first + share, dtype=np.int32)
-        rows["mask_epoch"] = np.zeros(share, np.int32)
-        turns = self.turns.of(cursor.rows, first + share)
+        count = size // self.process_count
+        first = self.process_index * count
+        rows = empty_rows(count, seq_len, self.config.data.slots(seq_len), self.special_ids.pad_id)
+        rows["row"] = np.arange(first, first + count, dtype=np.int32)
+        rows["mask_epoch"] = np.zeros(count, np.int32)
+        corpus_of_row = self.mixture_order.corpus_of_rows(cursor.rows, first + count)
         for i, (corpus, position) in enumerate(zip(self.corpora, cursor.positions, strict=True)):
-            slots = np.flatnonzero(turns[first:] == i)
+            slots = np.flatnonzero(corpus_of_row[first:] == i)
             if len(slots):
-                corpus.fill(rows, slots, position, before=int((turns[:first] == i).sum()))
+                corpus.read_into(rows, slots, position, skip=int((corpus_of_row[:first] == i).sum()))
         return rows
 
     def read(self, start: Cursor) -> Generator[HostBatch, None, None]:
         """Batches from `start` to the end of the run, prepared ahead by reader threads or processes.
 
-        Closing it, or dropping it, ends them.
+        Closing or dropping the generator ends the readers.
         """
         data = self.config.data
-        dataset = grain.MapDataset.source(_Updates(self, start))
+        dataset = grain.MapDataset.source(_RemainingSteps(self, start))
         if data.reader_processes:
             if not flags.FLAGS.is_parsed():  # Grain reads absl's flags, which other programs parse at their start
                 flags.FLAGS.mark_as_parsed()
             workers = grain.MultiprocessingOptions(data.reader_processes, per_worker_buffer_size=data.prefetch)
             dataset = dataset.to_iter_dataset(grain.ReadOptions(1, 1))
-            # Through a pipe: shared memory outlives a killed run, and a batch is small.
+            # Through a pipe: shared memory remains after a run is killed, and a batch is small.
             dataset = grain.experimental.WithOptionsIterDataset(dataset, NO_SHARED_MEMORY)
-            dataset = dataset.mp_prefetch(workers, worker_init_fn=begin)
+            dataset = dataset.mp_prefetch(workers, worker_init_fn=init_reader_process)
         else:
             dataset = dataset.to_iter_dataset(grain.ReadOptions(min(READ_THREADS, data.prefetch), data.prefetch))
         with contextlib.closing(iter(dataset)) as batches:
             yield from batches
 
 
-class _Updates:
-    """The updates that are still to come, by index, as Grain wants a source."""
+class _RemainingSteps:
+    """The remaining steps of a run by index: a random-access source for Grain."""
 
-    def __init__(self, stream: Stream, start: Cursor):
+    def __init__(self, stream: TrainingStream, start: Cursor):
         self.stream, self.start = stream, start
 
     def __len__(self) -> int:
@@ -155,6 +156,6 @@ class _Updates:
 
     def __getitem__(self, index: int) -> HostBatch:
         step = self.start.step + int(index)
-        here = self.stream.cursor_at(self.start, step)
-        rows = self.stream.batch(here)
-        return HostBatch(rows, batch_size(self.stream.config, here), self.stream.cursor_at(self.start, step + 1))
+        cursor = self.stream.cursor_at(self.start, step)
+        rows = self.stream.batch(cursor)
+        return HostBatch(rows, batch_size(self.stream.config, cursor), self.stream.cursor_at(self.start, step + 1))

@@ -1,8 +1,8 @@
 """Prepared corpora on disk: documents and sentences by index. Needs no jax and no TensorFlow.
 
-A corpus is a TFDS dataset directory (ArrayRecord shards, one record for at most 8,192 tokens of one
-document) with four arrays per split beside it, so that planning reads no record, and `corpus.json`,
-which is written last: a directory without it is not a corpus. docs/corpus.md is the contract.
+A corpus is a TFDS dataset directory (ArrayRecord shards, one record for at most 8,192 tokens of one document) with four
+additional arrays per split, so that planning reads no record, and `corpus.json`, which is written last: a directory
+without it is not a corpus. docs/corpus.md specifies the format.
 """
 
 import bisect
@@ -31,15 +31,15 @@ SPLITS = ("train", "validation")
 ARRAYS = ("sentence_lengths", "document_offsets", "record_offsets", "token_counts")
 MAX_RECORD_TOKENS = 8192
 _COUNTS = ("documents", "sentences", "tokens", "records", "unknown_tokens", "text_bytes")
-_FORM = {
+_SCHEMA = {
     "name": str,
     "tokenizer": {"fingerprint": str},
     "vocab_size": int,
     "splits": {str: dict.fromkeys(_COUNTS, int) | {"shards": [{"file": str, "records": int}]}},
     "files": {str: {"sha256": str, "bytes": int}},
 }
-"""What this module and `integrity` read of corpus.json, see `check_form`."""
-_KINDS = {str: "text", int: "a count", list: "a list", dict: "an object"}
+"""The part of corpus.json that this module and `integrity` read, see `check_schema`."""
+_TYPE_NAMES = {str: "text", int: "a count", list: "a list", dict: "an object"}
 
 
 def array_file(split: str, array: str) -> str:
@@ -48,21 +48,21 @@ def array_file(split: str, array: str) -> str:
 
 
 def shard_file(name: str, split: str, index: int, count: int) -> str:
-    """File name of a shard, as TFDS expects it."""
+    """File name of a shard, in TFDS's naming scheme."""
     return f"{name}-{split}.array_record-{index:05d}-of-{count:05d}"
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """Little-endian type of token ids in records: uint16 while every id fits, else uint32."""
+    """Little-endian type of token ids in records: uint16 if every id fits, else uint32."""
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
 def read_manifest(directory: os.PathLike | str) -> dict:
-    """The content of corpus.json; the types of all that is needed to open the corpus are right.
+    """The content of corpus.json, with the types of all values checked that are needed to open the corpus.
 
     Raises:
-      UserError: no such directory, no finished corpus in it, one of another format, a damaged corpus.json, or a store
-        that does not answer.
+      UserError: the directory does not exist, holds no finished corpus or one of another format, its corpus.json is
+        damaged, or its store cannot be reached.
     """
     directory = epath.Path(directory)
     check_reachable(directory)
@@ -75,47 +75,47 @@ def read_manifest(directory: os.PathLike | str) -> dict:
         manifest = json.loads(path.read_text())
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: damaged, it cannot be read as JSON; build the corpus again") from error
-    check_form(path, manifest, {"format_version": int})
+    check_schema(path, manifest, {"format_version": int})
     version = manifest["format_version"]
     if version != FORMAT_VERSION:
         remedy = "update bert_jax" if version > FORMAT_VERSION else "build the corpus again with `bert-data build`"
         raise UserError(f"{directory} has corpus format {version}, and this bert_jax reads {FORMAT_VERSION}: {remedy}")
-    check_form(path, manifest, _FORM)
+    check_schema(path, manifest, _SCHEMA)
     return manifest
 
 
-def check_form(path: os.PathLike | str, value: object, form: type | dict | list, place: str = "") -> None:
-    """Compares the types of JSON values.
+def check_schema(path: os.PathLike | str, value: object, schema: type | dict | list, key: str = "") -> None:
+    """Checks the types of JSON values.
 
     Args:
       path: of corpus.json, for the message.
       value: all of its content, or a part of it.
-      form: a type (`int` is a count, at least 0 and below 2**48), `[form of each item]`, `{str: form of each value}`,
-        or the required names of an object with their forms; other names are ignored.
-      place: of the value in the file.
+      schema: a type (`int` is a count, at least 0 and below 2**48), `[schema of each item]`, `{str: schema of each
+        value}`, or the required names of an object with their schemas; other names are ignored.
+      key: of the value in the file.
 
     Raises:
       UserError: the first value that is missing or has another type.
     """
-    kind = form if isinstance(form, type) else type(form)
+    kind = schema if isinstance(schema, type) else type(schema)
     if not isinstance(value, kind) or isinstance(value, bool) or (kind is int and not 0 <= value < 1 << 48):
-        what = f"{place or 'it'} is {reprlib.repr(value)}, not {_KINDS[kind]}"
+        what = f"{key or 'it'} is {reprlib.repr(value)}, not {_TYPE_NAMES[kind]}"
         raise UserError(f"{path}: damaged, {what}; build the corpus again")
-    if isinstance(form, list):
+    if isinstance(schema, list):
         for index, item in enumerate(value):
-            check_form(path, item, form[0], f"{place}[{index}]")
-    elif isinstance(form, dict):
-        for name in value if str in form else form:
-            inside = f"{place}.{name}" if place else name
+            check_schema(path, item, schema[0], f"{key}[{index}]")
+    elif isinstance(schema, dict):
+        for name in value if str in schema else schema:
+            inner_key = f"{key}.{name}" if key else name
             if name not in value:
-                raise UserError(f"{path}: damaged, it lacks {inside!r}; build the corpus again")
-            check_form(path, value[name], form.get(str, form.get(name)), inside)
+                raise UserError(f"{path}: damaged, it lacks {inner_key!r}; build the corpus again")
+            check_schema(path, value[name], schema.get(str, schema.get(name)), inner_key)
 
 
 def identity_of(directory: os.PathLike | str, manifest: dict) -> str:
-    """SHA-256 in hex of what a corpus holds: its records, length arrays and tokenizer, in this format.
+    """SHA-256, in hex, of the content of a corpus: records, length arrays and tokenizer, in this format.
 
-    The name of the corpus, the paths of its sources and the settings of the build do not count.
+    It does not depend on the name of the corpus, the paths of its sources, or the settings of the build.
 
     Args:
       directory: of the corpus, for the message.
@@ -139,20 +139,20 @@ def identity_of(directory: os.PathLike | str, manifest: dict) -> str:
 class Corpus:
     """One split of a prepared corpus.
 
-    May be shared by threads and pickled: each process opens the files it needs for itself, once it
-    needs them. Sentences are numbered through the whole split, documents too.
+    May be shared by threads and pickled: each process opens files when it first reads them. Sentence and document
+    indices count from the start of the split.
 
     Attributes:
-      directory: where the corpus lies.
+      directory: of the corpus.
       split: "train" or "validation".
-      name: the corpus' name.
-      identity: see `identity_of`; two corpora that share it hold the same, wherever they were built.
+      name: of the corpus.
+      identity: see `identity_of`; corpora with the same identity have the same content.
       vocab_size: token ids are in [0, vocab_size).
       tokenizer_fingerprint: `Tokenizer.fingerprint` of the tokenizer that made the ids.
       sentence_lengths: tokens of each sentence, uint16 [num_sentences], memory-mapped.
       document_offsets: first sentence of each document, int64 [num_documents + 1].
       record_offsets: first sentence of each record, int64 [num_records + 1].
-      token_counts: how often each id occurs in the split, int64 [vocab_size].
+      token_counts: occurrences of each id in the split, int64 [vocab_size].
       num_tokens: tokens in the split.
     """
 
@@ -167,15 +167,15 @@ class Corpus:
     record_offsets: np.ndarray
     token_counts: np.ndarray
     num_tokens: int
-    _records: "Records"
+    _records: "RecordReader"
 
     @classmethod
     def open(cls, directory: os.PathLike | str, split: str = "train") -> "Corpus":
-        """Opens a split; takes the same time for any size of corpus.
+        """Opens a split; the time does not depend on the size of the corpus.
 
         Raises:
-          UserError: no finished corpus of a known format there, no such split, or arrays and shards
-            that contradict corpus.json.
+          UserError: not a finished corpus of this format, no such split, or arrays or shards that contradict
+            corpus.json.
         """
         directory = epath.Path(directory)
         manifest = read_manifest(directory)
@@ -189,8 +189,8 @@ class Corpus:
             "token_counts": (np.dtype("<i8"), manifest["vocab_size"], None),
         }
         arrays = {
-            array: _map_array(directory, array_file(split, array), manifest, *about)
-            for array, about in expected.items()
+            array: _map_array(directory, array_file(split, array), manifest, *properties)
+            for array, properties in expected.items()
         }
         if arrays["token_counts"].sum() != counts["tokens"]:
             raise UserError(
@@ -198,7 +198,7 @@ class Corpus:
                 f" {array_file(split, 'token_counts')} holds {arrays['token_counts'].sum()}; copy the corpus again or"
                 " rebuild it"
             )
-        records = Records(directory, manifest, split)
+        records = RecordReader(directory, manifest, split)
         if len(records) != counts["records"]:
             raise UserError(
                 f"{directory / MANIFEST}: its {split} shards hold {len(records)} records, but it counts"
@@ -218,7 +218,7 @@ class Corpus:
 
     def __reduce__(self):
         # Memory-mapped arrays would be pickled with their whole content.
-        return _open_again, (os.fspath(self.directory), self.split)
+        return _reopen, (os.fspath(self.directory), self.split)
 
     @property
     def num_documents(self) -> int:
@@ -231,15 +231,15 @@ class Corpus:
         return len(self.sentence_lengths)
 
     def sentences(self, start: int, stop: int) -> np.ndarray:
-        """Tokens of the sentences [start, stop) one after the other, int32 [sum of their lengths].
+        """Tokens of the sentences [start, stop), concatenated, int32 [sum of their lengths].
 
-        Reads only the records that hold them.
+        Reads only the records that contain them.
 
         Raises:
-          IndexError: the range does not lie within [0, num_sentences].
+          IndexError: the range is not within [0, num_sentences].
         """
         if not 0 <= start <= stop <= self.num_sentences:
-            raise IndexError(f"sentences [{start}, {stop}) do not lie in [0, {self.num_sentences}]")
+            raise IndexError(f"sentences [{start}, {stop}) are not within [0, {self.num_sentences}]")
         if start == stop:
             return np.zeros(0, np.int32)
         first = int(np.searchsorted(self.record_offsets, start, "right")) - 1
@@ -254,14 +254,14 @@ class Corpus:
         return np.concatenate(pieces, dtype=np.int32)
 
     def records(self, indices: Sequence[int]) -> "list[Record]":
-        """Some records in the order asked for; many at once cost less than one by one.
+        """Records by index, in the given order; one call for many records is faster than many calls.
 
         Raises:
-          UserError: a record cannot be read, or contradicts the arrays; it names the shard and the document.
+          UserError: a record cannot be read or contradicts the arrays; the message names the shard and the document.
         """
         try:
-            found = self._records.read(indices)
-            for index, record in zip(indices, found, strict=True):
+            records = self._records.read(indices)
+            for index, record in zip(indices, records, strict=True):
                 self._check(index, record)
         except DamagedRecordError as damage:
             sentence = self.record_offsets[damage.index]
@@ -270,7 +270,7 @@ class Corpus:
                 f"{self._records.path(damage.index)}: damaged at record {damage.index}, document {document} of split "
                 f"'{self.split}' ({damage.reason}); copy the corpus again or rebuild it"
             ) from damage
-        return found
+        return records
 
     def _check(self, index: int, record: "Record") -> None:
         lengths = self.sentence_lengths[self.record_offsets[index] : self.record_offsets[index + 1]]
@@ -278,20 +278,20 @@ class Corpus:
             raise DamagedRecordError(index, f"it contradicts {array_file(self.split, 'sentence_lengths')}")
 
 
-def _open_again(directory: str, split: str) -> Corpus:
+def _reopen(directory: str, split: str) -> Corpus:
     return Corpus.open(directory, split)
 
 
 class DamagedRecordError(Exception):
-    """A record that cannot be used; `Corpus.records` says it to the user."""
+    """A record that cannot be used; `Corpus.records` turns it into a UserError."""
 
     def __init__(self, index: int, reason: str):
         super().__init__(index, reason)
         self.index, self.reason = index, reason
 
 
-class Records:
-    """The records of one split, by number, over all its shards."""
+class RecordReader:
+    """Reads the records of one split by index, over all its shards."""
 
     def __init__(self, directory: os.PathLike | str, manifest: dict, split: str):
         """Opens no file yet; `manifest` is the content of corpus.json."""
@@ -308,25 +308,25 @@ class Records:
         return self._starts[-1]
 
     def read(self, indices: Sequence[int]) -> list[Record]:
-        """Some records in the order asked for.
+        """Records by index, in the given order.
 
         Raises:
-          DamagedRecordError: one cannot be read.
-          UserError: its shard cannot be opened.
+          DamagedRecordError: a record cannot be read.
+          UserError: a shard cannot be opened.
         """
-        found: dict[int, Record] = {}
-        for shard, wanted in itertools.groupby(sorted(set(indices)), self._shard):
-            here, start = list(wanted), self._starts[shard]
+        records: dict[int, Record] = {}
+        for shard, group in itertools.groupby(sorted(set(indices)), self._shard):
+            shard_indices, start = list(group), self._starts[shard]
             try:
-                raws = self._reader(shard).read([index - start for index in here])
-            except (RuntimeError, ValueError):  # it does not say which
-                raws = [self._read_one(shard, index) for index in here]
-            for index, raw in zip(here, raws, strict=True):
+                raws = self._reader(shard).read([index - start for index in shard_indices])
+            except (RuntimeError, ValueError):  # the error does not name the record
+                raws = [self._read_one(shard, index) for index in shard_indices]
+            for index, raw in zip(shard_indices, raws, strict=True):
                 try:
-                    found[index] = parse_record(raw, self._dtype)
+                    records[index] = parse_record(raw, self._dtype)
                 except ValueError as error:
                     raise DamagedRecordError(index, str(error)) from error
-        return [found[index] for index in indices]
+        return [records[index] for index in indices]
 
     def _read_one(self, shard: int, index: int) -> bytes:
         try:
@@ -335,7 +335,7 @@ class Records:
             raise DamagedRecordError(index, str(error).splitlines()[0][:120]) from error
 
     def path(self, index: int) -> epath.Path:
-        """The shard that holds a record."""
+        """The shard that contains a record."""
         return self._paths[self._shard(index)]
 
     def _shard(self, index: int) -> int:
@@ -357,7 +357,7 @@ class Records:
             raise UserError(f"{path}: this shard is missing; copy the corpus again or rebuild it")
         try:
             reader = array_record_module.ArrayRecordReader(
-                _local(self._directory, path.name, self._manifest),
+                _local_path(self._directory, path.name, self._manifest),
                 options="readahead_buffer_size:0",
                 file_reader_buffer_size=1 << 15,
             )
@@ -376,7 +376,7 @@ def _map_array(
 ) -> np.ndarray:
     path = directory / name
     try:
-        array = np.load(_local(directory, name, manifest), mmap_mode="r")
+        array = np.load(_local_path(directory, name, manifest), mmap_mode="r")
     except FileNotFoundError as error:
         raise UserError(f"{path}: missing; copy the corpus again or rebuild it") from error
     except (ValueError, EOFError) as error:
@@ -386,8 +386,8 @@ def _map_array(
     return array
 
 
-def _local(directory: epath.Path, name: str, manifest: dict) -> str:
-    """A local path of a file of a corpus: objects of a store can neither be mapped nor read by ArrayRecord."""
+def _local_path(directory: epath.Path, name: str, manifest: dict) -> str:
+    """A local path of a file of a corpus: objects of a store can be neither memory-mapped nor read by ArrayRecord."""
     path = directory / name
     if not is_remote(path):
         return os.fspath(path)

@@ -1,4 +1,4 @@
-"""The place in the training stream. It is all that is needed to resume: nothing is replayed."""
+"""The position in the training stream. It is all that a resume needs: no batch is replayed."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -8,47 +8,51 @@ from bert_jax.config import Config
 
 
 @dataclass(frozen=True)
-class Position:
+class CorpusPosition:
     """The next row of one corpus."""
 
     epoch: int = 0
-    """Epochs of this corpus done; a phase starts with an epoch of its own."""
+    """Completed epochs of this corpus; every phase starts a new epoch."""
     window: int = 0
-    """Windows of the epoch done (data/epoch_plan.py)."""
+    """Completed windows of the epoch (data/epoch_plan.py)."""
     row: int = 0
-    """Rows of the window done."""
+    """Completed rows of the window."""
 
 
 @dataclass(frozen=True)
 class Cursor:
-    """Where the next update reads."""
+    """The position that the next step reads from."""
 
     step: int = 0
-    """Updates done."""
+    """Completed steps."""
     phase: int = 0
-    """Phase of the next update."""
+    """Phase of the next step."""
     rows: int = 0
-    """Rows passed, with or without an update; says whose turn it is in a mixture."""
-    positions: tuple[Position, ...] = ()
-    """Of each corpus; empty at the very start."""
+    """Rows read or skipped so far; in a mixture it determines which corpus the next row comes from."""
+    positions: tuple[CorpusPosition, ...] = ()
+    """Of each corpus; empty at the start of the run."""
     skipped: tuple[tuple[int, int], ...] = ()
-    """Intervals [first, last) of rows that are passed over without an update; each lies within a phase."""
+    """Intervals [first, last) of rows that no step uses; each lies within one phase."""
 
-    def skipping(self, first: int, last: int) -> "Cursor":
-        """This place with one more interval of rows to pass over, for going back before updates that did harm:
-        from `rows` of the cursor before the first of them to `rows` of the cursor behind the last.
+    def skipping_rows(self, first: int, last: int) -> "Cursor":
+        """This cursor with one more interval of rows to skip, to go back before steps at which training diverged.
+
+        The interval extends from `rows` of the cursor before the first of these steps to `rows` of the cursor after
+        the last.
         """
         return dataclasses.replace(self, skipped=(*self.skipped, (first, last)))
 
     def in_phase(self, phase: int) -> "Cursor":
-        """This cursor, or where a later phase begins here: it opens an epoch of its own, unless one has just ended."""
+        """This cursor in `phase`. A later phase starts a new epoch of each corpus, unless one has just ended."""
         if phase == self.phase:
             return self
-        opened = [Position(position.epoch + (position != Position(position.epoch))) for position in self.positions]
-        return dataclasses.replace(self, phase=phase, positions=tuple(opened))
+        positions = [
+            CorpusPosition(position.epoch + (position != CorpusPosition(position.epoch))) for position in self.positions
+        ]
+        return dataclasses.replace(self, phase=phase, positions=tuple(positions))
 
-    def behind_skipped(self) -> int:
-        """`rows`, or where the intervals to be passed over end that they lie in."""
+    def row_after_skipped(self) -> int:
+        """`rows`, or the end of the skipped intervals that contain it."""
         rows = self.rows
         for first, last in sorted(self.skipped):
             if first <= rows < last:
@@ -57,11 +61,11 @@ class Cursor:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Cursor":
-        """Inverse of ``dataclasses.asdict``, also after a way through JSON."""
+        """Inverse of ``dataclasses.asdict``; also accepts the lists that a JSON round trip makes of tuples."""
         return cls(
             **values
             | {
-                "positions": tuple(Position(**position) for position in values["positions"]),
+                "positions": tuple(CorpusPosition(**position) for position in values["positions"]),
                 "skipped": tuple((first, last) for first, last in values["skipped"]),
             }
         )
@@ -74,10 +78,10 @@ def batch_size(config: Config, cursor: Cursor) -> int:
 
 
 def count_rows(config: Config, cursor: Cursor, step: int) -> int:
-    """`rows` of the cursor before update `step`, counted on from an earlier cursor; nothing is planned for it."""
-    cursor = dataclasses.replace(cursor, rows=cursor.behind_skipped())
+    """`rows` of the cursor before `step`, counted from an earlier cursor without planning any window."""
+    cursor = dataclasses.replace(cursor, rows=cursor.row_after_skipped())
     while cursor.step < step:
         rows = cursor.rows + batch_size(config, cursor)
         cursor = dataclasses.replace(cursor, rows=rows, step=cursor.step + 1)
-        cursor = dataclasses.replace(cursor, rows=cursor.behind_skipped())
+        cursor = dataclasses.replace(cursor, rows=cursor.row_after_skipped())
     return cursor.rows

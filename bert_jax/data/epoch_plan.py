@@ -1,12 +1,12 @@
 """Which examples make which rows: a pure function of (corpus lengths, data settings, seq_len, seed, epoch).
 
-An epoch is cut into windows that are planned one at a time, so that neither the first batch nor a resume
-waits for the length of the corpus:
+An epoch is split into windows that are planned one at a time, so the time to the first batch and to resume does not
+depend on the size of the corpus:
 
-    corpus    = stretches of whole records, STRETCH_TOKENS or little more each
-    epoch     = the stretches, permuted; hash of (seed, epoch)
-    window    = WINDOW_STRETCHES of them: their examples, packed into rows
-    its order = the rows, permuted; hash of (seed, epoch, window)
+    corpus       = chunks of whole records, CHUNK_TOKENS or slightly more each
+    epoch        = the chunks, permuted by a hash of (seed, epoch)
+    window       = WINDOW_CHUNKS chunks: their examples, packed into rows
+    window order = the rows, permuted by a hash of (seed, epoch, window)
 
 No record is read here.
 """
@@ -19,18 +19,18 @@ import numpy as np
 
 from bert_jax.config import DataConfig
 from bert_jax.data.corpus import Corpus
-from bert_jax.data.examples import Layout, make_examples
-from bert_jax.data.hash_random import key_of, permuted
+from bert_jax.data.examples import CorpusLayout, make_examples
+from bert_jax.data.hash_random import make_key, permute
 from bert_jax.data.packing import pack
 from bert_jax.errors import UserError
 
 STREAM_VERSION = 1
-"""To be raised with every change of what a seed makes of a corpus: a run goes on with the version it began with."""
-STRETCH_TOKENS = 16_384
-"""Long enough that few examples end at a stretch's end, short enough that a row's neighbours in the text are rare
-in its batch."""
-WINDOW_STRETCHES = 256
-"""About 4 M tokens: 8,192 rows of 512 to mix and to pack."""
+"""Raise it with every change of the rows that a seed gives: a run continues only with the version it started with."""
+CHUNK_TOKENS = 16_384
+"""Large enough that few examples end at the end of a chunk, small enough that neighbouring texts are rarely in the same
+batch."""
+WINDOW_CHUNKS = 256
+"""About 4 M tokens: 8,192 rows of 512 to shuffle and to pack."""
 EXAMPLE_STREAM, ORDER_STREAM, PACKING_STREAM, ID_STREAM = 0xE4A, 0x04D, 0xFAC, 0x1D
 
 
@@ -39,32 +39,32 @@ class Window:
     """The rows of one window, in the order of training."""
 
     examples: np.ndarray
-    """structured array of `examples.EXAMPLE`, in the order of their text"""
+    """structured array of `examples.EXAMPLE_DTYPE`, in the order of the text"""
     row_starts: np.ndarray
     """first member of each row, int64 [rows + 1]"""
     members: np.ndarray
-    """examples of all rows, one row after the other, int64 [num_examples]"""
+    """indices of the examples of all rows, row by row, int64 [num_examples]"""
     order: np.ndarray
-    """which row comes when, int64 [rows]"""
-    stretches: np.ndarray
-    """records [first, last) of each stretch, int64 [n, 2]"""
-    truncated: int
-    """tokens of the window that no example shows"""
-    singles: int
-    """pairs that had to have a random B"""
+    """indices of the rows in the order of training, int64 [rows]"""
+    chunks: np.ndarray
+    """records [first, last) of each chunk, int64 [n, 2]"""
+    truncated_tokens: int
+    """tokens of the window that are in no example"""
+    forced_random_pairs: int
+    """pairs of one sentence, whose segment B can only be random"""
 
     def __len__(self) -> int:
         return len(self.order)
 
 
-class Plan:
+class EpochPlan:
     """All windows of all epochs of one corpus, for rows of one length."""
 
     def __init__(self, corpus: Corpus, data: DataConfig, seq_len: int, seed: int):
-        """Looks at every length once: two tenths of a second for 2 billion tokens (docs/LOG.md).
+        """Reads every length once: 0.2 s for 2 billion tokens (docs/LOG.md).
 
         Raises:
-          UserError: an empty split, a pair format for fewer than two documents, lengths that no corpus has.
+          UserError: an empty split, a pair format for fewer than two documents, or invalid lengths.
         """
         self.corpus, self.data, self.seq_len, self.seed = corpus, data, seq_len, seed
         more = "a larger --validation-fraction" if corpus.split == "validation" else "more text"
@@ -76,36 +76,44 @@ class Plan:
                 f"{data.format} needs at least 2, because random segments come from another document: build it again "
                 f"with {more}, or set --data.format doc_sentences and --objective.pair none"
             )
-        self._bounds = stretches(corpus)
-        self.windows = max(1, round((len(self._bounds) - 1) / WINDOW_STRETCHES))
-        self._layout = Layout(np.asarray(corpus.sentence_lengths), np.asarray(corpus.document_offsets))
+        self._bounds = chunk_bounds(corpus)
+        self.windows = max(1, round((len(self._bounds) - 1) / WINDOW_CHUNKS))
+        self._layout = CorpusLayout(np.asarray(corpus.sentence_lengths), np.asarray(corpus.document_offsets))
         self.salt = np.uint64(int(hashlib.sha256(corpus.identity.encode()).hexdigest()[:16], 16))
 
     def example_epoch(self, epoch: int) -> int:
-        """Which set of examples an epoch uses."""
+        """The epoch whose examples an epoch uses (data.example_copies)."""
         copies = self.data.example_copies
         return epoch if copies is None else epoch % copies
 
     def window(self, epoch: int, index: int) -> Window:
-        """Plan one window; costs tens of milliseconds whatever the corpus."""
+        """Plans one window; takes tens of milliseconds for any size of corpus."""
         count = len(self._bounds) - 1
         first, last = (count * i // self.windows for i in (index, index + 1))
-        chosen = permuted(np.arange(first, last), count, key_of(self.seed, ORDER_STREAM, epoch))
+        chosen = permute(np.arange(first, last), count, make_key(self.seed, ORDER_STREAM, epoch))
         records = np.stack([self._bounds[chosen], self._bounds[chosen + 1]], axis=1)
         sentences = np.asarray(self.corpus.record_offsets)[records]
-        key = key_of(self.seed, EXAMPLE_STREAM, self.example_epoch(epoch))
+        key = make_key(self.seed, EXAMPLE_STREAM, self.example_epoch(epoch))
         starts, stops = np.ascontiguousarray(sentences.T)
-        made = make_examples(self._layout, starts, stops, self.data, self.seq_len, key, self.salt)
-        packing = key_of(self.seed, PACKING_STREAM, epoch, index)
-        lengths = np.ascontiguousarray(made.examples["length"])
+        window_examples = make_examples(self._layout, starts, stops, self.data, self.seq_len, key, self.salt)
+        packing = make_key(self.seed, PACKING_STREAM, epoch, index)
+        lengths = np.ascontiguousarray(window_examples.examples["length"])
         row_starts, members = pack(lengths, self.seq_len, self.data.slots(self.seq_len), packing)
         rows = len(row_starts) - 1
-        order = permuted(np.arange(rows), rows, key_of(self.seed, ORDER_STREAM, epoch, index))
-        return Window(made.examples, row_starts, members, order, records, made.truncated, made.singles)
+        order = permute(np.arange(rows), rows, make_key(self.seed, ORDER_STREAM, epoch, index))
+        return Window(
+            examples=window_examples.examples,
+            row_starts=row_starts,
+            members=members,
+            order=order,
+            chunks=records,
+            truncated_tokens=window_examples.truncated_tokens,
+            forced_random_pairs=window_examples.forced_random_pairs,
+        )
 
 
-def stretches(corpus: Corpus) -> np.ndarray:
-    """First record of each stretch, and the end of the last, int64 [n + 1].
+def chunk_bounds(corpus: Corpus) -> np.ndarray:
+    """First record of each chunk, and the end of the last, int64 [n + 1].
 
     Raises:
       UserError: a document without a sentence, or a sentence without a token; `bert-data` writes neither.
@@ -117,7 +125,7 @@ def stretches(corpus: Corpus) -> np.ndarray:
         if empty_sentence >= 0:
             what = f"sentence {empty_sentence} has no token"
         raise UserError(f"corpus {corpus.directory}: {what} in split '{corpus.split}'; build the corpus again")
-    return _stretches(lengths, np.asarray(corpus.record_offsets), STRETCH_TOKENS)
+    return _chunk_bounds(lengths, np.asarray(corpus.record_offsets), CHUNK_TOKENS)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -133,13 +141,13 @@ def _find_empty(lengths, documents):
 
 
 @numba.njit(cache=True, nogil=True)
-def _stretches(lengths, records, wanted):
-    bounds = np.zeros(len(records), np.int64)
+def _chunk_bounds(lengths, record_offsets, min_tokens):
+    bounds = np.zeros(len(record_offsets), np.int64)
     count, tokens = 0, 0
-    for record in range(len(records) - 1):
-        for sentence in range(records[record], records[record + 1]):
+    for record in range(len(record_offsets) - 1):
+        for sentence in range(record_offsets[record], record_offsets[record + 1]):
             tokens += lengths[sentence]
-        if tokens >= wanted or record == len(records) - 2:
+        if tokens >= min_tokens or record == len(record_offsets) - 2:
             count, tokens = count + 1, 0
             bounds[count] = record + 1
     return bounds[: count + 1].copy()

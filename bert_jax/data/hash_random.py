@@ -1,40 +1,40 @@
-"""Randomness without a generator: every draw is a hash of what it is for, compiled.
+"""Counter-based random numbers, compiled: every number is a hash of a key and a counter.
 
-A stream of draws is two words, a key and a count of the draws made from it; a permutation is a key and a size.
+The state of a stream is two words: a key and the count of numbers drawn from it. A permutation needs a key and a size.
 
-Whoever changes this file removes ``__pycache__/*.nbc`` beside it: numba's cache does not see that what examples.py
-inlined has changed.
+After a change of this file, remove ``__pycache__/*.nbc`` in this directory: numba's cache does not detect changes of
+functions that it inlined into examples.py.
 """
 
 import numba
 import numpy as np
 
 HALF = np.uint64(2**52)
-"""The threshold of `happens` for a chance of one half."""
+"""The threshold of `bernoulli` for a probability of one half."""
 
 
-def threshold(rate: float) -> np.uint64:
-    """What `happens` compares with, so that it is true with probability `rate`, exact to 2^-53."""
+def bernoulli_threshold(rate: float) -> np.uint64:
+    """The threshold for which `bernoulli` is true with probability `rate`, exact to 2^-53."""
     return np.uint64(min(round(rate * 2**53), 2**53))
 
 
-def key_of(*words: int) -> np.uint64:
+def make_key(*words: int) -> np.uint64:
     """A 64-bit key for each combination of non-negative integers; their order matters."""
     key = np.uint64(0)
     for word in words:
-        # Compiled functions return Python integers, which numba would take for signed ones.
-        key = np.uint64(mix(np.uint64(add(key, np.uint64(word)))))
+        # Compiled functions return Python integers, which numba would interpret as signed.
+        key = np.uint64(hash64(np.uint64(hash_combine(key, np.uint64(word)))))
     return key
 
 
 @numba.njit(cache=True, nogil=True)
-def add(a, b):
-    """Folds a word into a key, to be scrambled by `mix`."""
+def hash_combine(a, b):
+    """Combines a key with a word; pass the result to `hash64`."""
     return a * np.uint64(0x9E3779B97F4A7C15) + b + np.uint64(1)
 
 
 @numba.njit(cache=True, nogil=True)
-def mix(z):
+def hash64(z):
     """Finaliser of SplitMix64 (Steele, Lea and Flood 2014)."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -42,26 +42,26 @@ def mix(z):
 
 
 @numba.njit(cache=True, nogil=True)
-def draw(state, bound):
-    """A uniform integer in [0, bound); advances the count in ``state[1]``."""
+def uniform_int(state, bound):
+    """A uniform integer in [0, bound); increments the count in ``state[1]``."""
     state[1] += np.uint64(1)
-    high = mix(add(state[0], state[1])) >> np.uint64(32)
+    high = hash64(hash_combine(state[0], state[1])) >> np.uint64(32)
     return np.int64((high * np.uint64(bound)) >> np.uint64(32))
 
 
 @numba.njit(cache=True, nogil=True)
-def happens(state, limit):
-    """True with probability limit / 2^53; advances the count."""
+def bernoulli(state, limit):
+    """True with probability limit / 2^53; increments the count."""
     state[1] += np.uint64(1)
-    return (mix(add(state[0], state[1])) >> np.uint64(11)) < limit
+    return (hash64(hash_combine(state[0], state[1])) >> np.uint64(11)) < limit
 
 
 @numba.njit(cache=True, nogil=True)
-def permuted(positions, size, key):
-    """Images of some positions under a keyed permutation of range(size), int64; none needs the others.
+def permute(positions, size, key):
+    """Images of `positions` under a keyed permutation of range(size), int64; each is computed independently.
 
-    Four Feistel rounds on the smallest square of a power of two that holds `size`, walked until the value
-    is below it.
+    Four Feistel rounds on the smallest even power of two that is at least `size`, repeated until the value is below
+    `size` (cycle walking).
     """
     bits = 1
     while (1 << (2 * bits)) < size:
@@ -73,8 +73,8 @@ def permuted(positions, size, key):
         value = np.uint64(positions[i])
         while True:
             left, right = value >> shift, value & mask
-            for turn in range(4):
-                left, right = right, left ^ (mix(add(key ^ np.uint64(turn), right)) & mask)
+            for round_index in range(4):
+                left, right = right, left ^ (hash64(hash_combine(key ^ np.uint64(round_index), right)) & mask)
             value = (left << shift) | right
             if value < np.uint64(size):
                 break

@@ -1,4 +1,4 @@
-"""Whether the files of a corpus are those that corpus.json lists. Needs no jax."""
+"""Checks that the files of a corpus are those that corpus.json lists. Needs no jax."""
 
 import hashlib
 import os
@@ -18,15 +18,15 @@ from bert_jax.storage import local_path
 
 DATASET_INFO = "dataset_info.json"
 THREADS = 8
-"""Files hashed at once; hashlib lets other threads run meanwhile."""
+"""Files hashed at once; hashlib releases the GIL."""
 BLOCK_BYTES = 1 << 22
-SHOWN_BYTES = 1 << 30
-"""From so many on a bar is shown; below, hashing takes a breath or two."""
+PROGRESS_BYTES = 1 << 30
+"""Total size from which a progress bar is shown; hashing less takes a few seconds at most."""
 REMEDY = "copy the corpus again or rebuild it"
 
 
-class Listed(NamedTuple):
-    """A file, and what corpus.json says of it."""
+class ManifestFile(NamedTuple):
+    """A file, with its checksum and size in corpus.json."""
 
     path: epath.Path
     sha256: str
@@ -35,11 +35,11 @@ class Listed(NamedTuple):
     """bytes"""
 
 
-def listed_files(directory: epath.Path, manifest: Mapping) -> list[Listed]:
+def manifest_files(directory: epath.Path, manifest: Mapping) -> list[ManifestFile]:
     """All files that corpus.json lists; `manifest` is its content.
 
     Raises:
-      UserError: it lacks a file of the corpus.
+      UserError: corpus.json lacks a file of the corpus.
     """
     files, splits = manifest["files"], manifest["splits"]
     needed = [TOKENIZER, DATASET_INFO, "features.json"]
@@ -48,14 +48,14 @@ def listed_files(directory: epath.Path, manifest: Mapping) -> list[Listed]:
     missing = [*(split for split in SPLITS if split not in splits), *(name for name in needed if name not in files)]
     if missing:
         raise UserError(f"{directory / MANIFEST}: damaged, it lacks {missing[0]!r}; rebuild the corpus")
-    return [Listed(directory / name, facts["sha256"], facts["bytes"]) for name, facts in files.items()]
+    return [ManifestFile(directory / name, entry["sha256"], entry["bytes"]) for name, entry in files.items()]
 
 
-def check_sizes(files: Sequence[Listed]) -> None:
-    """See that each file is there and as long as it was; reads none.
+def check_file_sizes(files: Sequence[ManifestFile]) -> None:
+    """Checks that each file exists and has the recorded size; reads none.
 
     Raises:
-      UserError: the first of them that is not.
+      UserError: the first file for which this is not so.
     """
     for file in files:
         if not file.path.exists():
@@ -64,23 +64,23 @@ def check_sizes(files: Sequence[Listed]) -> None:
             raise UserError(f"{file.path}: damaged, it has {size} bytes where {MANIFEST} says {file.size}; {REMEDY}")
 
 
-def check_checksums(files: Sequence[Listed], on_bytes: Callable[[int], object] | None = None) -> None:
-    """Compare each file with its SHA-256, several at a time; `on_bytes` hears how much was read, for progress.
+def check_checksums(files: Sequence[ManifestFile], on_bytes: Callable[[int], object] | None = None) -> None:
+    """Compares each file with its SHA-256, several at a time; `on_bytes` is called with the bytes of each read.
 
     Raises:
-      UserError: the first of them that differs.
+      UserError: the first file that differs.
     """
     lock = threading.Lock()
 
-    def heard(size: int) -> None:
+    def report_bytes(size: int) -> None:
         with lock:
             if on_bytes:
                 on_bytes(size)
 
     with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
-        found = [pool.submit(_sha256, file, heard) for file in files]
+        checksums = [pool.submit(_sha256, file, report_bytes) for file in files]
         try:
-            for file, sha256 in zip(files, found, strict=True):
+            for file, sha256 in zip(files, checksums, strict=True):
                 if sha256.result() != file.sha256:
                     raise UserError(f"{file.path}: damaged, its SHA-256 is not the recorded one; {REMEDY}")
         except BaseException:
@@ -88,79 +88,78 @@ def check_checksums(files: Sequence[Listed], on_bytes: Callable[[int], object] |
             raise
 
 
-def _sha256(listed: Listed, on_bytes: Callable[[int], None]) -> str:
+def _sha256(manifest_file: ManifestFile, on_bytes: Callable[[int], None]) -> str:
     digest = hashlib.sha256()
-    with Path(local_path(listed.path, listed.sha256)).open("rb") as file:
+    with Path(local_path(manifest_file.path, manifest_file.sha256)).open("rb") as file:
         while block := file.read(BLOCK_BYTES):
             digest.update(block)
             on_bytes(len(block))
     return digest.hexdigest()
 
 
-def check_records(file: Listed, count: int) -> None:
-    """See that a shard holds as many records as corpus.json says; reads none.
+def check_record_count(file: ManifestFile, count: int) -> None:
+    """Checks that a shard has the number of records in corpus.json; reads none.
 
     Raises:
-      UserError: it does not, or is no shard.
+      UserError: it has another number, or is not an ArrayRecord file.
     """
     try:
         local = local_path(file.path, file.sha256)
         reader = array_record_module.ArrayRecordReader(local, options="readahead_buffer_size:0")
-        found = reader.num_records()
+        num_records = reader.num_records()
         reader.close()
     except (RuntimeError, ValueError, IndexError) as error:
         reason = str(error).splitlines()[0][:120]
         raise UserError(f"{file.path}: damaged, it cannot be read as ArrayRecord ({reason}); {REMEDY}") from error
-    if found != count:
-        raise UserError(f"{file.path}: holds {found} records where {MANIFEST} says {count}; {REMEDY}")
+    if num_records != count:
+        raise UserError(f"{file.path}: holds {num_records} records where {MANIFEST} says {count}; {REMEDY}")
 
 
-def check_shards(
+def check_corpus_files(
     corpora: Sequence[Corpus],
     verify: Literal["checksums", "counts"],
-    process: int = 0,
-    processes: int = 1,
+    process_index: int = 0,
+    process_count: int = 1,
 ) -> None:
-    """See that the files of some corpora, of all their splits, are what corpus.json says.
+    """Checks that the files of some corpora, of all their splits, agree with corpus.json.
 
-    The processes of a run share the shards: the i-th of all is checked by process i mod `processes`. What a plan
-    is made of, every process checks for itself, because it may have a copy of its own.
+    The processes of a run share the shards: process i mod `process_count` checks the i-th. Every process checks all
+    other files, because each may read a copy of its own.
 
     Args:
       corpora: any split of each.
-      verify: "checksums" reads every file and compares its SHA-256; "counts" reads none and compares sizes and,
-        as "checksums" does too, the number of records of each shard. A file from an object store is copied to this
-        host in either case, and its checksum compared then.
-      process, processes: who of how many this is.
+      verify: "checksums" reads every file and compares its SHA-256; "counts" reads none and compares sizes. Both
+        compare the number of records of each shard. A file from an object store is copied to this host in either
+        case, and its checksum is compared then.
+      process_index, process_count: of this process.
 
     Raises:
-      UserError: the first file of this process that is missing or differs, how, and what to do.
+      UserError: the first file of this process that is missing or differs, with the difference and a remedy.
     """
-    shards: list[tuple[Listed, int]] = []  # with their records
-    plain: list[Listed] = []
+    shards: list[tuple[ManifestFile, int]] = []  # with their number of records
+    other_files: list[ManifestFile] = []
     for corpus in corpora:
         manifest = read_manifest(corpus.directory)
         splits = manifest["splits"].values()
         records = {shard["file"]: shard["records"] for split in splits for shard in split["shards"]}
-        for file in listed_files(corpus.directory, manifest):
+        for file in manifest_files(corpus.directory, manifest):
             if file.path.name in records:
                 shards.append((file, records[file.path.name]))
             else:
-                plain.append(file)
-    mine = shards[process::processes]
-    files = plain + [file for file, _ in mine]
-    check_sizes(files)
+                other_files.append(file)
+    own_shards = shards[process_index::process_count]
+    files = other_files + [file for file, _ in own_shards]
+    check_file_sizes(files)
     if verify == "checksums":
-        _check_contents(files)
-    for file, count in mine:
-        check_records(file, count)
+        _check_all_checksums(files)
+    for file, count in own_shards:
+        check_record_count(file, count)
 
 
-def _check_contents(files: Sequence[Listed]) -> None:
+def _check_all_checksums(files: Sequence[ManifestFile]) -> None:
     size = sum(file.size for file in files)
-    if size < SHOWN_BYTES:
+    if size < PROGRESS_BYTES:
         check_checksums(files)
         return
-    # The way out stands where somebody waits.
     with progress("checksums (--data.verify counts skips them)", size, "B") as bar:
         check_checksums(files, bar.update)

@@ -1,4 +1,4 @@
-"""The corpora of a run as a user names them: which directories, and how much of each."""
+"""The mixture of corpora that a user specifies: directories and weights."""
 
 import itertools
 import math
@@ -6,33 +6,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bert_jax.data.corpus import TOKENIZER, Corpus
-from bert_jax.data.mixture import shares
+from bert_jax.data.mixture import smoothed_shares
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath, check_reachable, to_path
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Part:
+class CorpusWeight:
     """One corpus of a mixture."""
 
     directory: StoredPath
-    """Where it lies."""
+    """Of the corpus."""
     weight: float | None = None
-    """Rows of it per row of a corpus with weight 1; None leaves it to the corpora's sizes."""
+    """Rows of it per row of a corpus with weight 1; None: weights follow from the sizes of the corpora."""
 
 
-def parse(text: str) -> Part:
-    """What ``--corpus DIR`` or ``--corpus DIR=WEIGHT`` says; a path that exists as it is written has no weight.
+def parse(text: str) -> CorpusWeight:
+    """Parses ``--corpus DIR`` or ``--corpus DIR=WEIGHT``. If the whole text is an existing path, it has no weight.
 
     Raises:
-      UserError: the weight is no positive, finite number, or the store of the path cannot be asked.
+      UserError: the weight is not a positive, finite number, or the store of the path cannot be reached.
     """
     directory, equals, weight = text.rpartition("=")
     if equals:
         check_reachable(to_path(text))
     if not equals or to_path(text).exists():
-        return Part(to_path(text), None)
+        return CorpusWeight(to_path(text), None)
     try:
         value = float(weight)
     except ValueError:
@@ -42,47 +42,49 @@ def parse(text: str) -> Part:
             f"--corpus {text}: there is no such directory, and '{weight}' is not a weight: write a positive number "
             "after the '=', as in --corpus books=0.3"
         )
-    return Part(to_path(directory), value)
+    return CorpusWeight(to_path(directory), value)
 
 
-def opened(parts: Sequence[Part], split: str = "train") -> tuple[list[Part], list[Corpus]]:
-    """The parts and one split of each, in the order of `Corpus.identity`: the order of flags decides nothing.
+def open_corpora(mixture: Sequence[CorpusWeight], split: str = "train") -> tuple[list[CorpusWeight], list[Corpus]]:
+    """Opens one split of each corpus. Both lists are sorted by `Corpus.identity`: the order of flags has no effect.
 
     Raises:
-      UserError: no part, one that cannot be opened, the same corpus twice, or two of one name: metrics are named
-        by it.
+      UserError: no corpus, one that cannot be opened, the same corpus twice, or two with one name (metrics are named by
+        corpus).
     """
-    if not parts:
+    if not mixture:
         raise UserError("no corpus is given: add --corpus DIR, a directory that `bert-data build` made")
-    found = sorted(((part, Corpus.open(part.directory, split)) for part in parts), key=lambda one: one[1].identity)
-    for (_, other), (_, corpus) in itertools.pairwise(found):
+    pairs = sorted(
+        ((entry, Corpus.open(entry.directory, split)) for entry in mixture), key=lambda pair: pair[1].identity
+    )
+    for (_, other), (_, corpus) in itertools.pairwise(pairs):
         if other.identity == corpus.identity:
             both = f"{other.directory} and {corpus.directory} are the same corpus"
             if other.directory == corpus.directory:
                 both = f"corpus {corpus.directory} is given twice"
             raise UserError(f"{both}: name it once, with the weight of both")
     names: dict[str, Corpus] = {}
-    for _, corpus in found:
+    for _, corpus in pairs:
         other = names.setdefault(corpus.name, corpus)
         if other is not corpus:
             raise UserError(
                 f"corpora {other.directory} and {corpus.directory} are both named '{corpus.name}', and metrics are "
                 "named by corpus: build one of them again with another --name"
             )
-    return [part for part, _ in found], [corpus for _, corpus in found]
+    return [entry for entry, _ in pairs], [corpus for _, corpus in pairs]
 
 
-def common_tokenizer(corpora: Sequence[Corpus], embeddings: int) -> Tokenizer:
-    """The one tokenizer of all corpora, for a model with so many embeddings.
+def common_tokenizer(corpora: Sequence[Corpus], num_embeddings: int) -> Tokenizer:
+    """Loads the tokenizer that all corpora share, for a model with `num_embeddings` token embeddings.
 
     Raises:
-      UserError: a corpus's tokenizer.json is not what it was built with, two were built with different ones, or
-        it has more ids than the model has embeddings.
+      UserError: a corpus's tokenizer.json is not the one it was built with, the corpora have different tokenizers, or
+        the vocabulary has more ids than the model has embeddings.
     """
     for corpus in corpora:
         file = corpus.directory / TOKENIZER
-        found = Tokenizer.load(file)
-        if found.fingerprint != corpus.tokenizer_fingerprint:
+        tokenizer = Tokenizer.load(file)
+        if tokenizer.fingerprint != corpus.tokenizer_fingerprint:
             raise UserError(
                 f"{file} is not the tokenizer that the corpus was built with: its ids would mean other words; copy the "
                 "corpus again or rebuild it"
@@ -92,41 +94,41 @@ def common_tokenizer(corpora: Sequence[Corpus], embeddings: int) -> Tokenizer:
                 f"corpora {corpora[0].directory} and {corpus.directory} were built with different tokenizers: build "
                 f"one again with --tokenizer {corpora[0].directory / TOKENIZER}"
             )
-    if found.vocab_size > embeddings:
+    if tokenizer.vocab_size > num_embeddings:
         raise UserError(
-            f"corpus {corpora[0].directory} has token ids up to {found.vocab_size - 1}, but model.vocab_size is "
-            f"{embeddings}: set --model.vocab-size {found.vocab_size}"
+            f"corpus {corpora[0].directory} has token ids up to {tokenizer.vocab_size - 1}, but model.vocab_size is "
+            f"{num_embeddings}: set --model.vocab-size {tokenizer.vocab_size}"
         )
-    return found
+    return tokenizer
 
 
-def vocab_size(parts: Sequence[Part]) -> int:
-    """Token ids of the corpora, which have one tokenizer (`common_tokenizer` sees to it).
+def vocab_size(mixture: Sequence[CorpusWeight]) -> int:
+    """Vocabulary size of the corpora, which share one tokenizer (`common_tokenizer` checks that).
 
     Raises:
-      UserError: see `opened`.
+      UserError: see `open_corpora`.
     """
-    return max(corpus.vocab_size for corpus in opened(parts)[1])
+    return max(corpus.vocab_size for corpus in open_corpora(mixture)[1])
 
 
-def resolve(parts: Sequence[Part], tokens: Sequence[int], exponent: float) -> list[float]:
-    """Share of each part in the rows of the stream; they sum to 1.
+def resolve_shares(mixture: Sequence[CorpusWeight], tokens: Sequence[int], exponent: float) -> list[float]:
+    """Share of each corpus in the rows of the stream; the shares sum to 1.
 
     Args:
-      parts: all with a weight, or none.
-      tokens: of each part; they count where there are no weights.
-      exponent: of each part's share of all tokens, see `mixture.shares`.
+      mixture: corpora that all have a weight, or none of them.
+      tokens: of each corpus; used if there are no weights.
+      exponent: of each corpus's share of all tokens, see `mixture.smoothed_shares`.
 
     Raises:
-      UserError: only some of the parts have a weight.
+      UserError: only some of the corpora have a weight.
     """
-    weights = [part.weight for part in parts if part.weight is not None]
+    weights = [entry.weight for entry in mixture if entry.weight is not None]
     if not weights:
-        return shares(tokens, exponent).tolist()
-    if len(weights) < len(parts):
-        bare = next(part for part in parts if part.weight is None)
+        return smoothed_shares(tokens, exponent).tolist()
+    if len(weights) < len(mixture):
+        bare = next(entry for entry in mixture if entry.weight is None)
         raise UserError(
             f"--corpus {bare.directory} has no weight, but another corpus has one: give all of them a weight "
             f"(--corpus {bare.directory}=1), or none"
         )
-    return shares([weight / max(weights) for weight in weights], 1.0).tolist()
+    return smoothed_shares([weight / max(weights) for weight in weights], 1.0).tolist()

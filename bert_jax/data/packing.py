@@ -1,26 +1,26 @@
-"""Several examples in one row: best fit, longest first.
+"""Packs several examples into one row: best fit, longest first.
 
-Histogram packing (Krell et al. 2021, arXiv:2107.02027) looks at lengths alone; so does this, but it keeps
-the examples apart and bounds how many share a row.
+Histogram packing (Krell et al. 2021, arXiv:2107.02027) uses lengths alone; so does this module, but it tracks
+individual examples and limits how many share a row.
 """
 
 import numba
 import numpy as np
 
-from bert_jax.data.hash_random import permuted
+from bert_jax.data.hash_random import permute
 
 
 def pack(lengths: np.ndarray, seq_len: int, slots: int, key: np.uint64) -> tuple[np.ndarray, np.ndarray]:
-    """Put every example into a row.
+    """Assigns every example to a row.
 
-    An example goes into the row with the least room that still holds it; examples of one length take their
-    turns in a keyed order. The same arguments give the same rows.
+    An example goes into the row with the least room that is sufficient; examples of one length are placed in a keyed
+    order. The same arguments give the same rows.
 
     Args:
       lengths: tokens of each example, special ones included, int32 [n], none above `seq_len`.
       seq_len: tokens of a row.
-      slots: most examples of a row; with 1, every example has a row of its own.
-      key: decides which of the examples of one length share a row.
+      slots: maximum examples per row; with 1, every example gets its own row.
+      key: determines which of the examples of one length share a row.
 
     Returns:
       first member of each row, int64 [rows + 1], and
@@ -28,7 +28,7 @@ def pack(lengths: np.ndarray, seq_len: int, slots: int, key: np.uint64) -> tuple
     """
     if slots == 1:
         return np.arange(len(lengths) + 1), np.arange(len(lengths))
-    return _pack(lengths, seq_len, slots, permuted(np.arange(len(lengths)), len(lengths), key))
+    return _pack(lengths, seq_len, slots, permute(np.arange(len(lengths)), len(lengths), key))
 
 
 @numba.njit(cache=True, nogil=True)
@@ -36,7 +36,7 @@ def _pack(lengths, seq_len, slots, order):
     count = len(lengths)
     row_of = np.empty(count, np.int64)
     rows_with_room = np.full(seq_len + 1, -1)  # the newest row that has exactly this much left
-    before = np.empty(count, np.int64)  # the row that was the newest before
+    previous = np.empty(count, np.int64)  # the row that was the newest before
     taken = np.zeros(count, np.int64)  # slots of each row
     rows = 0
     by_length = _longest_first(lengths, seq_len, order)
@@ -48,14 +48,14 @@ def _pack(lengths, seq_len, slots, order):
             room += 1
         if room <= seq_len:
             row = rows_with_room[room]
-            rows_with_room[room] = before[row]
+            rows_with_room[room] = previous[row]
         else:
             row, room = rows, seq_len
             rows += 1
         row_of[example] = row
         taken[row] += 1
         if taken[row] < slots and room > length:
-            before[row] = rows_with_room[room - length]
+            previous[row] = rows_with_room[room - length]
             rows_with_room[room - length] = row
     first = np.zeros(rows + 1, np.int64)
     for row in range(rows):
@@ -71,7 +71,7 @@ def _pack(lengths, seq_len, slots, order):
 
 @numba.njit(cache=True, nogil=True)
 def _longest_first(lengths, seq_len, order):
-    """Counting sort; examples of one length stay in the given order."""
+    """Counting sort, stable for examples of equal length."""
     place = np.zeros(seq_len + 2, np.int64)
     for length in lengths:
         place[seq_len - length + 1] += 1

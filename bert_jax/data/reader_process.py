@@ -1,4 +1,4 @@
-"""What a reader process does before it reads: make sure that it ends with the run, and not before it."""
+"""Initialisation of a reader process: it ignores the run's signals and exits when the run exits."""
 
 import multiprocessing
 import multiprocessing.connection
@@ -7,18 +7,18 @@ import signal
 import threading
 
 
-def begin(worker: int, workers: int) -> None:
-    """Ignore signals that are meant for the run, and end as soon as the run is gone, however it went.
+def init_reader_process(worker_index: int, worker_count: int) -> None:
+    """Ignores SIGTERM and SIGINT, and exits as soon as the parent process is gone, however it ended.
 
-    A scheduler's SIGTERM reaches every process of a job: readers that died of it would spoil the save.
+    A scheduler sends SIGTERM to every process of a job: a reader that exited on it would prevent the last save.
     """
-    del worker, workers
+    del worker_index, worker_count
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
+    threading.Thread(target=_exit_with_parent, args=(multiprocessing.parent_process(),), daemon=True).start()
 
 
-def _end_with(run: "multiprocessing.process.BaseProcess | None") -> None:
-    if run is not None:
-        multiprocessing.connection.wait([run.sentinel])
+def _exit_with_parent(parent: "multiprocessing.process.BaseProcess | None") -> None:
+    if parent is not None:
+        multiprocessing.connection.wait([parent.sentinel])
         os._exit(1)

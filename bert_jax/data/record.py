@@ -19,17 +19,17 @@ class Record(NamedTuple):
 
 
 def parse_record(raw: bytes, dtype: np.dtype) -> Record:
-    """Decodes a serialised tf.Example of our four features.
+    """Decodes a serialised tf.Example with the four features of a corpus record.
 
-    Twelve lines instead of TFDS's decoder: that one takes longer than reading the record does. Wire
-    format: protobuf's encoding.dev pages; tests compare with TFDS.
+    TFDS's decoder takes longer than reading the record does. Wire format: protobuf.dev, "Encoding"; the tests compare
+    with TFDS.
 
     Args:
       raw: the record's bytes.
       dtype: type of the token ids, see `token_dtype`.
 
     Raises:
-      ValueError: these bytes are not such a record.
+      ValueError: the bytes are not such a record.
     """
     try:
         features, _ = _field(raw, 0)
@@ -52,7 +52,7 @@ def parse_record(raw: bytes, dtype: np.dtype) -> Record:
 
 
 def _field(data: bytes, position: int) -> tuple[bytes, int]:
-    """The length-delimited field at a position, and where the next one begins."""
+    """The length-delimited field at a position, and the position of the next one."""
     if data[position] & 7 != 2:
         raise ValueError("not a record of a bert_jax corpus")
     length, begin = _varint(data, position + 1)

@@ -1,4 +1,4 @@
-"""Tokens of planned rows: records are read once per window, rows are filled by compiled code."""
+"""Reads the tokens of planned rows: records are read once per window, compiled code writes the rows."""
 
 import threading
 from typing import NamedTuple
@@ -13,8 +13,8 @@ from bert_jax.errors import UserError
 Rows = dict[str, np.ndarray]
 
 
-class Marks(NamedTuple):
-    """The ids that are put around text."""
+class SpecialIds(NamedTuple):
+    """Ids of the special tokens of a row."""
 
     pad_id: int
     cls_id: int
@@ -22,7 +22,7 @@ class Marks(NamedTuple):
 
 
 def empty_rows(count: int, seq_len: int, slots: int, pad_id: int) -> Rows:
-    """Rows of padding with room for `slots` examples each; example_id -1 says that there is none."""
+    """Rows of padding with `slots` examples each; example_id is -1 for slots without an example."""
     rows = {name: np.zeros((count, seq_len), np.int32) for name in ("token_type_ids", "segment_ids", "position_ids")}
     rows["input_ids"] = np.full((count, seq_len), pad_id, np.int32)
     rows["example_id"] = np.full((count, slots), -1, np.int32)
@@ -32,47 +32,49 @@ def empty_rows(count: int, seq_len: int, slots: int, pad_id: int) -> Rows:
 
 
 class LoadedWindow:
-    """A window with the tokens that were asked for so far. May be shared by threads."""
+    """A window and those of its tokens that were read so far. May be shared by threads."""
 
     def __init__(self, corpus: Corpus, window: Window, separated: bool):
-        """Reads nothing yet; `separated` puts a [SEP] between the documents of an example."""
+        """Reads nothing yet; with `separated`, a [SEP] follows each document of an example."""
         self.corpus, self.window = corpus, window
-        self._records = np.concatenate([np.arange(first, last) for first, last in window.stretches])
+        self._records = np.concatenate([np.arange(first, last) for first, last in window.chunks])
         lengths, offsets = np.asarray(corpus.sentence_lengths), np.asarray(corpus.record_offsets)
         self._starts = _token_starts(lengths, offsets, self._records)
         self._tokens = np.empty(self._starts[-1], token_dtype(corpus.vocab_size))
         self._loaded = np.zeros(len(self._records), np.bool_)
         self._lock = threading.Lock()
-        # Documents that begin inside an example are found by walking both arrays.
+        # Used to find documents that begin inside an example.
         none = np.zeros(0, np.int64)
         self._text = (lengths, np.asarray(corpus.document_offsets) if separated else none)
 
-    def fill(self, rows: Rows, slots: np.ndarray, wanted: np.ndarray, marks: Marks) -> None:
-        """Put rows of the window into rows of a batch.
+    def read_into(self, rows: Rows, slots: np.ndarray, window_rows: np.ndarray, special_ids: SpecialIds) -> None:
+        """Reads rows of the window into rows of a batch.
 
         Args:
           rows: from `empty_rows`.
-          slots: which rows of the batch, int64 [n].
-          wanted: which of the window, in the order of training, int64 [n].
-          marks: what stands around text.
+          slots: indices of rows of the batch, int64 [n].
+          window_rows: indices of rows of the window, in the order of training, int64 [n].
+          special_ids: ids of the special tokens.
 
         Raises:
-          UserError: a record is damaged; it names the shard and the document.
+          UserError: a record is damaged; the message names the shard and the document.
         """
-        members, counts, places = _members(self.window.row_starts, self.window.members, self.window.order[wanted])
+        members, counts, places = _row_members(
+            self.window.row_starts, self.window.members, self.window.order[window_rows]
+        )
         examples = self.window.examples[members]
         self._load(examples)
-        elsewhere, starts = self._random_segments(examples)
-        _fill(
+        random_tokens, starts = self._random_segments(examples)
+        _write_rows(
             examples,
             np.repeat(slots, counts),
             places,
             self._tokens,
-            elsewhere,
+            random_tokens,
             starts,
             *self._text,
-            marks.cls_id,
-            marks.sep_id,
+            special_ids.cls_id,
+            special_ids.sep_id,
             rows["input_ids"],
             rows["token_type_ids"],
             rows["segment_ids"],
@@ -84,7 +86,7 @@ class LoadedWindow:
 
     def _load(self, examples: np.ndarray) -> None:
         with self._lock:
-            missing = _missing(examples, self._starts, self._loaded)
+            missing = _missing_records(examples, self._starts, self._loaded)
             for index, record in zip(missing, self._read(self._records[missing]), strict=True):
                 self._tokens[self._starts[index] : self._starts[index + 1]] = record.tokens
                 self._loaded[index] = True
@@ -101,7 +103,7 @@ class LoadedWindow:
         return records
 
     def _random_segments(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens of the segments that come from anywhere in the corpus, and where each example's begin."""
+        """Tokens of the random segments, and the index of the first one of each example."""
         starts = np.zeros(len(examples), np.int64)
         chosen = np.flatnonzero((examples["b_offset"] < 0) & (examples["b_tokens"] > 0))
         if not len(chosen):
@@ -109,8 +111,8 @@ class LoadedWindow:
         offsets = self.corpus.record_offsets
         first = np.searchsorted(offsets, examples["b_start"][chosen], "right") - 1
         last = np.searchsorted(offsets, examples["b_stop"][chosen], "left")
-        wanted = np.unique(np.concatenate([np.arange(a, b) for a, b in zip(first, last, strict=True)]))
-        records = dict(zip(wanted.tolist(), self._read(wanted), strict=True))
+        indices = np.unique(np.concatenate([np.arange(a, b) for a, b in zip(first, last, strict=True)]))
+        records = dict(zip(indices.tolist(), self._read(indices), strict=True))
         out = np.empty(examples["b_tokens"][chosen].sum(), self._tokens.dtype)
         at = 0
         for example, a, b in zip(chosen, first.tolist(), last.tolist(), strict=True):
@@ -138,8 +140,8 @@ def _token_starts(lengths, offsets, records):
 
 
 @numba.njit(cache=True, nogil=True)
-def _members(row_starts, members, rows):
-    """Examples of some rows, one row after the other; how many each row has; and each one's place in its row."""
+def _row_members(row_starts, members, rows):
+    """Examples of `rows`, row by row; the number of examples of each row; and the place of each example in its row."""
     counts = np.empty(len(rows), np.int64)
     for i in range(len(rows)):
         counts[i] = row_starts[rows[i] + 1] - row_starts[rows[i]]
@@ -155,8 +157,8 @@ def _members(row_starts, members, rows):
 
 
 @numba.njit(cache=True, nogil=True)
-def _missing(examples, starts, loaded):
-    """Records of the window that hold tokens of these examples and were not read yet, ascending."""
+def _missing_records(examples, starts, loaded):
+    """Records of the window that contain tokens of these examples and were not read yet, ascending."""
     needed = np.zeros(len(loaded), np.bool_)
     for example in examples:
         for offset, size in ((example.a_offset, example.a_tokens), (example.b_offset, example.b_tokens)):
@@ -169,11 +171,11 @@ def _missing(examples, starts, loaded):
 
 
 @numba.njit(cache=True, nogil=True)
-def _fill(
-    examples, slots, places, tokens, elsewhere, starts, lengths, documents, cls_id, sep_id,
+def _write_rows(
+    examples, slots, places, tokens, random_tokens, starts, lengths, documents, cls_id, sep_id,
     input_ids, token_type_ids, segment_ids, position_ids, example_id, pair_labels, cls_positions,
 ):  # fmt: skip
-    """[CLS] A [SEP] B [SEP], or [CLS] A [SEP], one example behind the other in each row."""
+    """Writes [CLS] A [SEP] B [SEP], or [CLS] A [SEP], one example after the other in each row."""
     end = 0
     for i in range(len(examples)):
         example, row, place = examples[i], slots[i], places[i]
@@ -190,7 +192,7 @@ def _fill(
         at += 1
         if example.b_tokens:
             first_of_b = at
-            source, first = (elsewhere, starts[i]) if example.b_offset < 0 else (tokens, np.int64(example.b_offset))
+            source, first = (random_tokens, starts[i]) if example.b_offset < 0 else (tokens, np.int64(example.b_offset))
             for token in range(first, first + example.b_tokens):
                 input_ids[row, at] = source[token]
                 at += 1
@@ -208,7 +210,7 @@ def _fill(
 
 @numba.njit(cache=True, nogil=True)
 def _copy_documents(ids, at, example, tokens, lengths, documents, sep_id):
-    """A with a [SEP] before every document that begins inside it; returns where it ends."""
+    """Copies A with a [SEP] before every document that begins inside it; returns the end position."""
     next_document = np.searchsorted(documents, example.a_start, "right")
     token, end = np.int64(example.a_offset), example.a_offset + example.a_tokens
     left = lengths[example.a_start] - example.a_skip

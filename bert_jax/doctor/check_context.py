@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple
 
 from bert_jax.config import Config
 from bert_jax.data.corpus import Corpus
-from bert_jax.data.mixture import CYCLE, Turns
+from bert_jax.data.mixture import CYCLE_ROWS, MixtureOrder
 from bert_jax.storage import StoredPath
 
 
@@ -38,7 +38,7 @@ class Asked:
     config: Config
     corpora: list[Corpus]
     """Train splits, in the order of `parts.opened`; none if they cannot be opened."""
-    turns: Turns | None
+    turns: MixtureOrder | None
     """How they share the rows; None if there are none."""
     machine: Machine = ONE
     paths: tuple[str, ...] = ()
@@ -57,4 +57,4 @@ class Asked:
     def shares(self) -> dict[str, float]:
         """Share of the rows by `Corpus.identity`."""
         counts = [] if self.turns is None else self.turns.counts.tolist()
-        return {corpus.identity: count / CYCLE for corpus, count in zip(self.corpora, counts, strict=True)}
+        return {corpus.identity: count / CYCLE_ROWS for corpus, count in zip(self.corpora, counts, strict=True)}

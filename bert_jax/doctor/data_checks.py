@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 from bert_jax.config import DataConfig
 from bert_jax.data.corpus import Corpus, read_manifest, token_dtype
-from bert_jax.data.epoch_plan import STRETCH_TOKENS, WINDOW_STRETCHES, Plan
-from bert_jax.data.held_out import HeldOut
-from bert_jax.data.integrity import check_shards
-from bert_jax.data.mixture import CYCLE
+from bert_jax.data.epoch_plan import CHUNK_TOKENS, WINDOW_CHUNKS, EpochPlan
+from bert_jax.data.held_out import HeldOutRows
+from bert_jax.data.integrity import check_corpus_files
+from bert_jax.data.mixture import CYCLE_ROWS
 from bert_jax.data.mixture_spec import common_tokenizer
-from bert_jax.data.row_reader import Marks
+from bert_jax.data.row_reader import SpecialIds
 from bert_jax.doctor.check_context import Asked
 from bert_jax.doctor.epochs import PLANNED_TOKENS, PLANNED_WINDOWS, Epoch, Stay, measure, rows_by_phase, stay
 from bert_jax.doctor.finding import Line
@@ -20,13 +20,15 @@ MUCH_TRUNCATED = 0.25
 """BERT's own recipe cuts about a sixth of the tokens of English books in rows of 128: a random cut of full chunks."""
 MOSTLY_NEGATIVE = 0.6
 LOW_FILL = 0.9
-TOKENS = STRETCH_TOKENS * WINDOW_STRETCHES
+TOKENS = CHUNK_TOKENS * WINDOW_CHUNKS
 """Of a window."""
 
 
 def mixture(asked: Asked) -> Iterator[Line]:
     """Sizes and shares, as the stream uses them."""
-    shares = {one.name: count / CYCLE for one, count in zip(asked.corpora, asked.turns.counts.tolist(), strict=True)}
+    shares = {
+        one.name: count / CYCLE_ROWS for one, count in zip(asked.corpora, asked.turns.counts.tolist(), strict=True)
+    }
     sizes = [f"{one.name} ({one.num_tokens:,} tokens) {shares[one.name]:.1%} of the rows" for one in asked.corpora]
     tokens = {one.name: one.num_tokens for one in asked.corpora}
     yield Line("ok", "mixture", "; ".join(sizes), {"shares": shares, "tokens": tokens})
@@ -34,7 +36,7 @@ def mixture(asked: Asked) -> Iterator[Line]:
 
 def files(asked: Asked) -> Iterator[Line]:
     """Every file there, of its size, with its records; no checksums, which `pretrain` and `bert-data verify` do."""
-    check_shards(asked.corpora, "counts")
+    check_corpus_files(asked.corpora, "counts")
     text = "all files have the sizes and records of corpus.json; contents are for `bert-data verify`"
     yield Line("ok", "files", text, {"checked": "counts"})
 
@@ -68,9 +70,9 @@ def streams(asked: Asked) -> Iterator[Line]:
     """An epoch of every corpus in every phase."""
     rows = rows_by_phase(asked.config, asked.turns)
     for i, corpus in enumerate(asked.corpora):
-        share, first, before, sure = asked.turns.counts[i] / CYCLE, 0, 0.0, True
+        share, first, before, sure = asked.turns.counts[i] / CYCLE_ROWS, 0, 0.0, True
         for number, phase in enumerate(asked.config.phases):
-            plan = Plan(corpus, asked.config.data, phase.seq_len, asked.config.seed)
+            plan = EpochPlan(corpus, asked.config.data, phase.seq_len, asked.config.seed)
             measured = measure(plan, budget=PLANNED_TOKENS if asked.windows is None else TOKENS * asked.windows)
             most = PLANNED_WINDOWS if asked.windows is None else asked.windows
             stays = stay(plan, measured, first, int(rows[number, i]), most)
@@ -164,7 +166,7 @@ def held_out(asked: Asked) -> Iterator[Line]:
     """Validation splits that can be scored."""
     config = asked.config
     splits = [Corpus.open(corpus.directory, "validation") for corpus in asked.corpora]
-    found = HeldOut(splits, config.data, Marks(0, 0, 0))  # only counted, so no id matters
+    found = HeldOutRows(splits, config.data, SpecialIds(0, 0, 0))  # only counted, so no id matters
     for rows in found.corpora:
         count = found.count(rows, config.phases[-1].seq_len, config.evaluation.rows)
         name = rows.corpus.name

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from bert_jax.config import Config
-from bert_jax.data.mixture import Turns
-from bert_jax.data.mixture_spec import Part, opened, resolve
+from bert_jax.data.mixture import MixtureOrder
+from bert_jax.data.mixture_spec import CorpusWeight, open_corpora, resolve_shares
 from bert_jax.distributed.cluster_detection import ProcessInfo
 from bert_jax.distributed.process_report import make_report
 from bert_jax.distributed.rendezvous import Report, accept_workers, join
@@ -53,7 +53,7 @@ class Wishes(NamedTuple):
 
 def examine_together(
     config: Config,
-    parts: Sequence[Part],
+    parts: Sequence[CorpusWeight],
     wishes: Wishes,
     info: ProcessInfo | None,
     seconds: float,
@@ -100,7 +100,7 @@ def examine_together(
 
 
 def _report(
-    config: Config, parts: Sequence[Part], wishes: Wishes, info: ProcessInfo | None, mark: shared_storage_probe.Mark
+    config: Config, parts: Sequence[CorpusWeight], wishes: Wishes, info: ProcessInfo | None, mark: shared_storage_probe.Mark
 ) -> Report:
     paths = [str(part.directory) for part in parts]
     weighed = [f"{part.directory}={part.weight}" for part in parts]
@@ -120,7 +120,7 @@ def _machine(wishes: Wishes, reports: Sequence[Report]) -> Machine:
 
 
 def examine(
-    config: Config, parts: Sequence[Part], wishes: Wishes, devices: Machine, reports: Sequence[Report]
+    config: Config, parts: Sequence[CorpusWeight], wishes: Wishes, devices: Machine, reports: Sequence[Report]
 ) -> Iterator[Line]:
     """What a config makes of a mixture on some devices, a line as soon as it is known.
 
@@ -130,8 +130,10 @@ def examine(
     checks = CHECKS
     corpora, turns = [], None
     try:
-        ordered, corpora = opened(parts)
-        turns = Turns(resolve(ordered, [corpus.num_tokens for corpus in corpora], config.data.mixture_exponent))
+        ordered, corpora = open_corpora(parts)
+        turns = MixtureOrder(
+            resolve_shares(ordered, [corpus.num_tokens for corpus in corpora], config.data.mixture_exponent)
+        )
     except UserError as error:
         yield Line("error", "corpora", str(error), {})
         checks, corpora = OF_RUN, []
@@ -151,15 +153,15 @@ SUMMARY_WINDOWS = 10
 """Of each corpus that are planned for a summary: less than a second."""
 
 
-def summary(config: Config, parts: Sequence[Part], micro_batch: Rows) -> Iterator[str]:
+def summary(config: Config, parts: Sequence[CorpusWeight], micro_batch: Rows) -> Iterator[str]:
     """What a run is about to do, in about ten lines, and the warnings of `bert-jax doctor`.
 
     Args:
       config, parts: of a run that nothing has refused.
       micro_batch: as `bert-jax pretrain` takes it.
     """
-    parts, corpora = opened(parts)
-    turns = Turns(resolve(parts, [corpus.num_tokens for corpus in corpora], config.data.mixture_exponent))
+    parts, corpora = open_corpora(parts)
+    turns = MixtureOrder(resolve_shares(parts, [corpus.num_tokens for corpus in corpora], config.data.mixture_exponent))
     asked = Asked(config, corpora, turns, machine.devices_of_run(), micro_batch=micro_batch, windows=SUMMARY_WINDOWS)
     for line in carry_out(OF_SUMMARY, asked):
         if line.level != "ok":

@@ -9,8 +9,8 @@ import numpy as np
 
 from bert_jax.config import Config
 from bert_jax.data.corpus_rows import CorpusRows
-from bert_jax.data.epoch_plan import Plan, Window
-from bert_jax.data.mixture import CYCLE, Turns
+from bert_jax.data.epoch_plan import EpochPlan, Window
+from bert_jax.data.mixture import CYCLE_ROWS, MixtureOrder
 from bert_jax.progress import progress
 
 PLANNED_TOKENS = 500_000_000
@@ -54,7 +54,7 @@ class Epoch:
         return 1.0 if self.windows == self.all_windows else self.all_tokens / self.tokens
 
 
-def measure(plan: Plan, epoch: int = 0, budget: int = PLANNED_TOKENS) -> Epoch:
+def measure(plan: EpochPlan, epoch: int = 0, budget: int = PLANNED_TOKENS) -> Epoch:
     """Plans an epoch, or evenly spaced windows of it where the corpus has more than `budget` tokens."""
     windows, total = plan.windows, plan.corpus.num_tokens
     planned = windows if total <= budget else max(1, windows * budget // total)
@@ -65,7 +65,7 @@ def measure(plan: Plan, epoch: int = 0, budget: int = PLANNED_TOKENS) -> Epoch:
     return Epoch(planned, windows, total, *counts.tolist())
 
 
-def _windows(plan: Plan, epoch: int, chosen: list[int]) -> Iterator[Window]:
+def _windows(plan: EpochPlan, epoch: int, chosen: list[int]) -> Iterator[Window]:
     if len(chosen) < SHOWN_WINDOWS:
         yield from (plan.window(epoch, index) for index in chosen)
         return
@@ -75,41 +75,42 @@ def _windows(plan: Plan, epoch: int, chosen: list[int]) -> Iterator[Window]:
             bar.update()
 
 
-def _counts(plan: Plan, window: Window) -> tuple[int, ...]:
+def _counts(plan: EpochPlan, window: Window) -> tuple[int, ...]:
     """The fields of `Epoch` from `tokens` on."""
-    examples, sentences = window.examples, np.asarray(plan.corpus.record_offsets)[window.stretches]
+    examples, sentences = window.examples, np.asarray(plan.corpus.record_offsets)[window.chunks]
     lengths = np.asarray(plan.corpus.sentence_lengths)
     own = [examples[f"{segment}_tokens"][examples[f"{segment}_offset"] >= 0].sum() for segment in "ab"]
     return (
         sum(int(lengths[first:last].sum(dtype=np.int64)) for first, last in sentences),
         int(sum(own)),
-        window.truncated,
+        window.truncated_tokens,
         len(examples),
         len(window),
         int(examples["length"].sum(dtype=np.int64)),
         int((examples["pair_label"] >= 0).sum()),
         int((examples["pair_label"] == 1).sum()),
-        window.singles,
+        window.forced_random_pairs,
     )
 
 
-def rows_by_phase(config: Config, turns: Turns) -> np.ndarray:
+def rows_by_phase(config: Config, turns: MixtureOrder) -> np.ndarray:
     """Rows that each phase reads of each corpus, int64 [num_phases, num_corpora]."""
     bounds = np.cumsum([0, *(phase.rows_before(phase.steps) for phase in config.phases)])
     taken = [
-        int(row) // CYCLE * turns.counts + np.bincount(turns.order[: row % CYCLE], minlength=len(turns.counts))
+        int(row) // CYCLE_ROWS * turns.counts
+        + np.bincount(turns.order[: row % CYCLE_ROWS], minlength=len(turns.counts))
         for row in bounds
     ]
     return np.diff(np.stack(taken), axis=0)
 
 
-def estimate(config: Config, corpora: Sequence[CorpusRows], turns: Turns) -> dict[str, list[float]]:
+def estimate(config: Config, corpora: Sequence[CorpusRows], turns: MixtureOrder) -> dict[str, list[float]]:
     """Epochs that each phase makes of each corpus, by the corpus's name, e.g. {"books": [2.5, 0.25]}.
 
     One window of each is planned, so this takes tenths of a second whatever the corpora; `stay` is exact.
 
     Raises:
-      UserError: see `Plan`.
+      UserError: see `EpochPlan`.
     """
     rows = rows_by_phase(config, turns)
     measured = [[measure(one.plan(phase.seq_len), budget=1) for phase in config.phases] for one in corpora]
@@ -135,7 +136,7 @@ class Stay(NamedTuple):
         return self.first + math.ceil(self.epochs)
 
 
-def stay(plan: Plan, measured: Epoch, first: int, rows: int, most: int = PLANNED_WINDOWS) -> Stay:
+def stay(plan: EpochPlan, measured: Epoch, first: int, rows: int, most: int = PLANNED_WINDOWS) -> Stay:
     """How many epochs it takes to read so many rows of a corpus from the start of epoch `first` on.
 
     Args:

@@ -18,7 +18,7 @@ import jax
 
 from bert_jax import config as config_lib
 from bert_jax.config import Config, presets
-from bert_jax.data.mixture_spec import Part, opened
+from bert_jax.data.mixture_spec import CorpusWeight, open_corpora
 from bert_jax.doctor.finding import Line
 from bert_jax.errors import UserError
 from bert_jax.training import pretraining
@@ -79,7 +79,7 @@ def read_curve(name: str) -> Curve:
     return Curve(**json.loads((FOLDER / f"{name}.json").read_text()))
 
 
-def follow(config: Config, parts: Sequence[Part]) -> Iterator[Line]:
+def follow(config: Config, parts: Sequence[CorpusWeight]) -> Iterator[Line]:
     """Train as the curve of the config's preset was trained, and compare: a line for each metric.
 
     Raises:
@@ -135,13 +135,13 @@ def _flat(values: Any, path: str = "") -> dict[str, Any]:
     return {name: leaf for key, value in items for name, leaf in _flat(value, f"{path}.{key}".lstrip(".")).items()}
 
 
-def check_corpus(parts: Sequence[Part], curve: Curve) -> None:
+def check_corpus(parts: Sequence[CorpusWeight], curve: Curve) -> None:
     """See that the corpus is the curve's.
 
     Raises:
       UserError: it is another one, or there are several; the message has the commands that make it.
     """
-    _, corpora = opened(parts)
+    _, corpora = open_corpora(parts)
     found = [corpus for corpus in corpora if corpus.identity == curve.corpus]
     if len(corpora) != 1 or not found:
         names = ", ".join(os.fspath(corpus.directory) for corpus in corpora)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from bert_jax.config import Config, Phase
 from bert_jax.data.corpus_rows import CorpusRows
-from bert_jax.data.row_reader import Marks
+from bert_jax.data.row_reader import SpecialIds
 from bert_jax.doctor.check_context import Asked
 from bert_jax.doctor.epochs import estimate
 from bert_jax.doctor.finding import Line
@@ -129,7 +129,7 @@ def settings(asked: Asked) -> Iterator[Line]:
     config, epochs = asked.config, {}
     if asked.turns is not None and (config.data.example_copies or config.data.mask_copies):
         # Rows are only counted, so no id matters.
-        corpora = [CorpusRows(corpus, config.data, Marks(0, 0, 0), config.seed) for corpus in asked.corpora]
+        corpora = [CorpusRows(corpus, config.data, SpecialIds(0, 0, 0), config.seed) for corpus in asked.corpora]
         epochs = estimate(config, corpora, asked.turns)
     found = ineffective(config, epochs)
     for name, text in found.items():

@@ -10,12 +10,12 @@ import jax
 from bert_jax.config import Config, MeshConfig, ObjectiveConfig
 from bert_jax.config.sections import PAIR_FORMATS
 from bert_jax.config.training import MIN_SEQ_LEN
-from bert_jax.data.batches import Stream
+from bert_jax.data.batches import TrainingStream
 from bert_jax.data.corpus import TOKENIZER, Corpus
-from bert_jax.data.held_out import HeldOut
-from bert_jax.data.integrity import check_shards
-from bert_jax.data.mixture_spec import Part, common_tokenizer, opened, resolve
-from bert_jax.data.row_reader import Marks
+from bert_jax.data.held_out import HeldOutRows
+from bert_jax.data.integrity import check_corpus_files
+from bert_jax.data.mixture_spec import CorpusWeight, common_tokenizer, open_corpora, resolve_shares
+from bert_jax.data.row_reader import SpecialIds
 from bert_jax.directory_lock import DirectoryLock
 from bert_jax.distributed.agreement import barrier, broadcast_from_first, is_first, raise_on_all
 from bert_jax.distributed.shared_filesystem_check import check_shared
@@ -31,23 +31,23 @@ from bert_jax.training.run_directory.checkpoint import check_place, committed, d
 from bert_jax.training.state import Start
 
 
-def open_task(config: Config, parts: list[Part]) -> Pretraining:
+def open_task(config: Config, parts: list[CorpusWeight]) -> Pretraining:
     """The task on a mixture of prepared corpora, both splits open.
 
     Raises:
       UserError: no such corpus, one twice, one with more token ids than the model has embeddings, tokenizers that
         differ from corpus to corpus or from what a corpus was built with, splits too small for the format.
     """
-    parts, corpora = opened(parts)
+    parts, corpora = open_corpora(parts)
     tokenizer = common_tokenizer(corpora, config.model.vocab_size)
     place = jax.process_index(), jax.process_count()
-    marks = Marks(tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id)
+    marks = SpecialIds(tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id)
     vocabulary = Vocabulary(
         tokenizer.vocab_size, tokenizer.mask_id, tokenizer.special_ids, tokenizer.continues_word.tobytes()
     )
-    shares = resolve(parts, [corpus.num_tokens for corpus in corpora], config.data.mixture_exponent)
-    train = Stream(corpora, shares, config, marks, *place)
-    held_out = HeldOut([Corpus.open(part.directory, "validation") for part in parts], config.data, marks, *place)
+    shares = resolve_shares(parts, [corpus.num_tokens for corpus in corpora], config.data.mixture_exponent)
+    train = TrainingStream(corpora, shares, config, marks, *place)
+    held_out = HeldOutRows([Corpus.open(part.directory, "validation") for part in parts], config.data, marks, *place)
     # A split that cannot be read is refused now, not when its turn comes after hours.
     for rows in train.corpora:
         for phase in config.phases:
@@ -59,7 +59,7 @@ def open_task(config: Config, parts: list[Part]) -> Pretraining:
 
 def pretrain(
     config: Config,
-    parts: list[Part],
+    parts: list[CorpusWeight],
     directory: StoredPath,
     *,
     profile: tuple[int, int] | None = None,
@@ -80,7 +80,7 @@ def pretrain(
 
     Raises:
       ValueError: a config with `start.source`, and no `read_start`.
-      UserError: see `open_task`, `check_shards`, `read_start`, `workdir.held_config`, `workdir.claim`,
+      UserError: see `open_task`, `check_corpus_files`, `read_start`, `workdir.held_config`, `workdir.claim`,
         `continuation.check`, `check_shared` and `loop.train`; another run is at work in the directory. Nothing is
         written before all is checked, but whether the directory is shared.
     """
@@ -91,7 +91,7 @@ def pretrain(
     loop.checked_mesh(task, micro_batch)
     metrics.check(config.log.wandb)
     corpora = [rows.corpus for rows in task.train.corpora]
-    raise_on_all(lambda: check_shards(corpora, config.data.verify, *task.train.place))
+    raise_on_all(lambda: check_corpus_files(corpora, config.data.verify, *task.train.place))
     tokenizer_text = (corpora[0].directory / TOKENIZER).read_text(encoding="utf-8")
     mixture = {corpus.identity: share for corpus, share in zip(corpora, task.train.shares, strict=True)}
     start = None
@@ -139,7 +139,7 @@ class Evaluation(NamedTuple):
 
 def evaluate(
     directory: StoredPath,
-    parts: list[Part],
+    parts: list[CorpusWeight],
     *,
     form: str | None = None,
     seq_len: int | None = None,

@@ -25,8 +25,8 @@ from bert_jax.training.eval_metrics import Scores
 from bert_jax.training.task import Params, Score
 
 if TYPE_CHECKING:
-    from bert_jax.data.batches import HostBatch, Stream
-    from bert_jax.data.held_out import HeldOut
+    from bert_jax.data.batches import HostBatch, TrainingStream
+    from bert_jax.data.held_out import HeldOutRows
 
 MASK_STREAM, EVALUATION_STREAM = 0x3A5, 0xE7A1
 EVALUATION_MASKS = ObjectiveConfig(mask_rate=0.15)
@@ -39,9 +39,9 @@ class Pretraining:
 
     config: Config
     vocabulary: Vocabulary
-    train: "Stream | None" = None
+    train: "TrainingStream | None" = None
     """None: the task can be compiled but not fed."""
-    validation: "HeldOut | None" = None
+    validation: "HeldOutRows | None" = None
     phase: int = -1
 
     def at(self, phase: int) -> "Pretraining":
@@ -110,7 +110,7 @@ class Pretraining:
         scores: dict[str, Scores] = {}
         for name, batch in self.validation.batches(seq_len, settings.rows, batch_size):
             prepared, sums = score(batch)
-            scores.setdefault(name, Scores(counts, self.train.marks.sep_id)).add(prepared, sums)
+            scores.setdefault(name, Scores(counts, self.train.special_ids.sep_id)).add(prepared, sums)
         metrics = Scores.together(scores.values()).means()
         if len(scores) > 1:
             for name, one in scores.items():

@@ -94,5 +94,5 @@ def with_skipped(cursor: Cursor, ledger: Ledger) -> Cursor:
     """The cursor of a checkpoint with the intervals that were decided on after it was saved."""
     for entry in ledger.of(EVENT):
         if tuple(entry["skipped_rows"]) not in cursor.skipped:
-            cursor = cursor.skipping(*entry["skipped_rows"])
+            cursor = cursor.skipping_rows(*entry["skipped_rows"])
     return cursor

@@ -1,4 +1,4 @@
-"""Phase 3: units become the shards of a corpus, each a function of its plan and its units."""
+"""Phase 3: writes the shards of a corpus, each from its plan and its prepared blocks."""
 
 import dataclasses
 import itertools
@@ -11,10 +11,10 @@ from etils import epath
 from bert_jax.data.corpus import shard_file
 from bert_jax.storage import is_remote
 from data_prep.build import scratch
-from data_prep.build.checksums import file_facts
-from data_prep.build.shards import Piece, ShardWriter
+from data_prep.build.checksums import file_entry
+from data_prep.build.shards import DocumentPart, ShardWriter
 
-_UNIT_ARRAYS = (
+_BLOCK_ARRAYS = (
     "tokens",
     "sentence_lengths",
     "paragraph_sentences",
@@ -36,37 +36,39 @@ class Assembler:
     unk_id: int
 
     def __call__(self, plan: str) -> None:
-        """Writes the shard of a plan and, last, its arrays; does nothing if those are there."""
+        """Writes the shard of a plan and, last, its arrays; does nothing if the arrays exist."""
         directory = epath.Path(self.scratch)
-        facts = scratch.read_facts(directory / plan)
-        done = directory / scratch.shard_name(facts["split"], facts["index"])
-        target = epath.Path(self.directory) / shard_file(self.name, facts["split"], facts["index"], facts["count"])
-        if done.exists() and target.exists() and target.stat().length == scratch.read_facts(done)["bytes"]:
+        metadata = scratch.read_metadata(directory / plan)
+        done = directory / scratch.shard_name(metadata["split"], metadata["index"])
+        target = epath.Path(self.directory) / shard_file(
+            self.name, metadata["split"], metadata["index"], metadata["count"]
+        )
+        if done.exists() and target.exists() and target.stat().length == scratch.read_metadata(done)["bytes"]:
             return
-        with ShardWriter(self.vocab_size, self.unk_id, facts["document"], self._temporary()) as writer:
-            parts = _parts(directory, facts["units"], scratch.read_arrays(directory / plan))
+        with ShardWriter(self.vocab_size, self.unk_id, metadata["document"], self._temporary()) as writer:
+            parts = _parts(directory, metadata["units"], scratch.read_arrays(directory / plan))
             for _, document in itertools.groupby(parts, operator.itemgetter(0)):
                 writer.add(piece for _, piece in document)
             arrays, counts = writer.finish(target)
-        scratch.write_arrays(done, arrays, counts | {"file": target.name} | file_facts(target))
+        scratch.write_arrays(done, arrays, counts | {"file": target.name} | file_entry(target))
 
     def first_document(self, plan: str) -> str:
-        """Where the first document of a plan comes from, for messages."""
+        """Origin of the first document of a plan, for messages."""
         directory = epath.Path(self.scratch)
-        units, arrays = scratch.read_facts(directory / plan)["units"], scratch.read_arrays(directory / plan)
-        return next(_parts(directory, units, arrays))[1].origin
+        blocks, arrays = scratch.read_metadata(directory / plan)["units"], scratch.read_arrays(directory / plan)
+        return next(_parts(directory, blocks, arrays))[1].origin
 
     def _temporary(self) -> str | None:
-        """Where to write shards: beside the units, unless those are in an object store."""
+        """Directory for unfinished shards: the scratch directory, unless it is in an object store."""
         return None if is_remote(self.scratch) else self.scratch
 
 
-def _parts(directory: epath.Path, units: list[str], plan: dict[str, np.ndarray]) -> Iterator[tuple[int, Piece]]:
-    """Each wanted part of a document, with a number that parts of one document share; units read one by one."""
+def _parts(directory: epath.Path, blocks: list[str], plan: dict[str, np.ndarray]) -> Iterator[tuple[int, DocumentPart]]:
+    """Each kept part, with a number that all parts of a document share; blocks are read one at a time."""
     part = paragraph = 0
     documents = np.cumsum(plan["starts"], dtype=np.int64)
-    for unit in units:
-        arrays = scratch.read_arrays(directory / unit, _UNIT_ARRAYS)
+    for block in blocks:
+        arrays = scratch.read_arrays(directory / block, _BLOCK_ARRAYS)
         num_parts, num_paragraphs = len(arrays["part_paragraphs"]), len(arrays["paragraph_sentences"])
         repeats = plan.get("paragraph_repeats", np.zeros(0, np.bool_))[paragraph : paragraph + num_paragraphs]
         for index, piece in _pieces(arrays, plan["wanted"][part : part + num_parts], repeats):
@@ -75,16 +77,16 @@ def _parts(directory: epath.Path, units: list[str], plan: dict[str, np.ndarray])
 
 
 def _pieces(
-    arrays: dict[str, np.ndarray], wanted: np.ndarray, paragraph_repeats: np.ndarray
-) -> Iterator[tuple[int, Piece]]:
-    """Index and content of each wanted part of a unit, repeated paragraphs left out."""
-    if not wanted.any():
+    arrays: dict[str, np.ndarray], is_kept: np.ndarray, paragraph_repeats: np.ndarray
+) -> Iterator[tuple[int, DocumentPart]]:
+    """Index and content of each kept part of a prepared block, without duplicate paragraphs."""
+    if not is_kept.any():
         return
     paragraph_ends = np.cumsum(arrays["part_paragraphs"])
     sentence_ends = np.concatenate([[0], np.cumsum(arrays["paragraph_sentences"], dtype=np.int64)])
     token_ends = np.concatenate([[0], np.cumsum(arrays["sentence_lengths"], dtype=np.int64)])
     origins = scratch.unpack_texts(arrays["part_origins"])
-    for index in np.flatnonzero(wanted):
+    for index in np.flatnonzero(is_kept):
         last = int(paragraph_ends[index])
         first = last - int(arrays["part_paragraphs"][index])
         sentences = slice(sentence_ends[first], sentence_ends[last])
@@ -95,4 +97,4 @@ def _pieces(
             text_bytes -= int(arrays["paragraph_bytes"][first:last][paragraph_repeats[first:last]].sum())
             kept = np.repeat(~paragraph_repeats[first:last], arrays["paragraph_sentences"][first:last])
             tokens, lengths = tokens[np.repeat(kept, lengths)], lengths[kept]
-        yield index, Piece(tokens, lengths, text_bytes, origins[index])
+        yield index, DocumentPart(tokens, lengths, text_bytes, origins[index])

@@ -5,7 +5,7 @@ import hashlib
 from etils import epath
 
 
-def file_facts(path: epath.Path) -> dict:
+def file_entry(path: epath.Path) -> dict:
     """SHA-256 and size of a file."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256")

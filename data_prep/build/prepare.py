@@ -1,7 +1,7 @@
-"""Phase 1: a block of input becomes a unit: cleaned, cut into sentences, tokenised, hashed.
+"""Phase 1: prepares a block of input: cleans it, splits it into sentences, tokenises and hashes it.
 
-A unit is a function of the block, the options and the tokenizer alone, so it does not matter which
-process makes it, nor how often.
+A prepared block depends on the block, the options and the tokenizer alone, so any process may make it, any number of
+times.
 """
 
 import dataclasses
@@ -16,66 +16,68 @@ from bert_jax.data.corpus import token_dtype
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep.build import scratch
 from data_prep.build.sentences import split_lines, split_paragraphs, split_sentences
-from data_prep.clean import Cleaned, clean
+from data_prep.clean import CleaningCounts, clean
 from data_prep.duplicates import minhash, text_keys, word_hashes
-from data_prep.duplicates.ngram_index import LeakIndex
-from data_prep.options import Options
+from data_prep.duplicates.ngram_index import NgramIndex
+from data_prep.options import BuildOptions
 from data_prep.sources.base import Block, Document, Input, Skipped, Source
 
 PART_CHARACTERS = 1 << 21
 """Longer documents are prepared in parts."""
 FIRST_PLACES = 10
-"""How many places are named of each reason to leave something out."""
+"""Places that are listed for each reason to skip something."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
-    """All that a worker needs to know of a build; small and picklable."""
+class PrepareJob:
+    """What a worker needs to prepare blocks; small and picklable."""
 
     scratch: str
     sources: tuple[Source, ...]
     keys: tuple[str, ...]
     """of each source, see `scratch`"""
     tokenizer_json: str
-    options: Options
-    leaks: LeakIndex | None
+    options: BuildOptions
+    evaluation_ngrams: NgramIndex | None
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A block and the unit to make of it."""
+    """A block to prepare."""
 
     source: int
-    unit: str
-    """name of the unit it becomes"""
+    target: str
+    """file name of the prepared block"""
     block: Block
     done: bool = False
-    """its unit exists already, from an earlier run"""
+    """an earlier run has prepared the block"""
 
 
-def cut(job: Job, source: int, part: int, wanted: Input, reader: int = 0, readers: int = 1) -> Iterator[Task]:
-    """Blocks of an input: of several readers, each gets every n-th, and the first one notes that the end was reached.
+def input_tasks(
+    job: PrepareJob, source: int, part: int, source_input: Input, reader: int = 0, readers: int = 1
+) -> Iterator[Task]:
+    """Tasks for the blocks of an input. Of n readers, each gets every n-th block, and the first one records the end.
 
     Raises:
       UserError: the input cannot be read.
     """
     directory, key = epath.Path(job.scratch), job.keys[source]
-    facts: list[dict] = []
+    files: list[dict] = []
     blocks = 0
-    for block in job.sources[source].blocks(wanted, facts):
+    for block in job.sources[source].blocks(source_input, files):
         if blocks % readers == reader:
             task = Task(source, scratch.unit_name(key, part, blocks), block)
-            path = directory / task.unit
-            done = path.exists() and scratch.read_facts(path)["checksum"] == checksum(block)
+            path = directory / task.target
+            done = path.exists() and scratch.read_metadata(path)["checksum"] == block_checksum(block)
             yield dataclasses.replace(task, done=done)
         blocks += 1
     if reader == 0:
-        note = {"blocks": blocks, "files": facts, "input": scratch.fingerprint(wanted)}
+        note = {"blocks": blocks, "files": files, "input": scratch.fingerprint(source_input)}
         scratch.write_json(directory / scratch.input_name(key, part), note)
 
 
 class _Checksum:
-    """A file for pickle that keeps nothing but the CRC-32 of what is written to it."""
+    """A file for pickle that computes the CRC-32 of what is written to it."""
 
     def __init__(self):
         self.value = 0
@@ -84,40 +86,40 @@ class _Checksum:
         self.value = zlib.crc32(data, self.value)
 
 
-def checksum(block: Block) -> int:
-    """CRC-32 of what a block holds."""
+def block_checksum(block: Block) -> int:
+    """CRC-32 of the payload of a block."""
     file = _Checksum()
     pickle.dump(block.payload, file, 5)
     return file.value
 
 
-class Preparer:
-    """Makes units; one lives in each worker."""
+class BlockPreparer:
+    """Prepares blocks; each worker has one."""
 
-    def __init__(self, job: Job):
+    def __init__(self, job: PrepareJob):
         self._job = job
         self._tokenizer = Tokenizer.from_json(job.tokenizer_json, "the tokenizer")
 
     def __call__(self, task: Task) -> None:
-        """Writes the unit of a block."""
-        unit = _Unit(self._job.options, self._job.leaks, self._tokenizer)
+        """Writes the prepared block of a task."""
+        builder = _BlockBuilder(self._job.options, self._job.evaluation_ngrams, self._tokenizer)
         for item in self._job.sources[task.source].documents(task.block):
             if isinstance(item, Skipped):
-                unit.skip(item)
+                builder.skip(item)
                 continue
             try:
                 for part in _parts(item):
-                    unit.add(part)
+                    builder.add(part)
             except Exception as error:
                 error.add_note(f"while preparing the document at {item.origin}")
                 raise
-        arrays, facts = unit.finish()
-        facts["checksum"] = checksum(task.block)
-        scratch.write_arrays(epath.Path(self._job.scratch) / task.unit, arrays, facts)
+        arrays, metadata = builder.finish()
+        metadata["checksum"] = block_checksum(task.block)
+        scratch.write_arrays(epath.Path(self._job.scratch) / task.target, arrays, metadata)
 
 
 def _parts(document: Document) -> Iterator[Document]:
-    """A document in parts of at most PART_CHARACTERS, cut at the best place in their last quarter."""
+    """A document in parts of at most PART_CHARACTERS, each ending at the best place in its last quarter."""
     text, begin = document.text, 0
     while len(text) - begin > PART_CHARACTERS:
         low, high = begin + PART_CHARACTERS * 3 // 4, begin + PART_CHARACTERS
@@ -128,17 +130,17 @@ def _parts(document: Document) -> Iterator[Document]:
     yield dataclasses.replace(document, text=text[begin:], begins=document.begins and begin == 0)
 
 
-class _Unit:
-    """Gathers the parts of documents in a block."""
+class _BlockBuilder:
+    """Collects the prepared parts of documents in a block."""
 
-    def __init__(self, options: Options, leaks: LeakIndex | None, tokenizer: Tokenizer):
+    def __init__(self, options: BuildOptions, evaluation_ngrams: NgramIndex | None, tokenizer: Tokenizer):
         self._options = options
-        self._leaks = leaks
+        self._evaluation_ngrams = evaluation_ngrams
         self._tokenizer = tokenizer
-        self._cleaned = Cleaned()
+        self._cleaned = CleaningCounts()
         self._skipped: dict[str, dict] = {}
         self._repeated = {"lines": 0, "text_bytes": 0}
-        self._parts: list[tuple] = []  # begins, ends, characters, bytes, leaks, paragraphs
+        self._parts: list[tuple] = []  # begins, ends, characters, bytes, n-gram hits, paragraphs
         self._origins: list[str] = []
         self._keys: list[np.ndarray] = []
         self._signatures: list[np.ndarray] = []
@@ -151,14 +153,14 @@ class _Unit:
         self._lengths: list[np.ndarray] = []
 
     def skip(self, skipped: Skipped) -> None:
-        """Counts what a source left out."""
+        """Counts what a source skipped."""
         entry = self._skipped.setdefault(skipped.reason, {"count": 0, "first": []})
         entry["count"] += 1
         if len(entry["first"]) < FIRST_PLACES:
             entry["first"].append([skipped.origin, skipped.detail])
 
     def add(self, part: Document) -> None:
-        """Takes a document, or a part of one."""
+        """Adds a document, or a part of one."""
         options = self._options
         text = clean(part.text, options.cleaning, self._cleaned)
         if options.drop_repeated_lines:
@@ -171,33 +173,33 @@ class _Unit:
             sentences = [split_sentences(paragraph, options.language) for paragraph in paragraphs]
         data = text.encode()
         self._keys.append(text_keys.text_key(data))
-        leaks = 0
-        if options.near_duplicates or self._leaks:
+        ngram_hits = 0
+        if options.near_duplicates or self._evaluation_ngrams:
             hashes = word_hashes.word_hashes(text)
-            if self._leaks:
-                leaks = self._leaks.hits(hashes)
+            if self._evaluation_ngrams:
+                ngram_hits = self._evaluation_ngrams.hits(hashes)
             if options.near_duplicates:
                 near = options.near_duplicates
                 self._signatures.append(minhash.signature(hashes, near.shingle_words, near.permutations))
         if options.drop_duplicate_paragraphs is not None:
             self._add_paragraph_keys(paragraphs)
-        self._paragraph_sentences += [len(of_paragraph) for of_paragraph in sentences]
-        for of_paragraph in sentences:
-            self._sentences += of_paragraph
+        self._paragraph_sentences += [len(paragraph_sentences) for paragraph_sentences in sentences]
+        for paragraph_sentences in sentences:
+            self._sentences += paragraph_sentences
         self._characters += len(text)
         if self._characters >= PART_CHARACTERS:
             self._tokenize()
         self._origins.append(part.origin)
-        self._parts.append((part.begins, part.ends, len(text), len(data), leaks, len(paragraphs)))
+        self._parts.append((part.begins, part.ends, len(text), len(data), ngram_hits, len(paragraphs)))
 
     def _without_repeated_lines(self, text: str) -> str:
-        seen, kept = set(), []
+        known_lines, kept = set(), []
         for line in text.split("\n"):
-            if line and line in seen:
+            if line and line in known_lines:
                 self._repeated["lines"] += 1
                 self._repeated["text_bytes"] += len(line.encode()) + 1
             else:
-                seen.add(line)
+                known_lines.add(line)
                 kept.append(line)
         return clean("\n".join(kept), self._options.cleaning)
 
@@ -214,11 +216,11 @@ class _Unit:
         self._sentences, self._characters = [], 0
 
     def finish(self) -> tuple[dict[str, np.ndarray], dict]:
-        """The arrays and facts of the unit."""
+        """The arrays and metadata of the prepared block."""
         self._tokenize()
         lengths = np.concatenate(self._lengths)
         paragraph = np.repeat(np.arange(len(self._paragraph_sentences)), self._paragraph_sentences)[lengths > 0]
-        begins, ends, characters, text_bytes, leaks, paragraphs = np.array(self._parts, np.int64).reshape(-1, 6).T
+        begins, ends, characters, text_bytes, ngram_hits, paragraphs = np.array(self._parts, np.int64).reshape(-1, 6).T
         arrays = {
             "tokens": np.concatenate(self._tokens),
             "sentence_lengths": lengths[lengths > 0],
@@ -227,7 +229,7 @@ class _Unit:
             "part_ends": ends.astype(np.uint8),
             "part_characters": characters,
             "part_bytes": text_bytes,
-            "part_leaks": leaks,
+            "part_leaks": ngram_hits,
             "part_paragraphs": paragraphs,
             "part_keys": np.array(self._keys),
             "part_origins": scratch.pack_texts(self._origins),
@@ -237,11 +239,11 @@ class _Unit:
         if self._options.drop_duplicate_paragraphs is not None:
             arrays["paragraph_keys"] = np.concatenate([np.zeros((0, 2), np.uint64), *self._paragraph_keys])
             arrays["paragraph_bytes"] = np.array(self._paragraph_bytes, np.uint32)
-        facts = {
+        metadata = {
             "parts": len(self._parts),
             "paragraphs": len(self._paragraph_sentences),
             "skipped": self._skipped,
             "cleaned": dataclasses.asdict(self._cleaned),
             "repeated_lines": self._repeated,
         }
-        return arrays, facts
+        return arrays, metadata

@@ -1,9 +1,9 @@
-"""What a build keeps until it is done: one unit per block of input, markers of finished steps, columns.
+"""Files of an unfinished build: prepared blocks (`unit-*`), plans, and markers of finished steps.
 
-Units and inputs are named by a key: a hash of their source and of all settings that decide the content of a unit. So
-a build with other arguments uses those units of an earlier one that would be the same.
+Prepared blocks and inputs are named by a key: a hash of their source and of all settings that affect a prepared block.
+So a build with other arguments reuses the blocks of an earlier one that would be identical.
 
-Every file is written whole or not at all (storage.write_atomic): a build that was killed goes on from what it finds.
+Every file is written atomically (storage.write_atomic), so a build that was killed can continue from these files.
 """
 
 import hashlib
@@ -21,61 +21,61 @@ from bert_jax.storage import is_remote, write_atomic
 
 
 def unit_name(key: str, part: int, block: int) -> str:
-    """File of a prepared block; sorted by name, units of a source have the order of the text."""
+    """File of a prepared block; sorted by name, the blocks of a source are in the order of the text."""
     return f"unit-{key}-{part:08d}-{block:08d}.safetensors"
 
 
 def input_name(key: str, part: int) -> str:
-    """File that says that an input was cut to its end, and into how many blocks."""
+    """File that records that all blocks of an input were read, and their number."""
     return f"input-{key}-{part:08d}.json"
 
 
 def of_source(directory: epath.Path, key: str) -> list[epath.Path]:
-    """Files of the inputs and units with a key."""
+    """Files of the inputs and prepared blocks with a key."""
     return [*directory.glob(f"input-{key}-*"), *directory.glob(f"unit-{key}-*")]
 
 
 def fingerprint(value: object) -> str:
-    """Of something whose repr says what it is, such as names and sizes of files."""
+    """SHA-256 of a value's repr, for values such as names and sizes of files."""
     return hashlib.sha256(repr(value).encode()).hexdigest()
 
 
 PLANS = "plans.json"
-"""File that says that all is decided; names the plans of the shards."""
+"""File that marks the end of phase 2; lists the plans of the shards."""
 
 
 def plan_name(split: str, index: int) -> str:
-    """File that says what belongs to a shard."""
+    """File with the plan of a shard."""
     return f"plan-{split}-{index:05d}.safetensors"
 
 
 def shard_name(split: str, index: int) -> str:
-    """File that says that a shard is written, and holds its arrays."""
+    """File that marks a shard as written, with its arrays."""
     return f"shard-{split}-{index:05d}.safetensors"
 
 
-def shard_marks(directory: epath.Path, split: str) -> list[epath.Path]:
-    """The files named so of a split, in order."""
+def shard_markers(directory: epath.Path, split: str) -> list[epath.Path]:
+    """The `shard_name` files of a split, in order."""
     return sorted(directory.glob(f"shard-{split}-*.safetensors"))
 
 
 def write_json(path: epath.Path, content: Any) -> None:
-    """Writes JSON, whole or not at all."""
+    """Writes JSON atomically."""
     write_atomic(path, json.dumps(content, indent=1).encode() + b"\n")
 
 
 def read_json(path: epath.Path) -> Any:
-    """What `write_json` wrote."""
+    """Reads a file of `write_json`."""
     try:
         return json.loads(path.read_text())
     except ValueError as error:
         raise _damaged(path) from error
 
 
-def write_arrays(path: epath.Path, arrays: Mapping[str, np.ndarray], facts: dict) -> None:
-    """Writes arrays and, as JSON, facts about them."""
+def write_arrays(path: epath.Path, arrays: Mapping[str, np.ndarray], metadata: dict) -> None:
+    """Writes arrays and, as JSON, metadata."""
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    write_atomic(path, safetensors.numpy.save(contiguous, {"facts": json.dumps(facts)}))
+    write_atomic(path, safetensors.numpy.save(contiguous, {"facts": json.dumps(metadata)}))
 
 
 def pack_texts(texts: Iterable[str]) -> np.ndarray:
@@ -84,12 +84,12 @@ def pack_texts(texts: Iterable[str]) -> np.ndarray:
 
 
 def unpack_texts(packed: np.ndarray) -> list[str]:
-    """What `pack_texts` packed."""
+    """Inverse of `pack_texts`."""
     return packed.tobytes().decode("utf-8", "surrogateescape").split("\0")
 
 
-def read_facts(path: epath.Path) -> dict:
-    """The facts that `write_arrays` wrote; reads only the header."""
+def read_metadata(path: epath.Path) -> dict:
+    """The metadata of a file of `write_arrays`; reads only the header."""
     with path.open("rb") as file:
         raw = file.read(_header_size(file.read(8), path))
     try:
@@ -99,14 +99,14 @@ def read_facts(path: epath.Path) -> dict:
 
 
 def read_arrays(path: epath.Path, names: Iterable[str] | None = None) -> dict[str, np.ndarray]:
-    """Arrays that `write_arrays` wrote; those of `names` that the file has, or all."""
+    """Arrays of a file of `write_arrays`: all, or those of `names` that it contains."""
     try:
         if is_remote(path):
             arrays = safetensors.numpy.load(path.read_bytes())
             return {name: array for name, array in arrays.items() if names is None or name in names}
         with safetensors.safe_open(path, "np") as file:
-            found = file.keys()
-            return {name: file.get_tensor(name) for name in found if names is None or name in names}
+            available = file.keys()
+            return {name: file.get_tensor(name) for name in available if names is None or name in names}
     except safetensors.SafetensorError as error:
         raise _damaged(path) from error
 
@@ -118,4 +118,4 @@ def _header_size(raw: bytes, path: epath.Path) -> int:
 
 
 def _damaged(path: epath.Path) -> UserError:
-    return UserError(f"{path}: damaged, which a crash of the machine may do; remove this file and start again")
+    return UserError(f"{path}: damaged, perhaps by a crash of the machine; remove this file and start again")

@@ -1,4 +1,4 @@
-"""Cuts cleaned text into sentences."""
+"""Splits cleaned text into sentences."""
 
 import re
 import string
@@ -9,22 +9,22 @@ _ENUMERATOR = re.compile(r"([⁃•‣*-]?)(\d{1,3}|[a-z])([.)]{1,2}) +(?=\S)")
 
 
 def split_paragraphs(text: str) -> list[str]:
-    """What lies between blank lines of a cleaned text; none of them empty."""
+    """Paragraphs of a cleaned text, which blank lines separate; none is empty."""
     return [paragraph for piece in text.split("\n\n") if (paragraph := piece.strip("\n"))]
 
 
 def split_sentences(paragraph: str, language: str = "en") -> list[str]:
-    """Sentences of a paragraph; a single line end is a space, as in wrapped text.
+    """Sentences of a paragraph; a single line end counts as a space, as in wrapped text.
 
-    `sentencex` does the work. What it takes for sentences of their own, the numbers of a list that runs
-    on in a paragraph ("1. The first item 2. The second"), is put right here.
+    Uses `sentencex`, and corrects one case: it treats the numbers of a list within a paragraph ("1. The first item
+    2. The second") as sentences.
 
     Args:
       paragraph: a part of the output of `clean`, without blank lines.
-      language: ISO 639 code that `sentencex` knows; it falls back on a related one.
+      language: ISO 639 code; `sentencex` falls back to a related language.
 
     Returns:
-      the sentences without surrounding space, none of them empty.
+      the sentences without surrounding space; none is empty.
     """
     paragraph = paragraph.replace("\n", " ")
     if first := _ENUMERATOR.match(paragraph):
@@ -33,7 +33,7 @@ def split_sentences(paragraph: str, language: str = "en") -> list[str]:
 
 
 def split_lines(text: str) -> list[str]:
-    """Sentences of a text that has one on each line; blank lines are skipped."""
+    """Sentences of a text with one sentence per line; blank lines are skipped."""
     return [line for line in text.split("\n") if line]
 
 
@@ -42,7 +42,7 @@ def _segment(text: str, language: str) -> list[str]:
 
 
 def _items(paragraph: str, first: re.Match[str]) -> list[str]:
-    """Cuts a paragraph that begins with "1." before "2.", "3." and so on, as far as they follow each other."""
+    """Splits a paragraph that begins with "1." before "2.", "3." and so on, as long as the numbers are consecutive."""
     bullet, label, close = first.groups()
     items, begin = [], 0
     while label := _successor(label):

@@ -1,4 +1,4 @@
-"""One shard of a corpus: an ArrayRecord file, and the arrays that go into the corpus' length arrays."""
+"""Writes one shard of a corpus: an ArrayRecord file, and its part of the length arrays."""
 
 import array
 import contextlib
@@ -14,26 +14,26 @@ from etils import epath
 
 from bert_jax.data.corpus import token_dtype
 from bert_jax.errors import UserError
-from data_prep.build.records import RecordCutter, cut_long_sentences, serialize
+from data_prep.build.records import RecordBuilder, serialize_example, split_long_sentences
 
-# One record per chunk, so that a record is read without its neighbours.
+# One record per chunk, so that a record can be read without its neighbours.
 _ARRAY_RECORD_OPTIONS = "group_size:1"
 _COUNTED_AT_ONCE = 1 << 20
 
 
 @contextlib.contextmanager
 def _disk_errors(file: pathlib.Path) -> Iterator[None]:
-    """ArrayRecord says that a disk is full with an error of its own."""
+    """Turns ArrayRecord's errors, e.g. of a full disk, into a UserError."""
     try:
         yield
     except (RuntimeError, ValueError) as error:
         raise UserError(
             f"{file}: cannot be written ({str(error).splitlines()[0][:120]}); if the disk is full, make room, then"
-            " start the same command again, it goes on where it was"
+            " start the same command again to continue"
         ) from error
 
 
-class Piece(NamedTuple):
+class DocumentPart(NamedTuple):
     """A document, or a part of a long one."""
 
     tokens: np.ndarray
@@ -47,19 +47,20 @@ class Piece(NamedTuple):
 
 
 class ShardWriter:
-    """Writes documents to a shard; only `finish` puts it in its place.
+    """Writes documents to a shard; `finish` copies it to its destination.
 
-    The file is written to a local temporary directory and copied, so that object stores work too.
+    The file is written to a local temporary directory and then copied, because ArrayRecord cannot write to object
+    stores.
     """
 
     def __init__(self, vocab_size: int, unk_id: int, first_document: int, temporary: os.PathLike | str | None = None):
-        """Begins a shard.
+        """Starts a shard.
 
         Args:
           vocab_size: token ids are in [0, vocab_size).
           unk_id: the id that is counted as unknown.
           first_document: index, in its split, of the first document in the shard.
-          temporary: a local directory to write in; by default the system's.
+          temporary: a local directory to write in; by default that of the system.
         """
         self._dtype = token_dtype(vocab_size)
         self._unk_id = unk_id
@@ -67,7 +68,7 @@ class ShardWriter:
         self._scratch = tempfile.TemporaryDirectory(prefix="writing-", dir=temporary)
         self._file = pathlib.Path(self._scratch.name) / "shard"
         self._writer = array_record_module.ArrayRecordWriter(os.fspath(self._file), _ARRAY_RECORD_OPTIONS)
-        self._cutter = RecordCutter(self._dtype)
+        self._cutter = RecordBuilder(self._dtype)
         self._lengths: list[np.ndarray] = []
         self._document_sentences = array.array("I")
         self._record_sentences = array.array("I")
@@ -84,25 +85,25 @@ class ShardWriter:
     def __exit__(self, *_):
         self._scratch.cleanup()
 
-    def add(self, document: Iterable[Piece]) -> None:
-        """Writes one document, given in one or more pieces that are read one at a time.
+    def add(self, document: Iterable[DocumentPart]) -> None:
+        """Writes one document, given as one or more parts that are read one at a time.
 
-        Sentences of more than MAX_RECORD_TOKENS are cut. An exception gets a note with the origin of the document.
+        Sentences of more than MAX_RECORD_TOKENS are split. Exceptions get a note with the origin of the document.
         """
         sentences = part = 0
         origin = None
         try:
-            for piece in document:
-                origin = piece.origin
-                lengths = cut_long_sentences(piece.sentence_lengths)
+            for document_part in document:
+                origin = document_part.origin
+                lengths = split_long_sentences(document_part.sentence_lengths)
                 sentences += len(lengths)
                 self._lengths.append(lengths)
-                self._text_bytes += piece.text_bytes
-                self._count(piece.tokens)
-                for record in self._cutter.add(piece.tokens, lengths):
+                self._text_bytes += document_part.text_bytes
+                self._count(document_part.tokens)
+                for record in self._cutter.add(document_part.tokens, lengths):
                     self._write(part, *record)
                     part += 1
-            self._write(part, *self._cutter.rest())
+            self._write(part, *self._cutter.flush())
         except Exception as error:
             error.add_note(f"while writing the document at {origin}")
             raise
@@ -121,14 +122,14 @@ class ShardWriter:
         self._uncounted, self._num_uncounted = [], 0
 
     def _write(self, part: int, tokens: np.ndarray, lengths: np.ndarray) -> None:
-        raw = serialize(self._document, part, tokens, np.cumsum(lengths).astype("<u2"))
+        raw = serialize_example(self._document, part, tokens, np.cumsum(lengths).astype("<u2"))
         with _disk_errors(self._file):
             self._writer.write(raw)
         self.record_bytes += len(raw)
         self._record_sentences.append(len(lengths))
 
     def finish(self, target: epath.Path) -> tuple[dict[str, np.ndarray], dict]:
-        """Puts the shard in its place.
+        """Copies the shard to `target`.
 
         Returns:
           its arrays: tokens of each sentence, sentences of each document and of each record, occurrences of

@@ -1,6 +1,6 @@
-"""Columns of everything that was prepared: what phase 2 knows of every part, document and paragraph.
+"""Columns with the properties of every part, document and paragraph, for phase 2.
 
-They are files, memory-mapped and filled unit by unit, so that memory does not grow with the corpus.
+The columns are memory-mapped files, written block by block, so memory does not grow with the corpus.
 """
 
 import os
@@ -9,9 +9,9 @@ import pathlib
 import numpy as np
 
 from data_prep.duplicates import text_keys
-from data_prep.options import Options
+from data_prep.options import BuildOptions
 
-UNIT_ARRAYS = (
+BLOCK_ARRAYS = (
     "sentence_lengths",
     "paragraph_sentences",
     "part_begins",
@@ -25,21 +25,21 @@ UNIT_ARRAYS = (
     "paragraph_keys",
     "paragraph_bytes",
 )
-"""What is read of a unit: everything but its tokens."""
+"""Arrays that are read from a prepared block: all but its tokens."""
 
 
-class Tables:
-    """Columns of all parts, documents and paragraphs, filled unit by unit.
+class DocumentTables:
+    """Columns of all parts, documents and paragraphs, written block by block.
 
-    There are at most as many documents as parts; `num_documents` says how many rows count.
+    There are at most as many documents as parts; only the first `num_documents` rows of document columns are used.
     """
 
-    def __init__(self, directory: pathlib.Path, surveys: list[dict], options: Options):
+    def __init__(self, directory: pathlib.Path, metadata: list[dict], options: BuildOptions):
         def new(name: str, dtype: type, shape: tuple[int, ...]) -> np.ndarray:
             return _new_column(directory / f"{name}.npy", np.dtype(dtype), shape)
 
-        self.part_offsets = np.cumsum([0, *(survey["parts"] for survey in surveys)])
-        self.paragraph_offsets = np.cumsum([0, *(survey["paragraphs"] for survey in surveys)])
+        self.part_offsets = np.cumsum([0, *(block["parts"] for block in metadata)])
+        self.paragraph_offsets = np.cumsum([0, *(block["paragraphs"] for block in metadata)])
         parts, paragraphs = int(self.part_offsets[-1]), int(self.paragraph_offsets[-1])
         self.num_documents = 0
         self.starts = new("starts", np.uint8, (parts,))
@@ -48,7 +48,7 @@ class Tables:
         self.characters = new("characters", np.int64, (parts,))
         self.text_bytes = new("text_bytes", np.int64, (parts,))
         self.tokens = new("tokens", np.int64, (parts,))
-        self.leaks = new("leaks", np.bool_, (parts,))
+        self.contaminated = new("contaminated", np.bool_, (parts,))
         self.keys = new("keys", np.uint64, (parts, 4))
         near = options.near_duplicates
         self.signatures = new("signatures", np.uint32, (parts, near.permutations)) if near else None
@@ -59,9 +59,9 @@ class Tables:
         self.paragraph_document = new("paragraph_document", np.int64, (paragraphs,)) if dedupe else None
         self._open = False
 
-    def add(self, unit: int, arrays: dict[str, np.ndarray]) -> None:
-        """Fills in what a unit says; units come in order."""
-        first, last = self.part_offsets[unit : unit + 2]
+    def add(self, block: int, arrays: dict[str, np.ndarray]) -> None:
+        """Adds the arrays of a prepared block; blocks must be added in order."""
+        first, last = self.part_offsets[block : block + 2]
         if first == last:
             return
         open_before = np.concatenate([[self._open], arrays["part_ends"][:-1] == 0])
@@ -78,17 +78,17 @@ class Tables:
             (self.tokens, part_tokens),
         ):
             np.add.at(column, documents, values)
-        np.logical_or.at(self.leaks, documents, arrays["part_leaks"] > 0)
+        np.logical_or.at(self.contaminated, documents, arrays["part_leaks"] > 0)
         self.keys[documents[starts]] = arrays["part_keys"][starts]
         for part in np.flatnonzero(~starts):
-            self.keys[documents[part]] = text_keys.combine(self.keys[documents[part]], arrays["part_keys"][part])
+            self.keys[documents[part]] = text_keys.combine_keys(self.keys[documents[part]], arrays["part_keys"][part])
         if self.signatures is not None:
             self.signatures[documents[starts]] = arrays["part_signatures"][starts]
             for part in np.flatnonzero(~starts):
                 row = self.signatures[documents[part]]
                 np.minimum(row, arrays["part_signatures"][part], out=row)
         if self.paragraph_keys is not None:
-            rows = slice(*self.paragraph_offsets[unit : unit + 2])
+            rows = slice(*self.paragraph_offsets[block : block + 2])
             self.paragraph_keys[rows] = arrays["paragraph_keys"]
             self.paragraph_bytes[rows] = arrays["paragraph_bytes"]
             self.paragraph_tokens[rows] = paragraph_tokens
@@ -97,7 +97,7 @@ class Tables:
         self.first_part[self.num_documents] = last
 
     def finish(self) -> None:
-        """To be called when all units have been added."""
+        """Call it after the last block."""
         self.keys = _read_only(self.keys)
         if self.signatures is not None:
             self.signatures = _read_only(self.signatures)
@@ -106,7 +106,7 @@ class Tables:
 
 
 def _read_only(column: np.ndarray) -> np.ndarray:
-    """The same column; what was read of it need not stay in memory."""
+    """The same column, read-only, so that pages that were read can be dropped from memory."""
     if not isinstance(column, np.memmap):
         return column
     column.flush()
@@ -117,7 +117,7 @@ def _new_column(path: pathlib.Path, dtype: np.dtype, shape: tuple[int, ...]) -> 
     if 0 in shape:
         return np.zeros(shape, dtype)  # an empty file cannot be mapped
     column = np.lib.format.open_memmap(path, "w+", dtype, shape)
-    # A full disk is an error here; later it would be a signal that kills the process. macOS lacks the call.
+    # A full disk raises an error here; later it would kill the process by a signal. macOS lacks this call.
     if hasattr(os, "posix_fallocate"):
         with path.open("r+b") as file:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)

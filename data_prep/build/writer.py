@@ -1,6 +1,6 @@
-"""Makes a corpus of finished shards: length arrays, TFDS metadata and, last, corpus.json.
+"""Completes a corpus from its shards: length arrays, TFDS metadata and, last, corpus.json.
 
-docs/corpus.md is the contract.
+docs/corpus.md specifies the format.
 """
 
 import os
@@ -16,34 +16,36 @@ from bert_jax.errors import UserError
 from bert_jax.storage import StagedDirectory, check_reachable, make_directory
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep.build import scratch
-from data_prep.build.checksums import file_facts
-from data_prep.build.shards import Piece, ShardWriter
+from data_prep.build.checksums import file_entry
+from data_prep.build.shards import DocumentPart, ShardWriter
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _COUNTS = ("documents", "sentences", "tokens", "records", "unknown_tokens", "text_bytes")
 
 
-def finish_corpus(directory: epath.Path, marks: epath.Path, name: str, tokenizer: Tokenizer, report: dict) -> dict:
-    """Turns a directory whose shards are all written into a corpus.
+def finish_corpus(
+    directory: epath.Path, scratch_dir: epath.Path, name: str, tokenizer: Tokenizer, report: dict
+) -> dict:
+    """Completes a corpus in a directory whose shards are all written.
 
     Args:
-      directory: holds the shards.
-      marks: the directory with the arrays and facts of each shard, see `scratch.shard_name`.
+      directory: of the shards.
+      scratch_dir: the directory with the arrays and metadata of each shard, see `scratch.shard_name`.
       name: of the corpus.
-      tokenizer: the one that made the ids.
-      report: what else corpus.json says; JSON values.
+      tokenizer: that made the ids.
+      report: further content of corpus.json; JSON values.
 
     Returns:
       the content of corpus.json.
 
     Raises:
-      UserError: another build has made a corpus of the directory.
+      UserError: another build has completed a corpus in the directory.
     """
-    refuse_finished(directory)
+    check_not_finished(directory)
     splits, files, infos = {}, {}, []
     for split in corpus.SPLITS:
-        shards = scratch.shard_marks(marks, split)
-        facts = [scratch.read_facts(path) for path in shards]
+        shards = scratch.shard_markers(scratch_dir, split)
+        facts = [scratch.read_metadata(path) for path in shards]
         splits[split] = {count: sum(shard[count] for shard in facts) for count in _COUNTS}
         splits[split]["shards"] = [{"file": shard["file"], "records": shard["records"]} for shard in facts]
         files |= {shard["file"]: {"sha256": shard["sha256"], "bytes": shard["bytes"]} for shard in facts}
@@ -58,7 +60,7 @@ def finish_corpus(directory: epath.Path, marks: epath.Path, name: str, tokenizer
     tokenizer.save(directory / corpus.TOKENIZER)
     _write_tfds_metadata(directory, name, tokenizer.vocab_size, infos)
     for file in (corpus.TOKENIZER, "dataset_info.json", "features.json"):
-        files[file] = file_facts(directory / file)
+        files[file] = file_entry(directory / file)
     manifest = {
         "format_version": corpus.FORMAT_VERSION,
         "name": name,
@@ -73,7 +75,7 @@ def finish_corpus(directory: epath.Path, marks: epath.Path, name: str, tokenizer
 
 
 def _write_arrays(directory: epath.Path, split: str, shards: list[epath.Path], counts: dict, vocab_size: int) -> dict:
-    """Joins the shards' arrays, one shard at a time; facts of the files."""
+    """Joins the arrays of the shards, one shard at a time; returns checksums and sizes of the files."""
 
     def read(array: str) -> Iterator[np.ndarray]:
         for path in shards:
@@ -88,8 +90,8 @@ def _write_arrays(directory: epath.Path, split: str, shards: list[epath.Path], c
             yield ends
 
     token_counts = np.zeros(vocab_size, "<i8")
-    for of_shard in read("token_counts"):
-        token_counts += of_shard
+    for shard_counts in read("token_counts"):
+        token_counts += shard_counts
     contents = {
         "sentence_lengths": ("<u2", counts["sentences"], read("sentence_lengths")),
         "document_offsets": ("<i8", counts["documents"] + 1, offsets("document_sentences")),
@@ -104,7 +106,7 @@ def _write_arrays(directory: epath.Path, split: str, shards: list[epath.Path], c
             np.lib.format.write_array_header_1_0(file, header)
             for chunk in chunks:
                 file.write(chunk.astype(dtype).tobytes())
-        files[path.name] = file_facts(path)
+        files[path.name] = file_entry(path)
     return files
 
 
@@ -130,59 +132,58 @@ def _write_tfds_metadata(directory: epath.Path, name: str, vocab_size: int, info
     )
 
 
-def claim_directory(directory: epath.Path) -> epath.Path:
-    """The scratch directory of a build to `directory`: new, or that of an earlier run that did not finish.
+def acquire_directory(directory: epath.Path) -> epath.Path:
+    """The scratch directory of a build to `directory`: new, or that of an unfinished run.
 
     Raises:
-      UserError: the directory holds anything else, or its store does not answer.
+      UserError: the directory contains other files, or its store cannot be reached.
     """
     check_reachable(directory)
     if directory.exists():
         if not directory.is_dir():
             raise UserError(f"{directory}: is a file; choose another --out")
-        refuse_finished(directory)
+        check_not_finished(directory)
         if not (directory / corpus.INCOMPLETE).exists() and any(directory.iterdir()):
             raise UserError(f"{directory}: is not empty and holds no corpus; choose another --out")
-    marks = directory / corpus.INCOMPLETE
-    make_directory(marks)
-    return marks
+    scratch_dir = directory / corpus.INCOMPLETE
+    make_directory(scratch_dir)
+    return scratch_dir
 
 
-def refuse_finished(directory: epath.Path) -> None:
-    """Raises UserError if the directory holds a corpus, after removing what its build left unremoved."""
+def check_not_finished(directory: epath.Path) -> None:
+    """Raises UserError if the directory contains a corpus, after removing a scratch directory that is left in it."""
     if (directory / corpus.MANIFEST).exists():
-        (directory / corpus.INCOMPLETE).rmtree(missing_ok=True)  # a kill came between the last two steps
+        (directory / corpus.INCOMPLETE).rmtree(missing_ok=True)  # the build was killed between its last two steps
         raise UserError(f"{directory}: already holds a corpus; choose another --out or remove it first")
 
 
 class CorpusWriter:
-    """Writes a corpus from documents that are tokens already; only `finish` makes it one.
+    """Writes a corpus from documents of token ids, in order and in one process; `finish` completes it.
 
-    In one process and in the order they come: for text there is `build`, which shares everything with
-    this but the loop.
+    `build` makes a corpus from text with the same functions.
     """
 
     def __init__(self, directory: os.PathLike | str, name: str, tokenizer: Tokenizer, max_shard_bytes: int = 256 << 20):
-        """Makes the directory.
+        """Creates the directory.
 
         Args:
-          directory: must not exist, be empty, or hold an unfinished corpus, which is cleared.
-          name: lower-case letters, digits and underscores, as TFDS wants a dataset's name.
-          tokenizer: the one that makes the ids; it is stored in the corpus.
+          directory: must not exist, be empty, or contain an unfinished corpus, which is removed.
+          name: lower-case letters, digits and underscores, as TFDS requires.
+          tokenizer: that makes the ids; it is stored in the corpus.
           max_shard_bytes: a shard is closed once its records, uncompressed, have this size.
 
         Raises:
-          UserError: the directory holds something else.
+          UserError: the directory contains other files.
         """
         check_name(name)
         self._directory = epath.Path(directory)
         self._name = name
         self._tokenizer = tokenizer
         self._max_shard_bytes = max_shard_bytes
-        self._marks = claim_directory(self._directory)
+        self._scratch_dir = acquire_directory(self._directory)
         self._directory.rmtree(missing_ok=True)
-        make_directory(self._marks)
-        # Shards are named when it is known how many there are, and objects of a store cannot be renamed.
+        make_directory(self._scratch_dir)
+        # A shard's name contains the number of shards, and objects of a store cannot be renamed.
         self._staged = StagedDirectory(self._directory)
         self._writers: dict[str, ShardWriter] = {}
         self._shards = dict.fromkeys(corpus.SPLITS, 0)
@@ -206,7 +207,7 @@ class CorpusWriter:
           text_bytes: size of the document's text in UTF-8, for statistics.
 
         Raises:
-          ValueError: lengths and tokens do not fit together, or an id is beyond the vocabulary.
+          ValueError: lengths and tokens do not match, or an id is outside the vocabulary.
         """
         tokens, sentence_lengths = np.asarray(tokens), np.asarray(sentence_lengths)
         if not len(tokens) or sentence_lengths.sum() != len(tokens) or sentence_lengths.min() < 1:
@@ -220,7 +221,7 @@ class CorpusWriter:
         writer = self._writers[split]
         dtype = corpus.token_dtype(self._tokenizer.vocab_size)
         origin = f"document {self._documents[split]} of {split}"
-        writer.add([Piece(tokens.astype(dtype), sentence_lengths, text_bytes, origin)])
+        writer.add([DocumentPart(tokens.astype(dtype), sentence_lengths, text_bytes, origin)])
         self._documents[split] += 1
         if writer.record_bytes >= self._max_shard_bytes:
             self._close(split)
@@ -229,15 +230,15 @@ class CorpusWriter:
         path = self._staged.directory / f"{split}-{self._shards[split]:05d}.partial"
         with self._writers.pop(split) as writer:
             arrays, counts = writer.finish(path)
-        facts = counts | {"file": path.name} | file_facts(path)
-        scratch.write_arrays(self._marks / scratch.shard_name(split, self._shards[split]), arrays, facts)
+        facts = counts | {"file": path.name} | file_entry(path)
+        scratch.write_arrays(self._scratch_dir / scratch.shard_name(split, self._shards[split]), arrays, facts)
         self._shards[split] += 1
 
     def finish(self, report: dict) -> dict:
-        """Writes what is left and, last, corpus.json; `report` is what else that says.
+        """Writes the remaining data and, last, corpus.json; `report` is its further content.
 
         Raises:
-          ValueError: a split has no documents, which TFDS cannot say.
+          ValueError: a split has no documents, which TFDS does not support.
         """
         for split in corpus.SPLITS:
             if not self._documents[split]:
@@ -245,18 +246,18 @@ class CorpusWriter:
             if split in self._writers:
                 self._close(split)
             for index in range(self._shards[split]):
-                mark = self._marks / scratch.shard_name(split, index)
-                facts = scratch.read_facts(mark)
+                marker = self._scratch_dir / scratch.shard_name(split, index)
+                facts = scratch.read_metadata(marker)
                 final = corpus.shard_file(self._name, split, index, self._shards[split])
                 (self._staged.directory / facts["file"]).rename(self._staged.directory / final)
-                scratch.write_arrays(mark, scratch.read_arrays(mark), facts | {"file": final})
+                scratch.write_arrays(marker, scratch.read_arrays(marker), facts | {"file": final})
         self._staged.upload()
-        manifest = finish_corpus(self._directory, self._marks, self._name, self._tokenizer, report)
-        self._marks.rmtree()
+        manifest = finish_corpus(self._directory, self._scratch_dir, self._name, self._tokenizer, report)
+        self._scratch_dir.rmtree()
         return manifest
 
 
 def check_name(name: str) -> None:
-    """Raises UserError unless TFDS takes this as a dataset's name."""
+    """Raises UserError unless TFDS accepts the name for a dataset."""
     if not _NAME.fullmatch(name):
         raise UserError(f"--name {name!r}: must be lower-case letters, digits and _, a letter first")

@@ -18,15 +18,15 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
     """Adds --workers."""
     parser.add_argument(
         "--workers",
-        type=up_to(1000),
+        type=int_up_to(1000),
         default=os.cpu_count(),
         metavar="N",
-        help="processes (default: one for each core); the result does not depend on it",
+        help="processes (default: one per core); the result does not depend on it",
     )
 
 
-def up_to(high: int) -> Callable[[str], int]:
-    """Reads a whole number from 1 to `high`."""
+def int_up_to(high: int) -> Callable[[str], int]:
+    """A parser of integers from 1 to `high`."""
 
     def read(text: str) -> int:
         if not re.fullmatch("[0-9]{1,10}", text) or not 1 <= int(text) <= high:
@@ -36,12 +36,12 @@ def up_to(high: int) -> Callable[[str], int]:
     return read
 
 
-positive = up_to(2**31 - 1)
-"""A whole number above 0."""
+positive_int = int_up_to(2**31 - 1)
+"""Parses a positive integer."""
 
 
 def fraction(text: str) -> float:
-    """A number strictly between 0 and 1."""
+    """Parses a number strictly between 0 and 1."""
     value = float(text)
     if not 0 < value < 1:
         raise argparse.ArgumentTypeError(f"{text} must be above 0 and below 1")
@@ -49,8 +49,8 @@ def fraction(text: str) -> float:
 
 
 def exponent(text: str) -> float:
-    """A number from 0 to 1."""
+    """Parses a number from 0 to 1."""
     value = float(text)
     if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 (all alike) and 1 (by size)")
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 (equal shares) and 1 (by size)")
     return value

@@ -13,20 +13,20 @@ from bert_jax.errors import UserError, install_command
 from bert_jax.storage import is_remote, to_path
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep import sources
-from data_prep.clean import NORMALIZATIONS, Cleaning
+from data_prep.clean import NORMALIZATIONS, CleaningOptions
 from data_prep.cli import arguments as flags
-from data_prep.duplicates.decontamination import named_flag
-from data_prep.options import NearDuplicates, Options
+from data_prep.duplicates.decontamination import name_flag_in_errors
+from data_prep.options import BuildOptions, NearDuplicateOptions
 
-_DEFAULT = Options()
-_NEAR = NearDuplicates()
+_DEFAULT = BuildOptions()
+_NEAR = NearDuplicateOptions()
 _MANY_UNKNOWN = 0.05
 _LANGUAGE = re.compile(r"[a-z]{2,3}(-[a-z]+)*")
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
     """Adds the command and its flags."""
-    add = commands.add_parser("build", help="build a corpus; started again after a kill, it goes on")
+    add = commands.add_parser("build", help="build a corpus; started again after an interruption, it continues")
     flags.add_sources(add)
     add.add_argument(
         "--tokenizer",
@@ -34,13 +34,13 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         metavar="FILE",
         help="tokenizer.json, vocab.txt, merges.txt, .model, or a directory that holds one",
     )
-    add.add_argument("--out", required=True, metavar="DIR", help="directory to write; must not hold anything")
+    add.add_argument("--out", required=True, metavar="DIR", help="directory to write; must be empty or not exist")
     add.add_argument("--name", help="name of the corpus (default: from --out)")
     add.add_argument(
         "--language",
         type=_language,
         default=_DEFAULT.language,
-        help="ISO 639 code, for the end of sentences (default en)",
+        help="ISO 639 code, for sentence splitting (default en)",
     )
     _add_cleaning(add)
     _add_filters(add)
@@ -51,15 +51,19 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         metavar="F",
         help="share of documents held out (default %(default)s)",
     )
-    add.add_argument("--max-shard-mb", type=flags.positive, default=64, metavar="MB", help="shard size (default 64)")
-    add.add_argument("--scratch", metavar="DIR", help=f"where unfinished work lies (default: {INCOMPLETE} in --out)")
+    add.add_argument(
+        "--max-shard-mb", type=flags.positive_int, default=64, metavar="MB", help="shard size (default 64)"
+    )
+    add.add_argument("--scratch", metavar="DIR", help=f"directory for unfinished work (default: {INCOMPLETE} in --out)")
     add.add_argument(
         "--engine",
         choices=["local", "beam"],
         default="local",
         help="processes of this machine, or an Apache Beam runner (default local)",
     )
-    add.add_argument("--runner", metavar="NAME", help="Beam's runner, e.g. DataflowRunner; flags behind -- go to it")
+    add.add_argument(
+        "--runner", metavar="NAME", help="Beam's runner, e.g. DataflowRunner; flags after -- are passed to it"
+    )
     add.set_defaults(command=run)
 
 
@@ -74,21 +78,23 @@ def _add_cleaning(add: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--keep-control-characters", action="store_true", help="do not drop invisible control characters"
     )
-    group.add_argument("--keep-whitespace", action="store_true", help="do not squeeze runs of spaces and blank lines")
+    group.add_argument("--keep-whitespace", action="store_true", help="do not collapse runs of spaces and blank lines")
 
 
 def _add_filters(add: argparse.ArgumentParser) -> None:
-    group = add.add_argument_group("filters", "what they remove is counted in corpus.json")
+    group = add.add_argument_group("filters", "corpus.json counts what they remove")
     group.add_argument(
-        "--min-characters", type=flags.positive, default=1, metavar="N", help="leave out shorter documents (default 1)"
+        "--min-characters", type=flags.positive_int, default=1, metavar="N", help="remove shorter documents (default 1)"
     )
-    group.add_argument("--drop-repeated-lines", action="store_true", help="leave out lines seen before in the document")
+    group.add_argument(
+        "--drop-repeated-lines", action="store_true", help="remove lines that occurred before in the document"
+    )
     group.add_argument("--keep-duplicates", action="store_true", help="keep documents that are equal to an earlier one")
     group.add_argument(
         "--drop-duplicate-paragraphs",
-        type=flags.positive,
+        type=flags.positive_int,
         metavar="N",
-        help="leave out paragraphs of at least N bytes that are equal to an earlier one",
+        help="remove paragraphs of at least N bytes that are equal to an earlier one",
     )
     group.add_argument(
         "--drop-near-duplicates",
@@ -96,40 +102,40 @@ def _add_filters(add: argparse.ArgumentParser) -> None:
         type=flags.fraction,
         const=_NEAR.threshold,
         metavar="J",
-        help="leave out documents whose Jaccard similarity with an earlier one is at least J (default %(const)s)",
+        help="remove documents whose Jaccard similarity with an earlier one is at least J (default %(const)s)",
     )
     group.add_argument(
         "--shingle-words",
-        type=flags.positive,
+        type=flags.positive_int,
         metavar="N",
-        help=f"words of a shingle, for near-duplicates (default {_NEAR.shingle_words})",
+        help=f"words per shingle, for near-duplicates (default {_NEAR.shingle_words})",
     )
     group.add_argument(
         "--permutations",
-        type=flags.up_to(10_000),
+        type=flags.int_up_to(10_000),
         metavar="N",
         help=f"length of a MinHash signature, for near-duplicates (default {_NEAR.permutations})",
     )
     group.add_argument(
-        "--leak-check",
+        "--decontaminate",
         action="append",
         default=[],
         metavar="SPEC",
-        help="evaluation texts, a source like --source; documents that overlap with them are left out",
+        help="evaluation texts, a SPEC as for --source; documents that overlap with them are removed",
     )
     group.add_argument(
-        "--leak-words",
-        type=flags.positive,
+        "--decontamination-words",
+        type=flags.positive_int,
         metavar="N",
-        help=f"so many words in a row are an overlap (default {_DEFAULT.leak_words})",
+        help=f"consecutive words that count as an overlap (default {_DEFAULT.decontamination_words})",
     )
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Builds what the flags say."""
-    # Imported here: TFDS takes a second, and the other commands do without it.
+    """Builds the corpus that the flags describe."""
+    # Imported here: importing TFDS takes a second, and the other commands do not need it.
     from data_prep import inspection
-    from data_prep.build.pipeline import Request, build
+    from data_prep.build.pipeline import BuildRequest, build
 
     started = time.perf_counter()
     out = epath.Path(to_path(arguments.out))
@@ -137,20 +143,20 @@ def run(arguments: argparse.Namespace) -> None:
         r"[^a-z0-9]+", "_", f"{(out if is_remote(out) else out.resolve()).name}".lower()
     ).strip("_")
     if not name[:1].isalpha():
-        raise UserError(f"--out {out}: no name for the corpus can be made of it; give one with --name")
-    with named_flag():
-        evaluation = [sources.parse(spec, arguments.workers) for spec in arguments.leak_check]
+        raise UserError(f"--out {out}: no corpus name can be derived from it; give one with --name")
+    with name_flag_in_errors():
+        evaluation = [sources.parse(spec, arguments.workers) for spec in arguments.decontaminate]
     tokenizer = Tokenizer.load(arguments.tokenizer)
     if tokenizer.note:
         print(f"note: {tokenizer.note}", file=sys.stderr)
     manifest = build(
-        Request(
+        BuildRequest(
             sources=[sources.parse(spec, arguments.workers) for spec in arguments.source],
             tokenizer=tokenizer,
             directory=out,
             name=name,
             options=_options(arguments),
-            leak_check=evaluation,
+            evaluation_texts=evaluation,
             scratch=arguments.scratch,
         ),
         _engine(arguments),
@@ -169,21 +175,21 @@ def run(arguments: argparse.Namespace) -> None:
     )
 
 
-def _options(arguments: argparse.Namespace) -> Options:
+def _options(arguments: argparse.Namespace) -> BuildOptions:
     near = None
     if arguments.drop_near_duplicates is not None:
-        near = NearDuplicates(
+        near = NearDuplicateOptions(
             arguments.shingle_words or _NEAR.shingle_words,
             arguments.drop_near_duplicates,
             arguments.permutations or _NEAR.permutations,
         )
     elif arguments.shingle_words or arguments.permutations:
-        raise UserError("--shingle-words and --permutations are for near-duplicates; add --drop-near-duplicates")
-    if arguments.leak_words and not arguments.leak_check:
-        raise UserError("--leak-words does nothing by itself; add --leak-check with evaluation texts")
-    return Options(
+        raise UserError("--shingle-words and --permutations apply to near-duplicates only; add --drop-near-duplicates")
+    if arguments.decontamination_words and not arguments.decontaminate:
+        raise UserError("--decontamination-words has no effect by itself; add --decontaminate with evaluation texts")
+    return BuildOptions(
         language=arguments.language,
-        cleaning=Cleaning(
+        cleaning=CleaningOptions(
             normalization=arguments.normalization,
             control_characters=not arguments.keep_control_characters,
             whitespace=not arguments.keep_whitespace,
@@ -193,7 +199,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         drop_duplicate_documents=not arguments.keep_duplicates,
         drop_duplicate_paragraphs=arguments.drop_duplicate_paragraphs,
         near_duplicates=near,
-        leak_words=arguments.leak_words or _DEFAULT.leak_words,
+        decontamination_words=arguments.decontamination_words or _DEFAULT.decontamination_words,
         validation_fraction=arguments.validation_fraction,
         max_shard_bytes=arguments.max_shard_mb << 20,
     )
@@ -208,8 +214,8 @@ def _language(text: str) -> str:
 
 def _engine(arguments: argparse.Namespace):
     if arguments.engine == "local":
-        if arguments.runner or arguments.behind_dashes:
-            raise UserError("--runner and flags behind -- belong to Apache Beam; add --engine beam")
+        if arguments.runner or arguments.runner_flags:
+            raise UserError("--runner and flags after -- belong to Apache Beam; add --engine beam")
         from data_prep.build.engines.local import LocalEngine
 
         return LocalEngine(arguments.workers)
@@ -218,4 +224,4 @@ def _engine(arguments: argparse.Namespace):
     except ImportError as error:
         raise UserError(f"--engine beam needs Apache Beam, which is missing: {install_command('beam')}") from error
 
-    return BeamEngine(arguments.runner, arguments.behind_dashes)
+    return BeamEngine(arguments.runner, arguments.runner_flags)

@@ -1,4 +1,4 @@
-"""`bert-data inspect`: what is in a corpus, in the terminal, as JSON, or as a page."""
+"""`bert-data inspect`: describes a corpus in the terminal, as JSON, or as an HTML page."""
 
 import argparse
 import json
@@ -7,20 +7,20 @@ from etils import epath
 
 from bert_jax.errors import UserError
 from data_prep.cli import arguments as flags
-from data_prep.inspection import html, plain, report, text
-from data_prep.inspection.mixture import mix
-from data_prep.inspection.statistics import collect
+from data_prep.inspection import html, json_report, report, text
+from data_prep.inspection.mixture import weight_corpora
+from data_prep.inspection.statistics import measure_corpus
 
 
 def add_parser(commands) -> None:
-    """Adds the command to those of `bert-data`; `commands` is what `add_subparsers` returned."""
+    """Adds the command to `commands`, the result of `add_subparsers`."""
     add = commands.add_parser(
         "inspect",
-        help="describe corpora: counts, lengths, what was left out, samples, weights for training on several",
+        help="describe corpora: counts, lengths, what was removed, samples, weights for training on several",
     )
     add.add_argument("directories", nargs="+", metavar="DIR", help="a corpus; several are compared and weighted")
     add.add_argument("--json", action="store_true", help="print the same as JSON")
-    add.add_argument("--html", metavar="FILE", help="also write a page with plots; FILE must not exist")
+    add.add_argument("--html", metavar="FILE", help="also write an HTML page with plots; FILE must not exist")
     add.add_argument(
         "--sampling-exponent",
         type=flags.exponent,
@@ -35,8 +35,8 @@ def _run(arguments: argparse.Namespace) -> None:
     page = epath.Path(arguments.html) if arguments.html else None
     if page is not None:
         _check_free(page)
-    corpora = [collect(directory) for directory in arguments.directories]
-    mixed = mix(corpora, arguments.sampling_exponent) if len(corpora) > 1 else None
+    corpora = [measure_corpus(directory) for directory in arguments.directories]
+    mixed = weight_corpora(corpora, arguments.sampling_exponent) if len(corpora) > 1 else None
     sections = report.sections(corpora, mixed)
     if page is not None:
         try:
@@ -44,7 +44,7 @@ def _run(arguments: argparse.Namespace) -> None:
         except OSError as error:
             raise UserError(f"--html {page}: cannot be written ({error.strerror}); choose another file") from error
     if arguments.json:
-        print(json.dumps(plain.report(corpora, mixed), indent=1, ensure_ascii=False))
+        print(json.dumps(json_report.report(corpora, mixed), indent=1, ensure_ascii=False))
     else:
         print(text.render(sections))
 

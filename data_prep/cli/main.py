@@ -1,4 +1,4 @@
-"""The command `bert-data`: train a tokenizer, build a corpus, look at one, verify one."""
+"""The command `bert-data`: train a tokenizer; build, inspect and verify corpora."""
 
 import argparse
 import re
@@ -8,30 +8,30 @@ from collections.abc import Sequence
 from bert_jax import command_line
 from bert_jax.errors import UserError, did_you_mean
 from data_prep.cli import build, inspect_corpus, tokenizer
-from data_prep.verify import verify
+from data_prep.verify import verify_corpus
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns its exit code (`command_line.run`)."""
     words = sys.argv[1:] if argv is None else list(argv)
-    again = "continues where it was" if words[:1] == ["build"] else "starts from the beginning"
-    return command_line.run(lambda: _run(words), f"stopped; the same command {again}")
+    effect = "continues the build" if words[:1] == ["build"] else "starts from the beginning"
+    return command_line.run(lambda: _run(words), f"stopped; the same command {effect}")
 
 
 def _run(words: Sequence[str]) -> None:
     end = words.index("--") if "--" in words else len(words)
     arguments = _parser().parse_args(words[:end])
-    arguments.behind_dashes = words[end + 1 :]
-    if arguments.behind_dashes and arguments.command is not build.run:
-        raise UserError(f"{' '.join(words[end:])}: only `build` passes flags after -- on; leave them out")
+    arguments.runner_flags = words[end + 1 :]
+    if arguments.runner_flags and arguments.command is not build.run:
+        raise UserError(f"{' '.join(words[end:])}: only `build` accepts flags after --; leave them out")
     arguments.command(arguments)
 
 
 class _Parser(argparse.ArgumentParser):
-    """What it refuses is one line, with the nearest flag or command."""
+    """Reports errors in one line, with the closest flag or command."""
 
     known: tuple[str, ...] = ()
-    """Words that may have been meant."""
+    """Flags and commands to suggest."""
 
     def error(self, message: str):
         wrong = re.search("(?:unrecognized arguments: |invalid choice: ')([^ ']+)", message)
@@ -47,14 +47,14 @@ class _Version(argparse.Action):
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser("bert-data", description="Prepares text for pretraining with bert-jax.", allow_abbrev=False)
-    parser.add_argument("--version", action=_Version, nargs=0, help="print versions and leave")
+    parser.add_argument("--version", action=_Version, nargs=0, help="print versions and exit")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     tokenizer.add_parser(commands)
     build.add_parser(commands)
     inspect_corpus.add_parser(commands)
     add = commands.add_parser("verify", help="read every byte of a corpus and compare it with its checksums")
     add.add_argument("directory", metavar="DIR")
-    add.set_defaults(command=lambda arguments: print(f"{arguments.directory}: {verify(arguments.directory)}"))
+    add.set_defaults(command=lambda arguments: print(f"{arguments.directory}: {verify_corpus(arguments.directory)}"))
     parser.known = (
         *commands.choices,
         *(flag for one in commands.choices.values() for flag in one._option_string_actions),

@@ -1,4 +1,4 @@
-"""The command `bert-data tokenizer`: train a vocabulary, or take over one that exists."""
+"""The command `bert-data tokenizer`: trains a vocabulary, or converts an existing one."""
 
 import argparse
 import os
@@ -13,21 +13,21 @@ from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep import sources
 from data_prep.cli import arguments as flags
 from data_prep.sources import KINDS_HELP
-from data_prep.vocabularies.kinds import MAX_CHARACTERS
 from data_prep.vocabularies.merges import SCORES
 from data_prep.vocabularies.train import KINDS, SENTENCEPIECE_SAMPLE_BYTES, Recipe, train
+from data_prep.vocabularies.wordpiece_bpe import MAX_CHARACTERS
 
 _DEFAULT_SIZE = 30522
-"""bert-base-uncased's"""
+"""Of bert-base-uncased."""
 
-_KINDS_OF = {"score": ("wordpiece",), "max_characters": ("wordpiece", "bpe")}
-"""Flags that only some kinds understand."""
+_KINDS_WITH_FLAG = {"score": ("wordpiece",), "max_characters": ("wordpiece", "bpe")}
+"""Flags that apply to some kinds only."""
 _TRAINING = ("kind", "vocab_size", "score", "max_characters", "sampling_exponent", "sample_mb")
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
     """Adds the command and its flags."""
-    add = commands.add_parser("tokenizer", help="train a tokenizer, or take over one that exists")
+    add = commands.add_parser("tokenizer", help="train a tokenizer, or convert an existing one")
     text = add.add_mutually_exclusive_group(required=True)
     text.add_argument("--source", action="append", metavar="SPEC", help=KINDS_HELP)
     text.add_argument(
@@ -54,50 +54,50 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
 
 
 def _add_training(add: argparse.ArgumentParser) -> None:
-    # No defaults here: what is given with --from, where it means nothing, must show.
+    # No defaults here, so that a flag that has no effect with --from can be detected.
     group = add.add_argument_group("training")
     group.add_argument("--kind", choices=KINDS, help="kind of tokenizer (default wordpiece)")
-    group.add_argument("--vocab-size", type=flags.positive, metavar="N", help=f"pieces (default {_DEFAULT_SIZE})")
+    group.add_argument("--vocab-size", type=flags.positive_int, metavar="N", help=f"pieces (default {_DEFAULT_SIZE})")
     group.add_argument(
         "--score",
         choices=list(SCORES),
-        help="wordpiece: join the pair that occurs most (count, the default), or most beyond what its parts explain"
-        " (likelihood)",
+        help="wordpiece: merge the most frequent pair (count, the default), or the one with the highest count relative"
+        " to the counts of its parts (likelihood)",
     )
     group.add_argument(
         "--max-characters",
-        type=flags.positive,
+        type=flags.positive_int,
         metavar="N",
-        help=f"wordpiece, bpe: different characters to keep, the most frequent (default {MAX_CHARACTERS})",
+        help=f"wordpiece, bpe: number of different characters to keep, the most frequent (default {MAX_CHARACTERS})",
     )
     group.add_argument(
         "--sampling-exponent",
         type=flags.exponent,
         metavar="X",
         help="several languages, a --source for each: shares are sizes to this power (default 1, by size; multilingual"
-        " BERT took 0.7)",
+        " BERT used 0.7)",
     )
     group.add_argument(
         "--sample-mb",
-        type=flags.positive,
+        type=flags.positive_int,
         metavar="N",
-        help="train on about so many MB of documents, chosen by a hash (default: all; sentencepiece, which holds its"
+        help="train on about N MB of documents, chosen by a hash (default: all; sentencepiece, which keeps its"
         f" text in memory: {SENTENCEPIECE_SAMPLE_BYTES // 10**6})",
     )
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Makes the tokenizer that the flags describe."""
+    """Trains or converts the tokenizer that the flags describe."""
     started = time.perf_counter()
     out = epath.Path(storage.to_path(arguments.out))
     storage.check_reachable(out)
     if out.exists():
         raise UserError(f"{out}: exists already; choose another --out or remove it first")
     if arguments.existing is not None:
-        tokenizer = _take_over(arguments)
+        tokenizer = _convert(arguments)
     else:
         if arguments.add_special_tokens:
-            raise UserError("--add-special-tokens goes with --from; a vocabulary that is trained has them all")
+            raise UserError("--add-special-tokens applies to --from only; trained vocabularies have all special tokens")
         read = [sources.parse(spec, arguments.workers) for spec in arguments.source]
         tokenizer = train(_recipe(arguments), read, arguments.workers)
     storage.make_directory(out.parent)
@@ -109,18 +109,18 @@ def run(arguments: argparse.Namespace) -> None:
     print(f"{os.fspath(out)}: {tokenizer.kind}, {tokenizer.vocab_size} pieces, {case}, in {seconds:.0f} s")
 
 
-def _take_over(arguments: argparse.Namespace) -> Tokenizer:
+def _convert(arguments: argparse.Namespace) -> Tokenizer:
     for name in _TRAINING:
         if getattr(arguments, name) is not None:
-            raise UserError(f"--{name.replace('_', '-')} goes with --source; --from takes a vocabulary as it is")
+            raise UserError(f"--{name.replace('_', '-')} applies to --source only; --from keeps the vocabulary")
     return Tokenizer.load(arguments.existing, arguments.lowercase, arguments.add_special_tokens)
 
 
 def _recipe(arguments: argparse.Namespace) -> Recipe:
     kind = arguments.kind or "wordpiece"
-    for name, kinds in _KINDS_OF.items():
+    for name, kinds in _KINDS_WITH_FLAG.items():
         if getattr(arguments, name) is not None and kind not in kinds:
-            raise UserError(f"--{name.replace('_', '-')} goes with --kind {' or '.join(kinds)}, not with {kind}")
+            raise UserError(f"--{name.replace('_', '-')} applies to --kind {' or '.join(kinds)}, not to {kind}")
     lowercase = kind in ("wordpiece", "bpe") if arguments.lowercase is None else arguments.lowercase
     return Recipe(
         kind=kind,

@@ -1,1 +1,1 @@
-"""Exact and near duplicates, and text of evaluation sets."""
+"""Exact and near duplicates, and decontamination."""

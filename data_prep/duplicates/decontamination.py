@@ -1,4 +1,4 @@
-"""Evaluation texts, of which no document of a corpus may hold a part."""
+"""Decontamination: an index of evaluation texts, to remove documents that overlap with them."""
 
 import collections
 import contextlib
@@ -8,25 +8,28 @@ from collections.abc import Iterator, Sequence
 
 from bert_jax.errors import UserError
 from data_prep.clean import clean
-from data_prep.duplicates.ngram_index import LeakIndex
-from data_prep.options import Options
+from data_prep.duplicates.ngram_index import NgramIndex
+from data_prep.options import BuildOptions
 from data_prep.sources.base import Document, Skipped, Source
 
 
 @contextlib.contextmanager
-def named_flag() -> Iterator[None]:
-    """Errors of sources name the flag that their SPEC was given with: --leak-check."""
+def name_flag_in_errors() -> Iterator[None]:
+    """Errors of sources name the flag of their SPEC: --decontaminate."""
     try:
         yield
     except UserError as error:
-        raise UserError(str(error).replace("--source", "--leak-check", 1)) from error
+        raise UserError(str(error).replace("--source", "--decontaminate", 1)) from error
 
 
-def leak_check(sources: Sequence[Source], options: Options) -> tuple[LeakIndex | None, dict | None]:
-    """Reads evaluation texts, cleaned as documents are; the index, and what corpus.json says of it.
+def build_evaluation_index(sources: Sequence[Source], options: BuildOptions) -> tuple[NgramIndex | None, dict | None]:
+    """Indexes evaluation texts, cleaned in the same way as documents.
+
+    Returns:
+      the index, and its description for corpus.json; None, None without sources.
 
     Raises:
-      UserError: nothing came out of a source, or no text is long enough.
+      UserError: a source gives no text, or no text is long enough.
     """
     if not sources:
         return None, None
@@ -40,17 +43,17 @@ def leak_check(sources: Sequence[Source], options: Options) -> tuple[LeakIndex |
                 digest.update(cleaned.encode() + b"\0")
                 yield cleaned
 
-    with named_flag():
-        index = LeakIndex.build(texts(), options.leak_words)
+    with name_flag_in_errors():
+        index = NgramIndex.build(texts(), options.decontamination_words)
     if not index.num_ngrams:
         raise UserError(
-            f"--leak-check: none of the {index.num_texts} evaluation texts has {index.ngram_words} words;"
-            " give longer texts, or fewer --leak-words"
+            f"--decontaminate: none of the {index.num_texts} evaluation texts has {index.ngram_words} words;"
+            " give longer texts, or fewer --decontamination-words"
         )
     if index.too_short:
         print(
             f"note: {index.too_short} of {index.num_texts} evaluation texts have fewer than {index.ngram_words} words"
-            " and are not looked for; --leak-words would change that",
+            " and are ignored; lower --decontamination-words to include them",
             file=sys.stderr,
         )
     return index, {
@@ -64,7 +67,7 @@ def leak_check(sources: Sequence[Source], options: Options) -> tuple[LeakIndex |
 
 
 def _texts(source: Source, skipped: collections.Counter[str]) -> Iterator[str]:
-    documents, of_source, first = 0, collections.Counter(), None
+    documents, source_skipped, first = 0, collections.Counter(), None
     for part in source.inputs():
         for block in source.blocks(part, []):
             for item in source.documents(block):
@@ -72,7 +75,7 @@ def _texts(source: Source, skipped: collections.Counter[str]) -> Iterator[str]:
                     documents += 1
                     yield item.text
                 elif isinstance(item, Skipped):
-                    of_source[item.reason] += 1
+                    source_skipped[item.reason] += 1
                     first = first or item
-    source.check(documents, of_source, first)
-    skipped.update(of_source)
+    source.check_not_empty(documents, source_skipped, first)
+    skipped.update(source_skipped)

@@ -1,8 +1,8 @@
-"""MinHash signatures: how much two documents share, from a few numbers of each.
+"""MinHash signatures: estimate the similarity of two documents from a few numbers of each.
 
-Broder (1997): of all the shingles (runs of words) of two documents, the one with the smallest hash belongs to both
-with probability J, their Jaccard similarity; so J is estimated by the share of hash functions whose smallest
-values agree, with standard deviation sqrt(J (1 - J) / permutations): 0.043 at J = 0.63 with 128.
+Broder (1997): of all shingles (word n-grams) of two documents, the one with the smallest hash belongs to both with
+probability J, their Jaccard similarity; so J is estimated by the share of hash functions whose smallest values
+agree, with standard deviation sqrt(J (1 - J) / permutations): 0.043 at J = 0.63 with 128.
 """
 
 import functools
@@ -10,12 +10,12 @@ import functools
 import numba
 import numpy as np
 
-from data_prep.duplicates.word_hashes import mix, ngram_hashes
+from data_prep.duplicates.word_hashes import hash64, ngram_hashes
 
 DEFAULT_SHINGLE_WORDS = 3
-"""A copy with 5 % of its words changed keeps q = 0.95^3 of its shingles: J = q / (2 - q) = 0.75, far from
-passages that share 30 % of their text, 0.18. With 5 words it is 0.63 and short copies fall below 0.5 by chance; with 1
-word different texts on one subject come near it (table in docs/LOG.md, by bench_duplicates.py)."""
+"""A copy with 5 % of its words changed keeps q = 0.95^3 of its shingles: J = q / (2 - q) = 0.75, far above passages
+that share 30 % of their text (0.18). With 5 words J is 0.63, and short copies fall below 0.5 by chance; with 1 word,
+different texts on one subject reach similar values (table in docs/LOG.md, by bench_duplicates.py)."""
 DEFAULT_PERMUTATIONS = 128
 EMPTY = np.uint32(0xFFFFFFFF)
 """All values of the signature of a document without words"""
@@ -27,11 +27,11 @@ def signature(
     """The MinHash signature of a document, uint32 [permutations].
 
     The hash functions are h(x) = (a x + b mod 2^64) >> 32 on 32-bit x with fixed random 64-bit a and b: strongly
-    universal (Dietzfelbinger 1996), so any two shingles meet as they would under random functions. What pairwise
-    independence alone does not promise, that the smallest of many is unbiased, comes from x being itself well mixed.
+    universal (Dietzfelbinger 1996), so any two shingles collide as under random functions. Pairwise independence alone
+    does not guarantee that the smallest of many is unbiased; that follows because x itself is a well mixed hash.
 
-    The signature of a document in parts is the elementwise minimum of theirs (`np.minimum`), but for the
-    shingles that a cut divides; the part without words, all `EMPTY`, changes nothing.
+    The signature of a document in parts is the elementwise minimum of their signatures (`np.minimum`), except for
+    shingles across a boundary of parts. A part without words, all `EMPTY`, changes nothing.
 
     Args:
       words: `word_hashes` of the document, uint64 [num_words].
@@ -45,14 +45,14 @@ def signature(
 @functools.cache
 def _functions(count: int) -> tuple[np.ndarray, np.ndarray]:
     """a and b of each hash function, uint64 [count]; the first ones do not depend on `count`."""
-    draws = np.array([mix(np.uint64((i + 1) * 0x9E3779B97F4A7C15 % 2**64)) for i in range(2 * count)], np.uint64)
+    draws = np.array([hash64(np.uint64((i + 1) * 0x9E3779B97F4A7C15 % 2**64)) for i in range(2 * count)], np.uint64)
     return draws[::2].copy(), draws[1::2].copy()
 
 
 @numba.njit(cache=True, nogil=True)
 def _minima(shingles: np.ndarray, factors: np.ndarray, terms: np.ndarray) -> np.ndarray:
     smallest = np.full(len(factors), np.uint64(0xFFFFFFFFFFFFFFFF))
-    # This order of the loops is the one that compiles to vector instructions.
+    # This loop order compiles to vector instructions.
     for shingle in shingles:
         for i in range(len(factors)):
             smallest[i] = min(smallest[i], factors[i] * np.uint64(shingle) + terms[i])

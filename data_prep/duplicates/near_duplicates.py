@@ -1,14 +1,14 @@
-"""Which documents and paragraphs were there before: the same (up to whitespace), or nearly the same.
+"""Finds documents and paragraphs that repeat an earlier one, exactly (except for whitespace) or nearly.
 
-Exact: by the keys of texts (`keys`).
+Exact: by the keys of texts (`text_keys`).
 
-Near: a signature (`minhash.signature`) is cut into bands of a few values; documents that agree on a whole band are
+Near: a signature (`minhash.signature`) is split into bands of a few values; documents that agree on a whole band are
 compared (Indyk and Motwani 1998; Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, chapter 3).
 
-Both read their input in blocks and keep hash tables of a given size, whatever the number of documents. datasketch
-is the known library for the second (comparison in docs/LOG.md): hashing shingles one by one in Python it takes 15
-times as long over signatures, and its index of Python sets needs 8 kB a document in memory; here it is 1 kB for
-those in the index and one byte for the others.
+Both read their input in blocks and use hash tables of a given size, for any number of documents. The best known library
+for near-duplicates is datasketch (comparison in docs/LOG.md): it hashes shingles one by one in Python, which takes 15
+times as long, and its index of Python sets needs 8 kB per document. This module needs 1 kB for documents in the index
+and one byte for the others.
 """
 
 import math
@@ -18,31 +18,31 @@ import numba
 import numpy as np
 
 from data_prep.duplicates.minhash import EMPTY
-from data_prep.duplicates.text_keys import mix_key
-from data_prep.duplicates.word_hashes import mix
+from data_prep.duplicates.text_keys import hash_text_key
+from data_prep.duplicates.word_hashes import hash64
 
 DEFAULT_MEMORY_BYTES = 256 << 20
 DEFAULT_THRESHOLD = 0.5
 BAND_RECALL = 0.99
-"""Chance that a pair whose similarity is just the threshold is compared"""
+"""Probability that a pair with exactly the threshold similarity is compared"""
 BUCKET = 32
-"""Kept documents that are remembered for one value of a band"""
+"""Kept documents that are stored for one value of a band"""
 
 _BLOCK_BYTES = 8 << 20
 _ROOM = 1.5
-"""Slots of a hash table for each entry"""
+"""Slots of a hash table per entry"""
 
 
-def repeats(keys: np.ndarray, active: np.ndarray, memory_bytes: int = DEFAULT_MEMORY_BYTES) -> np.ndarray:
-    """Which rows repeat an earlier one, bool [n]; exact, and the same for any `memory_bytes`.
+def find_duplicates(keys: np.ndarray, active: np.ndarray, memory_bytes: int = DEFAULT_MEMORY_BYTES) -> np.ndarray:
+    """Which rows repeat an earlier one, bool [n]; exact, with the same result for any `memory_bytes`.
 
-    The distinct keys of one range of mixed keys at a time are in a hash table of `memory_bytes`; a range that
-    does not fit is halved. 256 MB hold 11 million distinct keys; the keys are read once per range.
+    A hash table of `memory_bytes` contains the distinct keys of one range of hashed keys at a time; a range that does
+    not fit is halved. 256 MB are enough for 11 million distinct keys; the keys are read once per range.
 
     Args:
       keys: of texts, uint64 [n, 2]; an array, or a memmap opened for reading.
-      active: rows that take part, bool [n]; the others neither repeat nor are repeated.
-      memory_bytes: beside the arguments and the result.
+      active: rows to consider, bool [n]; the others are ignored.
+      memory_bytes: in addition to the arguments and the result.
     """
     repeated = np.zeros(len(keys), bool)
     block_rows, room = _divide(memory_bytes, 16)
@@ -68,14 +68,14 @@ def repeats(keys: np.ndarray, active: np.ndarray, memory_bytes: int = DEFAULT_ME
 def _divide(memory_bytes: int, row_bytes: int) -> tuple[int, int]:
     """Returns (rows to read at a time, bytes left for the tables).
 
-    Three blocks are in memory at a time: the mapped pages, their copy, and the copy before.
+    Three blocks are in memory at a time: the mapped pages, their copy, and the previous copy.
     """
     rows = max(min(_BLOCK_BYTES, memory_bytes // 8) // row_bytes, 1)
     return rows, memory_bytes - 3 * rows * row_bytes
 
 
 def _blocks(array: np.ndarray, rows: int):
-    """Yields (first row, copy of the rows); what was read of a memmap does not stay in resident memory."""
+    """Yields (first row, copy of the rows); drops the pages of a memmap from memory after they were read."""
     base = array
     while isinstance(base, np.ndarray):
         base = base.base
@@ -90,16 +90,16 @@ def _blocks(array: np.ndarray, rows: int):
 
 @numba.njit(cache=True, nogil=True)
 def _mark_repeats(keys, active, repeated, table, entries, low, high):
-    """Goes over one block; returns how many keys the table then has, or -1 where one more would fill it up."""
+    """Processes one block; returns the number of keys in the table, or -1 if it would become too full."""
     size = np.uint64(len(table))
     for i in range(len(keys)):
         if not active[i]:
             continue
-        # (0, 0) marks a free slot; residues are below 2^61, so that no text has the key it is exchanged for.
+        # (0, 0) marks a free slot; residues are below 2^61, so no text has the key that replaces it.
         first, second = keys[i, 0], keys[i, 1]
         if first == 0 and second == 0:
             first = ~first
-        mixed = mix_key(first, second)
+        mixed = hash_text_key(first, second)
         if mixed < low or mixed > high:
             continue
         slot = _slot(mixed, size)
@@ -124,11 +124,11 @@ def _slot(mixed, size):
 
 
 def bands_and_rows(threshold: float, permutations: int) -> tuple[int, int]:
-    """How a signature is cut: (bands, values in each).
+    """How a signature is split: (bands, values per band).
 
     A pair of similarity s agrees on a band of r values with probability s^r, and on at least one of b bands with
     1 - (1 - s^r)^b. r is the largest for which this is `BAND_RECALL` at the threshold: larger r means
-    fewer comparisons in vain. At 0.5 with 128 values: 42 bands of 3, 0.996; at 0.8: 21 of 6, 0.998.
+    fewer unnecessary comparisons. At 0.5 with 128 values: 42 bands of 3, 0.996; at 0.8: 21 of 6, 0.998.
 
     Args:
       threshold: in (0, 1].
@@ -141,37 +141,37 @@ def bands_and_rows(threshold: float, permutations: int) -> tuple[int, int]:
     return permutations, 1
 
 
-def near_duplicates(
+def find_near_duplicates(
     signatures: np.ndarray,
     active: np.ndarray,
     threshold: float = DEFAULT_THRESHOLD,
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
 ) -> np.ndarray:
-    """Which documents are like an earlier document that is kept, bool [n].
+    """Which documents are similar to an earlier document that is kept, bool [n].
 
-    In order, each document is compared with the kept documents that agree with it on a band, and left out as
-    soon as the estimate of Jaccard similarity (share of equal values) reaches the threshold. Those left out are
-    never compared with again, so that a thousand copies cost a thousand comparisons; and what is like a removed
-    document only stays. A document without words is like nothing.
+    In order, each document is compared with the kept documents that agree with it on a band, and removed as soon as
+    the estimated Jaccard similarity (share of equal values) reaches the threshold. Removed documents are not compared
+    again: a thousand copies need a thousand comparisons, and a document that is similar to removed ones only is kept.
+    A document without words is similar to none.
 
-    The index holds as many kept documents as `memory_bytes` has room for (1 kB each with 128 permutations and
-    threshold 0.5: 240,000 in 256 MB). When it is full the other documents are read against it, and those that
-    remain begin the next index: n documents are read n / 480,000 times on average.
+    The index contains as many kept documents as fit into `memory_bytes` (1 kB each with 128 permutations and threshold
+    0.5: 240,000 in 256 MB). When it is full, the other documents are compared with it, and the remaining ones start the
+    next index: n documents are read n / 480,000 times on average.
 
-    Bound: one value of one band leads to at most `BUCKET` kept documents, the first of an index; with boilerplate
-    that thousands of documents share, a document is compared with at most BUCKET x bands others. What it costs: a
-    pair is missed if all the bands it agrees on are such crowded ones (a pair of similarity 0.75 agrees on 18 of
-    42 on average). Only there can the result depend on `memory_bytes`.
+    Bound: one value of one band refers to at most `BUCKET` kept documents, the first of an index; with boilerplate that
+    thousands of documents share, a document is compared with at most BUCKET x bands others. The disadvantage: a pair is
+    missed if all bands on which it agrees are full (a pair of similarity 0.75 agrees on 18 of 42 on average). Only then
+    can the result depend on `memory_bytes`.
 
     Args:
       signatures: uint32 [n, permutations]; an array, or a memmap opened for reading.
-      active: documents that take part, bool [n].
+      active: documents to consider, bool [n].
       threshold: Jaccard similarity of shingles, in (0, 1].
       memory_bytes: beside the arguments and the result.
     """
     count, permutations = signatures.shape
     bands, rows = bands_and_rows(threshold, permutations)
-    enough = math.ceil(threshold * permutations - 1e-9)
+    min_agreements = math.ceil(threshold * permutations - 1e-9)
     block_rows, room = _divide(memory_bytes, 4 * permutations)
     capacity = min(max(int(room // (4 * permutations + 8 * bands * _ROOM)), 1), count)
     removed = np.zeros(count, bool)
@@ -180,21 +180,23 @@ def near_duplicates(
     begin = 0
     while begin < count:
         slots[:] = 0
-        entries, following = 0, count
+        entries, next_begin = 0, count
         for start, block in _blocks(signatures[begin:], block_rows):
-            here = slice(begin + start, begin + start + len(block))
-            entries, first = _mark_similar(block, active[here], removed[here], slots, kept, entries, rows, enough)
+            in_block = slice(begin + start, begin + start + len(block))
+            entries, first = _mark_similar(
+                block, active[in_block], removed[in_block], slots, kept, entries, rows, min_agreements
+            )
             if first >= 0:
-                following = min(following, begin + start + first)
-        begin = following
+                next_begin = min(next_begin, begin + start + first)
+        begin = next_begin
     return removed
 
 
 @numba.njit(cache=True, nogil=True)
-def _mark_similar(signatures, active, removed, slots, kept, entries, rows, enough):
-    """Goes over one block; returns (documents in the index, first kept document that found no room or -1).
+def _mark_similar(signatures, active, removed, slots, kept, entries, rows, min_agreements):
+    """Processes one block; returns (documents in the index, first kept document without room in it or -1).
 
-    A slot holds the upper half of a band's hash and one more than the place in `kept`, or 0.
+    A slot contains the upper half of a band's hash and the index in `kept` plus 1, or 0.
     """
     first = -1
     hashes = np.empty(len(slots), np.uint64)
@@ -204,7 +206,7 @@ def _mark_similar(signatures, active, removed, slots, kept, entries, rows, enoug
             continue
         for band in range(len(slots)):
             hashes[band] = _band_hash(values, band, rows)
-        if _is_similar(values, hashes, slots, kept, enough):
+        if _is_similar(values, hashes, slots, kept, min_agreements):
             removed[i] = True
         elif entries < len(kept):
             kept[entries] = values
@@ -217,7 +219,7 @@ def _mark_similar(signatures, active, removed, slots, kept, entries, rows, enoug
 
 
 @numba.njit(cache=True, nogil=True)
-def _is_similar(values, hashes, slots, kept, enough):
+def _is_similar(values, hashes, slots, kept, min_agreements):
     for band in range(len(slots)):
         size = slots.shape[1]
         slot = _slot(hashes[band], size)
@@ -225,7 +227,7 @@ def _is_similar(values, hashes, slots, kept, enough):
             entry = slots[band, slot]
             if entry >> np.uint64(32) == hashes[band] >> np.uint64(32):
                 other = kept[np.int64(entry & np.uint64(0xFFFFFFFF)) - 1]
-                if _agreements(values, other) >= enough:
+                if _agreements(values, other) >= min_agreements:
                     return True
             slot = slot + 1 if slot + 1 < size else 0
     return False
@@ -247,7 +249,7 @@ def _insert(slots, hashed, entry):
 def _band_hash(values, band, rows):
     state = np.uint64(0)
     for i in range(band * rows, (band + 1) * rows):
-        state = mix(state + np.uint64(values[i]) + np.uint64(0x9E3779B97F4A7C15))
+        state = hash64(state + np.uint64(values[i]) + np.uint64(0x9E3779B97F4A7C15))
     return state
 
 

@@ -1,4 +1,4 @@
-"""Which documents hold text of evaluation sets: runs of words that occur in both (Brown et al. 2020, appendix C)."""
+"""Finds documents that contain word n-grams of evaluation texts (Brown et al. 2020, appendix C)."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -9,18 +9,18 @@ import numpy as np
 from data_prep.duplicates.word_hashes import ngram_hashes, word_hashes
 
 DEFAULT_NGRAM_WORDS = 13
-"""As in Brown et al. 2020: long enough that it is seldom a common phrase"""
+"""As in Brown et al. 2020: long enough that it is rarely a common phrase"""
 
 
 @dataclasses.dataclass(frozen=True)
-class LeakIndex:
-    """The runs of `ngram_words` words of a set of texts; picklable, 16 bytes for each different run.
+class NgramIndex:
+    """The n-grams of `ngram_words` words of a set of texts; picklable, 16 bytes per distinct n-gram.
 
     Attributes:
-      ngram_words: words in a run.
-      num_texts: texts it was built from.
-      num_ngrams: different runs in them.
-      too_short: texts with fewer words; they have no run and are not looked for.
+      ngram_words: words per n-gram.
+      num_texts: number of indexed texts.
+      num_ngrams: distinct n-grams.
+      too_short: texts with fewer words, which have no n-gram.
       slots: hash table, uint64 [2 * num_ngrams + 1]; 0 is free.
     """
 
@@ -31,25 +31,25 @@ class LeakIndex:
     slots: np.ndarray
 
     @classmethod
-    def build(cls, texts: Iterable[str], words: int = DEFAULT_NGRAM_WORDS) -> "LeakIndex":
-        """Indexes texts; the order in which they come does not matter.
+    def build(cls, texts: Iterable[str], words: int = DEFAULT_NGRAM_WORDS) -> "NgramIndex":
+        """Indexes texts; their order has no effect.
 
         Args:
-          texts: of the evaluation sets; what comes as one text may match across its sentences.
-          words: in a run, positive.
+          texts: of the evaluation sets; n-grams may extend over the sentences of one text.
+          words: per n-gram, positive.
         """
-        found, too_short = [np.empty(0, np.uint64)], 0
+        text_ngrams, too_short = [np.empty(0, np.uint64)], 0
         for text in texts:
             ngrams = ngram_hashes(word_hashes(text), words)
             too_short += not len(ngrams)
-            found.append(ngrams)
-        ngrams = np.unique(np.concatenate(found))
-        return cls(words, len(found) - 1, len(ngrams), too_short, _table(ngrams))
+            text_ngrams.append(ngrams)
+        ngrams = np.unique(np.concatenate(text_ngrams))
+        return cls(words, len(text_ngrams) - 1, len(ngrams), too_short, _table(ngrams))
 
     def hits(self, words: np.ndarray) -> int:
-        """At how many places of a document a run of words begins that the texts have too.
+        """The number of n-grams of a document that occur in the texts.
 
-        Of a document in parts it is the sum over the parts, but for the runs that a cut divides.
+        For a document in parts, it is the sum over the parts, except for n-grams across a boundary of parts.
 
         Args:
           words: `word_hashes` of the document, uint64 [num_words].
@@ -75,7 +75,7 @@ def _hits(ngrams: np.ndarray, slots: np.ndarray) -> int:
 
 @numba.njit(cache=True, nogil=True)
 def _find(ngram, slots):
-    """The slot that holds the n-gram, or the free one where it would go."""
+    """The slot of the n-gram, or the free slot for it."""
     size = np.uint64(len(slots))
     slot = ((ngram >> np.uint64(32)) * size) >> np.uint64(32)
     while slots[slot] != 0 and slots[slot] != _stored(ngram):

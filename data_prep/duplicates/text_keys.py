@@ -1,48 +1,48 @@
-"""Keys of texts: equal where texts are equal but for white space, and made of the keys of parts.
+"""Keys of texts: equal if the texts are equal except for white space; can be combined from the keys of parts.
 
-A key is two polynomials over the bytes that are not white space, modulo 2^61 - 1. So the key of a long
-document comes out of the keys of its parts, wherever it was cut. Two given texts of n bytes share a key
-with probability below (n / 2^61)^2.
+A key is two polynomials over the bytes that are not white space, modulo 2^61 - 1. So the key of a long document can be
+computed from the keys of its parts, for any split. Two given texts of n bytes have the same key with probability below
+(n / 2^61)^2.
 """
 
 import numba
 import numpy as np
 from llvmlite import ir
 
-from data_prep.duplicates.word_hashes import mix
+from data_prep.duplicates.word_hashes import hash64
 
 _PRIME = np.uint64((1 << 61) - 1)
-# Two points at which the polynomials are taken: drawn once, in [2^60, 2^61 - 1).
+# The two points at which the polynomials are evaluated: drawn once, in [2^60, 2^61 - 1).
 _BASES = np.array([0x1B4E81B4E81B4E85, 0x16A09E667F3BCC91], np.uint64)
 _WHITESPACE = np.array([chr(byte) in "\t\n\v\f\r " for byte in range(256)])
 
 
 def text_key(data: bytes) -> np.ndarray:
-    """The key of a text or of a part of one, uint64 [4]: the key proper [2], and what `combine` needs [2].
+    """The key of a text or of a part of one, uint64 [4]: the key [2], and values for `combine_keys` [2].
 
     Args:
-      data: UTF-8 of a cleaned text; ASCII whitespace does not count. The empty text's key is (0, 0).
+      data: UTF-8 of a cleaned text; ASCII whitespace is ignored. The key of the empty text is (0, 0).
     """
     return _key(np.frombuffer(data, np.uint8), _BASES, _WHITESPACE)
 
 
-def combine(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """`text_key` of a text from those of its two parts, wherever it was cut, uint64 [4]."""
+def combine_keys(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """`text_key` of a text from the keys of its two parts, uint64 [4]."""
     return _combine(left, right)
 
 
 def paragraph_keys(data: bytes, ends: np.ndarray) -> np.ndarray:
-    """Keys of consecutive stretches of a text, uint64 [n, 2]: `text_key(stretch)[:2]` of each.
+    """Keys of consecutive paragraphs of a text, uint64 [n, 2]: `text_key(paragraph)[:2]` of each.
 
     Args:
       data: UTF-8 of a cleaned text.
-      ends: one past the last byte of each stretch, ascending, int64 [n]; each begins where the one before ends.
+      ends: one past the last byte of each paragraph, ascending, int64 [n]; each begins at the end of the previous one.
     """
-    return _stretch_keys(np.frombuffer(data, np.uint8), np.asarray(ends, np.int64), _BASES, _WHITESPACE)
+    return _paragraph_keys(np.frombuffer(data, np.uint8), np.asarray(ends, np.int64), _BASES, _WHITESPACE)
 
 
-def place(keys: np.ndarray) -> np.ndarray:
-    """Where texts stand in [0, 1): uniform, and a function of the key alone.
+def unit_interval_hash(keys: np.ndarray) -> np.ndarray:
+    """Hashes keys to uniform numbers in [0, 1).
 
     Args:
       keys: uint64 [n, 2].
@@ -55,7 +55,7 @@ def place(keys: np.ndarray) -> np.ndarray:
 
 @numba.extending.intrinsic
 def _high_product(context, a, b):
-    """Upper 64 bits of a 64 x 64 bit product; numba has no type of 128 bits."""
+    """Upper 64 bits of a 64 x 64 bit product; numba has no 128-bit type."""
 
     def generate(context, builder, signature, arguments):
         wide = ir.IntType(128)
@@ -68,7 +68,7 @@ def _high_product(context, a, b):
 
 @numba.njit(cache=True, nogil=True)
 def _multiply(a, b):
-    """Product modulo the prime of two residues: 2^61 = 1, so that the bits above are added to those below."""
+    """Product of two residues modulo the prime: 2^61 = 1, so the upper bits are added to the lower ones."""
     high, low = _high_product(a, b), a * b
     return _reduce((low & _PRIME) + ((low >> np.uint64(61)) | (high << np.uint64(3))))
 
@@ -80,12 +80,12 @@ def _reduce(value):
 
 @numba.njit(cache=True, nogil=True)
 def _key(data, bases, whitespace):
-    # Taking four digits at a time saves multiplications but no time: telling white space apart is what costs.
+    # Processing four digits at a time saves multiplications but no time: most time is spent on detecting white space.
     first, second = np.uint64(0), np.uint64(0)
     count = 0
     for byte in data:
         if not whitespace[byte]:
-            # One more than the byte: a leading zero byte would not show in a polynomial.
+            # The byte plus 1, because a leading zero would not change the polynomial.
             digit = np.uint64(byte) + np.uint64(1)
             first = _reduce(_multiply(first, bases[0]) + digit)
             second = _reduce(_multiply(second, bases[1]) + digit)
@@ -114,7 +114,7 @@ def _combine(left, right):
 
 
 @numba.njit(cache=True, nogil=True)
-def _stretch_keys(data, ends, bases, whitespace):
+def _paragraph_keys(data, ends, bases, whitespace):
     keys = np.empty((len(ends), 2), np.uint64)
     start = 0
     for i in range(len(ends)):
@@ -127,11 +127,11 @@ def _stretch_keys(data, ends, bases, whitespace):
 def _places(keys):
     places = np.empty(len(keys), np.float64)
     for i in range(len(keys)):
-        places[i] = np.float64(mix_key(keys[i, 0], keys[i, 1]) >> np.uint64(11)) / 2.0**53
+        places[i] = np.float64(hash_text_key(keys[i, 0], keys[i, 1]) >> np.uint64(11)) / 2.0**53
     return places
 
 
 @numba.njit(cache=True, nogil=True)
-def mix_key(first, second):
+def hash_text_key(first, second):
     """64 well mixed bits of a key."""
-    return mix(first ^ mix(second))
+    return hash64(first ^ hash64(second))

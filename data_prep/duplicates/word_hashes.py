@@ -1,8 +1,8 @@
-"""Words as 64-bit numbers, and runs of words as 64-bit numbers: what near-duplicates and leaks are found by.
+"""Hashes of words and of word n-grams, 64 bits each, for near-duplicates and decontamination.
 
-Two texts that differ only in case, punctuation, symbols, spacing and invisible characters have the same
-words. A script that puts no spaces between words (Thai, Khmer) has a "word" for each phrase; CJK characters are
-words of their own, as in BERT's tokenizer. Hashes are fixed for ever: no seed, no `hash()`.
+Texts that differ only in case, punctuation, symbols, spacing and invisible characters have the same words. In a script
+without spaces between words (Thai, Khmer), every phrase is one "word"; every CJK character is a word, as in BERT's
+tokenizer. The hashes never change: they use neither a seed nor `hash()`.
 """
 
 import functools
@@ -21,10 +21,10 @@ _CJK = (
     (0x2F800, 0x2FA20),
 )
 _TABLE_SIZE = 0x30000
-"""Above these planes no character has a case or divides words."""
-_DIVIDES, _INVISIBLE, _WORD_OF_ITS_OWN = 0, 1, 1 << 31
+"""No character above these planes has a case or separates words."""
+_SEPARATOR, _INVISIBLE, _SINGLE_WORD = 0, 1, 1 << 31
 
-# Odd multipliers without visible pattern: of the golden ratio and of Steele and Vigna (2021), table 6.
+# Odd multipliers without visible pattern: from the golden ratio, and from Steele and Vigna (2021), table 6.
 _LETTER_MULTIPLIER = np.uint64(0xD1342543DE82EF95)
 _WORD_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
@@ -36,7 +36,7 @@ def word_hashes(text: str) -> np.ndarray:
     Different words share a hash with probability 2^-64.
 
     Args:
-      text: any text; normalise it first (`clean`), or é and e + accent are two things.
+      text: any text; normalise it first (`clean`), otherwise é and e + accent differ.
     """
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
     hashes = np.empty(len(codes), np.uint64)
@@ -44,17 +44,17 @@ def word_hashes(text: str) -> np.ndarray:
 
 
 def ngram_hashes(words: np.ndarray, size: int) -> np.ndarray:
-    """Hashes of all runs of `size` words, uint64 [max(num_words - size + 1, 0)]; order within a run counts.
+    """Hashes of all n-grams of `size` words, uint64 [max(num_words - size + 1, 0)]; they depend on the order of words.
 
     Args:
       words: hashes, uint64 [num_words].
-      size: words in a run, positive.
+      size: words per n-gram, positive.
     """
     return _hash_ngrams(words, size)
 
 
 @numba.njit(cache=True, nogil=True)
-def mix(z: np.uint64) -> np.uint64:
+def hash64(z: np.uint64) -> np.uint64:
     """A bijection whose every output bit depends on every input bit: SplitMix64's finaliser (Steele et al. 2014)."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -63,26 +63,26 @@ def mix(z: np.uint64) -> np.uint64:
 
 @functools.cache
 def _table() -> np.ndarray:
-    """For each character what it is folded to, or one of the marks above, uint32 [_TABLE_SIZE]."""
+    """For each character its case-folded character or one of the classes above, uint32 [_TABLE_SIZE]."""
     table = np.empty(_TABLE_SIZE, np.uint32)
     for code in range(_TABLE_SIZE):
         character = chr(code)
         category = unicodedata.category(character)
         if category[0] in "PSZ" or category in ("Cc", "Cs"):
-            table[code] = _DIVIDES
+            table[code] = _SEPARATOR
         elif category == "Cf":
             table[code] = _INVISIBLE
         else:
-            folded = character.casefold()  # unlike lower() it has one form for both small sigmas
+            folded = character.casefold()  # unlike lower(), it maps both small sigmas to one
             table[code] = ord(folded if len(folded) == 1 else character.lower()[0])
     for start, stop in _CJK:
-        table[start:stop] = np.arange(start, stop, dtype=np.uint32) | np.uint32(_WORD_OF_ITS_OWN)
+        table[start:stop] = np.arange(start, stop, dtype=np.uint32) | np.uint32(_SINGLE_WORD)
     return table
 
 
 @numba.njit(cache=True, nogil=True)
 def _hash_words(codes: np.ndarray, table: np.ndarray, hashes: np.ndarray) -> int:
-    """Writes the hash of each word; returns how many there are."""
+    """Writes the hash of each word; returns the number of words."""
     count = 0
     state = np.uint64(0)
     inside = False
@@ -90,29 +90,29 @@ def _hash_words(codes: np.ndarray, table: np.ndarray, hashes: np.ndarray) -> int
         folded = table[code] if code < _TABLE_SIZE else code
         if folded == _INVISIBLE:
             continue
-        single = folded >= _WORD_OF_ITS_OWN
-        if folded != _DIVIDES and not single:
-            # No letter is zero, so that a longer word is another polynomial than a shorter one.
+        single = folded >= _SINGLE_WORD
+        if folded != _SEPARATOR and not single:
+            # No letter is zero, so words of different lengths have different polynomials.
             state = (state + np.uint64(folded)) * _LETTER_MULTIPLIER
             inside = True
             continue
         if inside:
-            hashes[count] = mix(state)
+            hashes[count] = hash64(state)
             count += 1
             state = np.uint64(0)
             inside = False
         if single:
-            hashes[count] = mix(np.uint64(folded) * _LETTER_MULTIPLIER)
+            hashes[count] = hash64(np.uint64(folded) * _LETTER_MULTIPLIER)
             count += 1
     if inside:
-        hashes[count] = mix(state)
+        hashes[count] = hash64(state)
         count += 1
     return count
 
 
 @numba.njit(cache=True, nogil=True)
 def _hash_ngrams(words: np.ndarray, size: int) -> np.ndarray:
-    """A polynomial modulo 2^64 rolls over the words (their hashes are mixed already), then each value is mixed."""
+    """Rolling polynomial modulo 2^64 over the word hashes; each value is then passed to `hash64`."""
     hashes = np.empty(max(len(words) - size + 1, 0), np.uint64)
     leaving = np.uint64(1)
     for _ in range(size):
@@ -123,5 +123,5 @@ def _hash_ngrams(words: np.ndarray, size: int) -> np.ndarray:
         if i >= size:
             state -= leaving * words[i - size]
         if i >= size - 1:
-            hashes[i - size + 1] = mix(state)
+            hashes[i - size + 1] = hash64(state)
     return hashes

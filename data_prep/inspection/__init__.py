@@ -1,4 +1,4 @@
-"""Describes a corpus for a person: `statistics` measures, `report` says what is shown, `text` and `html` show it."""
+"""Describes a corpus: `statistics` measures, `report` selects; `text`, `html` and `json_report` render."""
 
 import os
 from collections.abc import Mapping
@@ -8,10 +8,10 @@ from data_prep.inspection import report, statistics, text
 
 
 def counts(manifest: Mapping) -> str:
-    """Counts, and what was left out, as text; `manifest` is the content of corpus.json."""
+    """Counts and removed text, as text; `manifest` is the content of corpus.json."""
     return text.render(report.counts(manifest))
 
 
 def short_documents(directory: os.PathLike | str) -> str | None:
-    """A warning where the documents of a corpus are shorter, on average, than a row of 128; otherwise None."""
-    return report.short_documents(statistics.measure(Corpus.open(directory)))
+    """A warning if the documents of a corpus are shorter, on average, than a row of 128; otherwise None."""
+    return report.short_documents(statistics.measure_split(Corpus.open(directory)))

@@ -1,4 +1,4 @@
-"""Sections as one page that needs nothing else: style and plots are inside it, and there is no script."""
+"""Renders sections as one self-contained HTML page: style and plots are inline, and there is no script."""
 
 import functools
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ figure li::marker { color: #8b97a6; font-size: .8rem; }
 
 
 def render(sections: Sequence[Section]) -> str:
-    """The page, in UTF-8 once it is encoded."""
+    """The page, to be encoded as UTF-8."""
     title = ", ".join(section.title for section in sections if section.level == 1)
     body = "\n".join(_section(section) for section in sections)
     return (

@@ -1,4 +1,4 @@
-"""Histograms of lengths: exact, and small whatever the corpus' size."""
+"""Histograms of lengths: exact, and small for any size of corpus."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -13,47 +13,47 @@ class Bin:
     first: int
     last: int
     count: int
-    """how many have such a length"""
+    """number of such lengths"""
     tokens: int
-    """their tokens, all together"""
+    """sum of such lengths"""
 
     @property
     def label(self) -> str:
-        """The range in figures."""
+        """The range as text."""
         return f"{self.first:,}" if self.first == self.last else f"{self.first:,}–{self.last:,}"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Lengths:
+class LengthHistogram:
     """How often each length occurs.
 
-    Of T tokens at most sqrt(2 T) different lengths can be made, so this stays small: 63,000 for 2 billion.
+    Lengths that sum to T have at most sqrt(2 T) different values, so this stays small: 63,000 for 2 billion.
 
     Attributes:
       values: the lengths that occur, positive, ascending, int64 [num_values].
-      counts: how often each does, int64 [num_values].
+      counts: of each value, int64 [num_values].
     """
 
     values: np.ndarray
     counts: np.ndarray
 
     @classmethod
-    def of(cls, lengths: np.ndarray) -> "Lengths":
+    def from_lengths(cls, lengths: np.ndarray) -> "LengthHistogram":
         """Counts lengths [any shape], all positive."""
         return cls(*np.unique(np.asarray(lengths, np.int64), return_counts=True))
 
     @classmethod
-    def merge(cls, parts: Iterable["Lengths"]) -> "Lengths":
-        """One histogram of several."""
-        parts = list(parts)
-        values, places = np.unique(np.concatenate([part.values for part in parts]), return_inverse=True)
+    def merge(cls, histograms: Iterable["LengthHistogram"]) -> "LengthHistogram":
+        """The sum of several histograms."""
+        histograms = list(histograms)
+        values, places = np.unique(np.concatenate([histogram.values for histogram in histograms]), return_inverse=True)
         counts = np.zeros(len(values), np.int64)
-        np.add.at(counts, places, np.concatenate([part.counts for part in parts]))
+        np.add.at(counts, places, np.concatenate([histogram.counts for histogram in histograms]))
         return cls(values, counts)
 
     @property
     def total(self) -> int:
-        """How many lengths were counted."""
+        """Number of lengths."""
         return int(self.counts.sum())
 
     @property
@@ -71,14 +71,14 @@ class Lengths:
         return int(self.values[np.searchsorted(np.cumsum(self.counts), share * self.total, "left")])
 
     def bins(self) -> list[Bin]:
-        """Two bins for each doubling, from the bin of the shortest length to that of the longest."""
+        """Two bins per power of 2, from the bin of the shortest length to that of the longest."""
         edges = _edges(int(self.values[-1]))
         edges = edges[np.searchsorted(edges, self.values[0], "right") - 1 :]
         starts = np.searchsorted(self.values, edges)
         counts = np.diff(np.concatenate([[0], np.cumsum(self.counts)])[starts]).tolist()
         tokens = np.diff(np.concatenate([[0], np.cumsum(self.values * self.counts)])[starts]).tolist()
         return [
-            Bin(*facts) for facts in zip(edges[:-1].tolist(), (edges[1:] - 1).tolist(), counts, tokens, strict=True)
+            Bin(*values) for values in zip(edges[:-1].tolist(), (edges[1:] - 1).tolist(), counts, tokens, strict=True)
         ]
 
 

@@ -1,27 +1,27 @@
-"""How often to read each of several corpora when a model is trained on all of them."""
+"""Sampling weights for training on several corpora."""
 
 import dataclasses
 from collections.abc import Sequence
 
-from bert_jax.data.mixture import shares
-from data_prep.inspection.statistics import Statistics
+from bert_jax.data.mixture import smoothed_shares
+from data_prep.inspection.statistics import CorpusStatistics
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class MixtureShare:
     """One corpus of a mixture."""
 
     directory: str
     tokens: int
     """of its train split"""
     share: float
-    """of the tokens of all"""
+    """of the tokens of all corpora"""
     weight: float
-    """share of the examples to draw from it"""
+    """share of the rows to read from it"""
 
     @property
     def repeats(self) -> float:
-        """Epochs of this corpus while as many tokens are read as all corpora hold."""
+        """Epochs of this corpus while as many tokens are read as all corpora have together."""
         return self.weight / self.share
 
 
@@ -30,20 +30,20 @@ class Mixture:
     """Weights for `bert-jax pretrain --corpus DIR=WEIGHT`."""
 
     exponent: float
-    parts: tuple[Part, ...]
+    parts: tuple[MixtureShare, ...]
     one_tokenizer: bool
     """whether all corpora were made with the same tokenizer; otherwise they cannot be mixed"""
 
 
-def mix(corpora: Sequence[Statistics], exponent: float) -> Mixture:
+def weight_corpora(corpora: Sequence[CorpusStatistics], exponent: float) -> Mixture:
     """Weights q_i ~ p_i^exponent, where p_i is the share of corpus i in all tokens.
 
-    An exponent below 1 reads small corpora more often than their size says: multilingual BERT used 0.7.
+    With an exponent below 1, small corpora are read more often than by size; multilingual BERT used 0.7.
     """
     tokens = [corpus.train_tokens for corpus in corpora]
-    weights = shares(tokens, exponent).tolist()
+    weights = smoothed_shares(tokens, exponent).tolist()
     parts = [
-        Part(corpus.directory, size, size / sum(tokens), weight)
+        MixtureShare(corpus.directory, size, size / sum(tokens), weight)
         for corpus, size, weight in zip(corpora, tokens, weights, strict=True)
     ]
     fingerprints = {corpus.manifest["tokenizer"]["fingerprint"] for corpus in corpora}

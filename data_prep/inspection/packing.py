@@ -1,17 +1,16 @@
-"""How full the rows of training will be, and how many sentence pairs are random: both depend on lengths alone.
+"""Estimates packing efficiency and the share of random sentence pairs of training rows, from length arrays alone.
 
-Computed from length arrays alone. An example is what RoBERTa calls doc-sentences (Liu et al. 2019, 4.2):
-consecutive whole sentences of one document, as many as fit into a row. Rows are then packed from the
-histogram of example lengths, longest example first, each into the row with the least room that still
-holds it: the histogram packing of Krell et al. 2021 (arXiv:2107.02027) with best fit, their LPFHP. Their
-SPFHP takes the row with the most room; on books and Wikipedia both fill the same number of rows.
+An example is RoBERTa's doc-sentences (Liu et al. 2019, 4.2): as many consecutive whole sentences of one document as fit
+into a row. Rows are then packed from the histogram of example lengths, longest example first, each into the row with
+the least room that is sufficient: the histogram packing of Krell et al. 2021 (arXiv:2107.02027) with best fit, their
+LPFHP. Their SPFHP takes the row with the most room; on books and Wikipedia both need the same number of rows.
 
-What it assumes: one [CLS] and one [SEP] per example, no shorter examples on purpose, and an epoch that is
-packed as a whole. A stream that packs a window at a time comes close to it; other kinds of examples (BERT's
-pairs of segments, say) fill other rows.
+Assumptions: one [CLS] and one [SEP] per example, no intentionally shorter examples, and an epoch that is packed as a
+whole. A stream that packs one window at a time comes close to it; other formats (such as BERT's segment pairs) give
+other rows.
 
-Of BERT's pairs (`bert_jax.data.examples`, format segment_pair), half have a random second segment where the chunk has
-two sentences or more, and all where it has one: short documents give more than half.
+Of BERT's pairs (`bert_jax.data.examples`, format segment_pair), half have a random second segment if the pair has two
+sentences or more, and all if it has one: short documents give more than half.
 """
 
 import dataclasses
@@ -26,26 +25,26 @@ PAIR_SPECIALS = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class Fill:
-    """What an epoch looks like in rows of one length, if all of it is packed at once."""
+class PackingEstimate:
+    """Rows of an epoch at one sequence length, if the epoch is packed as a whole."""
 
     seq_len: int
-    """slots of a row"""
+    """tokens of a row"""
     examples: int
-    """examples of the epoch; also its rows where each example has a row of its own"""
+    """examples of the epoch; also its rows without packing"""
     tokens: int
-    """real tokens of all examples, [CLS] and [SEP] included"""
+    """tokens of all examples without padding, [CLS] and [SEP] included"""
     rows: int
-    """rows when examples share them"""
+    """packed rows"""
 
     @property
-    def padded(self) -> float:
-        """Share of slots that hold a real token with one example in a row."""
+    def unpacked_efficiency(self) -> float:
+        """Share of tokens that are not padding, with one example per row."""
         return self.tokens / (self.examples * self.seq_len)
 
     @property
-    def packed(self) -> float:
-        """The same with packed rows."""
+    def packing_efficiency(self) -> float:
+        """Share of tokens that are not padding, with packed rows."""
         return self.tokens / (self.rows * self.seq_len)
 
 
@@ -53,44 +52,44 @@ def example_counts(seq_len: int) -> np.ndarray:
     """An empty histogram for `add_examples`: int64 [seq_len + 1], by length with special tokens.
 
     Raises:
-      ValueError: no token fits between the special ones.
+      ValueError: a row has no room besides the special tokens.
     """
     if seq_len <= SPECIALS:
-        raise ValueError(f"a row of {seq_len} slots has no room beside {SPECIALS} special tokens")
+        raise ValueError(f"a row of {seq_len} tokens has no room besides {SPECIALS} special tokens")
     return np.zeros(seq_len + 1, np.int64)
 
 
 def add_examples(counts: np.ndarray, sentence_lengths: np.ndarray, document_offsets: np.ndarray) -> None:
-    """Counts the examples of some documents by their length.
+    """Counts the examples of some documents by length.
 
-    A sentence longer than a row is cut into whole rows, and what is left of it begins the next example.
+    A sentence longer than a row is split into full rows, and its remainder begins the next example.
 
     Args:
       counts: histogram to add to, from `example_counts`.
       sentence_lengths: tokens of sentences, uint16, of the whole split.
       document_offsets: int64 [documents + 1], first sentence of each document and the end of the last;
-        ascending and within `sentence_lengths`, which is not checked here.
+        must be ascending and within `sentence_lengths`; this is not checked.
     """
     _add_examples(counts, np.asarray(sentence_lengths), np.asarray(document_offsets))
 
 
 def expected_pairs(sentence_lengths: np.ndarray, document_offsets: np.ndarray, seq_len: int) -> np.ndarray:
-    """How many pairs some documents give on average, and how many of them with a random B, float64 [2].
+    """Expected number of pairs of some documents, and of pairs with a random B, float64 [2].
 
-    The exact expectation for chunks of a whole row, each within one document; targets that are shorter on purpose
-    (data.short_example_rate) give some more random ones.
+    The exact expectation for pairs with the length of a full row, each within one document; shorter target lengths
+    (data.short_example_rate) give slightly more random ones.
 
     Args:
       sentence_lengths, document_offsets: see `add_examples`.
-      seq_len: slots of a row.
+      seq_len: tokens of a row.
     """
     return _expected_pairs(np.asarray(sentence_lengths), np.asarray(document_offsets), seq_len - PAIR_SPECIALS)
 
 
-def fill(counts: np.ndarray) -> Fill:
+def estimate_packing(counts: np.ndarray) -> PackingEstimate:
     """Packs the examples of a histogram made by `add_examples`; the same histogram gives the same rows."""
     lengths = np.arange(len(counts))
-    return Fill(
+    return PackingEstimate(
         seq_len=len(counts) - 1,
         examples=int(counts.sum()),
         tokens=int(lengths @ counts),
@@ -121,7 +120,7 @@ def _expected_pairs(sentence_lengths, document_offsets, target):
     totals = np.zeros(2)
     for document in range(len(document_offsets) - 1):
         first, end = document_offsets[document], document_offsets[document + 1]
-        # Pairs of the sentences from each one on, of both kinds, and their sums over all later ones.
+        # Expected pairs from each sentence on, of both kinds, and their sums over all later sentences.
         pairs, sums = np.zeros((end - first + 1, 2)), np.zeros((end - first + 2, 2))
         stop, tokens = end - first, np.int64(0)
         for start in range(end - first - 1, -1, -1):
@@ -133,9 +132,9 @@ def _expected_pairs(sentence_lengths, document_offsets, target):
                 if stop == start + 1:
                     pairs[start, kind] = 1 + pairs[stop, kind]
                 else:
-                    # A random B: the next chunk begins at the end of A, any place inside this one.
-                    again = (sums[start + 1, kind] - sums[stop, kind]) / (stop - start - 1)
-                    pairs[start, kind] = (1 if kind == 0 else 0.5) + (pairs[stop, kind] + again) / 2
+                    # A random B: the next pair begins at the end of A, at any sentence within this pair.
+                    repeated = (sums[start + 1, kind] - sums[stop, kind]) / (stop - start - 1)
+                    pairs[start, kind] = (1 if kind == 0 else 0.5) + (pairs[stop, kind] + repeated) / 2
                 sums[start, kind] = sums[start + 1, kind] + pairs[start, kind]
         totals += pairs[0]
     return totals
@@ -161,8 +160,8 @@ def _best_fit_rows(counts):
 
 @numba.njit(cache=True)
 def _put(rows_with_room, room, length, left):
-    """Puts up to `left` examples of a length into the rows that have this room; returns how many."""
-    # A row that took one example and has room for another is now the best fit, so it is filled up first.
+    """Puts up to `left` examples of a length into the rows that have this room; returns their number."""
+    # A row that got one example and has room for another is now the best fit, so it gets the next ones.
     each = room // length
     full = min(left // each, rows_with_room[room])
     rows_with_room[room] -= full

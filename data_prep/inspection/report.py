@@ -1,4 +1,4 @@
-"""What a person is shown about corpora, in which order and words; `text` and `html` say how it looks."""
+"""The content of the report on corpora; `text` and `html` render it."""
 
 import dataclasses
 import json
@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
 from bert_jax.data.corpus import SPLITS
-from data_prep.inspection.lengths import Bin, Lengths
+from data_prep.inspection.lengths import Bin, LengthHistogram
 from data_prep.inspection.mixture import Mixture
-from data_prep.inspection.statistics import QUANTILES, Pieces, Sample, SplitStatistics, Statistics
+from data_prep.inspection.statistics import QUANTILES, CorpusStatistics, PieceUsage, Sample, SplitStatistics
 
 _PIECE_COLUMNS = 4
 
@@ -22,14 +22,14 @@ class Note:
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A line to copy into a shell."""
+    """A shell command."""
 
     text: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Rows of cells; cells after the first are figures unless `words` is set."""
+    """Rows of cells; cells after the first are numbers unless `words` is set."""
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -38,7 +38,7 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Histogram:
-    """How many things have which length, and where the tokens are."""
+    """Distribution of lengths, by count and by tokens."""
 
     title: str
     """e.g. "tokens in a sentence" """
@@ -49,7 +49,7 @@ class Histogram:
 
 @dataclasses.dataclass(frozen=True)
 class Bars:
-    """Named shares in [0, 1], drawn up to 1 where `whole` is set and up to the greatest otherwise."""
+    """Named shares in [0, 1]; the axis ends at 1 if `whole` is set, otherwise at the largest share."""
 
     labels: tuple[str, ...]
     shares: tuple[float, ...]
@@ -58,24 +58,24 @@ class Bars:
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """A heading and what stands under it."""
+    """A heading and its content."""
 
     title: str
     blocks: tuple[Note | Command | Table | Histogram | Bars | Sample, ...]
     level: int = 2
-    """1 begins a corpus, 2 is a part of what is said about it"""
+    """1: a corpus; 2: a section about it"""
 
 
-def sections(statistics: Sequence[Statistics], mixed: Mixture | None) -> list[Section]:
-    """All of a page: the mixture first, where there are several corpora."""
+def sections(statistics: Sequence[CorpusStatistics], mixed: Mixture | None) -> list[Section]:
+    """All sections: first the mixture, if there are several corpora."""
     every = mixture(mixed) if mixed else []
     for one in statistics:
         every += corpus(one)
     return every
 
 
-def corpus(statistics: Statistics) -> list[Section]:
-    """Everything about one corpus."""
+def corpus(statistics: CorpusStatistics) -> list[Section]:
+    """All sections about one corpus."""
     manifest = statistics.manifest
     about = Note(
         f"{statistics.directory}: {_size(statistics.disk_bytes)} on disk,"
@@ -83,19 +83,19 @@ def corpus(statistics: Statistics) -> list[Section]:
         f" tokenizer {manifest['tokenizer']['fingerprint'][:12]}"
     )
     parts = [Section(manifest["name"], (about, _counts(manifest)), level=1)]
-    parts += [*left_out(manifest), _lengths(statistics), _fill(statistics), _pieces(statistics.pieces)]
+    parts += [*left_out(manifest), _lengths(statistics), _packing(statistics), _pieces(statistics.pieces)]
     parts += [Section("How documents of train begin", statistics.samples), _sources(manifest)]
     return parts
 
 
 def counts(manifest: Mapping) -> list[Section]:
-    """What a build reports at its end, from the content of corpus.json alone."""
+    """The report at the end of a build, from corpus.json alone."""
     return [Section(manifest["name"], (_counts(manifest),), level=1), *left_out(manifest)]
 
 
 def short_documents(train: SplitStatistics) -> str | None:
-    """A warning where documents are shorter, on average, than a row of 128; otherwise None."""
-    documents, row = train.documents, train.fills[0].seq_len
+    """A warning if documents are shorter, on average, than a row of 128; otherwise None."""
+    documents, row = train.documents, train.packing_estimates[0].seq_len
     if documents.mean >= row:
         return None
     return (
@@ -108,7 +108,7 @@ def short_documents(train: SplitStatistics) -> str | None:
 
 
 def left_out(manifest: Mapping) -> list[Section]:
-    """What filters removed, cleaning changed and reading skipped."""
+    """Removed by filters, changed by cleaning, and skipped while reading."""
     text_bytes = sum(manifest["splits"][split]["text_bytes"] for split in SPLITS)
     text_bytes += sum(removed.get("text_bytes", 0) for removed in manifest["dropped"].values())
     rows = []
@@ -125,7 +125,7 @@ def left_out(manifest: Mapping) -> list[Section]:
         blocks.append(Note("Nothing was filtered or cleaned."))
     skipped = manifest["skipped"]
     if not skipped:
-        return [Section("Left out", (*blocks, Note("Nothing that was read had to be skipped.")))]
+        return [Section("Left out", (*blocks, Note("Nothing was skipped while reading.")))]
     reasons = tuple((_words(reason), f"{about['count']:,}") for reason, about in skipped.items())
     places = tuple((_words(reason), place) for reason, about in skipped.items() for place in about["first"])
     blocks.append(Table(("skipped because it could not be read", "how many"), reasons))
@@ -134,13 +134,13 @@ def left_out(manifest: Mapping) -> list[Section]:
 
 
 def mixture(mixed: Mixture) -> list[Section]:
-    """How to train on several corpora."""
+    """Weights for training on several corpora."""
     rows = [
         (part.directory, f"{part.tokens:,}", f"{part.share:.2%}", f"{part.weight:.4g}", f"{part.repeats:.2f}")
         for part in mixed.parts
     ]
     blocks = [
-        Note(f"Weights are the shares of tokens to the power {mixed.exponent:g}, made to sum to 1."),
+        Note(f"Weights are the shares of tokens to the power {mixed.exponent:g}, normalised to sum to 1."),
         Table(("corpus", "tokens of train", "share", "weight", "epochs of it in one of all"), tuple(rows)),
     ]
     if mixed.one_tokenizer:
@@ -163,7 +163,7 @@ def _counts(manifest: Mapping) -> Table:
     return Table(("", *SPLITS), tuple(rows))
 
 
-def _lengths(statistics: Statistics) -> Section:
+def _lengths(statistics: CorpusStatistics) -> Section:
     rows = []
     for split, measured in statistics.splits.items():
         rows.append(_quantiles(f"tokens in a sentence, {split}", measured.sentences))
@@ -175,7 +175,7 @@ def _lengths(statistics: Statistics) -> Section:
         "Lengths",
         (
             *([Note(f"Note: {warning}.")] if warning else []),
-            Note("This share of sentences or documents has at most so many tokens:"),
+            Note("Quantiles: this share of sentences or documents has at most this number of tokens."),
             Table(header, tuple(rows)),
             Histogram("tokens in a sentence, train", "sentences", tuple(train.sentences.bins())),
             Histogram("tokens in a document, train", "documents", tuple(train.documents.bins())),
@@ -183,43 +183,43 @@ def _lengths(statistics: Statistics) -> Section:
     )
 
 
-def _quantiles(label: str, lengths: Lengths) -> tuple[str, ...]:
+def _quantiles(label: str, lengths: LengthHistogram) -> tuple[str, ...]:
     return (label, *(f"{lengths.quantile(share):,}" for share in QUANTILES), f"{lengths.mean:,.1f}")
 
 
-def _fill(statistics: Statistics) -> Section:
-    fills = statistics.splits["train"].fills
+def _packing(statistics: CorpusStatistics) -> Section:
+    estimates = statistics.splits["train"].packing_estimates
     rows = [
         (
-            f"{fill.seq_len}",
-            f"{fill.examples:,}",
-            f"{fill.padded:.2%}",
-            f"{fill.rows:,}",
-            f"{fill.packed:.2%}",
+            f"{estimate.seq_len}",
+            f"{estimate.examples:,}",
+            f"{estimate.unpacked_efficiency:.2%}",
+            f"{estimate.rows:,}",
+            f"{estimate.packing_efficiency:.2%}",
             f"{random:.1%}",
         )
-        for fill, random in zip(fills, statistics.splits["train"].random_pairs, strict=True)
+        for estimate, random in zip(estimates, statistics.splits["train"].random_pairs, strict=True)
     ]
-    labels = [f"{fill.seq_len}, {way}" for fill in fills for way in ("one example", "packed")]
-    shares = [share for fill in fills for share in (fill.padded, fill.packed)]
+    labels = [f"{estimate.seq_len}, {way}" for estimate in estimates for way in ("one example", "packed")]
+    shares = [share for estimate in estimates for share in (estimate.unpacked_efficiency, estimate.packing_efficiency)]
     return Section(
-        "Expected fill of rows",
+        "Expected packing efficiency",
         (
             Note(
-                "Share of slots that hold a token in an epoch of train. An example is as many consecutive whole"
-                " sentences of one document as fit into a row (RoBERTa's doc-sentences; longer sentences are cut), with"
-                " one [CLS] and one [SEP]. Packed rows hold several examples, longest first, best fit, over the whole"
-                " epoch (Krell et al. 2021). `bert-jax doctor` counts the rows of a run, with its format and settings."
-                " Random pairs: the expected share of BERT's sentence pairs (segment_pair) whose second segment comes"
-                " from another document; about 50% where documents are long, more where they are short."
+                "Share of the tokens of rows that are not padding, in an epoch of train. An example is as many"
+                " consecutive whole sentences of one document as fit into a row (RoBERTa's doc-sentences; longer ones"
+                " are split), with one [CLS] and one [SEP]. Packed rows contain several examples, longest first, best"
+                " fit, over the whole epoch (Krell et al. 2021). `bert-jax doctor` counts the rows of a run, with its"
+                " format and settings. Random pairs: the expected share of BERT's sentence pairs (segment_pair) whose"
+                " second segment comes from another document; about 50% for long documents, more for short ones."
             ),
-            Table(("slots of a row", "examples", "one in a row", "packed rows", "packed", "random pairs"), tuple(rows)),
+            Table(("seq_len", "examples", "one per row", "packed rows", "packed", "random pairs"), tuple(rows)),
             Bars(tuple(labels), tuple(shares), whole=True),
         ),
     )
 
 
-def _pieces(pieces: Pieces) -> Section:
+def _pieces(pieces: PieceUsage) -> Section:
     cells = [(_visible(piece), f"{count / pieces.tokens:.2%}") for piece, count in pieces.frequent]
     height = -(-len(cells) // _PIECE_COLUMNS)
     cells += [("", "")] * (height * _PIECE_COLUMNS - len(cells))
@@ -230,7 +230,7 @@ def _pieces(pieces: Pieces) -> Section:
         (
             Note(
                 f"{pieces.never:,} of {pieces.total:,} pieces ({pieces.never / pieces.total:.1%}) never occur; special"
-                " tokens are not counted. How many of the pieces occur how often:"
+                " tokens are not counted. Pieces by number of occurrences:"
             ),
             Bars(
                 tuple(f"{label}: {number:,}" for label, number in levels),

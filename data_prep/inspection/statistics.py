@@ -1,4 +1,4 @@
-"""Measures a corpus from its arrays and corpus.json; reads records only for the sample documents."""
+"""Statistics of a corpus from its arrays and corpus.json; records are read for the sample documents only."""
 
 import dataclasses
 import os
@@ -8,12 +8,12 @@ import numba
 import numpy as np
 from etils import epath
 
-from bert_jax.data.corpus import MANIFEST, SPLITS, TOKENIZER, Corpus, check_form, read_manifest
+from bert_jax.data.corpus import MANIFEST, SPLITS, TOKENIZER, Corpus, check_schema, read_manifest
 from bert_jax.errors import UserError
 from bert_jax.progress import progress
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep.inspection import packing
-from data_prep.inspection.lengths import Lengths
+from data_prep.inspection.lengths import LengthHistogram
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 ROW_LENGTHS = (128, 512)
@@ -29,21 +29,21 @@ _REPORT = {
     "settings": dict,
     "sources": [{"spec": str, "documents": int, "text_bytes": int, "files": list}],
 }
-"""What is shown of corpus.json, beside that which opening the corpus needs."""
+"""The part of corpus.json that is shown, besides what is needed to open the corpus."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SplitStatistics:
-    """What is measured of one split; its counts stand in corpus.json."""
+    """Measurements of one split; its counts are in corpus.json."""
 
-    sentences: Lengths
+    sentences: LengthHistogram
     """tokens in a sentence"""
-    documents: Lengths
+    documents: LengthHistogram
     """tokens in a document"""
-    fills: tuple[packing.Fill, ...]
-    """rows of an epoch, one for each of ROW_LENGTHS"""
+    packing_estimates: tuple[packing.PackingEstimate, ...]
+    """for each of ROW_LENGTHS"""
     random_pairs: tuple[float, ...]
-    """share of BERT's sentence pairs whose second segment is random, one for each of ROW_LENGTHS"""
+    """share of BERT's sentence pairs whose second segment is random, for each of ROW_LENGTHS"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,18 +51,18 @@ class Sample:
     """The beginning of a document of the train split."""
 
     document: int
-    """its index"""
+    """index of the document"""
     tokens: int
     """of the whole document"""
     sentences: tuple[str, ...]
-    """decoded ids, at most 96 of them; what the tokenizer lost stays lost"""
+    """decoded ids, at most 96 of them; characters that the tokenizer does not represent are missing"""
     cut: bool
-    """whether the document goes on"""
+    """whether the document is longer"""
 
 
 @dataclasses.dataclass(frozen=True)
-class Pieces:
-    """How the train split uses the vocabulary; the five special tokens, which no text holds, are left out."""
+class PieceUsage:
+    """How the train split uses the vocabulary, without the five special tokens, which do not occur in text."""
 
     total: int
     """pieces of the vocabulary"""
@@ -77,8 +77,8 @@ class Pieces:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Statistics:
-    """Everything `bert-data inspect` says about one corpus."""
+class CorpusStatistics:
+    """All statistics of `bert-data inspect` about one corpus."""
 
     directory: str
     manifest: dict
@@ -86,7 +86,7 @@ class Statistics:
     disk_bytes: int
     """all files of the corpus"""
     splits: dict[str, SplitStatistics]
-    pieces: Pieces
+    pieces: PieceUsage
     samples: tuple[Sample, ...]
 
     @property
@@ -100,22 +100,22 @@ class Statistics:
         return self.disk_bytes / sum(self.manifest["splits"][split]["tokens"] for split in SPLITS)
 
 
-def collect(directory: os.PathLike | str) -> Statistics:
-    """Measures a corpus. Memory does not grow with its tokens: arrays are mapped and read in blocks.
+def measure_corpus(directory: os.PathLike | str) -> CorpusStatistics:
+    """Measures a corpus. Memory does not depend on its size: arrays are memory-mapped and read in blocks.
 
     Raises:
-      UserError: there is no finished corpus, or its arrays are damaged.
+      UserError: the directory holds no finished corpus, or its arrays are damaged.
     """
     manifest = read_manifest(directory)
-    check_form(epath.Path(directory) / MANIFEST, manifest, _REPORT)
+    check_schema(epath.Path(directory) / MANIFEST, manifest, _REPORT)
     corpora = {split: Corpus.open(directory, split) for split in SPLITS}
-    splits = {split: measure(corpus) for split, corpus in corpora.items()}
+    splits = {split: measure_split(corpus) for split, corpus in corpora.items()}
     train = corpora["train"]
     tokenizer = Tokenizer.load(train.directory / TOKENIZER)
-    return Statistics(
+    return CorpusStatistics(
         directory=os.fspath(directory),
         manifest=manifest,
-        disk_bytes=sum(facts["bytes"] for facts in manifest["files"].values())
+        disk_bytes=sum(entry["bytes"] for entry in manifest["files"].values())
         + (epath.Path(directory) / MANIFEST).stat().length,
         splits=splits,
         pieces=_pieces(train.token_counts, tokenizer),
@@ -123,7 +123,7 @@ def collect(directory: os.PathLike | str) -> Statistics:
     )
 
 
-def measure(corpus: Corpus) -> SplitStatistics:
+def measure_split(corpus: Corpus) -> SplitStatistics:
     """Measures the lengths of a split.
 
     Raises:
@@ -135,7 +135,11 @@ def measure(corpus: Corpus) -> SplitStatistics:
     documents = []
     with progress(f"measuring {corpus.split}", corpus.num_sentences, "sentence") as bar:
         for offsets in _blocks(corpus):
-            documents.append(Lengths.of(_block_lengths(sentence_counts, np.asarray(corpus.sentence_lengths), offsets)))
+            documents.append(
+                LengthHistogram.from_lengths(
+                    _block_lengths(sentence_counts, np.asarray(corpus.sentence_lengths), offsets)
+                )
+            )
             for index, counts in enumerate(examples):
                 packing.add_examples(counts, corpus.sentence_lengths, offsets)
                 pairs[index] += packing.expected_pairs(corpus.sentence_lengths, offsets, ROW_LENGTHS[index])
@@ -144,9 +148,9 @@ def measure(corpus: Corpus) -> SplitStatistics:
         raise _damaged(corpus)
     occurring = np.flatnonzero(sentence_counts)
     return SplitStatistics(
-        sentences=Lengths(occurring, sentence_counts[occurring]),
-        documents=Lengths.merge(documents),
-        fills=tuple(packing.fill(counts) for counts in examples),
+        sentences=LengthHistogram(occurring, sentence_counts[occurring]),
+        documents=LengthHistogram.merge(documents),
+        packing_estimates=tuple(packing.estimate_packing(counts) for counts in examples),
         random_pairs=tuple((pairs[:, 1] / pairs[:, 0]).tolist()),
     )
 
@@ -155,7 +159,7 @@ def _blocks(corpus: Corpus) -> Iterator[np.ndarray]:
     """Document offsets of 65,536 documents at a time."""
     for start in range(0, corpus.num_documents, _BLOCK_DOCUMENTS):
         offsets = np.array(corpus.document_offsets[start : start + _BLOCK_DOCUMENTS + 1])
-        # Compiled loops check no bounds.
+        # Compiled loops do not check bounds.
         if offsets[0] < 0 or offsets[-1] > corpus.num_sentences or (np.diff(offsets) < 1).any():
             raise _damaged(corpus)
         yield offsets
@@ -167,7 +171,7 @@ def _damaged(corpus: Corpus) -> UserError:
 
 @numba.njit(cache=True)
 def _block_lengths(sentence_counts, sentence_lengths, document_offsets):
-    """Counts the sentences of a block by their length; returns the tokens of each document."""
+    """Counts the sentences of a block by length; returns the tokens of each document."""
     documents = np.zeros(len(document_offsets) - 1, np.int64)
     for document in range(len(documents)):
         for sentence in range(document_offsets[document], document_offsets[document + 1]):
@@ -177,7 +181,7 @@ def _block_lengths(sentence_counts, sentence_lengths, document_offsets):
     return documents
 
 
-def _pieces(token_counts: np.ndarray, tokenizer: Tokenizer) -> Pieces:
+def _pieces(token_counts: np.ndarray, tokenizer: Tokenizer) -> PieceUsage:
     ordinary = np.ones(len(token_counts), bool)
     ordinary[list(tokenizer.special_ids)] = False
     counts = np.asarray(token_counts)[ordinary]
@@ -187,9 +191,9 @@ def _pieces(token_counts: np.ndarray, tokenizer: Tokenizer) -> Pieces:
         number = int(((counts >= start) & (counts < 10 * start)).sum())
         decades.append((f"{start:,}–{10 * start - 1:,}", number))
         start *= 10
-    # Stable, so that pieces of the same count keep the order of their ids.
+    # Stable, so that pieces with the same count are in the order of their ids.
     order = np.argsort(-np.asarray(token_counts), kind="stable")[:FREQUENT_PIECES]
-    return Pieces(
+    return PieceUsage(
         total=len(counts),
         never=int((counts == 0).sum()),
         tokens=int(np.sum(token_counts)),

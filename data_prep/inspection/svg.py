@@ -13,7 +13,7 @@ _ALL_LABELLED = 10
 
 
 def histogram(block: Histogram) -> str:
-    """Columns: share of things in each bin; line: share of tokens there. The x axis is logarithmic."""
+    """Columns: share of `things` in each bin; line: share of tokens. The x axis is logarithmic."""
     things = _shares([one.count for one in block.bins])
     tokens = _shares([one.tokens for one in block.bins])
     top = max(*things, *tokens)
@@ -33,7 +33,7 @@ def histogram(block: Histogram) -> str:
             f'<rect class="column" x="{x + 0.08 * each:.1f}" y="{ground - height(thing):.1f}" width="{0.84 * each:.1f}"'
             f' height="{height(thing):.1f}"><title>{escape(title)}</title></rect>'
         )
-        # Powers of 4 are bin edges, and their labels leave room for each other.
+        # Powers of 4 are bin edges, and their labels do not overlap.
         power_of_4 = one.first & (one.first - 1) == 0 and one.first.bit_length() % 2
         if power_of_4 or len(block.bins) <= _ALL_LABELLED:
             parts.append(f'<path class="axis" d="M{x:.1f} {ground}v5"/>')

@@ -1,4 +1,4 @@
-"""Sections in a terminal: aligned columns, and bars of block characters."""
+"""Renders sections for a terminal: aligned columns, and bars of block characters."""
 
 import functools
 import textwrap
@@ -13,7 +13,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def render(sections: Sequence[Section]) -> str:
-    """The text of some sections, without a line end after the last line."""
+    """The text of the sections, without a final line end."""
     parts = []
     for section in sections:
         underline = "=-"[section.level - 1] * len(section.title)
@@ -69,7 +69,7 @@ def _(block: Sample) -> str:
 
 
 def _bar(share: float) -> str:
-    """A bar of eighths of characters; what is not nothing can be seen."""
+    """A bar in eighths of a character; positive shares have at least one eighth."""
     eighths = max(round(share * _BAR * 8), share > 0)
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
 

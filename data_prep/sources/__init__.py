@@ -1,6 +1,6 @@
-"""Where text comes from: a SPEC such as `text:books/*.txt` names files and how they are read.
+"""Sources of text: a SPEC such as `text:books/*.txt` specifies files and their format.
 
-`parse` makes a source of it; base.py says what a source is.
+`parse` turns a SPEC into a source; base.py defines the interface of sources.
 """
 
 import difflib
@@ -13,20 +13,20 @@ from data_prep.sources.jsonl import JsonLinesSource
 from data_prep.sources.markdown import MarkdownSource
 from data_prep.sources.mediawiki import MediaWikiSource
 from data_prep.sources.parquet import ParquetSource
-from data_prep.sources.plain import TextFileSource, TextSource
 from data_prep.sources.python_docs import PythonDocsSource
 from data_prep.sources.reference import ReferenceSource
+from data_prep.sources.text_files import TextFileSource, TextSource
 from data_prep.sources.wikiextractor import WikiExtractorSource
 
 _KIND = re.compile(r"[a-z][a-z-]*")
-# A slice of a split may hold a colon itself: train[:10%].
+# A slice of a split may contain a colon: train[:10%].
 _TFDS = re.compile(r"(?P<name>.+):(?P<split>[^:@\[\]]+(?:\[[^\[\]]*\])?)@(?P<field>[^@]+)")
 
 __all__ = ["BLOCK_BYTES", "KINDS", "KINDS_HELP", "Block", "Document", "Input", "Skipped", "Source", "parse"]
 
 
 def parse(spec: str, workers: int = 1) -> Source:
-    """The source a SPEC names; docs/corpus.md describes the kinds.
+    """The source of a SPEC; docs/corpus.md describes the kinds.
 
     Args:
       spec: `KIND:GLOB`, `KIND:GLOB@FIELD`, `tfds:NAME[/CONFIG]:SPLIT@FIELD`, `python-docs` or
@@ -34,7 +34,7 @@ def parse(spec: str, workers: int = 1) -> Source:
       workers: processes that `python-docs` may use.
 
     Raises:
-      UserError: unknown kind, or a part of the SPEC is missing.
+      UserError: the kind is unknown, or a part of the SPEC is missing.
     """
     kind, _, rest = spec.partition(":")
     if kind not in KINDS:
@@ -75,17 +75,17 @@ def _markdown(spec: str, rest: str) -> Source:
     if not at or "/" in level or "." in level:
         return MarkdownSource(spec, _glob(spec, rest))
     if level not in tuple("123456"):
-        raise UserError(f"--source {spec}: behind the @ stands the level of a heading, 1 to 6, e.g. `markdown:*.md@2`")
+        raise UserError(f"--source {spec}: after the @, give the level of a heading, 1 to 6, e.g. `markdown:*.md@2`")
     return MarkdownSource(spec, _glob(spec, pattern), level=int(level))
 
 
 def _tfds(spec: str, rest: str) -> Source:
     from data_prep.sources.tensorflow_dataset import TfdsSource  # TFDS takes a second to import
 
-    found = _TFDS.fullmatch(rest)
-    if not found:
+    match = _TFDS.fullmatch(rest)
+    if not match:
         raise UserError(f"--source {spec}: write tfds:NAME:SPLIT@FIELD, e.g. `tfds:lm1b:train@text`")
-    return TfdsSource(spec, found["name"], found["split"], found["field"])
+    return TfdsSource(spec, match["name"], match["split"], match["field"])
 
 
 KINDS: dict[str, Callable[..., Source]] = {
@@ -103,10 +103,10 @@ KINDS: dict[str, Callable[..., Source]] = {
 }
 
 KINDS_HELP = (
-    "what to read, may be repeated: text:GLOB (a blank line between documents), text-files:GLOB (a file is a"
+    "what to read; may be repeated: text:GLOB (a blank line between documents), text-files:GLOB (a file is a"
     " document), lines:GLOB (one sentence on each line, a blank line between documents), markdown:GLOB[@LEVEL],"
     " jsonl:GLOB@FIELD, parquet:GLOB@FIELD, wikiextractor:GLOB, mediawiki:GLOB, tfds:NAME[/CONFIG]:SPLIT@FIELD,"
     " python-docs (the documentation installed with Python), or reference (the text of the reference curves); files may"
     " be compressed (.gz, .bz2, .zst)"
 )
-"""For `--source` on the command line."""
+"""Help text of `--source`."""

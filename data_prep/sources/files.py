@@ -1,4 +1,4 @@
-"""Files as sources read them: found by a glob, grouped, opened, decompressed, hashed, checked to be text."""
+"""Finds files by a glob, groups them, and reads them: decompresses, hashes, and checks that they are text."""
 
 import bz2
 import codecs
@@ -15,13 +15,13 @@ from typing import BinaryIO, Protocol
 from etils import epath
 
 from bert_jax.errors import UserError
-from data_prep.sources.base import Input, library
+from data_prep.sources.base import Input, import_optional
 
 _WILDCARD = re.compile(r"[*?\[]")
 _RAW_BYTES = 1 << 20
-"""How much is read from the disk at a time where it is to be decompressed."""
+"""Bytes of compressed data that are read at a time."""
 _HEAD_BYTES = 8192
-"""Where the first NUL byte of a binary file is looked for."""
+"""Bytes that are searched for a NUL byte, to detect binary files."""
 
 _NOT_TEXT = {
     b"\x1f\x8b": "gzip-compressed; rename it to end in .gz",
@@ -32,7 +32,7 @@ _NOT_TEXT = {
     b"PK\x03\x04": "a zip archive; unpack it",
     b"PAR1": "a Parquet file; use the kind parquet",
     b"%PDF-": "a PDF; convert it to text first",
-    codecs.BOM_UTF32_LE: "UTF-32; convert it, e.g. with `iconv -f UTF-32 -t UTF-8`",  # begins as UTF-16 does
+    codecs.BOM_UTF32_LE: "UTF-32; convert it, e.g. with `iconv -f UTF-32 -t UTF-8`",  # starts like UTF-16
     codecs.BOM_UTF32_BE: "UTF-32; convert it, e.g. with `iconv -f UTF-32 -t UTF-8`",
     codecs.BOM_UTF16_LE: "UTF-16; convert it, e.g. with `iconv -f UTF-16 -t UTF-8`",
     codecs.BOM_UTF16_BE: "UTF-16; convert it, e.g. with `iconv -f UTF-16 -t UTF-8`",
@@ -43,25 +43,25 @@ _NUL_SHARES = {
     "UTF-16LE": (0, 1, 0, 1),
     "UTF-16BE": (1, 0, 1, 0),
 }
-"""Encodings without a byte order mark, by the share of NUL bytes in each of four places, in mostly ASCII text."""
+"""Encodings without a byte order mark, by the share of NUL bytes at each of four places, in mostly ASCII text."""
 
 
-def find(spec: str, pattern: str) -> list[tuple[str, int]]:
-    """Path and size in bytes of the files that a glob matches, sorted by path.
+def find_files(spec: str, pattern: str) -> list[tuple[str, int]]:
+    """Path and size in bytes of the files that match a glob, sorted by path.
 
     Raises:
-      UserError: there is none, or the glob has a `**` and is not of a local disk.
+      UserError: no file matches, or the glob has a `**` and is not on a local disk.
     """
-    # epath refuses "**" everywhere because object stores would take ages; a local disk does not.
+    # epath does not support "**", which is slow on object stores; on a local disk it is fast.
     path_type = epath.Path if "://" in pattern else pathlib.Path
     parts = path_type(pattern).expanduser().parts
     fixed = next((i for i, part in enumerate(parts) if _WILDCARD.search(part)), len(parts))
     root = path_type(*parts[:fixed])
     try:
-        found = list(root.glob("/".join(parts[fixed:]))) if fixed < len(parts) else [root]
+        matches = list(root.glob("/".join(parts[fixed:]))) if fixed < len(parts) else [root]
     except NotImplementedError as error:
         raise UserError(f"--source {spec}: `**` works on local disks only; name the folders") from error
-    files = sorted((epath.Path(path) for path in found if path.is_file()), key=os.fspath)
+    files = sorted((epath.Path(path) for path in matches if path.is_file()), key=os.fspath)
     if not files:
         if root.is_dir() and fixed == len(parts):
             kind = spec.partition(":")[0]
@@ -70,32 +70,32 @@ def find(spec: str, pattern: str) -> list[tuple[str, int]]:
     return [(os.fspath(path), path.stat().length) for path in files]
 
 
-def group(sizes: Sequence[tuple[str, int]], most: int) -> list[Input]:
-    """Files, in their order, as inputs: neighbours share one while they have at most `most` bytes together."""
+def group_files(sizes: Sequence[tuple[str, int]], max_bytes: int) -> list[Input]:
+    """Groups consecutive files into inputs of at most `max_bytes`; a larger file is an input of its own."""
     inputs: list[Input] = []
     for path, size in sizes:
-        if inputs and inputs[-1].size + size <= most:
+        if inputs and inputs[-1].size + size <= max_bytes:
             inputs[-1] = Input((*inputs[-1].paths, path), inputs[-1].size + size)
         else:
             inputs.append(Input((path,), size))
     return inputs
 
 
-class Reader:
-    """The bytes of a file, decompressed, from begin to end; hashes what lies on the disk on the way.
+class DecompressingReader:
+    """Reads a file sequentially, decompresses it, and hashes the file on disk.
 
-    .gz, .bz2 and .zst are decompressed, with any number of members, streams or frames in a file.
+    .gz, .bz2 and .zst files are decompressed, with any number of members, streams or frames per file.
     """
 
     def __init__(self, path: str):
         """Opens a file.
 
         Raises:
-          UserError: it cannot be opened, is damaged at its very beginning, or is no text.
+          UserError: it cannot be opened, is damaged at its start, or is not text.
         """
         self.path = path
         self.raw_bytes = 0
-        """how many bytes of the file have been read"""
+        """bytes of the file that have been read"""
         self._digest = hashlib.sha256()
         with _readable(path):
             self._file: BinaryIO = epath.Path(path).open("rb")
@@ -110,14 +110,14 @@ class Reader:
             self._file.close()
             raise
 
-    def __enter__(self) -> "Reader":
+    def __enter__(self) -> "DecompressingReader":
         return self
 
     def __exit__(self, *_):
         self._file.close()
 
     def read(self, size: int) -> bytes:
-        """The next `size` bytes; fewer only where the file ends.
+        """The next `size` bytes; fewer only at the end of the file.
 
         Raises:
           UserError: the file cannot be read, or its compressed data is damaged or truncated.
@@ -134,8 +134,8 @@ class Reader:
             missing -= len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def facts(self) -> dict:
-        """{"path", "sha256", "bytes"} of the file on the disk, once its end has been read."""
+    def file_entry(self) -> dict:
+        """{"path", "sha256", "bytes"} of the file on disk; call it after reading to the end."""
         return {"path": self.path, "sha256": self._digest.hexdigest(), "bytes": self.raw_bytes}
 
     def _raw(self, size: int) -> bytes:
@@ -146,7 +146,7 @@ class Reader:
         return data
 
 
-def hashed(path: str) -> dict:
+def hash_file(path: str) -> dict:
     """{"path", "sha256", "bytes"} of a file that another library reads."""
     digest, size = hashlib.sha256(), 0
     with _readable(path), epath.Path(path).open("rb") as file:
@@ -158,7 +158,7 @@ def hashed(path: str) -> dict:
 
 @contextlib.contextmanager
 def _readable(path: str) -> Iterator[None]:
-    """Turns the system's refusal to read a file into a UserError."""
+    """Turns an OSError while reading a file into a UserError."""
     try:
         yield
     except OSError as error:
@@ -180,7 +180,7 @@ def _check_is_text(path: str, head: bytes) -> None:
 
 
 class _Decompressor(Protocol):
-    """What bz2 and zstd have in common."""
+    """The common interface of the decompressors of bz2 and zstd."""
 
     eof: bool
     needs_input: bool
@@ -190,7 +190,7 @@ class _Decompressor(Protocol):
 
 
 class _Gzip:
-    """zlib's decompressor with the interface of the others."""
+    """zlib's decompressor with the same interface."""
 
     def __init__(self):
         self._zlib = zlib.decompressobj(wbits=31)
@@ -215,11 +215,11 @@ class _Gzip:
 
 
 def _zstd() -> tuple[Callable[[], _Decompressor], type[Exception]]:
-    zstd = library("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd", "reading .zst")
+    zstd = import_optional("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd", "reading .zst")
     return zstd.ZstdDecompressor, zstd.ZstdError
 
 
-# What makes a decompressor, and what that raises.
+# Constructor of the decompressor, and the exception that it raises.
 _DECOMPRESSORS: dict[str, Callable[[], tuple[Callable[[], _Decompressor], type[Exception]]]] = {
     ".gz": lambda: (_Gzip, zlib.error),
     ".bz2": lambda: (bz2.BZ2Decompressor, OSError),
@@ -228,10 +228,9 @@ _DECOMPRESSORS: dict[str, Callable[[], tuple[Callable[[], _Decompressor], type[E
 
 
 def _decompress(path: str, kind: str, read: Callable[[int], bytes]) -> Iterator[bytes]:
-    """Decompressed data in pieces of at most 1 MiB, however strongly it was compressed.
+    """Decompressed data in pieces of at most 1 MiB, for any compression ratio.
 
-    The file objects of bz2 and zstd are not used: they take what is damaged behind the first stream for
-    garbage that may be left out.
+    The file objects of bz2 and zstd are not used: they ignore damaged data after the first stream.
     """
     new, damage = _DECOMPRESSORS[kind]()
     data = read(_RAW_BYTES)
@@ -251,7 +250,7 @@ def _decompress(path: str, kind: str, read: Callable[[int], bytes]) -> Iterator[
             data = read(_RAW_BYTES) if decompressor.needs_input else b""
             if decompressor.needs_input and not data and not result:
                 raise UserError(f"{path}: truncated, its {kind} data has no end; download it again")
-        data = decompressor.unused_data.lstrip(b"\0")  # some tools fill up with zeros
+        data = decompressor.unused_data.lstrip(b"\0")  # some tools pad with zeros
         while not data and (more := read(_RAW_BYTES)):
             data = more.lstrip(b"\0")
         if not data:

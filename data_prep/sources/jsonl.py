@@ -1,7 +1,7 @@
-"""`jsonl:GLOB@FIELD`: JSON lines, each a record with the document in one of its fields.
+"""`jsonl:GLOB@FIELD`: JSON lines, each a record with a document in one of its fields.
 
-orjson reads them: strict, and of the fast parsers the one that says best what is wrong and where. On records of
-1.5 kB it does 750 MB/s, msgspec 890 (typed), Python's json 285.
+orjson parses them: it is strict, and of the fast parsers it has the most precise error messages. On records of 1.5 kB
+it reaches 750 MB/s, msgspec 890 (typed), Python's json 285.
 """
 
 import dataclasses
@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from data_prep.sources import files
-from data_prep.sources.base import MAX_RECORD_BYTES, Document, Skipped, library
-from data_prep.sources.cut import Piece, cut_records
-from data_prep.sources.fields import kind_of, no_such_field, text_of
-from data_prep.sources.plain import FileSource, decode
+from data_prep.sources.base import MAX_RECORD_BYTES, Document, Skipped, import_optional
+from data_prep.sources.field_validation import document_from_text, json_type_name, missing_field_message
+from data_prep.sources.text_chunks import TextChunk, record_aligned_blocks
+from data_prep.sources.text_files import FileSource, decode_utf8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,25 +22,27 @@ class JsonLinesSource(FileSource):
     field: str = ""
     max_record_bytes: int = MAX_RECORD_BYTES
 
-    def _pieces(self, file: files.Reader) -> Iterator[Piece | Skipped]:
-        return cut_records(file, b"\n", self.block_bytes, self.max_record_bytes)
+    def _chunks(self, file: files.DecompressingReader) -> Iterator[TextChunk | Skipped]:
+        return record_aligned_blocks(file, b"\n", self.block_bytes, self.max_record_bytes)
 
-    def _documents(self, piece: Piece) -> Iterator[Document | Skipped]:
-        data, begin, number = memoryview(piece.data), 0, piece.line  # no copies: a line may have a GB
+    def _documents(self, chunk: TextChunk) -> Iterator[Document | Skipped]:
+        data, begin, number = memoryview(chunk.data), 0, chunk.line  # no copies: a line may be 1 GB
         while begin < len(data):
-            end = piece.data.find(b"\n", begin)
+            end = chunk.data.find(b"\n", begin)
             end = end if end >= 0 else len(data)
             if end > begin:
-                yield from self._line(piece, data, begin, end, number)
+                yield from self._line(chunk, data, begin, end, number)
             begin, number = end + 1, number + 1
 
-    def _line(self, piece: Piece, data: memoryview, begin: int, end: int, number: int) -> Iterator[Document | Skipped]:
-        orjson = library("orjson", "reading JSON lines")
-        origin = f"{piece.path}:{number}"
+    def _line(
+        self, chunk: TextChunk, data: memoryview, begin: int, end: int, number: int
+    ) -> Iterator[Document | Skipped]:
+        orjson = import_optional("orjson", "reading JSON lines")
+        origin = f"{chunk.path}:{number}"
         try:
             yield _document(orjson.loads(data[begin:end]), self.field.split("."), origin)
         except orjson.JSONDecodeError as error:
-            text = decode(piece, begin, end, origin)
+            text = decode_utf8(chunk, begin, end, origin)
             if isinstance(text, Skipped):
                 yield text
             elif text.strip():
@@ -51,8 +53,10 @@ def _document(record: Any, names: list[str], origin: str) -> Document | Skipped:
     for depth, name in enumerate(names):
         if not isinstance(record, dict):
             what = ".".join(names[:depth]) or "the line"
-            return Skipped("missing_field", origin, f"{what} is {kind_of(record)}, not an object with a field {name!r}")
+            return Skipped(
+                "missing_field", origin, f"{what} is {json_type_name(record)}, not an object with a field {name!r}"
+            )
         if name not in record:
-            return Skipped("missing_field", origin, no_such_field(name, record))
+            return Skipped("missing_field", origin, missing_field_message(name, record))
         record = record[name]
-    return text_of(record, ".".join(names), origin)
+    return document_from_text(record, ".".join(names), origin)

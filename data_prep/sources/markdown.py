@@ -1,11 +1,11 @@
-"""`markdown:GLOB`: Markdown becomes plain text, paragraph by paragraph.
+"""`markdown:GLOB`: converts Markdown to plain text, paragraph by paragraph.
 
-Kept: headings (paragraphs of their own), items of lists, quotations, the text of links, inline code, footnotes, rows of
-tables (a line each), and indented blocks, which in books are verse and letters more often than code. Left out:
-fenced code, images, HTML tags and comments, the names of footnotes, rulers, and metadata at the beginning of a file.
+Kept: headings (as separate paragraphs), list items, quotations, the text of links, inline code, footnotes, rows of
+tables (one line each), and indented blocks, which in books are verse and letters more often than code. Removed: fenced
+code, images, HTML tags and comments, the names of footnotes, rulers, and metadata at the start of a file.
 
-pyromark (Rust's pulldown-cmark) parses: of the parsers with Python bindings the only one that gives events, so
-that nothing has to be undone, at more than 200 MB/s; markdown-it-py and mistune reach about 10.
+The parser is pyromark (Rust's pulldown-cmark), the only one with Python bindings that yields events, at more than
+200 MB/s; markdown-it-py and mistune reach about 10.
 """
 
 import dataclasses
@@ -16,11 +16,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from data_prep.sources import files
-from data_prep.sources.base import Document, Skipped, library
-from data_prep.sources.cut import Piece, Rule, cut_text
-from data_prep.sources.plain import FileSource, decode
+from data_prep.sources.base import Document, Skipped, import_optional
+from data_prep.sources.text_chunks import BoundaryRule, TextChunk, document_aligned_blocks
+from data_prep.sources.text_files import FileSource, decode_utf8
 
-# Blank lines inside these do not end what a cut must not separate.
+# Documents must not be split inside these, even at blank lines.
 _SOLID_MARKS = (b"```", b"~~~", b"<")
 _SOLID = re.compile(
     rb"^ {0,3}(?P<fence>`{3,}|~{3,})[^\n]*+\n(?s:.*?)(?:^ {0,3}(?P=fence)[`~]*+[ \t]*+$|\Z)"
@@ -34,18 +34,18 @@ _METADATA = re.compile(rb"---[ \t]*\r?\n(?:[\w-]+:.*\n|[ \t].*\n|- .*\n|\r?\n)*+
 _HTML = re.compile(r"<!--(?s:.*?)(?:-->|\Z)|<(script|style)\b(?s:.*?)(?:</\1>|\Z)|</?[a-zA-Z][^<>]*>")
 _BLANK_AT_END = re.compile(r"\n[ \t\r]*\n\s*\Z")
 
-# Where one of these begins or ends, so does a paragraph.
+# A paragraph begins and ends with each of these.
 _BLOCKS = frozenset(
     ["Paragraph", "Heading", "BlockQuote", "List", "Item", "FootnoteDefinition", "CodeBlock", "HtmlBlock", "Table"]
 )
 _LONGEST_BREAK = 100
 
 
-class MarkdownRule(Rule):
-    """A file is a document, or a heading begins one."""
+class MarkdownRule(BoundaryRule):
+    """A file is a document, or a heading begins a document."""
 
     def __init__(self, level: int | None):
-        """With `level`, headings down to that level begin a document."""
+        """With `level`, headings up to that level begin a document."""
         self._heading = level and re.compile(rb"(?s:.*\n)(?= {0,3}#{1,%d}[ \t\r\n])" % level)
 
     def boundary(self, window: bytes, stop: int, line_start: bool) -> int:
@@ -53,28 +53,28 @@ class MarkdownRule(Rule):
         return _last(self._heading, window, stop) if self._heading else 0
 
     def paragraph(self, window: bytes, stop: int) -> int:
-        """Behind the last blank line before text that is not indented."""
+        """After the last blank line before text that is not indented."""
         return _last(_LAST_PARAGRAPH_END, window, stop)
 
 
 def _last(pattern: re.Pattern, window: bytes, stop: int) -> int:
-    """Where the last match of a pattern ends that does not end inside something solid."""
+    """End of the last match of a pattern that does not end inside fenced code or HTML."""
     spans = []
     if any(mark in window for mark in _SOLID_MARKS):
-        spans = [found.span() for found in _SOLID.finditer(window, 0, stop)]
-    while found := pattern.match(window, 0, stop):
-        while spans and spans[-1][0] >= found.end():
+        spans = [match.span() for match in _SOLID.finditer(window, 0, stop)]
+    while match := pattern.match(window, 0, stop):
+        while spans and spans[-1][0] >= match.end():
             spans.pop()
-        if not spans or found.end() >= spans[-1][1]:
-            return found.end()
-        stop = spans[-1][0] + 1  # so that what begins there can be seen
+        if not spans or match.end() >= spans[-1][1]:
+            return match.end()
+        stop = spans[-1][0] + 1  # so that a match that begins there is found
     return 0
 
 
 @functools.cache
 def _parser() -> tuple[Any, Any]:
-    """pyromark's function that gives events with their places, and what it is to understand beside CommonMark."""
-    pyromark = library("pyromark", "reading Markdown")
+    """pyromark's function for events with their places, and the options for extensions of CommonMark."""
+    pyromark = import_optional("pyromark", "reading Markdown")
     extra = pyromark.Options
     options = extra.ENABLE_TABLES | extra.ENABLE_FOOTNOTES | extra.ENABLE_STRIKETHROUGH | extra.ENABLE_TASKLISTS
     return pyromark.events_with_range, options
@@ -85,44 +85,44 @@ class MarkdownSource(FileSource):
     """`markdown:GLOB` and `markdown:GLOB@LEVEL`."""
 
     level: int | None = None
-    """headings down to this level begin a document; None: a file is a document"""
+    """headings up to this level begin a document; None: a file is a document"""
 
-    def _pieces(self, file: files.Reader) -> Iterator[Piece]:
-        return cut_text(file, MarkdownRule(self.level), self.block_bytes)
+    def _chunks(self, file: files.DecompressingReader) -> Iterator[TextChunk]:
+        return document_aligned_blocks(file, MarkdownRule(self.level), self.block_bytes)
 
-    def _documents(self, piece: Piece) -> Iterator[Document | Skipped]:
-        # In the middle of a file three hyphens are a ruler.
-        metadata = _METADATA.match(piece.data) if piece.line == 1 and piece.begins else None
+    def _documents(self, chunk: TextChunk) -> Iterator[Document | Skipped]:
+        # In the middle of a file, three hyphens are a ruler.
+        metadata = _METADATA.match(chunk.data) if chunk.line == 1 and chunk.begins else None
         skipped = metadata.end() if metadata else 0
-        text = decode(piece, skipped, len(piece.data), piece.origin)
+        text = decode_utf8(chunk, skipped, len(chunk.data), chunk.origin)
         if isinstance(text, Skipped):
             yield text
-            if piece.begins and piece.ends:
+            if chunk.begins and chunk.ends:
                 return
             text = ""
         documents = list(_split(text, self.level))
-        line, counted, any_text = piece.line, 0, False
+        line, counted, any_text = chunk.line, 0, False
         for index, (begin, paragraphs) in enumerate(documents):
-            line += piece.data.count(b"\n", counted, skipped + begin)
+            line += chunk.data.count(b"\n", counted, skipped + begin)
             counted = skipped + begin
             any_text = any_text or bool(paragraphs)
-            begins, ends = piece.begins or index > 0, piece.ends or index < len(documents) - 1
+            begins, ends = chunk.begins or index > 0, chunk.ends or index < len(documents) - 1
             if paragraphs or not (begins and ends):
-                origin = piece.path if begins and self.level is None else f"{piece.path}:{line}"
-                glue = _glue(text) if paragraphs and not ends else ""
-                yield Document(origin, "\n\n".join(paragraphs) + glue, begins=begins, ends=ends)
-        if not any_text and piece.begins and piece.ends:
-            yield Skipped("empty_document", piece.origin, "holds no text beside markup")
+                origin = chunk.path if begins and self.level is None else f"{chunk.path}:{line}"
+                separator = _separator(text) if paragraphs and not ends else ""
+                yield Document(origin, "\n\n".join(paragraphs) + separator, begins=begins, ends=ends)
+        if not any_text and chunk.begins and chunk.ends:
+            yield Skipped("empty_document", chunk.origin, "contains no text besides markup")
 
 
-def _glue(text: str) -> str:
-    """What stands between the text of this part and the next."""
+def _separator(text: str) -> str:
+    """The separator between the text of this part and the next."""
     end = text[-_LONGEST_BREAK:]
     return "\n\n" if _BLANK_AT_END.search(end) else end[len(end.rstrip()) :]
 
 
 def _split(text: str, level: int | None) -> Iterator[tuple[int, list[str]]]:
-    """Place (in bytes) and paragraphs of the documents in a text; what stands before the first heading may be empty."""
+    """Place (in bytes) and paragraphs of the documents in a text; the one before the first heading may be empty."""
     events, options = _parser()
     paragraphs = _Paragraphs()
     begin = 0
@@ -137,13 +137,13 @@ def _split(text: str, level: int | None) -> Iterator[tuple[int, list[str]]]:
 
 
 class _Paragraphs:
-    """Makes paragraphs of pyromark's events."""
+    """Builds paragraphs from pyromark's events."""
 
     def __init__(self):
         self._done: list[str] = []
         self._current: list[str] = []
         self._hidden: list[str] = []
-        """what is open of that which is left out with all it holds"""
+        """open elements whose content is removed"""
 
     def take(self) -> list[str]:
         """The paragraphs since the last call."""
@@ -152,7 +152,7 @@ class _Paragraphs:
         return done
 
     def add(self, event: str | dict) -> None:
-        """Takes an event: a word, or a dict of one word and what belongs to it."""
+        """Adds an event: a name, or a dict with one name and its value."""
         if type(event) is str:
             if event != "Rule" and not self._hidden:  # SoftBreak, HardBreak
                 self._current.append("\n")

@@ -1,7 +1,7 @@
-"""`mediawiki:GLOB`: XML dumps of MediaWiki (`pages-articles`): the articles, as plain text.
+"""`mediawiki:GLOB`: the articles of XML dumps of MediaWiki (`pages-articles`), as plain text.
 
-Articles are the pages of namespace 0 that are no redirects; of several revisions the last one counts. Each page is
-parsed by itself, with the expat of Python's standard library, so that a damaged one costs no other.
+Articles are the pages of namespace 0 that are not redirects; of several revisions the last one is used. Each page is
+parsed separately, with expat of Python's standard library, so that a damaged page does not affect others.
 """
 
 import dataclasses
@@ -11,20 +11,20 @@ from xml.etree import ElementTree
 
 from data_prep.sources import files, wikitext
 from data_prep.sources.base import MAX_RECORD_BYTES, Document, Skipped
-from data_prep.sources.cut import Piece, cut_records
-from data_prep.sources.plain import FileSource
+from data_prep.sources.text_chunks import TextChunk, record_aligned_blocks
+from data_prep.sources.text_files import FileSource
 
 _BEGIN, _END = b"<page>", b"</page>"
-# Of files, of categories.
+# Namespaces of files and categories.
 _HIDDEN_NAMESPACE = re.compile(rb'<namespace key="(?:6|14)"[^>]*>([^<]+)</namespace>')
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Pages(Piece):
-    """Pages and what the head of their dump says."""
+class _Pages(TextChunk):
+    """Pages, with the namespaces that the head of the dump defines."""
 
     hidden: tuple[str, ...] = ()
-    """the names, in the wiki's language, of the namespaces whose links show no text"""
+    """names, in the language of the wiki, of the namespaces whose links show no text"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,24 +33,24 @@ class MediaWikiSource(FileSource):
 
     max_record_bytes: int = MAX_RECORD_BYTES
 
-    def _pieces(self, file: files.Reader) -> Iterator[Piece | Skipped]:
+    def _chunks(self, file: files.DecompressingReader) -> Iterator[TextChunk | Skipped]:
         hidden: tuple[str, ...] | None = None
-        for piece in cut_records(file, _END, self.block_bytes, self.max_record_bytes):
-            if isinstance(piece, Skipped):
-                yield piece
+        for chunk in record_aligned_blocks(file, _END, self.block_bytes, self.max_record_bytes):
+            if isinstance(chunk, Skipped):
+                yield chunk
                 continue
             if hidden is None:
-                head = piece.data[: piece.data.find(_BEGIN)]
+                head = chunk.data[: chunk.data.find(_BEGIN)]
                 hidden = tuple(name.decode(errors="replace") for name in _HIDDEN_NAMESPACE.findall(head))
-            fields = {field.name: getattr(piece, field.name) for field in dataclasses.fields(piece)}
+            fields = {field.name: getattr(chunk, field.name) for field in dataclasses.fields(chunk)}
             yield _Pages(**fields, hidden=hidden)
 
-    def _documents(self, piece: _Pages) -> Iterator[Document | Skipped]:
-        data, line, counted, end = piece.data, piece.line, 0, 0
+    def _documents(self, chunk: _Pages) -> Iterator[Document | Skipped]:
+        data, line, counted, end = chunk.data, chunk.line, 0, 0
         while (begin := data.find(_BEGIN, end)) >= 0:
             line += data.count(b"\n", counted, begin)
             counted = begin
-            origin = f"{piece.path}:{line}"
+            origin = f"{chunk.path}:{line}"
             end = data.find(_END, begin)
             if end < 0:
                 yield Skipped("malformed_xml", origin, "<page> without </page>; is the dump complete?")
@@ -61,22 +61,22 @@ class MediaWikiSource(FileSource):
             except ElementTree.ParseError as error:
                 yield Skipped("malformed_xml", origin, f"in the page that begins here: {error}")
                 continue
-            yield from _article(page, piece, origin)
+            yield from _article(page, chunk, origin)
 
 
-def _article(page: ElementTree.Element, piece: _Pages, origin: str) -> Iterator[Document | Skipped]:
+def _article(page: ElementTree.Element, chunk: _Pages, origin: str) -> Iterator[Document | Skipped]:
     if page.findtext("ns", "0").strip() != "0" or page.find("redirect") is not None:
         return
     title = page.findtext("title")
     if title:
-        origin = f"{piece.path}#{title}"
+        origin = f"{chunk.path}#{title}"
     revision = page.find("revision[last()]")
     text = None if revision is None else revision.findtext("text")
     if text is None:
         yield Skipped("missing_text", origin, "the page has no revision with text")
     elif (model := revision.findtext("model", "wikitext")) != "wikitext":
         yield Skipped("not_wikitext", origin, f"the page's content model is {model}")
-    elif plain := wikitext.plain_text(text, frozenset(piece.hidden)):
+    elif plain := wikitext.plain_text(text, frozenset(chunk.hidden)):
         yield Document(origin, plain)
     else:
-        yield Skipped("empty_document", origin, "the page has no text beside templates, tables and links")
+        yield Skipped("empty_document", origin, "the page has no text besides templates, tables and links")

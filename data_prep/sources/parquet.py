@@ -1,7 +1,6 @@
-"""`parquet:GLOB@FIELD`: Parquet files, each row a record with the document in one of its columns.
+"""`parquet:GLOB@FIELD`: Parquet files, each row a record with a document in one of its columns.
 
-pyarrow reads them, column by column and page by page, so that neither the other columns nor a whole row group is
-ever in memory.
+pyarrow reads the column page by page, so that neither other columns nor a whole row group is in memory.
 """
 
 import contextlib
@@ -22,14 +21,14 @@ from data_prep.sources.base import (
     Input,
     Skipped,
     Source,
-    library,
+    import_optional,
 )
-from data_prep.sources.fields import no_such_field, text_of_bytes
+from data_prep.sources.field_validation import document_from_utf8, missing_field_message
 
 _BLOCKS_PER_INPUT = 16
 _PAGE_BUFFER_BYTES = 1 << 20
-_MOST_ROWS = 1 << 14
-"""At a time: where values repeat, their size in the file says little about that in memory."""
+_MAX_ROWS = 1 << 14
+"""Rows to read at a time: if values repeat, their size in memory can be much larger than in the file."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,8 +47,8 @@ class ParquetSource(Source):
     def inputs(self) -> list[Input]:
         """Ranges of row groups with about 16 blocks of the column each."""
         inputs = []
-        for path, _ in files.find(self.spec, self.pattern):
-            with _opened(path) as parquet:
+        for path, _ in files.find_files(self.spec, self.pattern):
+            with _open_parquet(path) as parquet:
                 self._names(path, parquet.schema_arrow)
                 sizes = [self._sizes(parquet.metadata.row_group(group))[0] for group in range(parquet.num_row_groups)]
             start = 0
@@ -61,10 +60,10 @@ class ParquetSource(Source):
                 inputs.append(Input((path,), 0))
         return inputs
 
-    def blocks(self, part: Input, facts: list[dict]) -> Iterator[Block]:
-        """Reads the column; the file is hashed behind its last row."""
+    def blocks(self, part: Input, file_entries: list[dict]) -> Iterator[Block]:
+        """Reads the column; the file is hashed after its last row."""
         (path,) = part.paths
-        with _opened(path) as parquet:
+        with _open_parquet(path) as parquet:
             groups = [parquet.metadata.row_group(group) for group in range(part.start, part.stop)]
             names = self._names(path, parquet.schema_arrow)
             first = sum(parquet.metadata.row_group(group).num_rows for group in range(part.start))
@@ -81,7 +80,7 @@ class ParquetSource(Source):
         if not rows:
             yield Block(path, (path, 0, None), part.size)
         if complete:
-            facts.append(files.hashed(path))
+            file_entries.append(files.hash_file(path))
 
     def documents(self, block: Block) -> Iterator[Document | Skipped]:
         """A document for each row."""
@@ -90,34 +89,34 @@ class ParquetSource(Source):
             yield Skipped("empty_file", path, "has no rows")
             return
         for row, value in enumerate(_values(data), begin):
-            yield text_of_bytes(value, self.field, f"{path}:row {row}", self.max_record_bytes)
+            yield document_from_utf8(value, self.field, f"{path}:row {row}", self.max_record_bytes)
 
     def _names(self, path: str, schema: Any) -> list[str]:
-        """The field as names from the outside in; also says whether it is there and text."""
+        """The names of the field from the outermost struct inwards; checks that it exists and is text."""
         names = [self.field] if self.field in schema.names else self.field.split(".")
-        kind = library("pyarrow", "reading Parquet").struct(list(schema))
+        kind = import_optional("pyarrow", "reading Parquet").struct(list(schema))
         for name in names:
             fields = [field.name for field in kind] if hasattr(kind, "get_field_index") else []
             if name not in fields:
-                raise UserError(f"--source {self.spec}: {path}: {no_such_field(name, fields)}")
+                raise UserError(f"--source {self.spec}: {path}: {missing_field_message(name, fields)}")
             kind = kind.field(name).type
         if str(getattr(kind, "value_type", kind)) not in _TEXT_TYPES or hasattr(kind, "value_field"):
             raise UserError(f"--source {self.spec}: {path}: the column {self.field!r} has type {kind}, not text")
         return names
 
     def _sizes(self, group: Any) -> tuple[int, int]:
-        """Bytes of the column in a row group on disk, and unpacked."""
+        """Bytes of the column in a row group, compressed and uncompressed."""
         columns = [group.column(index) for index in range(group.num_columns)]
-        mine = [column for column in columns if column.path_in_schema == self.field]
-        return sum(c.total_compressed_size for c in mine), sum(c.total_uncompressed_size for c in mine)
+        own = [column for column in columns if column.path_in_schema == self.field]
+        return sum(c.total_compressed_size for c in own), sum(c.total_uncompressed_size for c in own)
 
     def _columns(self, parquet: Any, part: Input, names: list[str]) -> Iterator[Any]:
         """The column's values, as large binary arrays of about a block."""
-        pyarrow, compute = (library(name, "reading Parquet") for name in ("pyarrow", "pyarrow.compute"))
+        pyarrow, compute = (import_optional(name, "reading Parquet") for name in ("pyarrow", "pyarrow.compute"))
         for group in range(part.start, part.stop):
             metadata = parquet.metadata.row_group(group)
             rows = self.block_bytes * metadata.num_rows // max(1, self._sizes(metadata)[1])
-            rows = min(max(1, rows), _MOST_ROWS)
+            rows = min(max(1, rows), _MAX_ROWS)
             for batch in parquet.iter_batches(rows, row_groups=[group], columns=[self.field], use_threads=False):
                 column = batch.column(0)
                 for name in names[1:]:
@@ -128,7 +127,7 @@ class ParquetSource(Source):
 
     def _cuts(self, column: Any) -> Iterator[tuple[int, int]]:
         """Ranges of rows with about a block of text, at least a row."""
-        lengths = library("pyarrow.compute", "reading Parquet").binary_length(column).fill_null(0)
+        lengths = import_optional("pyarrow.compute", "reading Parquet").binary_length(column).fill_null(0)
         ends = np.cumsum(lengths.to_numpy(zero_copy_only=False))
         start = 0
         while start < len(column):
@@ -142,26 +141,26 @@ _TEXT_TYPES = frozenset({"string", "large_string", "string_view", "binary", "lar
 
 
 @contextlib.contextmanager
-def _opened(path: str) -> Iterator[Any]:
-    """A Parquet file; what is wrong with it while it is open becomes a UserError."""
-    pyarrow, parquet = (library(name, "reading Parquet") for name in ("pyarrow", "pyarrow.parquet"))
+def _open_parquet(path: str) -> Iterator[Any]:
+    """Opens a Parquet file; errors while it is open become a UserError."""
+    pyarrow, parquet = (import_optional(name, "reading Parquet") for name in ("pyarrow", "pyarrow.parquet"))
     try:
         with (
             epath.Path(path).open("rb") as file,
-            parquet.ParquetFile(file, buffer_size=_PAGE_BUFFER_BYTES, pre_buffer=False) as opened,
+            parquet.ParquetFile(file, buffer_size=_PAGE_BUFFER_BYTES, pre_buffer=False) as parquet_file,
         ):
-            yield opened
+            yield parquet_file
     except (OSError, pyarrow.ArrowException) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"{path}: cannot be read as Parquet ({reason}); is it whole? download it again") from error
+        raise UserError(f"{path}: cannot be read as Parquet ({reason}); is it complete? download it again") from error
 
 
 def _serialized(column: Any) -> bytes:
-    pyarrow = library("pyarrow", "reading Parquet")
+    pyarrow = import_optional("pyarrow", "reading Parquet")
     return pyarrow.RecordBatch.from_arrays([column], ["text"]).serialize().to_pybytes()
 
 
 def _values(data: bytes) -> list[bytes | None]:
-    pyarrow = library("pyarrow", "reading Parquet")
+    pyarrow = import_optional("pyarrow", "reading Parquet")
     schema = pyarrow.schema([("text", pyarrow.large_binary())])
     return pyarrow.ipc.read_record_batch(pyarrow.py_buffer(data), schema).column(0).to_pylist()

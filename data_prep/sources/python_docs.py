@@ -1,7 +1,7 @@
-"""The documentation that ships with Python itself: a real corpus of English without any download.
+"""`python-docs`: the documentation installed with Python, a real English corpus without a download.
 
-pydoc's topics, and the docstrings of the standard library and of every installed package, read from
-the source files with `ast`; nothing is imported or executed.
+pydoc's topics, and the docstrings of the standard library and of every installed package, read from the source files
+with `ast`; no module is imported or executed.
 """
 
 import ast
@@ -21,12 +21,12 @@ from data_prep.parallel import ordered_map
 from data_prep.sources.base import BLOCK_BYTES, Block, Document, Input, Source
 
 MAX_BYTES = 24_000_000
-"""Where the corpus is cut, in UTF-8 bytes; an environment with many packages would make it huge."""
+"""Maximum size of the corpus in UTF-8 bytes; with many installed packages it would be much larger."""
 MIN_CHARACTERS = 200
-"""A module whose docstrings are shorter tells no story."""
+"""Modules with shorter docstrings are skipped."""
 
-# Tests document little; vendored copies say again what the package itself says; the standard library may
-# hold the site-packages of another environment.
+# Tests have few docstrings; vendored copies repeat those of the package; the standard library may
+# contain the site-packages of another environment.
 _SKIPPED_DIRECTORIES = frozenset({"test", "tests", "idle_test", "_vendor", "vendored", "site-packages"})
 _FILES_PER_TASK = 64
 
@@ -43,7 +43,7 @@ _ITEM = re.compile(r"\s*([-*+•]\s|\d+[.)]\s|\*{0,2}[\w.]+( ?\([^)]*\))? ?:\s|:
 
 @dataclasses.dataclass(frozen=True)
 class PythonDocsSource(Source):
-    """`python-docs`: reading the modules is the cutting into blocks; each document depends on those before it."""
+    """`python-docs`: `blocks` reads the modules, because each document depends on those before it."""
 
     workers: int = 1
     """processes that read modules; the result does not depend on it"""
@@ -53,7 +53,7 @@ class PythonDocsSource(Source):
         """All of it at once."""
         return [Input((), MAX_BYTES)]
 
-    def blocks(self, part: Input, facts: list[dict]) -> Iterator[Block]:
+    def blocks(self, part: Input, file_entries: list[dict]) -> Iterator[Block]:
         """Names and texts of documents."""
         gathered: list[tuple[str, str]] = []
         size = reported = 0
@@ -64,11 +64,11 @@ class PythonDocsSource(Source):
                 gathered, size, reported = [], 0, reported + size
             gathered.append((name, text))
             size += length
-        facts.extend(versions())
+        file_entries.extend(versions())
         yield Block("python-docs", tuple(gathered), part.size - reported)
 
     def documents(self, block: Block) -> Iterator[Document]:
-        """As they come."""
+        """The documents of a block, in order."""
         for name, text in block.payload:
             yield Document(_origin(name), text)
 
@@ -78,18 +78,18 @@ def _origin(name: str) -> str:
 
 
 def documents(workers: int = 1) -> Iterator[tuple[str, str]]:
-    """Name and text of every document; blank lines between paragraphs.
+    """Name and text of every document, with blank lines between paragraphs.
 
-    Topics come first, then the modules in an order drawn by a hash of their names, so that where
-    24 MB are reached every package has kept its share. A docstring that occurred before is left out.
+    Topics come first, then the modules, ordered by a hash of their names, so that at 24 MB every package has its share.
+    A docstring that occurred before is skipped.
 
     Args:
       workers: processes that read modules; the result does not depend on it.
     """
-    seen: set[bytes] = set()
+    known: set[bytes] = set()
     size = 0
     for name, blocks in _candidates(workers):
-        text = "\n\n".join(_unseen(blocks, seen))
+        text = "\n\n".join(_new_blocks(blocks, known))
         if len(text) < MIN_CHARACTERS:
             continue
         size += len(text.encode())
@@ -99,10 +99,10 @@ def documents(workers: int = 1) -> Iterator[tuple[str, str]]:
 
 
 def versions() -> list[dict]:
-    """What the documentation belongs to: {"name", "version"} of Python and of the installed packages."""
+    """Versions of the documentation: {"name", "version"} of Python and of the installed packages."""
     packages = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
-    found = [("python", platform.python_version()), *sorted(packages.items())]
-    return [{"name": name, "version": version} for name, version in found]
+    versioned = [("python", platform.python_version()), *sorted(packages.items())]
+    return [{"name": name, "version": version} for name, version in versioned]
 
 
 def module_blocks(source: bytes) -> list[str]:
@@ -112,7 +112,7 @@ def module_blocks(source: bytes) -> list[str]:
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a stray backslash in somebody's string is not our matter
+            warnings.simplefilter("ignore")  # e.g. about invalid escapes in strings
             tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
@@ -120,7 +120,7 @@ def module_blocks(source: bytes) -> list[str]:
 
 
 def prose(docstring: str) -> str:
-    """A docstring without what is not language: doctests, code blocks, rulers and directives.
+    """A docstring without doctests, code blocks, rulers and directives.
 
     Lines of a paragraph are joined; list items and parameters are paragraphs of their own.
     """
@@ -128,7 +128,7 @@ def prose(docstring: str) -> str:
     code_indent: int | None = None  # lines deeper than this are code
     in_doctest = in_fence = False
     previous_depth = 0
-    # An escape in a docstring can make half a surrogate pair, which no file can hold.
+    # An escape in a docstring can give a lone surrogate, which UTF-8 cannot represent.
     docstring = docstring.encode(errors="ignore").decode()
     for line in inspect.cleandoc(docstring).split("\n"):
         stripped = line.strip()
@@ -147,7 +147,7 @@ def prose(docstring: str) -> str:
             is_code_next = stripped.endswith("::") or _CODE_DIRECTIVE.match(line) is not None
             code_indent = depth if is_code_next else None
             if _RULER.match(line) and len(paragraphs[-1]) == 1 and len(paragraphs[-1][0].split()) < 3:
-                paragraphs.pop()  # "Parameters" over a ruler: a heading that says nothing by itself
+                paragraphs.pop()  # "Parameters" above a ruler: a heading without content
             if _MARKUP.match(line):
                 paragraphs.append([])
                 continue
@@ -164,15 +164,15 @@ def _docstrings(node: ast.AST) -> Iterator[str]:
         if docstring:
             yield docstring
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.stmt):  # docstrings do not hide in expressions
+        if isinstance(child, ast.stmt):  # expressions contain no docstrings
             yield from _docstrings(child)
 
 
-def _unseen(blocks: list[str], seen: set[bytes]) -> Iterator[str]:
+def _new_blocks(blocks: list[str], known: set[bytes]) -> Iterator[str]:
     for block in blocks:
         digest = hashlib.sha256(block.encode()).digest()[:16]
-        if digest not in seen:
-            seen.add(digest)
+        if digest not in known:
+            known.add(digest)
             yield block
 
 
@@ -196,7 +196,7 @@ def _topics(path: pathlib.Path) -> Iterator[tuple[str, list[str]]]:
 def _modules(library: pathlib.Path) -> list[tuple[str, pathlib.Path]]:
     """Name and file of the modules, the standard library's first, then by a hash of the name."""
     paths = sysconfig.get_paths()
-    found: dict[str, tuple[bool, bytes, pathlib.Path]] = {}
+    modules: dict[str, tuple[bool, bytes, pathlib.Path]] = {}
     for root in dict.fromkeys([library, pathlib.Path(paths["purelib"]), pathlib.Path(paths["platlib"])]):
         for path in root.rglob("*.py"):
             inner = path.relative_to(root)
@@ -204,8 +204,8 @@ def _modules(library: pathlib.Path) -> list[tuple[str, pathlib.Path]]:
                 continue
             name = ".".join(inner.with_suffix("").parts)
             digest = hashlib.sha256(name.encode()).digest()
-            found.setdefault(name, (root != library, digest, path))
-    return [(name, found[name][2]) for name in sorted(found, key=lambda name: found[name][:2])]
+            modules.setdefault(name, (root != library, digest, path))
+    return [(name, modules[name][2]) for name in sorted(modules, key=lambda name: modules[name][:2])]
 
 
 def _read_modules(modules: list[tuple[str, pathlib.Path]]) -> list[tuple[str, list[str]]]:

@@ -1,8 +1,8 @@
-"""An invented language, always the same text: what the shipped reference curves were trained on.
+"""Generates the text of the shipped reference curves, in an artificial language.
 
-Stems are drawn once; articles, adjectives and nouns agree in class and number, verbs with their subject in number.
-A document has a topic, from whose words most of its nouns and verbs come, and heroes that return, so that a model
-can tell whether two passages belong together. Every choice is a counter hash in whole numbers: the text is the same,
+Stems are drawn once; articles, adjectives and nouns agree in class and number, verbs with their subject in number. A
+document has a topic, which provides most of its nouns and verbs, and two recurring nouns, so that a model can learn
+whether two passages belong together. Every choice is a counter-based hash in integer arithmetic: the text is the same,
 bit for bit, on every machine and with every version of Python.
 """
 
@@ -13,47 +13,47 @@ from functools import cache
 from typing import NamedTuple
 
 VERSION = "1"
-"""Of the text: another one makes another corpus, and the reference curves have to be made again."""
+"""Of the text. A new version gives another corpus and requires new reference curves."""
 NUM_DOCUMENTS = 1600
 
 _WORD_BITS = 0xFFFF_FFFF_FFFF_FFFF
 _CONSONANTS, _VOWELS = "bdfgklmnprstvz", "aeiou"
 _NOUN_ENDINGS = (("a", "ai"), ("o", "oi"), ("en", "eni"), ("u", "uri"), ("is", "isti"))
-"""Of classes, singular and plural; adjectives have those of their noun."""
+"""Of each noun class, singular and plural; adjectives take those of their noun."""
 _ARTICLES = (("la", "lai"), ("lo", "loi"), ("len", "leni"), ("lu", "luri"), ("lis", "listi"))
 _TOPICS = len(_NOUN_ENDINGS)
-"""A topic's nouns are of one class, so that much can be told from a document as a whole."""
+"""The nouns of a topic have one class, so the class is predictable from the document."""
 _VERB_ENDINGS = ("it", "irun")
 _PREPOSITIONS = ("po", "sur", "dek", "anta", "mi")
 _CONNECTIVES = ("ke", "dum", "alor", "tan")
-_FEWEST_WORDS = 4
+_MIN_WORDS = 4
 
 
-class Draws:
-    """Numbers that look random: SplitMix64 (Steele et al. 2014) of a key and a counter."""
+class HashRandom:
+    """Counter-based random numbers: SplitMix64 (Steele et al. 2014) of a key and a counter."""
 
     def __init__(self, *key: int):
         self._state = 0
         for part in key:
-            self._state = _mixed(self._state ^ part)
+            self._state = _hash64(self._state ^ part)
         self._count = 0
 
-    def below(self, limit: int) -> int:
-        """From [0, limit); the bias of at most limit / 2^64 does not matter here."""
+    def uniform_int(self, limit: int) -> int:
+        """An integer in [0, limit), with a bias of at most limit / 2^64."""
         self._count += 1
-        return _mixed(self._state + self._count * 0x9E3779B97F4A7C15) % limit
+        return _hash64(self._state + self._count * 0x9E3779B97F4A7C15) % limit
 
-    def happens(self, percent: int) -> bool:
-        """True in so many of a hundred cases."""
-        return self.below(100) < percent
+    def happens_percent(self, percent: int) -> bool:
+        """True with a probability of `percent` / 100."""
+        return self.uniform_int(100) < percent
 
-    def frequent(self, count: int) -> int:
-        """From [0, count): n with a chance in proportion to 1 / (n + 2), as words of a language are (Zipf)."""
+    def zipf(self, count: int) -> int:
+        """An integer n in [0, count) with probability proportional to 1 / (n + 2) (Zipf's law of words)."""
         sums = _zipf_sums(count)
-        return bisect.bisect_right(sums, self.below(sums[-1]))
+        return bisect.bisect_right(sums, self.uniform_int(sums[-1]))
 
 
-def _mixed(value: int) -> int:
+def _hash64(value: int) -> int:
     value &= _WORD_BITS
     value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _WORD_BITS
     value = (value ^ value >> 27) * 0x94D049BB133111EB & _WORD_BITS
@@ -66,51 +66,51 @@ def _zipf_sums(count: int) -> list[int]:
 
 
 class Noun(NamedTuple):
-    """A stem and its class, which articles and adjectives agree with."""
+    """A stem and its class, with which articles and adjectives agree."""
 
     stem: str
     kind: int
 
 
-class Stock(NamedTuple):
-    """Words to choose from, the frequent ones first."""
+class Lexicon(NamedTuple):
+    """Nouns and verbs, by decreasing frequency."""
 
     nouns: tuple[Noun, ...]
     verbs: tuple[str, ...]
 
 
 class Language(NamedTuple):
-    """All words."""
+    """All words of the language."""
 
-    common: Stock
-    topics: tuple[Stock, ...]
+    common: Lexicon
+    topics: tuple[Lexicon, ...]
     adjectives: tuple[str, ...]
     adverbs: tuple[str, ...]
 
 
 @cache
 def language() -> Language:
-    """The words, of which no two have the same stem."""
-    stems = _stems(Draws(1))
+    """The words of the language; all stems differ."""
+    stems = _stems(HashRandom(1))
 
-    def stock(kinds: Sequence[int], verbs: int) -> Stock:
-        return Stock(tuple(Noun(next(stems), kind) for kind in kinds), tuple(itertools.islice(stems, verbs)))
+    def lexicon(kinds: Sequence[int], verbs: int) -> Lexicon:
+        return Lexicon(tuple(Noun(next(stems), kind) for kind in kinds), tuple(itertools.islice(stems, verbs)))
 
     return Language(
-        common=stock([kind for kind in range(_TOPICS) for _ in range(2)], 5),
-        topics=tuple(stock([topic] * 12, 6) for topic in range(_TOPICS)),
+        common=lexicon([kind for kind in range(_TOPICS) for _ in range(2)], 5),
+        topics=tuple(lexicon([topic] * 12, 6) for topic in range(_TOPICS)),
         adjectives=tuple(itertools.islice(stems, 18)),
         adverbs=tuple(f"{stem}ek" for stem in itertools.islice(stems, 9)),
     )
 
 
-def _stems(draws: Draws) -> Iterator[str]:
+def _stems(draws: HashRandom) -> Iterator[str]:
     seen: set[str] = set()
     while True:
         letters = [_CONSONANTS, _VOWELS, _CONSONANTS]
-        if draws.happens(60):
+        if draws.happens_percent(60):
             letters += [_VOWELS, _CONSONANTS]
-        stem = "".join(kind[draws.below(len(kind))] for kind in letters)
+        stem = "".join(kind[draws.uniform_int(len(kind))] for kind in letters)
         if stem not in seen:
             seen.add(stem)
             yield stem
@@ -122,36 +122,36 @@ def document(index: int) -> list[str]:
     Args:
       index: in [0, NUM_DOCUMENTS).
     """
-    draws, words = Draws(2, index), language()
-    topic = words.topics[draws.below(_TOPICS)]
-    heroes = [topic.nouns[draws.below(len(topic.nouns))] for _ in range(2)]
-    return [_sentence(draws, words, topic, heroes) for _ in range(3 + draws.below(28))]
+    draws, words = HashRandom(2, index), language()
+    topic = words.topics[draws.uniform_int(_TOPICS)]
+    recurring = [topic.nouns[draws.uniform_int(len(topic.nouns))] for _ in range(2)]
+    return [_sentence(draws, words, topic, recurring) for _ in range(3 + draws.uniform_int(28))]
 
 
-def _sentence(draws: Draws, words: Language, topic: Stock, heroes: Sequence[Noun]) -> str:
-    sentence = [_CONNECTIVES[draws.frequent(len(_CONNECTIVES))]] if draws.happens(20) else []
-    number = draws.below(2)
-    sentence += _noun_phrase(draws, words, _noun(draws, words, topic, heroes), number)
-    stock = topic if draws.happens(70) else words.common
-    sentence.append(stock.verbs[draws.frequent(len(stock.verbs))] + _VERB_ENDINGS[number])
-    if draws.happens(60):
-        sentence += _noun_phrase(draws, words, _noun(draws, words, topic, heroes), draws.below(2))
-    if draws.happens(40):
-        sentence.append(_PREPOSITIONS[draws.frequent(len(_PREPOSITIONS))])
-        sentence += _noun_phrase(draws, words, _noun(draws, words, topic, heroes), draws.below(2))
-    if len(sentence) < _FEWEST_WORDS or draws.happens(25):
-        sentence.append(words.adverbs[draws.frequent(len(words.adverbs))])
+def _sentence(draws: HashRandom, words: Language, topic: Lexicon, recurring: Sequence[Noun]) -> str:
+    sentence = [_CONNECTIVES[draws.zipf(len(_CONNECTIVES))]] if draws.happens_percent(20) else []
+    number = draws.uniform_int(2)
+    sentence += _noun_phrase(draws, words, _noun(draws, words, topic, recurring), number)
+    lexicon = topic if draws.happens_percent(70) else words.common
+    sentence.append(lexicon.verbs[draws.zipf(len(lexicon.verbs))] + _VERB_ENDINGS[number])
+    if draws.happens_percent(60):
+        sentence += _noun_phrase(draws, words, _noun(draws, words, topic, recurring), draws.uniform_int(2))
+    if draws.happens_percent(40):
+        sentence.append(_PREPOSITIONS[draws.zipf(len(_PREPOSITIONS))])
+        sentence += _noun_phrase(draws, words, _noun(draws, words, topic, recurring), draws.uniform_int(2))
+    if len(sentence) < _MIN_WORDS or draws.happens_percent(25):
+        sentence.append(words.adverbs[draws.zipf(len(words.adverbs))])
     return " ".join(sentence).capitalize() + "."
 
 
-def _noun(draws: Draws, words: Language, topic: Stock, heroes: Sequence[Noun]) -> Noun:
-    if draws.happens(40):
-        return heroes[draws.below(len(heroes))]
-    stock = topic if draws.happens(85) else words.common
-    return stock.nouns[draws.frequent(len(stock.nouns))]
+def _noun(draws: HashRandom, words: Language, topic: Lexicon, recurring: Sequence[Noun]) -> Noun:
+    if draws.happens_percent(40):
+        return recurring[draws.uniform_int(len(recurring))]
+    lexicon = topic if draws.happens_percent(85) else words.common
+    return lexicon.nouns[draws.zipf(len(lexicon.nouns))]
 
 
-def _noun_phrase(draws: Draws, words: Language, noun: Noun, number: int) -> list[str]:
+def _noun_phrase(draws: HashRandom, words: Language, noun: Noun, number: int) -> list[str]:
     ending = _NOUN_ENDINGS[noun.kind][number]
-    adjective = [words.adjectives[draws.frequent(len(words.adjectives))] + ending] if draws.happens(40) else []
+    adjective = [words.adjectives[draws.zipf(len(words.adjectives))] + ending] if draws.happens_percent(40) else []
     return [_ARTICLES[noun.kind][number], *adjective, noun.stem + ending]

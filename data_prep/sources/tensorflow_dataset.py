@@ -1,4 +1,4 @@
-"""`tfds:NAME[/CONFIG]:SPLIT@FIELD`: a prepared TFDS dataset in the ArrayRecord form, read without TensorFlow."""
+"""`tfds:NAME[/CONFIG]:SPLIT@FIELD`: a prepared TFDS dataset in ArrayRecord format, read without TensorFlow."""
 
 import dataclasses
 import functools
@@ -14,12 +14,12 @@ from tensorflow_datasets.proto import tf_example_pb2
 
 from bert_jax.errors import UserError
 from data_prep.sources.base import BLOCK_BYTES, MAX_RECORD_BYTES, Block, Document, Input, Skipped, Source
-from data_prep.sources.fields import no_such_field, text_of_bytes
+from data_prep.sources.field_validation import document_from_utf8, missing_field_message
 
 _BLOCKS_PER_INPUT = 16
 _INFO = "dataset_info.json"
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)/?")
-_WAY_ROUND = (
+_PREPARE_HINT = (
     "on a machine with TensorFlow, prepare it with"
     " tfds.builder(NAME, file_format='array_record').download_and_prepare() and copy it here"
 )
@@ -29,7 +29,7 @@ _WAY_ROUND = (
 class TfdsSource(Source):
     """`tfds:NAME[/CONFIG][/VERSION]:SPLIT@FIELD`, or a directory for the name; FIELD may be dotted.
 
-    The name is looked for below $TFDS_DATA_DIR, by default ~/tensorflow_datasets; of several versions the highest is
+    The dataset is searched below $TFDS_DATA_DIR, by default ~/tensorflow_datasets; of several versions the highest is
     read. SPLIT may be a slice, e.g. `train[:10%]`. The payload of a block is a range of examples.
     """
 
@@ -42,7 +42,7 @@ class TfdsSource(Source):
     def inputs(self) -> list[Input]:
         """Ranges of examples with about 16 blocks each."""
         directory = os.fspath(_find(self.spec, self.name))
-        info = self._checked(directory)
+        info = self._checked_info(directory)
         examples = info.splits[self.split].num_examples
         rows, size = self._rows(info), info.splits[self.split.partition("[")[0]].num_bytes
         share = size / max(1, info.splits[self.split.partition("[")[0]].num_examples)
@@ -54,7 +54,7 @@ class TfdsSource(Source):
             raise UserError(f"--source {self.spec}: the split {self.split!r} has no examples")
         return inputs
 
-    def blocks(self, part: Input, facts: list[dict]) -> Iterator[Block]:
+    def blocks(self, part: Input, file_entries: list[dict]) -> Iterator[Block]:
         """Ranges of examples; the workers read them."""
         (directory,) = part.paths
         info = _builder(directory).info
@@ -66,7 +66,9 @@ class TfdsSource(Source):
             yield Block(f"{directory}:{self.split} {start}", (directory, start, stop), after - before)
         split = info.splits[self.split]
         if part.stop == split.num_examples:
-            facts.append({"name": f"{info.full_name}:{self.split}", "path": directory, "examples": split.num_examples})
+            file_entries.append(
+                {"name": f"{info.full_name}:{self.split}", "path": directory, "examples": split.num_examples}
+            )
 
     def documents(self, block: Block) -> Iterator[Document | Skipped]:
         """A document for each example."""
@@ -78,19 +80,21 @@ class TfdsSource(Source):
             if not values:
                 yield Skipped("missing_field", origin, f"the example has no {self.field!r}")
             else:
-                yield text_of_bytes(values[0], self.field, origin, self.max_record_bytes)
+                yield document_from_utf8(values[0], self.field, origin, self.max_record_bytes)
 
     def _rows(self, info: tfds.core.DatasetInfo) -> int:
         """Examples in a block."""
         split = info.splits[self.split.partition("[")[0]]
         return max(1, self.block_bytes * split.num_examples // max(1, split.num_bytes))
 
-    def _checked(self, directory: str) -> tfds.core.DatasetInfo:
-        """What TFDS says of the dataset, if it can be read here."""
+    def _checked_info(self, directory: str) -> tfds.core.DatasetInfo:
+        """TFDS's description of the dataset, after checks that it can be read."""
         info = _builder(directory).info
         if info.file_format is not tfds.core.FileFormat.ARRAY_RECORD:
-            form = info.file_format.value if info.file_format else "an unknown form"
-            raise UserError(f"--source {self.spec}: {directory} is {form}, which needs TensorFlow; {_WAY_ROUND}")
+            file_format = info.file_format.value if info.file_format else "an unknown format"
+            raise UserError(
+                f"--source {self.spec}: {directory} is {file_format}, which needs TensorFlow; {_PREPARE_HINT}"
+            )
         try:
             _ = info.splits[self.split]
         except (KeyError, ValueError) as error:
@@ -100,7 +104,7 @@ class TfdsSource(Source):
         for name in self.field.split("."):
             names = list(feature) if isinstance(feature, tfds.features.FeaturesDict) else []
             if name not in names:
-                raise UserError(f"--source {self.spec}: {no_such_field(name, names)}")
+                raise UserError(f"--source {self.spec}: {missing_field_message(name, names)}")
             feature = feature[name]
         if feature.shape != () or np.dtype(feature.np_dtype) != object:
             kind = " ".join(str(feature).split())
@@ -127,7 +131,7 @@ def _find(spec: str, name: str) -> epath.Path:
     if configs:
         prepared = ", ".join(configs)
         raise UserError(f"--source {spec}: say which configuration, e.g. {name}/{configs[0]}; prepared are: {prepared}")
-    raise UserError(f"--source {spec}: no dataset {name} prepared in {base} ($TFDS_DATA_DIR); {_WAY_ROUND}")
+    raise UserError(f"--source {spec}: no dataset {name} prepared in {base} ($TFDS_DATA_DIR); {_PREPARE_HINT}")
 
 
 @functools.lru_cache(maxsize=4)
@@ -148,7 +152,7 @@ def _records(directory: str, split: str, start: int, stop: int) -> list[bytes]:
     except (OSError, RuntimeError, ValueError, IndexError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"{directory}: cannot be read ({reason}); prepare the dataset again") from error
-    if b"" in records:  # what ArrayRecord gives where a shard is cut off or its checksum is wrong
+    if b"" in records:  # ArrayRecord's result for a truncated shard or a wrong checksum
         row = start + records.index(b"")
         raise UserError(f"{directory}: example {row} of {split} is damaged or cut off; prepare the dataset again")
     return records

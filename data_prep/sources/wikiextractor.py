@@ -1,7 +1,7 @@
-"""`wikiextractor:GLOB`: what WikiExtractor writes, articles between `<doc id="" url="" title="">` and `</doc>`.
+"""`wikiextractor:GLOB`: output of WikiExtractor, articles between `<doc id="" url="" title="">` and `</doc>`.
 
-Each line is a paragraph. The first line of an article, which repeats its title, is left out: it is no sentence
-(NVIDIA's preparation of Wikipedia for BERT leaves it out too).
+Each line is a paragraph. The first line of an article, which repeats its title, is removed: it is not a sentence
+(NVIDIA's preparation of Wikipedia for BERT removes it too).
 """
 
 import dataclasses
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from data_prep.sources import files
 from data_prep.sources.base import MAX_RECORD_BYTES, Document, Skipped
-from data_prep.sources.cut import Piece, cut_records
-from data_prep.sources.plain import FileSource, decode
+from data_prep.sources.text_chunks import TextChunk, record_aligned_blocks
+from data_prep.sources.text_files import FileSource, decode_utf8
 
 _BEGIN = re.compile(rb"<doc[ \t][^\n]*>[ \t]*\r?(?:\n|\Z)")
 _END = b"</doc>"
@@ -26,21 +26,21 @@ class WikiExtractorSource(FileSource):
 
     max_record_bytes: int = MAX_RECORD_BYTES
 
-    def _pieces(self, file: files.Reader) -> Iterator[Piece | Skipped]:
-        return cut_records(file, _END, self.block_bytes, self.max_record_bytes)
+    def _chunks(self, file: files.DecompressingReader) -> Iterator[TextChunk | Skipped]:
+        return record_aligned_blocks(file, _END, self.block_bytes, self.max_record_bytes)
 
-    def _documents(self, piece: Piece) -> Iterator[Document | Skipped]:
-        data, place, line, counted = piece.data, 0, piece.line, 0
+    def _documents(self, chunk: TextChunk) -> Iterator[Document | Skipped]:
+        data, place, line, counted = chunk.data, 0, chunk.line, 0
         end = data.find(_END)
         while place < len(data):
             begin = _find_begin(data, place)
             outside = data[place:begin].lstrip()
             if outside:
-                stray = f"{piece.path}:{line + data.count(_LINE_END, counted, begin - len(outside))}"
+                stray = f"{chunk.path}:{line + data.count(_LINE_END, counted, begin - len(outside))}"
                 yield Skipped("outside_document", stray, f"text outside of <doc> and </doc>: {outside[:40]!r}")
             line += data.count(_LINE_END, counted, begin)
             counted = begin
-            origin = f"{piece.path}:{line}"
+            origin = f"{chunk.path}:{line}"
             if begin == len(data):
                 return
             if 0 <= end < begin:
@@ -50,12 +50,12 @@ class WikiExtractorSource(FileSource):
                 yield Skipped("malformed_document", origin, "<doc> without </doc>; is the file complete?")
                 place = next_begin
             else:
-                yield _article(piece, begin, end, origin)
+                yield _article(chunk, begin, end, origin)
                 place = end + len(_END)
 
 
 def _find_begin(data: bytes, place: int) -> int:
-    """Where the next article begins, at the beginning of a line; the end of the data where there is none."""
+    """Start of the next article, at the start of a line; the end of the data if there is none."""
     while (place := data.find(b"<doc", place)) >= 0:
         if (place == 0 or data[place - 1] == ord("\n")) and _BEGIN.match(data, place):
             return place
@@ -63,15 +63,15 @@ def _find_begin(data: bytes, place: int) -> int:
     return len(data)
 
 
-def _article(piece: Piece, begin: int, end: int, origin: str) -> Document | Skipped:
-    head = _BEGIN.match(piece.data, begin)
-    body = decode(piece, head.end(), end, origin)
+def _article(chunk: TextChunk, begin: int, end: int, origin: str) -> Document | Skipped:
+    head = _BEGIN.match(chunk.data, begin)
+    body = decode_utf8(chunk, head.end(), end, origin)
     if isinstance(body, Skipped):
         return body
     title = _TITLE.search(head[0])
     name = title[1].decode(errors="replace") if title else ""
     if name:
-        origin = f"{piece.path}#{html.unescape(name)}"
+        origin = f"{chunk.path}#{html.unescape(name)}"
     lines = [line for line in body.split("\n") if line and not line.isspace()]
     if lines and lines[0].strip() in (name, html.unescape(name)):
         del lines[0]

@@ -1,20 +1,20 @@
-"""Wikitext as plain text, in time linear in its length.
+"""Converts wikitext to plain text, in time linear in its length.
 
-No library is used. Those that keep the markup in a tree are slow and leave more behind than they should: on a
-typical article mwparserfromhell 0.7 does 1.6 MB/s and leaves captions, categories and tables; it takes seconds for
-16 kB of unclosed templates, and tens of GB for some old pages (its issues 364 and 286). wikitextparser does 2.2 MB/s
-and is under the GPL. What is wanted here is to leave most of it out; for that a stack is enough, at 17 MB/s.
+No library is used. Those that build a syntax tree are slow and keep too much: on a typical article mwparserfromhell
+0.7 reaches 1.6 MB/s and keeps captions, categories and tables; it takes seconds for 16 kB of unclosed templates, and
+tens of GB for some old pages (its issues 364 and 286). wikitextparser reaches 2.2 MB/s and has the GPL as its licence.
+To remove most of the markup a stack is enough, at 17 MB/s.
 
-Left out: templates, tables, references, formulas, galleries, files, categories, links to other languages, comments,
-tags (what stands between them stays, unless it belongs to the above), and headings with nothing under them. Items
-of lists are paragraphs of their own.
+Removed: templates, tables, references, formulas, galleries, files, categories, links to other languages, comments, tags
+(their content is kept, unless it belongs to the above), and headings without text below them. List items are separate
+paragraphs.
 """
 
 import html
 import re
 from collections.abc import Iterator
 
-# Up to their end tag nothing is markup.
+# Up to the end tag, nothing is markup.
 _RAW_TAGS = frozenset(
     [
         *("ref", "references", "math", "chem", "ce", "gallery", "timeline", "syntaxhighlight", "source", "score"),
@@ -35,8 +35,8 @@ _MARKUP = re.compile(
 )
 _SIMPLE_LINK = re.compile(r"\[\[(?:[^\[\]\n|:]++\|)?+([^\[\]\n|:]++)\]\]")  # what follows the last bar is shown
 _LINK = re.compile(r"\[\[|\]\]")
-_MOST_LINKS = 8
-"""How deep links may lie in each other, so that time stays linear; one in the caption of a file makes 2."""
+_MAX_LINK_DEPTH = 8
+"""Maximum nesting of links, which keeps time linear; a link in the caption of a file has depth 2."""
 
 _HIDDEN = frozenset({"file", "image", "media", "category"})
 _MEDIA = re.compile(
@@ -56,7 +56,7 @@ _PROTECTED = str.maketrans({mark: f"&#{ord(mark)};" for mark in "&'[]{}|<>=*#:;_
 
 
 def plain_text(text: str, hidden: frozenset[str] = frozenset()) -> str:
-    """The text of a page as a reader sees it, paragraphs divided by blank lines.
+    """The text of a page as displayed, with blank lines between paragraphs.
 
     Args:
       text: wikitext.
@@ -68,29 +68,31 @@ def plain_text(text: str, hidden: frozenset[str] = frozenset()) -> str:
     text = _QUOTED_LINE.sub(_without_quotes, _REMAINS.sub("", _EXTERNAL.sub(r"\1", text)))
     text = _SPACES_BEFORE.sub(r"\1", _EMPTY_BRACKETS.sub("", text))
     text = "\n\n".join(_with_something_below(_blocks(text)))
-    return _ENTITY.sub(lambda found: html.unescape(found[0]), text)  # last: what they stand for is no markup
+    return _ENTITY.sub(
+        lambda match: html.unescape(match[0]), text
+    )  # last, because the characters that they represent are not markup
 
 
 class _Output:
-    """What was put out so far, and what is open at this place."""
+    """The output so far, and the open elements."""
 
     def __init__(self):
         self.parts: list[str] = []
-        self._stack: list[tuple[str, int]] = []  # what was opened, and how many parts there were before it
+        self._stack: list[tuple[str, int]] = []  # open elements, and the number of parts before each
         self._counts: dict[str, int] = {}
 
     def open(self, kind: str, mark: str) -> None:
-        """Something begins; `mark` stays if it never ends."""
+        """Opens an element; `mark` is kept as text if the element is never closed."""
         self._stack.append((kind, len(self.parts)))
         self._counts[kind] = self.count(kind) + 1
         self.parts.append(mark)
 
     def count(self, kind: str) -> int:
-        """How many of a kind are open."""
+        """Number of open elements of a kind."""
         return self._counts.get(kind, 0)
 
     def close(self, kind: str) -> list[str]:
-        """Takes back what was put out since the last of a kind was opened, with all that was opened in it."""
+        """Closes the last open element of a kind and all elements in it; removes and returns their output."""
         while True:
             last, length = self._stack.pop()
             self._counts[last] -= 1
@@ -102,33 +104,33 @@ class _Output:
 
 def _without_brackets_and_tags(text: str) -> str:
     output, place = _Output(), 0
-    unclosed: set[str] = set()  # tags of which no end tag follows
-    while found := _MARKUP.search(text, place):
-        output.parts.append(text[place : found.start()])
-        place = found.end()
-        mark = found[0].strip()
+    unclosed: set[str] = set()  # tags without an end tag
+    while match := _MARKUP.search(text, place):
+        output.parts.append(text[place : match.start()])
+        place = match.end()
+        mark = match[0].strip()
         if mark == "{{":
             output.open("}}", mark)
         elif mark == "<!--":
             end = text.find("-->", place)
             place = end + 3 if end >= 0 else len(text)
-        elif found[2]:
-            place = _tag(found, text, output, unclosed)
+        elif match[2]:
+            place = _tag(match, text, output, unclosed)
         elif mark.endswith("{|"):
             output.parts.append("\n")
             output.open("|}", "")
         elif output.count(mark):
             output.close(mark)
         else:
-            output.parts.append(found[0])
+            output.parts.append(match[0])
     output.parts.append(text[place:])
     return "".join(output.parts)
 
 
-def _tag(found: re.Match, text: str, output: _Output, unclosed: set[str]) -> int:
-    """Leaves out a tag; returns where to read on."""
-    name, place = found[2].lower(), found.end()
-    begins = not found[1] and not found[3].endswith("/")
+def _tag(match: re.Match, text: str, output: _Output, unclosed: set[str]) -> int:
+    """Removes a tag; returns the place to continue at."""
+    name, place = match[2].lower(), match.end()
+    begins = not match[1] and not match[3].endswith("/")
     if name in _RAW_TAGS and begins and name not in unclosed:
         if end := _END_TAGS[name].search(text, place):
             if name in _SHOWN_RAW_TAGS:
@@ -147,21 +149,21 @@ def _tag(found: re.Match, text: str, output: _Output, unclosed: set[str]) -> int
 def _with_links_resolved(text: str, hidden: frozenset[str]) -> str:
     text = _SIMPLE_LINK.sub(r"\1", text)
     output, place = _Output(), 0
-    while found := _LINK.search(text, place):
-        output.parts.append(text[place : found.start()])
-        place = found.end()
-        if found[0] == "[[" and output.count("]]") < _MOST_LINKS:
+    while match := _LINK.search(text, place):
+        output.parts.append(text[place : match.start()])
+        place = match.end()
+        if match[0] == "[[" and output.count("]]") < _MAX_LINK_DEPTH:
             output.open("]]", "[[")
-        elif found[0] == "]]" and output.count("]]"):
+        elif match[0] == "]]" and output.count("]]"):
             output.parts.append(_link("".join(output.close("]]")), hidden))
         else:
-            output.parts.append(found[0])
+            output.parts.append(match[0])
     output.parts.append(text[place:])
     return "".join(output.parts)
 
 
 def _link(inside: str, hidden: frozenset[str]) -> str:
-    """What is shown of `[[inside]]`."""
+    """The displayed text of `[[inside]]`."""
     target, bar, shown = inside.partition("|")
     if "\n" in target:
         return f"[[{inside}]]"
@@ -173,7 +175,7 @@ def _link(inside: str, hidden: frozenset[str]) -> str:
 
 
 def _blocks(text: str) -> Iterator[tuple[int, str]]:
-    """Headings with their level, and paragraphs with a level deeper than any."""
+    """Headings with their level, and paragraphs with level 7."""
     paragraph: list[str] = []
     for line in text.split("\n"):
         line = line.strip()
@@ -197,7 +199,7 @@ def _blocks(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _with_something_below(blocks: Iterator[tuple[int, str]]) -> list[str]:
-    """All paragraphs, and those headings that have text or a kept deeper heading next."""
+    """All paragraphs, and the headings that are followed by text or by a deeper heading that is kept."""
     kept: list[str] = []
     next_level = 0
     for level, text in reversed(list(blocks)):
@@ -207,12 +209,12 @@ def _with_something_below(blocks: Iterator[tuple[int, str]]) -> list[str]:
     return kept[::-1]
 
 
-def _without_quotes(found: re.Match) -> str:
-    """Leaves out '' (italics), ''' (bold) and ''''' (both), but not an apostrophe beside them, as in L'''amour''.
+def _without_quotes(match: re.Match) -> str:
+    """Removes '' (italics), ''' (bold) and ''''' (both), but not an adjacent apostrophe, as in L'''amour''.
 
-    Where both are odd in number, MediaWiki takes the first three after a letter for an apostrophe and italics.
+    If both are odd in number, MediaWiki interprets the first three after a letter as an apostrophe and italics.
     """
-    line = found[0]
+    line = match[0]
     if "'''" in line:
         runs = list(_QUOTES.finditer(line))
         lengths = [len(run[0]) for run in runs]

@@ -1,1 +1,1 @@
-"""Training of vocabularies: word counts, merges, and the kinds of tokenizers made of them."""
+"""Training of tokenizers: word counts, merges, and sampling of text."""

@@ -1,4 +1,4 @@
-"""Counts words: for a vocabulary they are all that has to be known of a text."""
+"""Word counts, from which WordPiece and BPE vocabularies are trained."""
 
 import collections
 import dataclasses
@@ -13,21 +13,21 @@ from tokenizers import normalizers, pre_tokenizers
 from bert_jax.tokenizers.kinds import BYTE_SPACE, bert_normalizer
 
 MAX_WORDS = 1_500_000
-"""Different words that are kept; merging takes up to 0.9 kB of memory for each. When there are more, the rarest are
-forgotten: those seen once so far, then those seen twice, and so on, until half as many are left."""
+"""Maximum number of different words; merging takes up to 0.9 kB of memory for each. If there are more, the rarest are
+dropped: those seen once so far, then those seen twice, and so on, until half as many are left."""
 
 WEIGHT_SCALE = 1000
-"""Weighted counts are whole thousandths, so that they can be added and taken away without rounding."""
+"""Weighted counts are integers, in thousandths, so that sums and differences are exact."""
 
 
 @dataclasses.dataclass(frozen=True)
-class BertWords:
-    """Counts words as BERT's tokenizer sees them: case and accents folded if `lowercase`, punctuation cut off."""
+class BertWordCounter:
+    """Counts words as BERT's tokenizer splits them: case and accents folded if `lowercase`, punctuation separate."""
 
     lowercase: bool
 
     def __call__(self, texts: Iterable[str]) -> collections.Counter[str]:
-        """Counts, the words in the order in which they are met."""
+        """Counts of words, in the order of their first occurrence."""
         counts: collections.Counter[str] = collections.Counter()
         normalizer = bert_normalizer(self.lowercase)
         for word, count in _between_spaces(texts).items():
@@ -40,13 +40,13 @@ class BertWords:
 
 
 @dataclasses.dataclass(frozen=True)
-class ByteWords:
-    """Counts words as GPT-2's tokenizer sees them, in its byte alphabet, with a space in front of every text."""
+class ByteWordCounter:
+    """Counts words as GPT-2's tokenizer splits them, in its byte alphabet, with a space before every text."""
 
     lowercase: bool
 
     def __call__(self, texts: Iterable[str]) -> collections.Counter[str]:
-        """Counts, the words in the order in which they are met."""
+        """Counts of words, in the order of their first occurrence."""
         counts: collections.Counter[str] = collections.Counter()
         for word, count in _between_spaces(texts).items():
             if self.lowercase:
@@ -54,7 +54,7 @@ class ByteWords:
             if word.isascii() and word.isalpha():
                 counts[BYTE_SPACE + word] += count
             else:
-                # Its pattern puts a space nowhere but before a word, so what lies between spaces can be cut alone.
+                # Its pattern has spaces only before a word, so the text between spaces can be split separately.
                 for part, _ in _BYTE_LEVEL.pre_tokenize_str(f" {word}"):
                     counts[part] += count
         return counts
@@ -65,7 +65,7 @@ _BYTE_LEVEL = pre_tokenizers.ByteLevel(add_prefix_space=False)
 
 
 class _SpacedPunctuation(dict):
-    """For str.translate: spaces around what BERT's pre-tokenizer cuts off, found out once a character."""
+    """For str.translate: puts spaces around the punctuation of BERT's pre-tokenizer; each character is checked once."""
 
     def __missing__(self, code: int) -> str:
         c = chr(code)
@@ -79,12 +79,12 @@ _SPACED_PUNCTUATION = _SpacedPunctuation()
 
 
 def _between_spaces(texts: Iterable[str]) -> collections.Counter[str]:
-    # Different words are few, so whatever is slow is done once for each.
+    # There are few different words, so slow steps run once per word.
     return collections.Counter(itertools.chain.from_iterable(map(str.split, texts)))
 
 
-class Table:
-    """Counts of words that stay within `limit` different ones."""
+class WordCounts:
+    """Counts of at most `limit` different words."""
 
     def __init__(self, limit: int = MAX_WORDS):
         self.counts: collections.Counter[str] = collections.Counter()
@@ -92,14 +92,14 @@ class Table:
         self._pruned = False
 
     def add(self, counts: Mapping[str, int]) -> None:
-        """Adds counts; the table depends on the order in which they come only if it has to forget."""
+        """Adds counts; their order has an effect only if words are dropped."""
         self.counts.update(counts)
         if len(self.counts) > self._limit:
             self._prune()
 
     def _prune(self) -> None:
         if not self._pruned:
-            print(f"note: more than {self._limit:,} different words; the rarest are forgotten", file=sys.stderr)
+            print(f"note: more than {self._limit:,} different words; the rarest are dropped", file=sys.stderr)
             self._pruned = True
         least = 1
         while len(self.counts) > self._limit // 2:
@@ -107,7 +107,7 @@ class Table:
             least += 1
 
 
-def weighted(tables: Sequence[Mapping[str, int]], weights: np.ndarray) -> dict[str, int]:
+def weighted_counts(tables: Sequence[Mapping[str, int]], weights: np.ndarray) -> dict[str, int]:
     """Sums counts of several texts with weights, in thousandths (`WEIGHT_SCALE`).
 
     Args:

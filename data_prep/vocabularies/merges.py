@@ -1,7 +1,7 @@
-"""The loop that WordPiece and both kinds of BPE share: join the best pair of neighbours until there are enough pieces.
+"""The merge loop of WordPiece and both kinds of BPE: merges the best adjacent pair until there are enough pieces.
 
-The trainers of the `tokenizers` library were tried first: they number pieces, and break ties, in hash order, so that
-every run gives another vocabulary. This loop gives the same for the same words, and counts the same way.
+The trainers of the `tokenizers` library number pieces and break ties in hash order, so every run gives another
+vocabulary. This loop counts in the same way, and gives the same result for the same words.
 """
 
 import array
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from bert_jax.progress import progress
 
 MIN_COUNT = 2
-"""A pair seen less often is not joined."""
+"""Pairs that occur less often are not merged."""
 
 _MIN_HEAP_LIMIT = 1 << 16
 
@@ -22,19 +22,19 @@ Pair = tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True)
-class Merged:
-    """What the loop found.
+class MergeResult:
+    """The result of the merge loop.
 
     Attributes:
-      pieces: the pieces given, then the new ones in the order in which they were made.
-      merges: the pairs joined, in order; each made the next of the new pieces.
+      pieces: the initial pieces, then the new ones in the order of their creation.
+      merges: the merged pairs, in order; the i-th gives the i-th new piece.
     """
 
     pieces: list[str]
     merges: list[tuple[str, str]]
 
 
-def learn(
+def learn_merges(
     words: Iterable[Iterable[str]],
     counts: Sequence[int],
     pieces: Sequence[str],
@@ -43,72 +43,72 @@ def learn(
     score: str = "count",
     continuation: str = "",
     min_count: int = MIN_COUNT,
-) -> Merged:
-    """Joins pairs of neighbours until there are `size` pieces, or none is left that occurs `min_count` times.
+) -> MergeResult:
+    """Merges adjacent pairs until there are `size` pieces, or no pair occurs `min_count` times.
 
-    The pair with the highest score goes first. Of equal ones it is the pair that makes the shorter piece, and then
-    the one met first when the words, spelled in the pieces of that moment, are read in order. Both worked examples
-    of the literature come out so: "lo" before "ow" in {low, lower, newest, widest}, and in Gage's aaabdaaabac "ab"
-    before "aaa". A run such as "aaa" counts as two pairs, as in the `tokenizers` library.
+    The pair with the highest score is merged first. Ties are broken by the shorter resulting piece, then by the first
+    occurrence in the words as they are spelled at that time. This reproduces both worked examples of the literature:
+    "lo" before "ow" in {low, lower, newest, widest}, and "ab" before "aaa" in Gage's aaabdaaabac. A run such as "aaa"
+    counts as two pairs, as in the `tokenizers` library.
 
     Args:
       words: spelled in `pieces`, each different.
-      counts: how often each word occurs.
-      pieces: all pieces known before, special ones included; none twice.
-      size: how many pieces there shall be.
+      counts: of each word.
+      pieces: the initial pieces, including special tokens; no duplicates.
+      size: target number of pieces.
       score: one of `SCORES`. "count": how often the pair occurs (Gage 1994, Sennrich et al. 2016). "likelihood":
-        count(ab) / (count(a) count(b)), what a join gains a unigram model for each time it is made (Schuster and
+        count(ab) / (count(a) count(b)), the gain of a unigram model per merged occurrence (Schuster and
         Nakajima 2012).
-      continuation: mark that the second piece of a pair loses when it is joined: "##" for WordPiece.
-      min_count: rarer pairs are not joined.
+      continuation: prefix that is removed from the second piece of a merged pair: "##" for WordPiece.
+      min_count: rarer pairs are not merged.
     """
     loop = SCORES[score](words, counts, pieces, continuation)
     merges = []
     with progress("merging pieces", size - len(pieces), "piece") as bar:
         while len(loop.pieces) < size and (pair := loop.take_best(min_count)) is not None:
             merges.append((loop.pieces[pair[0]], loop.pieces[pair[1]]))
-            loop.join(pair)
+            loop.merge(pair)
             bar.update()
-    return Merged(loop.pieces, merges)
+    return MergeResult(loop.pieces, merges)
 
 
-class _ByCount:
-    """The words as they are spelled now, and for each pair of neighbours its count and the words that hold it.
+class _MergeByCount:
+    """The words as currently spelled, with the count of each adjacent pair and the words that contain it.
 
-    The heap holds for every pair a key at least as good as its true one. A count that falls, or a first place that
-    moves on, is noticed when the key is popped; what gets better is pushed again at once.
+    The heap contains for every pair a key at least as good as its true key. A key that got worse is corrected when
+    it is popped; a key that got better is pushed again immediately.
     """
 
     def __init__(self, words: Iterable[Iterable[str]], counts: Sequence[int], pieces: Sequence[str], continuation: str):
         self.pieces = list(pieces)
         ids = {piece: i for i, piece in enumerate(self.pieces)}
-        self._lengths = [1] * len(self.pieces)  # in pieces of the beginning
+        self._lengths = [1] * len(self.pieces)  # in initial pieces
         self._continuation = continuation
         self._words = [tuple([ids[piece] for piece in word]) for word in words]
         self._counts = counts
         self._pair_counts: dict[Pair, int] = collections.defaultdict(int)
-        # Indices of words, ascending; those before the head, and maybe more, have lost the pair since.
+        # Indices of words, ascending; those before the head, and possibly others, no longer contain the pair.
         self._places: dict[Pair, array.array] = collections.defaultdict(lambda: array.array("I"))
         self._heads: dict[Pair, int] = {}
         for index, word in enumerate(self._words):
             for pair in itertools.pairwise(word):
                 self._pair_counts[pair] += counts[index]
-                self._note(pair, index)
+                self._add_place(pair, index)
         self._prepare()
-        self._tidy()
+        self._rebuild_heap()
 
     def _prepare(self) -> None:
-        """Counts what else the score needs."""
+        """Counts further values that the score needs."""
 
     def _score(self, pair: Pair) -> float:
         return self._pair_counts[pair]
 
-    def _improved(self, pair: Pair, joined: int, times: int, made: set[Pair]) -> set[Pair]:
-        """Pairs whose score may have risen because `pair` was joined so many times, which made those in `made`."""
-        return made
+    def _improved(self, pair: Pair, merged_id: int, times: int, created: set[Pair]) -> set[Pair]:
+        """Pairs whose score may have risen after `pair` was merged `times` times, which created those in `created`."""
+        return created
 
     def take_best(self, min_count: int) -> Pair | None:
-        """The pair to join next, no longer on the heap."""
+        """Removes the pair to merge next from the heap and returns it."""
         while self._heap:
             key, pair = heapq.heappop(self._heap)
             if self._pair_counts.get(pair, 0) < min_count:
@@ -119,17 +119,17 @@ class _ByCount:
             heapq.heappush(self._heap, (true_key, pair))
         return None
 
-    def join(self, pair: Pair) -> None:
-        """Makes one piece of the pair wherever it stands."""
-        # A new piece each time: everywhere in the words the same letters have been joined in the same order.
-        joined = len(self.pieces)
+    def merge(self, pair: Pair) -> None:
+        """Replaces every occurrence of the pair by a new piece."""
+        # Always a new piece: equal letters are merged in the same order everywhere.
+        merged_id = len(self.pieces)
         self.pieces.append(self.pieces[pair[0]] + self.pieces[pair[1]].removeprefix(self._continuation))
         self._lengths.append(self._lengths[pair[0]] + self._lengths[pair[1]])
-        made: set[Pair] = set()
+        created: set[Pair] = set()
         times = 0
         for index in self._places.pop(pair):
             old = self._words[index]
-            self._words[index] = new = _spell(old, pair, joined)
+            self._words[index] = new = _spell(old, pair, merged_id)
             if len(new) == len(old):
                 continue
             count = self._counts[index]
@@ -138,17 +138,17 @@ class _ByCount:
                 self._pair_counts[other] -= count
             for other in itertools.pairwise(new):
                 self._pair_counts[other] += count
-                if joined in other:
-                    self._note(other, index)
-                    made.add(other)
+                if merged_id in other:
+                    self._add_place(other, index)
+                    created.add(other)
         del self._pair_counts[pair]
-        for other in self._improved(pair, joined, times, made):
+        for other in self._improved(pair, merged_id, times, created):
             heapq.heappush(self._heap, (self._key(other), other))
         if len(self._heap) > self._heap_limit:
-            self._tidy()
+            self._rebuild_heap()
 
-    def _tidy(self) -> None:
-        """Forgets pairs that are gone and keys that are out of date."""
+    def _rebuild_heap(self) -> None:
+        """Drops pairs that no longer occur and outdated keys."""
         for pair in [pair for pair, count in self._pair_counts.items() if count <= 0]:
             del self._pair_counts[pair], self._places[pair]
             self._heads.pop(pair, None)
@@ -156,13 +156,13 @@ class _ByCount:
         heapq.heapify(self._heap)
         self._heap_limit = 3 * len(self._heap) + _MIN_HEAP_LIMIT
 
-    def _note(self, pair: Pair, index: int) -> None:
+    def _add_place(self, pair: Pair, index: int) -> None:
         places = self._places[pair]
         if not places or index > places[-1]:
             places.append(index)
 
     def _key(self, pair: Pair) -> tuple[float, int, int, int]:
-        """What the heap sorts by: score, length, word and place in it; the lowest is the best."""
+        """Sort key of the heap: score, length, word, and offset in the word; the lowest is the best."""
         places, head = self._places[pair], self._heads.get(pair, 0)
         while (offset := self._offset(pair, places[head])) < 0:
             head += 1
@@ -170,7 +170,7 @@ class _ByCount:
         return -self._score(pair), self._lengths[pair[0]] + self._lengths[pair[1]], places[head], offset
 
     def _offset(self, pair: Pair, index: int) -> int:
-        """Where in a word a pair stands, in pieces of the beginning (which joins do not move); -1: nowhere."""
+        """Offset of a pair in a word, in initial pieces (which merges do not change); -1 if it does not occur."""
         offset = 0
         for other in itertools.pairwise(self._words[index]):
             if other == pair:
@@ -179,8 +179,8 @@ class _ByCount:
         return -1
 
 
-class _ByLikelihood(_ByCount):
-    """Here a pair also improves when its parts become rarer."""
+class _MergeByLikelihood(_MergeByCount):
+    """A pair also improves when its parts become rarer."""
 
     def _prepare(self) -> None:
         self._piece_counts: dict[int, int] = collections.defaultdict(int)
@@ -193,12 +193,12 @@ class _ByLikelihood(_ByCount):
     def _score(self, pair: Pair) -> float:
         return self._pair_counts[pair] / (self._piece_counts[pair[0]] * self._piece_counts[pair[1]])
 
-    def _improved(self, pair: Pair, joined: int, times: int, made: set[Pair]) -> set[Pair]:
+    def _improved(self, pair: Pair, merged_id: int, times: int, created: set[Pair]) -> set[Pair]:
         for piece in pair:
             self._piece_counts[piece] -= times
-        self._piece_counts[joined] += times
-        self._index(made)
-        improved = set(made)
+        self._piece_counts[merged_id] += times
+        self._index(created)
+        improved = set(created)
         for piece in set(pair):
             self._pairs_of[piece] = {other for other in self._pairs_of[piece] if self._pair_counts.get(other, 0) > 0}
             improved |= self._pairs_of[piece]
@@ -210,16 +210,16 @@ class _ByLikelihood(_ByCount):
                 self._pairs_of[piece].add(pair)
 
 
-SCORES = {"count": _ByCount, "likelihood": _ByLikelihood}
-"""How pairs are ranked, by name."""
+SCORES = {"count": _MergeByCount, "likelihood": _MergeByLikelihood}
+"""Scores of pairs, by name."""
 
 
-def _spell(word: tuple[int, ...], pair: Pair, joined: int) -> tuple[int, ...]:
+def _spell(word: tuple[int, ...], pair: Pair, merged_id: int) -> tuple[int, ...]:
     first, second = pair
     spelled, i, last = [], 0, len(word) - 1
     while i <= last:
         if word[i] == first and i < last and word[i + 1] == second:
-            spelled.append(joined)
+            spelled.append(merged_id)
             i += 2
         else:
             spelled.append(word[i])

@@ -1,30 +1,37 @@
-"""Trains a tokenizer on sources, from reading to the finished vocabulary."""
+"""Trains a tokenizer on sources: reading, sampling, counting, and training."""
 
 import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 
-from bert_jax.data.mixture import shares
+from bert_jax.data.mixture import smoothed_shares
 from bert_jax.errors import UserError
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep.sources.base import Source
-from data_prep.vocabularies import kinds
-from data_prep.vocabularies.counting import MAX_WORDS, WEIGHT_SCALE, BertWords, ByteWords, Table, weighted
+from data_prep.vocabularies import wordpiece_bpe
+from data_prep.vocabularies.counting import (
+    MAX_WORDS,
+    WEIGHT_SCALE,
+    BertWordCounter,
+    ByteWordCounter,
+    WordCounts,
+    weighted_counts,
+)
+from data_prep.vocabularies.map_blocks import SourceTotals, map_blocks
 from data_prep.vocabularies.merges import MIN_COUNT
-from data_prep.vocabularies.reading import Total, boil
-from data_prep.vocabularies.sampling import keep_rates, largest_sample
+from data_prep.vocabularies.sampling_rates import largest_sample, sampling_rates
 
 SENTENCEPIECE_SAMPLE_BYTES = 50_000_000
-"""What SentencePiece is trained on at most, unless more is asked for: unigram training takes 22 bytes of memory and
-1.3 microseconds for each byte."""
+"""Default maximum size of SentencePiece's training text: unigram training takes 22 bytes of memory and 1.3 microseconds
+per byte."""
 
 KINDS = ("wordpiece", "bpe", "byte-bpe", "sentencepiece-unigram", "sentencepiece-bpe")
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """What kind of vocabulary to make, of how much of the text."""
+    """Kind and size of a vocabulary, and the text to train it on."""
 
     kind: str
     """one of `KINDS`"""
@@ -33,25 +40,25 @@ class Recipe:
     lowercase: bool
     """lower-case; WordPiece and BPE also strip accents"""
     score: str = "count"
-    """for WordPiece: which pairs to join, one of `merges.SCORES`"""
-    max_characters: int = kinds.MAX_CHARACTERS
-    """for WordPiece and BPE: how many different characters are kept"""
+    """for WordPiece: the order of merges, one of `merges.SCORES`"""
+    max_characters: int = wordpiece_bpe.MAX_CHARACTERS
+    """for WordPiece and BPE: number of different characters to keep"""
     sampling_exponent: float = 1.0
-    """the share of each source is its size to this power"""
+    """the share of each source is proportional to its size to this power"""
     sample_bytes: int | None = None
-    """how much cleaned text to use at most; None for all of it, and for `SENTENCEPIECE_SAMPLE_BYTES` of it"""
+    """maximum size of the cleaned text; None: all of it, or `SENTENCEPIECE_SAMPLE_BYTES` for SentencePiece"""
 
 
 def train(recipe: Recipe, sources: Sequence[Source], workers: int) -> Tokenizer:
-    """Trains a tokenizer; the result depends neither on time nor on `workers`.
+    """Trains a tokenizer; the result is deterministic and does not depend on `workers`.
 
     Args:
-      recipe: what to make.
-      sources: where the text comes from; each is one language, if a sampling exponent is given.
+      recipe: kind, size and sampling.
+      sources: of the text; one per language, if a sampling exponent is given.
       workers: processes that read.
 
     Raises:
-      UserError: a source cannot be read or gives no text, or a vocab_size that cannot hold the characters.
+      UserError: a source cannot be read or gives no text, or vocab_size is too small for the characters.
     """
     if recipe.kind.startswith("sentencepiece"):
         return _train_on_text(recipe, sources, workers)
@@ -63,73 +70,73 @@ def _train_on_counts(recipe: Recipe, sources: Sequence[Source], workers: int) ->
     sizes = None
     if recipe.sample_bytes is not None:
         sizes = _measure(sources, workers)
-        rates = keep_rates(sizes, shares(sizes, recipe.sampling_exponent), recipe.sample_bytes)
-    mixes = recipe.sampling_exponent != 1 and len(sources) > 1
-    tables = [Table(MAX_WORDS // len(sources)) for _ in sources] if mixes else [Table()]
-    words = (ByteWords if recipe.kind == "byte-bpe" else BertWords)(recipe.lowercase)
+        rates = sampling_rates(sizes, smoothed_shares(sizes, recipe.sampling_exponent), recipe.sample_bytes)
+    is_mixture = recipe.sampling_exponent != 1 and len(sources) > 1
+    tables = [WordCounts(MAX_WORDS // len(sources)) for _ in sources] if is_mixture else [WordCounts()]
+    words = (ByteWordCounter if recipe.kind == "byte-bpe" else BertWordCounter)(recipe.lowercase)
 
     def add(source: int, counts: dict[str, int]) -> None:
-        tables[source if mixes else 0].add(counts)
+        tables[source if is_mixture else 0].add(counts)
 
-    totals = boil(sources, words, add, workers, "counting words", rates)
+    totals = map_blocks(sources, words, add, workers, "counting words", rates)
     if sizes is None:
         _report(sources, totals)
-    if not mixes:
+    if not is_mixture:
         return _from_counts(recipe, tables[0].counts, MIN_COUNT)
     sizes = _sizes(sources, totals) if sizes is None else sizes
     kept = np.maximum([total.kept_bytes for total in totals], 1)
-    weights = shares(sizes, recipe.sampling_exponent) / kept
+    weights = smoothed_shares(sizes, recipe.sampling_exponent) / kept
     weights /= weights.min()
-    return _from_counts(recipe, weighted([table.counts for table in tables], weights), MIN_COUNT * WEIGHT_SCALE)
+    return _from_counts(recipe, weighted_counts([table.counts for table in tables], weights), MIN_COUNT * WEIGHT_SCALE)
 
 
 def _from_counts(recipe: Recipe, counts: dict[str, int], min_count: int) -> Tokenizer:
     size, lowercase = recipe.vocab_size, recipe.lowercase
     if recipe.kind == "byte-bpe":
-        return kinds.train_byte_bpe(counts, size, lowercase, min_count=min_count)
+        return wordpiece_bpe.train_byte_bpe(counts, size, lowercase, min_count=min_count)
     options = {"max_characters": recipe.max_characters, "min_count": min_count}
     if recipe.kind == "bpe":
-        return kinds.train_bpe(counts, size, lowercase, **options)
-    return kinds.train_wordpiece(counts, size, lowercase, score=recipe.score, **options)
+        return wordpiece_bpe.train_bpe(counts, size, lowercase, **options)
+    return wordpiece_bpe.train_wordpiece(counts, size, lowercase, score=recipe.score, **options)
 
 
 def _train_on_text(recipe: Recipe, sources: Sequence[Source], workers: int) -> Tokenizer:
-    # Imported here: no other kind needs the library.
-    from data_prep.vocabularies.sentences import Lines, train_sentencepiece
+    # Imported here because no other kind needs the library.
+    from data_prep.vocabularies.sentencepiece_training import LineSplitter, train_sentencepiece
 
     sizes = _measure(sources, workers)
-    wanted = shares(sizes, recipe.sampling_exponent)
-    limit = min(recipe.sample_bytes or SENTENCEPIECE_SAMPLE_BYTES, largest_sample(sizes, wanted))
+    shares = smoothed_shares(sizes, recipe.sampling_exponent)
+    limit = min(recipe.sample_bytes or SENTENCEPIECE_SAMPLE_BYTES, largest_sample(sizes, shares))
     lines: list[str] = []
-    boil(
+    map_blocks(
         sources,
-        Lines(),
-        lambda _, found: lines.extend(found),
+        LineSplitter(),
+        lambda _, block_lines: lines.extend(block_lines),
         workers,
         "sampling text",
-        keep_rates(sizes, wanted, limit),
+        sampling_rates(sizes, shares, limit),
     )
     model_type = recipe.kind.removeprefix("sentencepiece-")
     return train_sentencepiece(lines, model_type, recipe.vocab_size, recipe.lowercase)
 
 
 def _measure(sources: Sequence[Source], workers: int) -> np.ndarray:
-    totals = boil(sources, _nothing, lambda *_: None, workers, "measuring text")
+    totals = map_blocks(sources, _nothing, lambda *_: None, workers, "measuring text")
     _report(sources, totals)
     return _sizes(sources, totals)
 
 
 def _nothing(texts: list[str]) -> None:
-    """All that is wanted is the size."""
+    """For measuring sizes only."""
 
 
-def _report(sources: Sequence[Source], totals: Sequence[Total]) -> None:
+def _report(sources: Sequence[Source], totals: Sequence[SourceTotals]) -> None:
     for source, total in zip(sources, totals, strict=True):
         total.report(source)
 
 
-def _sizes(sources: Sequence[Source], totals: Sequence[Total]) -> np.ndarray:
-    """UTF-8 bytes of cleaned text, int64 [num_sources], none of them 0."""
+def _sizes(sources: Sequence[Source], totals: Sequence[SourceTotals]) -> np.ndarray:
+    """UTF-8 bytes of cleaned text, int64 [num_sources]; none is 0."""
     for source, total in zip(sources, totals, strict=True):
         if not total.text_bytes:
             raise UserError(f"--source {source.spec}: cleaning leaves no text of it; leave it out")

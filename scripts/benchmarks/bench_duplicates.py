@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [path for path in [str(ROOT)] if path not in sys.path]
 
 from data_prep.duplicates import minhash, near_duplicates, text_keys, word_hashes  # noqa: E402
-from data_prep.duplicates.ngram_index import LeakIndex  # noqa: E402
+from data_prep.duplicates.ngram_index import NgramIndex  # noqa: E402
 
 COPIES, SHARING, SHARED_PART = 0.1, 0.1, 0.3
 SHORTEST, LONGEST = 100, 1000
@@ -189,7 +189,7 @@ def measure_speed(texts: list[str]) -> dict[str, float]:
     """MB/s of each function that sees every document."""
     data = [text.encode() for text in texts]
     hashes = [word_hashes.word_hashes(text) for text in texts]
-    index = LeakIndex.build(texts[: len(texts) // 10])
+    index = NgramIndex.build(texts[: len(texts) // 10])
     ends = [np.arange(len(one) % 500, len(one) + 1, 500) for one in data]
     cases: dict[str, Callable[[int], object]] = {
         "word_hashes": lambda i: word_hashes.word_hashes(texts[i]),
@@ -227,9 +227,9 @@ def remove(path: str, threshold: float, memory_bytes: int) -> tuple[np.ndarray, 
     """Phase 2; returns (removed, seconds, peak RSS of this process in MB)."""
     signatures = np.load(path, mmap_mode="r")
     active = np.ones(len(signatures), bool)
-    near_duplicates.near_duplicates(signatures[:2], active[:2], threshold)  # compiles
+    near_duplicates.find_near_duplicates(signatures[:2], active[:2], threshold)  # compiles
     start = time.perf_counter()
-    removed = near_duplicates.near_duplicates(signatures, active, threshold, memory_bytes)
+    removed = near_duplicates.find_near_duplicates(signatures, active, threshold, memory_bytes)
     seconds = time.perf_counter() - start
     status = Path("/proc/self/status").read_text()
     return removed, seconds, int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024 / 1e6

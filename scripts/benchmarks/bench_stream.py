@@ -33,14 +33,14 @@ sys.path[:0] = [path for path in (str(ROOT),) if path not in sys.path]
 from bert_jax import config as config_lib  # noqa: E402
 from bert_jax.config import Config, DataConfig, ObjectiveConfig, Phase  # noqa: E402
 from bert_jax.config.presets import load_config  # noqa: E402
-from bert_jax.data.batches import Stream  # noqa: E402
+from bert_jax.data.batches import TrainingStream  # noqa: E402
 from bert_jax.data.corpus import Corpus  # noqa: E402
-from bert_jax.data.cursor import Cursor, Position  # noqa: E402
+from bert_jax.data.cursor import CorpusPosition, Cursor  # noqa: E402
 from bert_jax.data.record import Record  # noqa: E402
-from bert_jax.data.row_reader import Marks  # noqa: E402
+from bert_jax.data.row_reader import SpecialIds  # noqa: E402
 
 FORMATS = ("segment_pair", "sentence_order", "full_sentences", "doc_sentences", "sentence_pair")
-MARKS = Marks(0, 1, 2)
+SPECIAL_IDS = SpecialIds(0, 1, 2)
 BINS = 128
 """Of Grain's packing: the number at which it was fastest."""
 
@@ -57,11 +57,11 @@ def make_config(form: str, seq_len: int, batch: int) -> Config:
 
 def our_batches(corpus: Corpus, form: str, seq_len: int) -> Iterator[dict[str, np.ndarray]]:
     """Batches of the real stream, one after the other, in this thread."""
-    stream = Stream([corpus], [1.0], make_config(form, seq_len, 32_768 // seq_len), MARKS)
-    cursor = stream.start(Cursor())
+    stream = TrainingStream([corpus], [1.0], make_config(form, seq_len, 32_768 // seq_len), SPECIAL_IDS)
+    cursor = stream.resolve_cursor(Cursor())
     while True:
         yield stream.batch(cursor)
-        cursor = stream.following(cursor)
+        cursor = stream.next_cursor(cursor)
 
 
 class Arrays:
@@ -80,8 +80,8 @@ class Arrays:
 def grain_batches(corpus: Corpus, form: str, seq_len: int) -> Iterator[dict[str, np.ndarray]]:
     """Rows that Grain's FirstFit packs of the stream's examples, batched."""
     config = config_lib.replace(make_config(form, seq_len, 4096), data={"examples_per_row": 1})
-    stream = Stream([corpus], [1.0], config, MARKS)
-    rows = stream.batch(stream.start(Cursor()))
+    stream = TrainingStream([corpus], [1.0], config, SPECIAL_IDS)
+    rows = stream.batch(stream.resolve_cursor(Cursor()))
     lengths = (rows["segment_ids"] > 0).sum(1)
     examples = [ids[:n].copy() for ids, n in zip(rows["input_ids"], lengths, strict=True)]
     parent = grain.MapDataset.source(Arrays(examples)).repeat().to_iter_dataset(grain.ReadOptions(1, 1))
@@ -134,9 +134,9 @@ def bench_reader(asked: argparse.Namespace) -> list[dict]:
 
 def fill(corpus: Corpus, form: str, seq_len: int) -> float:
     """Real tokens over slots in an epoch."""
-    stream = Stream([corpus], [1.0], make_config(form, seq_len, 1), MARKS)
+    stream = TrainingStream([corpus], [1.0], make_config(form, seq_len, 1), SPECIAL_IDS)
     rows = tokens = 0
-    for window in stream.corpora[0].epoch(seq_len, 0):
+    for window in stream.corpora[0].epoch_windows(seq_len, 0):
         rows, tokens = rows + len(window), tokens + int(window.examples["length"].sum())
     return tokens / rows / seq_len
 
@@ -186,11 +186,11 @@ def bench_plan(asked: argparse.Namespace) -> list[dict]:
         for seq_len in (128, 512):
             places = {}
             for name in ("first", "middle"):
-                stream = Stream([corpus], [1.0], make_config(form, seq_len, 256), MARKS)
+                stream = TrainingStream([corpus], [1.0], make_config(form, seq_len, 256), SPECIAL_IDS)
                 start = time.perf_counter()
                 windows = stream.corpora[0].plan(seq_len).windows  # a part of what is timed
-                middle = Cursor(step=5, rows=1280, positions=(Position(0, windows // 2, 100),))
-                stream.batch(stream.start(Cursor() if name == "first" else middle))
+                middle = Cursor(step=5, rows=1280, positions=(CorpusPosition(0, windows // 2, 100),))
+                stream.batch(stream.resolve_cursor(Cursor() if name == "first" else middle))
                 places[f"{name}_s"] = time.perf_counter() - start
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
             results.append({"format": form, "seq_len": seq_len, **places, "peak_mb": peak, "arrays_mb": arrays})
@@ -200,7 +200,7 @@ def bench_plan(asked: argparse.Namespace) -> list[dict]:
 
 def bench_wait(asked: argparse.Namespace) -> list[dict]:
     """Train a preset and read the share of time spent waiting for rows from its metrics."""
-    from bert_jax.data.mixture_spec import Part
+    from bert_jax.data.mixture_spec import CorpusWeight
     from bert_jax.training import pretraining
     from bert_jax.training.run_directory.metrics import read_metrics
 
@@ -213,7 +213,7 @@ def bench_wait(asked: argparse.Namespace) -> list[dict]:
         phases=(phase,),
     )
     with tempfile.TemporaryDirectory() as directory:
-        pretraining.pretrain(config, [Part(Path(corpus)) for corpus in asked.corpus], Path(directory) / "run")
+        pretraining.pretrain(config, [CorpusWeight(Path(corpus)) for corpus in asked.corpus], Path(directory) / "run")
         timings = [line["timing"] for line in read_metrics(Path(directory) / "run" / "metrics.jsonl")]
     timings = [timing for timing in timings if "step_seconds" in timing]
     shares = [timing["data_wait"] for timing in timings]

@@ -11,7 +11,7 @@ from array_record.python import array_record_module
 from bert_jax.cli import main as cli
 from bert_jax.config import to_dict
 from bert_jax.tokenizers.tokenizer import Tokenizer
-from data_prep.build.checksums import file_facts
+from data_prep.build.checksums import file_entry
 from data_prep.build.writer import CorpusWriter
 
 REPORT = {"dropped": {}, "cleaned": {}, "skipped": {}, "settings": {}, "sources": []}
@@ -147,7 +147,7 @@ def test_a_shard_with_another_number_of_records(here, capfd, verify):
         writer.write(record)
     writer.close()
     manifest = json.loads((here / "corpus" / "corpus.json").read_text())
-    manifest["files"][path.name] = file_facts(path)
+    manifest["files"][path.name] = file_entry(path)
     (here / "corpus" / "corpus.json").write_text(json.dumps(manifest))
     line = refused(here, capfd, ["--corpus", "corpus", "--data.verify", verify])
     assert f"{path.name}: holds {len(records) - 1} records where corpus.json says {len(records)}; copy the" in line

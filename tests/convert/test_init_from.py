@@ -11,7 +11,7 @@ from bert_jax import config as config_lib
 from bert_jax.config import Config
 from bert_jax.convert.formats import input_formats, native
 from bert_jax.convert.init_from import OF_VOCABULARY, read_start
-from bert_jax.data.mixture_spec import Part
+from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.inference import loaded_model
 from bert_jax.tokenizers.tokenizer import Tokenizer
@@ -69,7 +69,7 @@ def test_a_head_that_the_source_lacks_is_drawn(tiny_config, tiny_corpus, tiny_ru
     found = leaves(read_start(config, Tokenizer.load(tiny_corpus)).params)
     assert not any(name.startswith("pair/") or "pooler" in name for name in found)
     assert "drawn anew: nothing" in capsys.readouterr().err
-    place = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "without")
+    place = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "without")
     assert place.ended == "steps"
     again = leaves(read_start(starting(tiny_config, tmp_path / "without"), Tokenizer.load(tiny_corpus)).params)
     assert {"pair/dense/kernel", "encoder/pooler/kernel"} <= again.keys()
@@ -85,7 +85,7 @@ def test_new_embeddings_on_a_frozen_body(tiny_config, tiny_run, other_corpus, tm
     )
     config = dataclasses.replace(config, phases=(frozen,))
     start = leaves(read_start(config, Tokenizer.load(other_corpus)).params)
-    pretraining.pretrain(config, [Part(other_corpus)], tmp_path / "run")
+    pretraining.pretrain(config, [CorpusWeight(other_corpus)], tmp_path / "run")
     source, trained = leaves(loaded_model.load(tiny_run).params), leaves(loaded_model.load(tmp_path / "run").params)
     for name in trained:
         if name in OF_VOCABULARY:
@@ -98,7 +98,7 @@ def test_what_a_run_started_from_is_not_needed_again(tiny_config, tiny_corpus, t
     """It is stopped before its first own checkpoint, the source goes, and the same command continues."""
     source = shutil.copytree(tiny_run, tmp_path / "source")
     config = starting(tiny_config, source, num_layers=2)
-    undisturbed = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "undisturbed")
+    undisturbed = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "undisturbed")
 
     class Killed(BaseException):
         pass
@@ -110,9 +110,9 @@ def test_what_a_run_started_from_is_not_needed_again(tiny_config, tiny_corpus, t
         patch.setattr("bert_jax.training.loop.enter_phase", die)
         patch.setattr("bert_jax.training.reporter.Reporter.push", die)
         with pytest.raises(Killed):
-            pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
+            pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
     shutil.rmtree(source)
-    place = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
+    place = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
     assert place == undisturbed
     for a, b in zip(
         *(jax.tree.leaves(loaded_model.load(tmp_path / w).params) for w in ("run", "undisturbed")), strict=True
@@ -132,7 +132,7 @@ def test_what_a_run_started_from_is_not_needed_again(tiny_config, tiny_corpus, t
 def test_other_widths_are_refused(tiny_config, tiny_corpus, tiny_run, tmp_path, change, message):
     config = starting(tiny_config, tiny_run, **change)
     with pytest.raises(UserError) as caught:
-        pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
+        pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
     assert message in str(caught.value) and not (tmp_path / "run").exists()
 
 
@@ -149,7 +149,7 @@ def test_a_head_with_another_activation_is_refused(tiny_config, tiny_corpus, tin
 def test_another_tokenizer_is_refused(tiny_config, tiny_run, other_corpus, tmp_path):
     with pytest.raises(UserError, match=r"was trained with another tokenizer than the corpus.*start.embeddings new"):
         pretraining.pretrain(
-            starting(tiny_config, tiny_run), [Part(other_corpus)], tmp_path / "run", read_start=read_start
+            starting(tiny_config, tiny_run), [CorpusWeight(other_corpus)], tmp_path / "run", read_start=read_start
         )
     assert not (tmp_path / "run").exists()
 
@@ -157,6 +157,9 @@ def test_another_tokenizer_is_refused(tiny_config, tiny_run, other_corpus, tmp_p
 def test_a_source_that_is_not_there(tiny_config, tiny_corpus, tmp_path):
     with pytest.raises(UserError, match="is no file and no directory"):
         pretraining.pretrain(
-            starting(tiny_config, tmp_path / "none"), [Part(tiny_corpus)], tmp_path / "run", read_start=read_start
+            starting(tiny_config, tmp_path / "none"),
+            [CorpusWeight(tiny_corpus)],
+            tmp_path / "run",
+            read_start=read_start,
         )
     assert not (tmp_path / "run").exists()

@@ -16,7 +16,7 @@ from bert_jax.convert.formats import input_formats
 from bert_jax.convert.init_from import read_start
 from bert_jax.convert.parity import transformers_forward
 from bert_jax.data.cursor import Cursor
-from bert_jax.data.mixture_spec import Part
+from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training import pretraining
@@ -104,7 +104,7 @@ def test_forms_without_a_place_for_them(made, tmp_path, capsys, to):
 def test_a_source_without_moments(made, tmp_path, tiny_config, tiny_corpus, capsys, name):
     with pytest.raises(UserError, match=r"has no moments of an optimizer: set start\.moments new"):
         pretraining.pretrain(
-            starting(tiny_config, made[name]), [Part(tiny_corpus)], tmp_path / "run", read_start=read_start
+            starting(tiny_config, made[name]), [CorpusWeight(tiny_corpus)], tmp_path / "run", read_start=read_start
         )
     for to in ("bert-jax", "tensorflow1"):
         command = ["convert", str(made[name]), str(tmp_path / "new"), "--to", to, "--moments", "keep"]
@@ -116,12 +116,12 @@ def test_a_source_without_moments(made, tmp_path, tiny_config, tiny_corpus, caps
 
 def test_the_first_update_is_that_of_the_run_continued(made, tiny_config, tiny_corpus):
     """One update of the same batch, on the state of the run's own checkpoint and on what each source starts with."""
-    task = pretraining.open_task(tiny_config, [Part(tiny_corpus)])
+    task = pretraining.open_task(tiny_config, [CorpusWeight(tiny_corpus)])
     mesh = make_mesh(tiny_config.mesh, jax.devices()[:1])
     with Checkpoints(directory_of(made["run"]), 2) as checkpoints:
         continued, about = checkpoints.restore(lambda about: abstract_state(task, mesh))
     assert about["phase"] == 0 and int(continued.step) == tiny_config.total_steps
-    batch = put_rows(task.train.batch(task.train.start(Cursor())), mesh, 8)
+    batch = put_rows(task.train.batch(task.train.resolve_cursor(Cursor())), mesh, 8)
     update = make_train_step(task, mesh, 1)
     shardings = jax.tree.map(lambda x: x.sharding, abstract_state(task, mesh))
 
@@ -199,8 +199,8 @@ def test_a_run_with_moments_of_its_own_is_continued(made, tmp_path, tiny_config,
     """The source counts at the start only: the same command goes on from the run's own checkpoint."""
     source = shutil.copytree(made["ours"], tmp_path / "source")
     config = starting(tiny_config, source)
-    pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
+    pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
     shutil.rmtree(source)
     before = moments_of(tmp_path / "run")
-    assert pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run").ended == "steps"
+    assert pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run").ended == "steps"
     jax.tree.map(np.testing.assert_array_equal, moments_of(tmp_path / "run"), before)

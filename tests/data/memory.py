@@ -1,14 +1,14 @@
-"""A corpus that exists only in memory, whose tokens say where they stand."""
+"""A corpus in memory whose token ids encode their positions."""
 
 import numpy as np
 
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.record import Record
-from bert_jax.data.row_reader import Marks
+from bert_jax.data.row_reader import SpecialIds
 
 FIRST = 10
 """Token id of the corpus's first token; the n-th has id FIRST + n."""
-MARKS = Marks(pad_id=0, cls_id=1, sep_id=2)
+SPECIAL_IDS = SpecialIds(pad_id=0, cls_id=1, sep_id=2)
 
 
 class MemoryCorpus(Corpus):
@@ -18,25 +18,25 @@ class MemoryCorpus(Corpus):
         return make_corpus, (self.documents, self.per_record, self.name)
 
     def records(self, indices):
-        """What the shards would hold."""
-        found = []
+        """The records that the shards would contain."""
+        records = []
         for index in indices:
             first, last = self.record_offsets[index], self.record_offsets[index + 1]
             tokens = np.arange(self.token_offsets[first], self.token_offsets[last], dtype=np.uint32) + FIRST
             ends = (self.token_offsets[first + 1 : last + 1] - self.token_offsets[first]).astype(np.uint16)
             document = int(np.searchsorted(self.document_offsets, first, "right")) - 1
-            found.append(Record(document, 0, tokens.astype(np.uint32), ends))
-        return found
+            records.append(Record(document, 0, tokens.astype(np.uint32), ends))
+        return records
 
 
 def make_corpus(documents: list[list[int]], per_record: int = 5, name: str = "memory") -> MemoryCorpus:
     """A corpus with these sentence lengths."""
     corpus = object.__new__(MemoryCorpus)
     lengths = np.array([n for document in documents for n in document], np.uint16)
-    records = [0]
+    record_offsets = [0]
     for document in documents:
         for start in range(0, len(document), per_record):
-            records.append(records[-1] + min(per_record, len(document) - start))
+            record_offsets.append(record_offsets[-1] + min(per_record, len(document) - start))
     corpus.__dict__.update(
         documents=documents,
         per_record=per_record,
@@ -48,7 +48,7 @@ def make_corpus(documents: list[list[int]], per_record: int = 5, name: str = "me
         sentence_lengths=lengths,
         token_offsets=np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]),
         document_offsets=np.cumsum([0, *map(len, documents)]).astype(np.int64),
-        record_offsets=np.array(records, np.int64),
+        record_offsets=np.array(record_offsets, np.int64),
         num_tokens=int(lengths.sum(dtype=np.int64)),
     )
     return corpus

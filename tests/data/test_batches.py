@@ -1,4 +1,4 @@
-"""The stream: one set of batches, whoever reads them, from wherever, however fast."""
+"""The stream: the same batches for any number of readers and processes, from any cursor."""
 
 import dataclasses
 import itertools
@@ -10,20 +10,20 @@ import pytest
 
 from bert_jax import config as config_lib
 from bert_jax.data import epoch_plan as plan_module
-from bert_jax.data.batches import Stream
+from bert_jax.data.batches import TrainingStream
 from bert_jax.data.corpus import Corpus
-from bert_jax.data.cursor import Cursor, Position
-from bert_jax.data.mixture import CYCLE
+from bert_jax.data.cursor import CorpusPosition, Cursor
+from bert_jax.data.mixture import CYCLE_ROWS
 from bert_jax.data.row_reader import empty_rows
-from tests.data.memory import MARKS, make_corpus, random_documents
+from tests.data.memory import SPECIAL_IDS, make_corpus, random_documents
 
 
 @pytest.fixture(scope="module", autouse=True)
 def small_windows():
-    """Several windows in an epoch of a small corpus."""
+    """Several windows per epoch of a small corpus."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(plan_module, "STRETCH_TOKENS", 100)
-    patch.setattr(plan_module, "WINDOW_STRETCHES", 6)
+    patch.setattr(plan_module, "CHUNK_TOKENS", 100)
+    patch.setattr(plan_module, "WINDOW_CHUNKS", 6)
     yield
     patch.undo()
 
@@ -34,17 +34,17 @@ def corpus(tiny_corpus):
 
 
 @pytest.fixture
-def make(corpus, marks, two_phases):
+def make(corpus, special_ids, two_phases):
     def make_stream(config=two_phases, process=0, processes=1, **data):
-        return Stream([corpus], [1.0], config_lib.replace(config, data=data), marks, process, processes)
+        return TrainingStream([corpus], [1.0], config_lib.replace(config, data=data), special_ids, process, processes)
 
     return make_stream
 
 
 @pytest.fixture(scope="module")
-def whole(corpus, marks, two_phases):
-    """Every update of the run."""
-    return list(Stream([corpus], [1.0], two_phases, marks).read(Cursor()))
+def whole(corpus, special_ids, two_phases):
+    """Every batch of the run."""
+    return list(TrainingStream([corpus], [1.0], two_phases, special_ids).read(Cursor()))
 
 
 def assert_same(left, right):
@@ -53,9 +53,9 @@ def assert_same(left, right):
         np.testing.assert_array_equal(left[name], right[name], err_msg=name)
 
 
-def assert_same_updates(left, right):
+def assert_same_batches(left, right):
     for one, two in zip(left, right, strict=True):
-        assert (one.following, one.size) == (two.following, two.size)
+        assert (one.next_cursor, one.size) == (two.next_cursor, two.size)
         assert_same(one.rows, two.rows)
 
 
@@ -74,15 +74,15 @@ def test_shapes_and_kinds(whole, two_phases):
         np.testing.assert_array_equal(rows["row"], np.arange(batch))
 
 
-def test_tokens_are_the_corpus(whole, corpus, marks):
-    """Segments A of segment pairs stand in the corpus, word for word."""
+def test_tokens_are_the_corpus(whole, corpus, special_ids):
+    """Segments A of segment pairs occur in the corpus, token by token."""
     text = corpus.sentences(0, corpus.num_sentences)
     everything = text.tobytes()
     for rows, _, _ in whole[:3]:
         for ids, segments, types in zip(rows["input_ids"], rows["segment_ids"], rows["token_type_ids"], strict=True):
             for place in range(1, segments.max() + 1):
                 a = ids[(segments == place) & (types == 0)][1:-1]
-                assert marks.cls_id not in a and len(a)
+                assert special_ids.cls_id not in a and len(a)
                 at = everything.find(a.astype(np.int32).tobytes())
                 while at % 4:
                     at = everything.find(a.astype(np.int32).tobytes(), at + 1)
@@ -90,7 +90,7 @@ def test_tokens_are_the_corpus(whole, corpus, marks):
 
 
 def test_cursors_against_counting_rows_one_by_one(whole, make, two_phases):
-    """A slow twin: rows are counted, windows and epochs end where the plan says, phases open epochs of their own."""
+    """Slow reference: rows are counted, windows and epochs end as planned, every phase starts a new epoch."""
     stream = make()
     (source,) = stream.corpora
     at, step, epochs_seen, straddled = [0, 0, 0], 0, set(), 0
@@ -100,7 +100,7 @@ def test_cursors_against_counting_rows_one_by_one(whole, make, two_phases):
             at = [at[0] + 1, 0, 0]
         for _ in range(phase.steps):
             here = stream.cursor_at(Cursor(), step)
-            assert (here.step, here.phase, here.positions) == (step, number, (Position(*at),))
+            assert (here.step, here.phase, here.positions) == (step, number, (CorpusPosition(*at),))
             epochs = []
             for r in range(phase.batch_size):
                 window = plan.window(at[0], at[1])
@@ -118,23 +118,23 @@ def test_cursors_against_counting_rows_one_by_one(whole, make, two_phases):
             straddled += len(set(epochs)) > 1
             step += 1
     assert len(epochs_seen) >= 2 and straddled >= 1  # or the corpus is too large for this test
-    assert whole[-1].following.step == two_phases.total_steps
+    assert whole[-1].next_cursor.step == two_phases.total_steps
 
 
 def test_a_phase_that_ends_with_an_epoch_skips_none(make, two_phases):
     first, second = two_phases.phases
     (source,) = make().corpora
-    rows = sum(len(window) for window in source.epoch(first.seq_len, 0))
+    rows = sum(len(window) for window in source.epoch_windows(first.seq_len, 0))
     whole_epoch = dataclasses.replace(first, steps=1, batch_size=rows)
     stream = make(dataclasses.replace(two_phases, phases=(whole_epoch, second)))
-    assert stream.cursor_at(Cursor(), 1) == Cursor(1, 1, rows, (Position(1),))
+    assert stream.cursor_at(Cursor(), 1) == Cursor(1, 1, rows, (CorpusPosition(1),))
     one_more = dataclasses.replace(whole_epoch, batch_size=rows + 1)
     stream = make(dataclasses.replace(two_phases, phases=(one_more, second)))
-    assert stream.cursor_at(Cursor(), 1) == Cursor(1, 1, rows + 1, (Position(2),))
+    assert stream.cursor_at(Cursor(), 1) == Cursor(1, 1, rows + 1, (CorpusPosition(2),))
 
 
 def examples_by_epoch(stream) -> dict[int, list[int]]:
-    """Example ids of every epoch, by the masks' epoch, and the last one cut off."""
+    """Example ids of every epoch, by `mask_epoch`; the last epoch is incomplete."""
     seen = {}
     for rows, _, _ in stream.read(Cursor()):
         for epoch, examples in zip(rows["mask_epoch"].tolist(), rows["example_id"], strict=True):
@@ -144,7 +144,7 @@ def examples_by_epoch(stream) -> dict[int, list[int]]:
 
 @pytest.fixture(scope="module")
 def long(two_phases):
-    """Some epochs of rows of 24."""
+    """Several epochs of rows of 24."""
     return dataclasses.replace(two_phases, phases=(dataclasses.replace(two_phases.phases[0], steps=90),))
 
 
@@ -153,7 +153,7 @@ def test_epochs_show_every_example_once(make, long):
     seen = examples_by_epoch(stream)
     assert len(seen) >= 4
     for epoch, examples in list(seen.items())[:-1]:
-        planned = [window.examples["example_id"] for window in stream.corpora[0].epoch(24, epoch)]
+        planned = [window.examples["example_id"] for window in stream.corpora[0].epoch_windows(24, epoch)]
         assert sorted(examples) == sorted(np.concatenate(planned).tolist())
     assert seen[0] != seen[1]
 
@@ -162,13 +162,13 @@ def test_epochs_show_every_example_once(make, long):
 def test_processes_share_one_batch(whole, make, processes):
     streams = [make(process=i, processes=processes).read(Cursor()) for i in range(processes)]
     for (rows, size, following), *shares in zip(whole, *streams, strict=True):
-        assert {share.following for share in shares} == {following} and {share.size for share in shares} == {size}
+        assert {share.next_cursor for share in shares} == {following} and {share.size for share in shares} == {size}
         assert len({len(share.rows["row"]) for share in shares}) == 1
         joined = {name: np.concatenate([share.rows[name] for share in shares]) for name in rows}
         assert_same(joined, rows)
 
 
-def test_a_process_reads_only_its_own_records(corpus, marks, two_phases, monkeypatch):
+def test_a_process_reads_only_its_own_records(corpus, special_ids, two_phases, monkeypatch):
     read = {0: set(), 1: set()}
     original = Corpus.records
     config = config_lib.replace(two_phases, data={"format": "doc_sentences"}, objective={"pair": "none"})
@@ -179,43 +179,43 @@ def test_a_process_reads_only_its_own_records(corpus, marks, two_phases, monkeyp
             return original(self, indices)
 
         monkeypatch.setattr(Corpus, "records", spy)
-        stream = Stream([corpus], [1.0], config, marks, process, 2)
-        stream.batch(stream.start(Cursor()))
+        stream = TrainingStream([corpus], [1.0], config, special_ids, process, 2)
+        stream.batch(stream.resolve_cursor(Cursor()))
     assert read[0] and read[1] and read[0] != read[1]
     assert max(map(len, read.values())) < len(corpus.record_offsets) - 1
 
 
 @pytest.mark.parametrize("data", [{"prefetch": 1}, {"prefetch": 7}])
 def test_prefetch_changes_nothing(whole, make, data):
-    assert_same_updates(whole, make(**data).read(Cursor()))
+    assert_same_batches(whole, make(**data).read(Cursor()))
 
 
 def test_resume_from_every_cursor(whole, make):
     for step, (_, _, cursor) in enumerate(whole[:-1]):
-        # A fresh stream, and a cursor that was in a checkpoint: nothing is remembered from before.
+        # A new stream, and a cursor from a checkpoint: no state is kept.
         saved = Cursor.from_dict(json.loads(json.dumps(dataclasses.asdict(cursor))))
         assert saved == cursor
         resumed = list(itertools.islice(make().read(saved), 2))
-        assert_same_updates(whole[step + 1 : step + 3], resumed)
-    assert list(make().read(whole[-1].following)) == []
+        assert_same_batches(whole[step + 1 : step + 3], resumed)
+    assert list(make().read(whole[-1].next_cursor)) == []
 
 
 def test_resume_plans_no_earlier_window(make, monkeypatch):
-    planned, original = [], plan_module.Plan.window
+    planned, original = [], plan_module.EpochPlan.window
 
     def spy(self, epoch, index):
         planned.append((epoch, index))
         return original(self, epoch, index)
 
-    monkeypatch.setattr(plan_module.Plan, "window", spy)
-    next(iter(make().read(Cursor(step=5, phase=0, rows=120, positions=(Position(70, 2, 3),)))))
+    monkeypatch.setattr(plan_module.EpochPlan, "window", spy)
+    next(iter(make().read(Cursor(step=5, phase=0, rows=120, positions=(CorpusPosition(70, 2, 3),)))))
     assert min(planned) == (70, 2)
 
 
 def test_more_steps_change_no_earlier_row(whole, make, two_phases):
     longer = dataclasses.replace(two_phases.phases[1], steps=50)
     extended = make(dataclasses.replace(two_phases, phases=(two_phases.phases[0], longer)))
-    assert_same_updates(whole, itertools.islice(extended.read(Cursor()), 12))
+    assert_same_batches(whole, itertools.islice(extended.read(Cursor()), 12))
     first = dataclasses.replace(two_phases.phases[0], steps=40)
     extended = make(dataclasses.replace(two_phases, phases=(first, two_phases.phases[1])))
     for one, two in zip(whole[:7], itertools.islice(extended.read(Cursor()), 7), strict=True):
@@ -252,71 +252,75 @@ def test_a_ramp_moves_the_cursor_by_what_it_reads(make, two_phases):
     np.testing.assert_array_equal(
         np.concatenate([update.rows["input_ids"] for update in ramped]), np.concatenate(eights)
     )
-    assert ramped[-1].following.positions == stream.cursor_at(Cursor(), 21).positions
+    assert ramped[-1].next_cursor.positions == stream.cursor_at(Cursor(), 21).positions
 
 
 def test_skipped_intervals(whole, make, two_phases):
-    """After going back to update 3, the rows of updates 4 to 6 and 9 are passed over; others come as ever."""
-    back = whole[2].following.skipping(4 * 24, 7 * 24).skipping(9 * 24, 10 * 24)
+    """After going back to step 3, the rows of steps 4 to 6 and 9 are skipped; the others are unchanged."""
+    back = whole[2].next_cursor.skipping_rows(4 * 24, 7 * 24).skipping_rows(9 * 24, 10 * 24)
     updates = list(make().read(back))
-    assert [update.following.step for update in updates] == list(range(4, 13))
-    # A phase has its updates, whatever was skipped: the second begins three batches later.
+    assert [update.next_cursor.step for update in updates] == list(range(4, 13))
+    # A phase keeps its number of steps: the second begins three batches later.
     longer = dataclasses.replace(two_phases.phases[0], steps=12)
     straight = list(make(dataclasses.replace(two_phases, phases=(longer,))).read(Cursor()))
     for update, number in zip(updates[:4], (3, 7, 8, 10), strict=True):
         assert_same(update.rows, straight[number].rows)
     assert updates[4].rows["input_ids"].shape[1] == two_phases.phases[1].seq_len
-    # Going on from a cursor behind them, or inside one, changes nothing.
-    assert_same_updates(make().read(updates[0].following), updates[1:])
-    inside = whole[4].following.skipping(4 * 24, 7 * 24)
-    assert make().start(inside).rows == 7 * 24
+    # Resuming from a cursor after them, or inside one, changes nothing.
+    assert_same_batches(make().read(updates[0].next_cursor), updates[1:])
+    inside = whole[4].next_cursor.skipping_rows(4 * 24, 7 * 24)
+    assert make().resolve_cursor(inside).rows == 7 * 24
 
 
-def test_what_is_skipped_in_a_ramp_is_what_did_harm(make, two_phases):
-    """Batches grow with updates, so those after an interval cut the stream elsewhere: rows are what counts."""
+def test_skipped_rows_in_a_ramp(make, two_phases):
+    """Batches grow with the step, so batches after an interval differ: intervals are in rows."""
     ramp = dataclasses.replace(
         two_phases.phases[0], steps=12, batch_size=24, accumulation=3, start_batch_size=8, ramp_steps=8
     )
     stream = make(dataclasses.replace(two_phases, phases=(ramp,)))
     cursors = [stream.cursor_at(Cursor(), step) for step in range(10)]
-    back = cursors[2].skipping(cursors[2].rows, cursors[9].rows)
-    assert stream.start(back).positions == cursors[9].positions and stream.start(back).step == 2
+    back = cursors[2].skipping_rows(cursors[2].rows, cursors[9].rows)
+    assert stream.resolve_cursor(back).positions == cursors[9].positions and stream.resolve_cursor(back).step == 2
     first = next(stream.read(back)).rows
     rows = stream.batch(cursors[9])
     assert len(first["row"]) < len(rows["row"])
     np.testing.assert_array_equal(first["input_ids"], rows["input_ids"][: len(first["row"])])
 
 
-def test_mixture_takes_turns(two_phases):
+def test_mixture_order(two_phases):
     """Exact shares in every cycle; each corpus's rows are those it has alone, in its own order and epochs."""
     corpora = [make_corpus(random_documents(i, 20 * i), name=f"part{i}") for i in (1, 2, 3)]
     shares = [0.2, 0.25, 0.55]
     config = dataclasses.replace(two_phases, phases=(dataclasses.replace(two_phases.phases[0], steps=84),))
     config = config_lib.replace(config, data={"examples_per_row": 1})
-    stream = Stream(corpora, shares, config, MARKS)
+    stream = TrainingStream(corpora, shares, config, SPECIAL_IDS)
     updates = list(stream.read(Cursor()))
     ids = np.concatenate([update.rows["input_ids"] for update in updates])
-    turns = stream.turns.of(0, len(ids))
-    assert np.bincount(stream.turns.of(0, CYCLE)).tolist() == [CYCLE // 5, CYCLE // 4, CYCLE * 11 // 20]
-    np.testing.assert_allclose(np.bincount(turns) / len(turns), shares, atol=2 / len(turns))
+    corpus_of_row = stream.mixture_order.corpus_of_rows(0, len(ids))
+    assert np.bincount(stream.mixture_order.corpus_of_rows(0, CYCLE_ROWS)).tolist() == [
+        CYCLE_ROWS // 5,
+        CYCLE_ROWS // 4,
+        CYCLE_ROWS * 11 // 20,
+    ]
+    np.testing.assert_allclose(np.bincount(corpus_of_row) / len(corpus_of_row), shares, atol=2 / len(corpus_of_row))
     for i, corpus in enumerate(corpora):
         alone = dataclasses.replace(config.phases[0], steps=100)
-        rows = Stream([corpus], [1.0], dataclasses.replace(config, phases=(alone,)), MARKS).read(Cursor())
+        rows = TrainingStream([corpus], [1.0], dataclasses.replace(config, phases=(alone,)), SPECIAL_IDS).read(Cursor())
         expected = np.concatenate([update.rows["input_ids"] for update in rows])
-        count = (turns == i).sum()
-        np.testing.assert_array_equal(ids[turns == i], expected[:count])
-    epochs = [position.epoch for position in updates[-1].following.positions]
+        count = (corpus_of_row == i).sum()
+        np.testing.assert_array_equal(ids[corpus_of_row == i], expected[:count])
+    epochs = [position.epoch for position in updates[-1].next_cursor.positions]
     assert len(set(epochs)) > 1  # they go round at their own pace
-    resumed = Stream(corpora, shares, config, MARKS).read(updates[40].following)
-    assert_same_updates(updates[41:44], itertools.islice(resumed, 3))
-    halves = [Stream(corpora, shares, config, MARKS, i, 2).read(Cursor()) for i in (0, 1)]
+    resumed = TrainingStream(corpora, shares, config, SPECIAL_IDS).read(updates[40].next_cursor)
+    assert_same_batches(updates[41:44], itertools.islice(resumed, 3))
+    halves = [TrainingStream(corpora, shares, config, SPECIAL_IDS, i, 2).read(Cursor()) for i in (0, 1)]
     for update, left, right in zip(updates[:20], *halves, strict=False):
         assert_same(update.rows, {n: np.concatenate([left.rows[n], right.rows[n]]) for n in update.rows})
 
 
 def test_pickled_streams_are_the_stream(whole, make):
     copy = pickle.loads(pickle.dumps(make()))
-    assert_same_updates(whole[:3], itertools.islice(copy.read(Cursor()), 3))
+    assert_same_batches(whole[:3], itertools.islice(copy.read(Cursor()), 3))
 
 
 def test_empty_rows_are_padding():

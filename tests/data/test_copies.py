@@ -9,10 +9,10 @@ import pytest
 
 from bert_jax import config as config_lib
 from bert_jax.config import ObjectiveConfig, Phase
-from bert_jax.data.batches import Stream
+from bert_jax.data.batches import TrainingStream
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.corpus_rows import CorpusRows
-from bert_jax.data.cursor import Cursor, Position
+from bert_jax.data.cursor import CorpusPosition, Cursor
 from bert_jax.data.row_reader import empty_rows
 from bert_jax.doctor.epochs import estimate
 from bert_jax.doctor.schedule_checks import ineffective
@@ -27,22 +27,24 @@ def corpus(tiny_corpus):
 
 
 @pytest.fixture(scope="module")
-def shown(corpus, marks, tiny_config):
-    """Of an epoch: each example as it is read, and as masking shows it, as bytes."""
+def shown(corpus, special_ids, tiny_config):
+    """Of an epoch: each example before and after masking, as bytes."""
     mask = jax.jit(
         lambda rows: mask_tokens(rows, jnp.uint32(7), ObjectiveConfig(), Vocabulary(120, 4, (0, 1, 2, 3, 4)))
     )
 
     def epochs(form, **copies):
         data = config_lib.replace(tiny_config, data={"format": form, **copies}, objective={"pair": "none"}).data
-        rows_of = CorpusRows(corpus, data, marks, 0)
+        rows_of = CorpusRows(corpus, data, special_ids, 0)
         return [one_epoch(rows_of, data, epoch) for epoch in range(EPOCHS)]
 
     def one_epoch(rows_of, data, epoch):
-        count = sum(len(window) for window in rows_of.epoch(SEQ_LEN, epoch))
+        count = sum(len(window) for window in rows_of.epoch_windows(SEQ_LEN, epoch))
         assert count <= ROOM, "raise ROOM"
-        rows = empty_rows(ROOM, SEQ_LEN, data.slots(SEQ_LEN), marks.pad_id) | {"mask_epoch": np.zeros(ROOM, np.int32)}
-        rows_of.fill(rows, np.arange(count), Position(epoch), before=0)
+        rows = empty_rows(ROOM, SEQ_LEN, data.slots(SEQ_LEN), special_ids.pad_id) | {
+            "mask_epoch": np.zeros(ROOM, np.int32)
+        }
+        rows_of.read_into(rows, np.arange(count), CorpusPosition(epoch), skip=0)
         masked = np.asarray(mask(rows)["input_ids"])
         examples, views, order = set(), set(), []
         for row, place in zip(*np.nonzero(rows["example_id"] >= 0), strict=True):
@@ -57,7 +59,7 @@ def shown(corpus, marks, tiny_config):
 
 
 def repeated(one: set, other: set) -> float:
-    """Share of one epoch's examples that the other has too."""
+    """Share of one epoch's examples that are also in the other."""
     return len(one & other) / len(one)
 
 
@@ -107,22 +109,22 @@ def run_of(tiny_config, *phases, **data):
         (1, [(0.5, 32)], True),
     ],
 )
-def test_copies_that_never_come_again(corpus, marks, tiny_config, copies, phases, warned):
-    """Against the stream itself, read from its first row to its last."""
+def test_copies_that_never_come_again(corpus, special_ids, tiny_config, copies, phases, warned):
+    """Compared with the stream, read from its first row to its last."""
     probe = run_of(tiny_config, *((1, seq_len) for _, seq_len in phases))
-    rows = CorpusRows(corpus, probe.data, marks, 0)
-    lengths = [sum(len(window) for window in rows.epoch(seq_len, 0)) / 8 for _, seq_len in phases]
+    rows = CorpusRows(corpus, probe.data, special_ids, 0)
+    lengths = [sum(len(window) for window in rows.epoch_windows(seq_len, 0)) / 8 for _, seq_len in phases]
     steps = [(round(epochs * length), seq_len) for length, (epochs, seq_len) in zip(lengths, phases, strict=True)]
     config = run_of(tiny_config, *steps, example_copies=copies, mask_copies=copies)
-    stream = Stream([corpus], [1.0], config, marks)
-    found = ineffective(config, estimate(config, stream.corpora, stream.turns))
+    stream = TrainingStream([corpus], [1.0], config, special_ids)
+    found = ineffective(config, estimate(config, stream.corpora, stream.mixture_order))
     assert {name for name in found if "copies" in name} == (
         {"data.example_copies", "data.mask_copies"} if warned else set()
     )
     epochs = {}
-    cursor = stream.start(Cursor())
+    cursor = stream.resolve_cursor(Cursor())
     for _ in range(config.total_steps):
         epochs.setdefault(config.phases[cursor.phase].seq_len, set()).add(cursor.positions[0].epoch)
-        cursor = stream.following(cursor)
+        cursor = stream.next_cursor(cursor)
     again = any(len({epoch % copies for epoch in read}) < len(read) for read in epochs.values())
     assert again == (not warned)

@@ -1,4 +1,4 @@
-"""The on-disk format: what the writer writes, the reader, TFDS and a person's own eyes read alike."""
+"""The on-disk format: the writer, the reader and TFDS agree."""
 
 import functools
 import json
@@ -20,16 +20,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.config import Config, Phase
-from bert_jax.data.batches import Stream
+from bert_jax.data.batches import TrainingStream
 from bert_jax.data.corpus import MAX_RECORD_TOKENS, Corpus, token_dtype
 from bert_jax.data.cursor import Cursor
 from bert_jax.data.record import parse_record
-from bert_jax.data.row_reader import Marks
+from bert_jax.data.row_reader import SpecialIds
 from bert_jax.errors import UserError
 from bert_jax.tokenizers.tokenizer import wordpiece
 from data_prep.build.writer import CorpusWriter
 from data_prep.cli import main as data_cli
-from data_prep.verify import verify
+from data_prep.verify import verify_corpus
 from tests import building
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -116,7 +116,7 @@ def test_long_documents_and_sentences_span_records(tmp_path):
     assert corpus.sentence_lengths.tolist() == [5, 8192, 8192, 20_001 - 2 * 8192, 8192, 3, 8189]
     source = tfds.builder_from_directory(tmp_path / "c").as_data_source("train")
     assert [(int(r["document"]), int(r["part"])) for r in source] == [(0, i) for i in range(6)]
-    assert verify(tmp_path / "c").files == 13
+    assert verify_corpus(tmp_path / "c").files == 13
 
 
 def test_large_vocabulary_needs_uint32(tmp_path):
@@ -168,8 +168,8 @@ def test_identity_and_batches_do_not_depend_on_paths_or_names(tmp_path, monkeypa
         fixed = ["--tokenizer", "tokenizer.json", "--workers", "1", "--validation-fraction", "0.2"]
         assert data_cli.main(["build", "--source", f"text-files:{glob}", "--out", out, *fixed]) == 0
         found = [Corpus.open(out, split) for split in ("train", "validation")]
-        stream = Stream(found[:1], [1.0], config, Marks(0, 2, 3))
-        return found, stream.batch(stream.start(Cursor()))
+        stream = TrainingStream(found[:1], [1.0], config, SpecialIds(0, 2, 3))
+        return found, stream.batch(stream.resolve_cursor(Cursor()))
 
     first, batch = built("one", "./texts/*.txt")
     for out, glob in (("two", f"{texts}/*.txt"), ("three", f"{copy}/*.txt")):
@@ -224,10 +224,10 @@ def test_round_trip_property(documents, max_shard_bytes):
     with tempfile.TemporaryDirectory() as scratch:
         write(f"{scratch}/c", documents, max_shard_bytes=max_shard_bytes)
         check(f"{scratch}/c", documents)
-        verify(f"{scratch}/c")
+        verify_corpus(f"{scratch}/c")
 
 
-def test_our_decoder_and_protobuf_agree():
+def test_decoder_and_protobuf_agree():
     from tensorflow_datasets.proto import tf_example_pb2
 
     example = tf_example_pb2.Example()

@@ -1,4 +1,4 @@
-"""Windows of rows: complete, lazy, and a function of what they should be a function of."""
+"""Windows of rows: complete, planned lazily, and determined by their arguments alone."""
 
 import numpy as np
 import pytest
@@ -8,8 +8,8 @@ from scipy import stats
 
 from bert_jax.config import DataConfig
 from bert_jax.data import epoch_plan as plan_module
-from bert_jax.data.epoch_plan import Plan
-from bert_jax.data.hash_random import key_of, permuted
+from bert_jax.data.epoch_plan import EpochPlan
+from bert_jax.data.hash_random import make_key, permute
 from bert_jax.errors import UserError
 from tests.data.memory import make_corpus, random_documents
 
@@ -19,13 +19,13 @@ FORMATS = ["segment_pair", "sentence_pair", "sentence_order", "full_sentences", 
 
 @pytest.fixture
 def small(monkeypatch):
-    """Stretches and windows small enough that a test's corpus has many."""
-    monkeypatch.setattr(plan_module, "STRETCH_TOKENS", 200)
-    monkeypatch.setattr(plan_module, "WINDOW_STRETCHES", 4)
+    """Chunks and windows small enough that a test's corpus has many."""
+    monkeypatch.setattr(plan_module, "CHUNK_TOKENS", 200)
+    monkeypatch.setattr(plan_module, "WINDOW_CHUNKS", 4)
 
 
 def windows(corpus, epoch=0, seq_len=32, seed=0, **data):
-    plan = Plan(corpus, DataConfig(**data), seq_len, seed)
+    plan = EpochPlan(corpus, DataConfig(**data), seq_len, seed)
     return [plan.window(epoch, index) for index in range(plan.windows)]
 
 
@@ -45,7 +45,7 @@ def test_an_epoch_is_the_corpus_once(small, form, slots):
     corpus = make_corpus(random_documents(1, 300, longest=12))
     planned = windows(corpus, format=form, examples_per_row=slots)
     assert len(planned) >= 4
-    records = np.concatenate([np.arange(a, b) for window in planned for a, b in window.stretches])
+    records = np.concatenate([np.arange(a, b) for window in planned for a, b in window.chunks])
     np.testing.assert_array_equal(np.sort(records), np.arange(len(corpus.record_offsets) - 1))
     assert (records != np.arange(len(records))).any()
     covered, most = 0, 0
@@ -58,7 +58,7 @@ def test_an_epoch_is_the_corpus_once(small, form, slots):
         assert sizes.min() >= 1
         most = max(most, sizes.max())
     assert 1 < most <= slots or most == slots == 1
-    assert covered + sum(window.truncated for window in planned) == corpus.num_tokens
+    assert covered + sum(window.truncated_tokens for window in planned) == corpus.num_tokens
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -86,19 +86,21 @@ def test_copies_repeat_examples_and_not_the_order(small):
 
 def test_any_window_without_the_others(small):
     corpus = make_corpus(random_documents(4, 200))
-    plan = Plan(corpus, DataConfig(), 32, 0)
+    plan = EpochPlan(corpus, DataConfig(), 32, 0)
     in_order = [plan.window(3, index) for index in range(plan.windows)]
     for index in reversed(range(plan.windows)):
-        np.testing.assert_array_equal(Plan(corpus, DataConfig(), 32, 0).window(3, index).order, in_order[index].order)
+        np.testing.assert_array_equal(
+            EpochPlan(corpus, DataConfig(), 32, 0).window(3, index).order, in_order[index].order
+        )
 
 
-def test_stretches_come_in_an_order_of_seed_and_epoch(small):
-    """So that other texts stand beside each other, in a window and in a packed row, every time."""
+def test_chunks_come_in_an_order_of_seed_and_epoch(small):
+    """So that different texts are neighbours in a window and in a packed row in every epoch."""
     corpus = make_corpus(random_documents(4, 200))
 
     def order(epoch, seed):
         planned = windows(corpus, epoch, seed=seed, example_copies=1)
-        return np.concatenate([window.stretches[:, 0] for window in planned]).tolist()
+        return np.concatenate([window.chunks[:, 0] for window in planned]).tolist()
 
     orders = [order(0, 0), order(1, 0), order(2, 0), order(0, 1)]
     assert len({tuple(one) for one in orders}) == 4 and len({tuple(sorted(one)) for one in orders}) == 1
@@ -120,11 +122,11 @@ def test_rows_hold_their_examples(documents, form, slots, seq_len):
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 16, 17, 255, 256, 257, 1000, 4096, 4097])
 def test_order_is_a_permutation(size):
-    orders = [permuted(np.arange(size), size, key_of(0, epoch)) for epoch in range(4)]
+    orders = [permute(np.arange(size), size, make_key(0, epoch)) for epoch in range(4)]
     for epoch, order in enumerate(orders):
         np.testing.assert_array_equal(np.sort(order), np.arange(size))
-        # Any place without the ones before it.
-        assert int(permuted(np.array([size - 1]), size, key_of(0, epoch))[0]) == order[-1]
+        # Any position without those before it.
+        assert int(permute(np.array([size - 1]), size, make_key(0, epoch))[0]) == order[-1]
     if size > 4:
         assert len({tuple(order.tolist()) for order in orders}) == 4
         assert all((order != np.arange(size)).any() for order in orders)
@@ -133,7 +135,7 @@ def test_order_is_a_permutation(size):
 def test_order_looks_random():
     """Chi-square of which eighth each of 4,096 rows comes from against which it goes to, alpha 1e-4."""
     for epoch in range(5):
-        order = permuted(np.arange(4096), 4096, key_of(3, epoch))
+        order = permute(np.arange(4096), 4096, make_key(3, epoch))
         table = np.histogram2d(np.arange(4096), order, bins=8)[0]
         assert stats.chi2.sf(np.square(table - 64).sum() / 64, 49) > ALPHA
         assert (np.diff(order) == 1).sum() < 12
@@ -148,9 +150,9 @@ def test_pairs_need_two_documents(form):
         with pytest.raises(
             UserError, match=r"has 1 document\(s\), but .* needs at least 2.*: build it again with more text"
         ):
-            Plan(one, DataConfig(format=form), 16, 0)
+            EpochPlan(one, DataConfig(format=form), 16, 0)
     with pytest.raises(UserError, match="split 'train' is empty: build it again with more text"):
-        Plan(make_corpus([]), DataConfig(format=form), 16, 0)
+        EpochPlan(make_corpus([]), DataConfig(format=form), 16, 0)
 
 
 @pytest.mark.parametrize(
@@ -159,13 +161,13 @@ def test_pairs_need_two_documents(form):
 )
 def test_lengths_that_no_corpus_has(documents, what):
     with pytest.raises(UserError, match=f"{what} in split 'train'; build the corpus again"):
-        Plan(make_corpus(documents), DataConfig(format="doc_sentences"), 16, 0)
+        EpochPlan(make_corpus(documents), DataConfig(format="doc_sentences"), 16, 0)
 
 
-def test_stretches_are_whole_records_of_like_length(small):
-    """Whatever the records are like: tiny documents from one source beside long ones from another."""
+def test_chunks_are_whole_records_of_like_length(small):
+    """For any records: tiny documents from one source followed by long ones from another."""
     corpus = make_corpus([[3]] * 2000 + [[20] * 300] * 4, per_record=30)
-    bounds = plan_module.stretches(corpus)
+    bounds = plan_module.chunk_bounds(corpus)
     assert bounds[0] == 0 and bounds[-1] == len(corpus.record_offsets) - 1
     tokens = np.diff(corpus.token_offsets[corpus.record_offsets[bounds]])
     assert len(tokens) > 60 and (tokens[:-1] >= 200).all() and (tokens <= 200 + 30 * 20).all()
@@ -186,15 +188,15 @@ def like_text():
 @pytest.mark.parametrize(("seq_len", "goal"), [(128, 0.97), (512, 0.99)])
 @pytest.mark.parametrize("form", FORMATS)
 def test_packed_rows_are_full(like_text, form, seq_len, goal):
-    """By default, but for whole sentences, which leave gaps that nothing fits into."""
+    """By default, except for whole sentences, which leave gaps that no example fits into."""
 
-    def fill(**data) -> float:
+    def packing_efficiency(**data) -> float:
         planned = windows(like_text, seq_len=seq_len, format=form, **data)
         return sum(int(w.examples["length"].sum()) for w in planned) / sum(map(len, planned)) / seq_len
 
     if form == "sentence_pair":
         goal -= 0.01  # pairs are a little shorter here than in books, where it reaches the goal (docs/stream.md)
-    packed, alone = fill(example_end="row"), fill(example_end="row", examples_per_row=1)
+    packed, alone = (packing_efficiency(example_end="row", **data) for data in ({}, {"examples_per_row": 1}))
     assert packed > goal and packed > alone
     if form.endswith("_sentences"):
-        assert 0.84 < fill(example_end="sentence") < goal
+        assert 0.84 < packing_efficiency(example_end="sentence") < goal

@@ -1,4 +1,4 @@
-"""Examples of every format against a slow, obvious twin."""
+"""Examples of every format against a slow, simple reference implementation."""
 
 import itertools
 
@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from bert_jax.config import DataConfig
-from bert_jax.data.examples import Layout, make_examples
-from bert_jax.data.hash_random import key_of
+from bert_jax.data.examples import CorpusLayout, make_examples
+from bert_jax.data.hash_random import make_key
 from tests.data.memory import make_corpus, random_documents
 
 ALPHA = 1e-4
@@ -19,39 +19,39 @@ FORMATS = ["segment_pair", "sentence_pair", "sentence_order", "full_sentences", 
 PAIRS = FORMATS[:3]
 
 
-class Draws:
-    """The counter hash in Python's own integers: SplitMix64 over a folded key."""
+class HashRandom:
+    """The counter-based generator with Python integers: SplitMix64 of a combined key."""
 
     def __init__(self, *words: int):
         self.key, self.count = 0, 0
         for word in words:
-            self.key = self.mix(self.fold(self.key, word))
+            self.key = self.hash64(self.hash_combine(self.key, word))
 
     @classmethod
-    def folded(cls, *words: int, extra: tuple[int, int]) -> "Draws":
-        """The key of some words with two more folded in, scrambled once."""
+    def folded(cls, *words: int, extra: tuple[int, int]) -> "HashRandom":
+        """The key of some words combined with two more, hashed once."""
         draws = cls(*words)
-        draws.key = cls.mix(cls.fold(cls.fold(draws.key, extra[0]), extra[1]))
+        draws.key = cls.hash64(cls.hash_combine(cls.hash_combine(draws.key, extra[0]), extra[1]))
         return draws
 
     @staticmethod
-    def fold(a: int, b: int) -> int:
+    def hash_combine(a: int, b: int) -> int:
         return (a * 0x9E3779B97F4A7C15 + b + 1) & WORD
 
     @staticmethod
-    def mix(z: int) -> int:
+    def hash64(z: int) -> int:
         z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & WORD
         z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & WORD
         return z ^ (z >> 31)
 
     def next(self) -> int:
         self.count += 1
-        return self.mix(self.fold(self.key, self.count))
+        return self.hash64(self.hash_combine(self.key, self.count))
 
-    def below(self, bound: int) -> int:
+    def uniform_int(self, bound: int) -> int:
         return ((self.next() >> 32) * bound) >> 32
 
-    def happens(self, rate: float) -> bool:
+    def bernoulli(self, rate: float) -> bool:
         return (self.next() >> 11) < round(rate * 2**53)
 
 
@@ -70,39 +70,39 @@ def texts_of(documents: list[list[int]]) -> list[list[list[int]]]:
     return texts
 
 
-def twin_of_pairs(documents, stretch, data, seq_len, key):
-    """(A, B, label, whether B is random) of all pairs of a stretch of sentences, and the tokens cut away.
+def reference_pairs(documents, chunk, data, seq_len, key):
+    """(A, B, label, whether B is random) of all pairs of a chunk of sentences, and the tokens cut away.
 
     The recipe of google-research/bert create_pretraining_data.py, with sentences as lists of tokens.
     """
     room, pairs, truncated, sentence = seq_len - 3, [], 0, 0
     texts = texts_of(documents)
     for number, document in enumerate(texts):
-        inside = [s for s in range(sentence, sentence + len(document)) if stretch[0] <= s < stretch[1]]
+        inside = [s for s in range(sentence, sentence + len(document)) if chunk[0] <= s < chunk[1]]
         waiting = [document[s - sentence] for s in inside]
-        draws, once = Draws(*key, inside[0] if inside else 0), Draws.folded(*key, extra=(0xD0C, number))
+        draws, once = HashRandom(*key, inside[0] if inside else 0), HashRandom.folded(*key, extra=(0xD0C, number))
         sentence += len(document)
         target = room
-        if data.format != "sentence_pair" and once.happens(data.short_example_rate):
-            target = 2 + once.below(room - 1)
+        if data.format != "sentence_pair" and once.bernoulli(data.short_example_rate):
+            target = 2 + once.uniform_int(room - 1)
         while waiting:
             if data.format == "sentence_pair":
-                chunk = [waiting.pop(0) for _ in range(min(2, len(waiting)))]
+                group = [waiting.pop(0) for _ in range(min(2, len(waiting)))]
                 cut = 1
             else:
-                chunk, size = [], 0
+                group, size = [], 0
                 while waiting and size < target:
-                    chunk.append(waiting.pop(0))
-                    size += len(chunk[-1])
-                cut = 1 + draws.below(len(chunk) - 1) if len(chunk) >= 2 else 1
-            a, b, label = flat(chunk[:cut]), flat(chunk[cut:]), 0
-            random = len(chunk) == 1 or (data.format != "sentence_order" and draws.happens(0.5))
-            swapped = data.format == "sentence_order" and len(chunk) > 1 and draws.happens(0.5)
+                    group.append(waiting.pop(0))
+                    size += len(group[-1])
+                cut = 1 + draws.uniform_int(len(group) - 1) if len(group) >= 2 else 1
+            a, b, label = flat(group[:cut]), flat(group[cut:]), 0
+            random = len(group) == 1 or (data.format != "sentence_order" and draws.bernoulli(0.5))
+            swapped = data.format == "sentence_order" and len(group) > 1 and draws.bernoulli(0.5)
             if random:
-                waiting, label = chunk[cut:] + waiting, 1
-                other = draws.below(len(texts) - 1)
+                waiting, label = group[cut:] + waiting, 1
+                other = draws.uniform_int(len(texts) - 1)
                 source = texts[other + (other >= number)]
-                b, at = [], draws.below(len(source))
+                b, at = [], draws.uniform_int(len(source))
                 while True:
                     b = b + source[at]
                     at += 1
@@ -111,13 +111,13 @@ def twin_of_pairs(documents, stretch, data, seq_len, key):
             before = len(a), len(b)
             while len(a) + len(b) > room:
                 longer = a if len(a) > len(b) else b
-                longer.pop(0 if draws.happens(0.5) else -1)
+                longer.pop(0 if draws.bernoulli(0.5) else -1)
             truncated += before[0] - len(a) + (not random) * (before[1] - len(b))
             pairs.append((b, a, 1, random) if swapped else (a, b, label, random))
     return pairs, truncated
 
 
-def twin_of_runs(documents, stretch, data, seq_len):
+def reference_single_segments(documents, chunk, data, seq_len):
     """Examples as lists of parts, one per document, of tokens. Separators count as tokens do."""
     budget, examples, sentence = seq_len - 2, [], 0
     open_ = []
@@ -134,7 +134,7 @@ def twin_of_runs(documents, stretch, data, seq_len):
     for document in texts_of(documents):
         begun = False
         for tokens in document:
-            inside, sentence = stretch[0] <= sentence < stretch[1], sentence + 1
+            inside, sentence = chunk[0] <= sentence < chunk[1], sentence + 1
             if not inside:
                 continue
             if not begun and data.format == "doc_sentences":
@@ -171,22 +171,22 @@ def shown(example, corpus) -> tuple[list[int], list[int]]:
         first = int(corpus.token_offsets[start]) + int(example[f"{side}_skip"])
         if size:
             assert start < stop and first + size <= corpus.token_offsets[stop]
-            # The kept tokens begin in or behind the first sentence; runs begin in it.
+            # The kept tokens begin in or after the first sentence; single segments begin in it.
             assert example["b_tokens"] or corpus.token_offsets[start + 1] > first
             assert example["b_tokens"] or corpus.token_offsets[stop - 1] < first + size
         found.append(list(range(first, first + size)))
     return tuple(found)
 
 
-def examples_of(corpus, data, seq_len, stretches, key=(7, 1)):
-    starts, stops = (np.array(side, np.int64) for side in zip(*stretches, strict=True))
-    layout = Layout(corpus.sentence_lengths, corpus.document_offsets)
-    return make_examples(layout, starts, stops, data, seq_len, key_of(*key), np.uint64(5))
+def examples_of(corpus, data, seq_len, chunks, key=(7, 1)):
+    starts, stops = (np.array(side, np.int64) for side in zip(*chunks, strict=True))
+    layout = CorpusLayout(corpus.sentence_lengths, corpus.document_offsets)
+    return make_examples(layout, starts, stops, data, seq_len, make_key(*key), np.uint64(5))
 
 
-def check_offsets(examples, corpus, stretches):
-    """a_offset and b_offset count tokens of the stretches, one behind the other."""
-    window = np.concatenate([np.arange(*corpus.token_offsets[list(stretch)]) for stretch in stretches])
+def check_offsets(examples, corpus, chunks):
+    """a_offset and b_offset count tokens of the chunks, concatenated."""
+    window = np.concatenate([np.arange(*corpus.token_offsets[list(chunk)]) for chunk in chunks])
     for example in examples:
         for side, tokens in zip("ab", shown(example, corpus), strict=True):
             offset = int(example[f"{side}_offset"])
@@ -204,49 +204,49 @@ CASES = [(32, 0.1), (64, 0.5), (8, 1.0), (128, 0.0)]
 
 @pytest.mark.parametrize("form", PAIRS)
 @pytest.mark.parametrize(("seq_len", "short"), CASES)
-def test_pairs_equal_their_twin(form, seq_len, short):
+def test_pairs_equal_the_reference(form, seq_len, short):
     documents = random_documents(seq_len, 60)
     corpus = make_corpus(documents)
     data = DataConfig(format=form, short_example_rate=short)
     sentences = len(corpus.sentence_lengths)
-    # Two stretches in the wrong order, cut inside a document.
+    # Two chunks in reverse order, split inside a document.
     cut = int(corpus.document_offsets[20]) + 1
-    stretches = [(cut, sentences), (0, cut)]
-    made = examples_of(corpus, data, seq_len, stretches)
-    twins = [twin_of_pairs(documents, stretch, data, seq_len, (7, 1)) for stretch in stretches]
-    expected = flat((pairs for pairs, _ in twins))
-    assert len(made.examples) == len(expected) > 60
-    assert made.truncated == sum(truncated for _, truncated in twins)
-    assert {0, 1} == set(made.examples["pair_label"].tolist())
-    assert form == "sentence_pair" or made.truncated
-    singles = 0
-    for example, (a, b, label, random) in zip(made.examples, expected, strict=True):
+    chunks = [(cut, sentences), (0, cut)]
+    window = examples_of(corpus, data, seq_len, chunks)
+    references = [reference_pairs(documents, chunk, data, seq_len, (7, 1)) for chunk in chunks]
+    expected = flat((pairs for pairs, _ in references))
+    assert len(window.examples) == len(expected) > 60
+    assert window.truncated_tokens == sum(truncated for _, truncated in references)
+    assert {0, 1} == set(window.examples["pair_label"].tolist())
+    assert form == "sentence_pair" or window.truncated_tokens
+    forced_random = 0
+    for example, (a, b, label, random) in zip(window.examples, expected, strict=True):
         assert shown(example, corpus) == (a, b)
         assert example["pair_label"] == label and example["length"] == len(a) + len(b) + 3
         assert (example["b_offset"] < 0) == random and example["a_offset"] >= 0
-        singles += random if form == "sentence_order" else 0
-    check_offsets(made.examples, corpus, stretches)
-    assert form != "sentence_order" or made.singles == singles
+        forced_random += random if form == "sentence_order" else 0
+    check_offsets(window.examples, corpus, chunks)
+    assert form != "sentence_order" or window.forced_random_pairs == forced_random
 
 
 @pytest.mark.parametrize("form", ["full_sentences", "doc_sentences"])
 @pytest.mark.parametrize("end", ["sentence", "row"])
 @pytest.mark.parametrize("seq_len", [8, 24, 64])
-def test_runs_equal_their_twin(form, end, seq_len):
+def test_single_segments_equal_the_reference(form, end, seq_len):
     documents = random_documents(seq_len, 60)
     corpus = make_corpus(documents)
     data = DataConfig(format=form, example_end=end)
     cut = int(corpus.document_offsets[20]) + 1
-    stretches = [(cut, len(corpus.sentence_lengths)), (0, cut)]
-    made = examples_of(corpus, data, seq_len, stretches)
-    expected = flat(twin_of_runs(documents, stretch, data, seq_len) for stretch in stretches)
-    assert [shown(example, corpus)[0] for example in made.examples] == [flat(parts) for parts in expected]
+    chunks = [(cut, len(corpus.sentence_lengths)), (0, cut)]
+    window = examples_of(corpus, data, seq_len, chunks)
+    expected = flat(reference_single_segments(documents, chunk, data, seq_len) for chunk in chunks)
+    assert [shown(example, corpus)[0] for example in window.examples] == [flat(parts) for parts in expected]
     crossing = sum(len(parts) > 1 for parts in expected)
     assert (crossing > 0) == (form == "full_sentences")
-    for example, parts in zip(made.examples, expected, strict=True):
+    for example, parts in zip(window.examples, expected, strict=True):
         assert example["length"] == sum(map(len, parts)) + len(parts) + 1
         assert example["pair_label"] == -1 and example["b_tokens"] == 0
-    check_offsets(made.examples, corpus, stretches)
+    check_offsets(window.examples, corpus, chunks)
 
 
 documents_of_any_kind = st.lists(
@@ -268,10 +268,10 @@ def test_every_token_is_shown_once_or_counted(documents, data):
     seq_len = data.draw(st.integers(8, 70))
     cuts = sorted(data.draw(st.sets(st.integers(0, len(corpus.sentence_lengths)), max_size=3)))
     bounds = [0, *cuts, len(corpus.sentence_lengths)]
-    stretches = [(a, b) for a, b in itertools.pairwise(bounds) if a < b]
-    made = examples_of(corpus, config, seq_len, stretches, (data.draw(st.integers(0, 2**31 - 1)), 3))
+    chunks = [(a, b) for a, b in itertools.pairwise(bounds) if a < b]
+    window = examples_of(corpus, config, seq_len, chunks, (data.draw(st.integers(0, 2**31 - 1)), 3))
     seen, separators = [], 0
-    for example in made.examples:
+    for example in window.examples:
         a, b = shown(example, corpus)
         assert a and example["length"] <= seq_len and (form in PAIRS) == bool(b)
         follows = b and example["b_offset"] >= 0
@@ -292,9 +292,12 @@ def test_every_token_is_shown_once_or_counted(documents, data):
             separators = document_of(corpus, a[-1]) - document_of(corpus, a[0])
             assert form == "full_sentences" or not separators
         assert example["length"] == len(a) + len(b) + separators + 2
-    assert len(seen) == len(set(seen)) and len(seen) + made.truncated == corpus.num_tokens
-    assert form in PAIRS or made.truncated == 0
-    assert len(np.unique(made.examples["example_id"])) == len(made.examples) and made.examples["example_id"].min() >= 0
+    assert len(seen) == len(set(seen)) and len(seen) + window.truncated_tokens == corpus.num_tokens
+    assert form in PAIRS or window.truncated_tokens == 0
+    assert (
+        len(np.unique(window.examples["example_id"])) == len(window.examples)
+        and window.examples["example_id"].min() >= 0
+    )
 
 
 @pytest.mark.parametrize("form", ["segment_pair", "sentence_order"])
@@ -304,16 +307,16 @@ def test_share_of_negatives(form):
     Sentences of 10 tokens into 12 tokens of room: a chunk takes two sentences, unless only one is left.
     """
     corpus = make_corpus([[10] * 5] * 4000)
-    made = examples_of(corpus, DataConfig(format=form, short_example_rate=0.0), 15, [(0, 20000)])
-    random = made.examples["b_offset"] < 0
-    single = np.minimum(made.examples["a_start"], np.where(random, 10**9, made.examples["b_start"])) % 5 == 4
-    assert made.singles == single.sum() > 1000 and (made.examples["pair_label"][single] == 1).all()
-    label = made.examples["pair_label"][~single]
+    window = examples_of(corpus, DataConfig(format=form, short_example_rate=0.0), 15, [(0, 20000)])
+    random = window.examples["b_offset"] < 0
+    single = np.minimum(window.examples["a_start"], np.where(random, 10**9, window.examples["b_start"])) % 5 == 4
+    assert window.forced_random_pairs == single.sum() > 1000 and (window.examples["pair_label"][single] == 1).all()
+    label = window.examples["pair_label"][~single]
     assert stats.binomtest(int(label.sum()), len(label), 0.5).pvalue > ALPHA
     expected = 0.5 + 0.5 * single.mean()
     assert 0.55 < expected < 0.7
-    bound = stats.norm.isf(ALPHA / 2) * 0.5 * np.sqrt(len(label)) / len(made.examples)
-    assert abs(made.examples["pair_label"].mean() - expected) < bound
+    bound = stats.norm.isf(ALPHA / 2) * 0.5 * np.sqrt(len(label)) / len(window.examples)
+    assert abs(window.examples["pair_label"].mean() - expected) < bound
 
 
 def test_random_documents_are_uniform():
@@ -331,12 +334,12 @@ def test_random_documents_are_uniform():
 
 def test_salt_and_place_name_an_example():
     corpus = make_corpus(random_documents(0, 50))
-    stretches = [(0, len(corpus.sentence_lengths))]
-    layout = Layout(corpus.sentence_lengths, corpus.document_offsets)
+    chunks = [(0, len(corpus.sentence_lengths))]
+    layout = CorpusLayout(corpus.sentence_lengths, corpus.document_offsets)
 
     def ids(salt, data=DataConfig()):  # noqa: B008
-        bounds = (np.array([stretches[0][i]], np.int64) for i in (0, 1))
-        return make_examples(layout, *bounds, data, 32, key_of(0), np.uint64(salt)).examples["example_id"]
+        bounds = (np.array([chunks[0][i]], np.int64) for i in (0, 1))
+        return make_examples(layout, *bounds, data, 32, make_key(0), np.uint64(salt)).examples["example_id"]
 
     assert not np.isin(ids(1), ids(2)).any()
     order = set(ids(1, DataConfig(format="sentence_order")).tolist())

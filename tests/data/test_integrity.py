@@ -1,4 +1,4 @@
-"""Files that are not those of corpus.json are found before the first update, by one process or by many."""
+"""Files that differ from corpus.json are found before the first step, by one process or by many."""
 
 import json
 import shutil
@@ -10,10 +10,10 @@ from array_record.python import array_record_module
 
 from bert_jax.data import integrity
 from bert_jax.data.corpus import Corpus
-from bert_jax.data.integrity import check_shards
+from bert_jax.data.integrity import check_corpus_files
 from bert_jax.errors import UserError
 from bert_jax.tokenizers.tokenizer import SPECIAL_TOKENS, wordpiece
-from data_prep.build.checksums import file_facts
+from data_prep.build.checksums import file_entry
 from data_prep.build.writer import CorpusWriter
 
 REPORT = {"dropped": {}, "cleaned": {}, "skipped": {}, "settings": {}, "sources": []}
@@ -68,7 +68,7 @@ def change_manifest(corpus, change):
 def test_sound(corpora, verify, processes):
     assert len(files_of(corpora)) == 28
     for process in range(processes):
-        check_shards(corpora, verify, process, processes)
+        check_corpus_files(corpora, verify, process, processes)
 
 
 def test_one_flipped_bit_in_any_file(corpora):
@@ -79,9 +79,9 @@ def test_one_flipped_bit_in_any_file(corpora):
             f"{path.parent.name}/{path.name}: damaged, its SHA-256 is not the recorded one; copy the corpus again or"
         )
         with pytest.raises(UserError, match=words):
-            check_shards(corpora, "checksums")
+            check_corpus_files(corpora, "checksums")
         path.write_bytes(content)
-    check_shards(corpora, "checksums")
+    check_corpus_files(corpora, "checksums")
 
 
 @pytest.mark.parametrize("verify", ["checksums", "counts"])
@@ -90,20 +90,20 @@ def test_missing_or_cut_files(corpora, verify):
         content = path.read_bytes()
         path.unlink()
         with pytest.raises(UserError, match=rf"{path.parent.name}/{path.name}: missing; copy the corpus again or"):
-            check_shards(corpora, verify)
+            check_corpus_files(corpora, verify)
         path.write_bytes(content[:-1])
         words = f"{path.name}: damaged, it has {len(content) - 1} bytes where corpus.json says {len(content)}; copy"
         with pytest.raises(UserError, match=words):
-            check_shards(corpora, verify)
+            check_corpus_files(corpora, verify)
         path.write_bytes(content)
 
 
 def test_counts_reads_no_content(corpora):
-    """What it does not promise: a flipped bit in the middle of an array."""
+    """It does not find a flipped bit in the middle of an array."""
     flip(corpora[0].directory / "train.token_counts.npy")
-    check_shards(corpora, "counts")
+    check_corpus_files(corpora, "counts")
     with pytest.raises(UserError):
-        check_shards(corpora, "checksums")
+        check_corpus_files(corpora, "checksums")
 
 
 @pytest.mark.parametrize("verify", ["checksums", "counts"])
@@ -120,33 +120,33 @@ def test_another_number_of_records(corpora, verify, split):
     for record in records[:-1]:
         writer.write(record)
     writer.close()
-    change_manifest(corpora[1], lambda m: m["files"].update({shard["file"]: file_facts(path)}))
+    change_manifest(corpora[1], lambda m: m["files"].update({shard["file"]: file_entry(path)}))
     count = len(records)
     with pytest.raises(UserError, match=f"{path.name}: holds {count - 1} records where corpus.json says {count}; copy"):
-        check_shards(corpora, verify)
+        check_corpus_files(corpora, verify)
 
 
 @pytest.mark.parametrize("verify", ["checksums", "counts"])
-def test_a_shard_that_is_none(corpora, verify):
+def test_a_shard_that_is_not_array_record(corpora, verify):
     (path,) = corpora[0].directory.glob("*validation.array_record*")
     path.write_bytes(bytes(path.stat().length))
-    change_manifest(corpora[0], lambda m: m["files"].update({path.name: file_facts(path)}))
+    change_manifest(corpora[0], lambda m: m["files"].update({path.name: file_entry(path)}))
     with pytest.raises(UserError, match=f"{path.name}: damaged, it cannot be read as ArrayRecord .*rebuild it"):
-        check_shards(corpora, verify)
+        check_corpus_files(corpora, verify)
 
 
 def is_shard(path) -> bool:
     return "array_record" in path.name
 
 
-def test_each_shard_is_checked_by_one_process_and_all_else_by_every_one(corpora):
+def test_each_shard_is_checked_by_one_process_and_other_files_by_all(corpora):
     for path in files_of(corpora):
         content = path.read_bytes()
         path.write_bytes(content + b"x")
         found = []
         for process in range(5):
             try:
-                check_shards(corpora, "counts", process, 5)
+                check_corpus_files(corpora, "counts", process, 5)
             except UserError:
                 found.append(process)
         assert len(found) == (1 if is_shard(path) else 5)
@@ -156,21 +156,21 @@ def test_each_shard_is_checked_by_one_process_and_all_else_by_every_one(corpora)
 def test_a_process_reads_only_its_files(corpora, monkeypatch):
     read = []
 
-    def note(listed, on_bytes):
-        read.append(Path(listed.path))
-        return file_facts(listed.path)["sha256"]
+    def note(manifest_file, on_bytes):
+        read.append(Path(manifest_file.path))
+        return file_entry(manifest_file.path)["sha256"]
 
     monkeypatch.setattr(integrity, "_sha256", note)
     shards = [path for path in files_of(corpora) if is_shard(path)]
     for process in range(3):
         before = len(read)
-        check_shards(corpora, "checksums", process, 3)
+        check_corpus_files(corpora, "checksums", process, 3)
         mine = [path for path in read[before:] if is_shard(path)]
         assert len(shards) // 3 <= len(mine) <= -(-len(shards) // 3)
     assert sorted(path for path in read if is_shard(path)) == sorted(shards)
     assert set(read) == set(files_of(corpora))
     read.clear()
-    check_shards(corpora, "counts")
+    check_corpus_files(corpora, "counts")
     assert not read
 
 
@@ -178,11 +178,11 @@ def test_the_first_file_is_named_however_threads_run(corpora):
     for path in files_of(corpora)[2:]:
         if path.suffix == ".npy":
             flip(path)
-    listed = list(json.loads((corpora[0].directory / "corpus.json").read_text())["files"])
-    first = next(name for name in listed if name.endswith(".npy"))
+    manifest_file = list(json.loads((corpora[0].directory / "corpus.json").read_text())["files"])
+    first = next(name for name in manifest_file if name.endswith(".npy"))
     for _ in range(5):
         with pytest.raises(UserError, match=f"one/{first}: damaged"):
-            check_shards(corpora, "checksums")
+            check_corpus_files(corpora, "checksums")
 
 
 @pytest.mark.parametrize(
@@ -193,15 +193,15 @@ def test_the_first_file_is_named_however_threads_run(corpora):
         (lambda m: m["files"]["tokenizer.json"].pop("sha256"), r"lacks 'files\.tokenizer\.json\.sha256'"),
     ],
 )
-def test_a_corpus_json_that_forgets(corpora, change, message):
+def test_an_incomplete_corpus_json(corpora, change, message):
     change_manifest(corpora[0], change)
     with pytest.raises(UserError, match=message):
-        check_shards(corpora, "counts")
+        check_corpus_files(corpora, "counts")
 
 
 @pytest.mark.parametrize(("bound", "shown"), [(1, True), (1 << 40, False)])
-def test_large_corpora_show_progress_and_the_way_out(corpora, monkeypatch, capfd, bound, shown):
-    monkeypatch.setattr(integrity, "SHOWN_BYTES", bound)
-    check_shards(corpora, "checksums")
+def test_large_corpora_show_progress_and_how_to_skip_it(corpora, monkeypatch, capfd, bound, shown):
+    monkeypatch.setattr(integrity, "PROGRESS_BYTES", bound)
+    check_corpus_files(corpora, "checksums")
     printed = capfd.readouterr().err
     assert ("--data.verify counts" in printed) == shown == ("100%" in printed)

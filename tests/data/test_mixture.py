@@ -1,4 +1,4 @@
-"""Mixtures: exact shares over every stretch the docs name, and what a user may write for them."""
+"""Mixtures: exact shares over every interval that the docs state, and the syntax of --corpus."""
 
 import dataclasses
 from pathlib import Path
@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.config import Config, DataConfig, Phase
-from bert_jax.data.batches import Stream
+from bert_jax.data.batches import TrainingStream
 from bert_jax.data.cursor import Cursor
-from bert_jax.data.mixture import CYCLE, Turns, rounded, shares
-from bert_jax.data.mixture_spec import Part, opened, parse, resolve
+from bert_jax.data.mixture import CYCLE_ROWS, MixtureOrder, rows_per_cycle, smoothed_shares
+from bert_jax.data.mixture_spec import CorpusWeight, open_corpora, parse, resolve_shares
 from bert_jax.errors import UserError
-from tests.data.memory import MARKS, make_corpus, random_documents
+from tests.data.memory import SPECIAL_IDS, make_corpus, random_documents
 from tests.stores import memory_store
 
 WEIGHTS = st.lists(st.floats(0.01, 1), min_size=1, max_size=9)
@@ -22,35 +22,37 @@ WEIGHTS = st.lists(st.floats(0.01, 1), min_size=1, max_size=9)
 
 def test_shares_to_a_power():
     """q_i ~ p_i^0.7 (multilingual BERT), by hand: 0.6156, 0.4305, 0.2650, 0.1228 over their sum."""
-    np.testing.assert_allclose(shares([50, 30, 15, 5], 0.7), [0.4293, 0.3002, 0.1848, 0.0857], atol=5e-5)
-    np.testing.assert_allclose(shares([3, 1], 1), [0.75, 0.25])
-    np.testing.assert_allclose(shares([3, 1], 0), [0.5, 0.5])
+    np.testing.assert_allclose(smoothed_shares([50, 30, 15, 5], 0.7), [0.4293, 0.3002, 0.1848, 0.0857], atol=5e-5)
+    np.testing.assert_allclose(smoothed_shares([3, 1], 1), [0.75, 0.25])
+    np.testing.assert_allclose(smoothed_shares([3, 1], 0), [0.5, 0.5])
     with pytest.raises(ValueError, match="positive"):
-        shares([1, 0], 1)
+        smoothed_shares([1, 0], 1)
 
 
 @settings(max_examples=200, deadline=None)
 @given(WEIGHTS)
 def test_every_cycle_has_the_rounded_shares(weights):
     wanted = np.array(weights) / sum(weights)
-    counts = rounded(wanted)
-    assert counts.sum() == CYCLE and (np.abs(counts - wanted * CYCLE) < 1).all()
-    turns = Turns(wanted)
+    counts = rows_per_cycle(wanted)
+    assert counts.sum() == CYCLE_ROWS and (np.abs(counts - wanted * CYCLE_ROWS) < 1).all()
+    order = MixtureOrder(wanted)
     for cycle in (0, 1, 12345):
-        np.testing.assert_array_equal(np.bincount(turns.of(cycle * CYCLE, CYCLE), minlength=len(weights)), counts)
+        np.testing.assert_array_equal(
+            np.bincount(order.corpus_of_rows(cycle * CYCLE_ROWS, CYCLE_ROWS), minlength=len(weights)), counts
+        )
 
 
 @settings(max_examples=200, deadline=None)
 @given(WEIGHTS)
-def test_any_stretch_has_its_shares_within_the_bound(weights):
+def test_any_interval_has_its_shares_within_the_bound(weights):
     """At most 1 + s (c - 2) rows off, wherever it begins (the largest difference of two prefixes), and half as much
     from the start on."""
-    turns = Turns(np.array(weights) / sum(weights))
-    order = turns.of(0, 2 * CYCLE)
-    assert (turns.of(777, CYCLE) == order[777 : 777 + CYCLE]).all()
-    for corpus, count in enumerate(turns.counts):
-        share = count / CYCLE
-        surplus = np.concatenate([[0], np.cumsum(order == corpus)]) - share * np.arange(2 * CYCLE + 1)
+    order = MixtureOrder(np.array(weights) / sum(weights))
+    rows = order.corpus_of_rows(0, 2 * CYCLE_ROWS)
+    assert (order.corpus_of_rows(777, CYCLE_ROWS) == rows[777 : 777 + CYCLE_ROWS]).all()
+    for corpus, count in enumerate(order.counts):
+        share = count / CYCLE_ROWS
+        surplus = np.concatenate([[0], np.cumsum(rows == corpus)]) - share * np.arange(2 * CYCLE_ROWS + 1)
         bound = 1 + share * (len(weights) - 2) + 1e-9
         assert np.ptp(surplus) <= bound and np.abs(surplus).max() <= bound / 2
 
@@ -58,30 +60,30 @@ def test_any_stretch_has_its_shares_within_the_bound(weights):
 @pytest.mark.parametrize(("wanted", "reached"), [([0.999, 0.001], 0.99), ([0.9] + [0.01] * 10, 5)])
 def test_the_bound_is_no_wider_than_it_must_be(wanted, reached):
     """Two corpora come close to 1, and where one of many is large, a bound of 1 would be wrong."""
-    order = Turns(wanted).of(0, CYCLE)
-    surplus = np.concatenate([[0], np.cumsum(order == 0)]) - wanted[0] * np.arange(CYCLE + 1)
+    order = MixtureOrder(wanted).corpus_of_rows(0, CYCLE_ROWS)
+    surplus = np.concatenate([[0], np.cumsum(order == 0)]) - wanted[0] * np.arange(CYCLE_ROWS + 1)
     assert reached - 1e-9 <= np.ptp(surplus) <= 1 + wanted[0] * (len(wanted) - 2) + 1e-9
 
 
 def test_a_share_that_no_cycle_can_give():
     with pytest.raises(UserError, match=r"a share of 4e-05 .* give it more weight, or leave it out"):
-        Turns([0.99996, 0.00004])
-    assert Turns([0.99994, 0.00006]).counts.tolist() == [9999, 1]
+        MixtureOrder([0.99996, 0.00004])
+    assert MixtureOrder([0.99994, 0.00006]).counts.tolist() == [9999, 1]
 
 
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("books", Part(Path("books"), None)),
-        ("books=2", Part(Path("books"), 2.0)),
-        ("a/b=3e-1", Part(Path("a/b"), 0.3)),
-        ("lr=1=0.5", Part(Path("lr=1"), 0.5)),
-        ("weird=7", Part(Path("weird=7"), None)),
-        ("weird=7=2", Part(Path("weird=7"), 2.0)),
+        ("books", CorpusWeight(Path("books"), None)),
+        ("books=2", CorpusWeight(Path("books"), 2.0)),
+        ("a/b=3e-1", CorpusWeight(Path("a/b"), 0.3)),
+        ("lr=1=0.5", CorpusWeight(Path("lr=1"), 0.5)),
+        ("weird=7", CorpusWeight(Path("weird=7"), None)),
+        ("weird=7=2", CorpusWeight(Path("weird=7"), 2.0)),
     ],
 )
 def test_parse(tmp_path, monkeypatch, text, part):
-    """A directory that is called `weird=7` is there."""
+    """A directory named `weird=7` exists."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "weird=7").mkdir()
     assert parse(text) == part
@@ -91,7 +93,7 @@ def test_parse_a_bucket():
     """pathlib would lose a slash."""
     (memory_store() / "date=3" / "corpus.json").write_text("{}")
     for text, directory, weight in (
-        ("gs://a/b", "gs://a/b", None),  # not asked whether it exists
+        ("gs://a/b", "gs://a/b", None),  # existence is not checked
         ("az://bucket/b=2", "az://bucket/b", 2.0),
         ("az://bucket/date=3", "az://bucket/date=3", None),
     ):
@@ -109,14 +111,16 @@ def test_weights_that_are_none(weight):
 
 
 def test_resolve():
-    one, two, bare = Part(Path("a"), 3.0), Part(Path("b"), 1.0), Part(Path("c"), None)
-    assert resolve([one, two], [5, 5], 0.7) == pytest.approx([0.75, 0.25])
+    one, two, bare = CorpusWeight(Path("a"), 3.0), CorpusWeight(Path("b"), 1.0), CorpusWeight(Path("c"), None)
+    assert resolve_shares([one, two], [5, 5], 0.7) == pytest.approx([0.75, 0.25])
     other = dataclasses.replace(bare, directory=Path("d"))
-    assert resolve([bare, other], [900, 100], 1.0) == pytest.approx([0.9, 0.1])
-    assert resolve([bare, other], [900, 100], 0.7) == pytest.approx(shares([900, 100], 0.7).tolist())
-    assert resolve([Part(Path("a"), 1e308), Part(Path("b"), 1e308)], [1, 1], 1.0) == pytest.approx([0.5, 0.5])
+    assert resolve_shares([bare, other], [900, 100], 1.0) == pytest.approx([0.9, 0.1])
+    assert resolve_shares([bare, other], [900, 100], 0.7) == pytest.approx(smoothed_shares([900, 100], 0.7).tolist())
+    assert resolve_shares(
+        [CorpusWeight(Path("a"), 1e308), CorpusWeight(Path("b"), 1e308)], [1, 1], 1.0
+    ) == pytest.approx([0.5, 0.5])
     with pytest.raises(UserError, match=r"--corpus c has no weight, .* \(--corpus c=1\), or none"):
-        resolve([one, bare, two], [5, 5, 5], 1.0)
+        resolve_shares([one, bare, two], [5, 5, 5], 1.0)
 
 
 def test_the_order_of_flags_decides_nothing(tiny_corpus, other_corpus, tmp_path):
@@ -124,11 +128,11 @@ def test_the_order_of_flags_decides_nothing(tiny_corpus, other_corpus, tmp_path)
     copy = tmp_path / "copy"
     copy.symlink_to(tiny_corpus)
     with pytest.raises(UserError, match="are the same corpus: name it once"):
-        opened([Part(tiny_corpus), Part(copy)])
+        open_corpora([CorpusWeight(tiny_corpus), CorpusWeight(copy)])
     with pytest.raises(UserError, match="are both named 'corpus', and metrics are named by corpus"):
-        opened([Part(tiny_corpus), Part(other_corpus)])
+        open_corpora([CorpusWeight(tiny_corpus), CorpusWeight(other_corpus)])
     with pytest.raises(UserError, match="no corpus is given: add --corpus DIR"):
-        opened([])
+        open_corpora([])
     renamed = tmp_path / "renamed"
     renamed.mkdir()
     for file in other_corpus.iterdir():
@@ -137,9 +141,9 @@ def test_the_order_of_flags_decides_nothing(tiny_corpus, other_corpus, tmp_path)
     manifest = (other_corpus / "corpus.json").read_text()
     assert '"name": "corpus"' in manifest
     (renamed / "corpus.json").write_text(manifest.replace('"name": "corpus"', '"name": "renamed"'))
-    one, two = Part(tiny_corpus, 1.0), Part(renamed, 2.0)
-    found, corpora = opened([one, two])
-    assert opened([two, one])[0] == found
+    one, two = CorpusWeight(tiny_corpus, 1.0), CorpusWeight(renamed, 2.0)
+    found, corpora = open_corpora([one, two])
+    assert open_corpora([two, one])[0] == found
     assert [part.directory for part in found] == [corpus.directory for corpus in corpora]
     assert [corpus.identity for corpus in corpora] == sorted(corpus.identity for corpus in corpora)
 
@@ -150,19 +154,22 @@ def test_the_stream_has_the_shares():
     config = Config(
         name="x", data=DataConfig(), phases=(Phase(steps=50, seq_len=32, batch_size=20), Phase(steps=1, seq_len=32))
     )
-    stream = Stream(corpora, [0.3, 0.7], config, MARKS)
-    taken, cursor = np.zeros(2, np.int64), stream.start(Cursor())
+    stream = TrainingStream(corpora, [0.3, 0.7], config, SPECIAL_IDS)
+    taken, cursor = np.zeros(2, np.int64), stream.resolve_cursor(Cursor())
     sets = [set(_examples(rows)) for rows in stream.corpora]
     assert not sets[0] & sets[1]
     for _ in range(50):
         rows = stream.batch(cursor)
         taken += [sum(int(ids[0]) in known for ids in rows["example_id"]) for known in sets]
-        cursor = stream.following(cursor)
+        cursor = stream.next_cursor(cursor)
     np.testing.assert_array_equal(taken, [300, 700])
 
 
 def _examples(rows):
-    """Ids hang on corpus and place alone, but chunks differ from epoch to epoch: those of many epochs."""
+    """Ids depend on corpus and position alone, but examples differ between epochs: the ids of many epochs."""
     return [
-        i for epoch in range(60) for window in rows.epoch(32, epoch) for i in window.examples["example_id"].tolist()
+        i
+        for epoch in range(60)
+        for window in rows.epoch_windows(32, epoch)
+        for i in window.examples["example_id"].tolist()
     ]

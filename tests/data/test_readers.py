@@ -1,4 +1,4 @@
-"""Reader threads and processes: what they read, how their errors surface, and that they end."""
+"""Reader threads and processes: what they read, how their errors are raised, and that they exit."""
 
 import gc
 import itertools
@@ -12,24 +12,24 @@ from pathlib import Path
 import pytest
 
 from bert_jax import config as config_lib
-from bert_jax.data.batches import Stream
+from bert_jax.data.batches import TrainingStream
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.cursor import Cursor
 from bert_jax.errors import UserError
-from tests.data.test_batches import assert_same_updates
+from tests.data.test_batches import assert_same_batches
 
 
 @pytest.fixture
-def make(tiny_corpus, marks, two_phases):
+def make(tiny_corpus, special_ids, two_phases):
     def make_stream(processes):
         config = config_lib.replace(two_phases, data={"reader_processes": processes})
-        return Stream([Corpus.open(tiny_corpus)], [1.0], config, marks)
+        return TrainingStream([Corpus.open(tiny_corpus)], [1.0], config, special_ids)
 
     return make_stream
 
 
 @pytest.mark.parametrize("processes", [0, 2])
-def test_a_damaged_record_names_its_document(tmp_path, tiny_corpus, marks, two_phases, processes):
+def test_a_damaged_record_names_its_document(tmp_path, tiny_corpus, special_ids, two_phases, processes):
     """Raised by readers, threads or processes, where the loop asks for the batch."""
     shutil.copytree(tiny_corpus, tmp_path / "corpus")
     (shard,) = tmp_path.glob("corpus/*train*array_record*")
@@ -37,7 +37,7 @@ def test_a_damaged_record_names_its_document(tmp_path, tiny_corpus, marks, two_p
     raw[5000:5024] = bytes(24)  # in the middle of one record
     shard.write_bytes(raw)
     config = config_lib.replace(two_phases, data={"reader_processes": processes})
-    stream = Stream([Corpus.open(tmp_path / "corpus")], [1.0], config, marks)
+    stream = TrainingStream([Corpus.open(tmp_path / "corpus")], [1.0], config, special_ids)
     with pytest.raises(UserError) as caught:
         list(stream.read(Cursor()))
     message = str(caught.value)
@@ -74,9 +74,9 @@ def shared_memory(process: int | str) -> set[Path]:
 
 def test_processes_change_nothing_and_end(make):
     whole = list(make(0).read(Cursor()))
-    assert_same_updates(whole, make(2).read(Cursor()))
-    resumed = make(2).read(whole[3].following)
-    assert_same_updates(whole[4:6], itertools.islice(resumed, 2))
+    assert_same_batches(whole, make(2).read(Cursor()))
+    resumed = make(2).read(whole[3].next_cursor)
+    assert_same_batches(whole[4:6], itertools.islice(resumed, 2))
     readers = multiprocessing.active_children()
     assert len(readers) == 2  # there are processes to leak
     shared = set().union(*(shared_memory(process) for process in ("self", *(reader.pid for reader in readers))))

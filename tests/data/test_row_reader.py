@@ -1,4 +1,4 @@
-"""Rows of tokens, read back without knowing how they were planned."""
+"""Rows of tokens, checked without the plan that they were made from."""
 
 from collections import Counter
 
@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from bert_jax.config import DataConfig
 from bert_jax.data import epoch_plan as plan_module
 from bert_jax.data.corpus_rows import CorpusRows
-from bert_jax.data.cursor import Position
+from bert_jax.data.cursor import CorpusPosition
 from bert_jax.data.row_reader import empty_rows
-from tests.data.memory import FIRST, MARKS, make_corpus, random_documents
+from tests.data.memory import FIRST, SPECIAL_IDS, make_corpus, random_documents
 
 FORMATS = ["segment_pair", "sentence_pair", "sentence_order", "full_sentences", "doc_sentences"]
 PAIRS = FORMATS[:3]
@@ -20,11 +20,11 @@ PAIRS = FORMATS[:3]
 
 def read_epoch(corpus, seq_len, **data):
     """All rows of epoch 0, as one batch."""
-    source = CorpusRows(corpus, DataConfig(**data), MARKS, 0)
-    total = sum(len(window) for window in source.epoch(seq_len, 0))
-    rows = empty_rows(total, seq_len, source.data.slots(seq_len), MARKS.pad_id)
+    source = CorpusRows(corpus, DataConfig(**data), SPECIAL_IDS, 0)
+    total = sum(len(window) for window in source.epoch_windows(seq_len, 0))
+    rows = empty_rows(total, seq_len, source.data.slots(seq_len), SPECIAL_IDS.pad_id)
     rows["mask_epoch"] = np.full(total, -1, np.int32)
-    source.fill(rows, np.arange(total), Position(), before=0)
+    source.read_into(rows, np.arange(total), CorpusPosition(), skip=0)
     assert (rows["mask_epoch"] == 0).all()
     return rows
 
@@ -44,8 +44,8 @@ def check_row(row, form, document_of) -> tuple[list[int], int]:
         assert where[0] == end == row["cls_positions"][place]
         end = where[-1] + 1
         assert positions.tolist() == list(range(len(ids)))
-        assert ids[0] == MARKS.cls_id and ids[-1] == MARKS.sep_id and row["example_id"][place] >= 0
-        ends = np.flatnonzero(ids == MARKS.sep_id)
+        assert ids[0] == SPECIAL_IDS.cls_id and ids[-1] == SPECIAL_IDS.sep_id and row["example_id"][place] >= 0
+        ends = np.flatnonzero(ids == SPECIAL_IDS.sep_id)
         segments = [part[part >= FIRST] - FIRST for part in np.split(ids, ends)[:-1]]
         assert all(len(segment) and (np.diff(segment) == 1).all() for segment in segments)
         assert len(ids) == sum(map(len, segments)) + len(segments) + 1
@@ -62,7 +62,7 @@ def check_row(row, form, document_of) -> tuple[list[int], int]:
             assert label == -1 and not types.any() and (form == "full_sentences" or len(segments) == 1)
             assert len(set.union(*documents)) == len(documents)
             seen += [token for segment in segments for token in segment]
-    assert (row["input_ids"][end:] == MARKS.pad_id).all() and not row["segment_ids"][end:].any()
+    assert (row["input_ids"][end:] == SPECIAL_IDS.pad_id).all() and not row["segment_ids"][end:].any()
     assert not row["position_ids"][end:].any() and not row["token_type_ids"][end:].any()
     count = int(row["segment_ids"].max())
     assert (row["example_id"][count:] == -1).all() and (row["pair_labels"][count:] == -1).all()
@@ -95,36 +95,36 @@ def test_rows_say_what_they_are(documents, form, end, slots, seq_len):
         assert 1 <= count <= slots
         seen.update(tokens)
         examples += count
-    source = CorpusRows(corpus, DataConfig(format=form, example_end=end), MARKS, 0)
-    truncated = sum(window.truncated for window in source.epoch(seq_len, 0))
+    source = CorpusRows(corpus, DataConfig(format=form, example_end=end), SPECIAL_IDS, 0)
+    truncated = sum(window.truncated_tokens for window in source.epoch_windows(seq_len, 0))
     assert not seen or max(seen.values()) == 1
     assert len(seen) + truncated == corpus.num_tokens
-    assert examples == sum(len(window.examples) for window in source.epoch(seq_len, 0))
+    assert examples == sum(len(window.examples) for window in source.epoch_windows(seq_len, 0))
 
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_any_rows_in_any_order(monkeypatch, form):
     """Rows read one by one, backwards and by many readers are the rows of the epoch."""
-    monkeypatch.setattr(plan_module, "STRETCH_TOKENS", 200)
-    monkeypatch.setattr(plan_module, "WINDOW_STRETCHES", 4)
+    monkeypatch.setattr(plan_module, "CHUNK_TOKENS", 200)
+    monkeypatch.setattr(plan_module, "WINDOW_CHUNKS", 4)
     corpus = make_corpus(random_documents(5, 150))
     whole = read_epoch(corpus, 48, format=form, examples_per_row=4)
     total = len(whole["input_ids"])
-    source = CorpusRows(corpus, DataConfig(format=form, examples_per_row=4), MARKS, 0)
-    position, positions = Position(), []
+    source = CorpusRows(corpus, DataConfig(format=form, examples_per_row=4), SPECIAL_IDS, 0)
+    position, positions = CorpusPosition(), []
     for _ in range(total):
         positions.append(position)
         position = source.advance(48, position, 1)
-    assert position == Position(1) and positions[-1].window == source.plan(48).windows - 1 >= 4
+    assert position == CorpusPosition(1) and positions[-1].window == source.plan(48).windows - 1 >= 4
     for i in reversed(range(total)):
-        rows = empty_rows(1, 48, 4, MARKS.pad_id) | {"mask_epoch": np.zeros(1, np.int32)}
-        source.fill(rows, np.zeros(1, np.int64), positions[i], before=0)
+        rows = empty_rows(1, 48, 4, SPECIAL_IDS.pad_id) | {"mask_epoch": np.zeros(1, np.int32)}
+        source.read_into(rows, np.zeros(1, np.int64), positions[i], skip=0)
         for name, array in rows.items():
             np.testing.assert_array_equal(array[0], whole[name][i], err_msg=name)
     middle = total // 2
     assert source.advance(48, positions[3], middle) == positions[3 + middle]
-    rows = empty_rows(5, 48, 4, MARKS.pad_id) | {"mask_epoch": np.zeros(5, np.int32)}
-    source.fill(rows, np.arange(5), positions[3], before=middle)
+    rows = empty_rows(5, 48, 4, SPECIAL_IDS.pad_id) | {"mask_epoch": np.zeros(5, np.int32)}
+    source.read_into(rows, np.arange(5), positions[3], skip=middle)
     np.testing.assert_array_equal(rows["input_ids"], whole["input_ids"][3 + middle :][:5])
 
 
@@ -137,11 +137,11 @@ def test_a_window_reads_each_record_once(monkeypatch):
         return original(self, indices)
 
     monkeypatch.setattr(type(corpus), "records", spy)
-    source = CorpusRows(corpus, DataConfig(format="doc_sentences", examples_per_row=4), MARKS, 0)
-    position = Position()
+    source = CorpusRows(corpus, DataConfig(format="doc_sentences", examples_per_row=4), SPECIAL_IDS, 0)
+    position = CorpusPosition()
     while position.epoch == 0:
-        rows = empty_rows(3, 32, 4, MARKS.pad_id) | {"mask_epoch": np.zeros(3, np.int32)}
-        source.fill(rows, np.arange(3), position, before=0)
+        rows = empty_rows(3, 32, 4, SPECIAL_IDS.pad_id) | {"mask_epoch": np.zeros(3, np.int32)}
+        source.read_into(rows, np.arange(3), position, skip=0)
         if not position.row:
             assert len(read) < (len(corpus.record_offsets) - 1) / 2  # only what these rows need
         position = source.advance(32, position, 3)

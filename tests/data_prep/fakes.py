@@ -1,4 +1,4 @@
-"""A source whose text stands in its blocks."""
+"""A source whose blocks contain its text."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -8,14 +8,14 @@ from data_prep.sources.base import Block, Document, Input, Skipped, Source
 
 @dataclasses.dataclass(frozen=True)
 class FakeSource(Source):
-    """Each block is a tuple of texts; None stands for something that is skipped."""
+    """Each block is a tuple of texts; None is a skipped item."""
 
     contents: tuple[tuple[str | None, ...], ...] = ()
 
     def inputs(self) -> list[Input]:
         return [Input((), len(self.contents))]
 
-    def blocks(self, part: Input, facts: list[dict]) -> Iterator[Block]:
+    def blocks(self, part: Input, file_entries: list[dict]) -> Iterator[Block]:
         for index, texts in enumerate(self.contents):
             yield Block(f"{self.spec}#{index}", texts, 1)
 

@@ -12,14 +12,14 @@ from bert_jax.errors import UserError
 from data_prep.build.engines import beam as beam_engine
 from data_prep.build.engines.beam import BeamEngine
 from data_prep.cli.main import main
-from data_prep.options import NearDuplicates, Options
+from data_prep.options import BuildOptions, NearDuplicateOptions
 from tests.building import files, make_documents, make_tokenizer, run
 
-# The library's own: Beam 2.77 and Dask still use what newer Pythons and each other deprecate.
+# Beam 2.77 and Dask raise DeprecationWarnings.
 pytestmark = [pytest.mark.slow, pytest.mark.beam, pytest.mark.filterwarnings("default")]
 
 SPECS = ["text:text.txt", "jsonl:data.jsonl@text"]
-OPTIONS = Options(validation_fraction=0.2, max_shard_bytes=8000, near_duplicates=NearDuplicates())
+OPTIONS = BuildOptions(validation_fraction=0.2, max_shard_bytes=8000, near_duplicates=NearDuplicateOptions())
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_direct_runner(expected, monkeypatch):
 
 
 def test_the_command(expected):
-    """Flags behind -- reach Beam: it refuses one that it does not know to be a number."""
+    """Flags after -- are passed to Beam, which refuses one that is not a number."""
     make_tokenizer().save("tokenizer.json")
     command = ["build", "--source", "text:text.txt", "--tokenizer", "tokenizer.json", "--validation-fraction", "0.2"]
     command += ["--out", "c", "--engine", "beam", "--runner", "DirectRunner", "--"]
@@ -59,7 +59,7 @@ def test_dask_with_two_workers(expected):
         distributed.Client(cluster) as client,
         distributed.get_task_stream(client) as stream,
     ):
-        # As many partitions as inputs: Dask's own guess is one worker for as little as this.
+        # As many partitions as inputs: by default Dask uses one worker for so little data.
         flags = [f"--dask_client_address={cluster.scheduler_address}", "--dask_partition_size=1"]
         engine = BeamEngine("DaskRunner", flags)
         run(pathlib.Path("beam").resolve(), SPECS, OPTIONS, engine)
@@ -73,7 +73,7 @@ def test_errors_of_workers_reach_the_user(expected):
     pathlib.Path("cut.txt.gz").write_bytes(b"\x1f\x8b\x08\x00\x00\x00\x00\x00")
     with pytest.raises(UserError, match=r"cut\.txt\.gz"):
         run("d", ["text:cut.txt.gz"], OPTIONS, BeamEngine(None))
-    # What the workers of that run left does not fail the next one.
+    # Failures of that run do not affect the next one.
     pathlib.Path("cut.txt.gz").write_bytes(gzip.compress(pathlib.Path("text.txt").read_bytes()))
     run("d", ["text:cut.txt.gz"], OPTIONS, BeamEngine(None))
     with pytest.raises(UserError, match=r"--runner NoSuchRunner: Beam cannot use it"):

@@ -1,4 +1,4 @@
-"""Whole builds: every filter, documents longer than a block, and what must not change a byte."""
+"""Whole builds: every filter, documents longer than a block, and settings that must not change a byte."""
 
 import base64
 import dataclasses
@@ -18,23 +18,23 @@ import pytest
 from bert_jax.data.corpus import Corpus
 from bert_jax.errors import UserError
 from data_prep import sources
-from data_prep.build import claim, writer
+from data_prep.build import resume, writer
 from data_prep.build.assemble import Assembler
 from data_prep.build.engines.local import LocalEngine
-from data_prep.build.pipeline import Request, build
-from data_prep.clean import Cleaning
-from data_prep.options import NearDuplicates, Options
-from data_prep.verify import verify
+from data_prep.build.pipeline import BuildRequest, build
+from data_prep.clean import CleaningOptions
+from data_prep.options import BuildOptions, NearDuplicateOptions
+from data_prep.verify import verify_corpus
 from tests.building import WORDS, files, make_documents, make_tokenizer, normal, parse, run, texts
 
-ALL_FILTERS = Options(
+ALL_FILTERS = BuildOptions(
     validation_fraction=0.1,
     drop_repeated_lines=True,
     min_characters=30,
     drop_duplicate_paragraphs=20,
-    near_duplicates=NearDuplicates(),
+    near_duplicates=NearDuplicateOptions(),
 )
-# All but the one that knows no more of a document than a part of it.
+# All except the one that works on parts of documents.
 BY_DOCUMENT = dataclasses.replace(ALL_FILTERS, drop_repeated_lines=False)
 
 
@@ -49,7 +49,7 @@ def text(tmp_path, monkeypatch):
 
 @pytest.fixture
 def books(tmp_path, monkeypatch):
-    """Documents of several paragraphs, a file each."""
+    """Documents of several paragraphs, one per file."""
     monkeypatch.chdir(tmp_path)
     documents = make_documents(1, 40, paragraphs=30)
     pathlib.Path("books").mkdir()
@@ -58,7 +58,7 @@ def books(tmp_path, monkeypatch):
     return documents
 
 
-def test_everything_arrives_once(text):
+def test_every_document_is_in_the_corpus_once(text):
     manifest = run("c", ["text:text.txt"])
     assert texts("c") == sorted(normal(document) for document in set(text))
     assert manifest["dropped"]["duplicate_documents"]["documents"] == 2 == len(text) - len(set(text))
@@ -67,10 +67,10 @@ def test_everything_arrives_once(text):
     assert manifest["sources"][0]["files"][0]["bytes"] == pathlib.Path("text.txt").stat().st_size
     assert manifest["skipped"] == {} and manifest == json.loads(pathlib.Path("c/corpus.json").read_text())
     assert not pathlib.Path("c/corpus.incomplete").exists()
-    verify("c")
+    verify_corpus("c")
 
 
-@pytest.mark.parametrize("options", [Options(validation_fraction=0.1), ALL_FILTERS])
+@pytest.mark.parametrize("options", [BuildOptions(validation_fraction=0.1), ALL_FILTERS])
 def test_no_byte_depends_on_workers_or_scratch(text, options):
     run("one", ["text:text.txt"], options)
     run("two", ["text:text.txt"], options, LocalEngine(2), scratch="elsewhere")
@@ -78,11 +78,11 @@ def test_no_byte_depends_on_workers_or_scratch(text, options):
     assert list(pathlib.Path("elsewhere").iterdir()) == []
 
 
-def test_blocks_leave_no_trace(books):
-    """Long documents come in parts; the corpus does not show it, but for the statistics of blank lines."""
+def test_the_corpus_does_not_depend_on_block_size(books):
+    """Long documents are read in parts; the corpus does not depend on it, except for the statistics of blank lines."""
     for size in (300, 5000, 1 << 20):
         run(f"c{size}", ["text-files:books/*.txt"], BY_DOCUMENT, block_bytes=size)
-        verify(f"c{size}")
+        verify_corpus(f"c{size}")
     assert max(len(document) for document in books) > 3000
     contents = [files(f"c{size}") for size in (300, 5000, 1 << 20)]
     for content in contents:
@@ -91,9 +91,9 @@ def test_blocks_leave_no_trace(books):
 
 
 def test_several_shards(books):
-    run("whole", ["text-files:books/*.txt"], Options(validation_fraction=0.3))
-    manifest = run("split", ["text-files:books/*.txt"], Options(validation_fraction=0.3, max_shard_bytes=3000))
-    verify("split")
+    run("whole", ["text-files:books/*.txt"], BuildOptions(validation_fraction=0.3))
+    manifest = run("split", ["text-files:books/*.txt"], BuildOptions(validation_fraction=0.3, max_shard_bytes=3000))
+    verify_corpus("split")
     counts = [len(manifest["splits"][split]["shards"]) for split in ("train", "validation")]
     assert counts[0] > 3 and counts[1] > 1
     assert texts("split") == texts("whole")
@@ -121,13 +121,13 @@ def test_duplicates_up_to_space_and_empty_documents(text):
     dropped = run("c", ["text:text.txt", "text:more.txt"])["dropped"]
     assert dropped["duplicate_documents"]["documents"] == 2 + len(text) - len(set(text))
     assert dropped["empty_documents"] == {"documents": 1, "text_bytes": 0}
-    kept = run("d", ["text:text.txt"], Options(validation_fraction=0.1, drop_duplicate_documents=False))
+    kept = run("d", ["text:text.txt"], BuildOptions(validation_fraction=0.1, drop_duplicate_documents=False))
     assert sum(split["documents"] for split in kept["splits"].values()) == len(text)
     assert "duplicate_documents" not in kept["dropped"]
 
 
 def test_short_documents(text):
-    dropped = run("c", ["text:text.txt"], Options(validation_fraction=0.1, min_characters=60))["dropped"]
+    dropped = run("c", ["text:text.txt"], BuildOptions(validation_fraction=0.1, min_characters=60))["dropped"]
     short = [document for document in text if len(document) < 60]
     assert dropped["short_documents"] == {"documents": len(short), "text_bytes": sum(map(len, short))}
     assert texts("c") == sorted(normal(document) for document in {*text} - {*short})
@@ -137,7 +137,7 @@ def test_repeated_lines(text):
     lines = ["The river sings.", "The stone falls.", "The river sings.", "A slow light.", "The river sings."]
     pathlib.Path("lines.txt").write_text("\n".join(lines))
     manifest = run(
-        "c", ["lines:lines.txt", "text:text.txt"], Options(validation_fraction=0.1, drop_repeated_lines=True)
+        "c", ["lines:lines.txt", "text:text.txt"], BuildOptions(validation_fraction=0.1, drop_repeated_lines=True)
     )
     assert manifest["dropped"]["repeated_lines"] == {"lines": 2, "text_bytes": 2 * len("The river sings.\n")}
     assert "the river sings. the stone falls. a slow light." in texts("c")
@@ -149,17 +149,17 @@ def test_duplicate_paragraphs(books):
         pathlib.Path(f"books/{index:03d}.txt").write_text(f"{books[index]}\n\n{shared}")
     pathlib.Path("books/900.txt").write_text(shared)
     before = {normal(text) for text in books}
-    options = Options(validation_fraction=0.1, drop_duplicate_paragraphs=len(shared))
+    options = BuildOptions(validation_fraction=0.1, drop_duplicate_paragraphs=len(shared))
     manifest = run("c", ["text-files:books/*.txt"], options)
     repeats = manifest["dropped"]["duplicate_paragraphs"]
     found = texts("c")
     assert sum(normal(shared) in text for text in found) == 1
     assert normal(f"{books[3]} {shared}") in found and normal(books[7]) in found and normal(books[8]) in found
-    assert repeats["documents"] == 1  # the file with nothing else in it
+    assert repeats["documents"] == 1  # the file without other text
     assert repeats["paragraphs"] >= 3 and repeats["text_bytes"] >= 3 * len(shared)
     assert manifest["splits"]["train"]["documents"] + manifest["splits"]["validation"]["documents"] == len(before)
-    verify("c")
-    kept = Options(validation_fraction=0.1, drop_duplicate_paragraphs=10_000)
+    verify_corpus("c")
+    kept = BuildOptions(validation_fraction=0.1, drop_duplicate_paragraphs=10_000)
     assert run("d", ["text-files:books/*.txt"], kept)["dropped"]["duplicate_paragraphs"]["paragraphs"] == 0
 
 
@@ -167,24 +167,26 @@ def test_near_duplicates(books):
     near = books[5].replace(" sings", " sang", 3)
     assert near != books[5]
     pathlib.Path("books/900.txt").write_text(near)
-    options = Options(validation_fraction=0.1, near_duplicates=NearDuplicates(threshold=0.8, shingle_words=5))
+    options = BuildOptions(
+        validation_fraction=0.1, near_duplicates=NearDuplicateOptions(threshold=0.8, shingle_words=5)
+    )
     dropped = run("c", ["text-files:books/*.txt"], options)["dropped"]
     assert dropped["near_duplicates"]["documents"] == 1
     assert normal(books[5]) in texts("c") and normal(near) not in texts("c")
     assert len(texts("c")) == len(books)
 
 
-def test_leaks(books):
+def test_decontamination(books):
     words = books[4].split()
     pathlib.Path("questions.txt").write_text(
         " ".join([*words[2:15], "unheard", "of", "here"]) + "\n\n" + "too short to check"
     )
-    request = {"leak_check": [sources.parse("text:questions.txt")]}
+    request = {"evaluation_texts": [sources.parse("text:questions.txt")]}
     manifest = run("c", ["text-files:books/*.txt"], **request)
     assert manifest["dropped"]["leaked_documents"]["documents"] == 1
     assert normal(books[4]) not in texts("c") and len(texts("c")) == len(books) - 1
     assert manifest["leak_check"]["texts_too_short"] == 1 and manifest["leak_check"]["ngrams"] == 4
-    run("d", ["text-files:books/*.txt"], Options(validation_fraction=0.1, leak_words=14), **request)
+    run("d", ["text-files:books/*.txt"], BuildOptions(validation_fraction=0.1, decontamination_words=14), **request)
     assert len(texts("d")) == len(books)
 
 
@@ -192,7 +194,9 @@ def test_cleaning_is_an_option_and_counted(text):
     pathlib.Path("odd.txt").write_text("The river\u00ad  sings \u00e9 e\u0301.\n\nA  dark stone.")
     counts = run("c", ["text:text.txt", "text:odd.txt"])["cleaned"]
     assert counts == {"control_characters": 1, "normalized_documents": 1, "whitespace_characters": 2}
-    off = Options(validation_fraction=0.1, cleaning=Cleaning("none", control_characters=False, whitespace=False))
+    off = BuildOptions(
+        validation_fraction=0.1, cleaning=CleaningOptions("none", control_characters=False, whitespace=False)
+    )
     assert set(run("d", ["text:text.txt", "text:odd.txt"], off)["cleaned"].values()) == {0}
 
 
@@ -210,7 +214,7 @@ def test_what_is_left_out_is_counted_with_its_places(text):
 
 
 def test_sentences_longer_than_a_record(text):
-    """What has no end of a sentence for 9,000 words is cut into records, and all of it arrives in its order."""
+    """9,000 words without an end of a sentence are split into records, in order and without loss."""
     tokenizer = make_tokenizer(string.digits + "+/=-,")
     rng = np.random.default_rng(0)
     long = [
@@ -221,8 +225,8 @@ def test_sentences_longer_than_a_record(text):
     ]
     pathlib.Path("long.txt").write_text("\n\n".join([*long[:2], "A river sings.", *long[2:]]))
     read = [parse("text:text.txt"), parse("text:long.txt", 1 << 20)]
-    build(Request(read, tokenizer, "c", "tiny", Options(validation_fraction=0.1)), LocalEngine(1))
-    verify("c")
+    build(BuildRequest(read, tokenizer, "c", "tiny", BuildOptions(validation_fraction=0.1)), LocalEngine(1))
+    verify_corpus("c")
     found = []
     for split in ("train", "validation"):
         corpus = Corpus.open("c", split)
@@ -235,11 +239,11 @@ def test_sentences_longer_than_a_record(text):
 
 
 def test_a_failure_to_write_names_its_document(text, monkeypatch):
-    monkeypatch.setattr("data_prep.build.shards.serialize", lambda document, *_: {}[document])
+    monkeypatch.setattr("data_prep.build.shards.serialize_example", lambda document, *_: {}[document])
     with pytest.raises(KeyError) as error:
         run("c", ["text:text.txt"])
     assert error.value.__notes__ == ["while writing the document at text.txt:1"]
-    # What the message about a worker that was killed while writing names.
+    # For the message about a worker that was killed while writing.
     assembler = Assembler("c/corpus.incomplete", "c", "tiny", 90, 1)
     assert assembler.first_document("plan-train-00000.safetensors") == "text.txt:1"
 
@@ -248,7 +252,7 @@ def stop(*_):
     raise KeyboardInterrupt
 
 
-def test_a_mended_file_is_enough(text):
+def test_a_repaired_file_is_enough(text):
     content = gzip.compress(pathlib.Path("text.txt").read_bytes())
     pathlib.Path("more.txt.gz").write_bytes(content[:-50])
     with pytest.raises(UserError, match="truncated"):
@@ -259,16 +263,16 @@ def test_a_mended_file_is_enough(text):
     assert files("c") == files("fresh")
 
 
-def test_marks_without_their_shards_do_not_count(text, monkeypatch):
-    """What lies in --scratch says that shards are written, but --out was removed."""
-    options = Options(validation_fraction=0.1, max_shard_bytes=3000)
+def test_shard_markers_without_shards_are_ignored(text, monkeypatch):
+    """Markers in --scratch record that shards are written, but --out was removed."""
+    options = BuildOptions(validation_fraction=0.1, max_shard_bytes=3000)
     with monkeypatch.context() as patch:
         patch.setattr("data_prep.build.writer.finish_corpus", stop)
         with pytest.raises(KeyboardInterrupt):
             run("c", ["text:text.txt"], options, scratch="elsewhere")
     shutil.rmtree("c")
     run("c", ["text:text.txt"], options, scratch="elsewhere")
-    verify("c")
+    verify_corpus("c")
     run("fresh", ["text:text.txt"], options)
     assert files("c") == files("fresh")
     assert list(pathlib.Path("elsewhere").iterdir()) == []
@@ -279,20 +283,20 @@ def test_marks_without_their_shards_do_not_count(text, monkeypatch):
     [("c", None, "c", None), ("c", "one", "c", "two"), ("c", None, "c", "one"), ("c", "one", "d", "one")],
 )
 def test_one_build_at_a_time(text, monkeypatch, first, scratch, second, other):
-    """In the directory of a corpus, whatever --scratch is, and in a scratch directory."""
+    """In the directory of a corpus, for any --scratch, and in a scratch directory."""
     specs, finish_corpus = ["text:text.txt"], writer.finish_corpus
 
     def refuse_second(*arguments):
-        with pytest.raises(UserError, match="another build is at work here; wait for it, or stop it"):
+        with pytest.raises(UserError, match="another build is running here; wait for it, or stop it"):
             run(second, specs, scratch=other)
         return finish_corpus(*arguments)
 
     monkeypatch.setattr(writer, "finish_corpus", refuse_second)
     run(first, specs, scratch=scratch)
-    verify("c")
+    verify_corpus("c")
 
 
-@pytest.mark.parametrize("step", [(claim, "only_one"), (writer, "finish_corpus")])
+@pytest.mark.parametrize("step", [(resume, "exclusive_build"), (writer, "finish_corpus")])
 def test_a_corpus_that_appears_during_a_build_stays(text, monkeypatch, step):
     """From a build on another machine, or one that ends just before this one acquires the lock."""
     function = getattr(*step)
@@ -307,13 +311,13 @@ def test_a_corpus_that_appears_during_a_build_stays(text, monkeypatch, step):
     assert pathlib.Path("c/corpus.json").read_text() == "finished" and not list(pathlib.Path("c").glob("*.npy"))
 
 
-def test_a_paragraph_goes_only_if_the_other_stays(books):
-    """The first of two equal paragraphs stands in a near-duplicate, which goes as a whole."""
+def test_a_paragraph_is_removed_only_if_the_other_is_kept(books):
+    """The first of two equal paragraphs is in a near-duplicate, which is removed as a whole."""
     shared = "The dark mountain falls over the quick slow river. A stone sings."
     pathlib.Path("books/900.txt").write_text(books[5].replace(" sings", " sang", 3) + "\n\n" + shared)
     pathlib.Path("books/901.txt").write_text(shared + "\n\n" + make_documents(77, 1, paragraphs=9)[0])
-    near = NearDuplicates(threshold=0.6, shingle_words=5)
-    options = Options(validation_fraction=0.1, near_duplicates=near, drop_duplicate_paragraphs=len(shared))
+    near = NearDuplicateOptions(threshold=0.6, shingle_words=5)
+    options = BuildOptions(validation_fraction=0.1, near_duplicates=near, drop_duplicate_paragraphs=len(shared))
     dropped = run("c", ["text-files:books/*.txt"], options)["dropped"]
     assert dropped["near_duplicates"]["documents"] == 1
     assert sum(normal(shared) in text for text in texts("c")) == 1
@@ -321,25 +325,25 @@ def test_a_paragraph_goes_only_if_the_other_stays(books):
 
 def test_evaluation_texts_are_cleaned_and_must_be_usable(books):
     pathlib.Path("books/900.txt").write_text("Caf\u00e9 " + books[4])
-    leak = " ".join(["Cafe\u0301", *books[4].split()[:12]])
-    pathlib.Path("questions.jsonl").write_text(json.dumps({"question": leak}) + "\n{broken\n")
-    request = {"leak_check": [sources.parse("jsonl:questions.jsonl@question")]}
+    overlap = " ".join(["Cafe\u0301", *books[4].split()[:12]])
+    pathlib.Path("questions.jsonl").write_text(json.dumps({"question": overlap}) + "\n{broken\n")
+    request = {"evaluation_texts": [sources.parse("jsonl:questions.jsonl@question")]}
     manifest = run("c", ["text-files:books/*.txt"], **request)
     assert manifest["dropped"]["leaked_documents"]["documents"] == 1
     assert manifest["leak_check"]["skipped"] == {"malformed_json": 1}
     with pytest.raises(UserError, match="did you mean 'question'"):
-        run("d", ["text-files:books/*.txt"], leak_check=[sources.parse("jsonl:questions.jsonl@questoin")])
+        run("d", ["text-files:books/*.txt"], evaluation_texts=[sources.parse("jsonl:questions.jsonl@questoin")])
     with pytest.raises(UserError, match="none of the 1 evaluation texts has 99 words"):
-        run("d", ["text-files:books/*.txt"], Options(validation_fraction=0.1, leak_words=99), **request)
+        run("d", ["text-files:books/*.txt"], BuildOptions(validation_fraction=0.1, decontamination_words=99), **request)
 
 
 CHECKSUMS = """
 import sys
 from data_prep import sources
-from data_prep.build.prepare import checksum
+from data_prep.build.prepare import block_checksum
 
 source = sources.parse(sys.argv[1])
-print([checksum(block) for part in source.inputs() for block in source.blocks(part, [])])
+print([block_checksum(block) for part in source.inputs() for block in source.blocks(part, [])])
 """
 
 

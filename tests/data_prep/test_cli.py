@@ -1,4 +1,4 @@
-"""`bert-data` as a user meets it: whole builds, and every mistake as one line and exit code 2."""
+"""`bert-data` on the command line: whole builds, and every user error as one line with exit code 2."""
 
 import bz2
 import errno
@@ -67,7 +67,7 @@ def test_a_whole_build(workspace, capsys):
 
 
 def test_prose_in_files(workspace, capsys):
-    """A file is one document, whose parts are in one split, and nothing is said about short documents."""
+    """A file is one document, whose parts are in one split; there is no note about short documents."""
     pathlib.Path("prose").mkdir()
     novels = ["\n\n".join(make_documents(seed, 60)) for seed in range(12)]
     for index, novel in enumerate(novels):
@@ -79,11 +79,11 @@ def test_prose_in_files(workspace, capsys):
 
 
 def test_every_flag_of_build_reaches_the_corpus(workspace):
-    """All filters and steps together; what each does is tested where it is done."""
+    """All filters and steps together; each has tests of its own."""
     flags = (
         "--language de --normalization nfkc --keep-control-characters --keep-whitespace --min-characters 30"
         " --drop-repeated-lines --keep-duplicates --drop-duplicate-paragraphs 40 --drop-near-duplicates 0.9"
-        " --shingle-words 2 --permutations 64 --leak-check text:text.txt --leak-words 40 --max-shard-mb 3"
+        " --shingle-words 2 --permutations 64 --decontaminate text:text.txt --decontamination-words 40 --max-shard-mb 3"
         " --validation-fraction 0.2 --scratch elsewhere --name other"
     )
     assert build("c", "text:text.txt", *flags.split()) == 0
@@ -137,7 +137,7 @@ TOKENIZER = ["tokenizer", "--vocab-size", "90", "--out", "new.json", "--source"]
         ([*TOKENIZER, "python-docs:x"], "takes no glob"),
         ([*TOKENIZER, "text:absent/*.txt"], "no file matches absent/*.txt"),
         ([*TOKENIZER, "text:t"], "t is a directory; write `text:t/*`, or name its files"),
-        (build_arguments("c", "text:text.txt", "--leak-check", "jsonl:text.txt"), "--leak-check jsonl:text.txt: say"),
+        (build_arguments("c", "text:text.txt", "--decontaminate", "jsonl:text.txt"), "--decontaminate jsonl:text.txt"),
         (build_arguments("c", "jsonl:array.json@text"), "each line must be a JSON object"),
         ([*TOKENIZER, "text:text.txt", "--vocab-size", "9"], "use at least"),
         ([*TOKENIZER, "text:text.txt", "--out", "text.txt"], "text.txt: exists already"),
@@ -158,9 +158,9 @@ TOKENIZER = ["tokenizer", "--vocab-size", "90", "--out", "new.json", "--source"]
         (build_arguments("text.txt/c"), "text.txt"),
         (build_arguments("c", "text:text.txt", "--runner", "DirectRunner"), "add --engine beam"),
         (build_arguments("c", "text:text.txt", "--", "--direct_num_workers=2"), "add --engine beam"),
-        (["verify", "c", "--", "--fast"], "only `build` passes flags after -- on"),
+        (["verify", "c", "--", "--fast"], "only `build` accepts flags after --"),
         (build_arguments("c", "text:text.txt", "--shingle-words", "3"), "add --drop-near-duplicates"),
-        (build_arguments("c", "text:text.txt", "--leak-words", "3"), "add --leak-check"),
+        (build_arguments("c", "text:text.txt", "--decontamination-words", "3"), "add --decontaminate"),
         (build_arguments("c", "text:text.txt", "--tokenizer", "no"), "no such tokenizer"),
         (build_arguments("c", "text:text.txt", "--tokenizer", "maskless.txt"), "maskless.txt: the vocabulary has no"),
     ],
@@ -206,7 +206,7 @@ def test_a_fraction_that_works_is_named(workspace, capsys):
         assert message in error
         named = error.split("--validation-fraction ")[1].split()[0]
         assert build(out, "text:few.txt", "--validation-fraction", named) == 0
-        if out == "c":  # one held out is too few for pairs
+        if out == "c":  # one held-out document is too few for pairs
             note = next(line for line in capsys.readouterr().err.splitlines() if "1 document is held out" in line)
             enough = note.split("--validation-fraction ")[1].split()[0]
             assert build("two", "text:few.txt", "--validation-fraction", enough) == 0
@@ -255,7 +255,7 @@ def test_a_failure_names_its_document(workspace, monkeypatch):
     assert error.value.__notes__ == ["while preparing the document at text.txt:1"]
 
 
-def test_a_full_disk_is_one_line_and_the_build_goes_on_later(workspace, capsys, monkeypatch):
+def test_a_full_disk_is_one_line_and_the_build_can_continue(workspace, capsys, monkeypatch):
     assert build("expected", "text:text.txt", "--name", "c") == 0
     write, written = scratch.write_atomic, []
 
@@ -276,7 +276,7 @@ def test_a_full_disk_is_one_line_and_the_build_goes_on_later(workspace, capsys, 
 @pytest.mark.slow
 @pytest.mark.parametrize("kilobytes", [20, 60, 100, 140, 180, 220, 260])
 def test_a_really_full_disk(workspace, capsys, kilobytes):
-    """Wherever a small disk fills up, it is one line, and nothing that looks whole."""
+    """Whenever a small disk is full, the error is one line, and no file looks complete."""
     disk = pathlib.Path("disk")
     disk.mkdir()
     options = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(disk)]
@@ -298,13 +298,13 @@ def test_a_really_full_disk(workspace, capsys, kilobytes):
 
 
 def test_a_killed_worker_is_one_line(workspace, tmp_path):
-    """The system kills a worker for want of memory, say; the build says so and can go on."""
+    """The system kills a worker, e.g. for lack of memory; the error names it, and the build can continue."""
     code = (
         "import os, signal, sys; sys.path.insert(0, sys.argv.pop(1))\n"
         "from data_prep.build import prepare\n"
         "from data_prep.cli import main as cli\n"
         "if __name__ == '__mp_main__':\n"
-        "    prepare.Preparer.__call__ = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    prepare.BlockPreparer.__call__ = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "elif __name__ == '__main__':\n"
         "    sys.exit(cli.main(sys.argv[1:]))\n"
     )

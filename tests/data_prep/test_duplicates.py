@@ -1,4 +1,4 @@
-"""Words, signatures, keys, and what they find, against sets and brute force."""
+"""Words, signatures, keys, and duplicates, against sets and brute force."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ from data_prep.duplicates.word_hashes import ngram_hashes, word_hashes
 ROOT = Path(__file__).resolve().parents[2]
 PRIME = 2**61 - 1
 SMALL = 20_000
-"""bytes: an index or a table of some tens of rows"""
+"""bytes: an index or a table of a few dozen rows"""
 
 pieces = st.sampled_from(
     ["a", "B", "b", "ab", "é", "中", "文", "ß", "Σς", "д", " ", "\n", ", ", "-", "\u00ad", "€", "7"]
@@ -32,7 +32,7 @@ def is_cjk(character):
 
 
 def split_words(text):
-    """The obvious way."""
+    """Reference implementation."""
     spaced = ""
     for character in text:
         category = unicodedata.category(character)
@@ -60,7 +60,7 @@ def test_words_are_hashed_as_words(text):
 
 
 def test_hashes_never_change():
-    """They decide what a corpus holds, and which split a document is in."""
+    """They determine the content of a corpus, and the split of each document."""
     assert word_hashes("Hello, WORLD! 你").tolist() == [
         16619132720648206044,
         2627781577688125054,
@@ -74,7 +74,7 @@ def test_hashes_never_change():
     ]
     key = keys_module.text_key(b"Hello")
     assert key[:2].tolist() == [1654207957928075145, 589852600003294365]
-    assert keys_module.place(key[None, :2]).tolist() == [0.5711591025990429]
+    assert keys_module.unit_interval_hash(key[None, :2]).tolist() == [0.5711591025990429]
 
 
 def test_punctuation_case_and_spacing_do_not_count():
@@ -114,7 +114,7 @@ def test_signature_is_the_smallest_of_each_function(numbers, shingle_words):
 @given(st.lists(st.integers(0, 50), max_size=60), st.lists(st.integers(0, 50), max_size=60))
 @settings(deadline=None)  # the first call compiles
 def test_signature_of_parts(left, right):
-    """With shingles of one word a cut divides none."""
+    """With shingles of one word, none extends over two parts."""
     left, right = np.array(left, np.uint64), np.array(right, np.uint64)
     whole = minhash.signature(np.concatenate([left, right]), 1)
     assert np.array_equal(whole, np.minimum(minhash.signature(left, 1), minhash.signature(right, 1)))
@@ -152,7 +152,7 @@ def test_key_of_a_text_is_that_of_its_parts(parts):
     whole = keys_module.text_key(b"".join(parts))
     combined = keys_module.text_key(b"")
     for part in parts:
-        combined = keys_module.combine(combined, keys_module.text_key(part))
+        combined = keys_module.combine_keys(combined, keys_module.text_key(part))
     assert combined.tolist() == whole.tolist()
     assert whole[:2].tolist() == polynomial(b"".join(parts))
     ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
@@ -174,7 +174,7 @@ def test_keys_tell_texts_apart():
 
 def test_places_are_uniform():
     keys = np.array([keys_module.text_key(b"%d" % i)[:2] for i in range(20_000)])
-    places = keys_module.place(keys)
+    places = keys_module.unit_interval_hash(keys)
     assert places.dtype == np.float64
     assert 0 <= places.min() <= places.max() < 1
     assert np.abs(np.histogram(places, 20, (0, 1))[0] - 1000).max() < 5 * 1000**0.5
@@ -195,11 +195,11 @@ def test_repeats_do_not_depend_on_memory(seed, rows, highest, memory_bytes):
     rng = np.random.default_rng(seed)
     keys = rng.integers(0, highest, (rows, 2)).astype(np.uint64)
     active = rng.random(rows) < 0.8
-    assert near_duplicates.repeats(keys, active, memory_bytes).tolist() == brute_repeats(keys, active)
+    assert near_duplicates.find_duplicates(keys, active, memory_bytes).tolist() == brute_repeats(keys, active)
 
 
 def test_repeats_are_read_in_ranges(tmp_path, monkeypatch):
-    """The small memory of the test above does divide the keys; a memmap is as good as an array."""
+    """The small memory of the test above divides the keys into ranges; a memmap works like an array."""
     keys = np.random.default_rng(0).integers(0, 400, (3000, 2)).astype(np.uint64)
     np.save(tmp_path / "keys.npy", keys)
     active = np.ones(3000, bool)
@@ -207,7 +207,7 @@ def test_repeats_are_read_in_ranges(tmp_path, monkeypatch):
     blocks = near_duplicates._blocks
     monkeypatch.setattr(near_duplicates, "_blocks", lambda *arguments: passes.append(0) or blocks(*arguments))
     mapped = np.load(tmp_path / "keys.npy", mmap_mode="r")
-    assert near_duplicates.repeats(mapped, active, SMALL).tolist() == brute_repeats(keys, active)
+    assert near_duplicates.find_duplicates(mapped, active, SMALL).tolist() == brute_repeats(keys, active)
     assert len(passes) > 3
     assert np.array_equal(mapped, keys)
 
@@ -248,7 +248,7 @@ def test_planted_copies_are_found_and_nothing_else(memory_bytes):
     texts = [texts[i] for i in rng.permutation(len(texts))]
     expected = brute_near_duplicates(texts, 0.5)
     assert sum(expected) == 60
-    removed = near_duplicates.near_duplicates(signatures_of(texts), np.ones(len(texts), bool), 0.5, memory_bytes)
+    removed = near_duplicates.find_near_duplicates(signatures_of(texts), np.ones(len(texts), bool), 0.5, memory_bytes)
     assert removed.tolist() == expected
 
 
@@ -260,7 +260,11 @@ def test_changed_copies_in_other_scripts():
         words = [str(rng.choice(letters)) * (1 if first == "中" else rng.integers(1, 9)) for _ in range(300)]
         changed = [word if i % 20 else letters[7] for i, word in enumerate(words)]
         texts = [joint.join(words), joint.join(words[::-1]), joint.join(changed).upper()]
-        assert near_duplicates.near_duplicates(signatures_of(texts), np.ones(3, bool)).tolist() == [False, False, True]
+        assert near_duplicates.find_near_duplicates(signatures_of(texts), np.ones(3, bool)).tolist() == [
+            False,
+            False,
+            True,
+        ]
 
 
 @pytest.mark.parametrize("memory_bytes", [near_duplicates.DEFAULT_MEMORY_BYTES, SMALL, 1])
@@ -270,10 +274,10 @@ def test_many_identical_and_many_empty(memory_bytes, tmp_path):
     mapped = np.load(tmp_path / "signatures.npy", mmap_mode="r")
     active = np.ones(10_000, bool)
     active[:2] = False
-    removed = near_duplicates.near_duplicates(mapped, active, 0.5, memory_bytes)
+    removed = near_duplicates.find_near_duplicates(mapped, active, 0.5, memory_bytes)
     assert np.flatnonzero(~removed).tolist() == [0, 1, 2, *range(5000, 10_000)]
     empty = np.zeros((0, 128), np.uint32)
-    assert len(near_duplicates.near_duplicates(empty, np.zeros(0, bool), 0.5, memory_bytes)) == 0
+    assert len(near_duplicates.find_near_duplicates(empty, np.zeros(0, bool), 0.5, memory_bytes)) == 0
 
 
 def random_signatures(count):
@@ -281,43 +285,47 @@ def random_signatures(count):
 
 
 @pytest.mark.parametrize("memory_bytes", [near_duplicates.DEFAULT_MEMORY_BYTES, 1])
-def test_what_is_like_a_removed_document_only_stays(memory_bytes):
+def test_documents_similar_only_to_removed_ones_are_kept(memory_bytes):
     a, b, c, other = random_signatures(4)
     b[:78] = a[:78]
     c[50:] = b[50:]
     assert (np.sum(a == b), np.sum(b == c), np.sum(a == c)) == (78, 78, 28)
-    near = near_duplicates.near_duplicates
+    near = near_duplicates.find_near_duplicates
     assert near(np.array([a, b, c]), np.ones(3, bool), 0.5, memory_bytes).tolist() == [False, True, False]
     assert near(np.array([a, b, c]), np.array([False, True, True]), 0.5, memory_bytes).tolist() == [False, False, True]
-    # Where the index holds one document, the second one begins the next and has the removed one after it.
+    # If the index has room for one document, the second one starts the next index.
     assert near(np.array([a, other, b, c]), np.ones(4, bool), 0.5, memory_bytes).tolist() == [False, False, True, False]
 
 
-def test_every_band_leads_to_what_shares_only_it():
+def test_every_band_finds_documents_that_share_only_it():
     bands, rows = near_duplicates.bands_and_rows(0.5, 128)
     left = random_signatures(bands + 1)
     right = left.copy()
     for band in range(bands):
         right[np.arange(bands + 1) != band, band * rows + band % rows] += 1
-    removed = near_duplicates.near_duplicates(np.concatenate([left, right]), np.ones(2 * bands + 2, bool), 0.5)
+    removed = near_duplicates.find_near_duplicates(np.concatenate([left, right]), np.ones(2 * bands + 2, bool), 0.5)
     assert np.flatnonzero(~removed).tolist() == [*range(bands + 1), 2 * bands + 1]
 
 
 def test_threshold_is_inclusive():
     a, b, c = random_signatures(3)
     b[:64], c[:63] = a[:64], a[:63]
-    assert near_duplicates.near_duplicates(np.array([a, b, c]), np.ones(3, bool), 0.5).tolist() == [False, True, False]
+    assert near_duplicates.find_near_duplicates(np.array([a, b, c]), np.ones(3, bool), 0.5).tolist() == [
+        False,
+        True,
+        False,
+    ]
 
 
 def test_crowded_bands_lead_to_the_first_documents_only():
-    """60 values of boilerplate in 20 bands; what is like a late document and shares no other band with it stays."""
+    """60 values of boilerplate in 20 bands; a document similar to a late one is kept if they share no other band."""
     signatures = random_signatures(62)
     signatures[:, :60] = signatures[0, :60]
     early, late, easy = signatures[59:]
     scattered = [61, 62, 64, 65]  # two of three values of bands 20 and 21
     early[scattered], late[scattered] = signatures[5, scattered], signatures[50, scattered]
     easy[60:66] = signatures[50, 60:66]
-    removed = near_duplicates.near_duplicates(signatures, np.ones(62, bool), 0.5)
+    removed = near_duplicates.find_near_duplicates(signatures, np.ones(62, bool), 0.5)
     assert np.flatnonzero(removed).tolist() == [59, 61]
 
 
@@ -335,7 +343,7 @@ def test_bands_find_what_is_at_the_threshold():
     same = (left == right)[:, : bands * rows].reshape(-1, bands, rows).all(axis=2).any(axis=1)
     assert same.mean() > 0.985
     similar = (left == right).mean(axis=1) >= 0.7
-    removed = near_duplicates.near_duplicates(np.concatenate([left, right]), np.ones(4000, bool), 0.7)
+    removed = near_duplicates.find_near_duplicates(np.concatenate([left, right]), np.ones(4000, bool), 0.7)
     assert removed[2000:].tolist() == (same & similar).tolist()
 
 

@@ -18,9 +18,9 @@ from data_prep import inspection
 from data_prep.build.writer import CorpusWriter
 from data_prep.cli import inspect_corpus
 from data_prep.inspection import report, statistics, text
-from data_prep.inspection.lengths import Lengths
-from data_prep.inspection.mixture import mix
-from data_prep.inspection.statistics import collect
+from data_prep.inspection.lengths import LengthHistogram
+from data_prep.inspection.mixture import weight_corpora
+from data_prep.inspection.statistics import measure_corpus
 
 PIECES = ["the", "<b>", "rain", "##s", "&", *(f"word{i}" for i in range(20)), "never1", "never2"]
 REPORT = {
@@ -97,7 +97,7 @@ positive_lengths = st.lists(st.integers(1, 3000), min_size=1, max_size=60)
 
 @given(positive_lengths)
 def test_quantiles_are_exact(values):
-    lengths = Lengths.of(np.array(values))
+    lengths = LengthHistogram.from_lengths(np.array(values))
     assert (lengths.total, lengths.tokens) == (len(values), sum(values))
     assert lengths.mean == pytest.approx(np.mean(values))
     for share in (0.05, 0.25, 0.5, 0.75, 1.0):
@@ -107,7 +107,7 @@ def test_quantiles_are_exact(values):
 
 @given(positive_lengths)
 def test_bins_hold_everything_once(values):
-    bins = Lengths.of(np.array(values)).bins()
+    bins = LengthHistogram.from_lengths(np.array(values)).bins()
     for before, after in itertools.pairwise(bins):
         assert after.first == before.last + 1
     for one in bins:
@@ -120,8 +120,10 @@ def test_bins_hold_everything_once(values):
 
 @given(positive_lengths, positive_lengths)
 def test_merged_histograms(first, second):
-    merged = Lengths.merge([Lengths.of(np.array(first)), Lengths.of(np.array(second))])
-    together = Lengths.of(np.array(first + second))
+    merged = LengthHistogram.merge(
+        [LengthHistogram.from_lengths(np.array(first)), LengthHistogram.from_lengths(np.array(second))]
+    )
+    together = LengthHistogram.from_lengths(np.array(first + second))
     np.testing.assert_array_equal(merged.values, together.values)
     np.testing.assert_array_equal(merged.counts, together.counts)
 
@@ -129,16 +131,16 @@ def test_merged_histograms(first, second):
 @pytest.mark.parametrize("block", [1, 7, 65536])
 def test_lengths_of_a_corpus(corpus, monkeypatch, block):
     monkeypatch.setattr(statistics, "_BLOCK_DOCUMENTS", block)
-    found = collect(corpus)
+    found = measure_corpus(corpus)
     for split in ("train", "validation"):
         sentences, documents = lengths_of(corpus, split)
         for lengths, values in ((found.splits[split].sentences, sentences), (found.splits[split].documents, documents)):
-            expected = Lengths.of(np.array(values))
+            expected = LengthHistogram.from_lengths(np.array(values))
             np.testing.assert_array_equal(lengths.values, expected.values)
             np.testing.assert_array_equal(lengths.counts, expected.counts)
-        fills = found.splits[split].fills
-        assert [fill.seq_len for fill in fills] == [128, 512]
-        assert all(fill.tokens == sum(sentences) + 2 * fill.examples for fill in fills)
+        estimates = found.splits[split].packing_estimates
+        assert [estimate.seq_len for estimate in estimates] == [128, 512]
+        assert all(estimate.tokens == sum(sentences) + 2 * estimate.examples for estimate in estimates)
 
 
 def test_json_says_what_corpus_json_says(corpus, capsys):
@@ -157,9 +159,9 @@ def test_json_says_what_corpus_json_says(corpus, capsys):
         assert one[key] == REPORT[key]
     assert one["sources"] == [{"spec": "jsonl:a.jsonl", "documents": 80, "text_bytes": 43210, "files": 1}]
     assert [bins["first"] for bins in train["sentence_tokens"]["bins"]][:3] == [1, 2, 3]
-    fills = {fill["seq_len"]: fill for fill in train["packing"]}
-    assert fills[128]["fill_one_example"] < fills[128]["fill_packed"] <= 1
-    assert 0.5 <= fills[512]["random_pairs"] <= fills[128]["random_pairs"] + 0.1 < 1
+    estimates = {estimate["seq_len"]: estimate for estimate in train["packing"]}
+    assert estimates[128]["unpacked_efficiency"] < estimates[128]["packing_efficiency"] <= 1
+    assert 0.5 <= estimates[512]["random_pairs"] <= estimates[128]["random_pairs"] + 0.1 < 1
 
 
 def test_pieces(corpus, capsys):
@@ -197,7 +199,7 @@ def test_a_sample_of_a_very_long_sentence_is_cut(tmp_path, corpus):
         for split in ("train", "validation"):
             writer.add(split, np.full(9000, 5), np.array([9000]), 9000)
         writer.finish(REPORT)
-    (sample,) = collect(tmp_path / "c").samples
+    (sample,) = measure_corpus(tmp_path / "c").samples
     assert sample.sentences == (" ".join(["the"] * 96),) and sample.cut and sample.tokens == 9000
 
 
@@ -219,7 +221,7 @@ def test_a_damaged_report(tmp_path, small, name, value, message):
     (tmp_path / "corpus.json").unlink()
     (tmp_path / "corpus.json").write_text(json.dumps(manifest | {name: value}))
     with pytest.raises(UserError, match=message):
-        collect(tmp_path)
+        measure_corpus(tmp_path)
 
 
 def test_terminal(corpus, capsys):
@@ -249,7 +251,7 @@ def test_terminal(corpus, capsys):
 
 
 def test_bars_are_as_long_as_what_they_show():
-    bins = Lengths.of(np.array([1] * 40 + [2] * 20 + [3])).bins()
+    bins = LengthHistogram.from_lengths(np.array([1] * 40 + [2] * 20 + [3])).bins()
     drawn = text.render([report.Section("s", (report.Histogram("t", "things", tuple(bins)),))])
     bars = [line.rpartition("  ")[2] for line in drawn.splitlines()[-3:]]
     assert bars == ["█" * 40, "█" * 20, "█"]
@@ -263,11 +265,11 @@ def test_what_a_build_prints(corpus):
     nothing = {"dropped": {}, "cleaned": {}, "skipped": {}}
     splits = json.loads((corpus / "corpus.json").read_text())["splits"]
     printed = inspection.counts({"name": "x", "splits": splits, **nothing})
-    assert "Nothing was filtered or cleaned." in printed and "Nothing that was read had to be skipped." in printed
+    assert "Nothing was filtered or cleaned." in printed and "Nothing was skipped while reading." in printed
 
 
 class Page(html.parser.HTMLParser):
-    """Checks that what is opened is closed; collects tags, attributes and text."""
+    """Checks that open tags are closed; collects tags, attributes and text."""
 
     def __init__(self, page):
         super().__init__()
@@ -300,7 +302,7 @@ def test_page(corpus, small, tmp_path, capsys):
     assert page.open == []
     assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
     assert "http" not in content and "url(" not in content and "@import" not in content
-    assert page.tags.count("svg") == 8  # two histograms, fill, pieces; for each corpus
+    assert page.tags.count("svg") == 8  # two histograms, packing, pieces; for each corpus
     assert "a.jsonl:3: <script>" in page.text and "<b>" in page.text and "&" in page.text
     titles = re.findall(r"<h[12]>(.*?)</h[12]>", content)
     assert titles == re.findall(r"^(.+)\n[=-]+$", printed, re.MULTILINE)
@@ -343,7 +345,7 @@ def test_weights_for_several_corpora(corpus, small, capsys):
 
 def test_corpora_that_cannot_be_trained_on_together(corpus, tmp_path, capsys):
     other = make_corpus(tmp_path / "other", 2, 20, changes=["more"])
-    assert not mix([collect(corpus), collect(other)], 0.7).one_tokenizer
+    assert not weight_corpora([measure_corpus(corpus), measure_corpus(other)], 0.7).one_tokenizer
     inspect(corpus, other)
     printed = capsys.readouterr().out
     assert "different tokenizers" in printed and "--corpus" not in printed
@@ -379,14 +381,14 @@ def test_exponents_that_make_no_sense(corpus, value, capsys):
     ],
 )
 def test_damaged_arrays_are_an_error_not_a_crash(tmp_path, monkeypatch, array, place, value):
-    """Three documents are a block, so that offset 3 is the end of one."""
+    """A block has three documents, so offset 3 is the end of one."""
     monkeypatch.setattr(statistics, "_BLOCK_DOCUMENTS", 3)
     directory = make_corpus(tmp_path / "c", 0, 20)
     values = np.load(directory / f"train.{array}.npy")
     values[place] = value
     np.save(directory / f"train.{array}.npy", values)
     with pytest.raises(UserError, match="arrays of train are damaged; `bert-data verify`"):
-        collect(directory)
+        measure_corpus(directory)
 
 
 def test_no_corpus(tmp_path):

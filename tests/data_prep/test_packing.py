@@ -1,4 +1,4 @@
-"""Expected fill of rows against slow, obvious twins."""
+"""The estimate of packing efficiency against slow reference implementations."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_jax.config import DataConfig
-from bert_jax.data.epoch_plan import Plan
+from bert_jax.data.epoch_plan import EpochPlan
 from data_prep.inspection import packing
 from tests.data.memory import make_corpus
 
@@ -52,33 +52,33 @@ def test_known_examples():
     """Rows of 10 hold 8 tokens of text: 3 + 5 | 4 | 8, 8, 4 + 1 (a sentence of 20, then one of 1) || 2."""
     counts = histogram(10, [[3, 5, 4, 20, 1], [2]])
     assert counts.tolist() == [0, 0, 0, 0, 1, 0, 1, 1, 0, 0, 3]
-    fill = packing.fill(counts)
-    assert (fill.seq_len, fill.examples, fill.tokens) == (10, 6, 30 + 7 + 6 + 4)
-    assert fill.rows == 5  # 4 and 6 share one
-    assert fill.padded == 47 / 60 and fill.packed == 47 / 50
+    estimate = packing.estimate_packing(counts)
+    assert (estimate.seq_len, estimate.examples, estimate.tokens) == (10, 6, 30 + 7 + 6 + 4)
+    assert estimate.rows == 5  # 4 and 6 share one
+    assert estimate.unpacked_efficiency == 47 / 60 and estimate.packing_efficiency == 47 / 50
 
 
 @given(documents, st.integers(3, 50))
-def test_examples_are_those_of_the_slow_twin(some_documents, seq_len):
+def test_examples_equal_the_reference(some_documents, seq_len):
     counts = histogram(seq_len, some_documents)
     expected = np.bincount(list(slow_examples(seq_len, some_documents)), minlength=seq_len + 1)
     np.testing.assert_array_equal(counts, expected)
     tokens = sum(map(sum, some_documents))
-    assert packing.fill(counts).tokens == tokens + 2 * counts.sum()
+    assert packing.estimate_packing(counts).tokens == tokens + 2 * counts.sum()
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=80))
 def test_rows_are_those_of_best_fit(lengths):
     counts = np.bincount(lengths, minlength=31)
-    fill = packing.fill(counts)
-    assert fill.rows == slow_best_fit(30, lengths)
-    assert 0 < fill.padded <= fill.packed <= 1
+    estimate = packing.estimate_packing(counts)
+    assert estimate.rows == slow_best_fit(30, lengths)
+    assert 0 < estimate.unpacked_efficiency <= estimate.packing_efficiency <= 1
 
 
 def test_best_fit_beats_worst_fit_where_they_differ():
     """9 of 9 + 4 leaves room 6 and 7 beside 9 and 8: best fit keeps the large gap for the 7."""
     lengths = [9, 8, 6, 3, 2, 2]
-    assert packing.fill(np.bincount(lengths, minlength=16)).rows == slow_best_fit(15, lengths) == 2
+    assert packing.estimate_packing(np.bincount(lengths, minlength=16)).rows == slow_best_fit(15, lengths) == 2
 
 
 def test_blocks_of_documents_add_up():
@@ -97,7 +97,7 @@ def test_expected_pairs_of_short_documents():
     lengths = np.full(3, 5, np.uint16)
     for offsets, expected in (([0, 1, 2, 3], [3, 3]), ([0, 2], [1.5, 1]), ([0, 1, 3], [2.5, 2])):
         np.testing.assert_allclose(packing.expected_pairs(lengths, np.array(offsets), 128), expected)
-    # A sentence that fills the row is a chunk of its own.
+    # A sentence as long as the row is a pair of its own.
     np.testing.assert_allclose(packing.expected_pairs(lengths, np.array([0, 3]), 8), [3, 3])
 
 
@@ -106,7 +106,7 @@ def test_expected_pairs_are_those_of_the_stream():
     documents = [rng.integers(1, 40, rng.integers(1, 25)).tolist() for _ in range(400)]
     corpus = make_corpus(documents, per_record=25)
     for seq_len in (32, 128):
-        plan = Plan(corpus, DataConfig(short_example_rate=0.0), seq_len, 0)
+        plan = EpochPlan(corpus, DataConfig(short_example_rate=0.0), seq_len, 0)
         labels = [plan.window(epoch, i).examples["pair_label"] for epoch in range(8) for i in range(plan.windows)]
         labels = np.concatenate(labels)
         pairs, random = packing.expected_pairs(corpus.sentence_lengths, corpus.document_offsets, seq_len)

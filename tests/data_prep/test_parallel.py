@@ -1,4 +1,4 @@
-"""Work in several processes: order, errors, and no process left behind."""
+"""Work in several processes: order, errors, and no remaining processes."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bert_jax.errors import UserError
-from data_prep.parallel import Workers, ordered_map
+from data_prep.parallel import WorkerPool, ordered_map
 
 
 def double(task):
@@ -62,7 +62,7 @@ def times_begun(task):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_processes_are_begun_once_for_all_their_work(workers, monkeypatch):
     monkeypatch.setattr(f"{__name__}.begun", 0)
-    with Workers(workers, begin) as processes:
+    with WorkerPool(workers, begin) as processes:
         results = [*processes.map(times_begun, range(20), str), *processes.map(times_begun, range(20), str)]
     assert [task for task, _, _ in results] == 2 * list(range(20))
     assert {count for _, _, count in results} == {1}

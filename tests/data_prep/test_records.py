@@ -1,4 +1,4 @@
-"""Records in bytes against TFDS's own serializer, and sentences gathered into records."""
+"""Serialised records against TFDS's serializer, and sentences grouped into records."""
 
 import itertools
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bert_jax.data.corpus import MAX_RECORD_TOKENS
 from bert_jax.data.record import parse_record
-from data_prep.build.records import RecordCutter, cut_long_sentences, serialize
+from data_prep.build.records import RecordBuilder, serialize_example, split_long_sentences
 
 
 @pytest.fixture(scope="module")
@@ -37,19 +37,19 @@ def tfds_serialize():
 def test_the_bytes_are_those_of_tfds(tfds_serialize, document, sizes):
     tokens = (np.arange(sum(sizes)) * 7919 % 65536).astype("<u2")
     ends = np.cumsum(sizes).astype("<u2")
-    ours = serialize(document, 3, tokens, ends)
-    assert ours == tfds_serialize(document, 3, tokens, ends)
-    record = parse_record(ours, np.dtype("<u2"))
+    raw = serialize_example(document, 3, tokens, ends)
+    assert raw == tfds_serialize(document, 3, tokens, ends)
+    record = parse_record(raw, np.dtype("<u2"))
     assert (record.document, record.part) == (document, 3)
     np.testing.assert_array_equal(record.tokens, tokens)
     np.testing.assert_array_equal(record.sentence_ends, ends)
 
 
 def test_long_sentences_are_cut():
-    np.testing.assert_array_equal(cut_long_sentences(np.array([5, 8192, 3])), [5, 8192, 3])
-    np.testing.assert_array_equal(cut_long_sentences(np.array([8193, 2, 20000])), [8192, 1, 2, 8192, 8192, 3616])
-    np.testing.assert_array_equal(cut_long_sentences(np.array([16384, 1])), [8192, 8192, 1])
-    assert cut_long_sentences(np.zeros(0, np.int64)).dtype == np.uint16
+    np.testing.assert_array_equal(split_long_sentences(np.array([5, 8192, 3])), [5, 8192, 3])
+    np.testing.assert_array_equal(split_long_sentences(np.array([8193, 2, 20000])), [8192, 1, 2, 8192, 8192, 3616])
+    np.testing.assert_array_equal(split_long_sentences(np.array([16384, 1])), [8192, 8192, 1])
+    assert split_long_sentences(np.zeros(0, np.int64)).dtype == np.uint16
 
 
 @settings(max_examples=60, deadline=None)
@@ -62,13 +62,13 @@ def test_records_hold_all_and_do_not_depend_on_the_pieces(pieces, random):
     tokens = np.arange(sum(lengths)).astype("<u2")
 
     def records(cuts):
-        cutter, found = RecordCutter(np.dtype("<u2")), []
+        builder, found = RecordBuilder(np.dtype("<u2")), []
         bounds = [0, *sorted(cuts), len(lengths)]
         ends = np.concatenate([[0], np.cumsum(lengths)])
         for first, last in itertools.pairwise(bounds):
             piece = np.array(lengths[first:last], np.uint16)
-            found += list(cutter.add(tokens[ends[first] : ends[last]], piece))
-        return [*found, cutter.rest()]
+            found += list(builder.add(tokens[ends[first] : ends[last]], piece))
+        return [*found, builder.flush()]
 
     whole = records([])
     again = records([random.randrange(len(lengths) + 1) for _ in range(3)])

@@ -1,4 +1,4 @@
-"""Killed with SIGKILL at any moment and started again, a build makes the same bytes."""
+"""Killed with SIGKILL at any time and started again, a build writes the same bytes."""
 
 import contextlib
 import dataclasses
@@ -13,15 +13,15 @@ import time
 import pytest
 
 from bert_jax.errors import UserError
-from data_prep.build.prepare import Preparer
-from data_prep.options import NearDuplicates, Options
-from data_prep.verify import verify
+from data_prep.build.prepare import BlockPreparer
+from data_prep.options import BuildOptions, NearDuplicateOptions
+from data_prep.verify import verify_corpus
 from tests.building import files, make_documents, run
 
 ROOT = pathlib.Path(__file__).parents[2]
 SPECS = ["text:text.txt", "text-files:books/*.txt"]
 
-# Runs the build of tests/building.py; dies before or after the N-th file of a kind is put in its place.
+# Runs the build of tests/building.py; exits before or after the N-th file of a kind is written.
 DRIVER = """
 import os, pathlib, signal, sys
 sys.path.insert(0, {root!r})
@@ -51,17 +51,17 @@ print("ready", flush=True)
 run("c", SPECS, OPTIONS, LocalEngine(workers))
 """
 
-OPTIONS = Options(
+OPTIONS = BuildOptions(
     validation_fraction=0.2,
     max_shard_bytes=4000,
     drop_duplicate_paragraphs=20,
-    near_duplicates=NearDuplicates(),
+    near_duplicates=NearDuplicateOptions(),
 )
 
 
 @pytest.fixture
 def expected(tmp_path, monkeypatch):
-    """Every file of the corpus that no one disturbed."""
+    """Every file of the corpus of an uninterrupted build."""
     monkeypatch.chdir(tmp_path)
     pathlib.Path("text.txt").write_text("\n\n".join(make_documents(0, 200)))
     pathlib.Path("books").mkdir()
@@ -96,14 +96,14 @@ def test_killed_at_a_named_point(expected, kind, number, when):
     assert process.returncode == -signal.SIGKILL, errors
     assert pathlib.Path("c/corpus.incomplete").exists() and not pathlib.Path("c/corpus.json").exists()
     with pytest.raises(UserError, match="not a finished corpus"):
-        verify("c")
+        verify_corpus("c")
     run("c", SPECS, OPTIONS)
     assert files("c") == expected
 
 
 @pytest.mark.slow
 def test_killed_again_and_again_with_workers(expected):
-    """Random moments, until one run gets through."""
+    """At random times, until one run finishes."""
     rng = random.Random(0)
     kills = 0
     while kills < 5:
@@ -135,15 +135,15 @@ def stop(*_):
 @contextlib.contextmanager
 def prepared(monkeypatch):
     """Yields a list that gets the source of every block that is prepared."""
-    sources, prepare = [], Preparer.__call__
+    sources, prepare = [], BlockPreparer.__call__
     with monkeypatch.context() as patch:
-        patch.setattr(Preparer, "__call__", lambda self, task: sources.append(task.source) or prepare(self, task))
+        patch.setattr(BlockPreparer, "__call__", lambda self, task: sources.append(task.source) or prepare(self, task))
         yield sources
 
 
 @pytest.mark.parametrize("scratch", [None, "elsewhere"])
 def test_a_corrected_source_goes_on(text, monkeypatch, scratch):
-    """What failed leaves nothing, and the units of the other source are used."""
+    """A failed source leaves no files, and the prepared blocks of the other source are used."""
     pathlib.Path("data.jsonl").write_text("\n".join(json.dumps({"text": document}) for document in text[:50]))
     with pytest.raises(UserError, match=r"did you mean 'text'"):
         run("c", ["jsonl:data.jsonl@txt"], scratch=scratch)
@@ -166,16 +166,16 @@ def test_a_directory_of_the_user_stays(text):
 
 
 def test_other_arguments(text, monkeypatch, capsys):
-    """What does not depend on them is used, and the work of a first build is kept until a second is finished."""
-    specs, first = ["text:text.txt"], Options(validation_fraction=0.1, max_shard_bytes=3000)
-    again = Options(validation_fraction=0.3, min_characters=50)
+    """Work that does not depend on them is used, and the work of a first build is kept until a second is finished."""
+    specs, first = ["text:text.txt"], BuildOptions(validation_fraction=0.1, max_shard_bytes=3000)
+    again = BuildOptions(validation_fraction=0.3, min_characters=50)
     run("fresh", specs, again)
     for options in (first, dataclasses.replace(first, drop_repeated_lines=True)):
         with monkeypatch.context() as patch, prepared(patch) as sources, pytest.raises(KeyboardInterrupt):
             patch.setattr("data_prep.build.writer.finish_corpus", stop)
             run("c", specs, options)
         assert len(sources) > 3
-    assert "note: c/corpus.incomplete also keeps what an unfinished build" in capsys.readouterr().err
+    assert "note: c/corpus.incomplete also keeps the work of an unfinished build" in capsys.readouterr().err
     with prepared(monkeypatch) as sources:
         run("c", specs, again)
     assert sources == [] and files("c") == files("fresh")

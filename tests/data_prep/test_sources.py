@@ -24,8 +24,8 @@ def test_kinds(tmp_path):
     found = [(document.origin, document.text) for document in reading.documents]
     assert found == [(f"{a}:1", "zero\r\n"), (f"{b}:3", "one\ntwo\n"), (f"{b}:7", "three")]
     digest = hashlib.sha256(a.read_bytes()).hexdigest()
-    assert reading.facts[0] == {"path": str(a), "sha256": digest, "bytes": 9}
-    assert [(file["path"], file["bytes"]) for file in reading.facts] == [(str(a), 9), (str(b), 18)]
+    assert reading.file_entries[0] == {"path": str(a), "sha256": digest, "bytes": 9}
+    assert [(file["path"], file["bytes"]) for file in reading.file_entries] == [(str(a), 9), (str(b), 18)]
     lines = read(f"lines:{tmp_path}/b.txt").documents
     assert [(document.origin, document.text) for document in lines] == found[1:]
     assert all(document.sentence_per_line for document in lines)
@@ -46,7 +46,7 @@ def test_small_files_share_an_input_and_big_ones_do_not(tmp_path):
     for name, size in [("a", 30), ("b", 60), ("c", 20), ("d", 500), ("e", 90), ("f", 10)]:
         (tmp_path / name).write_text(name * size)
     source = parse(f"text-files:{tmp_path}/*")
-    inputs = files.group(files.find(source.spec, source.pattern), 100)
+    inputs = files.group_files(files.find_files(source.spec, source.pattern), 100)
     names = [[path[-1] for path in part.paths] for part in inputs]
     assert names == [["a", "b"], ["c"], ["d"], ["e", "f"]]
     assert [part.size for part in inputs] == [90, 20, 500, 100]
@@ -96,7 +96,7 @@ def test_compressed(tmp_path, kind, monkeypatch):
                 assert reading.texts == read(f"text:{plain}").texts
                 assert len(reading.texts) == 300
                 assert [d.origin.partition(":")[2] for d in reading.documents[:2]] == ["1", "4"]
-        assert reading.facts == [
+        assert reading.file_entries == [
             {"path": str(path), "sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
         ]
 
@@ -120,7 +120,7 @@ def test_damaged_compressed_files(tmp_path, kind):
 def test_a_strongly_compressed_file_is_read_in_small_pieces(tmp_path):
     path = tmp_path / "a.txt.gz"
     path.write_bytes(gzip.compress(b"a" * (100 << 20)))
-    with files.Reader(str(path)) as file:
+    with files.DecompressingReader(str(path)) as file:
         pieces = list(file._chunks)
     assert max(map(len, pieces)) <= 1 << 20
     assert 8192 <= (100 << 20) - sum(map(len, pieces)) <= 1 << 20
@@ -210,7 +210,7 @@ def test_invalid_utf8_in_a_part_of_a_long_document(tmp_path):
         assert reading.places == [("invalid_utf8", f"{path}:2")]
         assert [(part.begins, part.ends) for part in reading.parts] == [(True, False), (False, False), (False, True)]
     path.write_bytes(b"\xff\xff\n\n\xff\n")
-    with pytest.raises(UserError, match=r"everything was left out \(2 x invalid_utf8\).*a\.txt:1: not UTF-8 at byte 0"):
+    with pytest.raises(UserError, match=r"everything was skipped \(2 x invalid_utf8\).*a\.txt:1: not UTF-8 at byte 0"):
         read(f"text:{path}")
 
 

@@ -1,4 +1,4 @@
-"""Cutting: the documents are the same whatever the size of a block, long ones are cut where they should be."""
+"""Splitting into blocks: documents do not depend on the block size, and long ones are split at the right places."""
 
 import pathlib
 import re
@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from data_prep.sources import files, parse
-from data_prep.sources.cut import BlankLines, WholeFile, cut_records, cut_text
+from data_prep.sources.text_chunks import BlankLineRule, WholeFileRule, document_aligned_blocks, record_aligned_blocks
 from tests.data_prep.test_sources_reading import read
 
 SPACES = [" ", "\t", "\x0b", "\r", "\n", "\n", "\n\n", "\r\n", "\r\n\r\n"]
@@ -20,7 +20,7 @@ BLOCKS = st.sampled_from([4, 5, 7, 10, 16, 33, 64, 1000])
 
 
 def documents_of(text):
-    """The obvious way: blank lines divide documents."""
+    """Reference implementation: blank lines separate documents."""
     found, current = [], []
     for line in text.split("\n"):
         if line.strip(" \t\r\f\v"):
@@ -32,7 +32,7 @@ def documents_of(text):
 
 
 def stripped(texts):
-    """Without white space at the end, and what is nothing else: of a blank line longer than a block some is left."""
+    """Without trailing and empty white space: a part of a blank line longer than a block remains."""
     return [text.rstrip() for text in texts if text.strip()]
 
 
@@ -43,8 +43,8 @@ def file():
 
 
 def pieces(path, rule, block_bytes):
-    with files.Reader(str(path)) as reader:
-        return list(cut_text(reader, rule, block_bytes))
+    with files.DecompressingReader(str(path)) as reader:
+        return list(document_aligned_blocks(reader, rule, block_bytes))
 
 
 @settings(max_examples=400, deadline=None)
@@ -63,7 +63,7 @@ def test_blocks_make_no_difference_to_documents(file, text, block_bytes):
         assert reading.texts == whole.texts
     assert [d.origin for d in reading.documents if d.text.strip()] == [d.origin for d in whole.documents]
     assert read(f"text-files:{file}", block_bytes=block_bytes).texts == [f"x{text}"]
-    for rule in (BlankLines(), WholeFile()):
+    for rule in (BlankLineRule(), WholeFileRule()):
         assert all(len(piece.data) <= block_bytes for piece in pieces(file, rule, block_bytes))
 
 
@@ -135,9 +135,9 @@ def test_long_documents_need_little_memory(tmp_path):
         assert peak < 16 * block_bytes, kind
 
 
-def records(path, mark, block_bytes, **settings):
-    with files.Reader(str(path)) as reader:
-        return list(cut_records(reader, mark, block_bytes, **settings))
+def records(path, end_marker, block_bytes, **settings):
+    with files.DecompressingReader(str(path)) as reader:
+        return list(record_aligned_blocks(reader, end_marker, block_bytes, **settings))
 
 
 @settings(max_examples=300, deadline=None)
@@ -145,18 +145,18 @@ def records(path, mark, block_bytes, **settings):
     lengths=st.lists(st.integers(0, 60), max_size=30),
     block_bytes=BLOCKS,
     ends=st.booleans(),
-    mark=st.sampled_from([b"\n", b"</x>\n", b"</record>\n"]),
+    end_marker=st.sampled_from([b"\n", b"</x>\n", b"</record>\n"]),
 )
-def test_records_are_never_cut(file, lengths, block_bytes, ends, mark):
-    data = b"x" + b"".join(b"a" * length + mark for length in lengths) + (b"" if ends else b"rest")
+def test_records_are_never_cut(file, lengths, block_bytes, ends, end_marker):
+    data = b"x" + b"".join(b"a" * length + end_marker for length in lengths) + (b"" if ends else b"rest")
     file.write_bytes(data)
-    found = records(file, mark, block_bytes)
+    found = records(file, end_marker, block_bytes)
     # Blank lines at the end of the file may be missing.
     read = b"".join(piece.data for piece in found)
     assert data.startswith(read) and not data[len(read) :].strip()
-    assert all(piece.data.endswith(mark) for piece in found[: None if ends and lengths else -1])
+    assert all(piece.data.endswith(end_marker) for piece in found[: None if ends and lengths else -1])
     for piece in found:
-        assert len(piece.data) <= block_bytes or piece.data.count(mark) <= 1
+        assert len(piece.data) <= block_bytes or piece.data.count(end_marker) <= 1
         assert piece.line == 1 + data[: piece.offset].count(b"\n")
 
 

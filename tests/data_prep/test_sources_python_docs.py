@@ -107,7 +107,7 @@ def test_the_source(small_library, monkeypatch):
         assert reading.texts == [text for _, text in texts]
         assert [d.origin for d in reading.documents] == [f"python-docs {name}" for name, _ in texts]
         assert reading.blocks == {10: 3, 700: 2, 1 << 20: 1}[block_bytes]
-    assert reading.facts == python_docs.versions()
+    assert reading.file_entries == python_docs.versions()
 
 
 def test_workers_make_no_difference(monkeypatch):

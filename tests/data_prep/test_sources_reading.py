@@ -16,7 +16,7 @@ class Reading:
     documents: list[Document]
     """whole ones, put together of their parts"""
     skipped: list[Skipped]
-    facts: list[dict]
+    file_entries: list[dict]
     parts: list[Document]
     blocks: int
 
@@ -38,7 +38,7 @@ def read(spec: str, **settings) -> Reading:
     open_document: Document | None = None
     for part in source.inputs():
         read_bytes = 0
-        for block in source.blocks(pickle.loads(pickle.dumps(part)), reading.facts):
+        for block in source.blocks(pickle.loads(pickle.dumps(part)), reading.file_entries):
             reading.blocks += 1
             read_bytes += block.size
             assert block.size >= 0 and block.origin
@@ -57,14 +57,14 @@ def read(spec: str, **settings) -> Reading:
         assert read_bytes == part.size
     assert open_document is None
     reasons = Counter(skipped.reason for skipped in reading.skipped)
-    source.check(len(reading.documents), reasons, reading.skipped[0] if reading.skipped else None)
+    source.check_not_empty(len(reading.documents), reasons, reading.skipped[0] if reading.skipped else None)
     return reading
 
 
 def test_a_source_without_documents_is_a_mistake(tmp_path):
     (tmp_path / "a.txt").write_text(" \n\t\n")
-    with pytest.raises(UserError, match=r"nothing could be used.*\(1 x empty_file\).*a\.txt: holds no text"):
+    with pytest.raises(UserError, match=r"nothing could be used.*\(1 x empty_file\).*a\.txt: contains no text"):
         read(f"text:{tmp_path}/a.txt")
     (tmp_path / "talk.xml").write_text("<mediawiki>\n<page><title>Talk:A</title><ns>1</ns></page>\n</mediawiki>\n")
-    with pytest.raises(UserError, match="holds no document; is this the right kind"):
+    with pytest.raises(UserError, match="contains no document; is this the right kind"):
         read(f"mediawiki:{tmp_path}/talk.xml")

@@ -37,7 +37,9 @@ def test_json_lines(tmp_path, orjson):
         assert reading.documents[0].origin == f"{tmp_path}/a.jsonl:2"
         assert reading.documents[-1].origin == f"{tmp_path}/b.jsonl.gz:120"
         assert all(part.begins and part.ends for part in reading.parts)
-    assert [file["bytes"] for file in reading.facts] == [path.stat().st_size for path in sorted(tmp_path.iterdir())]
+    assert [file["bytes"] for file in reading.file_entries] == [
+        path.stat().st_size for path in sorted(tmp_path.iterdir())
+    ]
 
 
 def test_what_is_wrong_with_a_json_line(tmp_path, orjson):
@@ -128,8 +130,8 @@ def test_parquet(tmp_path, parquet, kind):
             f"{tmp_path}/a.parquet:row 119",
             f"{tmp_path}/b.parquet:row 0",
         ]
-        assert [file["path"][-9] for file in reading.facts] == ["a", "b", "c"]
-        assert all(len(file["sha256"]) == 64 for file in reading.facts)
+        assert [file["path"][-9] for file in reading.file_entries] == ["a", "b", "c"]
+        assert all(len(file["sha256"]) == 64 for file in reading.file_entries)
     inputs = parse(f"parquet:{tmp_path}/a.parquet@text").inputs()
     assert [(part.start, part.stop) for part in inputs] == [(0, 3)]
 
@@ -252,7 +254,7 @@ def test_tfds(tmp_path, monkeypatch):
             reading = read(f"tfds:{name}:train@text", block_bytes=block_bytes)
             assert reading.texts == TEXTS
         assert reading.documents[7].origin == f"{directory}:train 7"
-        assert reading.facts == [{"name": "my_text/1.0.0:train", "path": str(directory), "examples": 120}]
+        assert reading.file_entries == [{"name": "my_text/1.0.0:train", "path": str(directory), "examples": 120}]
     assert read("tfds:my_text/cfg:train[40:60]@text", block_bytes=100).texts == TEXTS[40:60]
     assert read("tfds:my_text/cfg:train[:10%]@meta.title").texts == ["T1.0.0"] * 12
     for version in ("1.10.0", "1.9.0"):

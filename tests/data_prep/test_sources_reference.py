@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from data_prep.sources import reference_text
-from data_prep.sources.reference_text import NUM_DOCUMENTS, Draws, document
+from data_prep.sources.reference_text import NUM_DOCUMENTS, HashRandom, document
 from tests.data_prep.test_sources_reading import read
 
 # A change of the text makes all shipped curves worthless: raise VERSION and make them again.
@@ -26,9 +26,9 @@ def test_the_text_is_this_one(documents):
 
 def test_draws_are_those_of_splitmix():
     """The values that others publish for the seed 1234567."""
-    draws = Draws()
+    draws = HashRandom()
     draws._state = 1234567
-    assert [draws.below(1 << 64) for _ in range(3)] == [
+    assert [draws.uniform_int(1 << 64) for _ in range(3)] == [
         6457827717110365317,
         3203168211198807973,
         9817491932198370423,
@@ -44,7 +44,7 @@ def test_documents_and_sentences(documents):
 
 
 def test_words_agree(documents):
-    """Behind every article stands a word with its ending; the verb behind it has its subject's number."""
+    """Every article is followed by a word with its ending; the verb agrees with its subject in number."""
     endings = {
         article: (ending, number)
         for articles, kinds in zip(reference_text._ARTICLES, reference_text._NOUN_ENDINGS, strict=True)
@@ -52,8 +52,8 @@ def test_words_agree(documents):
     }
     verbs = {
         stem + ending: number
-        for stock in (reference_text.language().common, *reference_text.language().topics)
-        for stem in stock.verbs
+        for lexicon in (reference_text.language().common, *reference_text.language().topics)
+        for stem in lexicon.verbs
         for number, ending in enumerate(reference_text._VERB_ENDINGS)
     }
     for sentence in (sentence.lower().rstrip(".").split() for sentences in documents[:100] for sentence in sentences):
@@ -69,5 +69,5 @@ def test_the_source(documents, block_documents):
     assert [text.split("\n") for text in reading.texts] == documents
     assert all(one.sentence_per_line for one in reading.documents)
     assert reading.documents[3].origin == "reference document 3"
-    assert reading.facts == [{"name": "reference", "version": "1"}]
+    assert reading.file_entries == [{"name": "reference", "version": "1"}]
     assert reading.blocks == -(-NUM_DOCUMENTS // block_documents)

@@ -1,4 +1,4 @@
-"""The merge loop beside the obvious one, and the worked examples of the literature."""
+"""The merge loop against a reference implementation, and the worked examples of the literature."""
 
 import collections
 import itertools
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep.vocabularies import merges
-from data_prep.vocabularies.merges import Merged, learn
+from data_prep.vocabularies.merges import MergeResult, learn_merges
 
 # Counts of words from Sennrich et al. (2016).
 WORDS = {"low": 5, "lower": 2, "newest": 6, "widest": 3}
@@ -22,13 +22,13 @@ def learn_from(words, more, score="count", continuation=""):
     spelled = [spell(word, continuation) for word in words]
     characters = sorted({piece for word in spelled for piece in word})
     size = len(characters) + more
-    merged = learn(spelled, list(words.values()), characters, size, score=score, continuation=continuation)
+    merged = learn_merges(spelled, list(words.values()), characters, size, score=score, continuation=continuation)
     assert merged.pieces[: len(characters)] == characters
     return merged, merged.pieces[len(characters) :]
 
 
 def test_worked_example_of_bpe():
-    """es before st, lo before ow, wi before id and dest: of equal pairs the shorter, then the one met first."""
+    """es before st, lo before ow, wi before id and dest: of equal pairs the shorter, then the first to occur."""
     merged, made = learn_from(WORDS, 8)
     assert made == ["es", "est", "lo", "low", "ne", "new", "newest", "wi"]
     assert merged.merges[:4] == [("e", "s"), ("es", "t"), ("l", "o"), ("lo", "w")]
@@ -47,9 +47,9 @@ def test_likelihood_starts_elsewhere():
     assert learn_from(WORDS, 1, "count", "##")[1] == ["##es"]
 
 
-def test_rare_pairs_are_not_joined():
-    assert learn([list("ab"), list("cd")], [1, 2], list("abcd"), 9).merges == [("c", "d")]
-    assert learn([list("ab"), list("cd")], [1, 2], list("abcd"), 9, min_count=3).merges == []
+def test_rare_pairs_are_not_merged():
+    assert learn_merges([list("ab"), list("cd")], [1, 2], list("abcd"), 9).merges == [("c", "d")]
+    assert learn_merges([list("ab"), list("cd")], [1, 2], list("abcd"), 9, min_count=3).merges == []
 
 
 def test_ties_go_to_the_word_met_first():
@@ -57,8 +57,8 @@ def test_ties_go_to_the_word_met_first():
     assert learn_from({"cd": 2, "ab": 2}, 2)[1] == ["cd", "ab"]
 
 
-def obvious(words, counts, pieces, size, score, continuation):
-    """Counts everything anew for every join."""
+def reference(words, counts, pieces, size, score, continuation):
+    """Counts everything again for every merge."""
     words, pieces = [list(word) for word in words], list(pieces)
     lengths, joins = dict.fromkeys(pieces, 1), []
     while len(pieces) < size:
@@ -87,12 +87,12 @@ def obvious(words, counts, pieces, size, score, continuation):
                 if (word[i], word[i + 1]) == best:
                     word[i : i + 2] = [pieces[-1]]
                 i += 1
-    return Merged(pieces, joins)
+    return MergeResult(pieces, joins)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def small_heap():
-    """So that out-of-date keys are swept up in small examples too."""
+    """So that outdated keys are dropped in small examples too."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(merges, "_MIN_HEAP_LIMIT", 3)
         yield
@@ -105,10 +105,10 @@ def small_heap():
     score=st.sampled_from(sorted(merges.SCORES)),
     continuation=st.sampled_from(["", "##"]),
 )
-def test_the_loop_does_what_the_obvious_one_does(words, more, score, continuation):
+def test_the_loop_equals_the_reference(words, more, score, continuation):
     spelled = [spell(word, continuation) for word in words]
     pieces = sorted({piece for word in spelled for piece in word})
     counts, size = list(words.values()), len(pieces) + more
-    found = learn(spelled, counts, pieces, size, score=score, continuation=continuation)
-    assert found == obvious(spelled, counts, pieces, size, score, continuation)
+    found = learn_merges(spelled, counts, pieces, size, score=score, continuation=continuation)
+    assert found == reference(spelled, counts, pieces, size, score, continuation)
     assert len(set(found.pieces)) == len(found.pieces)

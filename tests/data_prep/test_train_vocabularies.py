@@ -10,10 +10,10 @@ from tokenizers import models, normalizers, pre_tokenizers, trainers
 from bert_jax.errors import UserError
 from bert_jax.tokenizers.kinds import bert_normalizer
 from bert_jax.tokenizers.tokenizer import Tokenizer
-from data_prep.vocabularies import counting, sentences
-from data_prep.vocabularies.counting import BertWords, ByteWords, Table, weighted
-from data_prep.vocabularies.kinds import train_bpe, train_wordpiece
+from data_prep.vocabularies import counting, sentencepiece_training
+from data_prep.vocabularies.counting import BertWordCounter, ByteWordCounter, WordCounts, weighted_counts
 from data_prep.vocabularies.train import KINDS, Recipe, train
+from data_prep.vocabularies.wordpiece_bpe import train_bpe, train_wordpiece
 from tests.data_prep.fakes import fake
 
 TEXTS = [
@@ -41,7 +41,7 @@ def test_words_are_those_of_bert(lowercase):
         for text in TEXTS
         for word, _ in library.pre_tokenizer.pre_tokenize_str(library.normalizer.normalize_str(text))
     )
-    found = BertWords(lowercase)(TEXTS)
+    found = BertWordCounter(lowercase)(TEXTS)
     assert found == expected and ("über" in found or "uber" in found) == lowercase
     assert next(iter(found)) == ("the" if lowercase else "The")
 
@@ -53,12 +53,12 @@ def test_words_are_those_of_gpt2(lowercase):
     expected = collections.Counter(
         word for text in TEXTS for word, _ in pre_tokenizer.pre_tokenize_str(normalize(text))
     )
-    assert ByteWords(lowercase)(TEXTS) == expected
-    assert ByteWords(lowercase)(["a\nb  c"]) == {"Ġa": 1, "Ġb": 1, "Ġc": 1}, "spaces are one, as in sentences"
+    assert ByteWordCounter(lowercase)(TEXTS) == expected
+    assert ByteWordCounter(lowercase)(["a\nb  c"]) == {"Ġa": 1, "Ġb": 1, "Ġc": 1}, "spaces are one, as in sentences"
 
 
 def test_rare_words_are_forgotten_beyond_the_limit(capsys):
-    table = Table(limit=6)
+    table = WordCounts(limit=6)
     table.add({"a": 3, "b": 1, "c": 2, "d": 1})
     assert len(table.counts) == 4 and not capsys.readouterr().err
     table.add({"e": 1, "f": 2, "g": 2, "a": 1})
@@ -69,7 +69,7 @@ def test_rare_words_are_forgotten_beyond_the_limit(capsys):
 
 
 def test_weights_are_thousandths():
-    total = weighted([{"a": 2, "b": 1}, {"b": 3}], np.array([1.0, 1.5]))
+    total = weighted_counts([{"a": 2, "b": 1}, {"b": 3}], np.array([1.0, 1.5]))
     assert total == {"a": 2000, "b": 1000 + 4500}
 
 
@@ -161,7 +161,7 @@ def test_user_errors(kind):
         train(recipe(kind, vocab_size=20), [fake(*TEXTS)], workers=1)
     least = int(str(error.value).split()[-1])
     assert train(recipe(kind, vocab_size=least), [fake(*TEXTS)], workers=1).vocab_size == least
-    with pytest.raises(UserError, match="holds no document"):
+    with pytest.raises(UserError, match="contains no document"):
         train(recipe(kind), [fake()], workers=1)
 
 
@@ -198,8 +198,10 @@ def mixed(kind, exponent, **more):
 def test_sampling_exponent_weights_counts(monkeypatch):
     """At 0 the small language has as large a part in the counts as the large one."""
     seen = []
-    learn = counting.weighted
-    monkeypatch.setattr("data_prep.vocabularies.train.weighted", lambda *args: seen.append(learn(*args)) or seen[-1])
+    learn = counting.weighted_counts
+    monkeypatch.setattr(
+        "data_prep.vocabularies.train.weighted_counts", lambda *args: seen.append(learn(*args)) or seen[-1]
+    )
     mixed("bpe", 1.0)
     assert not seen
     large, small = (sum(map(len, words)) for words in LANGUAGES)
@@ -220,8 +222,10 @@ def test_sampling_exponent_helps_the_small_language():
 @pytest.mark.parametrize("exponent", [0.0, 0.7, 1.0])
 def test_sampling_exponent_for_text_takes_no_document_twice(exponent, monkeypatch):
     seen = []
-    real = sentences.train_sentencepiece
-    monkeypatch.setattr(sentences, "train_sentencepiece", lambda lines, *rest: seen.extend(lines) or real(lines, *rest))
+    real = sentencepiece_training.train_sentencepiece
+    monkeypatch.setattr(
+        sentencepiece_training, "train_sentencepiece", lambda lines, *rest: seen.extend(lines) or real(lines, *rest)
+    )
     mixed("sentencepiece-bpe", exponent)
     assert len(seen) == len(set(seen))
     sizes = [sum(len(line) for line in seen if line.startswith(letter)) for letter in "az"]
@@ -234,8 +238,10 @@ def test_a_sample_is_about_as_large_as_asked_and_always_the_same(monkeypatch):
     words = [f"{i:x}g" for i in range(4000)]
     size = sum(map(len, words))
     seen = []
-    real = counting.Table.add
-    monkeypatch.setattr(counting.Table, "add", lambda self, counts: seen.append(dict(counts)) or real(self, counts))
+    real = counting.WordCounts.add
+    monkeypatch.setattr(
+        counting.WordCounts, "add", lambda self, counts: seen.append(dict(counts)) or real(self, counts)
+    )
 
     def sample(per_block, limit):
         seen.clear()
@@ -257,12 +263,12 @@ def test_a_source_without_text_in_a_mixture():
 
 
 def test_lines_for_sentencepiece_are_not_too_long():
-    cut = sentences.Lines()
+    cut = sentencepiece_training.LineSplitter()
     assert cut(["a\nb\n\nc d", "", "e"]) == ["a", "b", "c d", "e"]
     spaced = "wörd " * 3000
     parts = cut([spaced])
     assert "".join(parts) == spaced and all(part.endswith("wörd ") for part in parts)
-    assert max(len(part.encode()) for part in parts) <= sentences.MAX_LINE_BYTES
+    assert max(len(part.encode()) for part in parts) <= sentencepiece_training.MAX_LINE_BYTES
     solid = "語" * 5000
     parts = cut([solid])
     assert "".join(parts) == solid and len(parts) == 4

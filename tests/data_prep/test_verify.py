@@ -10,10 +10,10 @@ from bert_jax.data.record import Record, parse_record
 from bert_jax.errors import UserError
 from bert_jax.tokenizers.tokenizer import SPECIAL_TOKENS, wordpiece
 from data_prep import verify as verify_module
-from data_prep.build.checksums import file_facts
-from data_prep.build.records import serialize
+from data_prep.build.checksums import file_entry
+from data_prep.build.records import serialize_example
 from data_prep.build.writer import CorpusWriter
-from data_prep.verify import verify
+from data_prep.verify import verify_corpus
 
 REPORT = {"dropped": {}, "cleaned": {}, "skipped": {}, "settings": {}, "sources": []}
 WORDS = [f"word{i}" for i in range(15)]
@@ -43,7 +43,7 @@ def manifest_of(directory):
 
 def update_checksum(directory, name):
     manifest = manifest_of(directory)
-    manifest["files"][name] = file_facts(directory / name)
+    manifest["files"][name] = file_entry(directory / name)
     (directory / "corpus.json").write_text(json.dumps(manifest))
 
 
@@ -56,14 +56,14 @@ def rewrite_shard(directory, shard, change):
     records = change(records)
     writer = array_record_module.ArrayRecordWriter(str(directory / name), "group_size:1")
     for record in records:
-        writer.write(record if isinstance(record, bytes) else serialize(*record))
+        writer.write(record if isinstance(record, bytes) else serialize_example(*record))
     writer.close()
     update_checksum(directory, name)
     return directory / name
 
 
 def test_intact(corpus):
-    found = verify(corpus)
+    found = verify_corpus(corpus)
     manifest = manifest_of(corpus)
     assert len(manifest["splits"]["train"]["shards"]) == 2
     assert found.files == len(manifest["files"]) == 14
@@ -75,7 +75,7 @@ def test_intact(corpus):
 def test_what_does_not_belong_is_mentioned(corpus):
     (corpus / "notes.txt").write_text("mine")
     (corpus / "corpus.incomplete").mkdir()
-    found = verify(corpus)
+    found = verify_corpus(corpus)
     assert found.extra == ("corpus.incomplete", "notes.txt")
     assert "not of this corpus: corpus.incomplete, notes.txt" in str(found)
 
@@ -89,12 +89,12 @@ def test_one_flipped_bit_in_any_file(corpus):
         content[len(content) // 2] ^= 1
         path.write_bytes(content)
         with pytest.raises(UserError, match=f"{path.name}: damaged, its SHA-256"):
-            verify(corpus)
+            verify_corpus(corpus)
         path.unlink()
         with pytest.raises(UserError, match=f"{path.name}: missing"):
-            verify(corpus)
+            verify_corpus(corpus)
         path.write_bytes(sound)
-    verify(corpus)
+    verify_corpus(corpus)
 
 
 def replace(position, **fields):
@@ -157,7 +157,7 @@ def test_wrong_records_under_right_checksums(corpus, monkeypatch, change, messag
     monkeypatch.setattr(verify_module, "_BATCH_RECORDS", batch)
     shard = rewrite_shard(corpus, 0, change)
     with pytest.raises(UserError, match=f"{shard.name}: .*{message}"):
-        verify(corpus)
+        verify_corpus(corpus)
 
 
 @pytest.mark.parametrize("ends", [[0, 9], [9, 9], [8193]])
@@ -172,27 +172,27 @@ def test_arrays_that_agree_with_records_that_must_not_be(corpus, ends):
     np.save(corpus / "train.sentence_lengths.npy", lengths)
     update_checksum(corpus, "train.sentence_lengths.npy")
     with pytest.raises(UserError, match=f"record {position} of train contradicts"):
-        verify(corpus)
+        verify_corpus(corpus)
 
 
 def test_rewriting_alone_is_not_damage(corpus):
-    before = verify(corpus).records
+    before = verify_corpus(corpus).records
     rewrite_shard(corpus, 0, lambda records: records)
-    assert verify(corpus).records == before
+    assert verify_corpus(corpus).records == before
 
 
 def test_the_bad_shard_is_named_and_records_are_numbered_through_the_split(corpus):
     first = manifest_of(corpus)["splits"]["train"]["shards"][0]["records"]
     shard = rewrite_shard(corpus, 1, replace(2, part=5))
     with pytest.raises(UserError, match=f"{shard.name}: record {first + 2} of train"):
-        verify(corpus)
+        verify_corpus(corpus)
 
 
 def test_a_part_that_is_lost_between_two_shards(corpus):
     """Sizes all agree, but the last record of shard 0 claims to be a part further."""
     shard = rewrite_shard(corpus, 0, lambda records: [*records[:-1], records[-1]._replace(part=records[-1].part + 1)])
     with pytest.raises(UserError, match=f"{shard.name}: record"):
-        verify(corpus)
+        verify_corpus(corpus)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_wrong_arrays_under_right_checksums(corpus, array, place, message):
     np.save(path, values)
     update_checksum(corpus, path.name)
     with pytest.raises(UserError, match=message):
-        verify(corpus)
+        verify_corpus(corpus)
 
 
 def change_manifest(directory, change):
@@ -236,7 +236,7 @@ def change_manifest(directory, change):
 def test_a_corpus_json_that_says_something_else(corpus, change, message):
     change_manifest(corpus, change)
     with pytest.raises(UserError, match=message):
-        verify(corpus)
+        verify_corpus(corpus)
 
 
 def test_tfds_would_see_other_shards(corpus):
@@ -246,9 +246,9 @@ def test_tfds_would_see_other_shards(corpus):
     path.write_text(json.dumps(info))
     update_checksum(corpus, path.name)
     with pytest.raises(UserError, match=r"dataset_info\.json: holds other counts"):
-        verify(corpus)
+        verify_corpus(corpus)
 
 
 def test_records_are_named_tuples_in_the_order_of_serialize():
-    """What `rewrite_shard` relies on."""
+    """`rewrite_shard` depends on it."""
     assert Record._fields == ("document", "part", "tokens", "sentence_ends")

@@ -15,8 +15,8 @@ from bert_jax.chips import CHIPS
 from bert_jax.config import Config, MeshConfig, ObjectiveConfig
 from bert_jax.config.presets import load_config, preset_files
 from bert_jax.data.corpus import Corpus
-from bert_jax.data.mixture import Turns
-from bert_jax.data.mixture_spec import Part
+from bert_jax.data.mixture import MixtureOrder
+from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.directory_lock import LOCK_FILE, DirectoryLock
 from bert_jax.doctor import machine_checks, schedule_checks, storage_checks
 from bert_jax.doctor.check_context import Asked, Machine
@@ -61,7 +61,7 @@ def asked(tiny_config, tiny_corpus, tmp_path) -> Asked:
     return Asked(
         quiet(tiny_config),
         [Corpus.open(tiny_corpus)],
-        Turns([1.0]),
+        MixtureOrder([1.0]),
         Machine(1, 1, 1, 2.0**34, "one device"),
         (str(tiny_corpus),),
         tmp_path / "run",
@@ -345,6 +345,6 @@ def test_shipped_schedules_are_no_cause_for_warnings(name):
 
 def test_without_corpora_the_run_is_looked_at_all_the_same(asked, tiny_config):
     wishes = Wishes(asked.workdir)
-    lines = list(examine(tiny_config, [Part(Path("/nowhere"))], wishes, asked.machine, asked.reports))
+    lines = list(examine(tiny_config, [CorpusWeight(Path("/nowhere"))], wishes, asked.machine, asked.reports))
     assert (lines[0].level, lines[0].name) == ("error", "corpora")
     assert {line.name for line in lines[1:]} == set(OF_RUN)

@@ -13,13 +13,13 @@ from bert_jax import config as config_lib
 from bert_jax.cli import main as cli
 from bert_jax.config import Config, DataConfig, ObjectiveConfig, Phase
 from bert_jax.data import epoch_plan as plan_module
-from bert_jax.data.batches import Stream
+from bert_jax.data.batches import TrainingStream
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.corpus_rows import CorpusRows
-from bert_jax.data.cursor import Cursor, Position
-from bert_jax.data.epoch_plan import Plan
-from bert_jax.data.mixture import Turns
-from bert_jax.data.mixture_spec import Part
+from bert_jax.data.cursor import CorpusPosition, Cursor
+from bert_jax.data.epoch_plan import EpochPlan
+from bert_jax.data.mixture import MixtureOrder
+from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.data.row_reader import empty_rows
 from bert_jax.doctor import data_checks, epochs
 from bert_jax.doctor.check_context import ONE, Asked
@@ -28,7 +28,7 @@ from bert_jax.doctor.doctor import Wishes, examine, summary
 from bert_jax.doctor.epochs import measure, rows_by_phase, stay
 from bert_jax.training import loop
 from bert_jax.training.run_directory.workdir import read_config
-from tests.data.memory import FIRST, MARKS, make_corpus, random_documents
+from tests.data.memory import FIRST, SPECIAL_IDS, make_corpus, random_documents
 
 FORMATS = ["segment_pair", "sentence_pair", "sentence_order", "full_sentences", "doc_sentences"]
 PAIRS = {"segment_pair": "nsp", "sentence_pair": "nsp", "sentence_order": "sop"}
@@ -36,24 +36,26 @@ PAIRS = {"segment_pair": "nsp", "sentence_pair": "nsp", "sentence_order": "sop"}
 
 @pytest.fixture
 def small(monkeypatch):
-    """Stretches and windows small enough that a test's corpus has many."""
-    monkeypatch.setattr(plan_module, "STRETCH_TOKENS", 200)
-    monkeypatch.setattr(plan_module, "WINDOW_STRETCHES", 4)
+    """Chunks and windows small enough that a test's corpus has many."""
+    monkeypatch.setattr(plan_module, "CHUNK_TOKENS", 200)
+    monkeypatch.setattr(plan_module, "WINDOW_CHUNKS", 4)
 
 
 def counted(corpus, data: DataConfig, seq_len: int, windows=None) -> dict[str, int]:
     """What `Epoch` has, counted over rows: every token of a `make_corpus` has an id of its own."""
-    rows_of_corpus, shown = CorpusRows(corpus, data, MARKS, 0), []
+    rows_of_corpus, shown = CorpusRows(corpus, data, SPECIAL_IDS, 0), []
     document_of = np.repeat(np.arange(corpus.num_documents), np.diff(corpus.document_offsets))
     document_of = np.repeat(document_of, corpus.sentence_lengths)
     found = dict.fromkeys(("examples", "rows", "filled", "labelled", "negatives"), 0)
     for index in range(rows_of_corpus.plan(seq_len).windows) if windows is None else windows:
-        here = Position(0, index, 0)
+        here = CorpusPosition(0, index, 0)
         count = len(rows_of_corpus.window(seq_len, here).window)
-        rows = empty_rows(count, seq_len, data.slots(seq_len), MARKS.pad_id) | {"mask_epoch": np.zeros(count, np.int32)}
-        rows_of_corpus.fill(rows, np.arange(count), here, before=0)
+        rows = empty_rows(count, seq_len, data.slots(seq_len), SPECIAL_IDS.pad_id) | {
+            "mask_epoch": np.zeros(count, np.int32)
+        }
+        rows_of_corpus.read_into(rows, np.arange(count), here, skip=0)
         found["rows"] += count
-        found["filled"] += int((rows["input_ids"] != MARKS.pad_id).sum())
+        found["filled"] += int((rows["input_ids"] != SPECIAL_IDS.pad_id).sum())
         for row, slot in product(range(count), range(data.slots(seq_len))):
             if rows["example_id"][row, slot] < 0:
                 continue
@@ -76,7 +78,7 @@ def counted(corpus, data: DataConfig, seq_len: int, windows=None) -> dict[str, i
 def test_an_epoch_is_counted_right(small, form, slots, seq_len):
     corpus = make_corpus(random_documents(1, 150, longest=20))
     data = DataConfig(format=form, examples_per_row=slots)
-    measured = measure(Plan(corpus, data, seq_len, 0))
+    measured = measure(EpochPlan(corpus, data, seq_len, 0))
     expected = counted(corpus, data, seq_len)
     assert measured.windows == measured.all_windows > 4 and measured.scale == 1
     assert {name: getattr(measured, name) for name in expected} == expected
@@ -90,7 +92,7 @@ def test_a_sample_is_its_windows(small, form):
     """Evenly spaced, counted right, and scaled to the epoch."""
     corpus = make_corpus(random_documents(2, 600, longest=14))
     data = DataConfig(format=form)
-    plan = Plan(corpus, data, 32, 0)
+    plan = EpochPlan(corpus, data, 32, 0)
     measured, every = measure(plan, budget=corpus.num_tokens // 3 + 1), measure(plan)
     assert measured.all_windows == plan.windows > 20 and measured.windows == plan.windows // 3
     step = plan.windows / measured.windows
@@ -106,11 +108,11 @@ def test_a_sample_is_its_windows(small, form):
 def test_negatives_are_what_the_formula_says(form):
     """Within five deviations of some 8,000 fair coins."""
     data = DataConfig(format=form)
-    measured = measure(Plan(make_corpus(random_documents(3, 4000)), data, 48, 0))
+    measured = measure(EpochPlan(make_corpus(random_documents(3, 4000)), data, 48, 0))
     coins = measured.labelled - measured.singles
     assert coins > 5000 and measured.singles > 500
     assert abs(measured.negatives - measured.singles - coins / 2) < 5 * np.sqrt(coins / 4)
-    lone = measure(Plan(make_corpus([[20]] * 50), data, 48, 0))
+    lone = measure(EpochPlan(make_corpus([[20]] * 50), data, 48, 0))
     assert lone.singles == lone.negatives == lone.labelled == lone.examples
 
 
@@ -123,7 +125,7 @@ def config_of(form="segment_pair", phases=SHORT, **data) -> Config:
 
 
 def lines_of(corpora, config, shares=(1.0,)):
-    return list(streams(Asked(config, list(corpora), Turns(shares))))
+    return list(streams(Asked(config, list(corpora), MixtureOrder(shares))))
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -165,11 +167,11 @@ def test_epochs_and_the_start_of_a_phase_are_those_of_the_stream(small, steps):
     ramp = Phase(steps=steps, seq_len=32, batch_size=12, start_batch_size=4, ramp_steps=6, accumulation=3)
     config = config_of(phases=(ramp, Phase(steps=9, seq_len=64, batch_size=30), Phase(steps=1, seq_len=32)))
     corpora = [make_corpus(random_documents(i, count), name=str(i)) for i, count in enumerate((12, 60))]
-    stream = Stream(corpora, (0.35, 0.65), config, MARKS)
+    stream = TrainingStream(corpora, (0.35, 0.65), config, SPECIAL_IDS)
     found = [line.values for line in lines_of(corpora, config, (0.35, 0.65)) if line.name == "epochs"]
-    cursor = stream.start(Cursor())
+    cursor = stream.resolve_cursor(Cursor())
     while cursor.step < config.total_steps - 1:
-        before, cursor = cursor, stream.following(cursor)
+        before, cursor = cursor, stream.next_cursor(cursor)
         if cursor.phase == before.phase:
             continue
         for i, position in enumerate(cursor.positions):
@@ -184,7 +186,7 @@ def test_epochs_and_the_start_of_a_phase_are_those_of_the_stream(small, steps):
 def test_a_phase_that_ends_with_an_epoch_opens_the_next_one(small):
     """And one row less or more does not."""
     corpus = make_corpus(random_documents(5, 60))
-    plan = Plan(corpus, DataConfig(), 32, 0)
+    plan = EpochPlan(corpus, DataConfig(), 32, 0)
     measured = measure(plan)
     second = measure(plan, epoch=1).rows
     for extra, following in ((-1, 2), (0, 2), (1, 3)):
@@ -198,8 +200,8 @@ def test_a_phase_that_ends_with_an_epoch_opens_the_next_one(small):
 
 def test_rows_of_each_corpus_by_phase():
     config = config_of(phases=(Phase(steps=333, batch_size=7), Phase(steps=41, batch_size=9)))
-    turns = Turns([0.2, 0.5, 0.3])
-    expected = [np.bincount(turns.of(start, count)) for start, count in ((0, 2331), (2331, 369))]
+    turns = MixtureOrder([0.2, 0.5, 0.3])
+    expected = [np.bincount(turns.corpus_of_rows(start, count)) for start, count in ((0, 2331), (2331, 369))]
     np.testing.assert_array_equal(rows_by_phase(config, turns), expected)
 
 
@@ -243,7 +245,7 @@ def test_tokens_that_nobody_accounts_for_are_an_error(small, monkeypatch):
 def test_a_sample_says_so(small, monkeypatch):
     corpus = make_corpus(random_documents(2, 400))
     monkeypatch.setattr(data_checks, "measure", lambda plan, budget: measure(plan, budget=corpus.num_tokens // 4))
-    windows = Plan(corpus, DataConfig(), 32, 0).windows
+    windows = EpochPlan(corpus, DataConfig(), 32, 0).windows
     for line in lines_of([corpus], config_of()):
         assert line.text.startswith(f"memory, phase 0, from {windows // 4} of {windows} windows: ")
 
@@ -269,7 +271,7 @@ def test_the_command(preset, tiny_corpus, tiny_config, capsys):
     assert all(one["text"] in line for one, line in zip(told, printed, strict=True) if one["name"] != "memory")
     values = {line["name"]: line["values"] for line in told}
     assert values.keys() >= {"mixture", "files", "vocabulary", "format", "rows", "coverage", "held-out"}
-    measured = measure(Plan(Corpus.open(tiny_corpus), tiny_config.data, 32, tiny_config.seed))
+    measured = measure(EpochPlan(Corpus.open(tiny_corpus), tiny_config.data, 32, tiny_config.seed))
     assert values["rows"]["rows_per_epoch"] == measured.rows
     assert values["epochs"]["epochs"] == pytest.approx(5 * 8 / measured.rows, rel=0.1)
     assert values["held-out"] == {"corpus": "corpus", "rows": 12, "hosts": 1} and values["mixture"]["shares"] == {
@@ -280,7 +282,7 @@ def test_the_command(preset, tiny_corpus, tiny_config, capsys):
 def test_what_pretrain_says_before_its_first_update(tiny_config, tiny_corpus):
     """About ten lines of the same findings, with doctor's warnings among them."""
     once = config_lib.replace(tiny_config, phases=(dataclasses.replace(tiny_config.phases[0], steps=1_000_000),))
-    lines = list(summary(once, [Part(tiny_corpus)], None))
+    lines = list(summary(once, [CorpusWeight(tiny_corpus)], None))
     named = [line.split()[0] for line in lines if not line.startswith("warning: ")]
     assert named == ["model", "mesh", "memory", "time", "mixture", "vocabulary", "rows"]
     (epochs,) = [line for line in lines if line.startswith("warning: epochs: ")]
@@ -309,7 +311,7 @@ def test_a_preset_has_the_vocabulary_of_its_corpus(way, preset, tiny_corpus, tmp
 
 def test_a_mixture(tiny_corpus, second_corpus, tiny_config):
     """Whatever the order of flags."""
-    parts = [Part(tiny_corpus, 3.0), Part(second_corpus, 1.0)]
+    parts = [CorpusWeight(tiny_corpus, 3.0), CorpusWeight(second_corpus, 1.0)]
     alone = {"host": "h", "config": {}, "code": {}, "versions": {}, "environment": {}, "ahead": 0.0, "corpora": {}}
     lines, other = (list(examine(tiny_config, order, Wishes(), ONE, [alone])) for order in (parts, parts[::-1]))
     assert lines == other

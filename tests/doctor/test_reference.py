@@ -14,7 +14,7 @@ from bert_jax import config as config_lib
 from bert_jax.cli import main as cli
 from bert_jax.config import presets
 from bert_jax.data.corpus import Corpus
-from bert_jax.data.mixture_spec import Part
+from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.doctor import reference_curve
 from bert_jax.doctor.reference_curve import Curve, compare, merged, read_curve, values_of
 from bert_jax.errors import UserError
@@ -160,7 +160,7 @@ def test_the_command(script, tiny_corpus, tiny_config, tmp_path, monkeypatch, ca
         ),
         phases=(phase,),
     )
-    pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
+    pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
     values = values_of(read_metrics(tmp_path / "run" / "metrics.jsonl"), script.METRICS)
     none = {name: [0.0] * 3 for name in values}
     curve = Curve(config_lib.to_dict(config), Corpus.open(tiny_corpus).identity, values, {"float32": none})
@@ -249,7 +249,7 @@ def test_a_run_follows_the_shipped_curve(corpus, capsys):
 def test_a_wrong_run_does_not(script, corpus, tmp_path):
     """The mistake that shows the least in the first updates: a tenth too fast."""
     config = script.changed(script.recipe("bert_tiny"), script.WRONG["learning rate x 1.1"])
-    pretraining.pretrain(config, [Part(corpus)], tmp_path / "run")
+    pretraining.pretrain(config, [CorpusWeight(corpus)], tmp_path / "run")
     values = values_of(read_metrics(tmp_path / "run" / "metrics.jsonl"), script.METRICS)
     found = levels(compare(values, read_curve("bert_tiny"), "float32"))
     assert found["learning_rate"] == found["parameter_norm"] == "error"

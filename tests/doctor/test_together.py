@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from etils import epath
 
-from bert_jax.data.mixture_spec import Part
+from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.distributed.cluster_detection import ProcessInfo
 from bert_jax.distributed.rendezvous import accept_workers, join
 from bert_jax.doctor import machine, shared_storage_probe, storage_checks
@@ -31,7 +31,7 @@ def together(configs, corpora, workdirs, seconds=60.0):
 
     def one(i: int) -> int:
         info = ProcessInfo("127.0.0.1", port, i, len(configs), None)
-        return examine_together(configs[i], [Part(corpora[i])], Wishes(workdirs[i]), info, seconds, tell)
+        return examine_together(configs[i], [CorpusWeight(corpora[i])], Wishes(workdirs[i]), info, seconds, tell)
 
     with concurrent.futures.ThreadPoolExecutor(len(configs)) as pool:
         codes = list(pool.map(one, range(len(configs))))
@@ -81,13 +81,13 @@ def test_a_work_directory_that_one_process_cannot_write(tiny_config, tiny_corpus
 def test_who_does_not_come_is_named(tiny_config, tiny_corpus):
     info, said = ProcessInfo("127.0.0.1", free_port(), 0, 2, None), []
     code = examine_together(
-        tiny_config, [Part(tiny_corpus)], Wishes(), info, 0.3, lambda lines: said.extend(lines) or 2
+        tiny_config, [CorpusWeight(tiny_corpus)], Wishes(), info, 0.3, lambda lines: said.extend(lines) or 2
     )
     (line,) = said
     assert code == 2 and line.level == "error" and "process 1 of 2 did not connect" in line.text
     with pytest.raises(UserError, match="process 0 of 2 cannot be reached"):
         examine_together(
-            tiny_config, [Part(tiny_corpus)], Wishes(), info._replace(process_index=1), 0.3, lambda lines: 0
+            tiny_config, [CorpusWeight(tiny_corpus)], Wishes(), info._replace(process_index=1), 0.3, lambda lines: 0
         )
 
 

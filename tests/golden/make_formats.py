@@ -61,14 +61,14 @@ def main(directory: Path) -> None:
     """Write both, and the digests of their parameters."""
     from bert_jax.convert.conversion import convert
     from bert_jax.convert.formats import input_formats, native
-    from bert_jax.data.mixture_spec import Part
+    from bert_jax.data.mixture_spec import CorpusWeight
     from bert_jax.training import pretraining
     from bert_jax.training.run_directory import checkpoint, workdir
 
     scratch = directory / "scratch"
     scratch.mkdir(parents=True)
     run = scratch / "run"
-    pretraining.pretrain(CONFIG, [Part(build_corpus(scratch))], run)
+    pretraining.pretrain(CONFIG, [CorpusWeight(build_corpus(scratch))], run)
     kept = directory / f"run-{checkpoint.FORMAT_VERSION}"
     for name in (workdir.CONFIG, workdir.TOKENIZER, workdir.LEDGER):
         kept.mkdir(exist_ok=True)

@@ -8,15 +8,15 @@ import numpy as np
 
 from bert_jax.config import Config, DataConfig, EvaluationConfig, ModelConfig, ObjectiveConfig, Phase
 from data_prep.build.engines.local import LocalEngine
-from data_prep.build.pipeline import Request, build
-from data_prep.options import Options
+from data_prep.build.pipeline import BuildRequest, build
+from data_prep.options import BuildOptions
 from tests import building
 
 WORDS = [word for word in building.WORDS if word != "a"]
 """Without "a": the sentence splitter takes "a." for an abbreviation."""
 STEPS = 51
 """Steps 0 to 50."""
-STRETCH_TOKENS, WINDOW_STRETCHES = 200, 6
+CHUNK_TOKENS, WINDOW_CHUNKS = 200, 6
 """Replace those of data/epoch_plan.py, so that an epoch has several windows."""
 PREFETCH = {1: 1, 2: 4, 4: 7}
 READER_PROCESSES = {1: 0, 2: 2, 4: 0}
@@ -77,8 +77,8 @@ def build_corpora(directory: Path) -> list[Path]:
     for name, count in (("large", 150), ("small", 60)):
         text = directory / f"{name}.txt"
         text.write_text("\n\n".join(make_document(rng, prefixes) for _ in range(count)))
-        options = Options(validation_fraction=0.15)
+        options = BuildOptions(validation_fraction=0.15)
         sources = [building.parse(f"text:{text}")]
-        build(Request(sources, building.make_tokenizer(), directory / name, name, options), LocalEngine(1))
+        build(BuildRequest(sources, building.make_tokenizer(), directory / name, name, options), LocalEngine(1))
         directories.append(directory / name)
     return directories

@@ -15,27 +15,27 @@ import numpy as np
 from bert_jax.data import epoch_plan
 from tests.multi_process.configs import (
     ACCUMULATION,
+    CHUNK_TOKENS,
     DEVICES,
     LOSSES,
     PREFETCH,
     READER_PROCESSES,
     STEPS,
     STREAMS,
-    STRETCH_TOKENS,
-    WINDOW_STRETCHES,
+    WINDOW_CHUNKS,
 )
 
-epoch_plan.STRETCH_TOKENS, epoch_plan.WINDOW_STRETCHES = STRETCH_TOKENS, WINDOW_STRETCHES
+epoch_plan.CHUNK_TOKENS, epoch_plan.WINDOW_CHUNKS = CHUNK_TOKENS, WINDOW_CHUNKS
 PREPARED = ("input_ids", "target_positions", "target_labels", "target_weights")
 FEW = 4
 """Steps whose records are collected."""
 
 
 def open_task(config, parts):
-    from bert_jax.data.mixture_spec import Part
+    from bert_jax.data.mixture_spec import CorpusWeight
     from bert_jax.training import pretraining
 
-    return pretraining.open_task(config, [Part(Path(part)) for part in parts])
+    return pretraining.open_task(config, [CorpusWeight(Path(part)) for part in parts])
 
 
 def read_stream(task) -> dict[str, np.ndarray]:
@@ -77,18 +77,20 @@ def records_of_few(task) -> list[int]:
 
 def stream(process: int, processes: int, corpora: list[str]) -> dict[str, np.ndarray]:
     """All cases; with two processes also a case in which each of them reads everything."""
-    from bert_jax.data.batches import Stream
+    from bert_jax.data.batches import TrainingStream
 
     found = {}
     for name, config in STREAMS.items():
         readers = READER_PROCESSES[processes] if name == "mixture" else 0
         data = dataclasses.replace(config.data, prefetch=PREFETCH[processes], reader_processes=readers)
         task = open_task(dataclasses.replace(config, data=data), corpora if name == "mixture" else corpora[:1])
-        assert task.train.place == (process, processes)
+        assert (task.train.process_index, task.train.process_count) == (process, processes)
         if name == "doc_sentences":
             found[f"{name}/records"] = np.array(records_of_few(task))
             if processes == 2:
-                everything = Stream([task.train.corpora[0].corpus], [1.0], task.config, task.train.marks, 0, 1)
+                everything = TrainingStream(
+                    [task.train.corpora[0].corpus], [1.0], task.config, task.train.special_ids, 0, 1
+                )
                 wrong = dataclasses.replace(task, train=everything)
                 found |= {f"unshared/{key}": value for key, value in read_stream(wrong).items()}
         found[f"{name}/windows"] = np.array([rows.plan(48).windows for rows in task.train.corpora])
@@ -100,7 +102,7 @@ def losses(process: int, processes: int, corpora: list[str]) -> dict[str, np.nda
     """20 steps, held-out metrics before and after them, and this process's held-out rows."""
     phases = (dataclasses.replace(LOSSES.phases[0], accumulation=ACCUMULATION[processes]),)
     task = open_task(dataclasses.replace(LOSSES, phases=phases), corpora[:1])
-    assert task.train.place == (process, processes)
+    assert (task.train.process_index, task.train.process_count) == (process, processes)
     found = train(task, ACCUMULATION[processes])
     settings, seq_len = task.config.evaluation, task.config.phases[-1].seq_len
     for i, (_, rows) in enumerate(task.validation.batches(seq_len, settings.rows, settings.batch_size)):
@@ -146,7 +148,7 @@ def train(task, accumulation: int) -> dict[str, np.ndarray]:
 def refusals(process: int, processes: int, corpora: list[str]) -> dict[str, np.ndarray]:
     """What each process says of a corpus with one bad shard, and of a mesh that leaves processes without rows."""
     from bert_jax.config import MeshConfig
-    from bert_jax.data.mixture_spec import Part
+    from bert_jax.data.mixture_spec import CorpusWeight
     from bert_jax.errors import UserError
     from bert_jax.training import pretraining
 
@@ -156,7 +158,7 @@ def refusals(process: int, processes: int, corpora: list[str]) -> dict[str, np.n
     found = {}
     for name, (corpus, mesh) in meshes.items():
         try:
-            pretraining.pretrain(dataclasses.replace(LOSSES, mesh=mesh), [Part(corpus)], workdir)
+            pretraining.pretrain(dataclasses.replace(LOSSES, mesh=mesh), [CorpusWeight(corpus)], workdir)
         except UserError as error:
             found[name] = np.array(str(error))
     return found | {"workdir": np.array(workdir.exists())}

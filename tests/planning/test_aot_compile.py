@@ -8,7 +8,7 @@ import pytest
 from bert_jax import config as config_lib
 from bert_jax.chips import Sizes
 from bert_jax.config import MeshConfig, presets
-from bert_jax.data.batches import Stream
+from bert_jax.data.batches import TrainingStream
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.cursor import Cursor
 from bert_jax.errors import UserError
@@ -86,12 +86,12 @@ def test_what_an_axis_cannot_divide():
 
 
 @pytest.mark.parametrize("data", [{}, {"examples_per_row": 1, "format": "full_sentences"}])
-def test_an_abstract_batch_is_a_real_one(tiny_corpus, marks, two_phases, data):
+def test_an_abstract_batch_is_a_real_one(tiny_corpus, special_ids, two_phases, data):
     config = config_lib.replace(two_phases, data=data, objective={"pair": "none"} if data else {})
-    stream = Stream([Corpus.open(tiny_corpus)], [1.0], config, marks)
+    stream = TrainingStream([Corpus.open(tiny_corpus)], [1.0], config, special_ids)
     phases = {}
     for one in stream.read(Cursor()):
-        phases.setdefault(config.place_of(one.following.step - 1)[0], one.rows)
+        phases.setdefault(config.place_of(one.next_cursor.step - 1)[0], one.rows)
     assert len(phases) == 2
     for phase, rows in phases.items():
         _, expected, _ = aot_compile.abstract_arguments(aot_compile.blank_task(config).at(phase), on(1, 1, 1))

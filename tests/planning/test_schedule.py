@@ -9,7 +9,7 @@ import pytest
 
 from bert_jax.cli import main as cli
 from bert_jax.config import Config, Phase, presets
-from bert_jax.data.mixture import Turns
+from bert_jax.data.mixture import MixtureOrder
 from bert_jax.doctor import epochs
 from bert_jax.planning import schedule
 from bert_jax.training.optimizers.schedules import learning_rate_at
@@ -43,7 +43,7 @@ def test_rows_are_those_of_single_updates(start, ramp):
     sizes = [phase.batch_size_at(step) for step in range(phase.steps)]
     assert (len(set(sizes)) > 1) == (start not in (None, 24))
     assert [phase.rows_before(step) for step in range(61)] == [sum(sizes[:step]) for step in range(61)]
-    assert phase.rows_before(60) == epochs.rows_by_phase(Config(name="x", phases=(phase,)), Turns([1.0]))
+    assert phase.rows_before(60) == epochs.rows_by_phase(Config(name="x", phases=(phase,)), MixtureOrder([1.0]))
 
 
 def test_values():

@@ -103,12 +103,12 @@ def die_at_an_update(is_there) -> None:
     original = Pretraining.batches
 
     def watched(self, cursor):
-        cursor = self.train.start(cursor)
+        cursor = self.train.resolve_cursor(cursor)
         for batch in original(self, cursor):
             yield batch
-            if is_there(cursor, batch.following):
-                die(note=f" behind update {batch.following.step}")
-            cursor = batch.following
+            if is_there(cursor, batch.next_cursor):
+                die(note=f" behind update {batch.next_cursor.step}")
+            cursor = batch.next_cursor
 
     Pretraining.batches = watched
 
@@ -140,7 +140,7 @@ def never_commit_at(step: int) -> None:
 
 def die_in_a_reader(count: int) -> None:
     """Die of a reader, thread or process, that has just filled the COUNT-th batch."""
-    original, lock, filled = batches.Stream.batch, threading.Lock(), []
+    original, lock, filled = batches.TrainingStream.batch, threading.Lock(), []
     run = os.getppid() if __name__ == "__mp_main__" else None
 
     def batch(self, cursor):
@@ -151,7 +151,7 @@ def die_in_a_reader(count: int) -> None:
                 die(run, f" with batch {max(filled)} in flight")
         return rows
 
-    batches.Stream.batch = batch
+    batches.TrainingStream.batch = batch
 
 
 def plant(point: str, count: int) -> None:

@@ -5,7 +5,7 @@ import functools
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.data.batches import Stream
+from bert_jax.data.batches import TrainingStream
 from bert_jax.objectives.losses import WeightedSum
 from bert_jax.training.pretraining_task import Pretraining
 
@@ -22,7 +22,7 @@ def spoil(set_attribute, first: int, last: int, factor: float) -> None:
       first, last: rows, counted as a cursor counts them.
       factor: one of `FACTORS`.
     """
-    batch = Stream.batch
+    batch = TrainingStream.batch
     code = next(code for code, known in FACTORS.items() if repr(known) == repr(factor))
 
     def spoiled_batch(self, cursor):
@@ -31,7 +31,7 @@ def spoil(set_attribute, first: int, last: int, factor: float) -> None:
         rows["mask_epoch"] = np.where((place >= first) & (place < last), code, rows["mask_epoch"]).astype(np.int32)
         return rows
 
-    set_attribute(Stream, "batch", spoiled_batch)
+    set_attribute(TrainingStream, "batch", spoiled_batch)
     set_attribute(Pretraining, "sums", _spoiled_sums(Pretraining.sums))
 
 

@@ -13,7 +13,7 @@ from bert_jax import config as config_lib
 from bert_jax.convert.conversion import convert
 from bert_jax.convert.parity import transformers_forward
 from bert_jax.data.corpus import Corpus
-from bert_jax.data.mixture_spec import Part
+from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.model import bert
 from bert_jax.model.flops import pretraining_flops
@@ -38,7 +38,7 @@ def causal_config(tiny_config):
 def causal_run(tmp_path_factory, tiny_corpus, causal_config):
     """A finished causal run and what its last evaluation found."""
     directory = tmp_path_factory.mktemp("causal") / "run"
-    return directory, pretraining.pretrain(causal_config, [Part(tiny_corpus)], directory)
+    return directory, pretraining.pretrain(causal_config, [CorpusWeight(tiny_corpus)], directory)
 
 
 def pairs_by_loops(batch: dict) -> set[tuple[int, int, int]]:
@@ -103,7 +103,9 @@ def test_a_causal_run(causal_run):
 @pytest.mark.parametrize("direction", ["causal", "bidirectional"])
 def test_the_unigram_model_scores_the_same_targets(tiny_corpus, causal_config, direction):
     """Against a table of probabilities made the slow way from what was scored."""
-    task = pretraining.open_task(config_lib.replace(causal_config, model={"direction": direction}), [Part(tiny_corpus)])
+    task = pretraining.open_task(
+        config_lib.replace(causal_config, model={"direction": direction}), [CorpusWeight(tiny_corpus)]
+    )
     predicted = []
 
     def score(rows):

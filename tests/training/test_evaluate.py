@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from bert_jax.cli import main as cli
-from bert_jax.data.mixture_spec import Part
+from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.training import pretraining
 from bert_jax.training.run_directory.metrics import read_metrics
@@ -41,7 +41,7 @@ def test_a_run_of_a_pod_is_scored_here(run_as, tiny_run, tiny_corpus):
         evaluation={"batch_size": 7},
         model={"attention": "cudnn", "attention_dropout": 0.0},
     )
-    found = pretraining.evaluate(run, [Part(tiny_corpus)]).metrics
+    found = pretraining.evaluate(run, [CorpusWeight(tiny_corpus)]).metrics
     trained = read_metrics(tiny_run / "metrics.jsonl")[-1]
     assert trained["split"] == "validation"
     expected = {name: value for name, value in trained.items() if name not in ("step", "split", "timing")}
@@ -54,7 +54,7 @@ def test_runs_of_different_formats_on_one(run_as, tiny_corpus, capsys):
     runs = run_as("runs", data={"format": "full_sentences", "example_end": "row"}, objective={"pair": "none"})
 
     def score(run, **stated):
-        return pretraining.evaluate(run, [Part(tiny_corpus)], **stated)
+        return pretraining.evaluate(run, [CorpusWeight(tiny_corpus)], **stated)
 
     own = [score(run) for run in (pairs, runs)]
     assert [(one.format, one.example_end, one.seq_len, one.rows) for one in own] == [
@@ -82,4 +82,4 @@ def test_runs_of_different_formats_on_one(run_as, tiny_corpus, capsys):
 def test_a_model_without_token_types_reads_no_pairs(run_as, tiny_corpus):
     run = run_as("roberta", model={"type_vocab_size": 1}, data={"format": "full_sentences"}, objective={"pair": "none"})
     with pytest.raises(UserError, match=r"--format segment_pair marks .* has 1 token type.*use full_sentences"):
-        pretraining.evaluate(run, [Part(tiny_corpus)], form="segment_pair")
+        pretraining.evaluate(run, [CorpusWeight(tiny_corpus)], form="segment_pair")

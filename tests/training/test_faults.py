@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bert_jax.data.corpus_rows import CorpusRows
-from bert_jax.data.mixture_spec import Part
+from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.inference import loaded_model
 from bert_jax.training import pretraining, reporter
@@ -95,7 +95,7 @@ def test_every_file_of_the_newest_checkpoint_is_guarded(tiny_config, tiny_corpus
         assert found is not None and Path(found).name == "00000004", name
         said = capfd.readouterr().err
         assert name.name == checkpoint.COMMIT or "is damaged" in said, name
-    place = pretraining.pretrain(tiny_config, [Part(tiny_corpus)], workdir)
+    place = pretraining.pretrain(tiny_config, [CorpusWeight(tiny_corpus)], workdir)
     assert place.ended == "steps" and "continuing from update 4" in capfd.readouterr().err
     for a, b in zip(expected, jax.tree.leaves(loaded_model.load(workdir).params), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -123,11 +123,11 @@ def test_a_shard_that_vanishes(tiny_config, tiny_corpus, tiny_run, tmp_path, mon
         patch.setattr(CorpusRows, "window", window_read_anew)
         patch.setattr(reporter.Reporter, "push", push_and_take_away)
         with pytest.raises(UserError, match=shard.name):
-            pretraining.pretrain(tiny_config, [Part(corpus)], workdir)
+            pretraining.pretrain(tiny_config, [CorpusWeight(corpus)], workdir)
     with pytest.raises(UserError, match=shard.name):
-        pretraining.pretrain(tiny_config, [Part(corpus)], workdir)
+        pretraining.pretrain(tiny_config, [CorpusWeight(corpus)], workdir)
     shard.write_bytes(whole)
-    place = pretraining.pretrain(tiny_config, [Part(corpus)], workdir)
+    place = pretraining.pretrain(tiny_config, [CorpusWeight(corpus)], workdir)
     assert place.ended == "steps"
     runs = (loaded_model.load(w).params for w in (workdir, tiny_run))
     for a, b in zip(*map(jax.tree.leaves, runs), strict=True):

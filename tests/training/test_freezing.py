@@ -7,7 +7,7 @@ import pytest
 
 from bert_jax.cli import main as cli
 from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig
-from bert_jax.data.mixture_spec import Part
+from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.training import loop, pretraining
 from bert_jax.training.param_paths import name_leaves
@@ -45,8 +45,8 @@ def moved(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> set[st
 
 
 def test_frozen_parameters_stay_and_the_others_move(config, tiny_corpus, tmp_path):
-    pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
-    task = pretraining.open_task(config, [Part(tiny_corpus)])
+    pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
+    task = pretraining.open_task(config, [CorpusWeight(tiny_corpus)])
     mesh, directory = loop.checked_mesh(task), checkpoint.directory_of(tmp_path / "run")
     start = init_state(task.at(0), mesh)
     shapes = abstract_state(task, mesh)
@@ -77,7 +77,7 @@ def test_a_pattern_that_matches_nothing_is_refused_before_anything_is_written(co
     with pytest.raises(
         UserError, match=r"frozen: 'embedings/\.\*' is no end of a parameter's path; near are embeddings"
     ):
-        pretraining.pretrain(wrong, [Part(tiny_corpus)], tmp_path / "run")
+        pretraining.pretrain(wrong, [CorpusWeight(tiny_corpus)], tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

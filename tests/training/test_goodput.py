@@ -7,7 +7,7 @@ import json
 import pytest
 
 from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, RescueConfig
-from bert_jax.data.mixture_spec import Part
+from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.training import loop, pretraining, reporter
 from bert_jax.training.run_directory import goodput
 from bert_jax.training.run_directory.goodput import FILE, KINDS, Goodput, describe, summary
@@ -171,9 +171,9 @@ def test_a_run_killed_and_continued(config, tiny_corpus, tmp_path, monkeypatch, 
     with monkeypatch.context() as patch:
         patch.setattr(reporter.Reporter, "push", push_and_die)
         with pytest.raises(Killed):
-            pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
+            pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
     ticking.now += 500
-    pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
+    pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
     found = summary(tmp_path / "run")
     # Six updates, then four from the save behind the fourth; evaluated behind 3, 6 and 8; saved behind 2, 4, 6 and 8.
     updates = 6 + 4
@@ -193,7 +193,7 @@ def test_a_run_that_goes_back(config, tiny_corpus, tmp_path, monkeypatch, tickin
     """From update 6 to the save behind update 2: what was done in between is lost."""
     spoil(monkeypatch.setattr, 32, 48, float("nan"))
     began = ticking.now + 1
-    place = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
+    place = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
     assert place.ended == "steps" and place.cursor.skipped
     found, lines = summary(tmp_path / "run"), entries(tmp_path / "run")
     first = [entry for entry in lines if entry["begun"] == began]

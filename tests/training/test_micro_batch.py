@@ -10,7 +10,7 @@ import pytest
 
 from bert_jax.cli import main as cli
 from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, MeshConfig, Phase
-from bert_jax.data.mixture_spec import Part
+from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.planning.aot_compile import blank_task
 from bert_jax.training import compiled_steps, micro_batch, pretraining
@@ -174,7 +174,7 @@ def test_a_phase_that_does_not_fit_is_refused_before_the_first_update(
     phase = dataclasses.replace(tiny_config.phases[0], accumulation=1)
     two = dataclasses.replace(tiny_config, phases=(phase, phase))
     with pytest.raises(UserError, match=r"phases\.1: .* accumulation 1 needs more .* of .* GiB\): leave out phases\.1"):
-        pretraining.pretrain(two, [Part(tiny_corpus)], tmp_path / "run")
+        pretraining.pretrain(two, [CorpusWeight(tiny_corpus)], tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoints").exists() or not any((tmp_path / "run" / "checkpoints").iterdir())
 
 
@@ -230,7 +230,7 @@ class Killed(BaseException):
 
 def test_runs_agree_whatever_the_micro_batch(config, tiny_corpus, tmp_path, monkeypatch):
     """Whole batches; what --micro-batch says; what fits into less memory than a whole batch needs."""
-    parts = [Part(tiny_corpus)]
+    parts = [CorpusWeight(tiny_corpus)]
     give_memory(monkeypatch, 1e15)
     pretraining.pretrain(config, parts, tmp_path / "whole", micro_batch="auto")
     (whole,) = Ledger(tmp_path / "whole" / "ledger.jsonl").of("micro_batch")
@@ -267,7 +267,7 @@ def test_no_phase_is_refused_when_its_turn_comes(config, tiny_corpus, tmp_path):
     later = dataclasses.replace(config.phases[0], batch_size=6)
     two = dataclasses.replace(config, phases=(*config.phases, later))
     with pytest.raises(UserError, match=r"--micro-batch 16 .* phases\.1 .*\[1, 2, 3, 6\]"):
-        pretraining.pretrain(two, [Part(tiny_corpus)], tmp_path / "run", micro_batch=16)
+        pretraining.pretrain(two, [CorpusWeight(tiny_corpus)], tmp_path / "run", micro_batch=16)
     assert not (tmp_path / "run").exists()
 
 

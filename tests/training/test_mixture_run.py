@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from bert_jax.data.mixture_spec import Part
+from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.training import pretraining
 from bert_jax.training.run_directory.metrics import read_metrics
@@ -15,7 +15,7 @@ def test_both_corpora_are_read_and_scored(tiny_corpus, second_corpus, tiny_confi
     config = dataclasses.replace(
         tiny_config, phases=(dataclasses.replace(tiny_config.phases[0], steps=4),), name="mixture"
     )
-    parts = [Part(tiny_corpus, 3.0), Part(second_corpus, 1.0)]
+    parts = [CorpusWeight(tiny_corpus, 3.0), CorpusWeight(second_corpus, 1.0)]
     place = pretraining.pretrain(config, parts, tmp_path / "run")
     assert len(place.cursor.positions) == 2 and place.cursor.rows == 32
     names = {"corpus", "second"}
@@ -28,10 +28,12 @@ def test_both_corpora_are_read_and_scored(tiny_corpus, second_corpus, tiny_confi
     (line,) = [line for line in read_metrics(tmp_path / "run" / "metrics.jsonl") if line["split"] == "validation"]
     assert {f"mlm_loss/{name}" for name in names} <= line.keys()
     # Each part alone gives the figure that it has in the mixture.
-    alone = pretraining.evaluate(tmp_path / "run", [Part(second_corpus)]).metrics
+    alone = pretraining.evaluate(tmp_path / "run", [CorpusWeight(second_corpus)]).metrics
     assert alone["mlm_loss"] == pytest.approx(place.evaluation["mlm_loss/second"], rel=1e-6)
     # The same run, however its corpora are ordered; another one with other shares.
     again = pretraining.pretrain(config, parts[::-1], tmp_path / "run")
     assert again == place
     with pytest.raises(UserError, match=r"share|corpora"):
-        pretraining.pretrain(config, [Part(tiny_corpus, 1.0), Part(second_corpus, 1.0)], tmp_path / "run")
+        pretraining.pretrain(
+            config, [CorpusWeight(tiny_corpus, 1.0), CorpusWeight(second_corpus, 1.0)], tmp_path / "run"
+        )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bert_jax import config as config_lib
-from bert_jax.data.batches import Stream
+from bert_jax.data.batches import TrainingStream
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.cursor import Cursor
 from bert_jax.model import bert
@@ -24,12 +24,12 @@ SEQ_LEN, ROWS = 48, 16
 
 
 @pytest.fixture(scope="module")
-def setting(tiny_corpus, tiny_config, marks):
+def setting(tiny_corpus, tiny_config, special_ids):
     corpus, tokenizer = Corpus.open(tiny_corpus), Tokenizer.load(tiny_corpus)
     continues = tokenizer.continues_word.tobytes()
     vocabulary = Vocabulary(tokenizer.vocab_size, tokenizer.mask_id, tokenizer.special_ids, continues)
     model = config_lib.replace(tiny_config, model={"hidden_dropout": 0.0, "attention_dropout": 0.0})
-    return corpus, marks, vocabulary, model
+    return corpus, special_ids, vocabulary, model
 
 
 @functools.lru_cache
@@ -41,9 +41,9 @@ def parameters(model, pair):
     )
 
 
-def losses_of_an_epoch(corpus, marks, vocabulary, config):
+def losses_of_an_epoch(corpus, special_ids, vocabulary, config):
     """Per example: its id, (places and labels of its targets), its token losses, its pair loss."""
-    stream = Stream([corpus], [1.0], config, marks)
+    stream = TrainingStream([corpus], [1.0], config, special_ids)
     task = Pretraining(config, vocabulary)
     params = parameters(config.model, config.objective.pair != "none")
 
@@ -59,7 +59,7 @@ def losses_of_an_epoch(corpus, marks, vocabulary, config):
             pairs, _ = score_labels(model.pair(output.pooled), jnp.maximum(batch["pair_labels"], 0))
         return batch, tokens, pairs
 
-    found, cursor = {}, stream.start(Cursor())
+    found, cursor = {}, stream.resolve_cursor(Cursor())
     while cursor.positions[0].epoch == 0:
         batch, tokens, pairs = jax.tree.map(np.asarray, score(stream.batch(cursor)))
         for row, place in np.argwhere(batch["example_id"] >= 0):
@@ -69,7 +69,7 @@ def losses_of_an_epoch(corpus, marks, vocabulary, config):
             masks = tuple(offsets), tuple(batch["target_labels"][row, mine].tolist())
             key = int(batch["mask_epoch"][row]), int(batch["example_id"][row, place])
             found[key] = masks, tokens[row, mine], pairs[row, place]
-        cursor = stream.following(cursor)
+        cursor = stream.next_cursor(cursor)
     return found
 
 
@@ -85,7 +85,7 @@ def losses_of_an_epoch(corpus, marks, vocabulary, config):
 )
 def test_packing_changes_neither_masks_nor_losses(setting, form, pair, unit, direction):
     """Losses to 1e-5 relative, in float32 without dropout."""
-    corpus, marks, vocabulary, config = setting
+    corpus, special_ids, vocabulary, config = setting
 
     def epoch(slots):
         phase = {"steps": 10_000, "seq_len": SEQ_LEN, "batch_size": ROWS}
@@ -96,7 +96,7 @@ def test_packing_changes_neither_masks_nor_losses(setting, form, pair, unit, dir
             objective={"pair": pair, "mask_unit": unit},
             phases=(dataclasses.replace(config.phases[0], **phase),),
         )
-        return losses_of_an_epoch(corpus, marks, vocabulary, changed)
+        return losses_of_an_epoch(corpus, special_ids, vocabulary, changed)
 
     packed, alone = epoch(4), epoch(1)
     shared = [key for key in packed if key in alone and key[0] == 0]

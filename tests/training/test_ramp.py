@@ -8,7 +8,7 @@ import pytest
 
 from bert_jax.config import Config, EvaluationConfig, LogConfig
 from bert_jax.data.cursor import Cursor
-from bert_jax.data.mixture_spec import Part
+from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.training import compiled_steps, loop, pretraining
 from bert_jax.training.param_paths import name_leaves
 from bert_jax.training.run_directory.metrics import read_metrics
@@ -37,7 +37,7 @@ def config(tiny_config) -> Config:
 
 def one_update(config: Config, corpus, rows: dict[str, np.ndarray], turns: int) -> tuple[dict, dict]:
     """Metrics, and first moments by name, of an update from fresh parameters."""
-    task = pretraining.open_task(config, [Part(corpus)]).at(0)
+    task = pretraining.open_task(config, [CorpusWeight(corpus)]).at(0)
     mesh = loop.checked_mesh(task)
     batch, dials = put_rows(rows, mesh, config.phases[0].batch_size), put_dials(5e-3, turns, mesh)
     state = init_state(task, mesh)
@@ -52,7 +52,7 @@ def one_update(config: Config, corpus, rows: dict[str, np.ndarray], turns: int) 
 @pytest.mark.parametrize("size", EXACT)
 def test_a_partial_batch_is_a_batch_of_its_size(config, tiny_corpus, size):
     """Against a program for exactly so many rows; the first moment is the gradient but for a factor."""
-    stream = pretraining.open_task(config, [Part(tiny_corpus)]).train
+    stream = pretraining.open_task(config, [CorpusWeight(tiny_corpus)]).train
     rows = stream.batch(stream.cursor_at(Cursor(), SIZES.index(size)))
     assert len(rows["row"]) == size and (rows["pair_labels"] >= 0).sum() > 1
     exact = dataclasses.replace(
@@ -72,7 +72,7 @@ def test_a_partial_batch_is_a_batch_of_its_size(config, tiny_corpus, size):
 
 def test_the_dial_says_how_many_micro_batches_are_computed(config, tiny_corpus):
     """Else padding would cost as much as rows: of twelve rows, one micro-batch is the first four."""
-    stream = pretraining.open_task(config, [Part(tiny_corpus)]).train
+    stream = pretraining.open_task(config, [CorpusWeight(tiny_corpus)]).train
     rows = stream.batch(stream.cursor_at(Cursor(), SIZES.index(12)))
     # Loss terms are divided by what the whole batch predicts, so parts of it add up.
     losses = [one_update(config, tiny_corpus, rows, turns)[0]["loss"] for turns in (1, 2, 3, 4)]
@@ -80,8 +80,8 @@ def test_the_dial_says_how_many_micro_batches_are_computed(config, tiny_corpus):
 
 
 def test_padding_is_neither_text_nor_example(config, tiny_corpus):
-    task = pretraining.open_task(config, [Part(tiny_corpus)])
-    rows = task.train.batch(task.train.start(Cursor()))
+    task = pretraining.open_task(config, [CorpusWeight(tiny_corpus)])
+    rows = task.train.batch(task.train.resolve_cursor(Cursor()))
     batch = jax.device_get(put_rows(rows, loop.checked_mesh(task), 16))
     for name, array in batch.items():
         np.testing.assert_array_equal(array[:4], rows[name], err_msg=name)
@@ -104,7 +104,7 @@ def test_a_ramp_is_one_program(config, tiny_corpus, tmp_path, monkeypatch):
 
     monkeypatch.setattr(compiled_steps, "make_train_step", make_train_step)
     monkeypatch.setattr(loop, "put_dials", put_dials)
-    place = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
+    place = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
     assert made == [(0, 4)] and turns == [size // 4 for size in SIZES]
     assert place.cursor.rows == sum(SIZES)
     lines = [line for line in read_metrics(tmp_path / "run" / "metrics.jsonl") if line["split"] == "train"]

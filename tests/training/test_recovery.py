@@ -12,7 +12,7 @@ import pytest
 from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, Phase, RescueConfig, StartConfig
 from bert_jax.convert.init_from import read_start
 from bert_jax.data.cursor import Cursor, count_rows
-from bert_jax.data.mixture_spec import Part
+from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.training import loop, pretraining, recovery
 from bert_jax.training.divergence import TroubleError, check, new_phase, new_watch, observe
@@ -49,7 +49,7 @@ def lines(workdir) -> list[dict]:
 
 
 def final_params(workdir, corpus, config) -> list[np.ndarray]:
-    task = pretraining.open_task(config, [Part(corpus)])
+    task = pretraining.open_task(config, [CorpusWeight(corpus)])
     mesh = loop.checked_mesh(task)
     with checkpoint.Checkpoints(checkpoint.directory_of(workdir), keep=1) as checkpoints:
         state, _ = checkpoints.restore(lambda about: abstract_state(task.at(about["phase"]), mesh))
@@ -61,14 +61,14 @@ def calm_run(config, tiny_corpus, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("calm") / "run"
     with pytest.MonkeyPatch.context() as patch:
         spoil(patch.setattr, 0, 0, 3.0)  # nothing, in the program of the runs that are compared with this one
-        place = pretraining.pretrain(config, [Part(tiny_corpus)], workdir)
+        place = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], workdir)
     assert place.ended == "steps" and not rollbacks(workdir)
     return workdir
 
 
 def test_single_bad_batches_are_skipped_and_counted(config, calm_run, tiny_corpus, tmp_path, monkeypatch):
     spoil(monkeypatch.setattr, 40, 41, float("nan"))  # update 6
-    place = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
+    place = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
     found = [line for line in lines(tmp_path / "run") if line["split"] == "train"]
     assert place.ended == "steps" and not rollbacks(tmp_path / "run")
     assert [line["skipped_updates"] for line in found] == [0] * 5 + [1] * 15
@@ -87,7 +87,7 @@ def test_trouble_goes_back_and_passes_over_the_rows(
     """Update 9, or 9 and 10, are bad (from row 64 on). The newest checkpoint, of update 8, is too young to be good."""
     last = 10 if reason == "not finite" else 9
     spoil(monkeypatch.setattr, 64, last * 8, factor)
-    place = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
+    place = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
     (entry,) = rollbacks(tmp_path / "run")
     # Rows from three updates before the first bad one.
     assert (entry["to"], entry["update"], entry["skipped_rows"]) == (4, last, [40, last * 8])
@@ -104,13 +104,13 @@ def test_trouble_goes_back_and_passes_over_the_rows(
     ledger = tmp_path / "run" / "ledger.jsonl"
     for damage in (b"\0" * 80 + b"\n", b""):
         ledger.write_bytes(damage)
-        assert pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run") == place
+        assert pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run") == place
         assert "restored 1 from the checkpoint" in capfd.readouterr().err and rollbacks(tmp_path / "run") == [entry]
 
 
 def test_without_a_good_checkpoint_a_run_begins_anew(config, tiny_corpus, tmp_path, monkeypatch):
     spoil(monkeypatch.setattr, 16, 32, float("nan"))  # updates 3 and 4
-    place = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
+    place = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
     (entry,) = rollbacks(tmp_path / "run")
     assert (entry["to"], entry["skipped_rows"]) == (0, [0, 32]) and place.ended == "steps"
     assert min(int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir()) > 4
@@ -121,7 +121,7 @@ def test_a_run_that_diverges_again_and_again_stops(config, tiny_corpus, tmp_path
     with pytest.raises(
         UserError, match=r"training diverged: .* not finite in 2 updates in a row.*went back 2 time\(s\)"
     ):
-        pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
+        pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
     # What was good once stays good: the second trouble comes too soon for anything else, and does not cost it.
     assert [entry["to"] for entry in rollbacks(tmp_path / "run")] == [4, 4]
     with checkpoint.Checkpoints(checkpoint.directory_of(tmp_path / "run"), keep=1) as checkpoints:
@@ -154,7 +154,7 @@ def test_a_poisoned_state_is_not_blessed_by_its_checkpoint(config, tiny_corpus, 
     monkeypatch.setattr(
         loop, "_save", lambda run, c, state, place: (saved.append(place.cursor.step), save(run, c, state, place))
     )
-    place = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
+    place = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
     (entry,) = rollbacks(tmp_path / "run")
     assert poisoned and saved.count(8) == 2  # the poisoned one was saved, and replaced
     assert entry["to"] == 4 and place.ended == "steps"
@@ -167,7 +167,7 @@ def test_a_good_checkpoint_is_kept_while_trouble_begins(config, tiny_corpus, tmp
         config, checkpoint=CheckpointConfig(every=1, keep=1), rescue=dataclasses.replace(config.rescue, max_skipped=3)
     )
     spoil(monkeypatch.setattr, 56, 80, float("nan"))  # updates 8 to 10
-    pretraining.pretrain(often, [Part(tiny_corpus)], tmp_path / "run")
+    pretraining.pretrain(often, [CorpusWeight(tiny_corpus)], tmp_path / "run")
     # Not 4: with so few checkpoints kept, the second one to be good is saved when the first one is.
     assert [entry["to"] for entry in rollbacks(tmp_path / "run")] == [1]
 
@@ -182,7 +182,7 @@ def test_a_damaged_checkpoint_is_not_gone_back_to(config, tiny_corpus, tmp_path,
 
     monkeypatch.setattr(recovery, "decide", damage_and_decide)
     spoil(monkeypatch.setattr, 64, 80, float("nan"))
-    place = pretraining.pretrain(config, [Part(tiny_corpus)], workdir)
+    place = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], workdir)
     assert [entry["to"] for entry in rollbacks(workdir)] == [0] and place.ended == "steps"
 
 
@@ -193,7 +193,7 @@ def test_what_a_run_started_from_is_always_good(config, calm_run, tiny_corpus, t
     )
     monkeypatch.setattr(loop, "init_state", None)
     spoil(monkeypatch.setattr, 72, 88, float("nan"))  # updates 10 and 11, with checkpoints 4 and 8 before them
-    place = pretraining.pretrain(started, [Part(tiny_corpus)], tmp_path / "run", read_start=read_start)
+    place = pretraining.pretrain(started, [CorpusWeight(tiny_corpus)], tmp_path / "run", read_start=read_start)
     assert [entry["to"] for entry in rollbacks(tmp_path / "run")] == [0] and place.ended == "steps"
 
 
@@ -202,7 +202,7 @@ def test_killed_while_going_back(config, tiny_corpus, tmp_path, monkeypatch, poi
     """The next start carries the decision out; the run ends like one that was not killed."""
     spoil(monkeypatch.setattr, 64, 80, float("nan"))
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    pretraining.pretrain(config, [Part(tiny_corpus)], whole)
+    pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], whole)
 
     class Killed(BaseException):
         pass
@@ -219,16 +219,16 @@ def test_killed_while_going_back(config, tiny_corpus, tmp_path, monkeypatch, poi
         else:
             patch.setattr(type(checkpoint.directory_of(cut)), "rmtree", die)
         with pytest.raises(Killed):
-            pretraining.pretrain(config, [Part(tiny_corpus)], cut)
+            pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], cut)
     assert len(rollbacks(cut)) == (point != "before the ledger")
-    pretraining.pretrain(config, [Part(tiny_corpus)], cut)
+    pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], cut)
     assert lines(cut) == lines(whole) and rollbacks(cut) == rollbacks(whole)
     for a, b in zip(final_params(cut, tiny_corpus, config), final_params(whole, tiny_corpus, config), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
 def test_rows_are_counted_as_the_stream_counts_them(two_phases, tiny_corpus):
-    task = pretraining.open_task(two_phases, [Part(tiny_corpus)])
+    task = pretraining.open_task(two_phases, [CorpusWeight(tiny_corpus)])
     start = Cursor(skipped=((30, 50), (48, 60), (200, 205)))
     for step in range(two_phases.total_steps + 1):
         assert count_rows(two_phases, start, step) == task.train.cursor_at(start, step).rows
@@ -302,4 +302,4 @@ def test_phases_are_watched_apart(config, tiny_corpus, tmp_path):
     phase = Phase(steps=4, seq_len=32, batch_size=8, learning_rate=1e-3, warmup_steps=0)
     longer = dataclasses.replace(phase, seq_len=48, steps=2)
     quiet = dataclasses.replace(config, phases=(phase, longer), rescue=bounds)
-    assert pretraining.pretrain(quiet, [Part(tiny_corpus)], tmp_path / "run").ended == "steps"
+    assert pretraining.pretrain(quiet, [CorpusWeight(tiny_corpus)], tmp_path / "run").ended == "steps"

@@ -19,8 +19,8 @@ from bert_jax.config import CheckpointConfig, LogConfig
 from bert_jax.config.presets import load_config
 from bert_jax.convert.formats.tensor_files import SAFETENSORS as WEIGHTS
 from bert_jax.data.corpus import Corpus
-from bert_jax.data.integrity import check_shards
-from bert_jax.data.mixture_spec import Part
+from bert_jax.data.integrity import check_corpus_files
+from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.inference import loaded_model
 from bert_jax.training import loop, pretraining
@@ -29,7 +29,7 @@ from bert_jax.training.run_directory.checkpoint import COMMIT
 from bert_jax.training.run_directory.ledger import Ledger
 from bert_jax.training.run_directory.metrics import read_metrics
 from bert_jax.training.state import abstract_state
-from data_prep.verify import verify
+from data_prep.verify import verify_corpus
 from tests.stores import MemoryStore, memory_store, tree, use_s3
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "shared_programs")
@@ -62,13 +62,13 @@ def on_disk(tmp_path_factory, tiny_config, tiny_corpus):
     """The same run as in the store, undisturbed, on disk."""
     config = dataclasses.replace(tiny_config, log=LogConfig(every=2), checkpoint=CheckpointConfig(every=3, keep=2))
     workdir = tmp_path_factory.mktemp("disk") / "run"
-    pretraining.pretrain(config, [Part(tiny_corpus)], workdir)
+    pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], workdir)
     return workdir
 
 
 def final_state(config, workdir, corpus):
     """Every array of the newest checkpoint, and where the run stands."""
-    task = pretraining.open_task(config, [Part(corpus)])
+    task = pretraining.open_task(config, [CorpusWeight(corpus)])
     mesh = loop.checked_mesh(task)
     with checkpoint.Checkpoints(checkpoint.directory_of(workdir), keep=2) as checkpoints:
         state, about = checkpoints.restore(lambda about: abstract_state(task.at(about["phase"]), mesh))
@@ -93,7 +93,7 @@ def files_of(workdir) -> set[str]:
 
 
 def test_a_run_in_a_store_is_a_run_on_disk(bucket, config, on_disk, tiny_corpus):
-    place = pretraining.pretrain(config, [Part(bucket / "corpus")], bucket / "run")
+    place = pretraining.pretrain(config, [CorpusWeight(bucket / "corpus")], bucket / "run")
     assert place.cursor.step == 8
     assert_same_run(config, bucket / "run", on_disk, tiny_corpus)
     assert files_of(bucket / "run") == files_of(on_disk)
@@ -104,7 +104,7 @@ def test_a_run_in_a_store_is_a_run_on_disk(bucket, config, on_disk, tiny_corpus)
 
 def test_the_commit_is_the_last_write(bucket, config):
     """And the lines that a checkpoint covers are there before it."""
-    pretraining.pretrain(config, [Part(bucket / "corpus")], bucket / "run")
+    pretraining.pretrain(config, [CorpusWeight(bucket / "corpus")], bucket / "run")
     written = MemoryStore.written
     commits = [at for at, name in enumerate(written) if name.endswith(COMMIT)]
     assert [written[at].split("/")[-2] for at in commits] == ["00000003", "00000006", "00000008"]
@@ -127,7 +127,7 @@ def test_killed_behind_any_write(bucket, config, on_disk, tiny_corpus, monkeypat
 
     with monkeypatch.context() as patch:
         patch.setattr(MemoryStore, "put_whole", remember)
-        pretraining.pretrain(config, [Part(bucket / "corpus")], bucket / "run")
+        pretraining.pretrain(config, [CorpusWeight(bucket / "corpus")], bucket / "run")
     names = [path.removeprefix("bucket/run/") for path, _ in moments]
     commits = [i for i, name in enumerate(names) if name.endswith(COMMIT)]
     chosen = {
@@ -144,18 +144,18 @@ def test_killed_behind_any_write(bucket, config, on_disk, tiny_corpus, monkeypat
         if saves:
             covered = [line["step"] for line in read_metrics(bucket / "run" / "metrics.jsonl")]
             assert max(covered) >= saves[0] - 1, f"{name}: a line of a committed checkpoint is lost"
-        pretraining.pretrain(config, [Part(bucket / "corpus")], bucket / "run")
+        pretraining.pretrain(config, [CorpusWeight(bucket / "corpus")], bucket / "run")
         assert_same_run(config, bucket / "run", on_disk, tiny_corpus)
         assert files_of(bucket / "run") == files_of(on_disk), name
 
 
 def test_a_damaged_object_is_noticed(bucket, config, on_disk, tiny_corpus, capfd):
-    pretraining.pretrain(config, [Part(bucket / "corpus")], bucket / "run")
+    pretraining.pretrain(config, [CorpusWeight(bucket / "corpus")], bucket / "run")
     name = max((n for n in MemoryStore.objects if "/00000008/" in n), key=lambda n: len(MemoryStore.objects[n]))
     raw = bytearray(MemoryStore.objects[name])
     raw[len(raw) // 2] ^= 1
     MemoryStore.objects[name] = bytes(raw)
-    pretraining.pretrain(config, [Part(bucket / "corpus")], bucket / "run")
+    pretraining.pretrain(config, [CorpusWeight(bucket / "corpus")], bucket / "run")
     said = capfd.readouterr().err
     assert "az://bucket/run/checkpoints/00000008 is damaged" in said and "continuing from update 6" in said
     assert_same_run(config, bucket / "run", on_disk, tiny_corpus)
@@ -165,7 +165,7 @@ def test_nothing_is_left_on_this_host(bucket, config, tmp_path, monkeypatch):
     """But the cached corpus; also when a save fails."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
-    pretraining.pretrain(config, [Part(bucket / "corpus")], bucket / "run", profile=(2, 4))
+    pretraining.pretrain(config, [CorpusWeight(bucket / "corpus")], bucket / "run", profile=(2, 4))
     assert any(name.startswith("profile/") for name in tree(bucket / "run"))
     put = MemoryStore.put_whole
 
@@ -177,7 +177,7 @@ def test_nothing_is_left_on_this_host(bucket, config, tmp_path, monkeypatch):
     storage.copy_tree(bucket / "corpus", tmp_path / "corpus")
     monkeypatch.setattr(MemoryStore, "put_whole", fail)
     with pytest.raises(OSError, match="lost"):
-        pretraining.pretrain(config, [Part(bucket / "corpus")], bucket / "other")
+        pretraining.pretrain(config, [CorpusWeight(bucket / "corpus")], bucket / "other")
     left = [path.name for path in (tmp_path / "temporary").iterdir() if path.name.startswith("bert_jax-")]
     assert not left
 
@@ -185,7 +185,7 @@ def test_nothing_is_left_on_this_host(bucket, config, tmp_path, monkeypatch):
 def test_shards_are_cached_and_checked(bucket, cache):
     """A second opening reads the shard from this host; what is damaged in the store is refused."""
     corpus = Corpus.open(bucket / "corpus")
-    check_shards([corpus], "checksums")
+    check_corpus_files([corpus], "checksums")
     names = {path.name for path in cache.iterdir() if not path.suffix}
     files = json.loads((bucket / "corpus" / "corpus.json").read_text())["files"]
     assert names == {facts["sha256"] for facts in files.values()}
@@ -198,7 +198,7 @@ def test_shards_are_cached_and_checked(bucket, cache):
         path.unlink()
     for level in ("checksums", "counts"):
         with pytest.raises(UserError, match="damaged, its SHA-256 is not the recorded one"):
-            check_shards([Corpus.open(bucket / "corpus")], level)
+            check_corpus_files([Corpus.open(bucket / "corpus")], level)
 
 
 def test_a_ledger_in_a_store(bucket):
@@ -291,7 +291,7 @@ def test_a_corpus_is_built_on_s3(s3, tiny_corpus, tmp_path):
     assert here.keys() == there.keys()
     differ = {name for name in here if here[name] != there[name]}
     assert not {name for name in differ if "array_record" in name or name.endswith(".npy")}
-    assert verify(bucket / "built").extra == ()
+    assert verify_corpus(bucket / "built").extra == ()
     assert not [request for request in requests if request.copies]
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from bert_jax.config.presets import load_config
 from bert_jax.data.cursor import Cursor
-from bert_jax.data.mixture_spec import Part
+from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.training import loop, pretraining, reporter
 from bert_jax.training.run_directory import checkpoint
 from bert_jax.training.run_directory.metrics import read_metrics
@@ -28,7 +28,7 @@ CONFIG = HERE / "killed_config.py"
 
 def final_state(workdir: Path, corpus: Path):
     """Every array of the newest checkpoint, and where the run stands."""
-    task = pretraining.open_task(load_config(str(CONFIG)), [Part(corpus)])
+    task = pretraining.open_task(load_config(str(CONFIG)), [CorpusWeight(corpus)])
     mesh = loop.checked_mesh(task)
     with checkpoint.Checkpoints(checkpoint.directory_of(workdir), keep=2) as checkpoints:
         state, about = checkpoints.restore(lambda about: abstract_state(task.at(about["phase"]), mesh))
@@ -55,7 +55,7 @@ def command(workdir: Path, corpus: Path, point: str = "never", count: int = 1, *
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, tiny_corpus) -> Path:
     workdir = tmp_path_factory.mktemp("undisturbed") / "run"
-    place = pretraining.pretrain(load_config(str(CONFIG)), [Part(tiny_corpus)], workdir)
+    place = pretraining.pretrain(load_config(str(CONFIG)), [CorpusWeight(tiny_corpus)], workdir)
     assert place.cursor.step == 60 and place.cursor.phase == 1 and place.cursor.positions[0].epoch > 2
     return workdir
 
@@ -71,7 +71,9 @@ def test_the_run_grows_learns_and_logs(undisturbed):
 def test_another_seed_is_another_run(undisturbed, tiny_corpus, tmp_path):
     """So that equality below is not equality of anything with anything."""
     config = load_config(str(CONFIG))
-    place = pretraining.pretrain(type(config)(**{**vars(config), "seed": 1}), [Part(tiny_corpus)], tmp_path / "run")
+    place = pretraining.pretrain(
+        type(config)(**{**vars(config), "seed": 1}), [CorpusWeight(tiny_corpus)], tmp_path / "run"
+    )
     assert place.evaluation["mlm_loss"] != lines_without_timing(undisturbed)[-1]["mlm_loss"]
 
 
@@ -89,20 +91,20 @@ def test_a_signal_saves_and_the_same_command_continues(undisturbed, tiny_corpus,
     with monkeypatch.context() as patch:
         patch.setattr(reporter.Reporter, "push", push_and_terminate)
         if number == signal.SIGTERM:
-            assert pretraining.pretrain(config, [Part(tiny_corpus)], workdir).cursor.step == step
+            assert pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], workdir).cursor.step == step
         else:
             with pytest.raises(KeyboardInterrupt, match=f"stopped and saved at update {step} of 60; the same command"):
-                pretraining.pretrain(config, [Part(tiny_corpus)], workdir)
+                pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], workdir)
     newest = next(checkpoint.committed(checkpoint.directory_of(workdir)))
     assert checkpoint.read_about(newest)["cursor"]["step"] == step
-    place = pretraining.pretrain(config, [Part(tiny_corpus)], workdir)
+    place = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], workdir)
     assert place.cursor.step == 60
     assert_same_run(workdir, undisturbed, tiny_corpus)
 
 
 def test_a_finished_run_does_nothing_more(undisturbed, tiny_corpus):
     before = sorted((path, path.stat().st_mtime_ns) for path in (undisturbed / "checkpoints").rglob("*"))
-    place = pretraining.pretrain(load_config(str(CONFIG)), [Part(tiny_corpus)], undisturbed)
+    place = pretraining.pretrain(load_config(str(CONFIG)), [CorpusWeight(tiny_corpus)], undisturbed)
     assert place.cursor.step == 60 and place.evaluation
     assert before == sorted((path, path.stat().st_mtime_ns) for path in (undisturbed / "checkpoints").rglob("*"))
 
@@ -118,7 +120,7 @@ def test_damage_falls_back_and_is_repaired(undisturbed, tiny_corpus, tmp_path, c
     raw = bytearray(data.read_bytes())
     raw[len(raw) // 2] ^= 1
     data.write_bytes(raw)
-    pretraining.pretrain(load_config(str(CONFIG)), [Part(tiny_corpus)], workdir)
+    pretraining.pretrain(load_config(str(CONFIG)), [CorpusWeight(tiny_corpus)], workdir)
     said = capfd.readouterr().err
     assert "is damaged" in said and "continuing from update 50" in said
     assert_same_run(workdir, undisturbed, tiny_corpus)
@@ -219,7 +221,7 @@ def test_killed_at_a_named_place_in_the_stream(undisturbed, tiny_corpus, tmp_pat
     """It goes on with threads, whatever has read before."""
     workdir = tmp_path / "run"
     said = die_at(workdir, tiny_corpus, point, count, *flags)
-    stream = pretraining.open_task(load_config(str(CONFIG)), [Part(tiny_corpus)]).train
+    stream = pretraining.open_task(load_config(str(CONFIG)), [CorpusWeight(tiny_corpus)]).train
     step = int(re.search(r"^killed (?:behind update|with batch) (\d+)", said, re.M)[1])
     before, behind = stream.cursor_at(Cursor(), step - (point != "prefetched")), stream.cursor_at(Cursor(), step)
     assert before.phase == behind.phase

@@ -10,7 +10,7 @@ import pytest
 from bert_jax import config as config_lib
 from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig
 from bert_jax.data.cursor import Cursor
-from bert_jax.data.mixture_spec import Part
+from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.inference import loaded_model
 from bert_jax.objectives.masking import Vocabulary
 from bert_jax.training import loop, pretraining
@@ -123,8 +123,8 @@ def test_what_becomes_of_the_state(config, mesh, phase, moments, step_count):
 
 def test_a_deeper_start_is_not_the_same_function(config, tiny_corpus, mesh):
     """Stacking preserves no function: a test that it did would be wrong."""
-    task = pretraining.open_task(config, [Part(tiny_corpus)])
-    rows = put_rows(task.train.batch(task.train.start(Cursor())), mesh, 4)
+    task = pretraining.open_task(config, [CorpusWeight(tiny_corpus)])
+    rows = put_rows(task.train.batch(task.train.resolve_cursor(Cursor())), mesh, 4)
     state = random_state(task.at(0), mesh)
     losses = []
     for phase in range(3):
@@ -141,9 +141,9 @@ def test_a_count_that_starts_anew_corrects_bias_anew(config, tiny_corpus, mesh):
     for moments, step_count in (("keep", "keep"), ("keep", "reset"), ("reset", "reset")):
         phases = tuple(dataclasses.replace(p, moments=moments, step_count=step_count) for p in config.phases)
         changed = dataclasses.replace(config, model=model, phases=phases)
-        task = pretraining.open_task(changed, [Part(tiny_corpus)])
+        task = pretraining.open_task(changed, [CorpusWeight(tiny_corpus)])
         if not updates:
-            rows = put_rows(task.train.batch(task.train.start(Cursor())), mesh, 4)
+            rows = put_rows(task.train.batch(task.train.resolve_cursor(Cursor())), mesh, 4)
             program, dials = make_train_step(task.at(1), mesh, 1), put_dials(1e-3, 1, mesh)
         state = enter_phase(random_state(task.at(0), mesh), task.at(1), mesh)
         params = jax.device_get(state.params)
@@ -160,8 +160,8 @@ def test_a_count_that_starts_anew_corrects_bias_anew(config, tiny_corpus, mesh):
 def test_shared_layers_grow_without_parameters(config, tiny_corpus, mesh):
     """ALBERT: one set of parameters, used once, twice, four times."""
     shared = config_lib.replace(config, model={"parameter_groups": 1})
-    task = pretraining.open_task(shared, [Part(tiny_corpus)])
-    rows = put_rows(task.train.batch(task.train.start(Cursor())), mesh, 4)
+    task = pretraining.open_task(shared, [CorpusWeight(tiny_corpus)])
+    rows = put_rows(task.train.batch(task.train.resolve_cursor(Cursor())), mesh, 4)
     before = random_state(task.at(0), mesh)
     after = enter_phase(before, task.at(1), mesh)
     assert_same((after.params, after.optimizer), (before.params, before.optimizer))
@@ -174,7 +174,7 @@ def test_shared_layers_grow_without_parameters(config, tiny_corpus, mesh):
 def whole(config, tiny_corpus, tmp_path_factory, shared_programs, quick_compilation):
     """The run, undisturbed."""
     workdir = tmp_path_factory.mktemp("growing") / "run"
-    assert pretraining.pretrain(config, [Part(tiny_corpus)], workdir).ended == "steps"
+    assert pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], workdir).ended == "steps"
     return workdir
 
 
@@ -189,7 +189,7 @@ def cut_at(workdir, step: int, directory):
 
 
 def final(workdir, config: Config, corpus):
-    task = pretraining.open_task(config, [Part(corpus)])
+    task = pretraining.open_task(config, [CorpusWeight(corpus)])
     mesh = loop.checked_mesh(task)
     with checkpoint.Checkpoints(checkpoint.directory_of(workdir), keep=9) as checkpoints:
         return checkpoints.restore(lambda about: abstract_state(task.at(about["phase"]), mesh))
@@ -216,7 +216,7 @@ def test_every_checkpoint_has_the_depth_that_it_was_trained_with(whole, tmp_path
 @pytest.mark.parametrize("step", [STEPS, STEPS + 1, 2 * STEPS, 2 * STEPS + 1])
 def test_stopped_right_before_or_behind_a_switch(whole, config, tiny_corpus, tmp_path, step):
     cut = cut_at(whole, step, tmp_path)
-    place = pretraining.pretrain(config, [Part(tiny_corpus)], cut)
+    place = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], cut)
     assert place.ended == "steps" and place.cursor.step == 3 * STEPS
     (expected, about), (found, found_about) = (final(workdir, config, tiny_corpus) for workdir in (whole, cut))
     assert found_about == about

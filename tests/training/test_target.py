@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, TargetConfig
-from bert_jax.data.mixture_spec import Part
+from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.training import pretraining
 from bert_jax.training.pretraining_task import Pretraining
@@ -58,7 +58,7 @@ def evaluations(monkeypatch) -> list[float]:
 
 def test_a_run_ends_where_it_reaches_its_target(config, tiny_corpus, tmp_path, evaluations):
     """Evaluations stand where 20, 40, 60 ... rows are reached: with 8 rows an update, then with 4."""
-    workdir, parts = tmp_path / "run", [Part(tiny_corpus)]
+    workdir, parts = tmp_path / "run", [CorpusWeight(tiny_corpus)]
     place = pretraining.pretrain(aiming(config, 0.3, 20), parts, workdir)
     assert (place.ended, place.cursor.step, place.cursor.rows) == ("target", 11, 60)
     assert [line["step"] for line in lines(workdir, "validation")] == [3, 6, 11]
@@ -80,7 +80,7 @@ def test_a_run_ends_where_it_reaches_its_target(config, tiny_corpus, tmp_path, e
 
 
 def test_a_target_reached_in_parts_is_the_same_run(config, tiny_corpus, tmp_path, evaluations):
-    whole, parts = tmp_path / "whole", [Part(tiny_corpus)]
+    whole, parts = tmp_path / "whole", [CorpusWeight(tiny_corpus)]
     pretraining.pretrain(aiming(config, 0.9, 20), parts, whole)
     evaluations.clear()
     pretraining.pretrain(aiming(config, 0.1, 20), parts, tmp_path / "run")
@@ -91,7 +91,7 @@ def test_a_target_reached_in_parts_is_the_same_run(config, tiny_corpus, tmp_path
 
 def test_a_finished_run_is_lengthened(config, tiny_corpus, tmp_path):
     """By two steps and a second phase: bit-identical to the longer run at once. With another schedule it is refused."""
-    first, parts = dataclasses.replace(config.phases[0], decay="constant"), [Part(tiny_corpus)]
+    first, parts = dataclasses.replace(config.phases[0], decay="constant"), [CorpusWeight(tiny_corpus)]
     config = dataclasses.replace(config, evaluation=EvaluationConfig(every=0, rows=8, batch_size=8))
     longer = dataclasses.replace(config, phases=(dataclasses.replace(first, steps=6), config.phases[1]))
     whole = pretraining.pretrain(longer, parts, tmp_path / "whole")
@@ -108,7 +108,7 @@ def test_a_finished_run_is_lengthened(config, tiny_corpus, tmp_path):
 
 
 def test_a_second_run_is_refused_while_the_first_goes_on(config, tiny_corpus, tmp_path, monkeypatch):
-    workdir, parts, refused, push = tmp_path / "run", [Part(tiny_corpus)], [], Reporter.push
+    workdir, parts, refused, push = tmp_path / "run", [CorpusWeight(tiny_corpus)], [], Reporter.push
 
     def push_and_start_another(self, step, *rest):
         push(self, step, *rest)
@@ -125,7 +125,7 @@ def test_a_second_run_is_refused_while_the_first_goes_on(config, tiny_corpus, tm
 
 def test_a_real_figure_is_looked_at(config, tiny_corpus, tmp_path):
     """Its own accuracy ends the run at once, and one a little higher does not."""
-    whole, parts = tmp_path / "whole", [Part(tiny_corpus)]
+    whole, parts = tmp_path / "whole", [CorpusWeight(tiny_corpus)]
     assert pretraining.pretrain(aiming(config, 1.0, 32), parts, whole).ended == "steps"
     validation = lines(whole, "validation")
     assert [line["step"] for line in validation] == [4, 12, 20, 22]
@@ -140,7 +140,9 @@ def test_evaluations_change_nothing_of_the_run(config, tiny_corpus, tmp_path):
     often = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, every=1))
     never = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, every=0))
     runs = {"often": often, "never": never, "by rows": aiming(config, 1.0, 1)}
-    places = {name: pretraining.pretrain(one, [Part(tiny_corpus)], tmp_path / name) for name, one in runs.items()}
+    places = {
+        name: pretraining.pretrain(one, [CorpusWeight(tiny_corpus)], tmp_path / name) for name, one in runs.items()
+    }
     steps = {name: [line["step"] for line in lines(tmp_path / name, "validation")] for name in runs}
     assert steps == {"often": list(range(1, 23)), "never": [22], "by rows": list(range(1, 23))}
     reference = lines(tmp_path / "never", "train")
@@ -176,6 +178,6 @@ def test_an_mlperf_run_evaluates_by_its_formula(config, tiny_corpus, tmp_path, m
         return 52
 
     monkeypatch.setattr(TargetConfig, "rows_between", rows_between)
-    pretraining.pretrain(aiming(config, 1.0), [Part(tiny_corpus)], tmp_path / "run")
+    pretraining.pretrain(aiming(config, 1.0), [CorpusWeight(tiny_corpus)], tmp_path / "run")
     assert asked == [8] * 4 + [4] * 18
     assert [line["step"] for line in lines(tmp_path / "run", "validation")] == [9, 22]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bert_jax.config import Config, Phase
-from bert_jax.data.mixture_spec import Part
+from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.training import pretraining
 from bert_jax.training import time_budget as budget_module
 from bert_jax.training.run_directory.ledger import Ledger
@@ -122,8 +122,8 @@ def test_a_run_that_the_clock_ends(tiny_config, tiny_corpus, tmp_path, monkeypat
     monkeypatch.setattr(
         budget_module.Budget, "__init__", lambda self, *args: original(self, *args, clock=lambda: 60.0 * next(minutes))
     )
-    place = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
+    place = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
     assert place.ended == "time" and 28 <= place.cursor.step <= 31
     rates = [line["learning_rate"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl") if "loss" in line]
     assert rates[-1] < 0.2 * max(rates)
-    assert pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run") == place
+    assert pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run") == place

@@ -10,7 +10,7 @@ import pytest
 from bert_jax import config as config_lib
 from bert_jax.config import Config, Phase
 from bert_jax.data.corpus import FORMAT_VERSION, identity_of
-from bert_jax.data.mixture_spec import Part
+from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.directory_lock import DirectoryLock
 from bert_jax.errors import UserError
 from bert_jax.training import continuation, pretraining
@@ -159,7 +159,7 @@ def test_the_config_is_read_after_the_lock_is_acquired(tiny_config, tiny_corpus,
 
     monkeypatch.setattr(DirectoryLock, "acquire", acquire)
     with pytest.raises(UserError, match="steps so far would not be the same: the learning rate of step"):
-        pretraining.pretrain(tiny_config, [Part(tiny_corpus)], tmp_path / "run")
+        pretraining.pretrain(tiny_config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
 
 
 def test_shares_are_kept_as_the_stream_uses_them(tmp_path):

@@ -8,7 +8,7 @@ from bert_jax import config as config_lib
 from bert_jax.config import Config
 from bert_jax.data.corpus import identity_of, read_manifest
 from bert_jax.data.epoch_plan import STREAM_VERSION
-from bert_jax.data.mixture import CYCLE, rounded
+from bert_jax.data.mixture import CYCLE_ROWS, rows_per_cycle
 from bert_jax.directory_lock import LOCK_FILE
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath, check_reachable, make_directory, write_atomic
@@ -101,12 +101,12 @@ def _halves(workdir: StoredPath) -> set[str]:
 def _described(config: Config, mixture: dict[str, float]) -> dict[str, Any]:
     """What must not change while a run goes on."""
     identities = sorted(mixture)
-    counts = rounded([mixture[identity] for identity in identities]).tolist()
+    counts = rows_per_cycle([mixture[identity] for identity in identities]).tolist()
     return {
         "stream_version": STREAM_VERSION,
         "fingerprint": config_lib.fingerprint(config),
         # As the stream uses them: whole rows of a cycle.
-        "corpora": {identity: count / CYCLE for identity, count in zip(identities, counts, strict=True)},
+        "corpora": {identity: count / CYCLE_ROWS for identity, count in zip(identities, counts, strict=True)},
     }
 
 

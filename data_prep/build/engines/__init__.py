@@ -1,9 +1,9 @@
-"""Who runs the phases of a build: processes of this machine (`local`), or a cluster (`beam`).
+"""Engines run the phases of a build: in processes of this machine (`local`), or on a cluster (`beam`).
 
-An engine has two methods, both of which may find part of the work done by an earlier run:
+An engine has two methods. An earlier run may have done part of the work of either:
 
-- `prepare(job, inputs)`: every input is cut to its end, and every block of it has its unit.
-- `assemble(assembler, plans)`: the shard of every plan is written.
+- `prepare(job, inputs)` prepares every block of every input.
+- `assemble(assembler, plans)` writes the shard of every plan.
 """
 
 import abc
@@ -11,21 +11,21 @@ import contextlib
 from collections.abc import Sequence
 
 from data_prep.build.assemble import Assembler
-from data_prep.build.prepare import Job
+from data_prep.build.prepare import PrepareJob
 from data_prep.sources.base import Input
 
-PlacedInput = tuple[int, int, Input]
-"""Index of the source, index in the source, the input"""
+IndexedInput = tuple[int, int, Input]
+"""Index of the source, index within the source, the input"""
 
 
 class Engine(contextlib.AbstractContextManager):
-    """Runs the tasks of a build; entered for the time of one build."""
+    """Runs the tasks of one build; a context manager."""
 
     def __exit__(self, *error) -> None:
-        """Lets go of what it holds."""
+        """Releases the workers."""
 
     @abc.abstractmethod
-    def prepare(self, job: Job, inputs: Sequence[PlacedInput]) -> None:
+    def prepare(self, job: PrepareJob, inputs: Sequence[IndexedInput]) -> None:
         """Phase 1."""
 
     @abc.abstractmethod

@@ -1,9 +1,9 @@
 """Runs a build on an Apache Beam runner: Dataflow, Flink, Spark, Dask, or the direct runner.
 
-No text travels between workers. Each reads its share of the input itself, from where every worker can
-read, and writes units where every worker can write; a large input has several readers, each of which
-cuts all of it, which is cheap, and prepares every n-th block. So a task may run twice or be retried, and
-memory is a few blocks on any runner.
+No text is sent between workers. Each worker reads its share of the input from storage that all workers can read, and
+writes prepared blocks to storage that all can write. A large input has several readers: each splits all of it into
+blocks, which is cheap, and prepares every n-th block. So tasks can be repeated, and memory is a few blocks on any
+runner.
 """
 
 import contextlib
@@ -18,26 +18,26 @@ from etils import epath
 from bert_jax import storage
 from bert_jax.errors import UserError
 from data_prep.build.assemble import Assembler
-from data_prep.build.engines import Engine, PlacedInput
-from data_prep.build.prepare import Job, Preparer, cut
+from data_prep.build.engines import Engine, IndexedInput
+from data_prep.build.prepare import BlockPreparer, PrepareJob, input_tasks
 
 _BYTES_PER_READER = 256 << 20
 _MAX_READERS = 16
 _FAILURE = "failure-"
-# Beam has short names for its other runners.
+# Beam accepts short names for its other runners.
 _LONG_NAMES = {"DaskRunner": "apache_beam.runners.dask.dask_runner.DaskRunner"}
 
 
 @dataclasses.dataclass(frozen=True)
 class BeamEngine(Engine):
-    """Runs the tasks as two pipelines, with the deciding between them in the launching process."""
+    """Runs the tasks as two pipelines; phase 2 runs between them in the launching process."""
 
     runner: str | None
-    """Beam's name of the runner; None for its default, the direct runner"""
+    """Beam's name of the runner; None: its default, the direct runner"""
     flags: Sequence[str] = ()
     """pipeline options of Beam, as on its command line"""
 
-    def prepare(self, job: Job, inputs: Sequence[PlacedInput]) -> None:
+    def prepare(self, job: PrepareJob, inputs: Sequence[IndexedInput]) -> None:
         """Phase 1."""
         shares = [
             (place, reader, readers)
@@ -56,7 +56,7 @@ class BeamEngine(Engine):
             return
         runner = [f"--runner={_LONG_NAMES.get(self.runner, self.runner)}"] if self.runner else []
         for failure in epath.Path(scratch).glob(f"{_FAILURE}*"):
-            failure.unlink()  # of an earlier run
+            failure.unlink()  # from an earlier run
         try:
             pipeline = beam.Pipeline(options=PipelineOptions([*self.flags, *runner]))
         except (ValueError, ImportError, AttributeError) as error:
@@ -67,17 +67,17 @@ class BeamEngine(Engine):
             state = result.wait_until_finish()
         finally:
             if client := getattr(result, "client", None):
-                client.close()  # Dask's, which would go on looking for its cluster
+                client.close()  # Dask's client would keep trying to reach its cluster
         failures = list(epath.Path(scratch).glob(f"{_FAILURE}*"))
         if failures:
             raise UserError(min(failure.read_text() for failure in failures))
         if state not in (None, "DONE"):
-            raise UserError(f"the Beam pipeline ended as {state}; its runner's log says why. Started again, it goes on")
+            raise UserError(f"the Beam pipeline ended as {state}: see its runner's log; the same command continues")
 
 
 @contextlib.contextmanager
 def _failures_in(scratch: str) -> Iterator[None]:
-    """Hands the user's errors to the launching process: raised in a worker they would be retried and buried."""
+    """Passes user errors to the launching process; raised in a worker, they would be retried and lost in its log."""
     try:
         yield
     except (UserError, OSError) as error:
@@ -88,16 +88,16 @@ def _failures_in(scratch: str) -> Iterator[None]:
 
 
 class _Prepare(beam.DoFn):
-    def __init__(self, job: Job):
+    def __init__(self, job: PrepareJob):
         self._job = job
 
     def setup(self):
-        self._preparer = Preparer(self._job)
+        self._preparer = BlockPreparer(self._job)
 
     def process(self, share):
         (source, index, part), reader, readers = share
         with _failures_in(self._job.scratch):
-            for task in cut(self._job, source, index, part, reader, readers):
+            for task in input_tasks(self._job, source, index, part, reader, readers):
                 if not task.done:
                     self._preparer(task)
 

@@ -7,15 +7,15 @@ import tqdm
 
 from bert_jax.progress import progress
 from data_prep.build.assemble import Assembler
-from data_prep.build.engines import Engine, PlacedInput
-from data_prep.build.prepare import Job, Preparer, Task, cut
-from data_prep.parallel import Workers
+from data_prep.build.engines import Engine, IndexedInput
+from data_prep.build.prepare import BlockPreparer, PrepareJob, Task, input_tasks
+from data_prep.parallel import WorkerPool
 
-_preparer: Preparer | None = None
+_preparer: BlockPreparer | None = None
 
 
 class LocalEngine(Engine):
-    """This process reads and cuts, `workers` processes do the rest; with one worker, this process does all."""
+    """This process reads and splits the input, `workers` processes do the rest; with one worker, it does everything."""
 
     def __init__(self, workers: int = 1):
         self._count = workers
@@ -24,23 +24,23 @@ class LocalEngine(Engine):
     def __exit__(self, *error) -> None:
         self._stack.close()
 
-    def prepare(self, job: Job, inputs: Sequence[PlacedInput]) -> None:
-        """Phase 1; a few blocks for each worker are in memory at a time."""
-        self._workers = self._stack.enter_context(Workers(self._count, _initialize, (job,)))
+    def prepare(self, job: PrepareJob, inputs: Sequence[IndexedInput]) -> None:
+        """Phase 1; a few blocks per worker are in memory at a time."""
+        self._workers = self._stack.enter_context(WorkerPool(self._count, _initialize, (job,)))
         with progress("preparing", sum(part.size for _, _, part in inputs), "B") as bar:
             for size in self._workers.map(_prepare, _tasks(job, inputs, bar), _origin):
                 bar.update(size)
 
     def assemble(self, assembler: Assembler, plans: Sequence[str]) -> None:
-        """Phase 3, a shard at a time in each worker."""
+        """Phase 3; each worker writes one shard at a time."""
         with progress("writing", len(plans), "shard") as bar:
             for _ in self._workers.map(assembler, plans, assembler.first_document):
                 bar.update()
 
 
-def _tasks(job: Job, inputs: Sequence[PlacedInput], bar: tqdm.tqdm) -> Iterator[Task]:
+def _tasks(job: PrepareJob, inputs: Sequence[IndexedInput], bar: tqdm.tqdm) -> Iterator[Task]:
     for source, index, part in inputs:
-        for task in cut(job, source, index, part):
+        for task in input_tasks(job, source, index, part):
             if task.done:
                 bar.update(task.block.size)
             else:
@@ -51,9 +51,9 @@ def _origin(task: Task) -> str:
     return task.block.origin
 
 
-def _initialize(job: Job) -> None:
+def _initialize(job: PrepareJob) -> None:
     global _preparer
-    _preparer = Preparer(job)
+    _preparer = BlockPreparer(job)
 
 
 def _prepare(task: Task) -> int:

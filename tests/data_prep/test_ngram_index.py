@@ -1,4 +1,4 @@
-"""The leak index against sets of tuples."""
+"""The n-gram index against sets of tuples."""
 
 import pickle
 
@@ -6,13 +6,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.duplicates.ngram_index import LeakIndex
+from data_prep.duplicates.ngram_index import NgramIndex
 from data_prep.duplicates.word_hashes import word_hashes
 
 texts = st.lists(st.sampled_from(["a", "b", "c", "d"]), max_size=20).map(" ".join)
 
 
-def runs(text, size):
+def ngrams(text, size):
     words = text.split()
     return [tuple(words[i : i + size]) for i in range(len(words) - size + 1)]
 
@@ -20,9 +20,9 @@ def runs(text, size):
 @given(st.lists(texts, max_size=6), texts, st.integers(1, 5))
 @settings(deadline=None)  # the first call compiles
 def test_hits_are_those_of_sets(evaluation, document, size):
-    index = LeakIndex.build(iter(evaluation), size)
-    known = {run for text in evaluation for run in runs(text, size)}
-    assert index.hits(word_hashes(document)) == sum(run in known for run in runs(document, size))
+    index = NgramIndex.build(iter(evaluation), size)
+    known = {ngram for text in evaluation for ngram in ngrams(text, size)}
+    assert index.hits(word_hashes(document)) == sum(ngram in known for ngram in ngrams(document, size))
     assert index.num_ngrams == len(known)
     assert index.num_texts == len(evaluation)
     assert index.too_short == sum(len(text.split()) < size for text in evaluation)
@@ -30,7 +30,7 @@ def test_hits_are_those_of_sets(evaluation, document, size):
 
 def test_a_quotation_is_found_whatever_its_punctuation():
     sentence = "The quick brown fox, which was hungry, jumps over a very lazy old dog"
-    index = LeakIndex.build(["too short", sentence, "今天天气很好我们一起去公园散步吧"])
+    index = NgramIndex.build(["too short", sentence, "今天天气很好我们一起去公园散步吧"])
     assert (index.num_ngrams, index.too_short) == (2 + 4, 1)
     quoting = "he wrote: “the QUICK brown fox - which was hungry - jumps over a very lazy old dog”, then slept"
     assert index.hits(word_hashes(quoting)) == 2
@@ -41,18 +41,18 @@ def test_a_quotation_is_found_whatever_its_punctuation():
 
 def test_pickles_and_does_not_depend_on_order():
     evaluation = [f"{i} " * 7 + f"{i + 1} " * 7 for i in range(500)]
-    index, other = LeakIndex.build(evaluation), LeakIndex.build(evaluation[::-1])
+    index, other = NgramIndex.build(evaluation), NgramIndex.build(evaluation[::-1])
     assert np.array_equal(index.slots, other.slots)
     again = pickle.loads(pickle.dumps(index))
     assert (again.ngram_words, again.num_ngrams) == (13, index.num_ngrams)
     assert all(again.hits(word_hashes(text)) == 2 for text in evaluation)
 
 
-def test_every_run_has_its_slot():
+def test_every_ngram_has_its_slot():
     for count in range(1, 80):
-        index = LeakIndex.build([" ".join(map(str, range(count)))], 1)
+        index = NgramIndex.build([" ".join(map(str, range(count)))], 1)
         assert np.count_nonzero(index.slots) == index.num_ngrams == count
 
 
-def test_nothing_to_look_for():
-    assert LeakIndex.build([]).hits(word_hashes("word " * 50)) == 0
+def test_an_empty_index():
+    assert NgramIndex.build([]).hits(word_hashes("word " * 50)) == 0

@@ -1,4 +1,4 @@
-"""Records with fields: what a source says when a field is not there, or is not text."""
+"""Checks fields of records: missing fields, and values that are not text."""
 
 import difflib
 from collections.abc import Collection
@@ -6,42 +6,42 @@ from typing import Any
 
 from data_prep.sources.base import Document, Skipped
 
-_MOST_FIELDS = 20
+_MAX_FIELDS = 20
 
 
-def no_such_field(field: str, fields: Collection[str]) -> str:
-    """Says that there is no such field, which ones there are, and which one was perhaps meant."""
+def missing_field_message(field: str, fields: Collection[str]) -> str:
+    """A message about a missing field, with the existing fields and the closest name."""
     if not fields:
-        return f"no field {field!r}; there are none here"
+        return f"no field {field!r}; there are no fields"
     near = difflib.get_close_matches(field, fields, n=1)
     hint = f", did you mean {near[0]!r}" if near else ""
-    names = [*sorted(fields)[:_MOST_FIELDS], *(["..."] if len(fields) > _MOST_FIELDS else [])]
+    names = [*sorted(fields)[:_MAX_FIELDS], *(["..."] if len(fields) > _MAX_FIELDS else [])]
     return f"no field {field!r}{hint}; there are: {', '.join(names)}"
 
 
-def text_of(value: Any, field: str, origin: str) -> Document | Skipped:
-    """A field's value as a document, where it is text and not empty."""
+def document_from_text(value: Any, field: str, origin: str) -> Document | Skipped:
+    """The value of a field as a document, if it is text and not empty."""
     if value is None:
         return Skipped("null_field", origin, f"the field {field!r} is null")
     if not isinstance(value, str):
-        return Skipped("field_not_text", origin, f"the field {field!r} is {kind_of(value)}, not text")
+        return Skipped("field_not_text", origin, f"the field {field!r} is {json_type_name(value)}, not text")
     if not value or value.isspace():
         return Skipped("empty_document", origin, f"the field {field!r} is empty")
     return Document(origin, value)
 
 
-def text_of_bytes(value: bytes | None, field: str, origin: str, max_bytes: int) -> Document | Skipped:
-    """`text_of` of what should be UTF-8 and have no more than `max_bytes`."""
+def document_from_utf8(value: bytes | None, field: str, origin: str, max_bytes: int) -> Document | Skipped:
+    """`document_from_text` of bytes, which must be UTF-8 and at most `max_bytes`."""
     if value is not None and len(value) > max_bytes:
         return Skipped("record_too_long", origin, f"the field {field!r} is longer than {max_bytes} bytes")
     try:
-        return text_of(None if value is None else value.decode(), field, origin)
+        return document_from_text(None if value is None else value.decode(), field, origin)
     except UnicodeDecodeError as error:
         return Skipped("invalid_utf8", origin, f"the field {field!r} is not UTF-8 at its byte {error.start}")
 
 
-def kind_of(value: Any) -> str:
-    """What a value read from JSON is called in a message."""
+def json_type_name(value: Any) -> str:
+    """The type of a JSON value, for messages."""
     if value is None:
         return "null"
     kinds = {dict: "an object", list: "a list", str: "text", bool: "true or false"}

@@ -1,4 +1,4 @@
-"""WordPiece and BPE vocabularies from counts of words."""
+"""Trains WordPiece and BPE vocabularies from word counts."""
 
 import collections
 import sys
@@ -14,10 +14,10 @@ from bert_jax.tokenizers.kinds import (
     byte_alphabet,
 )
 from bert_jax.tokenizers.tokenizer import Tokenizer, bpe, byte_bpe, wordpiece
-from data_prep.vocabularies.merges import MIN_COUNT, Merged, learn
+from data_prep.vocabularies.merges import MIN_COUNT, MergeResult, learn_merges
 
 MAX_CHARACTERS = 1000
-"""Rarer characters become unknown; each kept one takes a piece, two in WordPiece."""
+"""Rarer characters become unknown; each kept character takes one piece, two in WordPiece."""
 
 _ORIGIN = "the trained vocabulary"
 
@@ -31,27 +31,27 @@ def train_wordpiece(
     max_characters: int = MAX_CHARACTERS,
     min_count: int = MIN_COUNT,
 ) -> Tokenizer:
-    """Trains BERT's kind: [PAD] [UNK] [CLS] [SEP] [MASK] are 0..4, then characters, then what merges make of them.
+    """Trains a tokenizer like BERT's: ids 0..4 are [PAD] [UNK] [CLS] [SEP] [MASK], then characters, then merged pieces.
 
     Starts from characters, with "##" before those inside a word.
 
     Args:
-      counts: of words as `counting.BertWords` makes them; their order decides ties.
-      vocab_size: number of pieces; fewer where the text has no more, which is said on stderr.
-      lowercase: whether the words are lower-cased, as texts then will be.
-      score: which pairs to join first, one of `merges.SCORES`.
-      max_characters: how many different characters are kept, the most frequent.
-      min_count: pairs that occur less often are not joined.
+      counts: word counts of `counting.BertWordCounter`; their order breaks ties.
+      vocab_size: number of pieces; if the text gives fewer, a note is printed on stderr.
+      lowercase: whether the words are lower-cased; the tokenizer then lower-cases texts.
+      score: the order of merges, one of `merges.SCORES`.
+      max_characters: number of different characters to keep, the most frequent.
+      min_count: pairs that occur less often are not merged.
 
     Raises:
-      UserError: no words, or a vocab_size that cannot hold the characters.
+      UserError: there are no words, or vocab_size is too small for the characters.
     """
     words = [word for word in counts if len(word) <= MAX_CHARS_PER_WORD]
     alphabet = _alphabet({word: counts[word] for word in words}, max_characters)
     words = [word for word in words if alphabet.issuperset(word)]
     inside = {c: f"{CONTINUATION}{c}" for c in alphabet}
     pieces = [*SPECIAL_TOKENS, *sorted(alphabet), *sorted({inside[c] for word in words for c in word[1:]})]
-    # Spelled one at a time: all of them at once would take more memory than anything else.
+    # A generator, because the list of all spelled words would take more memory than everything else.
     spelled = ([word[0], *(inside[c] for c in word[1:])] for word in words)
     merged = _learn(
         spelled,
@@ -73,58 +73,58 @@ def train_bpe(
     max_characters: int = MAX_CHARACTERS,
     min_count: int = MIN_COUNT,
 ) -> Tokenizer:
-    """Trains BPE over BERT's words: special tokens are 0..4, then "▁" and the characters, then merges.
+    """Trains BPE over BERT's words: ids 0..4 are special tokens, then "▁" and the characters, then merged pieces.
 
-    "▁" stands in front of every word as if it were one of its characters. The arguments and errors are those of
+    Every word starts with "▁", which is treated as one of its characters. Arguments and errors are those of
     `train_wordpiece`.
     """
     alphabet = _alphabet(counts, max_characters)
     words = [word for word in counts if alphabet.issuperset(word)]
     pieces = [*SPECIAL_TOKENS, WORD_START, *sorted(alphabet - {WORD_START})]
-    cut = _cut((f"{WORD_START}{word}", counts[word]) for word in words)
-    merged = _learn(cut, list(cut.values()), pieces, vocab_size, min_count=min_count)
+    split = _split_long_words((f"{WORD_START}{word}", counts[word]) for word in words)
+    merged = _learn(split, list(split.values()), pieces, vocab_size, min_count=min_count)
     return bpe(merged.pieces, merged.merges, lowercase, _ORIGIN)
 
 
 def train_byte_bpe(
     counts: Mapping[str, int], vocab_size: int, lowercase: bool, *, min_count: int = MIN_COUNT
 ) -> Tokenizer:
-    """Trains RoBERTa's kind: <s> <pad> </s> <unk> <mask> are 0..4, then the 256 bytes, then merges.
+    """Trains a tokenizer like RoBERTa's: ids 0..4 are <s> <pad> </s> <unk> <mask>, then 256 bytes, then merged pieces.
 
     Args:
-      counts: of words as `counting.ByteWords` makes them; their order decides ties.
+      counts: word counts of `counting.ByteWordCounter`; their order breaks ties.
       vocab_size, lowercase, min_count: as for `train_wordpiece`.
 
     Raises:
-      UserError: no words, or a vocab_size below 261.
+      UserError: there are no words, or vocab_size is below 261.
     """
     pieces = [*BYTE_SPECIAL_TOKENS, *byte_alphabet()]
-    cut = _cut(counts.items())
-    merged = _learn(cut, list(cut.values()), pieces, vocab_size, min_count=min_count)
+    split = _split_long_words(counts.items())
+    merged = _learn(split, list(split.values()), pieces, vocab_size, min_count=min_count)
     vocab = {piece: i for i, piece in enumerate(merged.pieces)}
     return byte_bpe(vocab, merged.merges, lowercase, prefix_space=True, origin=_ORIGIN)
 
 
-def too_small(vocab_size: int, least: int) -> UserError:
-    """The error for a vocabulary that cannot hold what it must."""
-    return UserError(f"--vocab-size {vocab_size} cannot hold the characters of this text; use at least {least}")
+def vocab_size_error(vocab_size: int, least: int) -> UserError:
+    """The error for a vocab_size that is too small for the characters."""
+    return UserError(f"--vocab-size {vocab_size} is too small for the characters of this text; use at least {least}")
 
 
-def note_size(found: int, vocab_size: int) -> None:
-    """Says on stderr where a text gives fewer pieces than were asked for."""
-    if found < vocab_size:
-        print(f"note: the text gives only {found} pieces, not {vocab_size}", file=sys.stderr)
+def warn_if_fewer_pieces(num_pieces: int, vocab_size: int) -> None:
+    """Prints a note on stderr if there are fewer than `vocab_size` pieces."""
+    if num_pieces < vocab_size:
+        print(f"note: the text gives only {num_pieces} pieces, not {vocab_size}", file=sys.stderr)
 
 
 def _learn(
     words: Iterable[Iterable[str]], counts: Sequence[int], pieces: Sequence[str], vocab_size: int, **options
-) -> Merged:
+) -> MergeResult:
     if not counts:
         raise UserError("no words in the text; a tokenizer cannot be trained on it")
     if len(pieces) > vocab_size:
-        raise too_small(vocab_size, len(pieces))
-    merged = learn(words, counts, pieces, vocab_size, **options)
-    note_size(len(merged.pieces), vocab_size)
+        raise vocab_size_error(vocab_size, len(pieces))
+    merged = learn_merges(words, counts, pieces, vocab_size, **options)
+    warn_if_fewer_pieces(len(merged.pieces), vocab_size)
     return merged
 
 
@@ -136,10 +136,10 @@ def _alphabet(words: Mapping[str, int], size: int) -> frozenset[str]:
     return frozenset(sorted(counts, key=lambda c: (-counts[c], c))[:size])
 
 
-def _cut(words: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """Cuts long words, such as sentences of a script without spaces: each join reads the words it changes in full."""
-    cut: collections.Counter[str] = collections.Counter()
+def _split_long_words(words: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Splits long words, such as sentences of a script without spaces: each merge reads whole words."""
+    split: collections.Counter[str] = collections.Counter()
     for word, count in words:
         for start in range(0, len(word), MAX_CHARS_PER_WORD):
-            cut[word[start : start + MAX_CHARS_PER_WORD]] += count
-    return cut
+            split[word[start : start + MAX_CHARS_PER_WORD]] += count
+    return split

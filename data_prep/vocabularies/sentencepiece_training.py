@@ -1,4 +1,4 @@
-"""SentencePiece vocabularies, trained by the `sentencepiece` library."""
+"""Trains SentencePiece models with the `sentencepiece` library."""
 
 import dataclasses
 import io
@@ -10,40 +10,40 @@ import sentencepiece as library
 from bert_jax.errors import UserError
 from bert_jax.tokenizers.kinds import CLS, MASK, PAD, SEP, UNK
 from bert_jax.tokenizers.tokenizer import Tokenizer, sentencepiece
-from data_prep.vocabularies.kinds import note_size, too_small
+from data_prep.vocabularies.wordpiece_bpe import vocab_size_error, warn_if_fewer_pieces
 
 MAX_LINE_BYTES = 4096
-"""Longer lines are cut: by itself the library leaves out what is longer than 4192 bytes."""
+"""Longer lines are split: the library skips lines longer than 4192 bytes."""
 
-# As ALBERT's. The library's own 0.9995 made 1 in 640 pieces of English books unknown, this makes 1 in 5,300.
+# As in ALBERT. With the library's default 0.9995, 1 in 640 pieces of English books is unknown; with this 1 in 5,300.
 _CHARACTER_COVERAGE = 0.99995
-# The sums of the EM algorithm depend, in their last bits, on how many threads share them.
+# The sums of the EM algorithm depend, in their last bits, on the number of threads.
 _THREADS = 16
 
 
 @dataclasses.dataclass(frozen=True)
-class Lines:
-    """Cuts texts into lines that are not too long."""
+class LineSplitter:
+    """Splits texts into lines of at most MAX_LINE_BYTES."""
 
     def __call__(self, texts: Iterable[str]) -> list[str]:
-        """The lines, none empty."""
-        return [part for text in texts for line in text.split("\n") for part in _cut(line)]
+        """The lines; none is empty."""
+        return [part for text in texts for line in text.split("\n") for part in _split_line(line)]
 
 
 def train_sentencepiece(lines: Sequence[str], model_type: str, vocab_size: int, lowercase: bool) -> Tokenizer:
-    """Trains a SentencePiece model: [PAD] [UNK] [CLS] [SEP] [MASK] are 0..4, and no text becomes one of them.
+    """Trains a SentencePiece model: ids 0..4 are [PAD] [UNK] [CLS] [SEP] [MASK], which no text is encoded as.
 
-    Text is normalised by the library's rules (NFKC and then some). The rarest characters, 1 in 20,000 of the text,
-    become unknown. The same lines give the same model, bit for bit.
+    Text is normalised by the library's rules (an extended NFKC). The rarest characters, 1 in 20,000 of the text, become
+    unknown. The same lines give the same model, bit for bit.
 
     Args:
-      lines: at most `MAX_LINE_BYTES` each; all are used, and all are held in memory.
+      lines: at most `MAX_LINE_BYTES` each; all are used and kept in memory.
       model_type: "unigram" or "bpe".
-      vocab_size: number of pieces; fewer where the text has no more, which is said on stderr.
-      lowercase: fold case (accents stay).
+      vocab_size: number of pieces; if the text gives fewer, a note is printed on stderr.
+      lowercase: fold case (accents are kept).
 
     Raises:
-      UserError: no text, or a vocab_size that cannot hold the characters.
+      UserError: there is no text, or vocab_size is too small for the characters.
     """
     if not any(line.strip() for line in lines):
         raise UserError("no words in the text; a tokenizer cannot be trained on it")
@@ -71,16 +71,16 @@ def train_sentencepiece(lines: Sequence[str], model_type: str, vocab_size: int, 
             minloglevel=2,
         )
     except RuntimeError as error:
-        if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error)):
-            raise too_small(vocab_size, int(found[1])) from error
+        if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error)):
+            raise vocab_size_error(vocab_size, int(match[1])) from error
         raise
     tokenizer = sentencepiece(model.getvalue(), "the trained vocabulary")
-    note_size(tokenizer.vocab_size, vocab_size)
+    warn_if_fewer_pieces(tokenizer.vocab_size, vocab_size)
     return tokenizer
 
 
-def _cut(line: str) -> Iterator[str]:
-    """Cuts at a space where there is one within reach, or else between two characters."""
+def _split_line(line: str) -> Iterator[str]:
+    """Splits a line after a space if possible, otherwise between two characters."""
     content, start = line.encode(), 0
     while len(content) - start > MAX_LINE_BYTES:
         end = start + MAX_LINE_BYTES

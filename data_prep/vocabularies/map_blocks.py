@@ -1,4 +1,4 @@
-"""Reads sources, cleans their text, and boils each block of it down to what is wanted of it, in worker processes."""
+"""Reads sources, cleans their text, and applies a function to each block, in worker processes."""
 
 import collections
 import dataclasses
@@ -12,23 +12,23 @@ from data_prep.clean import clean
 from data_prep.parallel import ordered_map
 from data_prep.sources.base import Block, Skipped, Source
 
-Digest = Callable[[list[str]], Any]
-"""What is wanted of the cleaned texts of a block; picklable."""
+BlockFunction = Callable[[list[str]], Any]
+"""A function of the cleaned texts of a block; picklable."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Boiled:
-    """What is left of a block.
+class BlockResult:
+    """The result of one block.
 
     Attributes:
       source: index of the source.
       size: of the block, in units of progress.
-      documents: how many began here.
+      documents: that begin in the block.
       text_bytes: UTF-8 bytes of all cleaned text.
-      kept_bytes: of what was kept of it.
+      kept_bytes: of the sampled text.
       skipped: counts by reason.
-      first: the first thing skipped.
-      result: what the digest made of the texts kept.
+      first: the first skipped item.
+      result: of the function, for the sampled texts.
     """
 
     source: int
@@ -42,12 +42,12 @@ class Boiled:
 
 
 @dataclasses.dataclass
-class Total:
-    """What a source gave in all.
+class SourceTotals:
+    """Totals of a source.
 
     Attributes:
       text_bytes: UTF-8 bytes of cleaned text.
-      kept_bytes: of what was kept of it.
+      kept_bytes: of the sampled text.
     """
 
     text_bytes: int = 0
@@ -56,61 +56,63 @@ class Total:
     _skipped: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     _first: Skipped | None = None
 
-    def add(self, boiled: Boiled) -> None:
-        """Counts a block."""
-        self.text_bytes += boiled.text_bytes
-        self.kept_bytes += boiled.kept_bytes
-        self._documents += boiled.documents
-        self._skipped += boiled.skipped
-        self._first = self._first or boiled.first
+    def add(self, result: BlockResult) -> None:
+        """Adds the counts of a block."""
+        self.text_bytes += result.text_bytes
+        self.kept_bytes += result.kept_bytes
+        self._documents += result.documents
+        self._skipped += result.skipped
+        self._first = self._first or result.first
 
     def report(self, source: Source) -> None:
-        """Says on stderr what was left out; raises what `Source.check` raises."""
-        source.check(self._documents, self._skipped, self._first)
+        """Prints a note on what was skipped; raises the errors of `Source.check_not_empty`."""
+        source.check_not_empty(self._documents, self._skipped, self._first)
         if self._first:
             counts = ", ".join(f"{count} x {reason}" for reason, count in self._skipped.items())
             first = f"{self._first.origin}: {self._first.detail}"
-            print(f"note: --source {source.spec}: left out {counts}; the first: {first}", file=sys.stderr)
+            print(f"note: --source {source.spec}: skipped {counts}; the first: {first}", file=sys.stderr)
 
 
-def boil(
+def map_blocks(
     sources: Sequence[Source],
-    digest: Digest,
-    take: Callable[[int, Any], None],
+    function: BlockFunction,
+    on_result: Callable[[int, Any], None],
     workers: int,
     description: str,
     rates: Sequence[float] | None = None,
-) -> list[Total]:
-    """Hands what `digest` makes of each block to `take`, in the order of the text, whatever the number of workers.
+) -> list[SourceTotals]:
+    """Applies `function` to each block; calls `on_result` in the order of the text, for any number of workers.
 
     Args:
       sources: read one after the other.
-      digest: of the cleaned texts of a block.
-      take: gets the index of the source and the result.
+      function: of the cleaned texts of a block.
+      on_result: called with the index of the source and the result.
       workers: processes.
       description: for the progress bar.
-      rates: part of each source's documents to keep; a hash of its text decides for each document, or part of a
-        long one. None keeps all.
+      rates: share of each source's documents to sample; a hash of the text decides for each document, or part of a
+        long one. None: all.
 
     Returns:
-      what each source gave.
+      totals of each source.
 
     Raises:
       UserError: a source cannot be read.
     """
-    totals = [Total() for _ in sources]
+    totals = [SourceTotals() for _ in sources]
     parts = [(index, source, part) for index, source in enumerate(sources) for part in source.inputs()]
     rates = tuple(rates) if rates is not None else (1.0,) * len(sources)
     with progress(description, sum(part.size for _, _, part in parts), "B") as bar:
-        for boiled in ordered_map(_boil, _tasks(parts), workers, _name, _initialize, (tuple(sources), digest, rates)):
-            totals[boiled.source].add(boiled)
-            take(boiled.source, boiled.result)
-            bar.update(boiled.size)
+        for result in ordered_map(
+            _map_block, _tasks(parts), workers, _name, _initialize, (tuple(sources), function, rates)
+        ):
+            totals[result.source].add(result)
+            on_result(result.source, result.result)
+            bar.update(result.size)
     return totals
 
 
 _Task = tuple[int, Block]
-_state: tuple[tuple[Source, ...], Digest, tuple[float, ...]] | None = None
+_state: tuple[tuple[Source, ...], BlockFunction, tuple[float, ...]] | None = None
 
 
 def _tasks(parts) -> Iterator[_Task]:
@@ -128,9 +130,9 @@ def _initialize(*state) -> None:
     _state = state
 
 
-def _boil(task: _Task) -> Boiled:
+def _map_block(task: _Task) -> BlockResult:
     index, block = task
-    sources, digest, rates = _state
+    sources, function, rates = _state
     documents, text_bytes, kept_bytes, first = 0, 0, 0, None
     skipped: collections.Counter[str] = collections.Counter()
     kept: list[str] = []
@@ -146,7 +148,7 @@ def _boil(task: _Task) -> Boiled:
         if _is_kept(content, rates[index]):
             kept_bytes += len(content)
             kept.append(text)
-    return Boiled(index, block.size, documents, text_bytes, kept_bytes, skipped, first, digest(kept))
+    return BlockResult(index, block.size, documents, text_bytes, kept_bytes, skipped, first, function(kept))
 
 
 def _is_kept(content: bytes, rate: float) -> bool:

@@ -1,18 +1,18 @@
-"""The report as plain values, for JSON."""
+"""The report as JSON values."""
 
 from collections.abc import Sequence
 
-from data_prep.inspection.lengths import Lengths
+from data_prep.inspection.lengths import LengthHistogram
 from data_prep.inspection.mixture import Mixture
-from data_prep.inspection.statistics import QUANTILES, SplitStatistics, Statistics
+from data_prep.inspection.statistics import QUANTILES, CorpusStatistics, SplitStatistics
 
 
-def report(corpora: Sequence[Statistics], mixed: Mixture | None) -> dict:
-    """All that the page shows: {"corpora": [...], "mixture": {...} or None}."""
+def report(corpora: Sequence[CorpusStatistics], mixed: Mixture | None) -> dict:
+    """The content of the page: {"corpora": [...], "mixture": {...} or None}."""
     return {"corpora": [_corpus(one) for one in corpora], "mixture": mixed and _mixture(mixed)}
 
 
-def _corpus(statistics: Statistics) -> dict:
+def _corpus(statistics: CorpusStatistics) -> dict:
     manifest, pieces = statistics.manifest, statistics.pieces
     return {
         "directory": statistics.directory,
@@ -21,7 +21,7 @@ def _corpus(statistics: Statistics) -> dict:
         "tokenizer_fingerprint": manifest["tokenizer"]["fingerprint"],
         "disk_bytes": statistics.disk_bytes,
         "disk_bytes_per_token": statistics.disk_bytes_per_token,
-        "splits": {split: _split(manifest["splits"][split], about) for split, about in statistics.splits.items()},
+        "splits": {split: _split(manifest["splits"][split], measured) for split, measured in statistics.splits.items()},
         **{key: manifest[key] for key in ("dropped", "cleaned", "skipped", "settings")},
         "sources": [source | {"files": len(source["files"])} for source in manifest["sources"]],
         "pieces": {
@@ -48,19 +48,19 @@ def _split(counts: dict, measured: SplitStatistics) -> dict:
         "document_tokens": _lengths(measured.documents),
         "packing": [
             {
-                "seq_len": fill.seq_len,
-                "examples": fill.examples,
-                "rows": fill.rows,
-                "fill_packed": fill.packed,
-                "fill_one_example": fill.padded,
+                "seq_len": estimate.seq_len,
+                "examples": estimate.examples,
+                "rows": estimate.rows,
+                "packing_efficiency": estimate.packing_efficiency,
+                "unpacked_efficiency": estimate.unpacked_efficiency,
                 "random_pairs": random_pairs,
             }
-            for fill, random_pairs in zip(measured.fills, measured.random_pairs, strict=True)
+            for estimate, random_pairs in zip(measured.packing_estimates, measured.random_pairs, strict=True)
         ],
     }
 
 
-def _lengths(lengths: Lengths) -> dict:
+def _lengths(lengths: LengthHistogram) -> dict:
     return {
         "mean": lengths.mean,
         "quantiles": {f"{share:g}": lengths.quantile(share) for share in QUANTILES},

@@ -1,0 +1,135 @@
+"""The base class of sources that read files sequentially, and the sources `text`, `text-files` and `lines`."""
+
+import abc
+import dataclasses
+import re
+from collections.abc import Iterator
+from typing import ClassVar
+
+from data_prep.sources import files
+from data_prep.sources.base import BLOCK_BYTES, Block, Document, Input, Skipped, Source
+from data_prep.sources.text_chunks import BlankLineRule, BoundaryRule, TextChunk, WholeFileRule, document_aligned_blocks
+
+_BLANK_LINES = re.compile(rb"(?:[ \t\r\f\v]*+\n)++")
+_BETWEEN_DOCUMENTS = re.compile(rb"\n((?:[ \t\r\f\v]*+\n)++)")
+
+
+@dataclasses.dataclass(frozen=True)
+class FileSource(Source):
+    """Files that match a glob, read as bytes; the payload of a block is a tuple of chunks."""
+
+    pattern: str
+    block_bytes: int = BLOCK_BYTES
+
+    def inputs(self) -> list[Input]:
+        """The files; small consecutive files are one input."""
+        return files.group_files(files.find_files(self.spec, self.pattern), self.block_bytes)
+
+    def blocks(self, part: Input, file_entries: list[dict]) -> Iterator[Block]:
+        """Chunks of files; those of small files are one block."""
+        chunks: list[TextChunk | Skipped] = []
+        gathered = read_before = reported = 0
+        for path in part.paths:
+            with files.DecompressingReader(path) as file:
+                for chunk in self._chunks(file):
+                    size = len(chunk.data) if isinstance(chunk, TextChunk) else 0
+                    if chunks and gathered + size > self.block_bytes:
+                        read = min(part.size, read_before + file.raw_bytes)
+                        yield Block(chunks[0].origin, tuple(chunks), read - reported)
+                        chunks, gathered, reported = [], 0, read
+                    chunks.append(chunk)
+                    gathered += size
+                file_entries.append(file.file_entry())
+                read_before += file.raw_bytes
+        yield Block(chunks[0].origin, tuple(chunks), part.size - reported)
+
+    def documents(self, block: Block) -> Iterator[Document | Skipped]:
+        """The documents of the chunks."""
+        for chunk in block.payload:
+            if isinstance(chunk, Skipped):
+                yield chunk
+            elif not chunk.data:
+                yield Skipped("empty_file", chunk.path, "contains no text")
+            else:
+                yield from self._documents(chunk)
+
+    @abc.abstractmethod
+    def _chunks(self, file: files.DecompressingReader) -> Iterator[TextChunk | Skipped]:
+        """Splits a file into chunks; reads it to its end."""
+
+    @abc.abstractmethod
+    def _documents(self, chunk: TextChunk) -> Iterator[Document | Skipped]:
+        """The documents of a chunk that is not empty."""
+
+
+def decode_utf8(chunk: TextChunk, begin: int, end: int, origin: str) -> str | Skipped:
+    """Bytes of a chunk as text, or a `Skipped` if they are not UTF-8.
+
+    If such bytes are a part of a document, the caller yields an empty part, because other parts may have been read.
+    """
+    try:
+        return chunk.data[begin:end].decode()
+    except UnicodeDecodeError as error:
+        place = chunk.offset + begin + error.start
+        advice = "convert it, e.g. with `iconv -f WINDOWS-1252 -t UTF-8` if it is Western European"
+        return Skipped("invalid_utf8", origin, f"not UTF-8 at byte {place}; {advice}")
+
+
+@dataclasses.dataclass(frozen=True)
+class TextSource(FileSource):
+    """`text:GLOB` and `lines:GLOB`: blank lines separate documents."""
+
+    sentence_per_line: bool = False
+    rule: ClassVar[BoundaryRule] = BlankLineRule()
+
+    def _chunks(self, file: files.DecompressingReader) -> Iterator[TextChunk]:
+        return document_aligned_blocks(file, self.rule, self.block_bytes)
+
+    def _documents(self, chunk: TextChunk) -> Iterator[Document | Skipped]:
+        spans = list(_spans(chunk))
+        line, counted = chunk.line, 0
+        for index, (begin, end) in enumerate(spans):
+            line += chunk.data.count(b"\n", counted, begin)
+            counted = begin
+            begins, ends = chunk.begins or index > 0, chunk.ends or index < len(spans) - 1
+            origin = f"{chunk.path}:{line}"
+            text = decode_utf8(chunk, begin, end, origin)
+            if isinstance(text, Skipped):
+                yield text
+                if begins and ends:
+                    continue
+                text = ""
+            yield Document(origin, text, self.sentence_per_line, begins, ends)
+
+
+def _spans(chunk: TextChunk) -> Iterator[tuple[int, int]]:
+    """Start and end of the documents of a chunk, including the last line end."""
+    data, begin = chunk.data, 0
+    if not chunk.begins and chunk.line_start and (blank := _BLANK_LINES.match(data)):
+        yield 0, 0  # the previous document was split exactly at its end
+        begin = blank.end()
+    for match in _BETWEEN_DOCUMENTS.finditer(data, begin):
+        yield begin, match.start(1)
+        begin = match.end()
+    if data[begin:].strip() or not chunk.ends or (begin == 0 and not chunk.begins):
+        yield begin, len(data)
+
+
+@dataclasses.dataclass(frozen=True)
+class TextFileSource(FileSource):
+    """`text-files:GLOB`: a file is a document."""
+
+    rule: ClassVar[BoundaryRule] = WholeFileRule()
+
+    def _chunks(self, file: files.DecompressingReader) -> Iterator[TextChunk]:
+        return document_aligned_blocks(file, self.rule, self.block_bytes)
+
+    def _documents(self, chunk: TextChunk) -> Iterator[Document | Skipped]:
+        origin = chunk.path if chunk.begins else chunk.origin
+        text = decode_utf8(chunk, 0, len(chunk.data), origin)
+        if isinstance(text, Skipped):
+            yield text
+            if chunk.begins and chunk.ends:
+                return
+            text = ""
+        yield Document(origin, text, begins=chunk.begins, ends=chunk.ends)
