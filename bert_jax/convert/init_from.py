@@ -43,12 +43,12 @@ def read_start(config: Config, tokenizer: Tokenizer) -> Start:
       UserError: no model at the source, one of other widths, one with another vocabulary whose embeddings are to be
         kept, or one without moments that are to be kept.
     """
-    source, keep = config.start.source, config.start.moments == "keep"
+    source, keep = config.start.source, config.start.optimizer_state == "keep"
     assert source is not None
     with input_formats.opened(source, input_formats.Wishes(moments=keep)) as contents:
         _refuse_other_vocabulary(contents, config, tokenizer)
         if keep and contents.moments is None:
-            raise UserError(f"start.source {source} has no moments of an optimizer: set start.moments new")
+            raise UserError(f"start.source {source} has no moments of an optimizer: set start.optimizer_state new")
         _refuse_other_kinds(contents.model.config, config.model_of(0), source)
         if (activation := contents.model.heads.mlm_activation) is not None:
             raise UserError(
@@ -69,7 +69,7 @@ def read_start(config: Config, tokenizer: Tokenizer) -> Start:
         if fitting.fresh:
             raise UserError(
                 f"start.source {source} lacks {fitting.fresh[0]}, whose moments would be fresh ones beside old ones: "
-                "set start.moments new"
+                "set start.optimizer_state new"
             )
         zeros = jax.tree.map(np.zeros_like, params)
         mu, nu = (fitting.fit(tree, zeros) for tree in contents.moments[1:])

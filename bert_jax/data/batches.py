@@ -82,7 +82,7 @@ class Stream:
     def following(self, cursor: Cursor) -> Cursor:
         """The cursor after the update at `cursor`."""
         cursor = dataclasses.replace(self._behind(cursor, batch_size(self.config, cursor)), step=cursor.step + 1)
-        return self.start(cursor.in_phase(self.config.place_of(cursor.step)[0]))
+        return self.start(cursor.in_phase(self.config.locate_step(cursor.step)[0]))
 
     def _behind(self, cursor: Cursor, count: int) -> Cursor:
         """The cursor behind some more rows, whether an update sees them or not."""

@@ -16,8 +16,8 @@ from bert_jax.planning.roofline import predict
 from bert_jax.planning.run_plan import hours_of
 from bert_jax.planning.workload import count_parameters
 from bert_jax.training.loop import check_mesh
-from bert_jax.training.micro_batch import FILLED, accumulations, given
-from bert_jax.training.sharding import abstract_mesh, undivided
+from bert_jax.training.micro_batch import MEMORY_SHARE, accumulations, given
+from bert_jax.training.sharding import abstract_mesh, unsharded_dimensions
 from bert_jax.training.state import abstract_state
 
 MIB = 2**20
@@ -62,7 +62,7 @@ def split(asked: Asked) -> Iterator[Line]:
     except UserError as error:
         yield _not_looked_at("split", error)
         return
-    whole = undivided(params)
+    whole = unsharded_dimensions(params)
     if not whole:
         over = [f"{axis} {laid.shape[axis]}" for axis in ("fsdp", "tensor") if laid.shape[axis] > 1]
         text = f"every parameter that is to be split over {' and '.join(over)} is" if over else "nothing is to be split"
@@ -130,7 +130,7 @@ def time(asked: Asked) -> Iterator[Line]:
 
 def _memory(config: Config, index: int, sizes: Sizes, available: float, wanted: int | None) -> Line:
     """Of one phase; `wanted` micro-batches, or as many as it takes."""
-    limit, fitting = FILLED * available, fewest_that_fit(config, index, sizes, available)
+    limit, fitting = MEMORY_SHARE * available, fewest_that_fit(config, index, sizes, available)
     count = wanted or fitting or (accumulations(config.phases[index], sizes.row_shards) or [1])[-1]
     needed = sum(estimate(config, index, sizes, count).values())
     text = (
@@ -147,7 +147,7 @@ def _memory(config: Config, index: int, sizes: Sizes, available: float, wanted: 
         remedy = "set --model.remat full and --micro-batch auto"
     else:
         remedy = "split the model over more devices (mesh.fsdp, mesh.tensor), with --model.remat full"
-    return Line("warning", "memory", f"{text}; {FILLED:.0%} of it may be filled: {remedy}", values)
+    return Line("warning", "memory", f"{text}; {MEMORY_SHARE:.0%} of it may be filled: {remedy}", values)
 
 
 def _not_looked_at(name: str, error: UserError) -> Line:

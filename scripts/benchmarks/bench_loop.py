@@ -55,7 +55,7 @@ from bert_jax.training.pretraining_task import Pretraining  # noqa: E402
 from bert_jax.training.run_directory.checkpoint import COMMIT, Checkpoints, find_damage  # noqa: E402
 from bert_jax.training.sharding import put_rows  # noqa: E402
 from bert_jax.training.state import abstract_state, init_state  # noqa: E402
-from bert_jax.training.step import make_train_step, put_dials  # noqa: E402
+from bert_jax.training.step import make_train_step, put_step_inputs  # noqa: E402
 
 NEVER = 10**9
 """Updates that no window reaches."""
@@ -91,7 +91,7 @@ class Update:
         self.phase = config.phases[0]
         self.rows = bench_ours.synthetic_rows(self.phase.batch_size, self.phase.seq_len)
         batch = put_rows(self.rows, self.mesh, self.phase.batch_size)
-        self.inputs = batch, put_dials(self.phase.learning_rate, 1, self.mesh)
+        self.inputs = batch, put_step_inputs(self.phase.learning_rate, 1, self.mesh)
         step = make_train_step(self.task, self.mesh, self.phase.fewest_micro_batches)
         self.compiled = step.lower(abstract_state(self.task, self.mesh), *self.inputs).compile()
         self.metrics: dict[str, jax.Array] = {}

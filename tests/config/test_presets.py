@@ -19,7 +19,7 @@ from bert_jax.model import bert
 from bert_jax.model.heads import Heads
 from bert_jax.model.layers import Noise
 from bert_jax.training.micro_batch import accumulations
-from bert_jax.training.optimizers.param_rules import treatments
+from bert_jax.training.optimizers.param_rules import param_rules
 from bert_jax.training.optimizers.schedules import learning_rate
 from bert_jax.training.param_paths import name_leaves
 from bert_jax.training.pretraining_task import Pretraining
@@ -220,7 +220,7 @@ def describe(name: str) -> str:
     lines = [f"{path} = {value!r}" for path, value in config_lib.flatten(config_lib.to_dict(config)).items()]
     shapes = shapes_of(config)
     specs = name_leaves(jax.tree.map(lambda sharding: sharding.spec, state_shardings(mesh(1, 2, 2), shapes)))
-    treated = name_leaves(treatments(shapes))
+    treated = name_leaves(param_rules(shapes))
     leaves = name_leaves(shapes)
     if name in DRAWN:
         drawn = jax.jit(lambda: bert.init(config.model, jax.random.key(config.seed), Heads(pair=True)))()

@@ -175,7 +175,7 @@ FIRES = [
     ("mesh", lambda a: machine(a, devices=3), "error", ["batch_size 8 is not divisible by 3"]),
     ("mesh", lambda a: on_mesh(a, 4, tensor=4), "error", ["does not divide the 2 attention heads"]),
     ("mesh", lambda a: on_mesh(a, 6, fsdp=4), "error", ["does not fit 6 devices"]),
-    ("mesh", lambda a: machine(on_mesh(a, 2, tensor=2), hosts=2), "error", ["mesh.tensor may not span processes"]),
+    ("mesh", lambda a: machine(on_mesh(a, 2, tensor=2), hosts=2), "error", ["mesh.tensor must not span processes"]),
     ("split", lambda a: model(on_mesh(a, 2, tensor=2), vocab_size=121), "warning", ["word", "121", "multiples"]),
     ("split", lambda a: on_mesh(a, 3, data=2), "warning", ["not looked at", "does not fit 3 devices"]),
     ("memory", lambda a: machine(a, memory=2.0**20), "warning", ["on each device", "split the model over more"]),

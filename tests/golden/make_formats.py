@@ -76,7 +76,7 @@ def main(directory: Path) -> None:
     described["corpus_paths"] = ["corpus"]  # whose machine it was is nobody's business
     (kept / workdir.CONFIG).write_text(json.dumps(described, indent=1))
     shutil.copytree(run / "checkpoints", kept / "checkpoints")
-    (save,) = checkpoint.directory_of(kept).iterdir()
+    (save,) = checkpoint.checkpoint_directory(kept).iterdir()
     told = save / "state" / "commit_success.txt"  # Orbax's, with the whole path
     told.write_text(told.read_text().replace(f"{run.absolute()}/", ""))
     checkpoint.write_commit(save)

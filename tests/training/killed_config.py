@@ -11,7 +11,7 @@ from bert_jax.config import (
     ModelConfig,
     OptimizerConfig,
     Phase,
-    RescueConfig,
+    RecoveryConfig,
 )
 
 
@@ -38,7 +38,7 @@ def config() -> Config:
             Phase(steps=20, seq_len=48, batch_size=6, accumulation=2, learning_rate=1e-2, warmup_steps=2),
         ),
         optimizer=OptimizerConfig(name="lamb"),
-        rescue=RescueConfig(max_skipped=3, calm_steps=5),
+        recovery=RecoveryConfig(max_skipped=3, stable_steps=5),
         checkpoint=CheckpointConfig(every=10, keep=2),
         log=LogConfig(every=3),
         evaluation=EvaluationConfig(every=15, rows=8, batch_size=8),

@@ -188,7 +188,7 @@ def plant(point: str, count: int) -> None:
         spoil(setattr, *SPOILED_ROWS, float("nan"))
     elif point == "rollback-decided":
         spoil(setattr, *SPOILED_ROWS, float("nan"))
-        recovery.decide = at_count(count, recovery.decide, after=lambda *_: die())
+        recovery.decide_rollback = at_count(count, recovery.decide_rollback, after=lambda *_: die())
     elif point == "rollback-deleting":
         spoil(setattr, *SPOILED_ROWS, float("nan"))
         checkpoint.Checkpoints.delete = at_count(count, checkpoint.Checkpoints.delete, before=die_while_deleting)

@@ -12,7 +12,7 @@ from etils import epath
 
 from bert_jax.errors import UserError
 from bert_jax.training.run_directory import checkpoint
-from bert_jax.training.run_directory.checkpoint import COMMIT, Checkpoints, find_damage, restore_parts, verified
+from bert_jax.training.run_directory.checkpoint import COMMIT, Checkpoints, find_damage, newest_intact, restore_parts
 
 ABOUT = {"cursor": {"step": 3}, "note": "x"}
 
@@ -72,7 +72,7 @@ def test_nothing_saved_is_none(tmp_path):
 
 def test_parameters_alone(saved):
     shapes = jax.eval_shape(lambda: state_of(0)["params"])
-    params = restore_parts(verified(epath.Path(saved)), {"params": shapes})["params"]
+    params = restore_parts(newest_intact(epath.Path(saved)), {"params": shapes})["params"]
     assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(params))
     assert_equal(params, jax.tree.map(np.asarray, state_of(4)["params"]))
 

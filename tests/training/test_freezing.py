@@ -47,7 +47,7 @@ def moved(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> set[st
 def test_frozen_parameters_stay_and_the_others_move(config, tiny_corpus, tmp_path):
     pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
     task = pretraining.open_task(config, [Part(tiny_corpus)])
-    mesh, directory = loop.checked_mesh(task), checkpoint.directory_of(tmp_path / "run")
+    mesh, directory = loop.checked_mesh(task), checkpoint.checkpoint_directory(tmp_path / "run")
     start = init_state(task.at(0), mesh)
     shapes = abstract_state(task, mesh)
     params = [arrays(start.params)]
@@ -75,7 +75,7 @@ def test_a_pattern_that_matches_nothing_is_refused_before_anything_is_written(co
     phases[phase] = dataclasses.replace(phases[phase], frozen=("embedings/.*",))
     wrong = dataclasses.replace(config, phases=tuple(phases))
     with pytest.raises(
-        UserError, match=r"frozen: 'embedings/\.\*' is no end of a parameter's path; near are embeddings"
+        UserError, match=r"frozen: 'embedings/\.\*' matches the end of no parameter's path; similar are embeddings"
     ):
         pretraining.pretrain(wrong, [Part(tiny_corpus)], tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, RescueConfig
+from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, RecoveryConfig
 from bert_jax.data.mixture_spec import Part
 from bert_jax.training import loop, pretraining, reporter
 from bert_jax.training.run_directory import goodput
@@ -138,7 +138,7 @@ def config(tiny_config) -> Config:
         checkpoint=CheckpointConfig(every=2, keep=4),
         log=LogConfig(every=1, tensorboard=False),
         evaluation=EvaluationConfig(every=3, rows=8, batch_size=8),
-        rescue=RescueConfig(max_skipped=2, calm_steps=1, max_rollbacks=1),
+        recovery=RecoveryConfig(max_skipped=2, stable_steps=1, max_rollbacks=1),
     )
 
 

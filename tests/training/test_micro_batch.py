@@ -52,7 +52,7 @@ class Compiler:
 
 def give_memory(monkeypatch, size: float) -> None:
     """So that programs of up to `size` bytes fit."""
-    monkeypatch.setattr(micro_batch, "memory_of", lambda device: size / micro_batch.FILLED)
+    monkeypatch.setattr(micro_batch, "available_memory", lambda device: size / micro_batch.MEMORY_SHARE)
 
 
 @pytest.mark.parametrize(("size", "count"), [(1e12, 1), (1701, 1), (1699, 2), (501, 4), (301, 8), (201, 16)])
@@ -153,17 +153,17 @@ def test_without_a_number_devices_with_known_memory_decide(mesh, tmp_path, monke
     """
     phase = dataclasses.replace(tiny_config.phases[0], batch_size=16)
     task = blank_task(dataclasses.replace(tiny_config, phases=(phase, phase)))
-    here = compiled_steps.Programs(task, mesh, Ledger(tmp_path / "cpu"), None)
-    here.fit_memory(0)
+    here = compiled_steps.CompiledSteps(task, mesh, Ledger(tmp_path / "cpu"), None)
+    here.compile_ahead(0)
     assert [here.update(i)[1] for i in (0, 1)] == [1, 1] and not Ledger(tmp_path / "cpu").entries
-    monkeypatch.setattr(micro_batch, "device_memory", lambda device: 5100 / micro_batch.FILLED)
-    there = compiled_steps.Programs(task, mesh, Ledger(tmp_path / "gpu"), None)
-    there.fit_memory(0)
+    monkeypatch.setattr(micro_batch, "device_memory", lambda device: 5100 / micro_batch.MEMORY_SHARE)
+    there = compiled_steps.CompiledSteps(task, mesh, Ledger(tmp_path / "gpu"), None)
+    there.compile_ahead(0)
     entries = Ledger(tmp_path / "gpu").of("micro_batch")
     assert [(entry["phase"], entry["accumulation"]) for entry in entries] == [(0, 1), (1, 4)]
     assert [there.update(i)[1] for i in (0, 1)] == [1, 4]
-    again = compiled_steps.Programs(task, mesh, Ledger(tmp_path / "gpu"), None)
-    again.fit_memory(1)
+    again = compiled_steps.CompiledSteps(task, mesh, Ledger(tmp_path / "gpu"), None)
+    again.compile_ahead(1)
     assert again.update(1)[1] == 4 and len(Ledger(tmp_path / "gpu").entries) == 2
 
 

@@ -14,7 +14,7 @@ from bert_jax.training.param_paths import name_leaves
 from bert_jax.training.run_directory.metrics import read_metrics
 from bert_jax.training.sharding import put_rows
 from bert_jax.training.state import init_state
-from bert_jax.training.step import put_dials
+from bert_jax.training.step import put_step_inputs
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "shared_programs")
 
@@ -39,7 +39,7 @@ def one_update(config: Config, corpus, rows: dict[str, np.ndarray], turns: int) 
     """Metrics, and first moments by name, of an update from fresh parameters."""
     task = pretraining.open_task(config, [Part(corpus)]).at(0)
     mesh = loop.checked_mesh(task)
-    batch, dials = put_rows(rows, mesh, config.phases[0].batch_size), put_dials(5e-3, turns, mesh)
+    batch, dials = put_rows(rows, mesh, config.phases[0].batch_size), put_step_inputs(5e-3, turns, mesh)
     state = init_state(task, mesh)
     program = (
         compiled_steps.make_train_step(task, mesh, config.phases[0].accumulation).lower(state, batch, dials).compile()
@@ -92,18 +92,18 @@ def test_padding_is_neither_text_nor_example(config, tiny_corpus):
 def test_a_ramp_is_one_program(config, tiny_corpus, tmp_path, monkeypatch):
     """What the loop calls is compiled ahead for one shape: it could take no other."""
     made, turns = [], []
-    make, put = compiled_steps.make_train_step, loop.put_dials
+    make, put = compiled_steps.make_train_step, loop.put_step_inputs
 
     def make_train_step(task, mesh, accumulation):
         made.append((task.phase, accumulation))
         return make(task, mesh, accumulation)
 
-    def put_dials(rate, micro_batches, mesh):
+    def put_step_inputs(rate, micro_batches, mesh):
         turns.append(micro_batches)
         return put(rate, micro_batches, mesh)
 
     monkeypatch.setattr(compiled_steps, "make_train_step", make_train_step)
-    monkeypatch.setattr(loop, "put_dials", put_dials)
+    monkeypatch.setattr(loop, "put_step_inputs", put_step_inputs)
     place = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
     assert made == [(0, 4)] and turns == [size // 4 for size in SIZES]
     assert place.cursor.rows == sum(SIZES)

@@ -9,13 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, Phase, RescueConfig, StartConfig
+from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, Phase, RecoveryConfig, StartConfig
 from bert_jax.convert.init_from import read_start
 from bert_jax.data.cursor import Cursor, count_rows
 from bert_jax.data.mixture_spec import Part
 from bert_jax.errors import UserError
 from bert_jax.training import loop, pretraining, recovery
-from bert_jax.training.divergence import TroubleError, check, new_phase, new_watch, observe
+from bert_jax.training.divergence import (
+    DivergenceError,
+    check,
+    init_divergence_state,
+    reset_for_phase,
+    update_loss_average,
+)
 from bert_jax.training.run_directory import checkpoint
 from bert_jax.training.run_directory.metrics import read_metrics
 from bert_jax.training.state import abstract_state
@@ -34,7 +40,7 @@ def config(tiny_config) -> Config:
         checkpoint=CheckpointConfig(every=4, keep=1),
         log=LogConfig(every=1, tensorboard=False),
         evaluation=EvaluationConfig(every=0, rows=8, batch_size=8),
-        rescue=RescueConfig(max_skipped=2, spike=3.0, calm_steps=3, max_rollbacks=2),
+        recovery=RecoveryConfig(max_skipped=2, spike=3.0, stable_steps=3, max_rollbacks=2),
     )
 
 
@@ -51,7 +57,7 @@ def lines(workdir) -> list[dict]:
 def final_params(workdir, corpus, config) -> list[np.ndarray]:
     task = pretraining.open_task(config, [Part(corpus)])
     mesh = loop.checked_mesh(task)
-    with checkpoint.Checkpoints(checkpoint.directory_of(workdir), keep=1) as checkpoints:
+    with checkpoint.Checkpoints(checkpoint.checkpoint_directory(workdir), keep=1) as checkpoints:
         state, _ = checkpoints.restore(lambda about: abstract_state(task.at(about["phase"]), mesh))
     return [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
 
@@ -71,7 +77,7 @@ def test_single_bad_batches_are_skipped_and_counted(config, calm_run, tiny_corpu
     place = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
     found = [line for line in lines(tmp_path / "run") if line["split"] == "train"]
     assert place.ended == "steps" and not rollbacks(tmp_path / "run")
-    assert [line["skipped_updates"] for line in found] == [0] * 5 + [1] * 15
+    assert [line["skipped_steps"] for line in found] == [0] * 5 + [1] * 15
     assert found[5]["loss"] is None and all(line["loss"] is not None for line in found[:5] + found[6:])
     # What came before is the undisturbed run, what comes behind is another one.
     calm = [line for line in lines(calm_run) if line["split"] == "train"]
@@ -124,7 +130,7 @@ def test_a_run_that_diverges_again_and_again_stops(config, tiny_corpus, tmp_path
         pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
     # What was good once stays good: the second trouble comes too soon for anything else, and does not cost it.
     assert [entry["to"] for entry in rollbacks(tmp_path / "run")] == [4, 4]
-    with checkpoint.Checkpoints(checkpoint.directory_of(tmp_path / "run"), keep=1) as checkpoints:
+    with checkpoint.Checkpoints(checkpoint.checkpoint_directory(tmp_path / "run"), keep=1) as checkpoints:
         assert checkpoints.steps() == [4]
 
 
@@ -132,7 +138,7 @@ def test_a_poisoned_state_is_not_blessed_by_its_checkpoint(config, tiny_corpus, 
     """An update with a finite loss spoils the parameters, and they are saved before any metric shows it."""
     from bert_jax.training import compiled_steps
 
-    update = compiled_steps.Programs.update
+    update = compiled_steps.CompiledSteps.update
 
     def poisoning(self, phase):
         step, accumulation = update(self, phase)
@@ -147,7 +153,7 @@ def test_a_poisoned_state_is_not_blessed_by_its_checkpoint(config, tiny_corpus, 
         return run, accumulation
 
     poisoned: list[bool] = []
-    monkeypatch.setattr(compiled_steps.Programs, "update", poisoning)
+    monkeypatch.setattr(compiled_steps.CompiledSteps, "update", poisoning)
     monkeypatch.setattr(jax, "transfer_guard", lambda _: contextlib.nullcontext())
     saved = []
     save = loop._save
@@ -164,7 +170,9 @@ def test_a_poisoned_state_is_not_blessed_by_its_checkpoint(config, tiny_corpus, 
 def test_a_good_checkpoint_is_kept_while_trouble_begins(config, tiny_corpus, tmp_path, monkeypatch):
     """Saves in quick succession, also among the first bad updates, must not push out what those will need."""
     often = dataclasses.replace(
-        config, checkpoint=CheckpointConfig(every=1, keep=1), rescue=dataclasses.replace(config.rescue, max_skipped=3)
+        config,
+        checkpoint=CheckpointConfig(every=1, keep=1),
+        recovery=dataclasses.replace(config.recovery, max_skipped=3),
     )
     spoil(monkeypatch.setattr, 56, 80, float("nan"))  # updates 8 to 10
     pretraining.pretrain(often, [Part(tiny_corpus)], tmp_path / "run")
@@ -173,14 +181,14 @@ def test_a_good_checkpoint_is_kept_while_trouble_begins(config, tiny_corpus, tmp
 
 
 def test_a_damaged_checkpoint_is_not_gone_back_to(config, tiny_corpus, tmp_path, monkeypatch):
-    workdir, decide = tmp_path / "run", recovery.decide
+    workdir, decide = tmp_path / "run", recovery.decide_rollback
 
     def damage_and_decide(*arguments):
         data = max((workdir / "checkpoints" / "00000004").rglob("d/*"), key=lambda path: path.stat().st_size)
         data.write_bytes(data.read_bytes()[:-1])
         decide(*arguments)
 
-    monkeypatch.setattr(recovery, "decide", damage_and_decide)
+    monkeypatch.setattr(recovery, "decide_rollback", damage_and_decide)
     spoil(monkeypatch.setattr, 64, 80, float("nan"))
     place = pretraining.pretrain(config, [Part(tiny_corpus)], workdir)
     assert [entry["to"] for entry in rollbacks(workdir)] == [0] and place.ended == "steps"
@@ -189,7 +197,7 @@ def test_a_damaged_checkpoint_is_not_gone_back_to(config, tiny_corpus, tmp_path,
 def test_what_a_run_started_from_is_always_good(config, calm_run, tiny_corpus, tmp_path, monkeypatch):
     """Trouble before any other checkpoint is good: not to random parameters, but to those of the source."""
     started = dataclasses.replace(
-        config, start=StartConfig(source=str(calm_run)), rescue=dataclasses.replace(config.rescue, calm_steps=9)
+        config, start=StartConfig(source=str(calm_run)), recovery=dataclasses.replace(config.recovery, stable_steps=9)
     )
     monkeypatch.setattr(loop, "init_state", None)
     spoil(monkeypatch.setattr, 72, 88, float("nan"))  # updates 10 and 11, with checkpoints 4 and 8 before them
@@ -212,12 +220,12 @@ def test_killed_while_going_back(config, tiny_corpus, tmp_path, monkeypatch, poi
 
     with monkeypatch.context() as patch:
         if point == "before the ledger":
-            patch.setattr(recovery, "decide", die)
+            patch.setattr(recovery, "decide_rollback", die)
         elif point == "behind the ledger":
-            carry_out, calls = recovery.carry_out, iter((False, True))
-            patch.setattr(recovery, "carry_out", lambda *a: die() if next(calls) else carry_out(*a))
+            apply_rollback, calls = recovery.apply_rollback, iter((False, True))
+            patch.setattr(recovery, "apply_rollback", lambda *a: die() if next(calls) else apply_rollback(*a))
         else:
-            patch.setattr(type(checkpoint.directory_of(cut)), "rmtree", die)
+            patch.setattr(type(checkpoint.checkpoint_directory(cut)), "rmtree", die)
         with pytest.raises(Killed):
             pretraining.pretrain(config, [Part(tiny_corpus)], cut)
     assert len(rollbacks(cut)) == (point != "before the ledger")
@@ -235,30 +243,30 @@ def test_rows_are_counted_as_the_stream_counts_them(two_phases, tiny_corpus):
 
 
 def test_what_is_watched():
-    watch, losses = new_watch(), [5.0, 4.0, float("nan"), 3.0, 9.0]
+    watch, losses = init_divergence_state(), [5.0, 4.0, float("nan"), 3.0, 9.0]
     rises, averages = [], []
     for loss in losses:
         bad = jnp.asarray(not np.isfinite(loss))
-        watch, rise = observe(watch, jnp.float32(loss), bad, span=2)
+        watch, rise = update_loss_average(watch, jnp.float32(loss), bad, span=2)
         rises.append(float(rise))
         averages.append(float(watch.average))
     np.testing.assert_allclose(averages, [5.0, 4.5, 4.5, 3.75, 6.375])
     np.testing.assert_allclose(rises, [0.0, -1.0, 0.0, -1.5, 5.25])
     assert (int(watch.skipped), int(watch.in_a_row), float(watch.lowest)) == (1, 0, 3.75)
-    again = new_phase(watch)
+    again = reset_for_phase(watch)
     assert (int(again.skipped), int(again.seen)) == (1, 0)
-    assert float(observe(again, jnp.float32(20.0), jnp.asarray(False), 2)[1]) == 0.0
+    assert float(update_loss_average(again, jnp.float32(20.0), jnp.asarray(False), 2)[1]) == 0.0
 
 
 def test_what_counts_as_trouble():
-    bounds = RescueConfig(max_skipped=3, spike=2.0)
+    bounds = RecoveryConfig(max_skipped=3, spike=2.0)
     check(7, float("nan"), 2, float("nan"), bounds)
     check(7, 5.0, 0, 2.0, bounds)
     check(7, 50.0, 0, 40.0, dataclasses.replace(bounds, spike=None))
-    with pytest.raises(TroubleError, match="3 updates in a row, 5 to 7") as caught:
+    with pytest.raises(DivergenceError, match="3 updates in a row, 5 to 7") as caught:
         check(7, float("nan"), 3, float("nan"), bounds)
     assert (caught.value.first, caught.value.last) == (5, 7)
-    with pytest.raises(TroubleError, match=r"the loss of update 7 was 5.00, 2.10 above"):
+    with pytest.raises(DivergenceError, match=r"the loss of update 7 was 5.00, 2.10 above"):
         check(7, 5.0, 0, 2.1, bounds)
 
 
@@ -298,8 +306,8 @@ def test_a_damaged_ledger_line_takes_later_decisions_along(tmp_path, capfd):
 
 def test_phases_are_watched_apart(config, tiny_corpus, tmp_path):
     """A jump where a phase begins is no trouble: there the comparison starts anew."""
-    bounds = RescueConfig(max_skipped=2, spike=0.2, calm_steps=3, max_rollbacks=0)
+    bounds = RecoveryConfig(max_skipped=2, spike=0.2, stable_steps=3, max_rollbacks=0)
     phase = Phase(steps=4, seq_len=32, batch_size=8, learning_rate=1e-3, warmup_steps=0)
     longer = dataclasses.replace(phase, seq_len=48, steps=2)
-    quiet = dataclasses.replace(config, phases=(phase, longer), rescue=bounds)
+    quiet = dataclasses.replace(config, phases=(phase, longer), recovery=bounds)
     assert pretraining.pretrain(quiet, [Part(tiny_corpus)], tmp_path / "run").ended == "steps"

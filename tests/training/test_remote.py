@@ -70,7 +70,7 @@ def final_state(config, workdir, corpus):
     """Every array of the newest checkpoint, and where the run stands."""
     task = pretraining.open_task(config, [Part(corpus)])
     mesh = loop.checked_mesh(task)
-    with checkpoint.Checkpoints(checkpoint.directory_of(workdir), keep=2) as checkpoints:
+    with checkpoint.Checkpoints(checkpoint.checkpoint_directory(workdir), keep=2) as checkpoints:
         state, about = checkpoints.restore(lambda about: abstract_state(task.at(about["phase"]), mesh))
     return jax.tree.map(np.asarray, state), about
 
@@ -139,7 +139,7 @@ def test_killed_behind_any_write(bucket, config, on_disk, tiny_corpus, monkeypat
     }
     for name, (at, saves) in chosen.items():
         MemoryStore.objects = dict(moments[at][1])
-        there = list(checkpoint.committed(checkpoint.directory_of(bucket / "run")))
+        there = list(checkpoint.committed(checkpoint.checkpoint_directory(bucket / "run")))
         assert [int(save.name) for save in there] == saves, name
         if saves:
             covered = [line["step"] for line in read_metrics(bucket / "run" / "metrics.jsonl")]
@@ -238,8 +238,8 @@ def test_commands(bucket, tiny_run, tmp_path, capfd):
 def test_several_processes_are_refused_where_orbax_cannot_write(bucket, monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(UserError, match=r"several processes write one checkpoint together.*use gs://, or a shared"):
-        checkpoint.check_place(bucket / "run")
-    checkpoint.check_place(Path("run"))
+        checkpoint.check_checkpoint_storage(bucket / "run")
+    checkpoint.check_checkpoint_storage(Path("run"))
 
 
 @pytest.fixture
@@ -266,7 +266,7 @@ def test_killed_and_continued_on_s3(s3, tiny_corpus, tmp_path):
     for point, count in (("before-commit", 2), ("after-commit", 2)):
         killed = run(point, count, bucket / "corpus", bucket / "run")
         assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
-        there.append([save.name for save in checkpoint.committed(checkpoint.directory_of(bucket / "run"))])
+        there.append([save.name for save in checkpoint.committed(checkpoint.checkpoint_directory(bucket / "run"))])
     assert there == [["00000010"], ["00000030", "00000020", "00000010"]]
     again = run("never", 1, bucket / "corpus", bucket / "run")
     assert again.returncode == 0 and "continuing from update 30" in again.stderr, again.stderr[-3000:]

@@ -11,7 +11,7 @@ import pytest
 from bert_jax.config import LogConfig
 from bert_jax.objectives.masking import Vocabulary
 from bert_jax.training import reporter
-from bert_jax.training.eval_metrics import Scores, describe
+from bert_jax.training.eval_metrics import EvaluationSums, describe
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.reporter import Reporter
 from bert_jax.training.run_directory.goodput import Goodput
@@ -48,7 +48,7 @@ def attempt(two_phases, clock, tmp_path):
                 phase = first if step < first.steps else last
                 clock.seconds += STEP if phase is compiled else COMPILE
                 compiled = phase
-                metrics = {"tokens": 8, "skipped_in_a_row": 0, "loss": 5.5, "loss_rise": 0.0, "mlm_loss": 4.75}
+                metrics = {"tokens": 8, "consecutive_skipped": 0, "loss": 5.5, "loss_rise": 0.0, "mlm_loss": 4.75}
                 metrics |= {"pair_loss": 0.75, "pair_accuracy": 0.5, "pair_negatives": 0.25}
                 report.push(step + 1, 8, {name: jnp.asarray(value) for name, value in metrics.items()})
             report.flush()
@@ -85,10 +85,10 @@ def test_the_majority_is_that_of_the_scored_pairs():
     """Over several corpora and for each; rows without pair labels have no pair metrics."""
     prepared = {"target_labels": np.array([[5, 6]]), "target_weights": np.ones((1, 2))}
     mlm = {"mlm_loss": (2.0, 2.0), "mlm_accuracy": (1.0, 2.0)}
-    one, two, unlabelled = (Scores(np.ones(8), 3) for _ in range(3))
+    one, two, unlabelled = (EvaluationSums(np.ones(8), 3) for _ in range(3))
     one.add(prepared, mlm | {"pair_accuracy": (5.0, 8.0), "pair_negatives": (6.0, 8.0)})
     two.add(prepared, mlm | {"pair_accuracy": (1.0, 4.0), "pair_negatives": (1.0, 4.0)})
     unlabelled.add(prepared, mlm | {"pair_accuracy": (0.0, 0.0), "pair_negatives": (0.0, 0.0)})
-    found = [scores.means() for scores in (one, two, Scores.together([one, two]), unlabelled)]
+    found = [scores.means() for scores in (one, two, EvaluationSums.together([one, two]), unlabelled)]
     assert [means.get("pair_majority_accuracy") for means in found] == [0.75, 0.75, 7 / 12, None]
     assert found[2]["pair_accuracy"] == 0.5 and not [name for name in found[3] if "pair" in name]

@@ -86,7 +86,7 @@ def test_a_phase_starts_its_own_schedule():
     )
     config = Config(name="x", phases=phases)
     places = {0: (0, 0), 9: (0, 9), 10: (1, 0), 29: (1, 19), 30: (1, 20)}
-    assert {step: config.place_of(step) for step in places} == places
+    assert {step: config.locate_step(step) for step in places} == places
     found = [learning_rate_at(config, step) for step in (9, 10, 11, 14, 20, 29, 30)]
     np.testing.assert_allclose(found, [0.19, 0.0, 0.025, 0.1 * 0.8, 0.05, 0.1 / 20, 0.0], rtol=1e-12)
 

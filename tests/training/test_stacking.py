@@ -19,8 +19,8 @@ from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.run_directory import checkpoint
 from bert_jax.training.run_directory.metrics import read_metrics
 from bert_jax.training.sharding import make_mesh, put_rows
-from bert_jax.training.state import Start, TrainState, abstract_state, enter_phase, state_from
-from bert_jax.training.step import make_eval_step, make_train_step, put_dials
+from bert_jax.training.state import Start, TrainState, abstract_state, enter_phase, state_from_initial
+from bert_jax.training.step import make_eval_step, make_train_step, put_step_inputs
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "shared_programs")
 
@@ -144,11 +144,11 @@ def test_a_count_that_starts_anew_corrects_bias_anew(config, tiny_corpus, mesh):
         task = pretraining.open_task(changed, [Part(tiny_corpus)])
         if not updates:
             rows = put_rows(task.train.batch(task.train.start(Cursor())), mesh, 4)
-            program, dials = make_train_step(task.at(1), mesh, 1), put_dials(1e-3, 1, mesh)
+            program, dials = make_train_step(task.at(1), mesh, 1), put_step_inputs(1e-3, 1, mesh)
         state = enter_phase(random_state(task.at(0), mesh), task.at(1), mesh)
         params = jax.device_get(state.params)
         updates[moments, step_count] = program(state, rows, dials)[0]
-    fresh, _ = program(state_from(task.at(1), mesh, Start(params)), rows, dials)
+    fresh, _ = program(state_from_initial(task.at(1), mesh, Start(params)), rows, dials)
     assert_same(updates["reset", "reset"].params, fresh.params)
     assert_same(updates["reset", "reset"].optimizer, fresh.optimizer)
     assert int(fresh.optimizer.count) == 1 == int(updates["keep", "reset"].optimizer.count)
@@ -191,7 +191,7 @@ def cut_at(workdir, step: int, directory):
 def final(workdir, config: Config, corpus):
     task = pretraining.open_task(config, [Part(corpus)])
     mesh = loop.checked_mesh(task)
-    with checkpoint.Checkpoints(checkpoint.directory_of(workdir), keep=9) as checkpoints:
+    with checkpoint.Checkpoints(checkpoint.checkpoint_directory(workdir), keep=9) as checkpoints:
         return checkpoints.restore(lambda about: abstract_state(task.at(about["phase"]), mesh))
 
 
@@ -204,8 +204,8 @@ def test_every_checkpoint_has_the_depth_that_it_was_trained_with(whole, tmp_path
     for step in range(1, 3 * STEPS + 1):
         depth = DEPTHS[(step - 1) // STEPS]
         cut = cut_at(whole, step, tmp_path)
-        newest = checkpoint.verified(checkpoint.directory_of(cut))
-        assert int(newest.name) == step and DEPTHS[checkpoint.read_about(newest)["phase"]] == depth
+        newest = checkpoint.newest_intact(checkpoint.checkpoint_directory(cut))
+        assert int(newest.name) == step and DEPTHS[checkpoint.read_metadata(newest)["phase"]] == depth
         model = loaded_model.load(cut)
         assert model.config.num_layers == depth
         assert {len(array) for name, array in arrays(model.params).items() if "/layers/" in name} == {depth}

@@ -12,7 +12,7 @@ from bert_jax.training import pretraining
 from bert_jax.training import time_budget as budget_module
 from bert_jax.training.run_directory.ledger import Ledger
 from bert_jax.training.run_directory.metrics import read_metrics
-from bert_jax.training.time_budget import FIRST, Budget
+from bert_jax.training.time_budget import FIRST, WallClockSchedule
 
 HOUR = 3600.0
 
@@ -29,7 +29,7 @@ class Machine:
 
     def __init__(self, config: Config, path, seconds: float = 0.0):
         self.seconds = seconds
-        self.budget = Budget(config, Ledger(path), clock=lambda: self.seconds)
+        self.budget = WallClockSchedule(config, Ledger(path), clock=lambda: self.seconds)
 
     def run(self, step: int, until: float, seconds_per_update: float) -> tuple[int, list[float]]:
         """Updates until the end, or until the clock shows `until`; where it stands then, and the rates used."""
@@ -118,9 +118,11 @@ def test_a_run_that_the_clock_ends(tiny_config, tiny_corpus, tmp_path, monkeypat
     phase = dataclasses.replace(tiny_config.phases[0], steps=1000, warmup_steps=100, hours=0.5)
     config = dataclasses.replace(tiny_config, phases=(phase,))
     minutes = itertools.count()
-    original = budget_module.Budget.__init__
+    original = budget_module.WallClockSchedule.__init__
     monkeypatch.setattr(
-        budget_module.Budget, "__init__", lambda self, *args: original(self, *args, clock=lambda: 60.0 * next(minutes))
+        budget_module.WallClockSchedule,
+        "__init__",
+        lambda self, *args: original(self, *args, clock=lambda: 60.0 * next(minutes)),
     )
     place = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
     assert place.ended == "time" and 28 <= place.cursor.step <= 31

@@ -23,7 +23,7 @@ PATHS = ["/books", "/wiki"]
 
 def take(directory, config, mixture, paths, tokenizer_text):
     """As a run does that starts or continues."""
-    before = workdir.held_config(directory, config, mixture, paths)
+    before = workdir.matching_config(directory, config, mixture, paths)
     workdir.claim(directory, before, config, mixture, paths, tokenizer_text)
 
 
@@ -87,7 +87,7 @@ def test_other_phases_replace_those_that_were_there(tmp_path):
     take(tmp_path, CONFIG, MIXTURE, PATHS, "t")
     (tmp_path / "ledger.jsonl").write_text("kept\n")
     longer = dataclasses.replace(CONFIG, phases=CONFIG.phases * 2)
-    assert workdir.held_config(tmp_path, longer, MIXTURE, PATHS) == CONFIG
+    assert workdir.matching_config(tmp_path, longer, MIXTURE, PATHS) == CONFIG
     take(tmp_path, longer, MIXTURE, PATHS, "other")
     assert workdir.read_config(tmp_path) == longer and workdir.read(tmp_path)["corpora"] == MIXTURE
     assert (tmp_path / "ledger.jsonl").read_text() == "kept\n" and (tmp_path / "tokenizer.json").read_text() == "t"
@@ -133,9 +133,9 @@ STABLE = {"decay": "sqrt", "decay_start": 8}
 def test_a_run_may_go_on_with_phases_that_keep_its_past(tmp_path, done, old, new, words):
     before, now = (dataclasses.replace(CONFIG, phases=tuple(phases)) for phases in (old, new))
     continuation.check(tmp_path, before, now)  # nothing is trained yet
-    save = checkpoint.directory_of(tmp_path) / f"{done:08d}"
+    save = checkpoint.checkpoint_directory(tmp_path) / f"{done:08d}"
     save.mkdir(parents=True)
-    cursor = {"step": done, "phase": before.place_of(done)[0], "positions": [], "skipped": []}
+    cursor = {"step": done, "phase": before.locate_step(done)[0], "positions": [], "skipped": []}
     about = {"format_version": checkpoint.FORMAT_VERSION, "cursor": cursor, "ledger": []}
     (save / "run.json").write_text(json.dumps(about))
     checkpoint.write_commit(save)
@@ -232,7 +232,7 @@ def test_what_a_kill_left_of_a_claim_is_taken_over(tmp_path, left):
 
 def test_a_file_that_is_renamed_meanwhile_is_not_missed(tmp_path, monkeypatch):
     """run.lock is written by a thread of the same process."""
-    monkeypatch.setattr(workdir, "_halves", lambda directory: {"run.lock.f.partial"})
+    monkeypatch.setattr(workdir, "_partial_files", lambda directory: {"run.lock.f.partial"})
     take(tmp_path, CONFIG, MIXTURE, PATHS, "t")
     assert workdir.read_config(tmp_path) == CONFIG
 
