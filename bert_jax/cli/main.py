@@ -73,7 +73,7 @@ def pretrain(arguments: Sequence[str]) -> int:
         return code
     print(f"{ENDED[place.ended]}: {done}; everything is in {asked.workdir}")
     _print_table(place.evaluation)
-    print(goodput.describe(goodput.summary(asked.workdir)))
+    print(goodput.format_summary(goodput.summarize(asked.workdir)))
     return code
 
 

@@ -94,4 +94,4 @@ def _describe(kind: Any) -> str:
         str: "a string",
         types.NoneType: "None",
     }
-    return texts.get(kind) or kind.__name__
+    return descriptions.get(kind) or kind.__name__

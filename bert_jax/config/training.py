@@ -60,7 +60,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of training with one sequence length, batch size and schedule. The schedule starts at the phase's step 0."""
+    """A part of training with one sequence length, batch size and schedule, which counts from the phase's step 0."""
 
     steps: Count = 100_000
     """Steps in this phase. One step is one optimizer update."""

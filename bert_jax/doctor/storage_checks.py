@@ -15,7 +15,7 @@ from bert_jax.planning.workload import count_parameters
 from bert_jax.storage import is_remote
 from bert_jax.training import continuation
 from bert_jax.training.run_directory import workdir as workdir_lib
-from bert_jax.training.run_directory.checkpoint import checkpoint_directory, committed
+from bert_jax.training.run_directory.checkpoint import checkpoint_directory, committed_checkpoints
 
 SAVED_BYTES = 12
 """Per parameter: itself and two moments, float32."""
@@ -82,7 +82,7 @@ def disk(asked: Asked) -> Iterator[Line]:
         yield Line("ok", "disk", f"{text}; {why}", values)
         return
     saved = checkpoint_directory(asked.workdir)
-    there = sum(1 for _ in committed(saved)) if asked.workdir.is_dir() else 0
+    there = sum(1 for _ in committed_checkpoints(saved)) if asked.workdir.is_dir() else 0
     free = shutil.disk_usage(nearest(asked.workdir)).free
     most, least = (max(1, config.checkpoint.keep + more - there) * size for more in (2, 1))
     text += (

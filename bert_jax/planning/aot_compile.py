@@ -29,7 +29,7 @@ class Program(NamedTuple):
     """What the compiler says of a program that it has made. Bytes are those of one device, tiles filled up."""
 
     arguments: int
-    """State, batch and dials; the new state takes the old one's place."""
+    """State, batch and step inputs; the new state takes the old one's place."""
     temporaries: int
     """At the worst moment: activations, gradients, gathered parameters, scratch."""
     code: int

@@ -15,7 +15,7 @@ from bert_jax.planning.memory_model import estimate, fewest_that_fit
 from bert_jax.planning.roofline import predict
 from bert_jax.planning.topologies import Topology, devices_per_chip
 from bert_jax.training.loop import check_phases
-from bert_jax.training.micro_batch import accumulations, given
+from bert_jax.training.micro_batch import requested_accumulation, valid_accumulations
 from bert_jax.training.pretraining_task import train_step_flops
 from bert_jax.training.sharding import unsharded_dimensions
 from bert_jax.training.state import abstract_state
@@ -48,10 +48,10 @@ def plan(
     check_phases(aot_compile.blank_task(config), mesh, micro_batch)
     rows = []
     for i, phase in enumerate(config.phases):
-        accumulation = given(phase, i, mesh, micro_batch) or fewest_that_fit(
+        accumulation = requested_accumulation(phase, i, mesh, micro_batch) or fewest_that_fit(
             config, i, topology.sizes(mesh), topology.chip.memory
         )
-        accumulation = accumulation or accumulations(phase, topology.sizes(mesh).row_shards)[-1]
+        accumulation = accumulation or valid_accumulations(phase, topology.sizes(mesh).row_shards)[-1]
         rows.append(_phase(config, i, topology, mesh, accumulation, compiled))
     return {
         "name": config.name,

@@ -157,7 +157,7 @@ def fit_to_memory(
 
 
 def try_compile(compile_step: Callable[[int], Any], count: int) -> tuple[Any | None, float]:
-    """The program for `count` micro-batches and its bytes of memory; None and infinity if compilation runs out of memory."""
+    """The program for `count` micro-batches and its bytes of memory; None and infinity if they are too many."""
     try:
         program = compile_step(count)
     except jax.errors.JaxRuntimeError as error:

@@ -27,7 +27,11 @@ from bert_jax.training import continuation, loop
 from bert_jax.training.micro_batch import MicroBatchRequest
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.run_directory import metrics, workdir
-from bert_jax.training.run_directory.checkpoint import check_checkpoint_storage, checkpoint_directory, committed
+from bert_jax.training.run_directory.checkpoint import (
+    check_checkpoint_storage,
+    checkpoint_directory,
+    committed_checkpoints,
+)
 from bert_jax.training.state import InitialState
 
 
@@ -97,7 +101,7 @@ def pretrain(
     tokenizer_text = (corpora[0].directory / TOKENIZER).read_text(encoding="utf-8")
     mixture = {corpus.identity: share for corpus, share in zip(corpora, task.train.shares, strict=True)}
     initial = None
-    has_checkpoint = tell("a first checkpoint", lambda: any(committed(checkpoint_directory(directory))))
+    has_checkpoint = tell("a first checkpoint", lambda: any(committed_checkpoints(checkpoint_directory(directory))))
     if config.start.source is not None and not has_checkpoint:
         if read_start is None:
             raise ValueError("a config with start.source needs read_start")

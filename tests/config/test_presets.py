@@ -18,7 +18,7 @@ from bert_jax.config import Config, Phase, presets
 from bert_jax.model import bert
 from bert_jax.model.heads import Heads
 from bert_jax.model.layers import Noise
-from bert_jax.training.micro_batch import accumulations
+from bert_jax.training.micro_batch import valid_accumulations
 from bert_jax.training.optimizers.param_rules import param_rules
 from bert_jax.training.optimizers.schedules import learning_rate
 from bert_jax.training.param_paths import name_leaves
@@ -120,7 +120,7 @@ def test_states_on_a_mesh(name):
 def test_large_batches_fit_a_pod(name):
     """In micro-batches that the run finds for itself."""
     for phase in presets.load_config(name).phases:
-        most = max(accumulations(phase, POD))
+        most = max(valid_accumulations(phase, POD))
         # A first guess at what 16 GB hold of a model of any of these sizes, without recomputation.
         assert phase.accumulation is None and phase.batch_size // most // POD * phase.seq_len <= 4096
 

@@ -127,12 +127,12 @@ def test_the_first_update_is_that_of_the_run_continued(made, tiny_config, tiny_c
 
     def after(state):
         """Its next update, with dropout and masks of update 8 whatever it counts itself."""
-        step, watch = jax.device_put(
-            (np.int32(8), jax.tree.map(np.array, init_divergence_state())), (shardings.step, shardings.watch)
+        step, divergence = jax.device_put(
+            (np.int32(8), jax.tree.map(np.array, init_divergence_state())), (shardings.step, shardings.divergence)
         )
-        return jax.device_get(update(dataclasses.replace(state, step=step, watch=watch), batch, dials)[0])
+        return jax.device_get(update(dataclasses.replace(state, step=step, divergence=divergence), batch, inputs)[0])
 
-    dials = put_step_inputs(1e-3, 1, mesh)
+    inputs = put_step_inputs(1e-3, 1, mesh)
     expected = after(continued)
     assert int(expected.optimizer.count) == 9
     for name in WITH_MOMENTS:

@@ -89,12 +89,12 @@ def run(data: int, fsdp: int, tensor: int, accumulation: int, optimizer: str) ->
     mesh = make_mesh(task.config.mesh, jax.devices()[: data * fsdp * tensor])
     state = init_state(task, mesh)
     rows = put_rows(rows_of_step(0), mesh, ROWS)
-    dials = put_step_inputs(3e-3, 1, mesh)
-    compiled = make_train_step(task, mesh, accumulation).lower(state, rows, dials).compile()
+    inputs = put_step_inputs(3e-3, 1, mesh)
+    compiled = make_train_step(task, mesh, accumulation).lower(state, rows, inputs).compile()
     losses, first_moments = [], {}
     for step in range(STEPS):
         rows = put_rows(rows_of_step(step), mesh, ROWS)
-        state, metrics = compiled(state, rows, dials)
+        state, metrics = compiled(state, rows, inputs)
         losses.append(float(metrics["loss"]))
         if step == 0:  # after one update the first moment is a tenth of the clipped gradient
             moments = name_leaves(jax.device_get(state.optimizer.mu))

@@ -68,7 +68,9 @@ class Job:
     def wait_until_ready(self) -> None:
         """Until the parameters are there, and the first update is about to be compiled."""
         end, file = time.monotonic() + SECONDS, self.workdir / "goodput.jsonl"
-        while len({json.loads(line)["begun"] for line in file.read_text().splitlines(True) if line[-1:] == "\n"}) < 2:
+        while (
+            len({json.loads(line)["start_time"] for line in file.read_text().splitlines(True) if line[-1:] == "\n"}) < 2
+        ):
             assert time.monotonic() < end and self.supervisors[0].poll() is None, self.end()
             time.sleep(0.02)
 

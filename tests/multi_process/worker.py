@@ -128,8 +128,8 @@ def train(task, accumulation: int) -> dict[str, np.ndarray]:
     found["losses"] = []
     for rows, size, following in task.batches(Cursor()):
         batch = put_rows(rows, mesh, size)
-        dials = put_step_inputs(learning_rate_at(task.config, following.step - 1), 1, mesh)
-        state, metrics = step(state, batch, dials)
+        inputs = put_step_inputs(learning_rate_at(task.config, following.step - 1), 1, mesh)
+        state, metrics = step(state, batch, inputs)
         found["losses"].append(float(metrics["loss"]))
         if following.step == 1:
             shards = batch["input_ids"].addressable_shards

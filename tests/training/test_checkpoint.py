@@ -12,7 +12,13 @@ from etils import epath
 
 from bert_jax.errors import UserError
 from bert_jax.training.run_directory import checkpoint
-from bert_jax.training.run_directory.checkpoint import COMMIT, Checkpoints, find_damage, newest_intact, restore_parts
+from bert_jax.training.run_directory.checkpoint import (
+    COMMIT_MARKER,
+    Checkpoints,
+    find_damage,
+    newest_intact,
+    restore_parts,
+)
 
 ABOUT = {"cursor": {"step": 3}, "note": "x"}
 
@@ -102,10 +108,10 @@ def test_what_users_put_beside_checkpoints_is_theirs(tmp_path):
         checkpoints.wait()
         (tmp_path / "notes.txt").write_text("mine")
         (tmp_path / "best").mkdir()
-        (tmp_path / "best" / COMMIT).write_text("{}")
+        (tmp_path / "best" / COMMIT_MARKER).write_text("{}")
         checkpoints.save(4, state_of(4), ABOUT)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["00000004", "best", "notes.txt"]
-    assert [path.name for path in checkpoint.committed(epath.Path(tmp_path))] == ["00000004"]
+    assert [path.name for path in checkpoint.committed_checkpoints(epath.Path(tmp_path))] == ["00000004"]
 
 
 def test_the_commit_comes_last(tmp_path, monkeypatch):
@@ -121,21 +127,21 @@ def test_the_commit_comes_last(tmp_path, monkeypatch):
         checkpoints.save(1, state_of(1), ABOUT)
     (before,) = there
     target = tmp_path / "00000001"
-    assert COMMIT not in before and set(all_files(target)) == before | {COMMIT} and len(before) > 3
-    assert json.loads((target / COMMIT).read_text())["sha256"].keys() == before
+    assert COMMIT_MARKER not in before and set(all_files(target)) == before | {COMMIT_MARKER} and len(before) > 3
+    assert json.loads((target / COMMIT_MARKER).read_text())["sha256"].keys() == before
 
 
 def test_what_is_not_committed_does_not_count(saved):
-    (saved / "00000004" / COMMIT).unlink()
+    (saved / "00000004" / COMMIT_MARKER).unlink()
     state, about = restore(saved)
     assert about["step"] == 2
     assert_equal(state, state_of(2))
-    (saved / "00000002" / COMMIT).unlink()
+    (saved / "00000002" / COMMIT_MARKER).unlink()
     assert restore(saved) is None
 
 
 def test_saving_again_replaces_an_unfinished_save(saved):
-    (saved / "00000004" / COMMIT).unlink()
+    (saved / "00000004" / COMMIT_MARKER).unlink()
     (saved / "00000004" / "leftover").write_text("half")
     with Checkpoints(saved, keep=3) as checkpoints:
         checkpoints.save(4, state_of(40), ABOUT)
@@ -145,7 +151,8 @@ def test_saving_again_replaces_an_unfinished_save(saved):
 
 def largest(directory):
     return max(
-        (directory / name for name in all_files(directory) if name != COMMIT), key=lambda path: path.stat().st_size
+        (directory / name for name in all_files(directory) if name != COMMIT_MARKER),
+        key=lambda path: path.stat().st_size,
     )
 
 
@@ -175,14 +182,14 @@ def add(directory):
 
 
 def cut_commit(directory):
-    path = directory / COMMIT
+    path = directory / COMMIT_MARKER
     path.write_text(path.read_text()[:-30])
-    return f"{COMMIT} is incomplete"
+    return f"{COMMIT_MARKER} is incomplete"
 
 
 def untyped_commit(directory):
-    (directory / COMMIT).write_text('{"sha256": []}')
-    return f"{COMMIT} is incomplete"
+    (directory / COMMIT_MARKER).write_text('{"sha256": []}')
+    return f"{COMMIT_MARKER} is incomplete"
 
 
 def spoil_about(directory):
@@ -205,7 +212,7 @@ def test_damage_is_noticed_and_passed_over(saved, capsys, damage):
 
 def test_a_flipped_bit_in_any_file_is_noticed(saved):
     newest = saved / "00000004"
-    names = [name for name in all_files(newest) if name != COMMIT]
+    names = [name for name in all_files(newest) if name != COMMIT_MARKER]
     assert len(names) > 3
     for name in names:
         path = newest / name

@@ -75,7 +75,7 @@ def test_what_other_writers_say_of_a_full_disk(tiny_corpus, tmp_path, monkeypatc
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "removed"])
 def test_every_file_of_the_newest_checkpoint_is_guarded(tiny_config, tiny_corpus, tiny_run, tmp_path, capfd, damage):
     """Whatever file it is: the run goes on from the one before, says so, and ends as before."""
-    newest = next(checkpoint.committed(checkpoint.checkpoint_directory(tiny_run)))
+    newest = next(checkpoint.committed_checkpoints(checkpoint.checkpoint_directory(tiny_run)))
     names = [Path(path).relative_to(newest) for path in sorted(Path(newest).rglob("*")) if path.is_file()]
     assert len(names) > 5
     expected = jax.tree.leaves(loaded_model.load(tiny_run).params)
@@ -94,7 +94,7 @@ def test_every_file_of_the_newest_checkpoint_is_guarded(tiny_config, tiny_corpus
         found = checkpoint.newest_intact(checkpoint.checkpoint_directory(workdir))
         assert found is not None and Path(found).name == "00000004", name
         said = capfd.readouterr().err
-        assert name.name == checkpoint.COMMIT or "is damaged" in said, name
+        assert name.name == checkpoint.COMMIT_MARKER or "is damaged" in said, name
     place = pretraining.pretrain(tiny_config, [Part(tiny_corpus)], workdir)
     assert place.ended == "steps" and "continuing from update 4" in capfd.readouterr().err
     for a, b in zip(expected, jax.tree.leaves(loaded_model.load(workdir).params), strict=True):

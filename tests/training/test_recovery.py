@@ -17,7 +17,6 @@ from bert_jax.errors import UserError
 from bert_jax.training import loop, pretraining, recovery
 from bert_jax.training.divergence import (
     DivergenceError,
-    check,
     init_divergence_state,
     reset_for_phase,
     update_loss_average,
@@ -58,7 +57,7 @@ def final_params(workdir, corpus, config) -> list[np.ndarray]:
     task = pretraining.open_task(config, [Part(corpus)])
     mesh = loop.checked_mesh(task)
     with checkpoint.Checkpoints(checkpoint.checkpoint_directory(workdir), keep=1) as checkpoints:
-        state, _ = checkpoints.restore(lambda about: abstract_state(task.at(about["phase"]), mesh))
+        state, _ = checkpoints.restore(lambda metadata: abstract_state(task.at(metadata["phase"]), mesh))
     return [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
 
 
@@ -96,10 +95,10 @@ def test_trouble_goes_back_and_passes_over_the_rows(
     place = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
     (entry,) = rollbacks(tmp_path / "run")
     # Rows from three updates before the first bad one.
-    assert (entry["to"], entry["update"], entry["skipped_rows"]) == (4, last, [40, last * 8])
+    assert (entry["to"], entry["step"], entry["skipped_rows"]) == (4, last, [40, last * 8])
     assert reason in entry["reason"]
     said = capfd.readouterr().err
-    assert "Going back to update 4" in said and "rollback 1 of at most 2" in said
+    assert "Rolling back to step 4" in said and "rollback 1 of at most 2" in said
     assert place.ended == "steps" and place.cursor.skipped == ((40, last * 8),)
     assert place.cursor.rows == 14 * 8 + 6 * 4 + last * 8 - 40
     found, calm = ([line for line in lines(w) if line["split"] == "train"] for w in (tmp_path / "run", calm_run))
@@ -125,7 +124,7 @@ def test_without_a_good_checkpoint_a_run_begins_anew(config, tiny_corpus, tmp_pa
 def test_a_run_that_diverges_again_and_again_stops(config, tiny_corpus, tmp_path, monkeypatch):
     spoil(monkeypatch.setattr, 64, 10**6, float("nan"))
     with pytest.raises(
-        UserError, match=r"training diverged: .* not finite in 2 updates in a row.*went back 2 time\(s\)"
+        UserError, match=r"training diverged: .* not finite in 2 steps in a row.*rolled back 2 time\(s\)"
     ):
         pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
     # What was good once stays good: the second trouble comes too soon for anything else, and does not cost it.
@@ -138,13 +137,13 @@ def test_a_poisoned_state_is_not_blessed_by_its_checkpoint(config, tiny_corpus, 
     """An update with a finite loss spoils the parameters, and they are saved before any metric shows it."""
     from bert_jax.training import compiled_steps
 
-    update = compiled_steps.CompiledSteps.update
+    train_step = compiled_steps.CompiledSteps.train_step
 
     def poisoning(self, phase):
-        step, accumulation = update(self, phase)
+        step, accumulation = train_step(self, phase)
 
-        def run(state, batch, dials):
-            state, metrics = step(state, batch, dials)
+        def run(state, batch, inputs):
+            state, metrics = step(state, batch, inputs)
             if not poisoned and int(jax.device_get(state.step)) == 8:
                 poisoned.append(True)
                 state = dataclasses.replace(state, params=jax.tree.map(lambda x: x * jnp.nan, state.params))
@@ -153,12 +152,14 @@ def test_a_poisoned_state_is_not_blessed_by_its_checkpoint(config, tiny_corpus, 
         return run, accumulation
 
     poisoned: list[bool] = []
-    monkeypatch.setattr(compiled_steps.CompiledSteps, "update", poisoning)
+    monkeypatch.setattr(compiled_steps.CompiledSteps, "train_step", poisoning)
     monkeypatch.setattr(jax, "transfer_guard", lambda _: contextlib.nullcontext())
     saved = []
     save = loop._save
     monkeypatch.setattr(
-        loop, "_save", lambda run, c, state, place: (saved.append(place.cursor.step), save(run, c, state, place))
+        loop,
+        "_save",
+        lambda run, c, state, progress: (saved.append(progress.cursor.step), save(run, c, state, progress)),
     )
     place = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
     (entry,) = rollbacks(tmp_path / "run")
@@ -167,7 +168,7 @@ def test_a_poisoned_state_is_not_blessed_by_its_checkpoint(config, tiny_corpus, 
     assert all(np.isfinite(leaf).all() for leaf in final_params(tmp_path / "run", tiny_corpus, config))
 
 
-def test_a_good_checkpoint_is_kept_while_trouble_begins(config, tiny_corpus, tmp_path, monkeypatch):
+def test_a_good_checkpoint_is_kept_while_divergence_begins(config, tiny_corpus, tmp_path, monkeypatch):
     """Saves in quick succession, also among the first bad updates, must not push out what those will need."""
     often = dataclasses.replace(
         config,
@@ -181,12 +182,12 @@ def test_a_good_checkpoint_is_kept_while_trouble_begins(config, tiny_corpus, tmp
 
 
 def test_a_damaged_checkpoint_is_not_gone_back_to(config, tiny_corpus, tmp_path, monkeypatch):
-    workdir, decide = tmp_path / "run", recovery.decide_rollback
+    workdir, decide_rollback = tmp_path / "run", recovery.decide_rollback
 
     def damage_and_decide(*arguments):
         data = max((workdir / "checkpoints" / "00000004").rglob("d/*"), key=lambda path: path.stat().st_size)
         data.write_bytes(data.read_bytes()[:-1])
-        decide(*arguments)
+        decide_rollback(*arguments)
 
     monkeypatch.setattr(recovery, "decide_rollback", damage_and_decide)
     spoil(monkeypatch.setattr, 64, 80, float("nan"))
@@ -242,32 +243,33 @@ def test_rows_are_counted_as_the_stream_counts_them(two_phases, tiny_corpus):
         assert count_rows(two_phases, start, step) == task.train.cursor_at(start, step).rows
 
 
-def test_what_is_watched():
-    watch, losses = init_divergence_state(), [5.0, 4.0, float("nan"), 3.0, 9.0]
+def test_the_loss_average():
+    divergence, losses = init_divergence_state(), [5.0, 4.0, float("nan"), 3.0, 9.0]
     rises, averages = [], []
     for loss in losses:
         bad = jnp.asarray(not np.isfinite(loss))
-        watch, rise = update_loss_average(watch, jnp.float32(loss), bad, span=2)
+        divergence, rise = update_loss_average(divergence, jnp.float32(loss), bad, span=2)
         rises.append(float(rise))
-        averages.append(float(watch.average))
+        averages.append(float(divergence.average))
     np.testing.assert_allclose(averages, [5.0, 4.5, 4.5, 3.75, 6.375])
     np.testing.assert_allclose(rises, [0.0, -1.0, 0.0, -1.5, 5.25])
-    assert (int(watch.skipped), int(watch.in_a_row), float(watch.lowest)) == (1, 0, 3.75)
-    again = reset_for_phase(watch)
-    assert (int(again.skipped), int(again.seen)) == (1, 0)
+    assert (int(divergence.skipped_steps), int(divergence.consecutive_skipped)) == (1, 0)
+    assert float(divergence.lowest) == 3.75
+    again = reset_for_phase(divergence)
+    assert (int(again.skipped_steps), int(again.finite_losses)) == (1, 0)
     assert float(update_loss_average(again, jnp.float32(20.0), jnp.asarray(False), 2)[1]) == 0.0
 
 
-def test_what_counts_as_trouble():
+def test_what_counts_as_divergence():
     bounds = RecoveryConfig(max_skipped=3, spike=2.0)
-    check(7, float("nan"), 2, float("nan"), bounds)
-    check(7, 5.0, 0, 2.0, bounds)
-    check(7, 50.0, 0, 40.0, dataclasses.replace(bounds, spike=None))
-    with pytest.raises(DivergenceError, match="3 updates in a row, 5 to 7") as caught:
-        check(7, float("nan"), 3, float("nan"), bounds)
+    check_divergence(7, float("nan"), 2, float("nan"), bounds)
+    check_divergence(7, 5.0, 0, 2.0, bounds)
+    check_divergence(7, 50.0, 0, 40.0, dataclasses.replace(bounds, spike=None))
+    with pytest.raises(DivergenceError, match="3 steps in a row, 5 to 7") as caught:
+        check_divergence(7, float("nan"), 3, float("nan"), bounds)
     assert (caught.value.first, caught.value.last) == (5, 7)
-    with pytest.raises(DivergenceError, match=r"the loss of update 7 was 5.00, 2.10 above"):
-        check(7, 5.0, 0, 2.1, bounds)
+    with pytest.raises(DivergenceError, match=r"the loss of step 7 was 5.00, 2.10 above"):
+        check_divergence(7, 5.0, 0, 2.1, bounds)
 
 
 def test_a_cut_ledger_line_is_no_decision(tmp_path):
@@ -281,7 +283,7 @@ def test_a_cut_ledger_line_is_no_decision(tmp_path):
     again = Ledger(path)
     assert again.entries == [{"event": "rollback", **first}]
     again.decide("rollback", lambda: {"to": 8, "skipped_rows": [8, 9]})
-    assert [entry["to"] for entry in Ledger(path).of("rollback")] == [4, 8]
+    assert [entry["to"] for entry in Ledger(path).entries_of("rollback")] == [4, 8]
 
 
 def test_a_damaged_ledger_line_takes_later_decisions_along(tmp_path, capfd):
@@ -296,15 +298,15 @@ def test_a_damaged_ledger_line_takes_later_decisions_along(tmp_path, capfd):
     for damaged in (b"\xff\n", lines[1].replace(b"1", b"7"), *untyped):
         path.write_bytes(b"".join([lines[0], damaged, *lines[2:]]))
         again = Ledger(path)
-        again.recover(saved[:3])
+        again.restore(saved[:3])
         assert again.entries == Ledger(path).entries == saved[:3]
         assert "restored 3 from the checkpoint; later ones are made again" in capfd.readouterr().err
     again.decide("rollback", lambda: {"to": 8, "skipped_rows": [8, 9]})
-    again.recover(saved[:3])
+    again.restore(saved[:3])
     assert [entry["to"] for entry in Ledger(path).entries] == [0, 1, 2, 8]
 
 
-def test_phases_are_watched_apart(config, tiny_corpus, tmp_path):
+def test_phases_have_averages_of_their_own(config, tiny_corpus, tmp_path):
     """A jump where a phase begins is no trouble: there the comparison starts anew."""
     bounds = RecoveryConfig(max_skipped=2, spike=0.2, stable_steps=3, max_rollbacks=0)
     phase = Phase(steps=4, seq_len=32, batch_size=8, learning_rate=1e-3, warmup_steps=0)

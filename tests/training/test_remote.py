@@ -25,7 +25,7 @@ from bert_jax.errors import UserError
 from bert_jax.inference import loaded_model
 from bert_jax.training import loop, pretraining
 from bert_jax.training.run_directory import checkpoint
-from bert_jax.training.run_directory.checkpoint import COMMIT
+from bert_jax.training.run_directory.checkpoint import COMMIT_MARKER
 from bert_jax.training.run_directory.ledger import Ledger
 from bert_jax.training.run_directory.metrics import read_metrics
 from bert_jax.training.state import abstract_state
@@ -106,10 +106,10 @@ def test_the_commit_is_the_last_write(bucket, config):
     """And the lines that a checkpoint covers are there before it."""
     pretraining.pretrain(config, [Part(bucket / "corpus")], bucket / "run")
     written = MemoryStore.written
-    commits = [at for at, name in enumerate(written) if name.endswith(COMMIT)]
+    commits = [at for at, name in enumerate(written) if name.endswith(COMMIT_MARKER)]
     assert [written[at].split("/")[-2] for at in commits] == ["00000003", "00000006", "00000008"]
     for at in commits:
-        own = written[at].removesuffix(COMMIT)
+        own = written[at].removesuffix(COMMIT_MARKER)
         assert max(i for i, name in enumerate(written) if name.startswith(own)) == at
         first = min(i for i, name in enumerate(written) if name.startswith(own))
         assert "bucket/run/metrics.jsonl" in written[:first]
@@ -129,7 +129,7 @@ def test_killed_behind_any_write(bucket, config, on_disk, tiny_corpus, monkeypat
         patch.setattr(MemoryStore, "put_whole", remember)
         pretraining.pretrain(config, [Part(bucket / "corpus")], bucket / "run")
     names = [path.removeprefix("bucket/run/") for path, _ in moments]
-    commits = [i for i, name in enumerate(names) if name.endswith(COMMIT)]
+    commits = [i for i, name in enumerate(names) if name.endswith(COMMIT_MARKER)]
     chosen = {
         "claimed by half": (names.index("ledger.jsonl"), []),
         "first save by half": (names.index("checkpoints/00000003/run.json"), []),
@@ -139,7 +139,7 @@ def test_killed_behind_any_write(bucket, config, on_disk, tiny_corpus, monkeypat
     }
     for name, (at, saves) in chosen.items():
         MemoryStore.objects = dict(moments[at][1])
-        there = list(checkpoint.committed(checkpoint.checkpoint_directory(bucket / "run")))
+        there = list(checkpoint.committed_checkpoints(checkpoint.checkpoint_directory(bucket / "run")))
         assert [int(save.name) for save in there] == saves, name
         if saves:
             covered = [line["step"] for line in read_metrics(bucket / "run" / "metrics.jsonl")]
@@ -208,7 +208,7 @@ def test_a_ledger_in_a_store(bucket):
     path.write_bytes(path.read_bytes() + b'{"event": "roll')
     again = Ledger(path)
     again.decide("rollback", lambda: {"to": 8, "skipped_rows": [8, 9]})
-    assert [entry["to"] for entry in Ledger(path).of("rollback")] == [4, 8]
+    assert [entry["to"] for entry in Ledger(path).entries_of("rollback")] == [4, 8]
 
 
 def test_commands(bucket, tiny_run, tmp_path, capfd):
@@ -266,7 +266,9 @@ def test_killed_and_continued_on_s3(s3, tiny_corpus, tmp_path):
     for point, count in (("before-commit", 2), ("after-commit", 2)):
         killed = run(point, count, bucket / "corpus", bucket / "run")
         assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
-        there.append([save.name for save in checkpoint.committed(checkpoint.checkpoint_directory(bucket / "run"))])
+        there.append(
+            [save.name for save in checkpoint.committed_checkpoints(checkpoint.checkpoint_directory(bucket / "run"))]
+        )
     assert there == [["00000010"], ["00000030", "00000020", "00000010"]]
     again = run("never", 1, bucket / "corpus", bucket / "run")
     assert again.returncode == 0 and "continuing from update 30" in again.stderr, again.stderr[-3000:]

@@ -93,7 +93,7 @@ def test_a_signal_saves_and_the_same_command_continues(undisturbed, tiny_corpus,
         else:
             with pytest.raises(KeyboardInterrupt, match=f"stopped and saved at update {step} of 60; the same command"):
                 pretraining.pretrain(config, [Part(tiny_corpus)], workdir)
-    newest = next(checkpoint.committed(checkpoint.checkpoint_directory(workdir)))
+    newest = next(checkpoint.committed_checkpoints(checkpoint.checkpoint_directory(workdir)))
     assert checkpoint.read_metadata(newest)["cursor"]["step"] == step
     place = pretraining.pretrain(config, [Part(tiny_corpus)], workdir)
     assert place.cursor.step == 60
@@ -113,7 +113,7 @@ def test_damage_falls_back_and_is_repaired(undisturbed, tiny_corpus, tmp_path, c
 
     workdir = tmp_path / "run"
     shutil.copytree(undisturbed, workdir)
-    newest = next(checkpoint.committed(checkpoint.checkpoint_directory(workdir)))
+    newest = next(checkpoint.committed_checkpoints(checkpoint.checkpoint_directory(workdir)))
     data = max(Path(newest).rglob("d/*"), key=lambda path: path.stat().st_size)
     raw = bytearray(data.read_bytes())
     raw[len(raw) // 2] ^= 1
@@ -142,7 +142,7 @@ def test_killed_at_a_named_point(undisturbed, tiny_corpus, tmp_path, point, coun
     workdir = tmp_path / "run"
     killed = subprocess.run(command(workdir, tiny_corpus, point, count), capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
-    there = [path.name for path in checkpoint.committed(checkpoint.checkpoint_directory(workdir))]
+    there = [path.name for path in checkpoint.committed_checkpoints(checkpoint.checkpoint_directory(workdir))]
     assert committed_after is None or sorted(there) == committed_after
     if point == "metrics":
         assert not (workdir / "metrics.jsonl").read_text().endswith("\n")
@@ -192,7 +192,10 @@ def test_killed_while_going_back(undisturbed_rescue, undisturbed, tiny_corpus, t
     workdir = tmp_path / "run"
     killed = subprocess.run(command(workdir, tiny_corpus, point), capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
-    assert sorted(int(path.name) for path in checkpoint.committed(checkpoint.checkpoint_directory(workdir))) == left
+    assert (
+        sorted(int(path.name) for path in checkpoint.committed_checkpoints(checkpoint.checkpoint_directory(workdir)))
+        == left
+    )
     again = subprocess.run(command(workdir, tiny_corpus, "spoiled"), capture_output=True, text=True)
     assert again.returncode == 0 and "continuing from update 20" in again.stderr, again.stderr[-3000:]
     assert_same_run(workdir, undisturbed_rescue, tiny_corpus)
@@ -223,7 +226,7 @@ def test_killed_at_a_named_place_in_the_stream(undisturbed, tiny_corpus, tmp_pat
     step = int(re.search(r"^killed (?:behind update|with batch) (\d+)", said, re.M)[1])
     before, behind = stream.cursor_at(Cursor(), step - (point != "prefetched")), stream.cursor_at(Cursor(), step)
     assert before.phase == behind.phase
-    there = [int(path.name) for path in checkpoint.committed(checkpoint.checkpoint_directory(workdir))]
+    there = [int(path.name) for path in checkpoint.committed_checkpoints(checkpoint.checkpoint_directory(workdir))]
     assert max(there, default=0) < step
     (start,), (end,) = before.positions, behind.positions
     if point == "mid-epoch":

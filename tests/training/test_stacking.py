@@ -19,7 +19,7 @@ from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.run_directory import checkpoint
 from bert_jax.training.run_directory.metrics import read_metrics
 from bert_jax.training.sharding import make_mesh, put_rows
-from bert_jax.training.state import Start, TrainState, abstract_state, enter_phase, state_from_initial
+from bert_jax.training.state import InitialState, TrainState, abstract_state, enter_phase, state_from_initial
 from bert_jax.training.step import make_eval_step, make_train_step, put_step_inputs
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "shared_programs")
@@ -112,8 +112,11 @@ def test_what_becomes_of_the_state(config, mesh, phase, moments, step_count):
         assert arrays(after.optimizer.mu).keys() == arrays(after.params).keys()
     count = int(before.optimizer.count)
     assert count > 1 and int(after.optimizer.count) == (count if step_count == "keep" else 0)
-    assert int(after.step) == int(before.step) and int(after.watch.skipped) == int(before.watch.skipped) > 0
-    assert int(after.watch.seen) == 0
+    assert (
+        int(after.step) == int(before.step)
+        and int(after.divergence.skipped_steps) == int(before.divergence.skipped_steps) > 0
+    )
+    assert int(after.divergence.finite_losses) == 0
     shapes = [
         jax.tree.map(lambda x: (x.shape, x.dtype), tree)
         for tree in (after, abstract_state(task_of(config, phase), mesh))
@@ -148,7 +151,7 @@ def test_a_count_that_starts_anew_corrects_bias_anew(config, tiny_corpus, mesh):
         state = enter_phase(random_state(task.at(0), mesh), task.at(1), mesh)
         params = jax.device_get(state.params)
         updates[moments, step_count] = program(state, rows, dials)[0]
-    fresh, _ = program(state_from_initial(task.at(1), mesh, Start(params)), rows, dials)
+    fresh, _ = program(state_from_initial(task.at(1), mesh, InitialState(params)), rows, dials)
     assert_same(updates["reset", "reset"].params, fresh.params)
     assert_same(updates["reset", "reset"].optimizer, fresh.optimizer)
     assert int(fresh.optimizer.count) == 1 == int(updates["keep", "reset"].optimizer.count)

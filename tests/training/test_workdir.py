@@ -24,7 +24,7 @@ PATHS = ["/books", "/wiki"]
 def take(directory, config, mixture, paths, tokenizer_text):
     """As a run does that starts or continues."""
     before = workdir.matching_config(directory, config, mixture, paths)
-    workdir.claim(directory, before, config, mixture, paths, tokenizer_text)
+    workdir.acquire(directory, before, config, mixture, paths, tokenizer_text)
 
 
 def contents(directory):
@@ -89,7 +89,7 @@ def test_other_phases_replace_those_that_were_there(tmp_path):
     longer = dataclasses.replace(CONFIG, phases=CONFIG.phases * 2)
     assert workdir.matching_config(tmp_path, longer, MIXTURE, PATHS) == CONFIG
     take(tmp_path, longer, MIXTURE, PATHS, "other")
-    assert workdir.read_config(tmp_path) == longer and workdir.read(tmp_path)["corpora"] == MIXTURE
+    assert workdir.read_config(tmp_path) == longer and workdir.read_run(tmp_path)["corpora"] == MIXTURE
     assert (tmp_path / "ledger.jsonl").read_text() == "kept\n" and (tmp_path / "tokenizer.json").read_text() == "t"
 
 
@@ -164,9 +164,9 @@ def test_the_config_is_read_after_the_lock_is_acquired(tiny_config, tiny_corpus,
 
 def test_shares_are_kept_as_the_stream_uses_them(tmp_path):
     take(tmp_path, CONFIG, {"b": 2 / 3, "a": 1 / 3}, PATHS, "t")
-    assert workdir.read(tmp_path)["corpora"] == {"a": 0.3333, "b": 0.6667}
+    assert workdir.read_run(tmp_path)["corpora"] == {"a": 0.3333, "b": 0.6667}
     take(tmp_path / "even", CONFIG, dict.fromkeys("cba", 1 / 3), PATHS, "t")
-    assert workdir.read(tmp_path / "even")["corpora"] == {"a": 0.3334, "b": 0.3333, "c": 0.3333}
+    assert workdir.read_run(tmp_path / "even")["corpora"] == {"a": 0.3334, "b": 0.3333, "c": 0.3333}
 
 
 @pytest.fixture

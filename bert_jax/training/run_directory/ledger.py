@@ -3,7 +3,8 @@
 A run is a function of (config, corpora, seed) and of this file. A resumed run reads it and makes the same decisions.
 
 Every checkpoint has a copy of the decisions that it was trained with. If the file has lost one of them, the run
-restores them from the checkpoint that it continues from. Later decisions are made again: no remaining state depends on them.
+restores them from the checkpoint that it continues from. Later decisions are made again: no remaining state
+depends on them.
 """
 
 import json
