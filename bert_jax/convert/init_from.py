@@ -16,7 +16,7 @@ from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.param_paths import map_with_paths, name_leaves
 from bert_jax.training.pretraining_task import heads_of
 from bert_jax.training.stacking import repeat_stack
-from bert_jax.training.state import InitialState, Moments
+from bert_jax.training.state import InitialParams, Moments
 
 Params = dict[str, Any]
 MAY_DIFFER = {
@@ -28,7 +28,7 @@ OF_VOCABULARY = ("encoder/embeddings/word", "mlm/bias")
 """What `start.embeddings new` draws anew: all that has a row for each token id."""
 
 
-def read_start(config: Config, tokenizer: Tokenizer) -> InitialState:
+def load_initial_params(config: Config, tokenizer: Tokenizer) -> InitialParams:
     """Parameters and, if the config says so, moments to start a run from.
 
     Layers are repeated or left out up to the phase's depth (training/stacking.py); a part that the source does not
@@ -65,7 +65,7 @@ def read_start(config: Config, tokenizer: Tokenizer) -> InitialState:
             file=sys.stderr,
         )
         if contents.moments is None:
-            return InitialState(params, None)
+            return InitialParams(params, None)
         if fitting.fresh:
             raise UserError(
                 f"start.source {source} lacks {fitting.fresh[0]}, whose moments would be fresh ones beside old ones: "
@@ -73,7 +73,7 @@ def read_start(config: Config, tokenizer: Tokenizer) -> InitialState:
             )
         zeros = jax.tree.map(np.zeros_like, params)
         mu, nu = (fitting.fit(tree, zeros) for tree in contents.moments[1:])
-        return InitialState(params, Moments(contents.moments.step, mu, nu))
+        return InitialParams(params, Moments(contents.moments.step, mu, nu))
 
 
 class _Fitting:

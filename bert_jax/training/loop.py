@@ -34,7 +34,7 @@ from bert_jax.training.run_directory.ledger import Ledger
 from bert_jax.training.run_directory.workdir import LEDGER
 from bert_jax.training.sharding import check_heads, check_processes, check_rows, make_mesh, put_rows
 from bert_jax.training.state import (
-    InitialState,
+    InitialParams,
     TrainState,
     abstract_state,
     enter_phase,
@@ -71,7 +71,7 @@ class Run:
     workdir: StoredPath
     metadata: dict[str, Any]
     """JSON values to keep in every checkpoint."""
-    initial: InitialState | None
+    initial: InitialParams | None
     """Initial parameters; None: random initialisation."""
     ledger: Ledger
     compiled_steps: CompiledSteps
@@ -87,7 +87,7 @@ def train(
     workdir: StoredPath,
     metadata: dict[str, Any],
     *,
-    initial: InitialState | None = None,
+    initial: InitialParams | None = None,
     profile: tuple[int, int] | None = None,
     micro_batch: MicroBatchRequest = None,
     start_time: float | None = None,

@@ -32,7 +32,7 @@ from bert_jax.training.run_directory.checkpoint import (
     checkpoint_directory,
     committed_checkpoints,
 )
-from bert_jax.training.state import InitialState
+from bert_jax.training.state import InitialParams
 
 
 def open_task(config: Config, parts: list[Part]) -> Pretraining:
@@ -70,7 +70,7 @@ def pretrain(
     profile: tuple[int, int] | None = None,
     micro_batch: MicroBatchRequest = None,
     announce: Callable[[], None] = lambda: None,
-    read_start: Callable[[Config, Tokenizer], InitialState] | None = None,
+    load_initial_params: Callable[[Config, Tokenizer], InitialParams] | None = None,
 ) -> loop.Progress:
     """Train in a work directory, or continue its run.
 
@@ -81,12 +81,12 @@ def pretrain(
       profile: see `loop.train`.
       micro_batch: see `loop.train`.
       announce: called in the first process after all checks, before compilation.
-      read_start: reads the initial parameters, for a config with `start.source` (`convert.init_from.read_start`);
+      load_initial_params: reads the initial parameters, for a config with `start.source` (`convert.init_from.load_initial_params`);
         called if the work directory has no checkpoint yet, with the tokenizer of the corpora.
 
     Raises:
-      ValueError: a config with `start.source` without `read_start`.
-      UserError: see `open_task`, `check_shards`, `read_start`, `workdir.matching_config`, `workdir.acquire`,
+      ValueError: a config with `start.source` without `load_initial_params`.
+      UserError: see `open_task`, `check_shards`, `load_initial_params`, `workdir.matching_config`, `workdir.acquire`,
         `continuation.check`, `check_shared` and `loop.train`; another process trains in the directory. Nothing is
         written before all checks but `check_shared` have passed.
     """
@@ -103,9 +103,9 @@ def pretrain(
     initial = None
     has_checkpoint = tell("a first checkpoint", lambda: any(committed_checkpoints(checkpoint_directory(directory))))
     if config.start.source is not None and not has_checkpoint:
-        if read_start is None:
-            raise ValueError("a config with start.source needs read_start")
-        initial = read_start(config, Tokenizer.load(corpora[0].directory))
+        if load_initial_params is None:
+            raise ValueError("a config with start.source needs load_initial_params")
+        initial = load_initial_params(config, Tokenizer.load(corpora[0].directory))
     paths = [str(part.directory) for part in parts]
 
     with DirectoryLock(directory) as lock:

@@ -41,12 +41,12 @@ class Moments(NamedTuple):
     nu: Params
 
 
-class InitialState(NamedTuple):
-    """Initial parameters and moments of a run: numpy arrays with the shapes of its first phase."""
+class InitialParams(NamedTuple):
+    """Initial parameters and optimizer state of a run: numpy arrays with the shapes of its first phase."""
 
     params: Params
-    moments: Moments | None = None
-    """None: zeros."""
+    optimizer_state: Moments | None = None
+    """None: a new one."""
 
 
 def task_optimizer(task: Task) -> Optimizer:
@@ -69,14 +69,14 @@ def init_state(task: Task, mesh: Mesh) -> TrainState:
     return jax.jit(_initializer(task), out_shardings=shardings)(jax.random.key(task.config.seed))
 
 
-def state_from_initial(task: Task, mesh: Mesh, initial: InitialState) -> TrainState:
+def state_from_initial(task: Task, mesh: Mesh, initial: InitialParams) -> TrainState:
     """A state at step 0 with given parameters and, if there are any, given moments."""
     shardings = jax.tree.map(lambda x: x.sharding, abstract_state(task, mesh))
     params = jax.device_put(initial.params, shardings.params)
     state = jax.jit(_with_new_optimizer(task), out_shardings=shardings)(params)
-    if initial.moments is None:
+    if initial.optimizer_state is None:
         return state
-    count, mu, nu = initial.moments
+    count, mu, nu = initial.optimizer_state
     moments = state.optimizer._replace(count=np.asarray(count, np.int32), mu=mu, nu=nu)
     return dataclasses.replace(state, optimizer=jax.device_put(moments, shardings.optimizer))
 

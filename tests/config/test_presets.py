@@ -157,7 +157,7 @@ def test_tokens_of_modern_base():
 
 
 def shrink(config: Config) -> Config:
-    """The same plan and objective in a model of two small layers, for an update of four short rows, in float32.
+    """The same plan and objective in a model of two small layers, for a step of four short rows, in float32.
 
     So presets that differ in nothing else are compiled once.
     """

@@ -13,7 +13,7 @@ from bert_jax.cli import main as cli
 from bert_jax.config import to_dict
 from bert_jax.convert.conversion import convert
 from bert_jax.convert.formats import input_formats
-from bert_jax.convert.init_from import read_start
+from bert_jax.convert.init_from import load_initial_params
 from bert_jax.convert.parity import transformers_forward
 from bert_jax.data.cursor import Cursor
 from bert_jax.data.mixture_spec import Part
@@ -104,7 +104,10 @@ def test_forms_without_a_place_for_them(made, tmp_path, capsys, to):
 def test_a_source_without_moments(made, tmp_path, tiny_config, tiny_corpus, capsys, name):
     with pytest.raises(UserError, match=r"has no moments of an optimizer: set start\.moments new"):
         pretraining.pretrain(
-            starting(tiny_config, made[name]), [Part(tiny_corpus)], tmp_path / "run", read_start=read_start
+            starting(tiny_config, made[name]),
+            [Part(tiny_corpus)],
+            tmp_path / "run",
+            load_initial_params=load_initial_params,
         )
     for to in ("bert-jax", "tensorflow1"):
         command = ["convert", str(made[name]), str(tmp_path / "new"), "--to", to, "--moments", "keep"]
@@ -137,11 +140,11 @@ def test_the_first_update_is_that_of_the_run_continued(made, tiny_config, tiny_c
     assert int(expected.optimizer.count) == 9
     for name in WITH_MOMENTS:
         config = starting(tiny_config, made[name])
-        found = after(state_from_initial(task, mesh, read_start(config, Tokenizer.load(tiny_corpus))))
+        found = after(state_from_initial(task, mesh, load_initial_params(config, Tokenizer.load(tiny_corpus))))
         jax.tree.map(np.testing.assert_array_equal, found.params, expected.params)
         jax.tree.map(np.testing.assert_array_equal, found.optimizer, expected.optimizer)
     config = starting(tiny_config, made["ours"], "new")
-    found = after(state_from_initial(task, mesh, read_start(config, Tokenizer.load(tiny_corpus))))
+    found = after(state_from_initial(task, mesh, load_initial_params(config, Tokenizer.load(tiny_corpus))))
     assert int(found.optimizer.count) == 1
     distances = [
         np.abs(one - two).max()

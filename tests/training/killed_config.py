@@ -1,5 +1,5 @@
 """Config of the runs that are killed: packed rows, two sets of masks, a batch ramp, two phases of which the second has
-twice the layers, several epochs, dropout, LAMB, a checkpoint every 10 updates.
+twice the layers, several epochs, dropout, LAMB, a checkpoint every 10 steps.
 """
 
 from bert_jax.config import (
@@ -16,7 +16,7 @@ from bert_jax.config import (
 
 
 def config() -> Config:
-    """A run of 60 updates, its 40th the first of the second phase."""
+    """A run of 60 steps, its 40th the first of the second phase."""
     return Config(
         name="killed",
         model=ModelConfig(

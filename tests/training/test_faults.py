@@ -96,7 +96,7 @@ def test_every_file_of_the_newest_checkpoint_is_guarded(tiny_config, tiny_corpus
         said = capfd.readouterr().err
         assert name.name == checkpoint.COMMIT_MARKER or "is damaged" in said, name
     place = pretraining.pretrain(tiny_config, [Part(tiny_corpus)], workdir)
-    assert place.ended == "steps" and "continuing from update 4" in capfd.readouterr().err
+    assert place.ended == "steps" and "continuing from step 4" in capfd.readouterr().err
     for a, b in zip(expected, jax.tree.leaves(loaded_model.load(workdir).params), strict=True):
         np.testing.assert_array_equal(a, b)
 

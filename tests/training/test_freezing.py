@@ -21,7 +21,7 @@ EMBEDDINGS, HEADS = ("encoder/embeddings/.*",), ("layers/.*", "(mlm|pair)/.*")
 
 @pytest.fixture(scope="module")
 def config(tiny_config) -> Config:
-    """Two updates without the embeddings, two of nothing else."""
+    """Two steps without the embeddings, two of nothing else."""
     phase = dataclasses.replace(tiny_config.phases[0], steps=2, batch_size=4, warmup_steps=0)
     return dataclasses.replace(
         tiny_config,
@@ -65,7 +65,7 @@ def test_frozen_parameters_stay_and_the_others_move(config, tiny_corpus, tmp_pat
     assert len(of_embeddings) > 3 and len(of_heads) > 10 and rest
     assert moved(params[0], params[1]) == of_heads | rest
     assert moved(params[1], params[2]) == of_embeddings | rest
-    assert moved(moments[0], moments[1]) == of_embeddings | rest  # which started anew
+    assert moved(moments[0], moments[1]) == of_embeddings | rest  # which were reset
 
 
 @pytest.mark.parametrize("phase", [0, 1])

@@ -38,7 +38,7 @@ def clock(monkeypatch) -> Clock:
 
 
 def attempt(clock: Clock, workdir, begin: int, last: int, save_every: int = 4) -> Goodput:
-    """Init takes 10 seconds, an update 1, a save 3; a line for each update."""
+    """Init takes 10 seconds, a step 1, a save 3; a line for each step."""
     meter = Goodput(workdir, clock.now)
     clock.now += 10
     meter.ready(begin)
@@ -132,7 +132,7 @@ def test_nothing_was_done_yet(tmp_path):
 
 @pytest.fixture(scope="module")
 def config(tiny_config) -> Config:
-    """Eight updates, saved every two; nothing is found good before it is two updates old."""
+    """Eight steps, saved every two; nothing is found good before it is two steps old."""
     return dataclasses.replace(
         tiny_config,
         checkpoint=CheckpointConfig(every=2, keep=4),
@@ -175,10 +175,10 @@ def test_a_run_killed_and_continued(config, tiny_corpus, tmp_path, monkeypatch, 
     ticking.now += 500
     pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
     found = summarize(tmp_path / "run")
-    # Six updates, then four from the save behind the fourth; evaluated behind 3, 6 and 8; saved behind 2, 4, 6 and 8.
-    updates = 6 + 4
+    # Six steps, then four from the save after the fourth; evaluated after 3, 6 and 8; saved after 2, 4, 6 and 8.
+    steps = 6 + 4
     attempts = 2  # each first looks at whether memory is known
-    assert (found["data_wait"], found["compile"]) == (updates, updates + attempts)
+    assert (found["data_wait"], found["compile"]) == (steps, steps + attempts)
     assert (found["evaluation"], found["checkpoint"]) == (3, 4)
     assert found["wall"] == ticking.now - began
     first = [entry for entry in entries(tmp_path / "run") if entry["start_time"] == began]
@@ -190,7 +190,7 @@ def test_a_run_killed_and_continued(config, tiny_corpus, tmp_path, monkeypatch, 
 
 
 def test_a_run_that_goes_back(config, tiny_corpus, tmp_path, monkeypatch, ticking):
-    """From update 6 to the save behind update 2: what was done in between is lost."""
+    """From step 6 to the save after step 2: what was done in between is lost."""
     spoil(monkeypatch.setattr, 32, 48, float("nan"))
     began = ticking.now + 1
     place = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")

@@ -148,7 +148,7 @@ def steps(monkeypatch):
 
 
 def test_without_a_number_devices_with_known_memory_decide(mesh, tmp_path, monkeypatch, tiny_config, steps):
-    """All phases before the first update, each with its decision in the ledger; CPUs take whole batches and decide
+    """All phases before the first step, each with its decision in the ledger; CPUs take whole batches and decide
     nothing.
     """
     phase = dataclasses.replace(tiny_config.phases[0], batch_size=16)
@@ -167,7 +167,7 @@ def test_without_a_number_devices_with_known_memory_decide(mesh, tmp_path, monke
     assert again.train_step(1)[1] == 4 and len(Ledger(tmp_path / "gpu").entries) == 2
 
 
-def test_a_phase_that_does_not_fit_is_refused_before_the_first_update(
+def test_a_phase_that_does_not_fit_is_refused_before_the_first_step(
     tiny_config, tiny_corpus, tmp_path, monkeypatch, steps
 ):
     monkeypatch.setattr(micro_batch, "device_memory", lambda device: 9e3)
@@ -201,7 +201,7 @@ def test_a_number_is_taken_or_refused(mesh):
 
 @pytest.fixture(scope="module")
 def config(tiny_config) -> Config:
-    """Four updates of 64 rows, so that activations need more memory than parameters."""
+    """Four steps of 64 rows, so that activations need more memory than parameters."""
     phase = dataclasses.replace(tiny_config.phases[0], steps=4, batch_size=64, warmup_steps=0)
     return dataclasses.replace(
         tiny_config,
@@ -253,7 +253,7 @@ def test_runs_agree_whatever_the_micro_batch(config, tiny_corpus, tmp_path, monk
         patch.setattr(Ledger, "decide", decide_and_die)
         with pytest.raises(Killed):
             pretraining.pretrain(config, parts, cut, micro_batch="auto")
-    # The decision is there before the first update. It is not made again, whatever memory there is then.
+    # The decision is there before the first step. It is not made again, whatever memory there is then.
     (entry,) = Ledger(cut / "ledger.jsonl").entries_of("micro_batch")
     assert entry["accumulation"] > 1 and entry["bytes"] < whole["bytes"] and not numbers(cut)
     give_memory(monkeypatch, 0)

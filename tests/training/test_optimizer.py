@@ -1,4 +1,4 @@
-"""Optimizers against numpy, updates that are skipped, what is frozen and scaled, and the table of param_rules."""
+"""Optimizers against numpy, skipped steps, frozen and scaled parameters, and the table of rules."""
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +52,7 @@ class Run:
 
 
 def assert_agrees(run, records, expected, expected_records):
-    """Values of every logical tensor, and how far it moved; every metric of every update."""
+    """Values of every logical tensor, and how far it moved; every metric of every step."""
     found = {name: np.asarray(leaf, np.float64) for name, leaf in name_leaves(run.params).items()}
     before = oracle.start()
     assert max(oracle.distances(found, expected).values()) < 1e-5
@@ -62,7 +62,7 @@ def assert_agrees(run, records, expected, expected_records):
     for step, (ours, theirs) in enumerate(zip(records, expected_records, strict=True)):
         assert ours.keys() == theirs.keys()
         for name, value in theirs.items():
-            np.testing.assert_allclose(ours[name], value, rtol=1e-5, atol=1e-9, err_msg=f"{name}, update {step}")
+            np.testing.assert_allclose(ours[name], value, rtol=1e-5, atol=1e-9, err_msg=f"{name}, step {step}")
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,4 +1,4 @@
-"""``--profile A:B`` leaves a trace of those updates, also when the run ends inside the window."""
+"""``--profile A:B`` leaves a trace of those steps, also when the run ends inside the window."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Runs that go wrong: updates that are skipped, runs that go back and on, and runs that give up."""
+"""Divergence: skipped steps, rollbacks, and runs that stop after too many of them."""
 
 import contextlib
 import dataclasses
@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, Phase, RecoveryConfig, StartConfig
-from bert_jax.convert.init_from import read_start
+from bert_jax.convert.init_from import load_initial_params
 from bert_jax.data.cursor import Cursor, count_rows
 from bert_jax.data.mixture_spec import Part
 from bert_jax.errors import UserError
 from bert_jax.training import loop, pretraining, recovery
 from bert_jax.training.divergence import (
     DivergenceError,
+    check_divergence,
     init_divergence_state,
     reset_for_phase,
     update_loss_average,
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation", "shared_programs")
 
 @pytest.fixture(scope="module")
 def config(tiny_config) -> Config:
-    """20 updates of 8 rows in two phases, a checkpoint every 4."""
+    """20 steps of 8 rows in two phases, a checkpoint every 4."""
     phase = dataclasses.replace(tiny_config.phases[0], steps=14)
     return dataclasses.replace(
         tiny_config,
@@ -72,13 +73,13 @@ def calm_run(config, tiny_corpus, tmp_path_factory):
 
 
 def test_single_bad_batches_are_skipped_and_counted(config, calm_run, tiny_corpus, tmp_path, monkeypatch):
-    spoil(monkeypatch.setattr, 40, 41, float("nan"))  # update 6
+    spoil(monkeypatch.setattr, 40, 41, float("nan"))  # step 6
     place = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
     found = [line for line in lines(tmp_path / "run") if line["split"] == "train"]
     assert place.ended == "steps" and not rollbacks(tmp_path / "run")
     assert [line["skipped_steps"] for line in found] == [0] * 5 + [1] * 15
     assert found[5]["loss"] is None and all(line["loss"] is not None for line in found[:5] + found[6:])
-    # What came before is the undisturbed run, what comes behind is another one.
+    # What came before is the undisturbed run, what comes after differs.
     calm = [line for line in lines(calm_run) if line["split"] == "train"]
     assert found[:5] == calm[:5] and found[6]["loss"] != calm[6]["loss"]
 
@@ -89,12 +90,12 @@ def test_single_bad_batches_are_skipped_and_counted(config, calm_run, tiny_corpu
 def test_trouble_goes_back_and_passes_over_the_rows(
     config, calm_run, tiny_corpus, tmp_path, monkeypatch, capfd, factor, reason
 ):
-    """Update 9, or 9 and 10, are bad (from row 64 on). The newest checkpoint, of update 8, is too young to be good."""
+    """Step 9, or 9 and 10, are bad (from row 64 on). The newest checkpoint, of step 8, is too young to be good."""
     last = 10 if reason == "not finite" else 9
     spoil(monkeypatch.setattr, 64, last * 8, factor)
     place = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
     (entry,) = rollbacks(tmp_path / "run")
-    # Rows from three updates before the first bad one.
+    # Rows from three steps before the first bad one.
     assert (entry["to"], entry["step"], entry["skipped_rows"]) == (4, last, [40, last * 8])
     assert reason in entry["reason"]
     said = capfd.readouterr().err
@@ -114,7 +115,7 @@ def test_trouble_goes_back_and_passes_over_the_rows(
 
 
 def test_without_a_good_checkpoint_a_run_begins_anew(config, tiny_corpus, tmp_path, monkeypatch):
-    spoil(monkeypatch.setattr, 16, 32, float("nan"))  # updates 3 and 4
+    spoil(monkeypatch.setattr, 16, 32, float("nan"))  # steps 3 and 4
     place = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
     (entry,) = rollbacks(tmp_path / "run")
     assert (entry["to"], entry["skipped_rows"]) == (0, [0, 32]) and place.ended == "steps"
@@ -127,14 +128,14 @@ def test_a_run_that_diverges_again_and_again_stops(config, tiny_corpus, tmp_path
         UserError, match=r"training diverged: .* not finite in 2 steps in a row.*rolled back 2 time\(s\)"
     ):
         pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
-    # What was good once stays good: the second trouble comes too soon for anything else, and does not cost it.
+    # What was good once stays good: the second divergence comes too soon for anything else, and does not cost it.
     assert [entry["to"] for entry in rollbacks(tmp_path / "run")] == [4, 4]
     with checkpoint.Checkpoints(checkpoint.checkpoint_directory(tmp_path / "run"), keep=1) as checkpoints:
         assert checkpoints.steps() == [4]
 
 
 def test_a_poisoned_state_is_not_blessed_by_its_checkpoint(config, tiny_corpus, tmp_path, monkeypatch):
-    """An update with a finite loss spoils the parameters, and they are saved before any metric shows it."""
+    """A step with a finite loss spoils the parameters, and they are saved before any metric shows it."""
     from bert_jax.training import compiled_steps
 
     train_step = compiled_steps.CompiledSteps.train_step
@@ -169,13 +170,13 @@ def test_a_poisoned_state_is_not_blessed_by_its_checkpoint(config, tiny_corpus, 
 
 
 def test_a_good_checkpoint_is_kept_while_divergence_begins(config, tiny_corpus, tmp_path, monkeypatch):
-    """Saves in quick succession, also among the first bad updates, must not push out what those will need."""
+    """Saves in quick succession, also among the first bad steps, must not push out what those will need."""
     often = dataclasses.replace(
         config,
         checkpoint=CheckpointConfig(every=1, keep=1),
         recovery=dataclasses.replace(config.recovery, max_skipped=3),
     )
-    spoil(monkeypatch.setattr, 56, 80, float("nan"))  # updates 8 to 10
+    spoil(monkeypatch.setattr, 56, 80, float("nan"))  # steps 8 to 10
     pretraining.pretrain(often, [Part(tiny_corpus)], tmp_path / "run")
     # Not 4: with so few checkpoints kept, the second one to be good is saved when the first one is.
     assert [entry["to"] for entry in rollbacks(tmp_path / "run")] == [1]
@@ -196,17 +197,19 @@ def test_a_damaged_checkpoint_is_not_gone_back_to(config, tiny_corpus, tmp_path,
 
 
 def test_what_a_run_started_from_is_always_good(config, calm_run, tiny_corpus, tmp_path, monkeypatch):
-    """Trouble before any other checkpoint is good: not to random parameters, but to those of the source."""
+    """Divergence before any other checkpoint is good: not to random parameters, but to those of the source."""
     started = dataclasses.replace(
         config, start=StartConfig(source=str(calm_run)), recovery=dataclasses.replace(config.recovery, stable_steps=9)
     )
     monkeypatch.setattr(loop, "init_state", None)
-    spoil(monkeypatch.setattr, 72, 88, float("nan"))  # updates 10 and 11, with checkpoints 4 and 8 before them
-    place = pretraining.pretrain(started, [Part(tiny_corpus)], tmp_path / "run", read_start=read_start)
+    spoil(monkeypatch.setattr, 72, 88, float("nan"))  # steps 10 and 11, with checkpoints 4 and 8 before them
+    place = pretraining.pretrain(
+        started, [Part(tiny_corpus)], tmp_path / "run", load_initial_params=load_initial_params
+    )
     assert [entry["to"] for entry in rollbacks(tmp_path / "run")] == [0] and place.ended == "steps"
 
 
-@pytest.mark.parametrize("point", ["before the ledger", "behind the ledger", "while deleting"])
+@pytest.mark.parametrize("point", ["before the ledger", "after the ledger", "while deleting"])
 def test_killed_while_going_back(config, tiny_corpus, tmp_path, monkeypatch, point):
     """The next start carries the decision out; the run ends like one that was not killed."""
     spoil(monkeypatch.setattr, 64, 80, float("nan"))
@@ -222,7 +225,7 @@ def test_killed_while_going_back(config, tiny_corpus, tmp_path, monkeypatch, poi
     with monkeypatch.context() as patch:
         if point == "before the ledger":
             patch.setattr(recovery, "decide_rollback", die)
-        elif point == "behind the ledger":
+        elif point == "after the ledger":
             apply_rollback, calls = recovery.apply_rollback, iter((False, True))
             patch.setattr(recovery, "apply_rollback", lambda *a: die() if next(calls) else apply_rollback(*a))
         else:
@@ -307,7 +310,7 @@ def test_a_damaged_ledger_line_takes_later_decisions_along(tmp_path, capfd):
 
 
 def test_phases_have_averages_of_their_own(config, tiny_corpus, tmp_path):
-    """A jump where a phase begins is no trouble: there the comparison starts anew."""
+    """A jump where a phase begins is no divergence: the average is reset there."""
     bounds = RecoveryConfig(max_skipped=2, spike=0.2, stable_steps=3, max_rollbacks=0)
     phase = Phase(steps=4, seq_len=32, batch_size=8, learning_rate=1e-3, warmup_steps=0)
     longer = dataclasses.replace(phase, seq_len=48, steps=2)

@@ -117,7 +117,7 @@ def test_the_commit_is_the_last_write(bucket, config):
 
 
 def test_killed_behind_any_write(bucket, config, on_disk, tiny_corpus, monkeypatch):
-    """The store as it was behind some of the writes: the same command goes on from there, and ends the same."""
+    """The store as it was after some of the writes: the same command goes on from there, and ends the same."""
     put, moments = MemoryStore.put_whole, []
 
     def remember(self, path, content):
@@ -157,7 +157,7 @@ def test_a_damaged_object_is_noticed(bucket, config, on_disk, tiny_corpus, capfd
     MemoryStore.objects[name] = bytes(raw)
     pretraining.pretrain(config, [Part(bucket / "corpus")], bucket / "run")
     said = capfd.readouterr().err
-    assert "az://bucket/run/checkpoints/00000008 is damaged" in said and "continuing from update 6" in said
+    assert "az://bucket/run/checkpoints/00000008 is damaged" in said and "continuing from step 6" in said
     assert_same_run(config, bucket / "run", on_disk, tiny_corpus)
 
 
@@ -254,7 +254,7 @@ def s3(s3_server, tiny_corpus, monkeypatch, request):
 
 @pytest.mark.slow
 def test_killed_and_continued_on_s3(s3, tiny_corpus, tmp_path):
-    """The run of test_resume.py: growth, LAMB, packed rows, killed before and behind a commit."""
+    """The run of test_resume.py: growth, LAMB, packed rows, killed before and after a commit."""
     bucket, requests = s3
 
     def run(point, count, corpus, workdir):
@@ -271,7 +271,7 @@ def test_killed_and_continued_on_s3(s3, tiny_corpus, tmp_path):
         )
     assert there == [["00000010"], ["00000030", "00000020", "00000010"]]
     again = run("never", 1, bucket / "corpus", bucket / "run")
-    assert again.returncode == 0 and "continuing from update 30" in again.stderr, again.stderr[-3000:]
+    assert again.returncode == 0 and "continuing from step 30" in again.stderr, again.stderr[-3000:]
     undisturbed = run("never", 1, tiny_corpus, tmp_path / "run")
     assert undisturbed.returncode == 0, undisturbed.stderr[-3000:]
     config = load_config(str(KILLED))

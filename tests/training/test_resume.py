@@ -91,7 +91,7 @@ def test_a_signal_saves_and_the_same_command_continues(undisturbed, tiny_corpus,
         if number == signal.SIGTERM:
             assert pretraining.pretrain(config, [Part(tiny_corpus)], workdir).cursor.step == step
         else:
-            with pytest.raises(KeyboardInterrupt, match=f"stopped and saved at update {step} of 60; the same command"):
+            with pytest.raises(KeyboardInterrupt, match=f"stopped and saved at step {step} of 60; the same command"):
                 pretraining.pretrain(config, [Part(tiny_corpus)], workdir)
     newest = next(checkpoint.committed_checkpoints(checkpoint.checkpoint_directory(workdir)))
     assert checkpoint.read_metadata(newest)["cursor"]["step"] == step
@@ -120,7 +120,7 @@ def test_damage_falls_back_and_is_repaired(undisturbed, tiny_corpus, tmp_path, c
     data.write_bytes(raw)
     pretraining.pretrain(load_config(str(CONFIG)), [Part(tiny_corpus)], workdir)
     said = capfd.readouterr().err
-    assert "is damaged" in said and "continuing from update 50" in said
+    assert "is damaged" in said and "continuing from step 50" in said
     assert_same_run(workdir, undisturbed, tiny_corpus)
 
 
@@ -149,7 +149,7 @@ def test_killed_at_a_named_point(undisturbed, tiny_corpus, tmp_path, point, coun
     again = subprocess.run(command(workdir, tiny_corpus), capture_output=True, text=True)
     assert again.returncode == 0, again.stderr[-3000:]
     if there:
-        assert f"continuing from update {int(max(there))}" in again.stderr
+        assert f"continuing from step {int(max(there))}" in again.stderr
     assert_same_run(workdir, undisturbed, tiny_corpus)
 
 
@@ -179,10 +179,10 @@ def die_at(workdir: Path, corpus: Path, point: str, count: int, *flags: str) -> 
 
 @pytest.fixture(scope="module")
 def undisturbed_rescue(tmp_path_factory, tiny_corpus) -> Path:
-    """A run that meets three bad batches in a row, goes back from update 33 to 20, and passes over them."""
+    """A run that meets three bad batches in a row, rolls back from step 33 to 20, and skips them."""
     workdir = tmp_path_factory.mktemp("rescued") / "run"
     done = subprocess.run(command(workdir, tiny_corpus, "spoiled"), capture_output=True, text=True)
-    assert done.returncode == 0 and "Going back to update 20" in done.stderr, done.stderr[-3000:]
+    assert done.returncode == 0 and "Rolling back to step 20" in done.stderr, done.stderr[-3000:]
     return workdir
 
 
@@ -197,7 +197,7 @@ def test_killed_while_going_back(undisturbed_rescue, undisturbed, tiny_corpus, t
         == left
     )
     again = subprocess.run(command(workdir, tiny_corpus, "spoiled"), capture_output=True, text=True)
-    assert again.returncode == 0 and "continuing from update 20" in again.stderr, again.stderr[-3000:]
+    assert again.returncode == 0 and "continuing from step 20" in again.stderr, again.stderr[-3000:]
     assert_same_run(workdir, undisturbed_rescue, tiny_corpus)
     assert (workdir / "ledger.jsonl").read_text() == (undisturbed_rescue / "ledger.jsonl").read_text() != ""
     assert lines_without_timing(workdir) != lines_without_timing(undisturbed)
@@ -223,21 +223,21 @@ def test_killed_at_a_named_place_in_the_stream(undisturbed, tiny_corpus, tmp_pat
     workdir = tmp_path / "run"
     said = die_at(workdir, tiny_corpus, point, count, *flags)
     stream = pretraining.open_task(load_config(str(CONFIG)), [Part(tiny_corpus)]).train
-    step = int(re.search(r"^killed (?:behind update|with batch) (\d+)", said, re.M)[1])
-    before, behind = stream.cursor_at(Cursor(), step - (point != "prefetched")), stream.cursor_at(Cursor(), step)
-    assert before.phase == behind.phase
+    step = int(re.search(r"^killed (?:after step|with batch) (\d+)", said, re.M)[1])
+    before, after = stream.cursor_at(Cursor(), step - (point != "prefetched")), stream.cursor_at(Cursor(), step)
+    assert before.phase == after.phase
     there = [int(path.name) for path in checkpoint.committed_checkpoints(checkpoint.checkpoint_directory(workdir))]
     assert max(there, default=0) < step
-    (start,), (end,) = before.positions, behind.positions
+    (start,), (end,) = before.positions, after.positions
     if point == "mid-epoch":
         assert start.epoch == end.epoch and start.row > 0
     elif point == "epoch-boundary":
         assert start.epoch + 1 == end.epoch and end.row > 0
     elif point == "phase-switch":
-        assert behind.phase == 1 and step == 41 and sorted(there) == [20, 30]  # so that the switch itself is done again
+        assert after.phase == 1 and step == 41 and sorted(there) == [20, 30]  # so that the switch itself is done again
     again = subprocess.run(command(workdir, tiny_corpus), capture_output=True, text=True)
     assert again.returncode == 0, again.stderr[-3000:]
-    assert not there or f"continuing from update {max(there)}" in again.stderr
+    assert not there or f"continuing from step {max(there)}" in again.stderr
     assert_same_run(workdir, undisturbed, tiny_corpus)
 
 

@@ -19,7 +19,7 @@ from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.run_directory import checkpoint
 from bert_jax.training.run_directory.metrics import read_metrics
 from bert_jax.training.sharding import make_mesh, put_rows
-from bert_jax.training.state import InitialState, TrainState, abstract_state, enter_phase, state_from_initial
+from bert_jax.training.state import InitialParams, TrainState, abstract_state, enter_phase, state_from_initial
 from bert_jax.training.step import make_eval_step, make_train_step, put_step_inputs
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "shared_programs")
@@ -31,7 +31,7 @@ STEPS = 2
 
 @pytest.fixture(scope="module")
 def config(tiny_config) -> Config:
-    """1, 2, then 4 layers; moments and counts go on, then start anew. Every update is saved."""
+    """1, 2, then 4 layers; moments and counts go on, then are reset. Every step is saved."""
     phase = dataclasses.replace(tiny_config.phases[0], steps=STEPS, batch_size=4, warmup_steps=0)
     return dataclasses.replace(
         tiny_config,
@@ -138,7 +138,7 @@ def test_a_deeper_start_is_not_the_same_function(config, tiny_corpus, mesh):
 
 
 def test_a_count_that_starts_anew_corrects_bias_anew(config, tiny_corpus, mesh):
-    """After a reset of both, the first update is that of an optimizer which has seen nothing; else it is another."""
+    """After a reset of both, the first step is that of a new optimizer; else it differs."""
     model = dataclasses.replace(config.model, hidden_dropout=0.0, attention_dropout=0.0)  # the step decides dropout
     updates = {}
     for moments, step_count in (("keep", "keep"), ("keep", "reset"), ("reset", "reset")):
@@ -147,11 +147,11 @@ def test_a_count_that_starts_anew_corrects_bias_anew(config, tiny_corpus, mesh):
         task = pretraining.open_task(changed, [Part(tiny_corpus)])
         if not updates:
             rows = put_rows(task.train.batch(task.train.start(Cursor())), mesh, 4)
-            program, dials = make_train_step(task.at(1), mesh, 1), put_step_inputs(1e-3, 1, mesh)
+            program, inputs = make_train_step(task.at(1), mesh, 1), put_step_inputs(1e-3, 1, mesh)
         state = enter_phase(random_state(task.at(0), mesh), task.at(1), mesh)
         params = jax.device_get(state.params)
-        updates[moments, step_count] = program(state, rows, dials)[0]
-    fresh, _ = program(state_from_initial(task.at(1), mesh, InitialState(params)), rows, dials)
+        updates[moments, step_count] = program(state, rows, inputs)[0]
+    fresh, _ = program(state_from_initial(task.at(1), mesh, InitialParams(params)), rows, inputs)
     assert_same(updates["reset", "reset"].params, fresh.params)
     assert_same(updates["reset", "reset"].optimizer, fresh.optimizer)
     assert int(fresh.optimizer.count) == 1 == int(updates["keep", "reset"].optimizer.count)
@@ -182,7 +182,7 @@ def whole(config, tiny_corpus, tmp_path_factory, shared_programs, quick_compilat
 
 
 def cut_at(workdir, step: int, directory):
-    """A copy of a run as if it had been stopped behind an update."""
+    """A copy of a run as if it had been stopped after a step."""
     copy = directory / f"cut{step}"
     shutil.copytree(workdir, copy)
     for save in (copy / "checkpoints").iterdir():

@@ -1,4 +1,4 @@
-"""One update's numbers, pinned: a refactor leaves them alone, a change of numerics shows.
+"""One step's numbers, pinned: a refactor leaves them alone, a change of numerics shows.
 
 UPDATE_GOLDEN=1 accepts new ones.
 """
@@ -74,7 +74,7 @@ def measure(config: Config) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_one_update(case):
+def test_one_step(case):
     found = measure(CASES[case])
     assert {"loss", "mlm_loss", "gradient_norm", "update_norm", "parameter_norm"} <= found.keys()
     if os.environ.get("UPDATE_GOLDEN"):

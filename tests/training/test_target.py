@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation", "shared_programs")
 
 @pytest.fixture(scope="module")
 def config(tiny_config) -> Config:
-    """4 updates of 8 rows, and 18 of 4 rows: 104 rows."""
+    """4 steps of 8 rows, and 18 of 4 rows: 104 rows."""
     phase = dataclasses.replace(tiny_config.phases[0], steps=4, warmup_steps=0)
     return dataclasses.replace(
         tiny_config,
@@ -57,7 +57,7 @@ def evaluations(monkeypatch) -> list[float]:
 
 
 def test_a_run_ends_where_it_reaches_its_target(config, tiny_corpus, tmp_path, evaluations):
-    """Evaluations stand where 20, 40, 60 ... rows are reached: with 8 rows an update, then with 4."""
+    """Evaluations are where 20, 40, 60 ... rows are reached: with 8 rows a step, then with 4."""
     workdir, parts = tmp_path / "run", [Part(tiny_corpus)]
     place = pretraining.pretrain(aiming(config, 0.3, 20), parts, workdir)
     assert (place.ended, place.cursor.step, place.cursor.rows) == ("target", 11, 60)

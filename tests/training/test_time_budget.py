@@ -1,4 +1,4 @@
-"""Phases that end by the clock, with a clock that the test turns."""
+"""Phases with a time limit, with a clock that the test sets."""
 
 import dataclasses
 import itertools
@@ -17,7 +17,7 @@ HOUR = 3600.0
 
 
 def timed(hours: float = 1.0, steps: int = 100_000, before: int = 0) -> Config:
-    """A phase by the clock, behind `before` updates of another one."""
+    """A phase by the clock, after `before` steps of another one."""
     phase = Phase(steps=steps, learning_rate=1.0, warmup_steps=steps // 10, decay_start=steps // 10, hours=hours)
     others = (Phase(steps=before, learning_rate=0.5, warmup_steps=0),) if before else ()
     return Config(name="timed", phases=(*others, phase))
@@ -31,7 +31,7 @@ class Machine:
         self.schedule = WallClockSchedule(config, Ledger(path), clock=lambda: self.seconds)
 
     def run(self, step: int, until: float, seconds_per_step: float) -> tuple[int, list[float]]:
-        """Updates until the end, or until the clock shows `until`; where it stands then, and the rates used."""
+        """Steps until the end, or until the clock shows `until`; where it stands then, and the rates used."""
         rates = []
         while step < self.schedule.end and self.seconds < until:
             self.schedule.update_estimate(step)
@@ -63,7 +63,7 @@ def test_a_machine_that_slows_down(tmp_path):
 
 
 def test_compiling_is_no_speed(tmp_path):
-    """The first update takes ten minutes; the first estimate knows better."""
+    """The first step takes ten minutes; the first estimate knows better."""
     machine = Machine(timed(), tmp_path / "ledger")
     machine.run(0, 1.0, 600.0)
     machine.run(1, 1e9, 1.0)
@@ -72,7 +72,7 @@ def test_compiling_is_no_speed(tmp_path):
 
 
 def test_a_resumed_run_has_the_same_rates_and_less_time(tmp_path):
-    """What was done again costs time, but the rates of those updates are what they were."""
+    """What was done again costs time, but the rates of those steps are what they were."""
     config = timed(before=50)
     whole = Machine(config, tmp_path / "whole")
     step, rates = whole.run(50, HOUR / 3, 1.0)
@@ -113,7 +113,7 @@ def test_phases_without_hours_have_no_decisions(tmp_path):
 
 
 def test_a_run_that_the_clock_ends(tiny_config, tiny_corpus, tmp_path, monkeypatch):
-    """Every look at the clock takes a minute: an hour has 60 updates. A finished run does nothing more."""
+    """Every reading of the clock takes a minute: an hour has 60 steps. A finished run does nothing more."""
     phase = dataclasses.replace(tiny_config.phases[0], steps=1000, warmup_steps=100, hours=0.5)
     config = dataclasses.replace(tiny_config, phases=(phase,))
     minutes = itertools.count()
