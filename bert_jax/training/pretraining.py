@@ -81,8 +81,9 @@ def pretrain(
       profile: see `loop.train`.
       micro_batch: see `loop.train`.
       announce: called in the first process after all checks, before compilation.
-      load_initial_params: reads the initial parameters, for a config with `start.source` (`convert.init_from.load_initial_params`);
-        called if the work directory has no checkpoint yet, with the tokenizer of the corpora.
+      load_initial_params: reads the initial parameters, for a config with `start.source`
+        (`convert.init_from.load_initial_params`); called with the corpora's tokenizer if the work directory
+        has no checkpoint yet.
 
     Raises:
       ValueError: a config with `start.source` without `load_initial_params`.

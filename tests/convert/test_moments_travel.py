@@ -102,7 +102,7 @@ def test_forms_without_a_place_for_them(made, tmp_path, capsys, to):
 
 @pytest.mark.parametrize("name", ["without", "google's without"])
 def test_a_source_without_moments(made, tmp_path, tiny_config, tiny_corpus, capsys, name):
-    with pytest.raises(UserError, match=r"has no moments of an optimizer: set start\.moments new"):
+    with pytest.raises(UserError, match=r"has no moments of an optimizer: set start\.optimizer_state new"):
         pretraining.pretrain(
             starting(tiny_config, made[name]),
             [Part(tiny_corpus)],

@@ -95,8 +95,8 @@ def test_every_file_of_the_newest_checkpoint_is_guarded(tiny_config, tiny_corpus
         assert found is not None and Path(found).name == "00000004", name
         said = capfd.readouterr().err
         assert name.name == checkpoint.COMMIT_MARKER or "is damaged" in said, name
-    place = pretraining.pretrain(tiny_config, [Part(tiny_corpus)], workdir)
-    assert place.ended == "steps" and "continuing from step 4" in capfd.readouterr().err
+    progress = pretraining.pretrain(tiny_config, [Part(tiny_corpus)], workdir)
+    assert progress.ended == "steps" and "continuing from step 4" in capfd.readouterr().err
     for a, b in zip(expected, jax.tree.leaves(loaded_model.load(workdir).params), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -127,8 +127,8 @@ def test_a_shard_that_vanishes(tiny_config, tiny_corpus, tiny_run, tmp_path, mon
     with pytest.raises(UserError, match=shard.name):
         pretraining.pretrain(tiny_config, [Part(corpus)], workdir)
     shard.write_bytes(whole)
-    place = pretraining.pretrain(tiny_config, [Part(corpus)], workdir)
-    assert place.ended == "steps"
+    progress = pretraining.pretrain(tiny_config, [Part(corpus)], workdir)
+    assert progress.ended == "steps"
     runs = (loaded_model.load(w).params for w in (workdir, tiny_run))
     for a, b in zip(*map(jax.tree.leaves, runs), strict=True):
         np.testing.assert_array_equal(a, b)

@@ -193,8 +193,8 @@ def test_a_run_that_goes_back(config, tiny_corpus, tmp_path, monkeypatch, tickin
     """From step 6 to the save after step 2: what was done in between is lost."""
     spoil(monkeypatch.setattr, 32, 48, float("nan"))
     began = ticking.now + 1
-    place = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
-    assert place.ended == "steps" and place.cursor.skipped
+    progress = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
+    assert progress.ended == "steps" and progress.cursor.skipped
     found, lines = summarize(tmp_path / "run"), entries(tmp_path / "run")
     first = [entry for entry in lines if entry["start_time"] == began]
     (start,) = {entry["step"] for entry in lines[len(first) : len(first) + 1]}

@@ -9,8 +9,8 @@ from bert_jax.training.run_directory.metrics import read_metrics
 
 @pytest.mark.parametrize("window", [(3, 5), (6, 100)])
 def test_a_window_is_traced(tiny_config, tiny_corpus, tmp_path, window):
-    place = pretraining.pretrain(tiny_config, [Part(tiny_corpus)], tmp_path / "run", profile=window)
-    assert place.cursor.step == tiny_config.total_steps
+    progress = pretraining.pretrain(tiny_config, [Part(tiny_corpus)], tmp_path / "run", profile=window)
+    assert progress.cursor.step == tiny_config.total_steps
     traces = list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))
     assert len(traces) == 1 and traces[0].stat().st_size > 10_000
 

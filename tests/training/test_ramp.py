@@ -104,9 +104,9 @@ def test_a_ramp_is_one_program(config, tiny_corpus, tmp_path, monkeypatch):
 
     monkeypatch.setattr(compiled_steps, "make_train_step", make_train_step)
     monkeypatch.setattr(loop, "put_step_inputs", put_step_inputs)
-    place = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
+    progress = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
     assert made == [(0, 4)] and micro_batches == [size // 4 for size in SIZES]
-    assert place.cursor.rows == sum(SIZES)
+    assert progress.cursor.rows == sum(SIZES)
     lines = [line for line in read_metrics(tmp_path / "run" / "metrics.jsonl") if line["split"] == "train"]
     tokens = np.diff([0, *(line["tokens_seen"] for line in lines)])
     assert all(size * 16 < count <= size * 32 for size, count in zip(SIZES, tokens, strict=True))

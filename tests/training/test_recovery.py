@@ -67,16 +67,16 @@ def calm_run(config, tiny_corpus, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("calm") / "run"
     with pytest.MonkeyPatch.context() as patch:
         spoil(patch.setattr, 0, 0, 3.0)  # nothing, in the program of the runs that are compared with this one
-        place = pretraining.pretrain(config, [Part(tiny_corpus)], workdir)
-    assert place.ended == "steps" and not rollbacks(workdir)
+        progress = pretraining.pretrain(config, [Part(tiny_corpus)], workdir)
+    assert progress.ended == "steps" and not rollbacks(workdir)
     return workdir
 
 
 def test_single_bad_batches_are_skipped_and_counted(config, calm_run, tiny_corpus, tmp_path, monkeypatch):
     spoil(monkeypatch.setattr, 40, 41, float("nan"))  # step 6
-    place = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
+    progress = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
     found = [line for line in lines(tmp_path / "run") if line["split"] == "train"]
-    assert place.ended == "steps" and not rollbacks(tmp_path / "run")
+    assert progress.ended == "steps" and not rollbacks(tmp_path / "run")
     assert [line["skipped_steps"] for line in found] == [0] * 5 + [1] * 15
     assert found[5]["loss"] is None and all(line["loss"] is not None for line in found[:5] + found[6:])
     # What came before is the undisturbed run, what comes after differs.
@@ -93,15 +93,15 @@ def test_trouble_goes_back_and_passes_over_the_rows(
     """Step 9, or 9 and 10, are bad (from row 64 on). The newest checkpoint, of step 8, is too young to be good."""
     last = 10 if reason == "not finite" else 9
     spoil(monkeypatch.setattr, 64, last * 8, factor)
-    place = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
+    progress = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
     (entry,) = rollbacks(tmp_path / "run")
     # Rows from three steps before the first bad one.
     assert (entry["to"], entry["step"], entry["skipped_rows"]) == (4, last, [40, last * 8])
     assert reason in entry["reason"]
     said = capfd.readouterr().err
     assert "Rolling back to step 4" in said and "rollback 1 of at most 2" in said
-    assert place.ended == "steps" and place.cursor.skipped == ((40, last * 8),)
-    assert place.cursor.rows == 14 * 8 + 6 * 4 + last * 8 - 40
+    assert progress.ended == "steps" and progress.cursor.skipped == ((40, last * 8),)
+    assert progress.cursor.rows == 14 * 8 + 6 * 4 + last * 8 - 40
     found, calm = ([line for line in lines(w) if line["split"] == "train"] for w in (tmp_path / "run", calm_run))
     assert [line["step"] for line in found] == list(range(1, 21))
     assert found[:5] == calm[:5] and found[5]["loss"] != calm[5]["loss"]
@@ -110,15 +110,15 @@ def test_trouble_goes_back_and_passes_over_the_rows(
     ledger = tmp_path / "run" / "ledger.jsonl"
     for damage in (b"\0" * 80 + b"\n", b""):
         ledger.write_bytes(damage)
-        assert pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run") == place
+        assert pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run") == progress
         assert "restored 1 from the checkpoint" in capfd.readouterr().err and rollbacks(tmp_path / "run") == [entry]
 
 
 def test_without_a_good_checkpoint_a_run_begins_anew(config, tiny_corpus, tmp_path, monkeypatch):
     spoil(monkeypatch.setattr, 16, 32, float("nan"))  # steps 3 and 4
-    place = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
+    progress = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
     (entry,) = rollbacks(tmp_path / "run")
-    assert (entry["to"], entry["skipped_rows"]) == (0, [0, 32]) and place.ended == "steps"
+    assert (entry["to"], entry["skipped_rows"]) == (0, [0, 32]) and progress.ended == "steps"
     assert min(int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir()) > 4
 
 
@@ -162,10 +162,10 @@ def test_a_poisoned_state_is_not_blessed_by_its_checkpoint(config, tiny_corpus, 
         "_save",
         lambda run, c, state, progress: (saved.append(progress.cursor.step), save(run, c, state, progress)),
     )
-    place = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
+    progress = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
     (entry,) = rollbacks(tmp_path / "run")
     assert poisoned and saved.count(8) == 2  # the poisoned one was saved, and replaced
-    assert entry["to"] == 4 and place.ended == "steps"
+    assert entry["to"] == 4 and progress.ended == "steps"
     assert all(np.isfinite(leaf).all() for leaf in final_params(tmp_path / "run", tiny_corpus, config))
 
 
@@ -192,8 +192,8 @@ def test_a_damaged_checkpoint_is_not_gone_back_to(config, tiny_corpus, tmp_path,
 
     monkeypatch.setattr(recovery, "decide_rollback", damage_and_decide)
     spoil(monkeypatch.setattr, 64, 80, float("nan"))
-    place = pretraining.pretrain(config, [Part(tiny_corpus)], workdir)
-    assert [entry["to"] for entry in rollbacks(workdir)] == [0] and place.ended == "steps"
+    progress = pretraining.pretrain(config, [Part(tiny_corpus)], workdir)
+    assert [entry["to"] for entry in rollbacks(workdir)] == [0] and progress.ended == "steps"
 
 
 def test_what_a_run_started_from_is_always_good(config, calm_run, tiny_corpus, tmp_path, monkeypatch):
@@ -203,10 +203,10 @@ def test_what_a_run_started_from_is_always_good(config, calm_run, tiny_corpus, t
     )
     monkeypatch.setattr(loop, "init_state", None)
     spoil(monkeypatch.setattr, 72, 88, float("nan"))  # steps 10 and 11, with checkpoints 4 and 8 before them
-    place = pretraining.pretrain(
+    progress = pretraining.pretrain(
         started, [Part(tiny_corpus)], tmp_path / "run", load_initial_params=load_initial_params
     )
-    assert [entry["to"] for entry in rollbacks(tmp_path / "run")] == [0] and place.ended == "steps"
+    assert [entry["to"] for entry in rollbacks(tmp_path / "run")] == [0] and progress.ended == "steps"
 
 
 @pytest.mark.parametrize("point", ["before the ledger", "after the ledger", "while deleting"])

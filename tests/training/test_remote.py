@@ -93,8 +93,8 @@ def files_of(workdir) -> set[str]:
 
 
 def test_a_run_in_a_store_is_a_run_on_disk(bucket, config, on_disk, tiny_corpus):
-    place = pretraining.pretrain(config, [Part(bucket / "corpus")], bucket / "run")
-    assert place.cursor.step == 8
+    progress = pretraining.pretrain(config, [Part(bucket / "corpus")], bucket / "run")
+    assert progress.cursor.step == 8
     assert_same_run(config, bucket / "run", on_disk, tiny_corpus)
     assert files_of(bucket / "run") == files_of(on_disk)
     assert (bucket / "run" / "ledger.jsonl").read_bytes() == b""

@@ -55,8 +55,8 @@ def command(workdir: Path, corpus: Path, point: str = "never", count: int = 1, *
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, tiny_corpus) -> Path:
     workdir = tmp_path_factory.mktemp("undisturbed") / "run"
-    place = pretraining.pretrain(load_config(str(CONFIG)), [Part(tiny_corpus)], workdir)
-    assert place.cursor.step == 60 and place.cursor.phase == 1 and place.cursor.positions[0].epoch > 2
+    progress = pretraining.pretrain(load_config(str(CONFIG)), [Part(tiny_corpus)], workdir)
+    assert progress.cursor.step == 60 and progress.cursor.phase == 1 and progress.cursor.positions[0].epoch > 2
     return workdir
 
 
@@ -71,8 +71,8 @@ def test_the_run_grows_learns_and_logs(undisturbed):
 def test_another_seed_is_another_run(undisturbed, tiny_corpus, tmp_path):
     """So that equality below is not equality of anything with anything."""
     config = load_config(str(CONFIG))
-    place = pretraining.pretrain(type(config)(**{**vars(config), "seed": 1}), [Part(tiny_corpus)], tmp_path / "run")
-    assert place.evaluation["mlm_loss"] != lines_without_timing(undisturbed)[-1]["mlm_loss"]
+    progress = pretraining.pretrain(type(config)(**{**vars(config), "seed": 1}), [Part(tiny_corpus)], tmp_path / "run")
+    assert progress.evaluation["mlm_loss"] != lines_without_timing(undisturbed)[-1]["mlm_loss"]
 
 
 @pytest.mark.parametrize(("step", "number"), [(14, signal.SIGINT), (40, signal.SIGTERM)])
@@ -95,15 +95,15 @@ def test_a_signal_saves_and_the_same_command_continues(undisturbed, tiny_corpus,
                 pretraining.pretrain(config, [Part(tiny_corpus)], workdir)
     newest = next(checkpoint.committed_checkpoints(checkpoint.checkpoint_directory(workdir)))
     assert checkpoint.read_metadata(newest)["cursor"]["step"] == step
-    place = pretraining.pretrain(config, [Part(tiny_corpus)], workdir)
-    assert place.cursor.step == 60
+    progress = pretraining.pretrain(config, [Part(tiny_corpus)], workdir)
+    assert progress.cursor.step == 60
     assert_same_run(workdir, undisturbed, tiny_corpus)
 
 
 def test_a_finished_run_does_nothing_more(undisturbed, tiny_corpus):
     before = sorted((path, path.stat().st_mtime_ns) for path in (undisturbed / "checkpoints").rglob("*"))
-    place = pretraining.pretrain(load_config(str(CONFIG)), [Part(tiny_corpus)], undisturbed)
-    assert place.cursor.step == 60 and place.evaluation
+    progress = pretraining.pretrain(load_config(str(CONFIG)), [Part(tiny_corpus)], undisturbed)
+    assert progress.cursor.step == 60 and progress.evaluation
     assert before == sorted((path, path.stat().st_mtime_ns) for path in (undisturbed / "checkpoints").rglob("*"))
 
 

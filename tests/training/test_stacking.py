@@ -219,8 +219,8 @@ def test_every_checkpoint_has_the_depth_that_it_was_trained_with(whole, tmp_path
 @pytest.mark.parametrize("step", [STEPS, STEPS + 1, 2 * STEPS, 2 * STEPS + 1])
 def test_stopped_right_before_or_behind_a_switch(whole, config, tiny_corpus, tmp_path, step):
     cut = cut_at(whole, step, tmp_path)
-    place = pretraining.pretrain(config, [Part(tiny_corpus)], cut)
-    assert place.ended == "steps" and place.cursor.step == 3 * STEPS
+    progress = pretraining.pretrain(config, [Part(tiny_corpus)], cut)
+    assert progress.ended == "steps" and progress.cursor.step == 3 * STEPS
     (expected, about), (found, found_about) = (final(workdir, config, tiny_corpus) for workdir in (whole, cut))
     assert found_about == about
     assert_same(found, expected)

@@ -59,22 +59,22 @@ def evaluations(monkeypatch) -> list[float]:
 def test_a_run_ends_where_it_reaches_its_target(config, tiny_corpus, tmp_path, evaluations):
     """Evaluations are where 20, 40, 60 ... rows are reached: with 8 rows a step, then with 4."""
     workdir, parts = tmp_path / "run", [Part(tiny_corpus)]
-    place = pretraining.pretrain(aiming(config, 0.3, 20), parts, workdir)
-    assert (place.ended, place.cursor.step, place.cursor.rows) == ("target", 11, 60)
+    progress = pretraining.pretrain(aiming(config, 0.3, 20), parts, workdir)
+    assert (progress.ended, progress.cursor.step, progress.cursor.rows) == ("target", 11, 60)
     assert [line["step"] for line in lines(workdir, "validation")] == [3, 6, 11]
-    assert evaluations == [0.1, 0.2, 0.3] and place.evaluation == {"mlm_accuracy": 0.3}
+    assert evaluations == [0.1, 0.2, 0.3] and progress.evaluation == {"mlm_accuracy": 0.3}
     (saved,) = checkpoint.committed_checkpoints(checkpoint.checkpoint_directory(workdir))
     assert saved.name == "00000011" and checkpoint.read_metadata(saved)["ended"] == "target"
     # The same command, or an easier target, does nothing more.
     before = files(workdir)
     for goal in (0.3, 0.2):
-        assert pretraining.pretrain(aiming(config, goal, 20), parts, workdir) == place
+        assert pretraining.pretrain(aiming(config, goal, 20), parts, workdir) == progress
     assert files(workdir) == before and len(evaluations) == 3
     # A higher one continues the run; one that is never reached lets it end with its steps.
-    place = pretraining.pretrain(aiming(config, 0.5, 20), parts, workdir)
-    assert (place.ended, place.cursor.step) == ("target", 21)
-    place = pretraining.pretrain(aiming(config, 0.9, 20), parts, workdir)
-    assert (place.ended, place.cursor.step) == ("steps", 22)
+    progress = pretraining.pretrain(aiming(config, 0.5, 20), parts, workdir)
+    assert (progress.ended, progress.cursor.step) == ("target", 21)
+    progress = pretraining.pretrain(aiming(config, 0.9, 20), parts, workdir)
+    assert (progress.ended, progress.cursor.step) == ("steps", 22)
     assert [line["step"] for line in lines(workdir, "validation")] == [3, 6, 11, 16, 21, 22]
     assert [line["step"] for line in lines(workdir, "train")] == list(range(1, 23))
 
@@ -95,8 +95,8 @@ def test_a_finished_run_is_lengthened(config, tiny_corpus, tmp_path):
     config = dataclasses.replace(config, evaluation=EvaluationConfig(every=0, rows=8, batch_size=8))
     longer = dataclasses.replace(config, phases=(dataclasses.replace(first, steps=6), config.phases[1]))
     whole = pretraining.pretrain(longer, parts, tmp_path / "whole")
-    place = pretraining.pretrain(dataclasses.replace(config, phases=(first,)), parts, tmp_path / "run")
-    assert place.cursor.step == 4 and place.ended == "steps"
+    progress = pretraining.pretrain(dataclasses.replace(config, phases=(first,)), parts, tmp_path / "run")
+    assert progress.cursor.step == 4 and progress.ended == "steps"
     assert pretraining.pretrain(longer, parts, tmp_path / "run") == whole
     assert lines(tmp_path / "run", "train") == lines(tmp_path / "whole", "train")
     assert lines(tmp_path / "run", "validation")[1:] == lines(tmp_path / "whole", "validation")
@@ -130,10 +130,10 @@ def test_a_real_figure_is_looked_at(config, tiny_corpus, tmp_path):
     validation = lines(whole, "validation")
     assert [line["step"] for line in validation] == [4, 12, 20, 22]
     first = next(line for line in validation if line["mlm_accuracy"] > 0)
-    place = pretraining.pretrain(aiming(config, first["mlm_accuracy"], 32), parts, tmp_path / "run")
-    assert (place.ended, place.cursor.step) == ("target", first["step"]) and first["step"] < 22
-    place = pretraining.pretrain(aiming(config, first["mlm_accuracy"] + 1e-6, 32), parts, tmp_path / "run")
-    assert place.cursor.step > first["step"]
+    progress = pretraining.pretrain(aiming(config, first["mlm_accuracy"], 32), parts, tmp_path / "run")
+    assert (progress.ended, progress.cursor.step) == ("target", first["step"]) and first["step"] < 22
+    progress = pretraining.pretrain(aiming(config, first["mlm_accuracy"] + 1e-6, 32), parts, tmp_path / "run")
+    assert progress.cursor.step > first["step"]
 
 
 def test_evaluations_change_nothing_of_the_run(config, tiny_corpus, tmp_path):

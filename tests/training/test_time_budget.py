@@ -123,8 +123,8 @@ def test_a_run_that_the_clock_ends(tiny_config, tiny_corpus, tmp_path, monkeypat
         "__init__",
         lambda self, *args: original(self, *args, clock=lambda: 60.0 * next(minutes)),
     )
-    place = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
-    assert place.ended == "time" and 28 <= place.cursor.step <= 31
+    progress = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
+    assert progress.ended == "time" and 28 <= progress.cursor.step <= 31
     rates = [line["learning_rate"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl") if "loss" in line]
     assert rates[-1] < 0.2 * max(rates)
-    assert pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run") == place
+    assert pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run") == progress
