@@ -71,7 +71,7 @@ def params_of(place):
 def starting(config, source, moments: str = "keep", **changes):
     """A run of the same recipe and one update that starts from `source`."""
     phase = dataclasses.replace(config.phases[0], steps=1, warmup_steps=0)
-    start = {"source": str(source), "moments": moments}
+    start = {"source": str(source), "optimizer_state": moments}
     return config_lib.replace(config, name="second", phases=(phase,), start=start, **changes)
 
 

@@ -20,7 +20,7 @@ from bert_jax.training.run_directory.checkpoint import (
     restore_parts,
 )
 
-ABOUT = {"cursor": {"step": 3}, "note": "x"}
+METADATA = {"cursor": {"step": 3}, "note": "x"}
 
 
 def state_of(step: int):
@@ -38,7 +38,7 @@ def saved_once(tmp_path_factory):
     directory = tmp_path_factory.mktemp("saved") / "checkpoints"
     with Checkpoints(directory, keep=3) as checkpoints:
         for step in (2, 4):
-            checkpoints.save(step, state_of(step), ABOUT | {"step": step})
+            checkpoints.save(step, state_of(step), METADATA | {"step": step})
     return directory
 
 
@@ -53,7 +53,7 @@ def all_files(directory: pathlib.Path) -> list[str]:
 
 def restore(directory):
     with Checkpoints(directory, keep=3) as checkpoints:
-        return checkpoints.restore(lambda about: ABSTRACT)
+        return checkpoints.restore(lambda metadata: ABSTRACT)
 
 
 def assert_equal(left, right):
@@ -64,9 +64,9 @@ def assert_equal(left, right):
 
 
 def test_the_newest_comes_back_bit_for_bit(saved, capsys):
-    state, about = restore(saved)
+    state, metadata = restore(saved)
     assert_equal(state, state_of(4))
-    assert about == {"format_version": 3, "step": 4, **ABOUT}
+    assert metadata == {"format_version": 3, "step": 4, **METADATA}
     assert capsys.readouterr().err == ""
 
 
@@ -86,7 +86,7 @@ def test_parameters_alone(saved):
 def test_retention_keeps_the_newest(tmp_path):
     with Checkpoints(tmp_path, keep=2) as checkpoints:
         for step in (1, 2, 3, 10):
-            checkpoints.save(step, state_of(step), ABOUT)
+            checkpoints.save(step, state_of(step), METADATA)
         checkpoints.wait()
         assert sorted(path.name for path in tmp_path.iterdir()) == ["00000003", "00000010"]
 
@@ -96,7 +96,7 @@ def test_retention_counts_only_complete_ones(tmp_path):
     (tmp_path / "00000005" / "state").mkdir(parents=True)
     with Checkpoints(tmp_path, keep=1) as checkpoints:
         for step in (2, 4):
-            checkpoints.save(step, state_of(step), ABOUT)
+            checkpoints.save(step, state_of(step), METADATA)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["00000004"]
     assert restore(tmp_path)[1]["cursor"] == {"step": 3}
 
@@ -104,12 +104,12 @@ def test_retention_counts_only_complete_ones(tmp_path):
 def test_what_users_put_beside_checkpoints_is_theirs(tmp_path):
     """A note is no checkpoint and is not removed; nor is a copy under another name the newest."""
     with Checkpoints(tmp_path, keep=1) as checkpoints:
-        checkpoints.save(2, state_of(2), ABOUT)
+        checkpoints.save(2, state_of(2), METADATA)
         checkpoints.wait()
         (tmp_path / "notes.txt").write_text("mine")
         (tmp_path / "best").mkdir()
         (tmp_path / "best" / COMMIT_MARKER).write_text("{}")
-        checkpoints.save(4, state_of(4), ABOUT)
+        checkpoints.save(4, state_of(4), METADATA)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["00000004", "best", "notes.txt"]
     assert [path.name for path in checkpoint.committed_checkpoints(epath.Path(tmp_path))] == ["00000004"]
 
@@ -124,7 +124,7 @@ def test_the_commit_comes_last(tmp_path, monkeypatch):
 
     monkeypatch.setattr(checkpoint, "write_commit", spy)
     with Checkpoints(tmp_path, keep=1) as checkpoints:
-        checkpoints.save(1, state_of(1), ABOUT)
+        checkpoints.save(1, state_of(1), METADATA)
     (before,) = there
     target = tmp_path / "00000001"
     assert COMMIT_MARKER not in before and set(all_files(target)) == before | {COMMIT_MARKER} and len(before) > 3
@@ -133,8 +133,8 @@ def test_the_commit_comes_last(tmp_path, monkeypatch):
 
 def test_what_is_not_committed_does_not_count(saved):
     (saved / "00000004" / COMMIT_MARKER).unlink()
-    state, about = restore(saved)
-    assert about["step"] == 2
+    state, metadata = restore(saved)
+    assert metadata["step"] == 2
     assert_equal(state, state_of(2))
     (saved / "00000002" / COMMIT_MARKER).unlink()
     assert restore(saved) is None
@@ -144,7 +144,7 @@ def test_saving_again_replaces_an_unfinished_save(saved):
     (saved / "00000004" / COMMIT_MARKER).unlink()
     (saved / "00000004" / "leftover").write_text("half")
     with Checkpoints(saved, keep=3) as checkpoints:
-        checkpoints.save(4, state_of(40), ABOUT)
+        checkpoints.save(4, state_of(40), METADATA)
     assert_equal(restore(saved)[0], state_of(40))
     assert not (saved / "00000004" / "leftover").exists()
 
@@ -192,19 +192,19 @@ def untyped_commit(directory):
     return f"{COMMIT_MARKER} is incomplete"
 
 
-def spoil_about(directory):
+def damage_metadata(directory):
     path = directory / "run.json"
     path.write_text(path.read_text().replace('"step": 4', '"step": 5'))
     return "run.json has changed"
 
 
-@pytest.mark.parametrize("damage", [flip, truncate, remove, add, cut_commit, untyped_commit, spoil_about])
+@pytest.mark.parametrize("damage", [flip, truncate, remove, add, cut_commit, untyped_commit, damage_metadata])
 def test_damage_is_noticed_and_passed_over(saved, capsys, damage):
     newest = saved / "00000004"
     what = damage(newest)
     assert find_damage(epath.Path(newest)) == what
-    state, about = restore(saved)
-    assert about["step"] == 2
+    state, metadata = restore(saved)
+    assert metadata["step"] == 2
     assert_equal(state, state_of(2))
     (line,) = capsys.readouterr().err.splitlines()
     assert line == f"warning: checkpoint {newest} is damaged ({what}); trying the one before"
@@ -236,8 +236,8 @@ def test_all_damaged_is_the_users_to_decide(saved, capsys):
 @pytest.mark.parametrize(("version", "remedy"), [(2, "use the version that wrote it"), (4, "update bert_jax")])
 def test_other_formats_are_refused(saved, version, remedy):
     newest = saved / "00000004"
-    about = json.loads((newest / "run.json").read_text())
-    (newest / "run.json").write_text(json.dumps(about | {"format_version": version}))
+    metadata = json.loads((newest / "run.json").read_text())
+    (newest / "run.json").write_text(json.dumps(metadata | {"format_version": version}))
     checkpoint.write_commit(epath.Path(newest))
     with pytest.raises(UserError, match=f"has format {version}, and this bert_jax reads 3: {remedy}"):
         restore(saved)
@@ -253,7 +253,7 @@ def test_a_good_checkpoint_outlives_newer_ones(tmp_path):
             (4, 0, [4, 3, 1]),
             (5, 2, [5, 4, 3, 1]),
         ):
-            checkpoints.save(step, state_of(step), ABOUT, good)
+            checkpoints.save(step, state_of(step), METADATA, good)
             assert checkpoints.steps() == left
         checkpoints.delete([1, 5])
         assert checkpoints.steps() == [4, 3]
@@ -265,5 +265,5 @@ def test_a_failed_save_is_not_silent(tmp_path, monkeypatch):
 
     monkeypatch.setattr(checkpoint, "write_commit", fail)
     with pytest.raises(OSError, match="disk full"), Checkpoints(tmp_path, keep=1) as checkpoints:
-        checkpoints.save(1, state_of(1), ABOUT)
+        checkpoints.save(1, state_of(1), METADATA)
     assert restore(tmp_path) is None

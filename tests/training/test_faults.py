@@ -106,10 +106,10 @@ def test_a_shard_that_vanishes(tiny_config, tiny_corpus, tiny_run, tmp_path, mon
     corpus = Path(shutil.copytree(tiny_corpus, tmp_path / "corpus"))
     (shard,) = corpus.glob("*train*array_record*")
     whole, workdir = shard.read_bytes(), tmp_path / "run"
-    push = reporter.Reporter.push
+    add_step = reporter.Reporter.add_step
 
-    def push_and_take_away(self, step, *rest):
-        push(self, step, *rest)
+    def add_step_and_take_away(self, step, *rest):
+        add_step(self, step, *rest)
         if step == 1:
             shard.write_bytes(b"")
 
@@ -121,7 +121,7 @@ def test_a_shard_that_vanishes(tiny_config, tiny_corpus, tiny_run, tmp_path, mon
 
     with monkeypatch.context() as patch:
         patch.setattr(CorpusRows, "window", window_read_anew)
-        patch.setattr(reporter.Reporter, "push", push_and_take_away)
+        patch.setattr(reporter.Reporter, "add_step", add_step_and_take_away)
         with pytest.raises(UserError, match=shard.name):
             pretraining.pretrain(tiny_config, [Part(corpus)], workdir)
     with pytest.raises(UserError, match=shard.name):

@@ -69,7 +69,7 @@ def test_all_kinds_of_one_attempt(clock, tmp_path):
     expected = {"init": 7, "compile": 10, "data_wait": 20, "evaluation": 30, "checkpoint": 40, "step": 400}
     found = summarize(tmp_path)
     assert nonzero(found) == expected | {"wall": 507} and found["goodput"] == pytest.approx(400 / 507)
-    assert found["wall"] == clock.now - meter.begun
+    assert found["wall"] == clock.now - meter.start_time
     said = format_summary(found)
     assert said.startswith("goodput 78.9% of 507 s: init 1.4%, compile 2.0%, data wait 3.9%")
     assert said.endswith("lost 0.0%, down 0.0%") and "\n" not in said
@@ -144,7 +144,7 @@ def config(tiny_config) -> Config:
 
 @pytest.fixture
 def ticking(monkeypatch) -> Clock:
-    """Every look at the clock takes a second, and nothing else does."""
+    """Every reading of the clock takes a second, and nothing else does."""
     clock = Clock(1.0)
     for module in (goodput, loop, pretraining):
         monkeypatch.setattr(module, "time", clock)
@@ -161,15 +161,15 @@ class Killed(BaseException):
 
 def test_a_run_killed_and_continued(config, tiny_corpus, tmp_path, monkeypatch, ticking):
     """Everything that happened is counted once, and nothing twice: kinds add up to the time that passed."""
-    push, began = reporter.Reporter.push, ticking.now + 1
+    add_step, began = reporter.Reporter.add_step, ticking.now + 1
 
-    def push_and_die(self, step, *rest):
-        push(self, step, *rest)
+    def add_step_and_die(self, step, *rest):
+        add_step(self, step, *rest)
         if step == 6:
             raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(reporter.Reporter, "push", push_and_die)
+        patch.setattr(reporter.Reporter, "add_step", add_step_and_die)
         with pytest.raises(Killed):
             pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
     ticking.now += 500

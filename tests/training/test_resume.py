@@ -79,15 +79,15 @@ def test_another_seed_is_another_run(undisturbed, tiny_corpus, tmp_path):
 def test_a_signal_saves_and_the_same_command_continues(undisturbed, tiny_corpus, tmp_path, monkeypatch, step, number):
     """Within a phase and at the switch; the second call must start where the first one stopped."""
     config, workdir = load_config(str(CONFIG)), tmp_path / "run"
-    push = reporter.Reporter.push
+    add_step = reporter.Reporter.add_step
 
-    def push_and_terminate(self, done, *rest):
-        push(self, done, *rest)
+    def add_step_and_terminate(self, done, *rest):
+        add_step(self, done, *rest)
         if done == step:
             os.kill(os.getpid(), number)
 
     with monkeypatch.context() as patch:
-        patch.setattr(reporter.Reporter, "push", push_and_terminate)
+        patch.setattr(reporter.Reporter, "add_step", add_step_and_terminate)
         if number == signal.SIGTERM:
             assert pretraining.pretrain(config, [Part(tiny_corpus)], workdir).cursor.step == step
         else:

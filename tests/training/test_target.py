@@ -108,7 +108,7 @@ def test_a_finished_run_is_lengthened(config, tiny_corpus, tmp_path):
 
 
 def test_a_second_run_is_refused_while_the_first_goes_on(config, tiny_corpus, tmp_path, monkeypatch):
-    workdir, parts, refused, push = tmp_path / "run", [Part(tiny_corpus)], [], Reporter.push
+    workdir, parts, refused, push = tmp_path / "run", [Part(tiny_corpus)], [], Reporter.add_step
 
     def push_and_start_another(self, step, *rest):
         push(self, step, *rest)
@@ -117,7 +117,7 @@ def test_a_second_run_is_refused_while_the_first_goes_on(config, tiny_corpus, tm
                 pretraining.pretrain(aiming(config, 1.0, 200), parts, workdir)
             refused.append(step)
 
-    monkeypatch.setattr(Reporter, "push", push_and_start_another)
+    monkeypatch.setattr(Reporter, "add_step", push_and_start_another)
     pretraining.pretrain(aiming(config, 1.0, 200), parts, workdir)
     assert refused == [3] and [line["step"] for line in lines(workdir, "train")] == list(range(1, 23))
     assert not (workdir / "run.lock").exists()

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from bert_jax.distributed.agreement import is_first
 from bert_jax.storage import StoredPath
-from bert_jax.training.run_directory.json_lines import JsonLines, cut_back, is_number, read_lines
+from bert_jax.training.run_directory.json_lines import JsonLines, is_number, read_lines, truncate_lines
 
 FILE = "goodput.jsonl"
 KINDS = ("init", "compile", "data_wait", "evaluation", "checkpoint")
@@ -29,7 +29,7 @@ class Goodput:
         """
         self.start_time, self._file = start_time, None
         if is_first():
-            cut_back(workdir / FILE, _is_line)
+            truncate_lines(workdir / FILE, _is_line)
             self._file = JsonLines(workdir / FILE, durable=False)
         self.seconds = dict.fromkeys(KINDS, 0.0)
 
