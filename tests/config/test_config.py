@@ -100,7 +100,7 @@ BAD = [
     (lambda: ModelConfig(type_vocab_size=-1), "model.type_vocab_size is -1", "in [0, "),
     (lambda: ModelConfig(embedding_size=0), "model.embedding_size is 0", "or None"),
     (lambda: ModelConfig(head_size=0), "model.head_size is 0", "in [1, "),
-    (lambda: ModelConfig(head_size=5, positions="rotary"), "5 wide", "set model.head_size"),
+    (lambda: ModelConfig(head_size=5, positions="rotary"), "not 5", "set model.head_size"),
     (lambda: Phase(learning_rate=-1e-4), "learning_rate is -0.0001", "in [0, "),
     (lambda: Phase(warmup_steps=-1), "warmup_steps is -1", "in [0, "),
     (lambda: OptimizerConfig(beta1=1.0), "optimizer.beta1 is 1", "[0, 1)"),

@@ -106,7 +106,7 @@ def test_a_line_with_values_of_other_types_is_left_out(clock, tmp_path, damage, 
     with (tmp_path / FILE).open("a") as file:
         file.write(json.dumps(line | damage) + "\n")
     assert nonzero(summarize(tmp_path)) == {"init": 10, "checkpoint": 3, "step": 5, "wall": 18}
-    assert "is incomplete or damaged; left out" in capfd.readouterr().err
+    assert "is incomplete or damaged; skipped" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("read", [True, False])

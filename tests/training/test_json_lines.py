@@ -46,13 +46,13 @@ def test_truncate_lines(place, step, kept, tail):
 @pytest.mark.parametrize(
     "damage", [b'{"step": 4\n', b"\0\xff\n", b"4\n", b"[" * 99_999 + b"\n", b'{"stfp": 4}\n', b"\r\n"]
 )
-def test_damaged_lines_are_named_and_left_out(place, damage, capfd):
+def test_damaged_lines_are_reported_and_skipped(place, damage, capfd):
     path = place / "metrics.jsonl"
     write_steps(path, [2])
     path.write_bytes(path.read_bytes() + damage + b'{"step": 6}\n{"st')
     damaged = path.read_bytes()
     assert steps_of(read_lines(path, valid)) == [2, 6] and path.read_bytes() == damaged
-    assert capfd.readouterr().err == f"warning: {path}: line 2 is incomplete or damaged; left out\n"
+    assert capfd.readouterr().err == f"warning: {path}: line 2 is incomplete or damaged; skipped\n"
     assert steps_of(truncate_lines(path, valid)) == [2, 6]
     assert capfd.readouterr().err == f"warning: {path}: line 2, 4 is incomplete or damaged; removed\n"
     assert steps_of(truncate_lines(path, valid)) == [2, 6] and not capfd.readouterr().err
