@@ -2,13 +2,14 @@
 
 Paper: Lan et al. 2020, "ALBERT" (arXiv 1909.11942); google-research/albert (run_pretraining.py, optimization.py).
 Command: bert-jax pretrain albert_base --corpus DIR --workdir DIR
-The corpus needs a vocabulary of 30,000 pieces (theirs is SentencePiece's): bert-data tokenizer
+The corpus needs a vocabulary of 30,000 pieces (ALBERT's is SentencePiece): bert-data tokenizer
 --kind sentencepiece-unigram --vocab-size 30000.
-Batch: 4,096 rows of 512 tokens for 125,000 updates.
+Batch: 4,096 rows of 512 tokens for 125,000 steps.
 Expected: an average of 80.1 over five tasks for the first release, 82.3 for the second, by the README; not run here.
 Parameters: 11,683,584 with encoder and pooler, 11,813,810 with both heads.
-Between the two releases: the second one's absence of dropout and the first one's number of updates (the second has
-10 million, and more data). Masks are new in every epoch (theirs lie on disk), and short examples share rows.
+A mix of the two releases: no dropout, as in the second, and the number of steps of the first (the second has
+10 million, and more data). Masks are new in every epoch (in the original they are stored), and short examples share
+rows.
 """
 
 import dataclasses

@@ -1,18 +1,18 @@
-"""The best BERT that 24 hours give, whatever the machine: BERT-large's shape, pre-norm, short rows, no pairs.
+"""The best BERT for 24 hours of training on any machine: BERT-large's shape, pre-norm, short rows, no pairs.
 
 Paper: Izsak et al. 2021, "How to Train BERT with an Academic Budget" (arXiv 2104.07705); the README of
 IntelLabs/academic-budget-bert has the command whose numbers these are.
 Command: bert-jax pretrain bert_24h --corpus DIR --workdir DIR
 Batch: 4,096 rows of 128 tokens.
-The clock ends the run (`hours`); the schedule, a warmup over 6 % and a linear fall, is stretched over the updates
-that the time allows for. `steps` is a bound that no machine should reach.
+The time limit (`hours`) ends the run; the schedule, a warmup over 6 % and a linear decay, is stretched over the steps
+that fit into it. `steps` is an upper bound that no machine should reach.
 Expected: on a par with BERT-base on GLUE after 24 hours on 8 GPUs of 12 GB, by the paper's abstract; not run here.
 Parameters: 334,094,336 of the encoder, 335,176,506 with the MLM head (vocabulary of 30,522).
-Why this model: in a fixed time the larger model learns more from fewer tokens, so they found, and 128 tokens a row
-keep attention cheap. On one small GPU choose less: Geiping and Goldstein 2023, "Cramming" (arXiv 2212.14034), do the
-same day with BERT-base's shape, no biases and no dropout.
-Other than there: bfloat16 instead of float16, a learning rate by updates instead of by the clock, and the first layer
-takes the embeddings' LayerNorm for its own (model/layer_plan.py).
+Why this model: in a fixed time the larger model learns more from fewer tokens (Izsak et al.), and 128 tokens per row
+keep attention cheap. On one small GPU use a smaller model: Geiping and Goldstein 2023, "Cramming" (arXiv 2212.14034),
+train for a day with BERT-base's shape, no biases and no dropout.
+Differences from the recipe: bfloat16 instead of float16, a learning rate by steps instead of by time, and the first
+layer uses the embeddings' LayerNorm as its own (model/layer_plan.py).
 """
 
 import dataclasses

@@ -18,7 +18,7 @@ def config() -> Config:
     return Config(
         name="bert_base",
         model=dataclasses.replace(families.bert(num_layers=12, hidden_size=768), compute_dtype="bfloat16"),
-        # One linear decay over 1,000,000 updates, 90 % of them on short rows: the phases meet at a tenth.
+        # One linear decay over 1,000,000 steps, 90 % of them on short rows: phase 1 begins at a tenth of the peak.
         phases=(
             Phase(
                 steps=900_000,

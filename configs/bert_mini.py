@@ -2,7 +2,7 @@
 
 Paper: Turc et al. 2019, "Well-Read Students Learn Better" (sizes); Devlin et al. 2019 (recipe).
 Command: bert-jax pretrain bert_mini --corpus DIR --workdir DIR
-Expected: GLUE test 65.8 after 1M updates on Wikipedia and BooksCorpus, by the paper; not run here.
+Expected: GLUE test 65.8 after 1M steps on Wikipedia and BooksCorpus, by the paper; not run here.
 Parameters: 11,170,560 with encoder and pooler, 11,267,900 with both heads (vocabulary of 30,522).
 """
 
@@ -15,7 +15,7 @@ def config() -> Config:
     return Config(
         name="bert_mini",
         model=families.bert(num_layers=4, hidden_size=256),
-        # One linear decay over 1,000,000 updates, 90 % of them on short rows: the phases meet at a tenth.
+        # One linear decay over 1,000,000 steps, 90 % of them on short rows: phase 1 begins at a tenth of the peak.
         phases=(
             Phase(
                 steps=900_000,

@@ -3,7 +3,7 @@
 Paper: Turc et al. 2019, "Well-Read Students Learn Better" (sizes); Devlin et al. 2019 (recipe).
 Command: bert-jax pretrain bert_small --corpus DIR --workdir DIR
 Computes in bfloat16, for accelerators; on a CPU, --model.compute-dtype float32 is faster.
-Expected: GLUE test 71.2 after 1M updates on Wikipedia and BooksCorpus, by the paper; not run here.
+Expected: GLUE test 71.2 after 1M steps on Wikipedia and BooksCorpus, by the paper; not run here.
 Parameters: 28,763,648 with encoder and pooler, 29,058,876 with both heads (vocabulary of 30,522).
 """
 
@@ -18,7 +18,7 @@ def config() -> Config:
     return Config(
         name="bert_small",
         model=dataclasses.replace(families.bert(num_layers=4, hidden_size=512), compute_dtype="bfloat16"),
-        # One linear decay over 1,000,000 updates, 90 % of them on short rows: the phases meet at a tenth.
+        # One linear decay over 1,000,000 steps, 90 % of them on short rows: phase 1 begins at a tenth of the peak.
         phases=(
             Phase(
                 steps=900_000,

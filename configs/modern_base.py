@@ -3,18 +3,19 @@
 Paper: Warner et al. 2024, "Smarter, Better, Faster, Longer" (arXiv 2412.13663); AnswerDotAI/ModernBERT,
 modernbert-base-pretrain.yaml; in its line from Portes et al. 2023, "MosaicBERT" (arXiv 2312.17482).
 Command: bert-jax pretrain modern_base --corpus DIR --workdir DIR
-The vocabulary is 50,368, a multiple of 64; theirs is a byte-level BPE that was made for code, too.
-Batch: 768 rows of 1,024 tokens at first, 4,608 after 1,818 updates (5 billion tokens), 37,200 updates in all: 172
+The vocabulary is 50,368, a multiple of 64; ModernBERT's is a byte-level BPE for text and code.
+Batch: 768 rows of 1,024 tokens at first, 4,608 after 1,818 steps (5 billion tokens), 37,200 steps in all: 172
 billion tokens.
 Expected: no score is published for this length; not run here.
 Parameters: 149,015,040 of the encoder, 149,656,000 with the MLM head.
 From the original: shape, 30 % of the tokens masked, 1,024 tokens a row, peak 8e-4 after 3 billion tokens of warmup,
 betas, epsilon, batch and its ramp from 768 rows.
-Smaller: 172 billion tokens instead of 1,719, and a ramp over 5 billion instead of 50. Their stage at 8,192 tokens
-(300 billion more) is left out.
-Other: their learning rate falls only in a last stage at 8,192 tokens, ours in the last tenth, by the same 1 - sqrt.
-AdamW with clipped gradients stands for StableAdamW. Their weight decay of 1e-5 is not multiplied by the learning
-rate, only by its share of the peak, so ours is 1e-5 / 8e-4. No dropout (theirs: 0.1 on the attention's output).
+Smaller: 172 billion tokens instead of 1,719, and a ramp over 5 billion instead of 50. ModernBERT's stage at 8,192
+tokens (300 billion more) is omitted.
+Other differences: ModernBERT's learning rate decays only in a last stage at 8,192 tokens; here it decays in the last
+tenth, by the same 1 - sqrt. AdamW with clipped gradients replaces StableAdamW. ModernBERT's weight decay of 1e-5 is not
+multiplied by the learning rate, only by its share of the peak, so it is 1e-5 / 8e-4 here. No dropout (ModernBERT: 0.1
+on the attention's output).
 Initial weights are BERT's, not Megatron's, which shrink with depth. The first layer's norm exists but is not used:
 768 parameters more than in the release.
 """

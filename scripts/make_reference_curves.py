@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax import config as config_lib
-from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, Phase, RescueConfig, presets
+from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, Phase, RecoveryConfig, presets
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.doctor import reference_curve
@@ -82,7 +82,7 @@ def recipe(name: str) -> Config:
         checkpoint=CheckpointConfig(),
         log=LogConfig(every=1, layers=False, tensorboard=False),
         evaluation=EvaluationConfig(every=0, rows=16, batch_size=16),
-        rescue=RescueConfig(spike=None),
+        recovery=RecoveryConfig(spike=None),
     )
 
 

@@ -61,7 +61,7 @@ def pretrain(arguments: Sequence[str]) -> int:
         profile=window,
         micro_batch=micro_batch,
         announce=announce,
-        read_start=init_from.read_start,
+        load_initial_params=init_from.load_initial_params,
     )
     done = f"{place.cursor.step} updates, {place.cursor.rows:,} rows, {place.tokens_seen:,} tokens"
     supervisor_link.announce_exit()
@@ -73,7 +73,7 @@ def pretrain(arguments: Sequence[str]) -> int:
         return code
     print(f"{ENDED[place.ended]}: {done}; everything is in {asked.workdir}")
     _print_table(place.evaluation)
-    print(goodput.describe(goodput.summary(asked.workdir)))
+    print(goodput.format_summary(goodput.summarize(asked.workdir)))
     return code
 
 

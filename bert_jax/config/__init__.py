@@ -1,7 +1,7 @@
-"""What a run is: its sections together, as a file and as a fingerprint.
+"""The config of a run: all sections, their JSON form, and the run's fingerprint.
 
 A file in ``configs/`` holds a function ``config()`` that returns a `Config`; the command line overrides
-single fields (``--model.num-layers 6``, ``--phases.0.steps 100``). No jax is needed here.
+single fields (``--model.num-layers 6``, ``--phases.0.steps 100``). This module does not import jax.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from bert_jax.config.training import (
     MeshConfig,
     OptimizerConfig,
     Phase,
-    RescueConfig,
+    RecoveryConfig,
     StartConfig,
     TargetConfig,
 )
@@ -38,13 +38,13 @@ __all__ = [
     "ObjectiveConfig",
     "OptimizerConfig",
     "Phase",
-    "RescueConfig",
+    "RecoveryConfig",
     "StartConfig",
     "TargetConfig",
-    "decisive",
     "fingerprint",
     "flatten",
     "from_dict",
+    "identity_fields",
     "replace",
     "to_dict",
 ]
@@ -52,7 +52,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Config:
-    """A whole run. Together with the corpora it decides every update."""
+    """A whole run. Together with the corpora it determines every step."""
 
     name: str
     """Name of the preset."""
@@ -65,11 +65,11 @@ class Config:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     log: LogConfig = field(default_factory=LogConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    rescue: RescueConfig = field(default_factory=RescueConfig)
+    recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     target: TargetConfig = field(default_factory=TargetConfig)
     start: StartConfig = field(default_factory=StartConfig)
     seed: Annotated[int, Interval("[0, 2147483647]")] = 0
-    """Of initialisation, examples, order, masks and dropout."""
+    """Seed of initialisation, examples, order, masks and dropout."""
 
     def __post_init__(self) -> None:
         check(self, "", Config)
@@ -88,15 +88,15 @@ class Config:
             )
             require(
                 phase.hours is None or i == len(self.phases) - 1,
-                f"phases.{i}.hours: only the last phase may end by the clock: give the others steps",
+                f"phases.{i}.hours: only the last phase may have a time limit: give the others steps",
             )
-            self.model_of(i)  # raises if the depth does not go with the other settings of the model
+            self.model_of(i)  # raises if the other settings of the model do not allow this depth
         for i, (before, phase) in enumerate(itertools.pairwise(self.phases), 1):
             thawed = sorted(set(before.frozen) - set(phase.frozen))
             require(
                 not thawed or phase.step_count == "reset",
-                f"phases.{i} trains what the phase before froze ({', '.join(thawed)}), whose moments are still 0: "
-                "set its moments reset and step_count reset",
+                f"phases.{i} trains parameters that the phase before froze ({', '.join(thawed)}), whose moments are "
+                "still 0: set its moments reset and step_count reset",
             )
         require(
             all(a <= b for a, b in itertools.pairwise(self.model_of(i).num_layers for i in range(len(self.phases)))),
@@ -105,31 +105,32 @@ class Config:
         require(
             self.model_of(len(self.phases) - 1) == self.model,
             f"phases.{len(self.phases) - 1}.num_layers is not model.num_layers {self.model.num_layers}: the last phase "
-            "must have the whole depth",
+            "must have the full depth",
         )
         require(
             self.target.mlm_accuracy is None or self.model.direction == "bidirectional",
             "target.mlm_accuracy: a causal model has no MLM accuracy: unset it",
         )
-        pair, form = self.objective.pair, self.data.format
+        pair, data_format = self.objective.pair, self.data.format
         require(
-            pair == "none" or form in PAIR_FORMATS[pair],
-            f"objective.pair '{pair}' needs data.format {' or '.join(PAIR_FORMATS.get(pair, ()))}, not '{form}': "
-            "change one of them, or set objective.pair none",
+            pair == "none" or data_format in PAIR_FORMATS[pair],
+            f"objective.pair '{pair}' needs data.format {' or '.join(PAIR_FORMATS.get(pair, ()))}, not "
+            f"'{data_format}': change one of them, or set objective.pair none",
         )
         require(
             self.model.type_vocab_size >= 2 or not self.data.paired,
-            f"data.format {form} marks its second segment with token type 1: set model.type_vocab_size 2",
+            f"data.format {data_format} marks its second segment with token type 1: set model.type_vocab_size 2",
         )
         require(
             pair == "none" or self.model.direction == "bidirectional",
-            "model.direction 'causal' shows [CLS] no other token, so it cannot learn pairs: set objective.pair none",
+            "model.direction 'causal': [CLS] attends to no other token, so it cannot learn pairs: set "
+            "objective.pair none",
         )
 
-    def place_of(self, step: int) -> tuple[int, int]:
-        """Phase of the update behind `step` updates, and how many of that phase lie before it.
+    def locate_step(self, step: int) -> tuple[int, int]:
+        """The phase of step `step`, counted from 0 over the run, and the step's number within that phase.
 
-        Behind the last update of the run it is the last phase.
+        For `step` = `total_steps` the phase is the last one.
         """
         phase = 0
         while phase + 1 < len(self.phases) and step >= self.phases[phase].steps:
@@ -138,13 +139,13 @@ class Config:
         return phase, step
 
     def model_of(self, phase: int) -> ModelConfig:
-        """The model as deep as it is in a phase."""
+        """The model with the depth that it has in a phase."""
         num_layers = self.phases[phase].num_layers
         return self.model if num_layers is None else dataclasses.replace(self.model, num_layers=num_layers)
 
     @property
     def total_steps(self) -> int:
-        """Updates in all phases."""
+        """Steps of all phases."""
         return sum(phase.steps for phase in self.phases)
 
 
@@ -157,15 +158,17 @@ def from_dict(values: dict[str, Any]) -> Config:
     """Inverse of `to_dict`.
 
     Raises:
-      UserError: an unknown or missing key, named with its path.
+      UserError: an unknown or missing key; the message has its path.
     """
-    return _build(Config, values, "")
+    return _from_dict(Config, values, "")
 
 
-def decisive(config: Config) -> dict[str, Any]:
-    """The settings that decide the updates: all but mesh, records, readers, rescue, target and how to compute."""
+def identity_fields(config: Config) -> dict[str, Any]:
+    """The settings that determine the steps of a run: all but mesh, checkpoint, log, evaluation, recovery, target,
+    readers and implementation choices.
+    """
     values = to_dict(config)
-    for section in ("mesh", "checkpoint", "log", "evaluation", "rescue", "target"):
+    for section in ("mesh", "checkpoint", "log", "evaluation", "recovery", "target"):
         del values[section]
     for name in ("verify", "reader_processes", "prefetch"):
         del values["data"][name]
@@ -177,12 +180,12 @@ def decisive(config: Config) -> dict[str, Any]:
 
 
 def fingerprint(config: Config) -> str:
-    """Hex SHA-256 of the decisive settings: two runs that share it, and the corpora, are the same run."""
-    return hashlib.sha256(json.dumps(decisive(config), sort_keys=True).encode()).hexdigest()
+    """Hex SHA-256 of `identity_fields`: two runs with the same fingerprint and the same corpora are the same run."""
+    return hashlib.sha256(json.dumps(identity_fields(config), sort_keys=True).encode()).hexdigest()
 
 
 def flatten(values: Any, path: str = "") -> dict[str, Any]:
-    """Nested values by dotted path, as flags name them."""
+    """Nested values by dotted path, as in the names of flags."""
     if isinstance(values, dict):
         items = values.items()
     elif isinstance(values, list):
@@ -196,15 +199,18 @@ def flatten(values: Any, path: str = "") -> dict[str, Any]:
 
 
 def replace(config: Config, **changes: Any) -> Config:
-    """`dataclasses.replace` that takes dicts for sections: ``replace(config, model={"num_layers": 2})``."""
+    """`dataclasses.replace` that accepts dicts for sections: ``replace(config, model={"num_layers": 2})``."""
     merged: dict[str, Any] = {}
     for name, value in changes.items():
         merged[name] = dataclasses.replace(getattr(config, name), **value) if isinstance(value, dict) else value
     return dataclasses.replace(config, **merged)
 
 
-def _build(cls: type, values: Any, path: str) -> Any:
-    require(isinstance(values, dict), f"config: {path[:-1] or 'it'} is {reprlib.repr(values)}: it must be a table")
+def _from_dict(cls: type, values: Any, path: str) -> Any:
+    require(
+        isinstance(values, dict),
+        f"config: {path[:-1] or 'the whole'} is {reprlib.repr(values)}: it must be a JSON object",
+    )
     fields = {f.name: f for f in dataclasses.fields(cls)}
     for key in values:
         require(key in fields, f"config: unknown field '{path}{key}'")
@@ -212,15 +218,15 @@ def _build(cls: type, values: Any, path: str) -> Any:
     for name, value in values.items():
         kind = fields[name].type
         if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-            arguments[name] = _build(kind, value, f"{path}{name}.")
+            arguments[name] = _from_dict(kind, value, f"{path}{name}.")
         elif name == "phases" and isinstance(value, list):
-            arguments[name] = tuple(_build(Phase, phase, f"{path}phases.{i}.") for i, phase in enumerate(value))
+            arguments[name] = tuple(_from_dict(Phase, phase, f"{path}phases.{i}.") for i, phase in enumerate(value))
         else:
-            arguments[name] = _frozen(value)
+            arguments[name] = _to_tuple(value)
     missing = [n for n, f in fields.items() if n not in values and f.default is f.default_factory]
     require(not missing, f"config: missing field '{path}{missing[0] if missing else ''}'")
     return cls(**arguments)
 
 
-def _frozen(value: Any) -> Any:
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+def _to_tuple(value: Any) -> Any:
+    return tuple(map(_to_tuple, value)) if isinstance(value, list) else value

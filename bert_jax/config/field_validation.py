@@ -1,4 +1,4 @@
-"""The values that fields of a config may have: an annotation for each, and one check of all of them."""
+"""Types and ranges of config fields: an annotation for each field, and one function that checks them all."""
 
 import functools
 import reprlib
@@ -10,7 +10,7 @@ from bert_jax.errors import UserError
 
 
 class Interval:
-    """A range of numbers in the notation of mathematics: ``[0, 1)`` includes 0 and excludes 1."""
+    """A range of numbers in mathematical notation: ``[0, 1)`` includes 0 and excludes 1."""
 
     def __init__(self, text: str):
         self.text = text
@@ -21,7 +21,7 @@ class Interval:
         return above and (value <= self._high if self.text[-1] == "]" else value < self._high)
 
 
-# The upper bounds keep counts within 32 bits and rates within float32, and stop sizes that no computer can hold.
+# The upper bounds keep counts within 32 bits and rates within float32, and reject sizes beyond any memory.
 Count = Annotated[int, Interval("[1, 2e9]")]
 CountOrZero = Annotated[int, Interval("[0, 2e9]")]
 Size = Annotated[int, Interval("[1, 1e7]")]
@@ -35,15 +35,15 @@ Rate = Annotated[float, Interval("[0, 1)")]
 
 
 def check(section: object, path: str, cls: type | None = None) -> None:
-    """Check type and range of every field against its annotation.
+    """Check the type and range of every field against its annotation.
 
     Args:
       section: a dataclass.
-      path: what the message writes before the name of a field, as in ``model.``.
-      cls: the class whose fields are checked; None: the section's own.
+      path: prefix of the field's name in the message, such as ``model.``.
+      cls: the class whose fields are checked; None: the section's own class.
 
     Raises:
-      UserError: a value that its field cannot have.
+      UserError: a value that its annotation does not allow.
     """
     for name, kind in _annotations(cls or type(section)).items():
         value = getattr(section, name)
@@ -87,5 +87,11 @@ def _describe(kind: Any) -> str:
     if origin is tuple:
         inner = [_describe(one) for one in arguments if one is not ...]
         return f"a list of {inner[0]}" if arguments[-1] is ... else f"[{', '.join(inner)}]"
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", types.NoneType: "None"}
-    return names.get(kind) or kind.__name__
+    descriptions = {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "a string",
+        types.NoneType: "None",
+    }
+    return descriptions.get(kind) or kind.__name__

@@ -1,4 +1,4 @@
-"""Find a config by its preset's name or by a file."""
+"""Load a config by the name of a preset or from a Python file."""
 
 import contextlib
 import os
@@ -12,13 +12,13 @@ from pathlib import Path
 from bert_jax.config import Config
 from bert_jax.errors import UserError, did_you_mean
 
-# Beside the code in an installed package; in the clone's top level otherwise.
-_FOLDERS = (Path(__file__).parents[1] / "configs", Path(__file__).parents[2] / "configs")
+# In an installed package they are part of bert_jax; in a clone they are at the top level.
+_PRESET_DIRECTORIES = (Path(__file__).parents[1] / "configs", Path(__file__).parents[2] / "configs")
 
 
 def preset_files() -> dict[str, Path]:
     """The shipped presets by name."""
-    folder = next((folder for folder in _FOLDERS if folder.is_dir()), None)
+    folder = next((folder for folder in _PRESET_DIRECTORIES if folder.is_dir()), None)
     files = sorted(folder.glob("*.py")) if folder else []
     return {path.stem: path for path in files if not path.stem.startswith("_")}
 
@@ -26,20 +26,20 @@ def preset_files() -> dict[str, Path]:
 def load_config(name_or_file: str) -> Config:
     """The config that a preset or a Python file returns from its function ``config()``.
 
-    What the file prints goes to stderr.
+    The standard output of the file goes to stderr.
 
     Raises:
-      UserError: no such preset or file, or the file has no such function, or fails.
+      UserError: there is no such preset or file, or the file has no such function or raises.
     """
     presets = preset_files()
     path = presets.get(name_or_file, Path(name_or_file))
     # Not Path.is_file(), which raises for names that are too long.
     if path.suffix != ".py" or not os.path.isfile(path):  # noqa: PTH113
-        raise UserError(_no_config(name_or_file, list(presets)))
+        raise UserError(_unknown_config(name_or_file, list(presets)))
     name = f"bert_jax_config_{path.stem}"
     module = types.ModuleType(name)
     module.__file__ = os.fspath(path)
-    with _one_line_for_failures(path), contextlib.redirect_stdout(sys.stderr):
+    with _one_line_errors(path), contextlib.redirect_stdout(sys.stderr):
         exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
         if not callable(getattr(module, "config", None)):
             raise UserError("there is no function config() that returns a bert_jax.Config")
@@ -49,12 +49,12 @@ def load_config(name_or_file: str) -> Config:
     return config
 
 
-def _no_config(name: str, presets: list[str]) -> str:
+def _unknown_config(name: str, presets: list[str]) -> str:
     if os.path.isdir(name):  # noqa: PTH112
-        return f"config {name} is a directory: name a Python file in it"
+        return f"config {name} is a directory: give a Python file in it"
     if os.path.exists(name):  # noqa: PTH110
         return f"config {name} does not end in .py: a config is a Python file with a function config()"
-    # As models are named elsewhere: google-bert/bert-base-uncased, roberta-base, albert-base-v2.
+    # Names of published models: google-bert/bert-base-uncased, roberta-base, albert-base-v2.
     plain = re.sub(r"^.*/|[-_](un)?cased.*|[-_]v[0-9].*|[.]py$", "", name.lower()).replace("-", "_")
     hint = did_you_mean(plain, presets)
     shown = name if len(name) <= 80 else f"{name[:80]}..."
@@ -64,8 +64,8 @@ def _no_config(name: str, presets: list[str]) -> str:
 
 
 @contextlib.contextmanager
-def _one_line_for_failures(path: Path) -> Iterator[None]:
-    """Name the file, the line in it, and what was raised."""
+def _one_line_errors(path: Path) -> Iterator[None]:
+    """Turn an exception into one line with the file, the line number and the error."""
     try:
         yield
     except (Exception, SystemExit) as error:

@@ -1,4 +1,4 @@
-"""What is trained on what: the sections for model, objective and data. One default for every field, in its unit."""
+"""Config sections for model, objective and data."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -35,57 +35,57 @@ class ModelConfig:
     intermediate_size: Size = 3072
     """Width of the feed-forward layer."""
     max_positions: Size = 512
-    """Longest sequence that the position table serves, in tokens."""
+    """Number of positions: the longest sequence, in tokens."""
     position_offset: SizeOrZero = 0
-    """Rows at the head of the position table that no token reads: RoBERTa's has two more than positions, since
-    fairseq counts from its padding id, 1, plus one."""
+    """Unused leading position embeddings: RoBERTa has two, since fairseq counts positions from its padding id, 1,
+    plus one."""
     type_vocab_size: SizeOrZero = 2
-    """Number of token types (sentence A and B); 0 leaves their table out."""
+    """Number of token types (sentence A and B); 0: no token type embeddings."""
     embedding_size: Size | None = None
-    """Width of the embedding tables and of the MLM head's decoder, with a projection up to hidden_size behind the
+    """Width of the embedding tables and of the MLM head's decoder, with a projection to hidden_size after the
     embeddings (ALBERT; Lan et al. 2020, section 3.1). None: hidden_size, and no projection."""
     activation: Literal["gelu", "gelu_tanh", "relu"] = "gelu"
-    """Of the feed-forward layer and the MLM head. `gelu` is the exact, erf form, as published BERTs use."""
+    """Activation of the feed-forward layer and the MLM head. `gelu` is the exact (erf) form, as in published BERTs."""
     feed_forward: Literal["plain", "gated"] = "plain"
     """activation(x W) V, or (activation(x G) * x W) V, the elementwise product with a second projection as wide as
     the first (GEGLU with `gelu`; Shazeer 2020)."""
     biases: Literal["all", "none"] = "all"
-    """Dense layers and LayerNorms add a bias (BERT), or none of them but the output layers does, the decoder over
+    """`all`: dense layers and LayerNorms have a bias (BERT). `none`: only the output layers have one, the decoder over
     the vocabulary and the pair head (ModernBERT; Warner et al. 2024)."""
     norm_epsilon: NonNegative = 1e-12
     """Added to the variance in every LayerNorm."""
     initializer_range: NonNegative = 0.02
-    """Standard deviation of the truncated normal (at two deviations) that draws all weights."""
+    """Standard deviation of the normal distribution, truncated at two deviations, that initialises all weights."""
     hidden_dropout: Rate = 0.1
     """Dropout rate on embeddings and on the output of each sub-layer."""
     attention_dropout: Rate = 0.1
-    """Dropout rate on attention probabilities; only the `reference` attention has it."""
+    """Dropout rate on attention probabilities; only the `reference` attention supports it."""
     positions: Literal["learned", "rotary"] = "learned"
-    """Learned absolute positions (BERT), or rotary ones inside attention (Su et al. 2021)."""
+    """Learned absolute positions (BERT), or rotary positions in attention (Su et al. 2021)."""
     rotary_base: Positive = 10000.0
-    """Base of the rotary wavelengths in layers that see the whole sequence."""
+    """Base of the rotary wavelengths in global layers."""
     local_rotary_base: Positive = 10000.0
-    """Base of the rotary wavelengths in layers with a local window."""
+    """Base of the rotary wavelengths in local layers."""
     norm_placement: Literal["post", "pre"] = "post"
     """LayerNorm after the residual sum (BERT), or before each sub-layer and once at the end."""
     attention_window: SizeOrZero | None = None
-    """Local layers see this many tokens to each side; None lets every layer see everything."""
+    """Local layers attend to this many tokens on each side; None: all layers are global."""
     global_every: Layers = 1
-    """With attention_window set, every n-th layer, the first included, still sees everything."""
+    """With attention_window set, every n-th layer, the first included, is global."""
     parameter_groups: Layers | None = None
-    """Number of parameter sets shared by consecutive layers (ALBERT: 1); None gives each layer its own."""
+    """Number of parameter sets shared by consecutive layers (ALBERT: 1); None: each layer has its own."""
     direction: Literal["bidirectional", "causal"] = "bidirectional"
-    """What a token sees: its whole example, or only itself and what comes before. A causal model is trained to
-    predict the next token instead of masked ones (the "LTR" of Devlin et al. 2019, section 5.1)."""
+    """What a token attends to: its whole example, or only itself and the tokens before it. A causal model is trained
+    to predict the next token instead of masked tokens (the "LTR" of Devlin et al. 2019, section 5.1)."""
     attention: Literal["reference", "deferred", "xla", "cudnn"] = "reference"
     """Implementation: ours in plain jnp; the same with the softmax's division behind the product with values; or
     `jax.nn.dot_product_attention` lowered by XLA or cuDNN."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of activations and matrix products. Parameters, norms, softmax and losses stay in float32."""
+    """Type of activations and matrix products. Parameters, norms, softmax and losses are always float32."""
     remat: Literal["none", "dots", "full"] = "none"
-    """What the backward pass recomputes: nothing, all but matrix products, or whole layers."""
+    """What the backward pass recomputes: nothing, everything but matrix products, or whole layers."""
     scan_unroll: Layers = 1
-    """Layers per iteration of the scan over depth; num_layers unrolls it."""
+    """Layers per iteration of the scan over depth; num_layers unrolls the scan."""
 
     def __post_init__(self) -> None:
         check(self, "model.")
@@ -96,7 +96,7 @@ class ModelConfig:
         )
         require(
             self.positions == "learned" or self.size_per_head % 2 == 0,
-            f"model.positions 'rotary' needs even heads, not {self.size_per_head} wide: set model.head_size",
+            f"model.positions 'rotary' needs an even head size, not {self.size_per_head}: set model.head_size",
         )
         require(
             self.attention == "reference" or self.attention_dropout == 0,
@@ -122,21 +122,21 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
-    """What the model learns (Devlin et al. 2019, section 3.1). A causal model ignores all but `pair`."""
+    """The training objective (Devlin et al. 2019, section 3.1). A causal model uses only `pair`."""
 
     mask_rate: Annotated[float, Interval("(0, 1)")] = 0.15
     """Share of an example's tokens to predict: max(1, round(rate * length)), special tokens counted in length."""
     mask_token_share: Share = 0.8
-    """Of the predicted positions, the share that shows [MASK]."""
+    """Share of the predicted positions that are replaced by [MASK]."""
     random_token_share: Share = 0.1
-    """Of the predicted positions, the share that shows a random ordinary token; the rest stay as they are."""
+    """Share of the predicted positions that are replaced by a random ordinary token; the rest are unchanged."""
     mask_unit: Literal["token", "word", "ngram", "span"] = "token"
-    """What is chosen together: single tokens (BERT), whole words, n-grams of whole words with a chance in
-    proportion to 1/n (ALBERT), or spans of whole words of geometric length, replaced as one (SpanBERT)."""
+    """Unit of masking: single tokens (BERT), whole words, n-grams of whole words with a probability proportional to
+    1/n (ALBERT), or spans of whole words of geometric length, replaced as one (SpanBERT)."""
     max_ngram: Annotated[int, Interval("[1, 64]")] = 3
     """Longest n-gram, in words."""
     span_rate: Annotated[float, Interval("(0, 1]")] = 0.2
-    """Chance that a span ends after each of its words; 0.2, cut at ten words, makes 3.8 on average."""
+    """Probability that a span ends after each of its words; 0.2, cut at ten words, gives 3.8 words on average."""
     max_span: Annotated[int, Interval("[1, 64]")] = 10
     """Longest span, in words."""
     pair: Literal["nsp", "sop", "none"] = "nsp"
@@ -154,7 +154,7 @@ class ObjectiveConfig:
 
 Format = Literal["segment_pair", "sentence_pair", "sentence_order", "full_sentences", "doc_sentences"]
 PAIR_FORMATS = {"nsp": ("segment_pair", "sentence_pair"), "sop": ("sentence_order",)}
-"""Which formats have the label that a pair objective learns."""
+"""Formats that have the labels of a pair objective."""
 
 
 @dataclass(frozen=True)
@@ -172,8 +172,8 @@ class DataConfig:
     """Where full_sentences and doc_sentences end an example: before the sentence that no longer fits, or where
     the row ends, with the rest of that sentence in the next example (fuller rows)."""
     examples_per_row: Annotated[int, Interval("[1, 64]")] | None = None
-    """At most so many examples share a row, none of which sees another; 1 switches packing off. None: one for
-    every 24 tokens of the row."""
+    """Largest number of examples in a row; examples do not attend to each other; 1 disables packing. None: one per
+    24 tokens of the row."""
     example_copies: Count | None = None
     """K sets of examples: epoch e uses set e mod K. None draws new examples in every epoch. full_sentences and
     doc_sentences draw nothing, so their examples are always the same."""
@@ -181,14 +181,14 @@ class DataConfig:
     """K sets of masks: epoch e uses set e mod K. None draws new masks in every epoch (dynamic masking). Masking is
     static only where the examples repeat too: BERT's is example_copies and mask_copies 10 (docs/ablation.md)."""
     mixture_exponent: Share = 1.0
-    """Share of each corpus of a mixture that has no weight: its share of tokens to this power, scaled to sum
-    to 1 (multilingual BERT: 0.7)."""
+    """Exponent of the sampling shares of corpora without a weight: their shares of tokens to this power, scaled to
+    sum to 1 (multilingual BERT: 0.7)."""
     verify: Literal["checksums", "counts"] = "checksums"
-    """Before the first update, compare every shard with its SHA-256, or only its number of records."""
+    """Before the first step, check the SHA-256 of every shard, or only its number of records."""
     reader_processes: Annotated[int, Interval("[0, 1000]")] = 0
-    """Processes that prepare batches; 0: threads of this process do."""
+    """Processes that prepare batches; 0: threads of the main process prepare them."""
     prefetch: Annotated[int, Interval("[1, 1e4]")] = 4
-    """Batches prepared ahead of the device, by each reader process if there are any."""
+    """Batches prepared ahead of the device; with reader processes, by each of them."""
 
     def __post_init__(self) -> None:
         check(self, "data.")
@@ -199,5 +199,5 @@ class DataConfig:
         return any(self.format in formats for formats in PAIR_FORMATS.values())
 
     def slots(self, seq_len: int) -> int:
-        """Examples that a row of so many tokens has room for."""
+        """Largest number of examples in a row of `seq_len` tokens."""
         return max(1, seq_len // 24) if self.examples_per_row is None else self.examples_per_row

@@ -1,4 +1,4 @@
-"""How a run is trained: sections for optimizer, phases, records, rescue. One default for every field, in its unit."""
+"""Config sections for training: optimizer, phases, mesh, checkpoints, logs, evaluation, recovery, target, start."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -17,95 +17,96 @@ from bert_jax.config.field_validation import (
 from bert_jax.errors import require
 
 MIN_SEQ_LEN = 8
-"""Tokens of the shortest row that is trained on or scored."""
+"""Shortest row for training and evaluation, in tokens."""
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW or LAMB; biases and LayerNorms are never decayed (training/optimizer.py holds the table)."""
+    """AdamW or LAMB; biases and LayerNorms have no weight decay (table: training/optimizers/param_rules.py)."""
 
     name: Literal["adamw", "lamb"] = "adamw"
     """AdamW (Loshchilov and Hutter 2019) or LAMB (You et al. 2020)."""
     lamb_flavour: Literal["paper", "google", "nvidia"] = "nvidia"
-    """Whose LAMB: they differ in bias correction and in what excluded tensors get (training/lamb.py)."""
+    """Which published LAMB: they differ in bias correction and in the trust ratio of tensors without weight decay
+    (training/optimizers/lamb.py)."""
     beta1: Rate = 0.9
     """Decay of the first moment."""
     beta2: Rate = 0.999
     """Decay of the second moment."""
     epsilon: Positive = 1e-6
-    """Added to the root of the second moment."""
+    """Added to the square root of the second moment."""
     weight_decay: NonNegative = 0.01
     """Decoupled weight decay."""
     clip_norm: Positive | None = 1.0
-    """Largest global norm of the gradient; None never clips."""
+    """Clip the gradient to this global norm; None: no clipping."""
     bias_correction: bool | None = None
-    """Divide the moments by 1 - beta^t. None: AdamW does, and LAMB as its flavour says."""
+    """Divide the moments by 1 - beta^t. None: AdamW does; LAMB does if its flavour does."""
     min_trust_ratio: NonNegative = 0.0
     """Smallest trust ratio of LAMB."""
     max_trust_ratio: Positive | None = None
-    """Largest trust ratio of LAMB; None sets no bound."""
+    """Largest trust ratio of LAMB; None: no bound."""
     learning_rate_scales: tuple[tuple[str, NonNegative], ...] = ()
     """Parameters whose learning rate is scaled: (pattern, factor). A pattern is a regular expression for the end of
-    a parameter's path, e.g. 'encoder/layers/.*' or 'word'; the first that matches counts."""
+    a parameter's path, e.g. 'encoder/layers/.*' or 'word'; the first match applies."""
 
     def __post_init__(self) -> None:
         check(self, "optimizer.")
         low, high = self.min_trust_ratio, self.max_trust_ratio
         require(
             high is None or low <= high,
-            f"optimizer.min_trust_ratio {low} and max_trust_ratio {high} leave no ratio: use min <= max",
+            f"optimizer.min_trust_ratio {low} and max_trust_ratio {high} allow no ratio: use min <= max",
         )
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of training with one sequence length, batch and schedule. Its schedule starts at its own step 0."""
+    """A part of training with one sequence length, batch size and schedule, which counts from the phase's step 0."""
 
     steps: Count = 100_000
-    """Updates in this phase."""
+    """Steps in this phase. One step is one optimizer update."""
     seq_len: Annotated[int, Interval(f"[{MIN_SEQ_LEN}, 1e6]")] = 128
     """Tokens per row."""
     batch_size: Rows = 256
-    """Rows per update, over all devices and micro-batches."""
+    """Rows per step, over all devices and micro-batches."""
     start_batch_size: Rows | None = None
-    """Rows of the phase's first updates; batch_size is reached in equal steps of this size. None: no ramp."""
+    """Rows of the phase's first steps; the batch grows to batch_size in increments of this size. None: no ramp."""
     ramp_steps: CountOrZero = 0
-    """Updates after which the ramp has reached batch_size."""
+    """Steps after which the batch has reached batch_size."""
     accumulation: Rows | None = None
-    """Micro-batches per update; each device splits its own rows. None: the fewest that fit into the memory of the
-    devices, found before the first update and written to ledger.jsonl; on a CPU, the fewest that there can be."""
+    """Micro-batches per step (gradient accumulation); each device splits its own rows. None: the fewest that fit into
+    device memory, found before the first step and written to ledger.jsonl; on a CPU, the smallest possible number."""
     learning_rate: NonNegative = 1e-4
     """Peak learning rate."""
     warmup_steps: CountOrZero = 10_000
-    """Updates over which the learning rate rises linearly from 0 to its peak."""
+    """Steps over which the learning rate rises linearly from 0 to its peak."""
     warmup_done: CountOrZero = 0
-    """Updates of the warmup that lie before the phase: its rate begins above 0, at the share that they are of these
-    and warmup_steps together (MLPerf's start_warmup_step)."""
+    """Warmup steps that count as done before the phase begins: the first learning rate is
+    warmup_done / (warmup_done + warmup_steps) of the peak (MLPerf's start_warmup_step)."""
     decay: Literal["polynomial", "cosine", "sqrt", "constant"] = "polynomial"
-    """How the learning rate falls from its peak to its end: by (1 - t)^decay_power, by half a cosine, by
+    """How the learning rate decays from its peak to its end value: by (1 - t)^decay_power, by half a cosine, by
     1 - sqrt(t) (Warner et al. 2024), or not at all."""
     decay_start: CountOrZero = 0
-    """Update from which it falls, t being the share of the way from there to the phase's end. 0 is Google's BERT,
-    whose warmup covers the beginning of the decay; warmup_steps is fairseq's; a late one is warmup-stable-decay."""
+    """Step at which the decay begins; t is 0 there and 1 at the end of the phase. 0 as in Google's BERT, where warmup
+    replaces the beginning of the decay; warmup_steps as in fairseq; a late step gives warmup-stable-decay."""
     decay_power: NonNegative = 1.0
     """Power of the polynomial decay; 1 is linear."""
     end_learning_rate: NonNegative = 0.0
-    """Learning rate after the last update of the phase."""
+    """Learning rate after the last step of the phase."""
     hours: Positive | None = None
-    """The phase ends after so many hours of training, whatever the speed, or after `steps` updates if they come
-    first. The schedule, which `steps` describes, is stretched over the updates that the time allows for. Only the
-    last phase may have it."""
+    """Time limit of the phase, in hours of training. The phase ends at this limit or after `steps` steps, whichever
+    comes first. Its schedule, given for `steps` steps, is stretched over the steps that fit into the time. Only the
+    last phase may have a limit."""
     max_predictions: Count | None = None
-    """At most so many tokens of an example are predicted, whatever objective.mask_rate says; None sets no bound."""
+    """Largest number of predicted tokens per example, whatever objective.mask_rate is; None: no bound."""
     num_layers: Layers | None = None
-    """Depth in this phase; None is model.num_layers. Where a deeper phase begins, the stack is repeated
+    """Depth in this phase; None: model.num_layers. Where a deeper phase begins, the layer stack is repeated
     (progressive stacking, Gong et al. 2019)."""
     frozen: tuple[str, ...] = ()
-    """Parameters that stay as they are: patterns like those of optimizer.learning_rate_scales."""
+    """Parameters that are not trained: patterns as in optimizer.learning_rate_scales."""
     moments: Literal["keep", "reset"] = "keep"
-    """What happens to the optimizer's moments where the phase begins. Kept ones of a repeated stack are repeated."""
+    """Keep or reset the optimizer's moments when the phase begins. Kept moments of a repeated stack are repeated."""
     step_count: Literal["keep", "reset"] = "keep"
-    """What happens to the optimizer's count of updates, which bias correction reads (NVIDIA's second phase: reset)."""
+    """Keep or reset the optimizer's step count, which bias correction uses (NVIDIA's second phase: reset)."""
 
     def __post_init__(self) -> None:
         check(self, "phases: ")
@@ -115,7 +116,7 @@ class Phase:
         )
         require(
             not (self.moments == "reset" and self.step_count == "keep"),
-            "phases: moments 'reset' with step_count 'keep' would take fresh moments for old ones: reset both",
+            "phases: moments 'reset' with step_count 'keep' would not correct the bias of zero moments: reset both",
         )
         start = self.start_batch_size
         require(
@@ -133,30 +134,30 @@ class Phase:
         micro = self.batch_size // (self.accumulation or self.fewest_micro_batches)
         require(
             start is None or start % micro == 0,
-            f"phases: start_batch_size {start} is no multiple of a micro-batch of {micro} rows "
+            f"phases: start_batch_size {start} is not a multiple of a micro-batch of {micro} rows "
             "(batch_size / accumulation): raise accumulation",
         )
 
     @property
     def fewest_micro_batches(self) -> int:
-        """Micro-batches per update if each is as large as it can be: all rows of the phase's first update."""
+        """Micro-batches per step if each is as large as possible: all rows of the phase's first step."""
         return self.batch_size // self.batch_size_at(0)
 
     def batch_size_at(self, step: int) -> int:
-        """Rows of update `step`, counted from the phase's start."""
+        """Rows of step `step`, counted from 0 at the phase's start."""
         if self.start_batch_size is None or step >= self.ramp_steps:
             return self.batch_size
         sizes = self.batch_size // self.start_batch_size
         return self.start_batch_size * (1 + step * sizes // self.ramp_steps)
 
     def rows_before(self, step: int) -> int:
-        """Rows of the updates before `step`, counted from the phase's start."""
+        """Total rows of the phase's steps before `step`."""
         if self.start_batch_size is None:
             return step * self.batch_size
         sizes = self.batch_size // self.start_batch_size
-        # Every size but the first is reached at a ramp's update of its own, and adds start_batch_size rows from there.
-        reached = [-(-i * self.ramp_steps // sizes) for i in range(sizes)]
-        return self.start_batch_size * sum(max(0, step - update) for update in reached)
+        # Each further size begins at a step of its own and adds start_batch_size rows to every step from there.
+        first_steps = [-(-i * self.ramp_steps // sizes) for i in range(sizes)]
+        return self.start_batch_size * sum(max(0, step - first) for first in first_steps)
 
 
 Axis = Annotated[int, Interval("[-1, 1e6]")]
@@ -164,14 +165,14 @@ Axis = Annotated[int, Interval("[-1, 1e6]")]
 
 @dataclass(frozen=True)
 class MeshConfig:
-    """How many devices each mesh axis spans; -1 takes all that are left."""
+    """Devices along each mesh axis; -1: all remaining devices."""
 
     data: Axis = -1
-    """Batch rows are split over it; parameters are copied."""
+    """Splits batch rows; parameters are replicated."""
     fsdp: Axis = 1
-    """Batch rows are split over it, and so are parameters and moments."""
+    """Splits batch rows, parameters and moments."""
     tensor: Axis = 1
-    """Attention heads, feed-forward units and the vocabulary are split over it."""
+    """Splits attention heads, feed-forward units and the vocabulary."""
 
     def __post_init__(self) -> None:
         check(self, "mesh.")
@@ -179,12 +180,12 @@ class MeshConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """When the run is saved; it is always saved at its end, on SIGTERM and on Ctrl-C."""
+    """When checkpoints are saved. A run always saves one at its end, on SIGTERM and on Ctrl-C."""
 
     every: Count = 1000
-    """Updates between checkpoints."""
+    """Steps between checkpoints."""
     keep: Count = 3
-    """Checkpoints that stay on disk."""
+    """Number of newest checkpoints to keep."""
 
     def __post_init__(self) -> None:
         check(self, "checkpoint.")
@@ -192,16 +193,16 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class LogConfig:
-    """What is written while training."""
+    """Metrics that are written during training."""
 
     every: Count = 100
-    """Updates between lines in metrics.jsonl."""
+    """Steps between lines in metrics.jsonl."""
     layers: bool = True
-    """Norms of gradients and updates, and LAMB's trust ratios, also for each layer."""
+    """Write norms of gradients and updates, and LAMB's trust ratios, for each layer too."""
     tensorboard: bool = True
     """Also write TensorBoard events."""
     wandb: str | None = None
-    """Also write to this project of Weights & Biases (needs the package wandb); None does not."""
+    """Weights & Biases project to write to as well (needs the package wandb); None: none."""
 
     def __post_init__(self) -> None:
         check(self, "log.")
@@ -209,43 +210,43 @@ class LogConfig:
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """Held-out evaluation; its masks are fixed, single tokens, and always 15 % of them. A causal model has none."""
+    """Held-out evaluation. Its masks are fixed: 15 % of the tokens, masked singly. A causal model has no masks."""
 
     every: CountOrZero = 1000
-    """Updates between evaluations during training; one always runs at the end. 0: only at the end."""
+    """Steps between evaluations during training; one always runs at the end. 0: only at the end."""
     rows: Count = 512
-    """Rows of each validation split that are scored; all of them if there are fewer."""
+    """Rows of each validation split to score; all rows if the split has fewer."""
     batch_size: Rows = 32
-    """Rows per evaluation batch; a few more where devices would not get equally many. It changes no figure."""
+    """Rows per evaluation batch, rounded up to a multiple of the row shards. It does not change the metrics."""
 
     def __post_init__(self) -> None:
         check(self, "evaluation.")
 
 
 @dataclass(frozen=True)
-class RescueConfig:
-    """What happens when training goes wrong. An update whose loss or gradient is not finite is always skipped."""
+class RecoveryConfig:
+    """What happens when training diverges. A step whose loss or gradient is not finite is always skipped."""
 
     max_skipped: Count = 5
-    """So many skipped updates in a row are trouble."""
+    """This many skipped steps in a row count as divergence."""
     spike: Positive | None = 3.0
-    """A loss that lies so much, in nats, above the lowest running average of its phase is trouble; None: never."""
-    calm_steps: Count = 50
-    """Updates without trouble after which a checkpoint counts as good; also the span of the running average, and how
-    far before the first bad update the rows are that are passed over when the run goes back."""
+    """A loss this many nats above the lowest running average of its phase counts as divergence; None: never."""
+    stable_steps: Count = 50
+    """Steps without divergence after which a checkpoint counts as good; also the span of the running average, and the
+    number of steps before the first bad step whose rows are skipped after a rollback."""
     max_rollbacks: CountOrZero = 3
-    """How often a run goes back to its last good checkpoint before it stops with the reason."""
+    """Number of rollbacks to the last good checkpoint before the run stops with an error."""
 
     def __post_init__(self) -> None:
-        check(self, "rescue.")
+        check(self, "recovery.")
 
 
 @dataclass(frozen=True)
 class TargetConfig:
-    """Train until a figure is reached, as MLPerf does."""
+    """Train until the model reaches a target accuracy, as in MLPerf."""
 
     mlm_accuracy: Annotated[float, Interval("(0, 1]")] | None = None
-    """Stop as soon as the held-out MLM accuracy reaches this; None trains to the end of the phases."""
+    """Stop as soon as the held-out MLM accuracy reaches this; None: train to the end of the phases."""
     every: Count | None = None
     """Rows between evaluations. None: floor(0.05 * (230.23 * batch_size + 3,000,000) / 25,000) * 25,000, MLPerf's."""
 
@@ -261,27 +262,27 @@ class TargetConfig:
 
 @dataclass(frozen=True)
 class StartConfig:
-    """What the parameters are at the start."""
+    """Initial parameters of the run."""
 
     source: str | None = None
-    """Work directory of a run, or exported model, to start from. Its layers are repeated or left out if the depth
-    is another. None: parameters are drawn."""
+    """Work directory of a run, or model, to start from. If its depth differs, layers are repeated or dropped.
+    None: random initialisation."""
     embeddings: Literal["keep", "new"] = "keep"
-    """Take the source's word embeddings, or draw new ones, for another vocabulary."""
-    moments: Literal["keep", "new"] = "new"
-    """Begin with the optimizer's moments and its count of updates as the source has them, or with new ones."""
+    """Keep the source's word embeddings, or initialise new ones for another vocabulary."""
+    optimizer_state: Literal["keep", "new"] = "new"
+    """Keep the source's optimizer state (moments and step count), or start with a new one."""
 
     def __post_init__(self) -> None:
         check(self, "start.")
         require(
             self.source is not None or self.embeddings == "keep",
-            "start.embeddings 'new' needs start.source: fresh parameters have new ones anyway",
+            "start.embeddings 'new' needs start.source: new parameters have new embeddings anyway",
         )
         require(
-            self.source is not None or self.moments == "new",
-            "start.moments 'keep' needs start.source: fresh parameters have no moments",
+            self.source is not None or self.optimizer_state == "new",
+            "start.optimizer_state 'keep' needs start.source: new parameters have no optimizer state",
         )
         require(
-            self.embeddings == "keep" or self.moments == "new",
-            "start.moments 'keep' does not go with start.embeddings 'new': it would take fresh moments for old ones",
+            self.embeddings == "keep" or self.optimizer_state == "new",
+            "start.optimizer_state 'keep' does not go with start.embeddings 'new': new embeddings have no moments",
         )

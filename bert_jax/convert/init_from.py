@@ -16,7 +16,7 @@ from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.param_paths import map_with_paths, name_leaves
 from bert_jax.training.pretraining_task import heads_of
 from bert_jax.training.stacking import repeat_stack
-from bert_jax.training.state import Moments, Start
+from bert_jax.training.state import InitialParams, Moments
 
 Params = dict[str, Any]
 MAY_DIFFER = {
@@ -28,7 +28,7 @@ OF_VOCABULARY = ("encoder/embeddings/word", "mlm/bias")
 """What `start.embeddings new` draws anew: all that has a row for each token id."""
 
 
-def read_start(config: Config, tokenizer: Tokenizer) -> Start:
+def load_initial_params(config: Config, tokenizer: Tokenizer) -> InitialParams:
     """Parameters and, if the config says so, moments to start a run from.
 
     Layers are repeated or left out up to the phase's depth (training/stacking.py); a part that the source does not
@@ -43,12 +43,12 @@ def read_start(config: Config, tokenizer: Tokenizer) -> Start:
       UserError: no model at the source, one of other widths, one with another vocabulary whose embeddings are to be
         kept, or one without moments that are to be kept.
     """
-    source, keep = config.start.source, config.start.moments == "keep"
+    source, keep = config.start.source, config.start.optimizer_state == "keep"
     assert source is not None
     with input_formats.opened(source, input_formats.Wishes(moments=keep)) as contents:
         _refuse_other_vocabulary(contents, config, tokenizer)
         if keep and contents.moments is None:
-            raise UserError(f"start.source {source} has no moments of an optimizer: set start.moments new")
+            raise UserError(f"start.source {source} has no moments of an optimizer: set start.optimizer_state new")
         _refuse_other_kinds(contents.model.config, config.model_of(0), source)
         if (activation := contents.model.heads.mlm_activation) is not None:
             raise UserError(
@@ -65,15 +65,15 @@ def read_start(config: Config, tokenizer: Tokenizer) -> Start:
             file=sys.stderr,
         )
         if contents.moments is None:
-            return Start(params, None)
+            return InitialParams(params, None)
         if fitting.fresh:
             raise UserError(
                 f"start.source {source} lacks {fitting.fresh[0]}, whose moments would be fresh ones beside old ones: "
-                "set start.moments new"
+                "set start.optimizer_state new"
             )
         zeros = jax.tree.map(np.zeros_like, params)
         mu, nu = (fitting.fit(tree, zeros) for tree in contents.moments[1:])
-        return Start(params, Moments(contents.moments.step, mu, nu))
+        return InitialParams(params, Moments(contents.moments.step, mu, nu))
 
 
 class _Fitting:

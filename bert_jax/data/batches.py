@@ -83,7 +83,7 @@ class TrainingStream:
     def next_cursor(self, cursor: Cursor) -> Cursor:
         """The cursor after the step at `cursor`."""
         cursor = dataclasses.replace(self._advance(cursor, batch_size(self.config, cursor)), step=cursor.step + 1)
-        return self.resolve_cursor(cursor.in_phase(self.config.place_of(cursor.step)[0]))
+        return self.resolve_cursor(cursor.in_phase(self.config.locate_step(cursor.step)[0]))
 
     def _advance(self, cursor: Cursor, count: int) -> Cursor:
         """The cursor `count` rows later, whether a step uses these rows or not."""

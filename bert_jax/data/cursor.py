@@ -73,7 +73,7 @@ class Cursor:
 
 def batch_size(config: Config, cursor: Cursor) -> int:
     """Rows of the global batch at a cursor."""
-    phase, done = config.place_of(cursor.step)
+    phase, done = config.locate_step(cursor.step)
     return config.phases[phase].batch_size_at(done)
 
 

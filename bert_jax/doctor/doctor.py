@@ -27,7 +27,7 @@ from bert_jax.doctor.check_context import Asked, Machine
 from bert_jax.doctor.finding import Line
 from bert_jax.errors import PeerError, UserError
 from bert_jax.storage import StoredPath
-from bert_jax.training.micro_batch import Asked as Rows
+from bert_jax.training.micro_batch import MicroBatchRequest
 
 Check = Callable[[Asked], Iterator[Line]]
 OF_CORPORA: dict[str, Check] = data_checks.CHECKS | token_checks.CHECKS
@@ -42,7 +42,7 @@ class Wishes(NamedTuple):
     """What the command says beside the config and the corpora."""
 
     workdir: StoredPath | None = None
-    micro_batch: Rows = None
+    micro_batch: MicroBatchRequest = None
     hosts: int | None = None
     """That are planned; None: as many as there are processes."""
     devices: int | None = None
@@ -153,7 +153,7 @@ SUMMARY_WINDOWS = 10
 """Of each corpus that are planned for a summary: less than a second."""
 
 
-def summary(config: Config, parts: Sequence[CorpusWeight], micro_batch: Rows) -> Iterator[str]:
+def summary(config: Config, parts: Sequence[CorpusWeight], micro_batch: MicroBatchRequest) -> Iterator[str]:
     """What a run is about to do, in about ten lines, and the warnings of `bert-jax doctor`.
 
     Args:

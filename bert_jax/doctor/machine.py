@@ -9,7 +9,7 @@ from bert_jax.distributed.cluster_detection import ProcessInfo
 from bert_jax.doctor.check_context import Machine
 from bert_jax.errors import require
 from bert_jax.planning import topologies
-from bert_jax.training.micro_batch import device_memory, memory_of
+from bert_jax.training.micro_batch import available_memory, device_memory
 
 
 def seen(info: ProcessInfo | None) -> dict[str, Any]:
@@ -19,7 +19,7 @@ def seen(info: ProcessInfo | None) -> dict[str, Any]:
     local = jax.local_devices()
     if info is not None and (ids := info.local_device_ids) is not None:
         local = [device for device in local if device.id in ids] or local[: len(ids)]
-    memory = min(map(memory_of, local))
+    memory = min(map(available_memory, local))
     if local[0].platform == "cpu":
         memory /= len(local)  # all of them share what the host has
     return {

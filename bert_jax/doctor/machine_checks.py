@@ -16,8 +16,8 @@ from bert_jax.planning.roofline import predict
 from bert_jax.planning.run_plan import hours_of
 from bert_jax.planning.workload import count_parameters
 from bert_jax.training.loop import check_mesh
-from bert_jax.training.micro_batch import FILLED, accumulations, given
-from bert_jax.training.sharding import abstract_mesh, undivided
+from bert_jax.training.micro_batch import MEMORY_SHARE, requested_accumulation, valid_accumulations
+from bert_jax.training.sharding import abstract_mesh, unsharded_dimensions
 from bert_jax.training.state import abstract_state
 
 MIB = 2**20
@@ -62,7 +62,7 @@ def split(asked: Asked) -> Iterator[Line]:
     except UserError as error:
         yield _not_looked_at("split", error)
         return
-    whole = undivided(params)
+    whole = unsharded_dimensions(params)
     if not whole:
         over = [f"{axis} {laid.shape[axis]}" for axis in ("fsdp", "tensor") if laid.shape[axis] > 1]
         text = f"every parameter that is to be split over {' and '.join(over)} is" if over else "nothing is to be split"
@@ -101,7 +101,9 @@ def _wanted(asked: Asked, index: int, laid: AbstractMesh) -> int | None:
     """Micro-batches of a phase; None if `pretrain` finds them by the memory of the devices."""
     phase = asked.config.phases[index]
     by_memory = asked.machine.reports_memory or asked.micro_batch == "auto"
-    return given(phase, index, laid, asked.micro_batch) or (None if by_memory else phase.fewest_micro_batches)
+    return requested_accumulation(phase, index, laid, asked.micro_batch) or (
+        None if by_memory else phase.fewest_micro_batches
+    )
 
 
 def time(asked: Asked) -> Iterator[Line]:
@@ -130,8 +132,8 @@ def time(asked: Asked) -> Iterator[Line]:
 
 def _memory(config: Config, index: int, sizes: Sizes, available: float, wanted: int | None) -> Line:
     """Of one phase; `wanted` micro-batches, or as many as it takes."""
-    limit, fitting = FILLED * available, fewest_that_fit(config, index, sizes, available)
-    count = wanted or fitting or (accumulations(config.phases[index], sizes.row_shards) or [1])[-1]
+    limit, fitting = MEMORY_SHARE * available, fewest_that_fit(config, index, sizes, available)
+    count = wanted or fitting or (valid_accumulations(config.phases[index], sizes.row_shards) or [1])[-1]
     needed = sum(estimate(config, index, sizes, count).values())
     text = (
         f"phase {index}: about {needed / GIB:,.2f} of {available / GIB:,.2f} GiB on each device, with accumulation "
@@ -147,7 +149,7 @@ def _memory(config: Config, index: int, sizes: Sizes, available: float, wanted: 
         remedy = "set --model.remat full and --micro-batch auto"
     else:
         remedy = "split the model over more devices (mesh.fsdp, mesh.tensor), with --model.remat full"
-    return Line("warning", "memory", f"{text}; {FILLED:.0%} of it may be filled: {remedy}", values)
+    return Line("warning", "memory", f"{text}; {MEMORY_SHARE:.0%} of it may be filled: {remedy}", values)
 
 
 def _not_looked_at(name: str, error: UserError) -> Line:

@@ -120,7 +120,7 @@ def merged(config: Config, preset: Config, curve: Curve) -> Config:
 
 def _decisive(config: Config) -> dict[str, Any]:
     """What decides the updates but for rounding, by the name of its flag."""
-    flat = _flat(config_lib.decisive(config))
+    flat = _flat(config_lib.identity_fields(config))
     del flat["model.compute_dtype"]
     return flat
 

@@ -17,7 +17,7 @@ from bert_jax.doctor.finding import Line
 from bert_jax.training.optimizers.schedules import learning_rate
 
 
-class Published(NamedTuple):
+class ReferenceLearningRate(NamedTuple):
     """A line of learning rates over batch sizes."""
 
     rate: float
@@ -33,10 +33,12 @@ class Published(NamedTuple):
 LINES = {
     # RoBERTa's 6e-4 at 8,192 and 1e-3 at 8,000 (table 3) are 1.1 and 1.8 times this line, 24-hour BERT's 1e-3 at 4,096
     # 2.5 times.
-    "adamw": Published(1e-4, 256, 256, 4.0, "Devlin et al. 2019, 1e-4 at 256 rows"),
+    "adamw": ReferenceLearningRate(1e-4, 256, 256, 4.0, "Devlin et al. 2019, 1e-4 at 256 rows"),
     # The same line goes through all points of table 4, 6.25e-4 at 512 to 5e-3 at 32,768, and ALBERT's 1.76e-3 at 4,096;
     # MLPerf's 2.88e-3 at 8,192 is 1.15 times the line.
-    "lamb": Published(5e-3, 32_768, 512, 2.0, "You et al. 2020, table 4: 6.25e-4 at 512 to 5e-3 at 32,768 rows"),
+    "lamb": ReferenceLearningRate(
+        5e-3, 32_768, 512, 2.0, "You et al. 2020, table 4: 6.25e-4 at 512 to 5e-3 at 32,768 rows"
+    ),
 }
 PUBLISHED_WIDTH = 768
 """hidden_size of the smallest model of these runs; of narrower ones larger rates are expected, as 1 / width (Yang et

@@ -12,7 +12,7 @@ from bert_jax.data.corpus import identity_of, read_manifest
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath, check_reachable, is_remote
 from bert_jax.storage import describe_error as describe_storage_error
-from bert_jax.training.run_directory.workdir import MARK
+from bert_jax.training.run_directory.workdir import PROBE_PREFIX
 
 
 class Mark(NamedTuple):
@@ -53,7 +53,7 @@ def marked(workdir: StoredPath | None) -> Iterator[Mark]:
         yield Mark("", "")
         return
     place = nearest(workdir)
-    file = place / f"{MARK}{uuid.uuid4().hex}"
+    file = place / f"{PROBE_PREFIX}{uuid.uuid4().hex}"
     trouble = _write(place, file)
     try:
         yield Mark("" if trouble else str(file), trouble)

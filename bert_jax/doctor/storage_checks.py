@@ -15,7 +15,7 @@ from bert_jax.planning.workload import count_parameters
 from bert_jax.storage import is_remote
 from bert_jax.training import continuation
 from bert_jax.training.run_directory import workdir as workdir_lib
-from bert_jax.training.run_directory.checkpoint import committed, directory_of
+from bert_jax.training.run_directory.checkpoint import checkpoint_directory, committed_checkpoints
 
 SAVED_BYTES = 12
 """Per parameter: itself and two moments, float32."""
@@ -48,7 +48,7 @@ def workdir(asked: Asked) -> Iterator[Line]:
     # Raises if it is another run's.
     paths = list(asked.paths)
     held = False
-    if asked.corpora and (before := workdir_lib.held_config(asked.workdir, asked.config, asked.shares, paths)):
+    if asked.corpora and (before := workdir_lib.matching_config(asked.workdir, asked.config, asked.shares, paths)):
         held = True
         continuation.check(asked.workdir, before, asked.config)
     what = "holds this run, which goes on" if held else "will be made, or is empty"
@@ -81,8 +81,8 @@ def disk(asked: Asked) -> Iterator[Line]:
         why = GIVE if asked.workdir is None else "the room in a bucket cannot be checked"
         yield Line("ok", "disk", f"{text}; {why}", values)
         return
-    saved = directory_of(asked.workdir)
-    there = sum(1 for _ in committed(saved)) if asked.workdir.is_dir() else 0
+    saved = checkpoint_directory(asked.workdir)
+    there = sum(1 for _ in committed_checkpoints(saved)) if asked.workdir.is_dir() else 0
     free = shutil.disk_usage(nearest(asked.workdir)).free
     most, least = (max(1, config.checkpoint.keep + more - there) * size for more in (2, 1))
     text += (

@@ -20,7 +20,7 @@ from bert_jax.objectives.masking import Vocabulary
 from bert_jax.planning import hlo
 from bert_jax.planning.collectives import Collectives
 from bert_jax.training.pretraining_task import Pretraining
-from bert_jax.training.step import abstract_arguments, make_train_step
+from bert_jax.training.step import abstract_step_arguments, make_train_step
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -29,7 +29,7 @@ class Program(NamedTuple):
     """What the compiler says of a program that it has made. Bytes are those of one device, tiles filled up."""
 
     arguments: int
-    """State, batch and dials; the new state takes the old one's place."""
+    """State, batch and step inputs; the new state takes the old one's place."""
     temporaries: int
     """At the worst moment: activations, gradients, gathered parameters, scratch."""
     code: int
@@ -68,7 +68,7 @@ def trace(config: Config, phase: int, mesh: Mesh | AbstractMesh, accumulation: i
       accumulation: micro-batches per update.
     """
     task = blank_task(config).at(phase)
-    return make_train_step(task, mesh, accumulation).trace(*abstract_arguments(task, mesh))
+    return make_train_step(task, mesh, accumulation).trace(*abstract_step_arguments(task, mesh))
 
 
 def compile_step(config: Config, phase: int, mesh: Mesh, accumulation: int) -> Program | Refusal:

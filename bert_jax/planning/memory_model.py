@@ -17,7 +17,7 @@ Fragmentation, padding to tiles and what compilers recompute of themselves are n
 from bert_jax.chips import Sizes
 from bert_jax.config import Config, ModelConfig
 from bert_jax.planning.workload import Workload, split, workload
-from bert_jax.training.micro_batch import FILLED, accumulations
+from bert_jax.training.micro_batch import MEMORY_SHARE, valid_accumulations
 
 WORKING = 0.75
 """Of what one layer would keep: its gradients while the backward pass is there. Fitted (docs/LOG.md)."""
@@ -65,7 +65,7 @@ def estimate(config: Config, phase: int, sizes: Sizes, accumulation: int) -> dic
 
 
 def fewest_that_fit(config: Config, phase: int, sizes: Sizes, available: float) -> int | None:
-    """The fewest micro-batches whose estimate fits into `FILLED` of a device's memory; None: single rows do not fit.
+    """The fewest micro-batches whose estimate fits into `MEMORY_SHARE` of device memory; None: single rows do not fit.
 
     Args:
       config: of the run.
@@ -73,8 +73,8 @@ def fewest_that_fit(config: Config, phase: int, sizes: Sizes, available: float) 
       sizes: of the mesh.
       available: bytes of each device.
     """
-    choices = accumulations(config.phases[phase], sizes.row_shards)
-    fitting = (n for n in choices if sum(estimate(config, phase, sizes, n).values()) <= FILLED * available)
+    choices = valid_accumulations(config.phases[phase], sizes.row_shards)
+    fitting = (n for n in choices if sum(estimate(config, phase, sizes, n).values()) <= MEMORY_SHARE * available)
     return next(fitting, None)
 
 

@@ -9,7 +9,7 @@ from bert_jax.config import Config
 from bert_jax.errors import UserError
 from bert_jax.planning.memory_model import estimate
 from bert_jax.planning.roofline import Bound, predict
-from bert_jax.training.micro_batch import accumulations
+from bert_jax.training.micro_batch import valid_accumulations
 
 MOST_COMPILED = 6
 """Programs that a search compiles at most."""
@@ -82,7 +82,7 @@ def candidates(config: Config, phase: int, devices: int, slices: int) -> Iterato
             data, left = divmod(devices, tensor * fsdp)
             if left or data % slices:
                 continue
-            for accumulation in accumulations(config.phases[phase], data * fsdp):
+            for accumulation in valid_accumulations(config.phases[phase], data * fsdp):
                 for remat in REMATS:
                     yield Candidate(Sizes(data, fsdp, tensor, slices), accumulation, remat)
 

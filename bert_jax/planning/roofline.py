@@ -27,7 +27,7 @@ from bert_jax.chips import Chip, Sizes
 from bert_jax.config import Config
 from bert_jax.planning.collectives import Collectives, expected_collectives, link_seconds
 from bert_jax.planning.workload import Workload, split, workload
-from bert_jax.training.pretraining_task import update_flops
+from bert_jax.training.pretraining_task import train_step_flops
 
 HIDDEN_ACCESSES = 45.0
 """Reads and writes of an element of [tokens, H] per layer, forward and backward, feed-forward width included: what
@@ -122,7 +122,7 @@ def predict(
     links = link_seconds(sent, sizes, chip)
     seconds |= links
     bounds |= dict.fromkeys(links, LINKS)
-    flops = update_flops(config, phase, config.phases[phase].batch_size)
+    flops = train_step_flops(config, phase, config.phases[phase].batch_size)
     mfu = flops / (sum(seconds.values()) * chip.peak_flops * sizes.devices)
     return Prediction(seconds, bounds, flops, mfu, sent)
 

@@ -15,9 +15,9 @@ from bert_jax.planning.memory_model import estimate, fewest_that_fit
 from bert_jax.planning.roofline import predict
 from bert_jax.planning.topologies import Topology, devices_per_chip
 from bert_jax.training.loop import check_phases
-from bert_jax.training.micro_batch import accumulations, given
-from bert_jax.training.pretraining_task import update_flops
-from bert_jax.training.sharding import undivided
+from bert_jax.training.micro_batch import requested_accumulation, valid_accumulations
+from bert_jax.training.pretraining_task import train_step_flops
+from bert_jax.training.sharding import unsharded_dimensions
 from bert_jax.training.state import abstract_state
 
 Values = dict[str, Any]
@@ -48,10 +48,10 @@ def plan(
     check_phases(aot_compile.blank_task(config), mesh, micro_batch)
     rows = []
     for i, phase in enumerate(config.phases):
-        accumulation = given(phase, i, mesh, micro_batch) or fewest_that_fit(
+        accumulation = requested_accumulation(phase, i, mesh, micro_batch) or fewest_that_fit(
             config, i, topology.sizes(mesh), topology.chip.memory
         )
-        accumulation = accumulation or accumulations(phase, topology.sizes(mesh).row_shards)[-1]
+        accumulation = accumulation or valid_accumulations(phase, topology.sizes(mesh).row_shards)[-1]
         rows.append(_phase(config, i, topology, mesh, accumulation, compiled))
     return {
         "name": config.name,
@@ -74,7 +74,7 @@ def _phase(config: Config, index: int, topology: Topology, mesh: Any, accumulati
         "batch_size": settings.batch_size,
         "accumulation": accumulation,
         "rows": settings.batch_size // (sizes.row_shards * accumulation),
-        "flops": update_flops(config, index, settings.batch_size),
+        "flops": train_step_flops(config, index, settings.batch_size),
     }
     sent: Collectives | None = None
     if topology.devices is None:
@@ -155,7 +155,7 @@ def hours_of(config: Config, step_seconds: Sequence[float]) -> float:
 def _notes(config: Config, topology: Topology, mesh: Any) -> Iterator[str]:
     """What a person should know beside the figures."""
     state = abstract_state(aot_compile.blank_task(config), mesh)
-    for one in undivided(state.params):
+    for one in unsharded_dimensions(state.params):
         yield (
             f"{one.path} is copied, not split: mesh.{one.axis} {mesh.shape[one.axis]} does not divide its dimension "
             f"{one.dimension}, {one.size:,}; {_gib(3 * one.bytes)} with its moments on each device"

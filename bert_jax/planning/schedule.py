@@ -106,7 +106,7 @@ def _shown(config: Config, starts: list[int]) -> list[int]:
 
 
 def _describe_update(config: Config, starts: list[int], step: int) -> dict[str, Any]:
-    index, within = config.place_of(step)
+    index, within = config.locate_step(step)
     phase = config.phases[index]
     before = sum(p.rows_before(p.steps) * p.seq_len for p in config.phases[:index])
     return {

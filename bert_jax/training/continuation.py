@@ -1,4 +1,4 @@
-"""Continuing a run with other phases, e.g. with more steps: allowed if every step so far stays what it was."""
+"""Continuing a run with other phases, e.g. with more steps: allowed if all steps so far stay the same."""
 
 from typing import Any
 
@@ -8,10 +8,10 @@ from bert_jax.data.cursor import Cursor
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath
 from bert_jax.training import time_budget
-from bert_jax.training.run_directory.checkpoint import directory_of, read_about, verified
-from bert_jax.training.run_directory.workdir import changes
+from bert_jax.training.run_directory.checkpoint import checkpoint_directory, newest_intact, read_metadata
+from bert_jax.training.run_directory.workdir import changed_fields
 
-SCHEDULE = (
+SCHEDULE_FIELDS = (
     "steps",
     "learning_rate",
     "warmup_steps",
@@ -22,28 +22,28 @@ SCHEDULE = (
     "end_learning_rate",
     "hours",
 )
-"""Fields of a phase that decide nothing but its length and its learning rates."""
+"""Fields of a phase that determine only its length and its learning rates."""
 
 
 def check(workdir: StoredPath, before: Config, config: Config) -> None:
-    """See that a run may go on with other phases. One process calls it.
+    """Check that a run may continue with other phases. One process calls this.
 
     Args:
       workdir: of the run.
-      before: the config that it has had so far.
-      config: what it is to go on with; all that decides it but the phases is the same.
+      before: its config so far.
+      config: its new config, with equal `identity_fields` except for the phases.
 
     Raises:
-      UserError: a step up to the newest intact checkpoint would have been another one.
+      UserError: a step up to the newest intact checkpoint would have been different.
     """
-    old, new = (config_lib.decisive(one)["phases"] for one in (before, config))
-    if old == new or (found := verified(directory_of(workdir))) is None:
+    old, new = (config_lib.identity_fields(one)["phases"] for one in (before, config))
+    if old == new or (checkpoint := newest_intact(checkpoint_directory(workdir))) is None:
         return
-    about = read_about(found)
-    cursor = Cursor.from_dict(about["cursor"])
-    decisions = [entry for entry in about["ledger"] if entry["event"] == time_budget.EVENT]
+    metadata = read_metadata(checkpoint)
+    cursor = Cursor.from_dict(metadata["cursor"])
+    decisions = [entry for entry in metadata["ledger"] if entry["event"] == time_budget.EVENT]
     if difference := _difference(before, config, cursor, decisions):
-        changed = "; ".join(changes({"phases": old}, {"phases": new})[:3])
+        changed = "; ".join(changed_fields({"phases": old}, {"phases": new})[:3])
         raise UserError(
             f"work directory {workdir} holds a run with other phases ({changed}), and its {cursor.step} steps so far "
             f"would not be the same: {difference}. Continue with its own phases, or start another run from it with "
@@ -53,22 +53,22 @@ def check(workdir: StoredPath, before: Config, config: Config) -> None:
 
 def _difference(before: Config, config: Config, cursor: Cursor, decisions: list[dict[str, Any]]) -> str:
     """The first difference between two configs in the steps up to a cursor; empty if there is none."""
-    old, new = (config_lib.decisive(one)["phases"] for one in (before, config))
+    old, new = (config_lib.identity_fields(one)["phases"] for one in (before, config))
     begin = 0
     for i in range(cursor.phase + 1):
-        over = i < cursor.phase
-        done = old[i]["steps"] if over else cursor.step - begin
+        completed = i < cursor.phase
+        done = old[i]["steps"] if completed else cursor.step - begin
         if done == 0:
             break
         if i == len(new):
             return f"phases.{i} is missing"
         for name in old[i]:
-            if name not in SCHEDULE and old[i][name] != new[i][name]:
+            if name not in SCHEDULE_FIELDS and old[i][name] != new[i][name]:
                 return f"phases.{i}.{name} was {old[i][name]}, not {new[i][name]}"
-        if new[i]["steps"] < done or (over and new[i]["steps"] > done):
+        if new[i]["steps"] < done or (completed and new[i]["steps"] > done):
             return f"phases.{i} had {done} steps, not {new[i]['steps']}"
         for step in range(begin, begin + done):
-            was, now = (time_budget.rate(one, decisions, step) for one in (before, config))
+            was, now = (time_budget.learning_rate_at(one, decisions, step) for one in (before, config))
             if was != now:
                 return f"the learning rate of step {step + 1} was {was:.6g}, not {now:.6g}"
         begin += done

@@ -1,90 +1,93 @@
-"""What an update remembers of the losses before it, and what counts as trouble."""
+"""Divergence detection: the running average of the loss, counts of skipped steps, and the bounds on both."""
 
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from bert_jax.config import RescueConfig
+from bert_jax.config import RecoveryConfig
 from bert_jax.shapes import Array, Bool, Float
 
 
-class Watch(NamedTuple):
-    """Part of the training state, so that a resumed run judges as an undisturbed one. All scalars."""
+class DivergenceState(NamedTuple):
+    """Part of the training state, so that a resumed run detects the same as an uninterrupted one. All scalars."""
 
-    skipped: Any
-    """Updates skipped since the start of the run, int32."""
-    in_a_row: Any
-    """How many of them are the last ones, int32."""
-    seen: Any
-    """Finite losses since the phase began, int32."""
+    skipped_steps: Any
+    """Steps skipped since the start of the run, int32."""
+    consecutive_skipped: Any
+    """Skipped steps since the last step that was applied, int32."""
+    finite_losses: Any
+    """Number of finite losses since the phase began, int32."""
     average: Any
-    """Running average of them, float32."""
+    """Running average of the finite losses, float32."""
     lowest: Any
-    """The lowest that it ever was in this phase, float32."""
+    """Lowest value of `average` in this phase, float32."""
 
 
-def new_watch() -> Watch:
-    """Nothing was seen yet."""
+def init_divergence_state() -> DivergenceState:
+    """The state before the first step: all zeros."""
     zero, none = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32)
-    return Watch(zero, zero, zero, none, none)
+    return DivergenceState(zero, zero, zero, none, none)
 
 
-def new_phase(watch: Watch) -> Watch:
-    """Losses of the next phase are not compared with those of the last: its rows or its depth are others."""
-    return new_watch()._replace(skipped=watch.skipped, in_a_row=watch.in_a_row)
+def reset_for_phase(state: DivergenceState) -> DivergenceState:
+    """Reset the average: losses of phases with different rows or depth are not comparable. Counts of skips are kept."""
+    return init_divergence_state()._replace(
+        skipped_steps=state.skipped_steps, consecutive_skipped=state.consecutive_skipped
+    )
 
 
-def observe(
-    watch: Watch, loss: Float[Array, ""], skipped: Bool[Array, ""], span: int
-) -> tuple[Watch, Float[Array, ""]]:
-    """The watch after an update, and how far its loss lies above the lowest average before it, in nats.
+def update_loss_average(
+    state: DivergenceState, loss: Float[Array, ""], skipped: Bool[Array, ""], span: int
+) -> tuple[DivergenceState, Float[Array, ""]]:
+    """The divergence state after a step, and the rise of its loss above the lowest average before it, in nats.
 
-    A loss that is not finite, and the first of a phase, lie above nothing.
+    The rise is 0 for a loss that is not finite and for the first loss of a phase.
 
     Args:
-      watch: before the update.
-      loss: of the update.
-      skipped: whether the update was not applied.
-      span: updates that the average spans (fewer at the beginning of a phase).
+      state: before the step.
+      loss: of the step.
+      skipped: whether the step was skipped.
+      span: number of steps in the average (fewer at the beginning of a phase).
     """
     finite = jnp.isfinite(loss)
-    rise = jnp.where(finite & (watch.seen > 0), loss - watch.lowest, 0.0)
-    seen = watch.seen + finite
-    average = watch.average + (loss - watch.average) / jnp.clip(seen, 1, span)
-    lowest = jnp.where(watch.seen > 0, jnp.minimum(watch.lowest, average), average)
+    rise = jnp.where(finite & (state.finite_losses > 0), loss - state.lowest, 0.0)
+    finite_losses = state.finite_losses + finite
+    average = state.average + (loss - state.average) / jnp.clip(finite_losses, 1, span)
+    lowest = jnp.where(state.finite_losses > 0, jnp.minimum(state.lowest, average), average)
     missed = skipped.astype(jnp.int32)
-    after = Watch(
-        skipped=watch.skipped + missed,
-        in_a_row=jnp.where(skipped, watch.in_a_row + 1, 0),
-        seen=seen,
-        average=jnp.where(finite, average, watch.average),
-        lowest=jnp.where(finite, lowest, watch.lowest),
+    after = DivergenceState(
+        skipped_steps=state.skipped_steps + missed,
+        consecutive_skipped=jnp.where(skipped, state.consecutive_skipped + 1, 0),
+        finite_losses=finite_losses,
+        average=jnp.where(finite, average, state.average),
+        lowest=jnp.where(finite, lowest, state.lowest),
     )
     return after, rise
 
 
-class TroubleError(Exception):
-    """Training went wrong: the state must not be used further."""
+class DivergenceError(Exception):
+    """Training diverged: the state must not be used further."""
 
     def __init__(self, first: int, last: int, reason: str):
         super().__init__(reason)
         self.first, self.last, self.reason = first, last, reason
-        """Updates, counted from 1: the first bad one and the one at which it was noticed."""
+        """Steps, counted from 1: the first bad step and the step at which the divergence was detected."""
 
 
-def check(step: int, loss: float, in_a_row: int, rise: float, rescue: RescueConfig) -> None:
-    """Raise TroubleError if update `step`, counted from 1, shows it.
+def check_divergence(step: int, loss: float, consecutive_skipped: int, rise: float, recovery: RecoveryConfig) -> None:
+    """Raise DivergenceError if the metrics of step `step`, counted from 1, are out of bounds.
 
     Args:
-      step: updates done with this one.
-      loss: of the update.
-      in_a_row: skipped updates up to and with this one.
-      rise: what `observe` returned.
-      rescue: the bounds.
+      step: number of steps done, this one included.
+      loss: of the step.
+      consecutive_skipped: skipped steps in a row, up to and including this one.
+      rise: of the loss, as returned by `update_loss_average`.
+      recovery: the bounds.
     """
-    if in_a_row >= rescue.max_skipped:
-        reason = f"loss or gradient was not finite in {in_a_row} updates in a row, {step - in_a_row + 1} to {step}"
-        raise TroubleError(step - in_a_row + 1, step, reason)
-    if rescue.spike is not None and rise > rescue.spike:
-        above = f"{rise:.2f} above the lowest average of its phase (rescue.spike {rescue.spike:g})"
-        raise TroubleError(step, step, f"the loss of update {step} was {loss:.2f}, {above}")
+    if consecutive_skipped >= recovery.max_skipped:
+        first = step - consecutive_skipped + 1
+        reason = f"loss or gradient was not finite in {consecutive_skipped} steps in a row, {first} to {step}"
+        raise DivergenceError(first, step, reason)
+    if recovery.spike is not None and rise > recovery.spike:
+        above = f"{rise:.2f} above the lowest average of its phase (recovery.spike {recovery.spike:g})"
+        raise DivergenceError(step, step, f"the loss of step {step} was {loss:.2f}, {above}")

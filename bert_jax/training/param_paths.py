@@ -1,4 +1,4 @@
-"""Names of leaves in a tree, and tables of (pattern, value) that every leaf must match."""
+"""Paths of leaves in a tree, and tables of (pattern, value) that every leaf must match."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -18,15 +18,15 @@ def map_with_paths(use: Callable[[str, Any], Any], tree: Any) -> Any:
 
 
 def path_name(path: tuple[Any, ...]) -> str:
-    """``encoder/layers/qkv/kernel`` for jax's key path."""
+    """A jax key path as a string, e.g. ``encoder/layers/qkv/kernel``."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def map_with_table(table: Sequence[tuple[str, Any]], use: Callable[[Any, Any], Any], tree: Any) -> Any:
-    """``use(value, leaf)`` for every leaf, with the value of the first pattern that its path's end matches.
+    """``use(value, leaf)`` for every leaf, with the value of the first pattern that matches the end of its path.
 
     Raises:
-      LookupError: no pattern matches a leaf. A new parameter must be thought about, not defaulted.
+      LookupError: no pattern matches a leaf. There is no default, so that a new parameter needs a rule.
     """
 
     def apply(name: str, leaf: Any) -> Any:

@@ -1,4 +1,4 @@
-"""How fast a run is, and against which ceiling."""
+"""Peak FLOP/s of the devices, for the model FLOPs utilisation (MFU)."""
 
 import time
 
@@ -10,16 +10,16 @@ from bert_jax.chips import chip_of
 
 
 def peak_flops(devices: list[jax.Device]) -> float:
-    """FLOP/s of all devices together: the published bf16 peak, or what a matrix product reaches here and now."""
+    """FLOP/s of all devices together: the published bf16 peak, or a measured matrix product if the chip is unknown."""
     chip = chip_of(devices[0].device_kind)
     if chip is not None:
         return chip.peak_flops * len(devices)
-    # CPU devices share one machine, whatever their number.
+    # CPU devices share one machine: their number does not matter.
     return measured_matmul_flops()
 
 
 def measured_matmul_flops(size: int = 1024, repeats: int = 5) -> float:
-    """FLOP/s of a float32 product of two square matrices on the default device, the best of a few."""
+    """FLOP/s of a float32 product of two square matrices on the default device, the best of `repeats`."""
     matrix = jax.device_put(np.ones((size, size), np.float32))
     jnp.matmul(matrix, matrix).block_until_ready()
     best = float("inf")

@@ -1,4 +1,4 @@
-"""The pretraining job: open corpora, claim a work directory, train; and score what came out."""
+"""The pretraining job: open corpora, acquire a work directory, train; and evaluate a trained run."""
 
 import dataclasses
 import time
@@ -24,31 +24,36 @@ from bert_jax.objectives.masking import Vocabulary
 from bert_jax.storage import StoredPath
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training import continuation, loop
-from bert_jax.training.micro_batch import Asked
+from bert_jax.training.micro_batch import MicroBatchRequest
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.run_directory import metrics, workdir
-from bert_jax.training.run_directory.checkpoint import check_place, committed, directory_of
-from bert_jax.training.state import Start
+from bert_jax.training.run_directory.checkpoint import (
+    check_checkpoint_storage,
+    checkpoint_directory,
+    committed_checkpoints,
+)
+from bert_jax.training.state import InitialParams
 
 
 def open_task(config: Config, parts: list[CorpusWeight]) -> Pretraining:
-    """The task on a mixture of prepared corpora, both splits open.
+    """The task on a mixture of prepared corpora, with both splits open.
 
     Raises:
-      UserError: no such corpus, one twice, one with more token ids than the model has embeddings, tokenizers that
-        differ from corpus to corpus or from what a corpus was built with, splits too small for the format.
+      UserError: a corpus does not exist, is given twice, or has more token ids than the model has embeddings;
+        tokenizers differ between corpora or from the one that a corpus was built with; a split is too small for the
+        format.
     """
     parts, corpora = open_corpora(parts)
     tokenizer = common_tokenizer(corpora, config.model.vocab_size)
-    place = jax.process_index(), jax.process_count()
+    process = jax.process_index(), jax.process_count()
     marks = SpecialIds(tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id)
     vocabulary = Vocabulary(
         tokenizer.vocab_size, tokenizer.mask_id, tokenizer.special_ids, tokenizer.continues_word.tobytes()
     )
     shares = resolve_shares(parts, [corpus.num_tokens for corpus in corpora], config.data.mixture_exponent)
-    train = TrainingStream(corpora, shares, config, marks, *place)
-    held_out = HeldOutRows([Corpus.open(part.directory, "validation") for part in parts], config.data, marks, *place)
-    # A split that cannot be read is refused now, not when its turn comes after hours.
+    train = TrainingStream(corpora, shares, config, marks, *process)
+    held_out = HeldOutRows([Corpus.open(part.directory, "validation") for part in parts], config.data, marks, *process)
+    # Check all splits now: a phase that begins after hours must not fail here.
     for rows in train.corpora:
         for phase in config.phases:
             rows.plan(phase.seq_len)
@@ -63,77 +68,86 @@ def pretrain(
     directory: StoredPath,
     *,
     profile: tuple[int, int] | None = None,
-    micro_batch: Asked = None,
+    micro_batch: MicroBatchRequest = None,
     announce: Callable[[], None] = lambda: None,
-    read_start: Callable[[Config, Tokenizer], Start] | None = None,
-) -> loop.Place:
-    """Train in a work directory, or continue the run that it holds.
+    load_initial_params: Callable[[Config, Tokenizer], InitialParams] | None = None,
+) -> loop.Progress:
+    """Train in a work directory, or continue its run.
 
     Args:
-      config, parts: of the run.
-      directory: of the run.
+      config: of the run.
+      parts: corpora and their weights.
+      directory: work directory of the run.
       profile: see `loop.train`.
-      micro_batch: rows at a time on each device, "auto", or None for what the config and the memory make of it.
-      announce: called in the first process when all is checked, before anything is compiled.
-      read_start: reads the parameters to start from, for a config with `start.source` (`convert.init_from.read_start`);
-        called when the work directory has no checkpoint yet, with the tokenizer of the corpora.
+      micro_batch: see `loop.train`.
+      announce: called in the first process after all checks, before compilation.
+      load_initial_params: reads the initial parameters, for a config with `start.source`
+        (`convert.init_from.load_initial_params`); called with the corpora's tokenizer if the work directory
+        has no checkpoint yet.
 
     Raises:
-      ValueError: a config with `start.source`, and no `read_start`.
-      UserError: see `open_task`, `check_corpus_files`, `read_start`, `workdir.held_config`, `workdir.claim`,
-        `continuation.check`, `check_shared` and `loop.train`; another run is at work in the directory. Nothing is
-        written before all is checked, but whether the directory is shared.
+      ValueError: a config with `start.source` without `load_initial_params`.
+      UserError: see `open_task`, `check_corpus_files`, `load_initial_params`, `workdir.matching_config`, `workdir.acquire`,
+        `continuation.check`, `check_shared` and `loop.train`; another process trains in the directory. Nothing is
+        written before all checks but `check_shared` have passed.
     """
-    begun = time.time()
-    check_place(directory)
+    start_time = time.time()
+    check_checkpoint_storage(directory)
     task = open_task(config, parts)
     assert task.train is not None
     loop.checked_mesh(task, micro_batch)
-    metrics.check(config.log.wandb)
+    metrics.check_wandb(config.log.wandb)
     corpora = [rows.corpus for rows in task.train.corpora]
     raise_on_all(lambda: check_corpus_files(corpora, config.data.verify, *task.train.place))
     tokenizer_text = (corpora[0].directory / TOKENIZER).read_text(encoding="utf-8")
     mixture = {corpus.identity: share for corpus, share in zip(corpora, task.train.shares, strict=True)}
-    start = None
-    begun_before = broadcast_from_first("a first checkpoint", lambda: any(committed(directory_of(directory))))
-    if config.start.source is not None and not begun_before:
-        if read_start is None:
-            raise ValueError("a config with start.source needs read_start")
-        start = read_start(config, Tokenizer.load(corpora[0].directory))
+    initial = None
+    has_checkpoint = broadcast_from_first("a first checkpoint", lambda: any(committed_checkpoints(checkpoint_directory(directory))))
+    if config.start.source is not None and not has_checkpoint:
+        if load_initial_params is None:
+            raise ValueError("a config with start.source needs load_initial_params")
+        initial = load_initial_params(config, Tokenizer.load(corpora[0].directory))
     paths = [str(part.directory) for part in parts]
 
     with DirectoryLock(directory) as lock:
 
-        def claim() -> None:
-            workdir.held_config(directory, config, mixture, paths)  # refuses before anything is written
-            lock.acquire()  # a run that has ended meanwhile may have replaced its config
-            before = workdir.held_config(directory, config, mixture, paths)
+        def acquire() -> None:
+            workdir.matching_config(directory, config, mixture, paths)  # raises before anything is written
+            lock.acquire()  # a run that ended in the meantime may have replaced the config
+            before = workdir.matching_config(directory, config, mixture, paths)
             if before is not None:
                 continuation.check(directory, before, config)
-            workdir.claim(directory, before, config, mixture, paths, tokenizer_text)
+            workdir.acquire(directory, before, config, mixture, paths, tokenizer_text)
 
-        broadcast_from_first("the work directory", claim)
+        broadcast_from_first("the work directory", acquire)
         if jax.process_count() > 1:
             check_shared(directory)
         if is_first():
             announce()
-        about = {"tokenizer_fingerprint": corpora[0].tokenizer_fingerprint}
-        place = loop.train(
-            task, directory, about, start=start, profile=profile, micro_batch=micro_batch, begun=begun, check=lock.check
+        metadata = {"tokenizer_fingerprint": corpora[0].tokenizer_fingerprint}
+        progress = loop.train(
+            task,
+            directory,
+            metadata,
+            initial=initial,
+            profile=profile,
+            micro_batch=micro_batch,
+            start_time=start_time,
+            check=lock.check,
         )
-        barrier("the end")  # the other processes wait for what the first one writes
-    return place
+        barrier("the end")  # the other processes wait for the files of the first one
+    return progress
 
 
 class Evaluation(NamedTuple):
-    """Held-out metrics, and the rows that they are of."""
+    """Held-out metrics, and the rows that they were computed on."""
 
     format: str
     example_end: str
     seq_len: int
     """Tokens per row."""
     rows: int
-    """Rows of each validation split, at most."""
+    """Largest number of rows of each validation split."""
     metrics: dict[str, float]
 
 
@@ -147,21 +161,21 @@ def evaluate(
 ) -> Evaluation:
     """Held-out metrics of a run's newest intact checkpoint on the validation splits of corpora.
 
-    All devices of this process split the rows, whatever mesh the run was trained on.
+    The rows are split over all devices of this process, whatever the mesh of the run was.
 
     Args:
       directory: of the run.
-      parts: corpora whose validation splits are scored.
-      form: format of the rows, with examples that end at a sentence; None: format and example_end of the run. Pairs
-        are scored only where the format has the labels that the run learned.
-      seq_len: tokens per row; None: those of the run's last phase.
+      parts: corpora with the validation splits to evaluate.
+      form: format of the rows, with examples that end at a sentence; None: format and example_end of the run. Pair
+        metrics need a format with the labels that the run was trained on.
+      seq_len: tokens per row; None: as in the run's last phase.
       rows: of each validation split; None: the run's evaluation.rows.
 
     Raises:
-      UserError: no run, no checkpoint, no corpus, a corpus made with another tokenizer, or rows that the model cannot
-        read.
+      UserError: no run, no checkpoint, no corpus, a corpus built with another tokenizer, or rows that the model does
+        not support.
     """
-    config = _scored(workdir.read_config(directory), form, seq_len, rows)
+    config = _evaluation_config(workdir.read_config(directory), form, seq_len, rows)
     tokenizer = Tokenizer.load(directory / workdir.TOKENIZER)
     task = open_task(config, parts)
     assert task.train is not None
@@ -170,13 +184,13 @@ def evaluate(
             f"corpus {parts[0].directory} was built with another tokenizer than the run in {directory}: "
             f"build it again with --tokenizer {directory / workdir.TOKENIZER}"
         )
-    data, scored = config.data, config.evaluation.rows
+    data, max_rows = config.data, config.evaluation.rows
     metrics = loop.evaluate_newest(task, directory)
-    return Evaluation(data.format, data.example_end, config.phases[-1].seq_len, scored, metrics)
+    return Evaluation(data.format, data.example_end, config.phases[-1].seq_len, max_rows, metrics)
 
 
-def _scored(config: Config, form: str | None, seq_len: int | None, rows: int | None) -> Config:
-    """A run's config with other held-out rows, for the devices that are here."""
+def _evaluation_config(config: Config, form: str | None, seq_len: int | None, rows: int | None) -> Config:
+    """A run's config with other held-out rows, for the devices of this process."""
     model, data, evaluation, last = config.model, config.data, config.evaluation, config.phases[-1]
     if form is not None:
         data = dataclasses.replace(data, format=form, example_end="sentence")
@@ -187,21 +201,21 @@ def _scored(config: Config, form: str | None, seq_len: int | None, rows: int | N
         )
     if seq_len is not None:
         if not MIN_SEQ_LEN <= seq_len <= model.max_positions:
-            raise UserError(f"--seq-len {seq_len}: the model reads {MIN_SEQ_LEN} to {model.max_positions} tokens")
+            raise UserError(f"--seq-len is {seq_len}: it must be from {MIN_SEQ_LEN} to {model.max_positions}")
         last = dataclasses.replace(last, seq_len=seq_len)
     if rows is not None:
         if rows < 1:
-            raise UserError(f"--rows {rows}: score at least 1 row")
+            raise UserError(f"--rows is {rows}: it must be at least 1")
         evaluation = dataclasses.replace(evaluation, rows=rows)
     if model.attention == "cudnn" and jax.default_backend() != "gpu":
         model = dataclasses.replace(model, attention="xla")
-    learned = config.objective.pair if data.format in PAIR_FORMATS.get(config.objective.pair, ()) else "none"
+    pair = config.objective.pair if data.format in PAIR_FORMATS.get(config.objective.pair, ()) else "none"
     return dataclasses.replace(
         config,
         model=model,
         data=data,
         evaluation=evaluation,
-        objective=ObjectiveConfig(pair=learned),
+        objective=ObjectiveConfig(pair=pair),
         phases=(*config.phases[:-1], last),
         mesh=MeshConfig(),
     )

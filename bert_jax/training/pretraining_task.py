@@ -1,6 +1,6 @@
 """Pretraining as a Task: masked tokens, sentence pairs, and a held-out split with fixed masks.
 
-Needs no reader and no corpus to be compiled and timed, only to be fed (pretraining.py opens both).
+Compiling and timing the step needs no corpus; training does (pretraining.py opens it).
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from bert_jax.objectives import losses, masking
 from bert_jax.objectives.losses import WeightedSum
 from bert_jax.objectives.masking import Batch, Vocabulary
 from bert_jax.shapes import Array, Float, Key
-from bert_jax.training.eval_metrics import Scores
+from bert_jax.training.eval_metrics import EvaluationSums
 from bert_jax.training.task import Params, Score
 
 if TYPE_CHECKING:
@@ -30,37 +30,37 @@ if TYPE_CHECKING:
 
 MASK_STREAM, EVALUATION_STREAM = 0x3A5, 0xE7A1
 EVALUATION_MASKS = ObjectiveConfig(mask_rate=0.15)
-"""Held-out figures of runs with other mask rates stay comparable."""
+"""The same for all runs, so that held-out metrics of runs with different mask rates are comparable."""
 
 
 @dataclass(frozen=True)
 class Pretraining:
-    """Masked tokens, or the next ones if the model is causal, and what the config asks of pairs."""
+    """Prediction of masked tokens, or of next tokens if the model is causal, and the config's pair objective."""
 
     config: Config
     vocabulary: Vocabulary
     train: "TrainingStream | None" = None
-    """None: the task can be compiled but not fed."""
+    """None: the task can be compiled but has no training data."""
     validation: "HeldOutRows | None" = None
     phase: int = -1
 
     def at(self, phase: int) -> "Pretraining":
-        """The same task as it is in a phase of the run."""
+        """The same task in a phase of the run."""
         return dataclasses.replace(self, phase=phase)
 
     @property
     def model(self) -> ModelConfig:
-        """The model as deep as it is in the phase."""
+        """The model with its depth in the phase."""
         return self.config.model_of(self.phase)
 
     def init_params(self, key: Key[Array, ""]) -> Params:
-        """Fresh parameters of encoder and heads."""
+        """New parameters of encoder and heads."""
         return bert.init(self.model, key, heads_of(self.config))
 
     def prepare(self, batch: Batch, *, evaluating: bool) -> Batch:
-        """Mask tokens; when evaluating, always 15 % and always the same, whatever the run's rate and seed.
+        """Mask tokens; in evaluation always 15 % and the same masks, whatever the run's rate and seed.
 
-        A causal model is shown every token and predicts the next one, in training and evaluation alike.
+        A causal model has no masks and predicts the next token, in training and in evaluation.
         """
         if self.config.model.direction == "causal":
             return losses.next_token_targets(batch)
@@ -81,8 +81,8 @@ class Pretraining:
         return losses.pretraining_sums(model, batch, dropout_key)
 
     def blank_row(self) -> dict[str, np.ndarray]:
-        """One row of padding, with the arrays that the stream adds."""
-        from bert_jax.data.row_reader import empty_rows  # needs numba, which a step that is only timed does not
+        """One row of padding, with all arrays of the stream."""
+        from bert_jax.data.row_reader import empty_rows  # needs numba, which compiling and timing do not
 
         seq_len = self.config.phases[self.phase].seq_len
         rows = empty_rows(1, seq_len, self.config.data.slots(seq_len), 0)
@@ -94,37 +94,37 @@ class Pretraining:
         return self.train.read(cursor)
 
     def step_flops(self, step: int) -> float:
-        """FLOPs of the model in update `step`."""
-        i, done = self.config.place_of(step)
-        return update_flops(self.config, i, self.config.phases[i].batch_size_at(done))
+        """FLOPs of the model in step `step`."""
+        i, done = self.config.locate_step(step)
+        return train_step_flops(self.config, i, self.config.phases[i].batch_size_at(done))
 
     def evaluate(self, score: Score, batch_size: int) -> dict[str, float]:
-        """Held-out token and pair metrics, beside a unigram model on the very same targets.
+        """Held-out token and pair metrics, with those of a unigram model on the same targets.
 
-        Rows have the length of the last phase. With several corpora, every figure also stands alone for each, as
+        Rows have the length of the last phase. With several corpora, every metric is also reported for each, as
         ``mlm_loss/NAME``, from `evaluation.rows` rows of each.
         """
         assert self.train is not None and self.validation is not None
         settings, seq_len = self.config.evaluation, self.config.phases[-1].seq_len
         counts = sum(np.asarray(rows.corpus.token_counts, np.float64) for rows in self.train.corpora)
-        scores: dict[str, Scores] = {}
+        totals: dict[str, EvaluationSums] = {}
         for name, batch in self.validation.batches(seq_len, settings.rows, batch_size):
             prepared, sums = score(batch)
-            scores.setdefault(name, Scores(counts, self.train.special_ids.sep_id)).add(prepared, sums)
-        metrics = Scores.together(scores.values()).means()
-        if len(scores) > 1:
-            for name, one in scores.items():
+            totals.setdefault(name, EvaluationSums(counts, self.train.special_ids.sep_id)).add(prepared, sums)
+        metrics = EvaluationSums.merge(totals.values()).means()
+        if len(totals) > 1:
+            for name, one in totals.items():
                 metrics |= {f"{metric}/{name}": value for metric, value in one.means().items()}
         return metrics
 
 
 def heads_of(config: Config) -> Heads:
-    """What pretraining puts on the encoder."""
+    """The heads of the model in pretraining."""
     return Heads(pair=config.objective.pair != "none")
 
 
-def update_flops(config: Config, phase: int, rows: int) -> float:
-    """FLOPs of the model in an update of a phase: forward and backward, MLM head on the predicted positions only.
+def train_step_flops(config: Config, phase: int, rows: int) -> float:
+    """FLOPs of the model in a step of a phase: forward and backward, MLM head at the predicted positions only.
 
     A causal model predicts at all positions of a row but the last.
     """

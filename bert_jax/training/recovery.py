@@ -1,9 +1,10 @@
-"""Going back: which checkpoint a run continues from after trouble, and which rows it passes over then.
+"""Recovery from divergence: the checkpoint that a run rolls back to, and the rows that it skips afterwards.
 
-A checkpoint counts as good once `rescue.calm_steps` more updates were done without trouble: an update can spoil the
-state although its own loss was finite, and the next ones show it. So a run goes back to the newest checkpoint that
-is at least so much older than the first bad update, and passes over the rows from there to the last bad one. The
-decision is in the ledger before anything is deleted; a run that dies in between carries it out when it is continued.
+A checkpoint counts as good after `recovery.stable_steps` more steps without divergence: a step can corrupt the state
+although its own loss is finite, and only later losses show it. So a run rolls back to the newest checkpoint that is at
+least `stable_steps` older than the first bad step, and skips the rows from `stable_steps` before the first bad step to
+the last bad step. The decision is written to the ledger before anything is deleted; if the run dies in between, it
+applies the decision when it is continued.
 """
 
 import sys
@@ -13,86 +14,90 @@ from bert_jax.config import Config
 from bert_jax.data.cursor import Cursor, count_rows
 from bert_jax.distributed.agreement import broadcast_from_first, is_first
 from bert_jax.errors import UserError
-from bert_jax.training.divergence import TroubleError
+from bert_jax.training.divergence import DivergenceError
 from bert_jax.training.run_directory.checkpoint import Checkpoints
 from bert_jax.training.run_directory.ledger import Ledger
 
 EVENT = "rollback"
 
 
-def decide(trouble: TroubleError, config: Config, checkpoints: Checkpoints, ledger: Ledger) -> None:
-    """Write down where to go back to; `carry_out` does it.
+def decide_rollback(divergence: DivergenceError, config: Config, checkpoints: Checkpoints, ledger: Ledger) -> None:
+    """Write the decision for a rollback to the ledger; `apply_rollback` carries it out.
 
     Raises:
-      UserError: the run went back as often as it may.
+      UserError: the run has had recovery.max_rollbacks rollbacks.
     """
-    done = len(ledger.of(EVENT))
-    if done >= config.rescue.max_rollbacks:
+    done = len(ledger.entries_of(EVENT))
+    if done >= config.recovery.max_rollbacks:
         raise UserError(
-            f"training diverged: {trouble.reason}. It went back {done} time(s) already (rescue.max_rollbacks): lower "
-            "the learning rate or lengthen the warmup, in another --workdir"
+            f"training diverged: {divergence.reason}. It was rolled back {done} time(s) already "
+            "(recovery.max_rollbacks): lower the learning rate or lengthen the warmup, in another --workdir"
         )
     checkpoints.wait()
-    entry = ledger.decide(EVENT, lambda: _way_back(trouble, config, checkpoints, ledger))
+    entry = ledger.decide(EVENT, lambda: _rollback_entry(divergence, config, checkpoints, ledger))
     assert entry is not None
     if is_first():
         first, last = entry["skipped_rows"]
         print(
-            f"warning: {trouble.reason}. Going back to update {entry['to']}, and passing over rows {first:,} to "
-            f"{last:,}; rollback {done + 1} of at most {config.rescue.max_rollbacks}",
+            f"warning: {divergence.reason}. Rolling back to step {entry['to']} and skipping rows {first:,} to "
+            f"{last:,}; rollback {done + 1} of at most {config.recovery.max_rollbacks}",
             file=sys.stderr,
         )
 
 
-def _way_back(trouble: TroubleError, config: Config, checkpoints: Checkpoints, ledger: Ledger) -> dict[str, Any]:
-    before = trouble.first - 1
-    good = trusted(before, config, ledger)
-    intact = (about for step in checkpoints.steps() if step <= good and (about := checkpoints.about(step)))
-    about = next(intact, None)
-    place = with_skipped(Cursor() if about is None else Cursor.from_dict(about["cursor"]), ledger)
-    # An interval of rows lies within one phase, that of the first bad update; bad rows behind it come again.
-    phase, within = config.place_of(before)
-    begins = max(before - config.rescue.calm_steps, place.step, before - within)
-    ends = min(trouble.last, before - within + config.phases[phase].steps)
-    skipped = [count_rows(config, place, step) for step in (begins, ends)]
-    return {"reason": trouble.reason, "update": trouble.last, "to": place.step, "skipped_rows": skipped}
+def _rollback_entry(
+    divergence: DivergenceError, config: Config, checkpoints: Checkpoints, ledger: Ledger
+) -> dict[str, Any]:
+    before = divergence.first - 1
+    good = newest_good_step(before, config, ledger)
+    intact = (metadata for step in checkpoints.steps() if step <= good and (metadata := checkpoints.metadata(step)))
+    metadata = next(intact, None)
+    cursor = with_skipped_rows(Cursor() if metadata is None else Cursor.from_dict(metadata["cursor"]), ledger)
+    # An interval of rows is within one phase, that of the first bad step; bad rows after this phase are read again.
+    phase, within = config.locate_step(before)
+    begins = max(before - config.recovery.stable_steps, cursor.step, before - within)
+    ends = min(divergence.last, before - within + config.phases[phase].steps)
+    skipped = [count_rows(config, cursor, step) for step in (begins, ends)]
+    return {"reason": divergence.reason, "step": divergence.last, "to": cursor.step, "skipped_rows": skipped}
 
 
-def trusted(step: int, config: Config, ledger: Ledger) -> int:
-    """Checkpoints of so many updates or fewer are good once `step` updates were done without trouble.
+def newest_good_step(step: int, config: Config, ledger: Ledger) -> int:
+    """Checkpoints up to this step are good if the run has done `step` steps without divergence.
 
-    What a run went back to was found to be good then, and is still; so is what it started from.
+    The checkpoint of the last rollback stays good, and so does the initial state.
     """
-    gone_back = [entry["to"] for entry in ledger.of(EVENT)]
-    return max([0, step - config.rescue.calm_steps, *gone_back[-1:]])
+    rollbacks = [entry["to"] for entry in ledger.entries_of(EVENT)]
+    return max([0, step - config.recovery.stable_steps, *rollbacks[-1:]])
 
 
-def carry_out(checkpoints: Checkpoints, ledger: Ledger) -> None:
-    """Delete the checkpoints that the last decision to go back has overtaken.
+def apply_rollback(checkpoints: Checkpoints, ledger: Ledger) -> None:
+    """Delete the checkpoints that the last rollback has discarded.
 
-    A damaged one does not tell whether it was; it is deleted, too, and named on stderr. The first process does it,
-    and the others wait.
+    Whether a damaged checkpoint belongs to them is unknown; it is deleted, too, with a warning on stderr. The first
+    process deletes, and the others wait.
     """
     checkpoints.wait()
-    broadcast_from_first("what is overtaken", lambda: _delete_overtaken(checkpoints, ledger))
+    broadcast_from_first("discarded checkpoints", lambda: _delete_discarded(checkpoints, ledger))
 
 
-def _delete_overtaken(checkpoints: Checkpoints, ledger: Ledger) -> None:
-    for entry in ledger.of(EVENT)[-1:]:
+def _delete_discarded(checkpoints: Checkpoints, ledger: Ledger) -> None:
+    for entry in ledger.entries_of(EVENT)[-1:]:
         interval = tuple(entry["skipped_rows"])
-        newer = {step: checkpoints.about(step) for step in checkpoints.steps() if step > entry["to"]}
-        damaged = [step for step, about in newer.items() if about is None]
+        newer = {step: checkpoints.metadata(step) for step in checkpoints.steps() if step > entry["to"]}
+        damaged = [step for step, metadata in newer.items() if metadata is None]
         if damaged:
-            print(f"warning: deleting damaged checkpoint(s) of update {', '.join(map(str, damaged))}", file=sys.stderr)
-        overtaken = [
-            s for s, about in newer.items() if about and interval not in Cursor.from_dict(about["cursor"]).skipped
+            print(f"warning: deleting damaged checkpoint(s) of step {', '.join(map(str, damaged))}", file=sys.stderr)
+        discarded = [
+            step
+            for step, metadata in newer.items()
+            if metadata and interval not in Cursor.from_dict(metadata["cursor"]).skipped
         ]
-        checkpoints.delete([*damaged, *overtaken])
+        checkpoints.delete([*damaged, *discarded])
 
 
-def with_skipped(cursor: Cursor, ledger: Ledger) -> Cursor:
-    """The cursor of a checkpoint with the intervals that were decided on after it was saved."""
-    for entry in ledger.of(EVENT):
+def with_skipped_rows(cursor: Cursor, ledger: Ledger) -> Cursor:
+    """A checkpoint's cursor with the row intervals of all rollbacks that were decided after it was saved."""
+    for entry in ledger.entries_of(EVENT):
         if tuple(entry["skipped_rows"]) not in cursor.skipped:
             cursor = cursor.skipping_rows(*entry["skipped_rows"])
     return cursor

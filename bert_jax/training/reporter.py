@@ -1,4 +1,4 @@
-"""Turns the metrics of updates into lines, events, a progress bar and traces, one update late."""
+"""Reports metrics of steps as lines, events and a progress bar, one step late, and records profiler traces."""
 
 import contextlib
 import time
@@ -11,8 +11,8 @@ from jax.sharding import Mesh
 from bert_jax.distributed.agreement import is_first
 from bert_jax.progress import print_line, progress
 from bert_jax.storage import StagedDirectory, StoredPath
-from bert_jax.training.divergence import check
-from bert_jax.training.eval_metrics import PREDICTED, describe, with_majority
+from bert_jax.training.divergence import check_divergence
+from bert_jax.training.eval_metrics import TOKEN_OBJECTIVES, format_metrics, with_majority_baseline
 from bert_jax.training.peak_flops import peak_flops
 from bert_jax.training.run_directory.goodput import Goodput
 from bert_jax.training.run_directory.metrics import MetricsWriter
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from bert_jax.data.batches import HostBatch
 
 
-WATCHED = ("tokens", "skipped_in_a_row", "loss", "loss_rise")
-"""Metrics that are read after every update."""
-UNWRITTEN = {"tokens", "skipped_in_a_row", "loss_rise"}
-"""Metrics that are of no use in a line for many updates."""
+READ_EVERY_STEP = ("tokens", "consecutive_skipped", "loss", "loss_rise")
+"""Metrics that are read after every step."""
+NOT_LOGGED = {"tokens", "consecutive_skipped", "loss_rise"}
+"""Metrics of single steps, which are not written to metrics.jsonl."""
 
 
 class Reporter:
-    """The eyes of a run. Metrics of an update are read when the next one is already dispatched.
+    """Reports the metrics of a run. Metrics of a step are read after the next step has been dispatched.
 
-    Every process of a run has one, and sees the same; that of the first process writes and shows.
+    Every process of a run has a reporter and reads the same metrics; the first process writes and displays them.
 
-    Use it in a ``with``; `tokens_seen` counts real tokens over the whole run, restarts included.
+    A context manager; `tokens_seen` counts tokens without padding over the whole run, restarts included.
     """
 
     def __init__(
@@ -57,14 +57,14 @@ class Reporter:
         self.profile = profile
         self.pending: tuple[int, int, dict[str, Any]] | None = None
         self.window = _Window()
-        self.timed_phase = -1  # none of its programs has run yet in this attempt
+        self.timed_phase = -1  # no step of the phase has run yet in this attempt
 
-    def before(self, step: int) -> None:
-        """Called before update `step` is compiled and dispatched: starts and ends the trace of --profile."""
+    def before_step(self, step: int) -> None:
+        """Called before step `step` is compiled and dispatched: starts and stops the trace of --profile."""
         if self.pending is not None and self._phase_of(step) != self._phase_of(self.pending[0] - 1):
-            self._turn(None)  # or the time to compile the next phase would count in this one's last line
+            self._report_pending(None)  # else this phase's last line would include the compilation of the next phase
         if self.profile and step == self.profile[0]:
-            self.flush()  # all processes do, so that all see trouble behind the same update
+            self.flush()  # in all processes, so that all detect divergence after the same step
             if is_first():
                 jax.profiler.start_trace(str(self.traces.directory))
                 self.tracing = True
@@ -73,70 +73,70 @@ class Reporter:
             self._stop_trace()
 
     def timed(self, batches: Iterator["HostBatch"]) -> Iterator["HostBatch"]:
-        """The same batches; how long each let itself be waited for counts in `data_wait`."""
+        """The same batches; the time spent waiting for them counts as `data_wait`."""
         while True:
             before = self.goodput.seconds["data_wait"]
-            with self.goodput.spending("data_wait"):
+            with self.goodput.measure("data_wait"):
                 batch = next(batches, None)
             self.window.waited += self.goodput.seconds["data_wait"] - before
             if batch is None:
                 return
             yield batch
 
-    def push(self, step: int, slots: int, metrics: dict[str, jax.Array]) -> None:
-        """Take the metrics of an update that was just dispatched, and report the one before it.
+    def add_step(self, step: int, slots: int, metrics: dict[str, jax.Array]) -> None:
+        """Take the metrics of a step that was just dispatched, and report the step before it.
 
         Args:
-          step: updates done with this one.
-          slots: token places in its global batch, padding included.
-          metrics: still on the device.
+          step: number of steps done, this one included.
+          slots: tokens in its global batch, padding included.
+          metrics: on the device.
 
         Raises:
-          TroubleError: the one before shows it.
+          DivergenceError: the metrics of the step before are out of bounds.
         """
-        self._turn((step, slots, metrics))
+        self._report_pending((step, slots, metrics))
 
     def flush(self) -> None:
-        """Report what is pending; waits for the device, and until all lines are where they belong."""
-        self._turn(None)
+        """Report the pending step; waits for the device and until all lines are written."""
+        self._report_pending(None)
         if self.writer is not None:
             self.writer.flush()
 
-    def _turn(self, then: tuple[int, int, dict[str, jax.Array]] | None) -> None:
-        waiting, self.pending = self.pending, then
-        if waiting is not None:
-            self._report(*waiting)
+    def _report_pending(self, following: tuple[int, int, dict[str, jax.Array]] | None) -> None:
+        pending, self.pending = self.pending, following
+        if pending is not None:
+            self._report(*pending)
 
     def _report(self, step: int, slots: int, metrics: dict[str, jax.Array]) -> None:
-        watched = jax.device_get({name: metrics[name] for name in WATCHED})
-        tokens, in_a_row, loss, rise = (watched[name].item() for name in WATCHED)
-        check(step, loss, in_a_row, rise, self.task.config.rescue)
+        values = jax.device_get({name: metrics[name] for name in READ_EVERY_STEP})
+        tokens, consecutive_skipped, loss, rise = (values[name].item() for name in READ_EVERY_STEP)
+        check_divergence(step, loss, consecutive_skipped, rise, self.task.config.recovery)
         self.tokens_seen += tokens
         phase = self._phase_of(step - 1)
         if phase == self.timed_phase:
             self.window.add(tokens, slots, self.task.step_flops(step - 1))
-        else:  # the first step of this program includes its compilation: time counts from its end
+        else:  # the first step of a program includes its compilation and is not timed
             self.timed_phase, self.window = phase, _Window()
         self.bar.update(1)
         if step % self.every and step != self.task.config.total_steps:
             return
-        kept = {name: value for name, value in metrics.items() if name not in UNWRITTEN}
-        values = {name: value.item() for name, value in jax.device_get(kept).items()}
-        shown = next((name for name in (f"{of}_loss" for of in PREDICTED) if name in values), "loss")
+        logged = {name: value for name, value in metrics.items() if name not in NOT_LOGGED}
+        values = {name: value.item() for name, value in jax.device_get(logged).items()}
+        shown = next((name for name in (f"{of}_loss" for of in TOKEN_OBJECTIVES) if name in values), "loss")
         self.bar.set_postfix_str(f"{shown} {values[shown]:.3f}", refresh=False)
         timing = self.window.close(self.peak)
         if self.writer is not None:
-            self.writer.write(step, "train", with_majority(values) | {"tokens_seen": self.tokens_seen}, timing)
+            self.writer.write(step, "train", with_majority_baseline(values) | {"tokens_seen": self.tokens_seen}, timing)
         self.goodput.record(step)
 
     def _phase_of(self, step: int) -> int:
-        return self.task.config.place_of(step)[0]
+        return self.task.config.locate_step(step)[0]
 
-    def held_out(self, step: int, values: dict[str, float]) -> None:
-        """Report an evaluation, also as a line on stderr; its time is taken out of the training speed."""
+    def add_evaluation(self, step: int, values: dict[str, float]) -> None:
+        """Report held-out metrics, also on stderr; the training speed does not include the time of the evaluation."""
         if self.writer is not None:
             self.writer.write(step, "validation", values, {})
-            print_line(f"step {step:,}, held out: {describe(values)}", self.bar)
+            print_line(f"step {step:,}, held out: {format_metrics(values)}", self.bar)
         self.window = _Window()
 
     def __enter__(self) -> "Reporter":
@@ -157,27 +157,27 @@ class Reporter:
 
 
 class _Window:
-    """Counts what happens between two lines."""
+    """Throughput counters between two lines of metrics."""
 
     def __init__(self) -> None:
         self.start = time.perf_counter()
-        self.updates, self.real, self.slots, self.flops, self.waited = 0, 0, 0, 0.0, 0.0
+        self.steps, self.tokens, self.slots, self.flops, self.waited = 0, 0, 0, 0.0, 0.0
 
-    def add(self, real: int, slots: int, flops: float) -> None:
-        self.updates += 1
-        self.real, self.slots, self.flops = self.real + real, self.slots + slots, self.flops + flops
+    def add(self, tokens: int, slots: int, flops: float) -> None:
+        self.steps += 1
+        self.tokens, self.slots, self.flops = self.tokens + tokens, self.slots + slots, self.flops + flops
 
     def close(self, peak: float) -> dict[str, float]:
-        """Speed since the window was opened, and a new start; nothing if it has no step. MFU counts real tokens."""
-        if not self.updates:
+        """Speed since the window was opened, then reset it; empty without a step. MFU does not count padding."""
+        if not self.steps:
             return {}
         seconds = max(time.perf_counter() - self.start, 1e-9)
-        useful = self.flops * self.real / max(self.slots, 1)
+        useful = self.flops * self.tokens / max(self.slots, 1)
         timing = {
-            "step_seconds": seconds / self.updates,
-            "tokens_per_second": self.real / seconds,
+            "step_seconds": seconds / self.steps,
+            "tokens_per_second": self.tokens / seconds,
             "mfu": useful / seconds / peak,
-            # Of the loop, which runs ahead of the device: the device waits for at most this share.
+            # Share of the time of the loop, which runs ahead of the device: an upper bound of the device's idle share.
             "data_wait": self.waited / seconds,
         }
         self.__init__()

@@ -1,6 +1,6 @@
-"""The mesh, and one table from parameter to PartitionSpec. No other file says PartitionSpec.
+"""The mesh, and one table from parameter to PartitionSpec. No other file uses PartitionSpec.
 
-Axes: ``data`` splits rows and copies parameters (it spans slices); ``fsdp`` splits rows, parameters and
+Axes: ``data`` splits rows and replicates parameters (it spans slices); ``fsdp`` splits rows, parameters and
 moments; ``tensor`` splits heads, feed-forward units and the vocabulary.
 """
 
@@ -22,9 +22,9 @@ DATA_AXES = ("data", "fsdp")
 """Axes over which rows are split; the step is manual over them and automatic over ``tensor``."""
 
 PADDING = {"example_id": -1, "pair_labels": -1}
-"""What stands in a row without tokens, where it is not 0: no example, no label."""
+"""Values of padding rows other than 0: no example, no label."""
 
-# First match wins. Moments have the parameter's path at the end of theirs, so they match the same rule.
+# First match wins. Paths of moments end with the path of their parameter, so they match the same rule.
 SPECS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"embeddings/word", ("tensor", "fsdp")),
     (r"embeddings/(position|token_type)", (None, "fsdp")),
@@ -38,18 +38,18 @@ SPECS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"pair/dense/kernel", ()),
     (r"mlm/bias", ("tensor",)),
     (r"bias|scale", ()),
-    (r"count|step|watch/\w+", ()),
+    (r"count|step|divergence/\w+", ()),
 )
 
 
 def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
     """A mesh with axes data, fsdp and tensor over all devices, real ones or those of a topology.
 
-    Slices (what fast links connect: a TPU pod slice, a node of GPUs) lie one behind the other along data, so that
-    fsdp and tensor, which exchange more, never leave one.
+    Slices (sets of devices with fast links: a TPU pod slice, a node of GPUs) are consecutive along data, so that fsdp
+    and tensor, which communicate more, never cross slices.
 
     Raises:
-      UserError: the axes do not multiply to the number of devices, or data to a multiple of the slices.
+      UserError: the product of the axes is not the number of devices, or data is not a multiple of the slices.
     """
     devices = jax.devices() if devices is None else devices
     slices: dict[int, list[jax.Device]] = {}
@@ -57,17 +57,17 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
         # Devices of a single slice's topology, and of some platforms, have no such attribute.
         slices.setdefault(getattr(device, "slice_index", None) or 0, []).append(device)
     data, fsdp, tensor = _axis_sizes(config, len(devices), len(slices))
-    # Neighbours on the mesh are neighbours on the torus, whose axes are cut in two only where the sizes ask for it.
+    # Neighbours on the mesh are neighbours on the torus; a physical axis is split only if the sizes require it.
     grids = [
-        mesh_utils.create_device_mesh((data // len(slices), fsdp, tensor), own, allow_split_physical_axes=True)
-        for _, own in sorted(slices.items())
+        mesh_utils.create_device_mesh((data // len(slices), fsdp, tensor), members, allow_split_physical_axes=True)
+        for _, members in sorted(slices.items())
     ]
-    # Auto axes: the step says itself which axes are manual; jax.make_mesh now defaults to Explicit.
+    # Auto axes: the step declares its manual axes with shard_map; jax.make_mesh now defaults to Explicit.
     return Mesh(np.concatenate(grids), AXES, axis_types=(AxisType.Auto,) * 3)
 
 
 def abstract_mesh(config: MeshConfig, devices: int, slices: int = 1) -> AbstractMesh:
-    """The same axes over devices that are not there: programs can be lowered on it, not compiled.
+    """The same axes without devices: programs can be lowered on this mesh, not compiled.
 
     Raises:
       UserError: as `make_mesh`.
@@ -77,64 +77,64 @@ def abstract_mesh(config: MeshConfig, devices: int, slices: int = 1) -> Abstract
 
 def _axis_sizes(config: MeshConfig, devices: int, slices: int) -> tuple[int, int, int]:
     sizes = [config.data, config.fsdp, config.tensor]
-    wanted = f"mesh {config.data} x {config.fsdp} x {config.tensor} (data x fsdp x tensor)"
+    shown = f"mesh {config.data} x {config.fsdp} x {config.tensor} (data x fsdp x tensor)"
     if sizes.count(-1) > 1 or any(size == 0 or size < -1 for size in sizes):
-        raise UserError(f"{wanted}: sizes must be positive, and at most one of them -1 for all that is left")
+        raise UserError(f"{shown}: sizes must be positive, and at most one of them -1 for all remaining devices")
     known = math.prod(size for size in sizes if size != -1)
     if -1 in sizes and devices % known == 0:
         sizes[sizes.index(-1)] = devices // known
     if math.prod(sizes) != devices:
-        raise UserError(f"{wanted} does not fit {devices} devices: change mesh.data, mesh.fsdp or mesh.tensor")
+        raise UserError(f"{shown} does not fit {devices} devices: change mesh.data, mesh.fsdp or mesh.tensor")
     if sizes[0] % slices:
         raise UserError(
-            f"{wanted}: {devices} devices lie in {slices} slices, which fsdp and tensor may not span: make mesh.data a "
-            f"multiple of {slices}"
+            f"{shown}: {devices} devices are in {slices} slices, which fsdp and tensor must not cross: make mesh.data "
+            f"a multiple of {slices}"
         )
     return sizes[0], sizes[1], sizes[2]
 
 
-class Undivided(NamedTuple):
-    """A dimension of a parameter that stays whole because an axis of the mesh does not divide it."""
+class UnshardedDimension(NamedTuple):
+    """A dimension of a parameter that is not sharded because the mesh axis does not divide it."""
 
     path: str
-    """Of the parameter."""
+    """Path of the parameter."""
     dimension: int
-    """Which of its dimensions, from 0."""
+    """Index of the dimension, from 0."""
     size: int
-    """Of that dimension."""
+    """Size of that dimension."""
     axis: str
-    """Of the mesh."""
+    """Axis of the mesh."""
     bytes: int
-    """Of the parameter on each device."""
+    """Size of the parameter on each device."""
 
 
-def undivided(params: Any) -> list[Undivided]:
-    """What the table would split, and `state_shardings` does not.
+def unsharded_dimensions(params: Any) -> list[UnshardedDimension]:
+    """The dimensions that the table would shard but `state_shardings` does not.
 
     Args:
       params: parameters with shapes and shardings, abstract or real.
     """
-    # A frozenset, because jax takes tuples and lists for parts of the tree.
-    wanted = name_leaves(map_with_table(SPECS, lambda axes, leaf: frozenset(enumerate(axes[: leaf.ndim])), params))
-    found = []
+    # A frozenset, because jax treats tuples and lists as parts of the tree.
+    rules = name_leaves(map_with_table(SPECS, lambda axes, leaf: frozenset(enumerate(axes[: leaf.ndim])), params))
+    unsharded = []
     for path, leaf in name_leaves(params).items():
-        sizes, own = leaf.sharding.mesh.shape, leaf.sharding.shard_shape(leaf.shape)
-        found += [
-            Undivided(path, i, leaf.shape[i], axis, math.prod(own) * leaf.dtype.itemsize)
-            for i, axis in sorted(wanted[path])
+        sizes, shard = leaf.sharding.mesh.shape, leaf.sharding.shard_shape(leaf.shape)
+        unsharded += [
+            UnshardedDimension(path, i, leaf.shape[i], axis, math.prod(shard) * leaf.dtype.itemsize)
+            for i, axis in sorted(rules[path])
             if axis is not None and leaf.shape[i] % sizes[axis]
         ]
-    return found
+    return unsharded
 
 
 def state_shardings(mesh: Mesh | AbstractMesh, tree: Any) -> Any:
     """NamedSharding of every leaf of a state, by the table.
 
-    An axis that does not divide its dimension is dropped, and that dimension stays whole: a vocabulary of
-    30,522 over 4 devices is copied. So is an axis of one device, which would only leave copies behind.
+    An axis that does not divide its dimension is dropped, and that dimension is replicated: a vocabulary of 30,522
+    over 4 devices, for example. An axis of one device is dropped, too, because it would only cause copies.
 
     Raises:
-      LookupError: a leaf that no rule matches.
+      LookupError: no rule matches a leaf.
     """
 
     def fit(axes: tuple[str | None, ...], leaf: Any) -> NamedSharding:
@@ -149,17 +149,17 @@ def state_shardings(mesh: Mesh | AbstractMesh, tree: Any) -> Any:
 
 
 def row_sharding(mesh: Mesh | AbstractMesh) -> NamedSharding:
-    """Of batches: rows over data and fsdp."""
+    """Sharding of batches: rows over data and fsdp."""
     return NamedSharding(mesh, PartitionSpec(DATA_AXES))
 
 
 def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:
-    """Of scalars."""
+    """Sharding of scalars: the same value on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def manual_specs(shardings: Any) -> Any:
-    """What a function that is manual over `DATA_AXES` is told of each array: its fsdp dimension only."""
+    """Specs of arrays for a function that is manual over `DATA_AXES`: their fsdp dimension only."""
 
     def keep(sharding: NamedSharding) -> PartitionSpec:
         return PartitionSpec(*(axis if axis == "fsdp" else None for axis in sharding.spec))
@@ -168,12 +168,12 @@ def manual_specs(shardings: Any) -> Any:
 
 
 def row_spec() -> PartitionSpec:
-    """Of batches, inside the same function."""
+    """Spec of batches for the same function."""
     return PartitionSpec(DATA_AXES)
 
 
 def gather_parameters(params: Any, shardings: Any) -> Any:
-    """Whole parameters from this device's shards (inside the manual region): one all-gather per array."""
+    """Full parameters from this device's shards (inside the manual region): one all-gather per array."""
 
     def gather(shard: jax.Array, sharding: NamedSharding) -> jax.Array:
         axis = _fsdp_axis(sharding)
@@ -185,16 +185,16 @@ def gather_parameters(params: Any, shardings: Any) -> Any:
 
 
 def sum_over_rows(tree: Any, mesh: Mesh | AbstractMesh, axes: tuple[str, ...] = DATA_AXES) -> Any:
-    """Sum over devices that hold other rows (inside the manual region).
+    """Sum over devices with different rows (inside the manual region).
 
-    Axes of one device are left out: XLA's CPU backend would really run their all-reduce.
+    Axes of one device are omitted: XLA's CPU backend would execute their all-reduce.
     """
-    spread = tuple(axis for axis in axes if mesh.shape[axis] > 1)
-    return jax.lax.psum(tree, spread) if spread else tree
+    used = tuple(axis for axis in axes if mesh.shape[axis] > 1)
+    return jax.lax.psum(tree, used) if used else tree
 
 
 def reduce_gradients(gradients: Any, shardings: Any) -> Any:
-    """Sum over all row axes, leaving each device with the shard it owns: one reduction per array."""
+    """Sum over all row axes; each device gets the shard that it owns: one reduction per array."""
 
     def reduce(gradient: jax.Array, sharding: NamedSharding) -> jax.Array:
         axis = _fsdp_axis(sharding)
@@ -209,8 +209,8 @@ def reduce_gradients(gradients: Any, shardings: Any) -> Any:
 
 
 def _split_over_tensor(use: Callable[[jax.Array], jax.Array], x: jax.Array, sharding: NamedSharding) -> jax.Array:
-    """``use(x)`` on each device's part of an array that is split over tensor: left to itself, XLA would make the array
-    whole before a collective over fsdp, on every device.
+    """``use(x)`` on each device's part of an array that is split over tensor. Without this, XLA would gather the array
+    over tensor before a collective over fsdp.
     """
     if "tensor" not in sharding.spec:
         return use(x)
@@ -223,12 +223,12 @@ def _fsdp_axis(sharding: NamedSharding) -> int | None:
 
 
 def put_rows(rows: dict[str, np.ndarray], mesh: Mesh, global_rows: int) -> dict[str, jax.Array]:
-    """Global arrays from this process's rows; each device receives its own.
+    """Global arrays from this process's rows; each device receives its part.
 
     Args:
-      rows: this process's share of the batch, [rows, ...].
-      mesh: where to.
-      global_rows: rows of the arrays to make. If the batch has fewer, those of each device are followed by padding.
+      rows: this process's rows of the batch, [rows, ...].
+      mesh: of the run.
+      global_rows: rows of the global arrays. If the batch has fewer, the rows of each device are followed by padding.
     """
     sharding = row_sharding(mesh)
     local = global_rows // jax.process_count()
@@ -250,8 +250,8 @@ def _padded(array: np.ndarray, shards: int, rows: int, value: int) -> np.ndarray
     return padded.reshape(rows, *array.shape[1:])
 
 
-def put_everywhere(tree: Any, mesh: Mesh) -> Any:
-    """The same small numpy arrays on every device; every process must pass equal ones."""
+def replicate(tree: Any, mesh: Mesh) -> Any:
+    """Small numpy arrays, replicated on every device; all processes must pass equal values."""
 
     def put(x: np.ndarray) -> jax.Array:
         return jax.make_array_from_callback(x.shape, replicated(mesh), lambda index: x[index])
@@ -260,12 +260,12 @@ def put_everywhere(tree: Any, mesh: Mesh) -> Any:
 
 
 def check_processes(mesh: Mesh | AbstractMesh, processes: int) -> None:
-    """Raise UserError unless every one of so many processes holds rows of its own: that is how they are read."""
+    """Raise UserError unless each process has devices for rows of its own: every process reads its rows."""
     shards = math.prod(mesh.shape[axis] for axis in DATA_AXES)
     if shards % processes:
         raise UserError(
             f"mesh data x fsdp splits rows over {shards} device(s), but there are {processes} processes, which must "
-            f"all read rows of their own: make it a multiple of {processes} (mesh.tensor may not span processes)"
+            f"all read rows of their own: make it a multiple of {processes} (mesh.tensor must not span processes)"
         )
     if processes == 1 or isinstance(mesh, AbstractMesh):
         return
@@ -273,17 +273,18 @@ def check_processes(mesh: Mesh | AbstractMesh, processes: int) -> None:
     if (owners != owners[:, :1]).any():
         raise UserError(
             f"mesh.tensor {mesh.shape['tensor']} spans processes on these devices, and each must have rows of its own: "
-            "make it a divisor of the devices of a process"
+            "make it a divisor of the number of devices of a process"
         )
     _, counts = np.unique(owners[:, 0], return_counts=True)
     if len(set(counts.tolist())) > 1:
         raise UserError(
-            f"processes have different numbers of devices ({', '.join(map(str, counts[:8]))}): give each equally many"
+            f"processes have different numbers of devices ({', '.join(map(str, counts[:8]))}): give each the same "
+            "number"
         )
 
 
 def check_heads(model: ModelConfig, mesh: Mesh | AbstractMesh) -> None:
-    """Raise UserError unless every device of the tensor axis gets whole attention heads, and as many as the others."""
+    """Raise UserError unless all devices of the tensor axis get the same number of attention heads."""
     if model.num_heads % mesh.shape["tensor"]:
         raise UserError(
             f"mesh.tensor {mesh.shape['tensor']} does not divide the {model.num_heads} attention heads "
@@ -291,17 +292,17 @@ def check_heads(model: ModelConfig, mesh: Mesh | AbstractMesh) -> None:
         )
 
 
-def splittable(rows: int, mesh: Mesh) -> int:
-    """As many rows, or a few more, so that all devices get equally many."""
+def round_up_to_shards(rows: int, mesh: Mesh) -> int:
+    """`rows`, rounded up to a multiple of the row shards."""
     shards = math.prod(mesh.shape[axis] for axis in DATA_AXES)
     return -(-rows // shards) * shards
 
 
-def check_rows(batch_size: int, accumulation: int, mesh: Mesh | AbstractMesh, what: str) -> None:
-    """Raise UserError unless every device gets the same number of whole micro-batches."""
+def check_rows(batch_size: int, accumulation: int, mesh: Mesh | AbstractMesh, field: str) -> None:
+    """Raise UserError unless every device gets the same number of rows in each micro-batch."""
     shards = math.prod(mesh.shape[axis] for axis in DATA_AXES)
     if batch_size % (shards * accumulation):
         raise UserError(
-            f"{what} {batch_size} is not divisible by {shards} row shards (mesh data x fsdp) x accumulation "
+            f"{field} {batch_size} is not divisible by {shards} row shards (mesh data x fsdp) x accumulation "
             f"{accumulation}: use a multiple of {shards * accumulation}"
         )

@@ -1,4 +1,4 @@
-"""Deeper models from shallower ones: the stack of layers is repeated (Gong et al. 2019)."""
+"""Progressive stacking: deeper models from shallower ones by repeating the layer stack (Gong et al. 2019)."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from bert_jax.training.param_paths import map_with_paths
 
 
 def repeat_stack(stack: Any, depth: int) -> Any:
-    """The layers of a stack for a model of another depth.
+    """The layers of a stack for a model with another depth.
 
     Layer l of the result is a copy of layer l mod L: a deeper model repeats the block of all L layers in its order
     (gonglinyuan/StackingBERT), it does not double each layer in place; a shallower one takes the first layers. The
@@ -17,21 +17,21 @@ def repeat_stack(stack: Any, depth: int) -> Any:
 
     Args:
       stack: array [L, ...].
-      depth: layers of the result.
+      depth: number of layers of the result.
     """
     return stack if len(stack) == depth else stack[np.arange(depth) % len(stack)]
 
 
 def repeat_layers(tree: Any, depth: int) -> Any:
-    """Parameters, or their moments, with every stack of layers repeated up to `depth`; all else stays as it is.
+    """Parameters, or their moments, with every layer stack repeated up to `depth`; all other arrays are unchanged.
 
     Args:
-      tree: arrays; those under ``layers`` have the layers, or the groups that layers share, on their leading axis.
+      tree: arrays; the leading axis of those under ``layers`` is the layers, or the groups that layers share.
       depth: length of that axis in the result.
     """
     return map_with_paths(lambda path, x: repeat_stack(x, depth) if "/layers/" in path else x, tree)
 
 
 def stack_depth(params: Any) -> int:
-    """Length of the leading axis of the layers; only shapes are read."""
+    """Length of the leading axis of the layer stack; only shapes are read."""
     return jax.tree.leaves(params["encoder"]["layers"])[0].shape[0]

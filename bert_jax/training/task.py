@@ -1,4 +1,4 @@
-"""What a training job must say. Pretraining is one Task; fine-tuning, distillation and probing are others."""
+"""The protocol of a training job. Pretraining is one Task; fine-tuning, distillation and probing are others."""
 
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -23,44 +23,44 @@ Score = Callable[[dict[str, np.ndarray]], tuple[dict[str, np.ndarray], dict[str,
 
 @runtime_checkable
 class Task(Protocol):
-    """A training job, as the loop sees it. jax traces the first four methods; the others run on the host."""
+    """A training job. jax traces `init_params`, `prepare`, `loss_weights` and `sums`; the others run on the host."""
 
     config: Config
     phase: int
-    """Of the run, which decides the model's depth; the last one unless `at` was called."""
+    """Phase of the run, which determines the model's depth; the last one unless `at` was called."""
 
     def at(self, phase: int) -> "Task":
-        """The same task as it is in a phase."""
+        """The same task in another phase."""
         ...
 
     def init_params(self, key: Key[Array, ""]) -> Params:
-        """Fresh parameters."""
+        """New parameters."""
         ...
 
     def prepare(self, batch: Batch, *, evaluating: bool) -> Batch:
-        """Work on a device's rows before they are cut into micro-batches, e.g. masking."""
+        """Transform a device's rows before they are split into micro-batches, e.g. masking."""
         ...
 
     def loss_weights(self, batch: Batch) -> dict[str, Float[Array, ""]]:
-        """Weight of each loss term in prepared rows. The loss is the sum over terms of total / global weight."""
+        """Weight of each loss term over prepared rows. The loss is the sum over terms of total / global weight."""
         ...
 
     def sums(self, params: Params, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, WeightedSum]:
-        """All quantities of prepared rows; has at least the terms of `loss_weights`."""
+        """Sums of all quantities over prepared rows, at least of the terms of `loss_weights`."""
         ...
 
     def blank_row(self) -> dict[str, np.ndarray]:
-        """One row of padding, [1, ...]: names, types and shapes of what `batches` yields in the phase."""
+        """One row of padding, [1, ...]: names, types and shapes as in `batches` in the phase."""
         ...
 
     def batches(self, cursor: Cursor) -> Generator["HostBatch", None, None]:
-        """The stream from `cursor` to the end of the run; closing it ends its readers."""
+        """The stream from `cursor` to the end of the run; closing it stops its readers."""
         ...
 
     def evaluate(self, score: Score, batch_size: int) -> dict[str, float]:
-        """Held-out metrics, by global sums."""
+        """Held-out metrics, from global sums."""
         ...
 
     def step_flops(self, step: int) -> float:
-        """Floating-point operations that the model needs for update `step`, counted analytically."""
+        """Floating-point operations of the model in step `step`, counted analytically."""
         ...

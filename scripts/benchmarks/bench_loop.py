@@ -50,12 +50,12 @@ from bert_jax.data.batches import HostBatch  # noqa: E402
 from bert_jax.data.cursor import Cursor  # noqa: E402
 from bert_jax.errors import UserError  # noqa: E402
 from bert_jax.training import loop  # noqa: E402
-from bert_jax.training.compiled_steps import Programs  # noqa: E402
+from bert_jax.training.compiled_steps import CompiledSteps  # noqa: E402
 from bert_jax.training.pretraining_task import Pretraining  # noqa: E402
-from bert_jax.training.run_directory.checkpoint import COMMIT, Checkpoints, find_damage  # noqa: E402
+from bert_jax.training.run_directory.checkpoint import COMMIT_MARKER, Checkpoints, find_damage  # noqa: E402
 from bert_jax.training.sharding import put_rows  # noqa: E402
 from bert_jax.training.state import abstract_state, init_state  # noqa: E402
-from bert_jax.training.step import make_train_step, put_dials  # noqa: E402
+from bert_jax.training.step import make_train_step, put_step_inputs  # noqa: E402
 
 NEVER = 10**9
 """Updates that no window reaches."""
@@ -91,7 +91,7 @@ class Update:
         self.phase = config.phases[0]
         self.rows = bench_ours.synthetic_rows(self.phase.batch_size, self.phase.seq_len)
         batch = put_rows(self.rows, self.mesh, self.phase.batch_size)
-        self.inputs = batch, put_dials(self.phase.learning_rate, 1, self.mesh)
+        self.inputs = batch, put_step_inputs(self.phase.learning_rate, 1, self.mesh)
         step = make_train_step(self.task, self.mesh, self.phase.fewest_micro_batches)
         self.compiled = step.lower(abstract_state(self.task, self.mesh), *self.inputs).compile()
         self.metrics: dict[str, jax.Array] = {}
@@ -107,7 +107,7 @@ class Update:
 
 
 class Bare:
-    """The step alone, on a batch and dials that are on the device already."""
+    """The step alone, on a batch and inputs that are on the device already."""
 
     def __init__(self, update: Update):
         self.update, self.state = update, init_state(update.task, update.mesh)
@@ -171,14 +171,14 @@ class Fed(Pretraining):
         return self.feed.read(cursor)
 
 
-class Ready(Programs):
+class Ready(CompiledSteps):
     """Programs that hand out an update which is compiled already, the one that also runs bare."""
 
     def __init__(self, update: Update, *given: Any):
         super().__init__(*given)
         self.ready = update
 
-    def update(self, phase: int) -> tuple[Update, int]:
+    def train_step(self, phase: int) -> tuple[Update, int]:
         """The one there is."""
         return self.ready, self.ready.phase.fewest_micro_batches
 
@@ -199,7 +199,7 @@ def bench_hooks(options: argparse.Namespace) -> dict[str, Any]:
         feed = Feed(update, bare, options.updates, options.rounds)
         task = Fed(make_config(options, log), update.task.vocabulary, feed=feed)
         with tempfile.TemporaryDirectory() as workdir:
-            with mock.patch.object(loop, "Programs", lambda *given: Ready(update, *given)):
+            with mock.patch.object(loop, "CompiledSteps", lambda *given: Ready(update, *given)):
                 loop.train(task, Path(workdir), {})
             lines = len((Path(workdir) / "metrics.jsonl").read_text().splitlines())
         variants[name] = {"lines": lines, **compare(feed.samples, "loop", list(bare))}
@@ -291,7 +291,7 @@ def timed_save(checkpoints: Checkpoints, number: int, bare: Bare, updates: int) 
     trained = time.perf_counter()
     checkpoints.wait()
     waited = time.perf_counter() - trained
-    after = sorted((file.name == COMMIT, file.stat().st_mtime - began) for file in _files(checkpoints))
+    after = sorted((file.name == COMMIT_MARKER, file.stat().st_mtime - began) for file in _files(checkpoints))
     (_, written), (_, committed) = after[-2:]
     return {"blocked": blocked, "written": written, "committed": committed, "waited": waited}
 

@@ -25,7 +25,7 @@ from bert_jax.objectives.masking import Vocabulary
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.sharding import check_rows, make_mesh, put_rows
 from bert_jax.training.state import abstract_state, init_state
-from bert_jax.training.step import make_train_step, put_dials
+from bert_jax.training.step import make_train_step, put_step_inputs
 
 # bert-base-uncased: [PAD], [UNK], [CLS], [SEP], [MASK].
 PAD, UNK, CLS, SEP, MASK = 0, 100, 101, 102, 103
@@ -102,10 +102,10 @@ class OurStep:
         mesh = make_mesh(config.mesh, jax.devices()[:devices])
         check_rows(case.batch, case.accumulation, mesh, "batch")
         self.rows = put_rows(synthetic_rows(case.batch, case.seq_len), mesh, case.batch)
-        self.dials = put_dials(1e-8, 1, mesh)  # as in a long warmup: the loss shows that nothing is learned
+        self.inputs = put_step_inputs(1e-8, 1, mesh)  # as in a long warmup: the loss shows that nothing is learned
         step = make_train_step(task, mesh, case.accumulation)
         start = time.perf_counter()
-        self.step = step.lower(abstract_state(task, mesh), self.rows, self.dials).compile()
+        self.step = step.lower(abstract_state(task, mesh), self.rows, self.inputs).compile()
         self.compile_seconds = time.perf_counter() - start
         memory = self.step.memory_analysis()
         # Donated inputs are outputs too: count them once.
@@ -117,7 +117,7 @@ class OurStep:
         """Seconds for so many updates, the device's work done."""
         start = time.perf_counter()
         for _ in range(steps):
-            self.state, self.metrics = self.step(self.state, self.rows, self.dials)
+            self.state, self.metrics = self.step(self.state, self.rows, self.inputs)
         jax.block_until_ready((self.state, self.metrics))
         return time.perf_counter() - start
 

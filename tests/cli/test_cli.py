@@ -377,7 +377,7 @@ def test_pretrain_a_file_with_overrides(place, tmp_path, capsys, monkeypatch):
     before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
     assert cli.main(arguments) == 0
     captured = capsys.readouterr()
-    assert "finished: 2 updates" in captured.out and "continuing from update 2" in captured.err
+    assert "finished: 2 updates" in captured.out and "continuing from step 2" in captured.err
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
 
 
@@ -401,7 +401,7 @@ def test_pretrain_and_evaluate_a_mixture(place, second_corpus, tmp_path, capsys,
     assert shares[Corpus.open(second_corpus, "train").identity] == 0.25
     before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
     assert cli.main([*arguments, f"{two}=0.5", f"{one}=1.5"]) == 0
-    assert "continuing from update 2" in capsys.readouterr().err
+    assert "continuing from step 2" in capsys.readouterr().err
     for mixture, words in (
         ([f"{one}=1", f"{two}=1"], ["other shares", "second 0.25 -> 0.5", "corpus 0.75 -> 0.5"]),
         ([one], ["on other corpora (", "second too)"]),

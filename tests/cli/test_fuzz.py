@@ -167,7 +167,7 @@ def test_the_config_of_a_run(text):
     (run / "config.json").write_bytes(text.encode(errors="surrogateescape"))
     assert outcome(["evaluate", "run", "--corpus", "nowhere"]) == 2
     with contextlib.suppress(UserError):
-        there = workdir.read(run)
+        there = workdir.read_run(run)
         assert all(isinstance(share, float) for share in there["corpora"].values())
         assert config_lib.to_dict(workdir.read_config(run)).keys() == BASE["config"].keys()
 

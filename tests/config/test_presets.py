@@ -18,8 +18,8 @@ from bert_jax.config import Config, Phase, presets
 from bert_jax.model import bert
 from bert_jax.model.heads import Heads
 from bert_jax.model.layers import DropoutKey
-from bert_jax.training.micro_batch import accumulations
-from bert_jax.training.optimizers.param_rules import treatments
+from bert_jax.training.micro_batch import valid_accumulations
+from bert_jax.training.optimizers.param_rules import param_rules
 from bert_jax.training.optimizers.schedules import learning_rate
 from bert_jax.training.param_paths import name_leaves
 from bert_jax.training.pretraining_task import Pretraining
@@ -120,7 +120,7 @@ def test_states_on_a_mesh(name):
 def test_large_batches_fit_a_pod(name):
     """In micro-batches that the run finds for itself."""
     for phase in presets.load_config(name).phases:
-        most = max(accumulations(phase, POD))
+        most = max(valid_accumulations(phase, POD))
         # A first guess at what 16 GB hold of a model of any of these sizes, without recomputation.
         assert phase.accumulation is None and phase.batch_size // most // POD * phase.seq_len <= 4096
 
@@ -157,7 +157,7 @@ def test_tokens_of_modern_base():
 
 
 def shrink(config: Config) -> Config:
-    """The same plan and objective in a model of two small layers, for an update of four short rows, in float32.
+    """The same plan and objective in a model of two small layers, for a step of four short rows, in float32.
 
     So presets that differ in nothing else are compiled once.
     """
@@ -220,7 +220,7 @@ def describe(name: str) -> str:
     lines = [f"{path} = {value!r}" for path, value in config_lib.flatten(config_lib.to_dict(config)).items()]
     shapes = shapes_of(config)
     specs = name_leaves(jax.tree.map(lambda sharding: sharding.spec, state_shardings(mesh(1, 2, 2), shapes)))
-    treated = name_leaves(treatments(shapes))
+    treated = name_leaves(param_rules(shapes))
     leaves = name_leaves(shapes)
     if name in DRAWN:
         drawn = jax.jit(lambda: bert.init(config.model, jax.random.key(config.seed), Heads(pair=True)))()

@@ -13,18 +13,18 @@ from bert_jax.cli import main as cli
 from bert_jax.config import to_dict
 from bert_jax.convert.conversion import convert
 from bert_jax.convert.formats import input_formats
-from bert_jax.convert.init_from import read_start
+from bert_jax.convert.init_from import load_initial_params
 from bert_jax.convert.parity import transformers_forward
 from bert_jax.data.cursor import Cursor
 from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training import pretraining
-from bert_jax.training.divergence import new_watch
-from bert_jax.training.run_directory.checkpoint import Checkpoints, directory_of
+from bert_jax.training.divergence import init_divergence_state
+from bert_jax.training.run_directory.checkpoint import Checkpoints, checkpoint_directory
 from bert_jax.training.sharding import make_mesh, put_rows
-from bert_jax.training.state import Moments, abstract_state, state_from
-from bert_jax.training.step import make_train_step, put_dials
+from bert_jax.training.state import Moments, abstract_state, state_from_initial
+from bert_jax.training.step import make_train_step, put_step_inputs
 
 JOURNEYS = {"ours": ("run", "bert-jax"), "google's": ("ours", "tensorflow1"), "ours again": ("google's", "bert-jax")}
 WITH_MOMENTS = ("run", *JOURNEYS)
@@ -71,7 +71,7 @@ def params_of(place):
 def starting(config, source, moments: str = "keep", **changes):
     """A run of the same recipe and one update that starts from `source`."""
     phase = dataclasses.replace(config.phases[0], steps=1, warmup_steps=0)
-    start = {"source": str(source), "moments": moments}
+    start = {"source": str(source), "optimizer_state": moments}
     return config_lib.replace(config, name="second", phases=(phase,), start=start, **changes)
 
 
@@ -102,9 +102,12 @@ def test_forms_without_a_place_for_them(made, tmp_path, capsys, to):
 
 @pytest.mark.parametrize("name", ["without", "google's without"])
 def test_a_source_without_moments(made, tmp_path, tiny_config, tiny_corpus, capsys, name):
-    with pytest.raises(UserError, match=r"has no moments of an optimizer: set start\.moments new"):
+    with pytest.raises(UserError, match=r"has no moments of an optimizer: set start\.optimizer_state new"):
         pretraining.pretrain(
-            starting(tiny_config, made[name]), [CorpusWeight(tiny_corpus)], tmp_path / "run", read_start=read_start
+            starting(tiny_config, made[name]),
+            [CorpusWeight(tiny_corpus)],
+            tmp_path / "run",
+            load_initial_params=load_initial_params,
         )
     for to in ("bert-jax", "tensorflow1"):
         command = ["convert", str(made[name]), str(tmp_path / "new"), "--to", to, "--moments", "keep"]
@@ -118,7 +121,7 @@ def test_the_first_update_is_that_of_the_run_continued(made, tiny_config, tiny_c
     """One update of the same batch, on the state of the run's own checkpoint and on what each source starts with."""
     task = pretraining.open_task(tiny_config, [CorpusWeight(tiny_corpus)])
     mesh = make_mesh(tiny_config.mesh, jax.devices()[:1])
-    with Checkpoints(directory_of(made["run"]), 2) as checkpoints:
+    with Checkpoints(checkpoint_directory(made["run"]), 2) as checkpoints:
         continued, about = checkpoints.restore(lambda about: abstract_state(task, mesh))
     assert about["phase"] == 0 and int(continued.step) == tiny_config.total_steps
     batch = put_rows(task.train.batch(task.train.resolve_cursor(Cursor())), mesh, 8)
@@ -127,21 +130,21 @@ def test_the_first_update_is_that_of_the_run_continued(made, tiny_config, tiny_c
 
     def after(state):
         """Its next update, with dropout and masks of update 8 whatever it counts itself."""
-        step, watch = jax.device_put(
-            (np.int32(8), jax.tree.map(np.array, new_watch())), (shardings.step, shardings.watch)
+        step, divergence = jax.device_put(
+            (np.int32(8), jax.tree.map(np.array, init_divergence_state())), (shardings.step, shardings.divergence)
         )
-        return jax.device_get(update(dataclasses.replace(state, step=step, watch=watch), batch, dials)[0])
+        return jax.device_get(update(dataclasses.replace(state, step=step, divergence=divergence), batch, inputs)[0])
 
-    dials = put_dials(1e-3, 1, mesh)
+    inputs = put_step_inputs(1e-3, 1, mesh)
     expected = after(continued)
     assert int(expected.optimizer.count) == 9
     for name in WITH_MOMENTS:
         config = starting(tiny_config, made[name])
-        found = after(state_from(task, mesh, read_start(config, Tokenizer.load(tiny_corpus))))
+        found = after(state_from_initial(task, mesh, load_initial_params(config, Tokenizer.load(tiny_corpus))))
         jax.tree.map(np.testing.assert_array_equal, found.params, expected.params)
         jax.tree.map(np.testing.assert_array_equal, found.optimizer, expected.optimizer)
     config = starting(tiny_config, made["ours"], "new")
-    found = after(state_from(task, mesh, read_start(config, Tokenizer.load(tiny_corpus))))
+    found = after(state_from_initial(task, mesh, load_initial_params(config, Tokenizer.load(tiny_corpus))))
     assert int(found.optimizer.count) == 1
     distances = [
         np.abs(one - two).max()
@@ -156,9 +159,9 @@ def test_runs_that_start_with_moments(made, tmp_path, tiny_config, tiny_corpus, 
     config = tmp_path / "tiny.py"
     config.write_text(CONFIG_FILE.format(text=json.dumps(to_dict(starting(tiny_config, "none", "new")))))
     flags = {
-        "run": ["--init-from", str(made["run"]), "--start.moments", "keep"],
-        "ours": [f"--init-from={made['ours']}", "--start.moments", "keep"],
-        "google's": ["--start.source=" + str(made["google's"]), "--start.moments", "keep"],
+        "run": ["--init-from", str(made["run"]), "--start.optimizer-state", "keep"],
+        "ours": [f"--init-from={made['ours']}", "--start.optimizer-state", "keep"],
+        "google's": ["--start.source=" + str(made["google's"]), "--start.optimizer-state", "keep"],
         "new": ["--init_from", str(made["ours"])],
     }
     found = {}

@@ -22,7 +22,7 @@ from bert_jax.doctor import machine_checks, schedule_checks, storage_checks
 from bert_jax.doctor.check_context import Asked, Machine
 from bert_jax.doctor.doctor import CHECKS, OF_RUN, Wishes, carry_out, examine
 from bert_jax.planning.roofline import predict
-from bert_jax.training.run_directory.checkpoint import COMMIT
+from bert_jax.training.run_directory.checkpoint import COMMIT_MARKER
 from bert_jax.training.run_directory.workdir import CONFIG, TOKENIZER
 
 REPORT = {"host": "here", "config": {"seed": 0}, "code": {"hash": "a"}, "versions": {"jax": "1"}, "ahead": 0.0}
@@ -175,7 +175,7 @@ FIRES = [
     ("mesh", lambda a: machine(a, devices=3), "error", ["batch_size 8 is not divisible by 3"]),
     ("mesh", lambda a: on_mesh(a, 4, tensor=4), "error", ["does not divide the 2 attention heads"]),
     ("mesh", lambda a: on_mesh(a, 6, fsdp=4), "error", ["does not fit 6 devices"]),
-    ("mesh", lambda a: machine(on_mesh(a, 2, tensor=2), hosts=2), "error", ["mesh.tensor may not span processes"]),
+    ("mesh", lambda a: machine(on_mesh(a, 2, tensor=2), hosts=2), "error", ["mesh.tensor must not span processes"]),
     ("split", lambda a: model(on_mesh(a, 2, tensor=2), vocab_size=121), "warning", ["word", "121", "multiples"]),
     ("split", lambda a: on_mesh(a, 3, data=2), "warning", ["not looked at", "does not fit 3 devices"]),
     ("memory", lambda a: machine(a, memory=2.0**20), "warning", ["on each device", "split the model over more"]),
@@ -245,7 +245,7 @@ def test_disk(asked, monkeypatch):
     # What is there already needs no more room.
     for step in ("00000004", "00000008"):
         (asked.workdir / "checkpoints" / step).mkdir(parents=True)
-        (asked.workdir / "checkpoints" / step / COMMIT).write_text("{}")
+        (asked.workdir / "checkpoints" / step / COMMIT_MARKER).write_text("{}")
     there = lines_of(asked, "disk")[0].values["there"]
     assert (there, level((keep - 1) * size - 1), level(3 * size)) == (2, "error", "ok")
     assert level(0, of(asked, workdir=None)) == "ok"

@@ -77,7 +77,7 @@ def main(directory: Path) -> None:
     described["corpus_paths"] = ["corpus"]  # no path of the machine that made it
     (kept / workdir.CONFIG).write_text(json.dumps(described, indent=1))
     shutil.copytree(run / "checkpoints", kept / "checkpoints")
-    (save,) = checkpoint.directory_of(kept).iterdir()
+    (save,) = checkpoint.checkpoint_directory(kept).iterdir()
     success = save / "state" / "commit_success.txt"  # Orbax writes an absolute path
     success.write_text(success.read_text().replace(f"{run.absolute()}/", ""))
     checkpoint.write_commit(save)

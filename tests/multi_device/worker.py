@@ -24,7 +24,7 @@ from bert_jax.training.param_paths import name_leaves
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.sharding import make_mesh, put_rows
 from bert_jax.training.state import init_state
-from bert_jax.training.step import make_train_step, put_dials
+from bert_jax.training.step import make_train_step, put_step_inputs
 from tests.multi_device.exchanges import compile_naive
 
 VOCAB, SEQ_LEN, ROWS, STEPS = 512, 32, 64, 20
@@ -89,12 +89,12 @@ def run(data: int, fsdp: int, tensor: int, accumulation: int, optimizer: str) ->
     mesh = make_mesh(task.config.mesh, jax.devices()[: data * fsdp * tensor])
     state = init_state(task, mesh)
     rows = put_rows(rows_of_step(0), mesh, ROWS)
-    dials = put_dials(3e-3, 1, mesh)
-    compiled = make_train_step(task, mesh, accumulation).lower(state, rows, dials).compile()
+    inputs = put_step_inputs(3e-3, 1, mesh)
+    compiled = make_train_step(task, mesh, accumulation).lower(state, rows, inputs).compile()
     losses, first_moments = [], {}
     for step in range(STEPS):
         rows = put_rows(rows_of_step(step), mesh, ROWS)
-        state, metrics = compiled(state, rows, dials)
+        state, metrics = compiled(state, rows, inputs)
         losses.append(float(metrics["loss"]))
         if step == 0:  # after one step the first moment is a tenth of the clipped gradient
             moments = name_leaves(jax.device_get(state.optimizer.mu))
@@ -145,7 +145,7 @@ def one_step(task: Pretraining, accumulation: int, rows: dict, turns: int) -> tu
         if name in ("row", "segment_ids", "pair_labels", "example_id")
     }
     program = make_train_step(task, mesh, accumulation)
-    state, metrics = program(init_state(task, mesh), batch, put_dials(3e-3, turns, mesh))
+    state, metrics = program(init_state(task, mesh), batch, put_step_inputs(3e-3, turns, mesh))
     moments = {name: np.asarray(value) for name, value in name_leaves(jax.device_get(state.optimizer.mu)).items()}
     return {name: float(value) for name, value in metrics.items()}, moments, shards
 

@@ -78,7 +78,9 @@ class Job:
     def wait_until_ready(self) -> None:
         """Wait until the parameters are initialized, and the first step is about to be compiled."""
         deadline, file = time.monotonic() + TIMEOUT_SECONDS, self.workdir / "goodput.jsonl"
-        while len({json.loads(line)["begun"] for line in file.read_text().splitlines(True) if line[-1:] == "\n"}) < 2:
+        while (
+            len({json.loads(line)["start_time"] for line in file.read_text().splitlines(True) if line[-1:] == "\n"}) < 2
+        ):
             assert time.monotonic() < deadline and self.supervisors[0].poll() is None, self.end()
             time.sleep(0.02)
 

@@ -121,7 +121,7 @@ def train(task, accumulation: int) -> dict[str, np.ndarray]:
     from bert_jax.training.param_paths import name_leaves
     from bert_jax.training.sharding import put_rows
     from bert_jax.training.state import init_state
-    from bert_jax.training.step import make_train_step, put_dials
+    from bert_jax.training.step import make_train_step, put_step_inputs
 
     mesh = checked_mesh(task)
     state, step = init_state(task, mesh), make_train_step(task, mesh, accumulation)
@@ -130,8 +130,8 @@ def train(task, accumulation: int) -> dict[str, np.ndarray]:
     found["losses"] = []
     for rows, size, following in task.batches(Cursor()):
         batch = put_rows(rows, mesh, size)
-        dials = put_dials(learning_rate_at(task.config, following.step - 1), 1, mesh)
-        state, metrics = step(state, batch, dials)
+        inputs = put_step_inputs(learning_rate_at(task.config, following.step - 1), 1, mesh)
+        state, metrics = step(state, batch, inputs)
         found["losses"].append(float(metrics["loss"]))
         if following.step == 1:
             shards = batch["input_ids"].addressable_shards

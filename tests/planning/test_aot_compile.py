@@ -15,7 +15,7 @@ from bert_jax.errors import UserError
 from bert_jax.planning import aot_compile
 from bert_jax.planning.collectives import Collectives
 from bert_jax.planning.hlo import Collective
-from bert_jax.training.sharding import abstract_mesh, undivided
+from bert_jax.training.sharding import abstract_mesh, unsharded_dimensions
 
 PRESETS = list(presets.preset_files())
 
@@ -25,7 +25,7 @@ def on(data: int, fsdp: int, tensor: int):
 
 
 def state_bytes(config, mesh) -> int:
-    state = aot_compile.abstract_arguments(aot_compile.blank_task(config).at(len(config.phases) - 1), mesh)[0]
+    state = aot_compile.abstract_step_arguments(aot_compile.blank_task(config).at(len(config.phases) - 1), mesh)[0]
     return aot_compile.shard_bytes((state.params, state.optimizer))
 
 
@@ -78,8 +78,8 @@ def test_fsdp_divides_parameters_and_moments(name):
 def test_what_an_axis_cannot_divide():
     config = presets.load_config("bert_base")
     for sizes, expected in (((1, 8, 1), []), ((1, 1, 2), []), ((2, 1, 4), ["encoder/embeddings/word", "mlm/bias"])):
-        state = aot_compile.abstract_arguments(aot_compile.blank_task(config).at(0), on(*sizes))[0]
-        found = undivided(state.params)
+        state = aot_compile.abstract_step_arguments(aot_compile.blank_task(config).at(0), on(*sizes))[0]
+        found = unsharded_dimensions(state.params)
         assert [one.path for one in found] == expected
     word = found[0]
     assert (word.dimension, word.size, word.axis, word.bytes) == (0, 30522, "tensor", 4 * 30522 * 768)
@@ -91,10 +91,10 @@ def test_an_abstract_batch_is_a_real_one(tiny_corpus, special_ids, two_phases, d
     stream = TrainingStream([Corpus.open(tiny_corpus)], [1.0], config, special_ids)
     phases = {}
     for one in stream.read(Cursor()):
-        phases.setdefault(config.place_of(one.next_cursor.step - 1)[0], one.rows)
+        phases.setdefault(config.locate_step(one.next_cursor.step - 1)[0], one.rows)
     assert len(phases) == 2
     for phase, rows in phases.items():
-        _, expected, _ = aot_compile.abstract_arguments(aot_compile.blank_task(config).at(phase), on(1, 1, 1))
+        _, expected, _ = aot_compile.abstract_step_arguments(aot_compile.blank_task(config).at(phase), on(1, 1, 1))
         assert {k: (v.shape, v.dtype) for k, v in rows.items()} == {k: (v.shape, v.dtype) for k, v in expected.items()}
 
 
@@ -132,7 +132,7 @@ def test_bytes_by_axis():
 def test_meshes_over_slices():
     """fsdp and tensor stay within a slice."""
     assert abstract_mesh(MeshConfig(-1, 4, 2), 32, slices=4).shape == {"data": 4, "fsdp": 4, "tensor": 2}
-    with pytest.raises(UserError, match="32 devices lie in 4 slices"):
+    with pytest.raises(UserError, match="32 devices are in 4 slices"):
         abstract_mesh(MeshConfig(2, 16, 1), 32, slices=4)
 
 

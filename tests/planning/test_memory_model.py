@@ -15,7 +15,7 @@ from bert_jax.planning.memory_model import LOGIT_BYTES, WORKING, estimate
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.sharding import make_mesh, replicated, row_sharding
 from bert_jax.training.state import abstract_state
-from bert_jax.training.step import Dials, make_train_step
+from bert_jax.training.step import StepInputs, make_train_step
 from tests.planning.machines import run
 from tests.planning.test_collectives import COPIED, TOTAL
 
@@ -84,7 +84,7 @@ def compiled_bytes(config: Config) -> int:
     batch |= {n: array() for n in ("row", "mask_epoch")}
     dial = [jax.ShapeDtypeStruct((), t, sharding=replicated(mesh)) for t in (jnp.float32, jnp.int32)]
     step = make_train_step(task, mesh, phase.accumulation)
-    memory = step.lower(abstract_state(task, mesh), batch, Dials(*dial)).compile().memory_analysis()
+    memory = step.lower(abstract_state(task, mesh), batch, StepInputs(*dial)).compile().memory_analysis()
     return memory.argument_size_in_bytes + memory.temp_size_in_bytes
 
 

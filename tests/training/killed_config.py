@@ -1,5 +1,5 @@
 """Config of the runs that are killed: packed rows, two sets of masks, a batch ramp, two phases of which the second has
-twice the layers, several epochs, dropout, LAMB, a checkpoint every 10 updates.
+twice the layers, several epochs, dropout, LAMB, a checkpoint every 10 steps.
 """
 
 from bert_jax.config import (
@@ -11,12 +11,12 @@ from bert_jax.config import (
     ModelConfig,
     OptimizerConfig,
     Phase,
-    RescueConfig,
+    RecoveryConfig,
 )
 
 
 def config() -> Config:
-    """A run of 60 updates, its 40th the first of the second phase."""
+    """A run of 60 steps, its 40th the first of the second phase."""
     return Config(
         name="killed",
         model=ModelConfig(
@@ -38,7 +38,7 @@ def config() -> Config:
             Phase(steps=20, seq_len=48, batch_size=6, accumulation=2, learning_rate=1e-2, warmup_steps=2),
         ),
         optimizer=OptimizerConfig(name="lamb"),
-        rescue=RescueConfig(max_skipped=3, calm_steps=5),
+        recovery=RecoveryConfig(max_skipped=3, stable_steps=5),
         checkpoint=CheckpointConfig(every=10, keep=2),
         log=LogConfig(every=3),
         evaluation=EvaluationConfig(every=15, rows=8, batch_size=8),

@@ -1,7 +1,7 @@
 """``bert-jax pretrain`` that kills itself, as a power cut would, at a named point.
 
-Usage: killed_worker.py POINT COUNT ARGUMENT...: SIGKILL at the COUNT-th time that the point is reached, behind a line
-that lists the processes which the run leaves behind. A reader process runs this file too.
+Usage: killed_worker.py POINT COUNT ARGUMENT...: SIGKILL at the COUNT-th time that the point is reached, after a line
+that lists the processes that the run leaves. A reader process runs this file too.
 """
 
 import os
@@ -16,7 +16,7 @@ from spoiled import spoil
 from bert_jax.data import batches
 
 SPOILED_ROWS = (192, 216)
-"""Of updates 31 to 33: checkpoint 20 is good then, and 30 is not."""
+"""Of steps 31 to 33: checkpoint 20 is good then, and 30 is not."""
 
 
 def die(run: int | None = None, note: str = "") -> None:
@@ -30,7 +30,7 @@ def children(parent: int) -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
-            fields = path.read_text().rpartition(")")[2].split()  # behind the name, which may hold anything
+            fields = path.read_text().rpartition(")")[2].split()  # after the name, which may be any text
         except OSError:  # it has just ended
             continue
         if int(fields[1]) == parent:
@@ -69,7 +69,7 @@ def die_while_arrays_are_written(checkpoints, step: int, *_) -> None:
 
 
 def die_in_the_commit(path, *_) -> None:
-    """Leave half of the next text behind that is written there."""
+    """Leave half of the next text that is written there."""
 
     def write_half(self, content: bytes) -> None:
         with self.open("wb") as file:
@@ -87,16 +87,16 @@ def die_while_deleting(checkpoints, steps) -> None:
 
 
 def die_in_a_line(writer, step: int, *_) -> None:
-    """Leave half a line behind."""
+    """Leave half a line."""
     with writer.path.open("a") as file:
         file.write('{"step": ' + str(step) + ', "split": "tra')
     die()
 
 
-def die_at_an_update(is_there) -> None:
-    """Die when the loop asks for the batch behind one of which `is_there(before, behind)` says so.
+def die_at_a_step(is_there) -> None:
+    """Die when the loop takes the batch after one for which `is_there(before, after)` is true.
 
-    The update itself is dispatched by then, and readers have prepared more.
+    The step itself is dispatched by then, and readers have prepared more.
     """
     from bert_jax.training.pretraining_task import Pretraining
 
@@ -107,25 +107,25 @@ def die_at_an_update(is_there) -> None:
         for batch in original(self, cursor):
             yield batch
             if is_there(cursor, batch.next_cursor):
-                die(note=f" behind update {batch.next_cursor.step}")
+                die(note=f" after step {batch.next_cursor.step}")
             cursor = batch.next_cursor
 
     Pretraining.batches = watched
 
 
-def mid_epoch(before, behind) -> bool:
-    """No epoch begins or ends with this update."""
-    return before.positions[0].epoch == behind.positions[0].epoch and before.positions[0].row > 0
+def mid_epoch(before, after) -> bool:
+    """No epoch begins or ends with this step."""
+    return before.positions[0].epoch == after.positions[0].epoch and before.positions[0].row > 0
 
 
-def straddles(before, behind) -> bool:
-    """This update has rows of two epochs of one phase."""
-    (start,), (end,) = before.positions, behind.positions
-    return before.phase == behind.phase and start.epoch < end.epoch and end.row > 0
+def straddles(before, after) -> bool:
+    """This step has rows of two epochs of one phase."""
+    (start,), (end,) = before.positions, after.positions
+    return before.phase == after.phase and start.epoch < end.epoch and end.row > 0
 
 
 def never_commit_at(step: int) -> None:
-    """The checkpoint of this update stays unfinished, as if the disk were slow."""
+    """The checkpoint of this step stays unfinished, as if the disk were slow."""
     from bert_jax.training.run_directory import checkpoint
 
     original = checkpoint.write_commit
@@ -172,12 +172,12 @@ def plant(point: str, count: int) -> None:
     elif point == "metrics":
         metrics.MetricsWriter.write = at_count(count, metrics.MetricsWriter.write, before=die_in_a_line)
     elif point == "mid-epoch":
-        die_at_an_update(lambda *cursors: mid_epoch(*cursors) and next(times) == count)
+        die_at_a_step(lambda *cursors: mid_epoch(*cursors) and next(times) == count)
     elif point == "epoch-boundary":
-        die_at_an_update(lambda *cursors: straddles(*cursors) and next(times) == count)
+        die_at_a_step(lambda *cursors: straddles(*cursors) and next(times) == count)
     elif point == "phase-switch":
         never_commit_at(40)
-        die_at_an_update(lambda before, behind: before.phase > 0 and next(times) == count)
+        die_at_a_step(lambda before, after: before.phase > 0 and next(times) == count)
     elif point == "prefetched":
         die_in_a_reader(count)
     elif point == "before-growth":
@@ -188,7 +188,7 @@ def plant(point: str, count: int) -> None:
         spoil(setattr, *SPOILED_ROWS, float("nan"))
     elif point == "rollback-decided":
         spoil(setattr, *SPOILED_ROWS, float("nan"))
-        recovery.decide = at_count(count, recovery.decide, after=lambda *_: die())
+        recovery.decide_rollback = at_count(count, recovery.decide_rollback, after=lambda *_: die())
     elif point == "rollback-deleting":
         spoil(setattr, *SPOILED_ROWS, float("nan"))
         checkpoint.Checkpoints.delete = at_count(count, checkpoint.Checkpoints.delete, before=die_while_deleting)

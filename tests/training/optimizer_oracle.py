@@ -77,7 +77,7 @@ def train(
     frozen: tuple[str, ...] = (),
     scales: Mapping[str, float] | None = None,
 ) -> tuple[dict[str, np.ndarray], list[dict[str, float]]]:
-    """Parameters after `STEPS` updates, and the metrics of each update.
+    """Parameters after `STEPS` steps, and the metrics of each step.
 
     AdamW by Loshchilov and Hutter 2019; LAMB by algorithm 2 of You et al. 2020 with its flavours.
     """

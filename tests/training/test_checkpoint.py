@@ -12,9 +12,15 @@ from etils import epath
 
 from bert_jax.errors import UserError
 from bert_jax.training.run_directory import checkpoint
-from bert_jax.training.run_directory.checkpoint import COMMIT, Checkpoints, find_damage, restore_parts, verified
+from bert_jax.training.run_directory.checkpoint import (
+    COMMIT_MARKER,
+    Checkpoints,
+    find_damage,
+    newest_intact,
+    restore_parts,
+)
 
-ABOUT = {"cursor": {"step": 3}, "note": "x"}
+METADATA = {"cursor": {"step": 3}, "note": "x"}
 
 
 def state_of(step: int):
@@ -32,7 +38,7 @@ def saved_once(tmp_path_factory):
     directory = tmp_path_factory.mktemp("saved") / "checkpoints"
     with Checkpoints(directory, keep=3) as checkpoints:
         for step in (2, 4):
-            checkpoints.save(step, state_of(step), ABOUT | {"step": step})
+            checkpoints.save(step, state_of(step), METADATA | {"step": step})
     return directory
 
 
@@ -47,7 +53,7 @@ def all_files(directory: pathlib.Path) -> list[str]:
 
 def restore(directory):
     with Checkpoints(directory, keep=3) as checkpoints:
-        return checkpoints.restore(lambda about: ABSTRACT)
+        return checkpoints.restore(lambda metadata: ABSTRACT)
 
 
 def assert_equal(left, right):
@@ -58,9 +64,9 @@ def assert_equal(left, right):
 
 
 def test_the_newest_comes_back_bit_for_bit(saved, capsys):
-    state, about = restore(saved)
+    state, metadata = restore(saved)
     assert_equal(state, state_of(4))
-    assert about == {"format_version": 4, "step": 4, **ABOUT}
+    assert metadata == {"format_version": 4, "step": 4, **METADATA}
     assert capsys.readouterr().err == ""
 
 
@@ -72,7 +78,7 @@ def test_nothing_saved_is_none(tmp_path):
 
 def test_parameters_alone(saved):
     shapes = jax.eval_shape(lambda: state_of(0)["params"])
-    params = restore_parts(verified(epath.Path(saved)), {"params": shapes})["params"]
+    params = restore_parts(newest_intact(epath.Path(saved)), {"params": shapes})["params"]
     assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(params))
     assert_equal(params, jax.tree.map(np.asarray, state_of(4)["params"]))
 
@@ -80,7 +86,7 @@ def test_parameters_alone(saved):
 def test_retention_keeps_the_newest(tmp_path):
     with Checkpoints(tmp_path, keep=2) as checkpoints:
         for step in (1, 2, 3, 10):
-            checkpoints.save(step, state_of(step), ABOUT)
+            checkpoints.save(step, state_of(step), METADATA)
         checkpoints.wait()
         assert sorted(path.name for path in tmp_path.iterdir()) == ["00000003", "00000010"]
 
@@ -90,7 +96,7 @@ def test_retention_counts_only_complete_ones(tmp_path):
     (tmp_path / "00000005" / "state").mkdir(parents=True)
     with Checkpoints(tmp_path, keep=1) as checkpoints:
         for step in (2, 4):
-            checkpoints.save(step, state_of(step), ABOUT)
+            checkpoints.save(step, state_of(step), METADATA)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["00000004"]
     assert restore(tmp_path)[1]["cursor"] == {"step": 3}
 
@@ -98,14 +104,14 @@ def test_retention_counts_only_complete_ones(tmp_path):
 def test_what_users_put_beside_checkpoints_is_theirs(tmp_path):
     """A note is no checkpoint and is not removed; nor is a copy under another name the newest."""
     with Checkpoints(tmp_path, keep=1) as checkpoints:
-        checkpoints.save(2, state_of(2), ABOUT)
+        checkpoints.save(2, state_of(2), METADATA)
         checkpoints.wait()
         (tmp_path / "notes.txt").write_text("mine")
         (tmp_path / "best").mkdir()
-        (tmp_path / "best" / COMMIT).write_text("{}")
-        checkpoints.save(4, state_of(4), ABOUT)
+        (tmp_path / "best" / COMMIT_MARKER).write_text("{}")
+        checkpoints.save(4, state_of(4), METADATA)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["00000004", "best", "notes.txt"]
-    assert [path.name for path in checkpoint.committed(epath.Path(tmp_path))] == ["00000004"]
+    assert [path.name for path in checkpoint.committed_checkpoints(epath.Path(tmp_path))] == ["00000004"]
 
 
 def test_the_commit_comes_last(tmp_path, monkeypatch):
@@ -118,34 +124,35 @@ def test_the_commit_comes_last(tmp_path, monkeypatch):
 
     monkeypatch.setattr(checkpoint, "write_commit", spy)
     with Checkpoints(tmp_path, keep=1) as checkpoints:
-        checkpoints.save(1, state_of(1), ABOUT)
+        checkpoints.save(1, state_of(1), METADATA)
     (before,) = there
     target = tmp_path / "00000001"
-    assert COMMIT not in before and set(all_files(target)) == before | {COMMIT} and len(before) > 3
-    assert json.loads((target / COMMIT).read_text())["sha256"].keys() == before
+    assert COMMIT_MARKER not in before and set(all_files(target)) == before | {COMMIT_MARKER} and len(before) > 3
+    assert json.loads((target / COMMIT_MARKER).read_text())["sha256"].keys() == before
 
 
 def test_what_is_not_committed_does_not_count(saved):
-    (saved / "00000004" / COMMIT).unlink()
-    state, about = restore(saved)
-    assert about["step"] == 2
+    (saved / "00000004" / COMMIT_MARKER).unlink()
+    state, metadata = restore(saved)
+    assert metadata["step"] == 2
     assert_equal(state, state_of(2))
-    (saved / "00000002" / COMMIT).unlink()
+    (saved / "00000002" / COMMIT_MARKER).unlink()
     assert restore(saved) is None
 
 
 def test_saving_again_replaces_an_unfinished_save(saved):
-    (saved / "00000004" / COMMIT).unlink()
+    (saved / "00000004" / COMMIT_MARKER).unlink()
     (saved / "00000004" / "leftover").write_text("half")
     with Checkpoints(saved, keep=3) as checkpoints:
-        checkpoints.save(4, state_of(40), ABOUT)
+        checkpoints.save(4, state_of(40), METADATA)
     assert_equal(restore(saved)[0], state_of(40))
     assert not (saved / "00000004" / "leftover").exists()
 
 
 def largest(directory):
     return max(
-        (directory / name for name in all_files(directory) if name != COMMIT), key=lambda path: path.stat().st_size
+        (directory / name for name in all_files(directory) if name != COMMIT_MARKER),
+        key=lambda path: path.stat().st_size,
     )
 
 
@@ -175,29 +182,29 @@ def add(directory):
 
 
 def cut_commit(directory):
-    path = directory / COMMIT
+    path = directory / COMMIT_MARKER
     path.write_text(path.read_text()[:-30])
-    return f"{COMMIT} is incomplete"
+    return f"{COMMIT_MARKER} is incomplete"
 
 
 def untyped_commit(directory):
-    (directory / COMMIT).write_text('{"sha256": []}')
-    return f"{COMMIT} is incomplete"
+    (directory / COMMIT_MARKER).write_text('{"sha256": []}')
+    return f"{COMMIT_MARKER} is incomplete"
 
 
-def spoil_about(directory):
+def damage_metadata(directory):
     path = directory / "run.json"
     path.write_text(path.read_text().replace('"step": 4', '"step": 5'))
     return "run.json has changed"
 
 
-@pytest.mark.parametrize("damage", [flip, truncate, remove, add, cut_commit, untyped_commit, spoil_about])
+@pytest.mark.parametrize("damage", [flip, truncate, remove, add, cut_commit, untyped_commit, damage_metadata])
 def test_damage_is_noticed_and_passed_over(saved, capsys, damage):
     newest = saved / "00000004"
     what = damage(newest)
     assert find_damage(epath.Path(newest)) == what
-    state, about = restore(saved)
-    assert about["step"] == 2
+    state, metadata = restore(saved)
+    assert metadata["step"] == 2
     assert_equal(state, state_of(2))
     (line,) = capsys.readouterr().err.splitlines()
     assert line == f"warning: checkpoint {newest} is damaged ({what}); trying the one before"
@@ -205,7 +212,7 @@ def test_damage_is_noticed_and_passed_over(saved, capsys, damage):
 
 def test_a_flipped_bit_in_any_file_is_noticed(saved):
     newest = saved / "00000004"
-    names = [name for name in all_files(newest) if name != COMMIT]
+    names = [name for name in all_files(newest) if name != COMMIT_MARKER]
     assert len(names) > 3
     for name in names:
         path = newest / name
@@ -229,8 +236,8 @@ def test_all_damaged_is_the_users_to_decide(saved, capsys):
 @pytest.mark.parametrize(("version", "remedy"), [(3, "use the version that wrote it"), (5, "update bert_jax")])
 def test_other_formats_are_refused(saved, version, remedy):
     newest = saved / "00000004"
-    about = json.loads((newest / "run.json").read_text())
-    (newest / "run.json").write_text(json.dumps(about | {"format_version": version}))
+    metadata = json.loads((newest / "run.json").read_text())
+    (newest / "run.json").write_text(json.dumps(metadata | {"format_version": version}))
     checkpoint.write_commit(epath.Path(newest))
     with pytest.raises(UserError, match=f"has format {version}, and this bert_jax reads 4: {remedy}"):
         restore(saved)
@@ -246,7 +253,7 @@ def test_a_good_checkpoint_outlives_newer_ones(tmp_path):
             (4, 0, [4, 3, 1]),
             (5, 2, [5, 4, 3, 1]),
         ):
-            checkpoints.save(step, state_of(step), ABOUT, good)
+            checkpoints.save(step, state_of(step), METADATA, good)
             assert checkpoints.steps() == left
         checkpoints.delete([1, 5])
         assert checkpoints.steps() == [4, 3]
@@ -258,5 +265,5 @@ def test_a_failed_save_is_not_silent(tmp_path, monkeypatch):
 
     monkeypatch.setattr(checkpoint, "write_commit", fail)
     with pytest.raises(OSError, match="disk full"), Checkpoints(tmp_path, keep=1) as checkpoints:
-        checkpoints.save(1, state_of(1), ABOUT)
+        checkpoints.save(1, state_of(1), METADATA)
     assert restore(tmp_path) is None

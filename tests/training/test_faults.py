@@ -75,7 +75,7 @@ def test_what_other_writers_say_of_a_full_disk(tiny_corpus, tmp_path, monkeypatc
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "removed"])
 def test_every_file_of_the_newest_checkpoint_is_guarded(tiny_config, tiny_corpus, tiny_run, tmp_path, capfd, damage):
     """Whatever file it is: the run goes on from the one before, says so, and ends as before."""
-    newest = next(checkpoint.committed(checkpoint.directory_of(tiny_run)))
+    newest = next(checkpoint.committed_checkpoints(checkpoint.checkpoint_directory(tiny_run)))
     names = [Path(path).relative_to(newest) for path in sorted(Path(newest).rglob("*")) if path.is_file()]
     assert len(names) > 5
     expected = jax.tree.leaves(loaded_model.load(tiny_run).params)
@@ -91,12 +91,12 @@ def test_every_file_of_the_newest_checkpoint_is_guarded(tiny_config, tiny_corpus
             path.write_bytes(whole[: len(whole) // 2])
         else:
             path.unlink()
-        found = checkpoint.verified(checkpoint.directory_of(workdir))
+        found = checkpoint.newest_intact(checkpoint.checkpoint_directory(workdir))
         assert found is not None and Path(found).name == "00000004", name
         said = capfd.readouterr().err
-        assert name.name == checkpoint.COMMIT or "is damaged" in said, name
-    place = pretraining.pretrain(tiny_config, [CorpusWeight(tiny_corpus)], workdir)
-    assert place.ended == "steps" and "continuing from update 4" in capfd.readouterr().err
+        assert name.name == checkpoint.COMMIT_MARKER or "is damaged" in said, name
+    progress = pretraining.pretrain(tiny_config, [CorpusWeight(tiny_corpus)], workdir)
+    assert progress.ended == "steps" and "continuing from step 4" in capfd.readouterr().err
     for a, b in zip(expected, jax.tree.leaves(loaded_model.load(workdir).params), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -106,10 +106,10 @@ def test_a_shard_that_vanishes(tiny_config, tiny_corpus, tiny_run, tmp_path, mon
     corpus = Path(shutil.copytree(tiny_corpus, tmp_path / "corpus"))
     (shard,) = corpus.glob("*train*array_record*")
     whole, workdir = shard.read_bytes(), tmp_path / "run"
-    push = reporter.Reporter.push
+    add_step = reporter.Reporter.add_step
 
-    def push_and_take_away(self, step, *rest):
-        push(self, step, *rest)
+    def add_step_and_take_away(self, step, *rest):
+        add_step(self, step, *rest)
         if step == 1:
             shard.write_bytes(b"")
 
@@ -121,14 +121,14 @@ def test_a_shard_that_vanishes(tiny_config, tiny_corpus, tiny_run, tmp_path, mon
 
     with monkeypatch.context() as patch:
         patch.setattr(CorpusRows, "window", window_read_anew)
-        patch.setattr(reporter.Reporter, "push", push_and_take_away)
+        patch.setattr(reporter.Reporter, "add_step", add_step_and_take_away)
         with pytest.raises(UserError, match=shard.name):
             pretraining.pretrain(tiny_config, [CorpusWeight(corpus)], workdir)
     with pytest.raises(UserError, match=shard.name):
         pretraining.pretrain(tiny_config, [CorpusWeight(corpus)], workdir)
     shard.write_bytes(whole)
-    place = pretraining.pretrain(tiny_config, [CorpusWeight(corpus)], workdir)
-    assert place.ended == "steps"
+    progress = pretraining.pretrain(tiny_config, [CorpusWeight(corpus)], workdir)
+    assert progress.ended == "steps"
     runs = (loaded_model.load(w).params for w in (workdir, tiny_run))
     for a, b in zip(*map(jax.tree.leaves, runs), strict=True):
         np.testing.assert_array_equal(a, b)

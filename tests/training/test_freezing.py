@@ -21,7 +21,7 @@ EMBEDDINGS, HEADS = ("encoder/embeddings/.*",), ("layers/.*", "(mlm|pair)/.*")
 
 @pytest.fixture(scope="module")
 def config(tiny_config) -> Config:
-    """Two updates without the embeddings, two of nothing else."""
+    """Two steps without the embeddings, two of nothing else."""
     phase = dataclasses.replace(tiny_config.phases[0], steps=2, batch_size=4, warmup_steps=0)
     return dataclasses.replace(
         tiny_config,
@@ -47,7 +47,7 @@ def moved(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> set[st
 def test_frozen_parameters_stay_and_the_others_move(config, tiny_corpus, tmp_path):
     pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
     task = pretraining.open_task(config, [CorpusWeight(tiny_corpus)])
-    mesh, directory = loop.checked_mesh(task), checkpoint.directory_of(tmp_path / "run")
+    mesh, directory = loop.checked_mesh(task), checkpoint.checkpoint_directory(tmp_path / "run")
     start = init_state(task.at(0), mesh)
     shapes = abstract_state(task, mesh)
     params = [arrays(start.params)]
@@ -65,7 +65,7 @@ def test_frozen_parameters_stay_and_the_others_move(config, tiny_corpus, tmp_pat
     assert len(of_embeddings) > 3 and len(of_heads) > 10 and rest
     assert moved(params[0], params[1]) == of_heads | rest
     assert moved(params[1], params[2]) == of_embeddings | rest
-    assert moved(moments[0], moments[1]) == of_embeddings | rest  # which started anew
+    assert moved(moments[0], moments[1]) == of_embeddings | rest  # which were reset
 
 
 @pytest.mark.parametrize("phase", [0, 1])
@@ -75,7 +75,7 @@ def test_a_pattern_that_matches_nothing_is_refused_before_anything_is_written(co
     phases[phase] = dataclasses.replace(phases[phase], frozen=("embedings/.*",))
     wrong = dataclasses.replace(config, phases=tuple(phases))
     with pytest.raises(
-        UserError, match=r"frozen: 'embedings/\.\*' is no end of a parameter's path; near are embeddings"
+        UserError, match=r"frozen: 'embedings/\.\*' matches the end of no parameter's path; similar are embeddings"
     ):
         pretraining.pretrain(wrong, [CorpusWeight(tiny_corpus)], tmp_path / "run")
     assert not (tmp_path / "run").exists()

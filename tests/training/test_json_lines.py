@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from bert_jax import storage
-from bert_jax.training.run_directory.json_lines import JsonLines, cut_back, read_lines
+from bert_jax.training.run_directory.json_lines import JsonLines, read_lines, truncate_lines
 from tests.stores import MemoryStore, memory_store
 
 
@@ -32,12 +32,12 @@ def steps_of(values):
 @pytest.mark.parametrize(
     ("step", "kept"), [(0, []), (2, [2, 2]), (5, [2, 2, 4]), (8, [2, 2, 4, 6, 8]), (99, [2, 2, 4, 6, 8])]
 )
-def test_cut_back(place, step, kept, tail):
+def test_truncate_lines(place, step, kept, tail):
     path = place / "metrics.jsonl"
     write_steps(path, [2, 2, 4, 6, 8], tail)
     before = path.read_bytes()
     assert steps_of(read_lines(path, valid)) == [2, 2, 4, 6, 8] and path.read_bytes() == before
-    values = cut_back(path, valid, lambda value: value["step"] <= step)
+    values = truncate_lines(path, valid, lambda value: value["step"] <= step)
     assert steps_of(values) == steps_of(read_lines(path, valid)) == kept
     after = path.read_bytes()
     assert before.startswith(after) and (not after or after.endswith(b"\n"))
@@ -46,27 +46,27 @@ def test_cut_back(place, step, kept, tail):
 @pytest.mark.parametrize(
     "damage", [b'{"step": 4\n', b"\0\xff\n", b"4\n", b"[" * 99_999 + b"\n", b'{"stfp": 4}\n', b"\r\n"]
 )
-def test_damaged_lines_are_named_and_left_out(place, damage, capfd):
+def test_damaged_lines_are_reported_and_skipped(place, damage, capfd):
     path = place / "metrics.jsonl"
     write_steps(path, [2])
     path.write_bytes(path.read_bytes() + damage + b'{"step": 6}\n{"st')
     damaged = path.read_bytes()
     assert steps_of(read_lines(path, valid)) == [2, 6] and path.read_bytes() == damaged
-    assert capfd.readouterr().err == f"warning: {path}: line 2 is incomplete or damaged; left out\n"
-    assert steps_of(cut_back(path, valid)) == [2, 6]
+    assert capfd.readouterr().err == f"warning: {path}: line 2 is incomplete or damaged; skipped\n"
+    assert steps_of(truncate_lines(path, valid)) == [2, 6]
     assert capfd.readouterr().err == f"warning: {path}: line 2, 4 is incomplete or damaged; removed\n"
-    assert steps_of(cut_back(path, valid)) == [2, 6] and not capfd.readouterr().err
+    assert steps_of(truncate_lines(path, valid)) == [2, 6] and not capfd.readouterr().err
     path.write_bytes(damaged)
-    assert steps_of(cut_back(path, valid, cut_at_damage=True)) == [2]
+    assert steps_of(truncate_lines(path, valid, cut_at_damage=True)) == [2]
     assert path.read_bytes() == damaged.splitlines(keepends=True)[0]
 
 
-def test_cut_back_of_nothing(place):
-    assert cut_back(place / "none", valid) == [] and not (place / "none").exists()
+def test_truncate_lines_of_nothing(place):
+    assert truncate_lines(place / "none", valid) == [] and not (place / "none").exists()
     (place / "empty").write_bytes(b"")
-    assert cut_back(place / "empty", valid) == []
+    assert truncate_lines(place / "empty", valid) == []
     (place / "half").write_bytes(b'{"st')
-    assert cut_back(place / "half", valid) == [] and (place / "half").read_bytes() == b""
+    assert truncate_lines(place / "half", valid) == [] and (place / "half").read_bytes() == b""
 
 
 @pytest.mark.parametrize("durable", [False, True])

@@ -14,7 +14,7 @@ from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.planning.aot_compile import blank_task
 from bert_jax.training import compiled_steps, micro_batch, pretraining
-from bert_jax.training.micro_batch import accumulations, fit, given
+from bert_jax.training.micro_batch import fit_to_memory, requested_accumulation, valid_accumulations
 from bert_jax.training.run_directory.ledger import Ledger
 from bert_jax.training.run_directory.metrics import read_metrics
 from bert_jax.training.sharding import make_mesh
@@ -52,16 +52,16 @@ class Compiler:
 
 def give_memory(monkeypatch, size: float) -> None:
     """So that programs of up to `size` bytes fit."""
-    monkeypatch.setattr(micro_batch, "memory_of", lambda device: size / micro_batch.FILLED)
+    monkeypatch.setattr(micro_batch, "available_memory", lambda device: size / micro_batch.MEMORY_SHARE)
 
 
 @pytest.mark.parametrize(("size", "count"), [(1e12, 1), (1701, 1), (1699, 2), (501, 4), (301, 8), (201, 16)])
 def test_the_largest_that_fits(mesh, tmp_path, monkeypatch, size, count):
     give_memory(monkeypatch, size)
     compiler, ledger = Compiler(), Ledger(tmp_path / "ledger")
-    found, program = fit(CONFIG, 0, mesh, ledger, compiler)
+    found, program = fit_to_memory(CONFIG, 0, mesh, ledger, compiler)
     assert (found, program.count) == (count, count) and compiler.tried == [n for n in (1, 2, 4, 8, 16) if n <= count]
-    (entry,) = ledger.of("micro_batch")
+    (entry,) = ledger.entries_of("micro_batch")
     assert (entry["accumulation"], entry["bytes"], entry["phase"]) == (count, 100 + 1600 // count, 0)
 
 
@@ -71,36 +71,36 @@ def test_large_batches_are_cut_before_the_first_try(mesh, tmp_path, monkeypatch)
     for size, tried, count in ((1e12, [8, 4, 2, 1], 1), (400, [8, 4], 8), (200, [8, 16], 16)):
         give_memory(monkeypatch, size + 1)
         compiler, path = Compiler(), tmp_path / str(size)
-        assert fit(large, 0, mesh, Ledger(path), compiler)[0] == count
+        assert fit_to_memory(large, 0, mesh, Ledger(path), compiler)[0] == count
         assert compiler.tried == tried
 
 
 def test_nothing_fits(mesh, tmp_path, monkeypatch):
     give_memory(monkeypatch, 199)
     with pytest.raises(UserError, match=r"phases\.2: one row at a time .* 90% of .*mesh\.fsdp.*model\.remat full"):
-        fit(CONFIG, 2, mesh, Ledger(tmp_path / "ledger"), Compiler())
+        fit_to_memory(CONFIG, 2, mesh, Ledger(tmp_path / "ledger"), Compiler())
     assert not (tmp_path / "ledger").exists()
 
 
 def test_a_compiler_that_refuses_what_does_not_fit(mesh, tmp_path, monkeypatch):
     """As TPUs do; any other complaint is no answer."""
     give_memory(monkeypatch, 1e12)
-    assert fit(CONFIG, 0, mesh, Ledger(tmp_path / "ledger"), Compiler(refused=(1, 2)))[0] == 4
+    assert fit_to_memory(CONFIG, 0, mesh, Ledger(tmp_path / "ledger"), Compiler(refused=(1, 2)))[0] == 4
 
     def broken(count):
         raise jax.errors.JaxRuntimeError("INTERNAL: no such thing")
 
     with pytest.raises(jax.errors.JaxRuntimeError, match="no such thing"):
-        fit(CONFIG, 1, mesh, Ledger(tmp_path / "ledger"), broken)
+        fit_to_memory(CONFIG, 1, mesh, Ledger(tmp_path / "ledger"), broken)
 
 
 def test_what_was_found_is_not_searched_again(mesh, tmp_path, monkeypatch):
     """Not on the same devices in the same phase; elsewhere, or with other settings of model or phase, it is."""
     give_memory(monkeypatch, 501)
-    fit(CONFIG, 0, mesh, Ledger(tmp_path / "ledger"), Compiler())
+    fit_to_memory(CONFIG, 0, mesh, Ledger(tmp_path / "ledger"), Compiler())
     give_memory(monkeypatch, 1e12)
     compiler = Compiler()
-    assert fit(CONFIG, 0, mesh, Ledger(tmp_path / "ledger"), compiler) == (4, None) and not compiler.tried
+    assert fit_to_memory(CONFIG, 0, mesh, Ledger(tmp_path / "ledger"), compiler) == (4, None) and not compiler.tried
     entry = json.loads((tmp_path / "ledger").read_text())
     elsewhere = {
         "phase": 1,
@@ -115,8 +115,8 @@ def test_what_was_found_is_not_searched_again(mesh, tmp_path, monkeypatch):
         assert entry[name] != value
         path = tmp_path / name
         path.write_text(json.dumps(entry | {name: value}) + "\n")
-        assert fit(CONFIG, 0, mesh, Ledger(path), Compiler())[0] == 1, name
-        assert len(Ledger(path).of("micro_batch")) == 2
+        assert fit_to_memory(CONFIG, 0, mesh, Ledger(path), Compiler())[0] == 1, name
+        assert len(Ledger(path).entries_of("micro_batch")) == 2
 
 
 class Step:
@@ -136,7 +136,7 @@ class Step:
         return SimpleNamespace(**{name: self.times * size for name, size in sizes.items()})
 
     def __call__(self, *arguments):
-        raise AssertionError("no update may be computed")
+        raise AssertionError("no step may be computed")
 
 
 TIMES = (1, 10)
@@ -148,26 +148,26 @@ def steps(monkeypatch):
 
 
 def test_without_a_number_devices_with_known_memory_decide(mesh, tmp_path, monkeypatch, tiny_config, steps):
-    """All phases before the first update, each with its decision in the ledger; CPUs take whole batches and decide
+    """All phases before the first step, each with its decision in the ledger; CPUs take whole batches and decide
     nothing.
     """
     phase = dataclasses.replace(tiny_config.phases[0], batch_size=16)
     task = blank_task(dataclasses.replace(tiny_config, phases=(phase, phase)))
-    here = compiled_steps.Programs(task, mesh, Ledger(tmp_path / "cpu"), None)
-    here.fit_memory(0)
-    assert [here.update(i)[1] for i in (0, 1)] == [1, 1] and not Ledger(tmp_path / "cpu").entries
-    monkeypatch.setattr(micro_batch, "device_memory", lambda device: 5100 / micro_batch.FILLED)
-    there = compiled_steps.Programs(task, mesh, Ledger(tmp_path / "gpu"), None)
-    there.fit_memory(0)
-    entries = Ledger(tmp_path / "gpu").of("micro_batch")
+    here = compiled_steps.CompiledSteps(task, mesh, Ledger(tmp_path / "cpu"), None)
+    here.compile_ahead(0)
+    assert [here.train_step(i)[1] for i in (0, 1)] == [1, 1] and not Ledger(tmp_path / "cpu").entries
+    monkeypatch.setattr(micro_batch, "device_memory", lambda device: 5100 / micro_batch.MEMORY_SHARE)
+    there = compiled_steps.CompiledSteps(task, mesh, Ledger(tmp_path / "gpu"), None)
+    there.compile_ahead(0)
+    entries = Ledger(tmp_path / "gpu").entries_of("micro_batch")
     assert [(entry["phase"], entry["accumulation"]) for entry in entries] == [(0, 1), (1, 4)]
-    assert [there.update(i)[1] for i in (0, 1)] == [1, 4]
-    again = compiled_steps.Programs(task, mesh, Ledger(tmp_path / "gpu"), None)
-    again.fit_memory(1)
-    assert again.update(1)[1] == 4 and len(Ledger(tmp_path / "gpu").entries) == 2
+    assert [there.train_step(i)[1] for i in (0, 1)] == [1, 4]
+    again = compiled_steps.CompiledSteps(task, mesh, Ledger(tmp_path / "gpu"), None)
+    again.compile_ahead(1)
+    assert again.train_step(1)[1] == 4 and len(Ledger(tmp_path / "gpu").entries) == 2
 
 
-def test_a_phase_that_does_not_fit_is_refused_before_the_first_update(
+def test_a_phase_that_does_not_fit_is_refused_before_the_first_step(
     tiny_config, tiny_corpus, tmp_path, monkeypatch, steps
 ):
     monkeypatch.setattr(micro_batch, "device_memory", lambda device: 9e3)
@@ -179,29 +179,29 @@ def test_a_phase_that_does_not_fit_is_refused_before_the_first_update(
 
 
 def test_every_device_and_every_size_of_a_ramp_has_whole_micro_batches():
-    assert accumulations(PHASE, 1) == [1, 2, 4, 8, 16] and accumulations(PHASE, 8) == [1, 2]
-    assert accumulations(RAMP, 1) == [4, 8, 16] and accumulations(RAMP, 2) == [4, 8]
-    assert accumulations(Phase(batch_size=24), 4) == [1, 2, 3, 6] and accumulations(PHASE, 3) == []
+    assert valid_accumulations(PHASE, 1) == [1, 2, 4, 8, 16] and valid_accumulations(PHASE, 8) == [1, 2]
+    assert valid_accumulations(RAMP, 1) == [4, 8, 16] and valid_accumulations(RAMP, 2) == [4, 8]
+    assert valid_accumulations(Phase(batch_size=24), 4) == [1, 2, 3, 6] and valid_accumulations(PHASE, 3) == []
 
 
 def test_a_number_is_taken_or_refused(mesh):
-    assert [given(PHASE, 0, mesh, rows) for rows in (16, 8, 2, 1)] == [1, 2, 8, 16]
-    assert [given(RAMP, 0, mesh, rows) for rows in (4, 1)] == [4, 16]
-    assert given(RAMP, 0, mesh, None) == 4 and given(PHASE, 0, mesh, "auto") is None
+    assert [requested_accumulation(PHASE, 0, mesh, rows) for rows in (16, 8, 2, 1)] == [1, 2, 8, 16]
+    assert [requested_accumulation(RAMP, 0, mesh, rows) for rows in (4, 1)] == [4, 16]
+    assert requested_accumulation(RAMP, 0, mesh, None) == 4 and requested_accumulation(PHASE, 0, mesh, "auto") is None
     for phase, rows, fitting in (
         (PHASE, 3, "[1, 2, 4, 8, 16]"),
         (PHASE, 32, "[1, 2, 4, 8, 16]"),
         (RAMP, 8, "[1, 2, 4]"),
     ):
         with pytest.raises(UserError) as caught:
-            given(phase, 1, mesh, rows)
+            requested_accumulation(phase, 1, mesh, rows)
         said = str(caught.value)
         assert f"--micro-batch {rows}" in said and "phases.1" in said and fitting in said and "\n" not in said
 
 
 @pytest.fixture(scope="module")
 def config(tiny_config) -> Config:
-    """Four updates of 64 rows, so that activations need more memory than parameters."""
+    """Four steps of 64 rows, so that activations need more memory than parameters."""
     phase = dataclasses.replace(tiny_config.phases[0], steps=4, batch_size=64, warmup_steps=0)
     return dataclasses.replace(
         tiny_config,
@@ -233,10 +233,10 @@ def test_runs_agree_whatever_the_micro_batch(config, tiny_corpus, tmp_path, monk
     parts = [CorpusWeight(tiny_corpus)]
     give_memory(monkeypatch, 1e15)
     pretraining.pretrain(config, parts, tmp_path / "whole", micro_batch="auto")
-    (whole,) = Ledger(tmp_path / "whole" / "ledger.jsonl").of("micro_batch")
+    (whole,) = Ledger(tmp_path / "whole" / "ledger.jsonl").entries_of("micro_batch")
     assert whole["accumulation"] == 1
     pretraining.pretrain(config, parts, tmp_path / "number", micro_batch=8)
-    assert not Ledger(tmp_path / "number" / "ledger.jsonl").of("micro_batch")
+    assert not Ledger(tmp_path / "number" / "ledger.jsonl").entries_of("micro_batch")
     assert_close(numbers(tmp_path / "number"), numbers(tmp_path / "whole"))
     assert [line["loss"] for line in numbers(tmp_path / "number")[:-1]] != [
         line["loss"] for line in numbers(tmp_path / "whole")[:-1]
@@ -253,8 +253,8 @@ def test_runs_agree_whatever_the_micro_batch(config, tiny_corpus, tmp_path, monk
         patch.setattr(Ledger, "decide", decide_and_die)
         with pytest.raises(Killed):
             pretraining.pretrain(config, parts, cut, micro_batch="auto")
-    # The decision is there before the first update. It is not made again, whatever memory there is then.
-    (entry,) = Ledger(cut / "ledger.jsonl").of("micro_batch")
+    # The decision is there before the first step. It is not made again, whatever memory there is then.
+    (entry,) = Ledger(cut / "ledger.jsonl").entries_of("micro_batch")
     assert entry["accumulation"] > 1 and entry["bytes"] < whole["bytes"] and not numbers(cut)
     give_memory(monkeypatch, 0)
     pretraining.pretrain(config, parts, cut, micro_batch="auto")

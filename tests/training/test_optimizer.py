@@ -1,4 +1,4 @@
-"""Optimizers against numpy, updates that are skipped, what is frozen and scaled, and the table of treatments."""
+"""Optimizers against numpy, skipped steps, frozen and scaled parameters, and the table of rules."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from bert_jax.model import bert
 from bert_jax.model.heads import Heads
 from bert_jax.training.optimizers.lamb import FLAVOURS
 from bert_jax.training.optimizers.optimizer import make_optimizer
-from bert_jax.training.optimizers.param_rules import Treatment, treatments
+from bert_jax.training.optimizers.param_rules import ParamRule, param_rules
 from bert_jax.training.param_paths import name_leaves
 from tests.training import optimizer_oracle as oracle
 
@@ -52,7 +52,7 @@ class Run:
 
 
 def assert_agrees(run, records, expected, expected_records):
-    """Values of every logical tensor, and how far it moved; every metric of every update."""
+    """Values of every logical tensor, and how far it moved; every metric of every step."""
     found = {name: np.asarray(leaf, np.float64) for name, leaf in name_leaves(run.params).items()}
     before = oracle.start()
     assert max(oracle.distances(found, expected).values()) < 1e-5
@@ -62,7 +62,7 @@ def assert_agrees(run, records, expected, expected_records):
     for step, (ours, theirs) in enumerate(zip(records, expected_records, strict=True)):
         assert ours.keys() == theirs.keys()
         for name, value in theirs.items():
-            np.testing.assert_allclose(ours[name], value, rtol=1e-5, atol=1e-9, err_msg=f"{name}, update {step}")
+            np.testing.assert_allclose(ours[name], value, rtol=1e-5, atol=1e-9, err_msg=f"{name}, step {step}")
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -190,7 +190,7 @@ def test_every_parameter_has_a_treatment(name):
     config = presets.load_config(name)
     shapes = bert.shapes(config.model, Heads(pair=True))
     leaves = name_leaves(shapes)
-    for path, treatment in name_leaves(treatments(shapes)).items():
+    for path, treatment in name_leaves(param_rules(shapes)).items():
         assert treatment.decayed == path.endswith(("/kernel", "/word", "/position", "/token_type")), path
         assert treatment.learning_rate_scale == 1 and not treatment.frozen
         counted = [leaves[path].shape[axis] for axis in treatment.tensor_axes]
@@ -200,18 +200,18 @@ def test_every_parameter_has_a_treatment(name):
 
 def test_a_new_parameter_must_be_thought_about():
     with pytest.raises(LookupError, match="no rule matches parameter 'encoder/adapter/gate': add it to the table"):
-        treatments({"encoder": {"adapter": {"gate": jnp.zeros(3)}}})
-    assert treatments({"x": {"bias": 0}})["x"]["bias"] == Treatment(decayed=False)
+        param_rules({"encoder": {"adapter": {"gate": jnp.zeros(3)}}})
+    assert param_rules({"x": {"bias": 0}})["x"]["bias"] == ParamRule(decayed=False)
 
 
 @pytest.mark.parametrize(
     ("scales", "frozen", "words"),
     [
         ((("encoder/layrs/.*", 0.5),), (), ["optimizer.learning_rate_scales: 'encoder/layrs/.*'", "encoder/layers/"]),
-        ((), ("wrod",), ["phases: frozen: 'wrod'", "near are word"]),
+        ((), ("wrod",), ["phases: frozen: 'wrod'", "similar are word"]),
         ((), ("ias",), ["phases: frozen: 'ias'", "bias"]),
-        ((), ("layers/(",), ["phases: frozen: 'layers/(' is no regular expression"]),
-        ((("a)(b", 2.0),), (), ["optimizer.learning_rate_scales: 'a)(b' is no regular expression"]),
+        ((), ("layers/(",), ["phases: frozen: 'layers/(' is not a regular expression"]),
+        ((("a)(b", 2.0),), (), ["optimizer.learning_rate_scales: 'a)(b' is not a regular expression"]),
         ((), ("encoder/.*", "mlm/.*"), ["phases: frozen", "leaves no parameter to train"]),
     ],
 )

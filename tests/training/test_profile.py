@@ -1,4 +1,4 @@
-"""``--profile A:B`` leaves a trace of those updates, also when the run ends inside the window."""
+"""``--profile A:B`` leaves a trace of those steps, also when the run ends inside the window."""
 
 import pytest
 
@@ -9,8 +9,8 @@ from bert_jax.training.run_directory.metrics import read_metrics
 
 @pytest.mark.parametrize("window", [(3, 5), (6, 100)])
 def test_a_window_is_traced(tiny_config, tiny_corpus, tmp_path, window):
-    place = pretraining.pretrain(tiny_config, [CorpusWeight(tiny_corpus)], tmp_path / "run", profile=window)
-    assert place.cursor.step == tiny_config.total_steps
+    progress = pretraining.pretrain(tiny_config, [CorpusWeight(tiny_corpus)], tmp_path / "run", profile=window)
+    assert progress.cursor.step == tiny_config.total_steps
     traces = list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))
     assert len(traces) == 1 and traces[0].stat().st_size > 10_000
 

@@ -14,7 +14,7 @@ from bert_jax.training.param_paths import name_leaves
 from bert_jax.training.run_directory.metrics import read_metrics
 from bert_jax.training.sharding import put_rows
 from bert_jax.training.state import init_state
-from bert_jax.training.step import put_dials
+from bert_jax.training.step import put_step_inputs
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "shared_programs")
 
@@ -25,7 +25,7 @@ EXACT = {4: 1, 12: 3}
 
 @pytest.fixture(scope="module")
 def config(tiny_config) -> Config:
-    """Eight updates of 4 to 16 rows, in micro-batches of 4."""
+    """Eight steps of 4 to 16 rows, in micro-batches of 4."""
     phase = dataclasses.replace(tiny_config.phases[0], batch_size=16, start_batch_size=4, ramp_steps=8, accumulation=4)
     return dataclasses.replace(
         tiny_config,
@@ -35,16 +35,16 @@ def config(tiny_config) -> Config:
     )
 
 
-def one_update(config: Config, corpus, rows: dict[str, np.ndarray], turns: int) -> tuple[dict, dict]:
-    """Metrics, and first moments by name, of an update from fresh parameters."""
+def one_step(config: Config, corpus, rows: dict[str, np.ndarray], micro_batches: int) -> tuple[dict, dict]:
+    """Metrics, and first moments by name, of a step from fresh parameters."""
     task = pretraining.open_task(config, [CorpusWeight(corpus)]).at(0)
     mesh = loop.checked_mesh(task)
-    batch, dials = put_rows(rows, mesh, config.phases[0].batch_size), put_dials(5e-3, turns, mesh)
+    batch, inputs = put_rows(rows, mesh, config.phases[0].batch_size), put_step_inputs(5e-3, micro_batches, mesh)
     state = init_state(task, mesh)
     program = (
-        compiled_steps.make_train_step(task, mesh, config.phases[0].accumulation).lower(state, batch, dials).compile()
+        compiled_steps.make_train_step(task, mesh, config.phases[0].accumulation).lower(state, batch, inputs).compile()
     )
-    state, metrics = program(state, batch, dials)
+    state, metrics = program(state, batch, inputs)
     moments = {name: np.asarray(leaf, np.float64) for name, leaf in name_leaves(state.optimizer.mu).items()}
     return {name: float(value) for name, value in metrics.items()}, moments
 
@@ -58,8 +58,8 @@ def test_a_partial_batch_is_a_batch_of_its_size(config, tiny_corpus, size):
     exact = dataclasses.replace(
         config.phases[0], batch_size=size, start_batch_size=None, ramp_steps=0, accumulation=EXACT[size]
     )
-    expected, expected_moments = one_update(dataclasses.replace(config, phases=(exact,)), tiny_corpus, rows, 1)
-    found, moments = one_update(config, tiny_corpus, rows, size // 4)
+    expected, expected_moments = one_step(dataclasses.replace(config, phases=(exact,)), tiny_corpus, rows, 1)
+    found, moments = one_step(config, tiny_corpus, rows, size // 4)
     assert found["tokens"] == expected["tokens"] == (rows["segment_ids"] > 0).sum()
     for name in ("loss", "mlm_loss", "pair_loss", "pair_accuracy"):
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-6, err_msg=name)
@@ -75,7 +75,7 @@ def test_the_dial_says_how_many_micro_batches_are_computed(config, tiny_corpus):
     stream = pretraining.open_task(config, [CorpusWeight(tiny_corpus)]).train
     rows = stream.batch(stream.cursor_at(Cursor(), SIZES.index(12)))
     # Loss terms are divided by what the whole batch predicts, so parts of it add up.
-    losses = [one_update(config, tiny_corpus, rows, turns)[0]["loss"] for turns in (1, 2, 3, 4)]
+    losses = [one_step(config, tiny_corpus, rows, micro_batches)[0]["loss"] for micro_batches in (1, 2, 3, 4)]
     assert 0.2 < losses[0] / losses[2] < 0.5 < losses[1] / losses[2] < 0.8 and losses[3] == losses[2]
 
 
@@ -91,22 +91,22 @@ def test_padding_is_neither_text_nor_example(config, tiny_corpus):
 
 def test_a_ramp_is_one_program(config, tiny_corpus, tmp_path, monkeypatch):
     """What the loop calls is compiled ahead for one shape: it could take no other."""
-    made, turns = [], []
-    make, put = compiled_steps.make_train_step, loop.put_dials
+    made, micro_batches = [], []
+    make, put = compiled_steps.make_train_step, loop.put_step_inputs
 
     def make_train_step(task, mesh, accumulation):
         made.append((task.phase, accumulation))
         return make(task, mesh, accumulation)
 
-    def put_dials(rate, micro_batches, mesh):
-        turns.append(micro_batches)
+    def put_step_inputs(rate, micro_batches, mesh):
+        micro_batches.append(micro_batches)
         return put(rate, micro_batches, mesh)
 
     monkeypatch.setattr(compiled_steps, "make_train_step", make_train_step)
-    monkeypatch.setattr(loop, "put_dials", put_dials)
-    place = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
-    assert made == [(0, 4)] and turns == [size // 4 for size in SIZES]
-    assert place.cursor.rows == sum(SIZES)
+    monkeypatch.setattr(loop, "put_step_inputs", put_step_inputs)
+    progress = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
+    assert made == [(0, 4)] and micro_batches == [size // 4 for size in SIZES]
+    assert progress.cursor.rows == sum(SIZES)
     lines = [line for line in read_metrics(tmp_path / "run" / "metrics.jsonl") if line["split"] == "train"]
     tokens = np.diff([0, *(line["tokens_seen"] for line in lines)])
     assert all(size * 16 < count <= size * 32 for size, count in zip(SIZES, tokens, strict=True))

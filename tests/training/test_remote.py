@@ -25,7 +25,7 @@ from bert_jax.errors import UserError
 from bert_jax.inference import loaded_model
 from bert_jax.training import loop, pretraining
 from bert_jax.training.run_directory import checkpoint
-from bert_jax.training.run_directory.checkpoint import COMMIT
+from bert_jax.training.run_directory.checkpoint import COMMIT_MARKER
 from bert_jax.training.run_directory.ledger import Ledger
 from bert_jax.training.run_directory.metrics import read_metrics
 from bert_jax.training.state import abstract_state
@@ -70,7 +70,7 @@ def final_state(config, workdir, corpus):
     """Every array of the newest checkpoint, and where the run stands."""
     task = pretraining.open_task(config, [CorpusWeight(corpus)])
     mesh = loop.checked_mesh(task)
-    with checkpoint.Checkpoints(checkpoint.directory_of(workdir), keep=2) as checkpoints:
+    with checkpoint.Checkpoints(checkpoint.checkpoint_directory(workdir), keep=2) as checkpoints:
         state, about = checkpoints.restore(lambda about: abstract_state(task.at(about["phase"]), mesh))
     return jax.tree.map(np.asarray, state), about
 
@@ -93,8 +93,8 @@ def files_of(workdir) -> set[str]:
 
 
 def test_a_run_in_a_store_is_a_run_on_disk(bucket, config, on_disk, tiny_corpus):
-    place = pretraining.pretrain(config, [CorpusWeight(bucket / "corpus")], bucket / "run")
-    assert place.cursor.step == 8
+    progress = pretraining.pretrain(config, [CorpusWeight(bucket / "corpus")], bucket / "run")
+    assert progress.cursor.step == 8
     assert_same_run(config, bucket / "run", on_disk, tiny_corpus)
     assert files_of(bucket / "run") == files_of(on_disk)
     assert (bucket / "run" / "ledger.jsonl").read_bytes() == b""
@@ -106,10 +106,10 @@ def test_the_commit_is_the_last_write(bucket, config):
     """And the lines that a checkpoint covers are there before it."""
     pretraining.pretrain(config, [CorpusWeight(bucket / "corpus")], bucket / "run")
     written = MemoryStore.written
-    commits = [at for at, name in enumerate(written) if name.endswith(COMMIT)]
+    commits = [at for at, name in enumerate(written) if name.endswith(COMMIT_MARKER)]
     assert [written[at].split("/")[-2] for at in commits] == ["00000003", "00000006", "00000008"]
     for at in commits:
-        own = written[at].removesuffix(COMMIT)
+        own = written[at].removesuffix(COMMIT_MARKER)
         assert max(i for i, name in enumerate(written) if name.startswith(own)) == at
         first = min(i for i, name in enumerate(written) if name.startswith(own))
         assert "bucket/run/metrics.jsonl" in written[:first]
@@ -117,7 +117,7 @@ def test_the_commit_is_the_last_write(bucket, config):
 
 
 def test_killed_behind_any_write(bucket, config, on_disk, tiny_corpus, monkeypatch):
-    """The store as it was behind some of the writes: the same command goes on from there, and ends the same."""
+    """The store as it was after some of the writes: the same command goes on from there, and ends the same."""
     put, moments = MemoryStore.put_whole, []
 
     def remember(self, path, content):
@@ -129,7 +129,7 @@ def test_killed_behind_any_write(bucket, config, on_disk, tiny_corpus, monkeypat
         patch.setattr(MemoryStore, "put_whole", remember)
         pretraining.pretrain(config, [CorpusWeight(bucket / "corpus")], bucket / "run")
     names = [path.removeprefix("bucket/run/") for path, _ in moments]
-    commits = [i for i, name in enumerate(names) if name.endswith(COMMIT)]
+    commits = [i for i, name in enumerate(names) if name.endswith(COMMIT_MARKER)]
     chosen = {
         "claimed by half": (names.index("ledger.jsonl"), []),
         "first save by half": (names.index("checkpoints/00000003/run.json"), []),
@@ -139,7 +139,7 @@ def test_killed_behind_any_write(bucket, config, on_disk, tiny_corpus, monkeypat
     }
     for name, (at, saves) in chosen.items():
         MemoryStore.objects = dict(moments[at][1])
-        there = list(checkpoint.committed(checkpoint.directory_of(bucket / "run")))
+        there = list(checkpoint.committed_checkpoints(checkpoint.checkpoint_directory(bucket / "run")))
         assert [int(save.name) for save in there] == saves, name
         if saves:
             covered = [line["step"] for line in read_metrics(bucket / "run" / "metrics.jsonl")]
@@ -157,7 +157,7 @@ def test_a_damaged_object_is_noticed(bucket, config, on_disk, tiny_corpus, capfd
     MemoryStore.objects[name] = bytes(raw)
     pretraining.pretrain(config, [CorpusWeight(bucket / "corpus")], bucket / "run")
     said = capfd.readouterr().err
-    assert "az://bucket/run/checkpoints/00000008 is damaged" in said and "continuing from update 6" in said
+    assert "az://bucket/run/checkpoints/00000008 is damaged" in said and "continuing from step 6" in said
     assert_same_run(config, bucket / "run", on_disk, tiny_corpus)
 
 
@@ -208,7 +208,7 @@ def test_a_ledger_in_a_store(bucket):
     path.write_bytes(path.read_bytes() + b'{"event": "roll')
     again = Ledger(path)
     again.decide("rollback", lambda: {"to": 8, "skipped_rows": [8, 9]})
-    assert [entry["to"] for entry in Ledger(path).of("rollback")] == [4, 8]
+    assert [entry["to"] for entry in Ledger(path).entries_of("rollback")] == [4, 8]
 
 
 def test_commands(bucket, tiny_run, tmp_path, capfd):
@@ -238,8 +238,8 @@ def test_commands(bucket, tiny_run, tmp_path, capfd):
 def test_several_processes_are_refused_where_orbax_cannot_write(bucket, monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(UserError, match=r"several processes write one checkpoint together.*use gs://, or a shared"):
-        checkpoint.check_place(bucket / "run")
-    checkpoint.check_place(Path("run"))
+        checkpoint.check_checkpoint_storage(bucket / "run")
+    checkpoint.check_checkpoint_storage(Path("run"))
 
 
 @pytest.fixture
@@ -254,7 +254,7 @@ def s3(s3_server, tiny_corpus, monkeypatch, request):
 
 @pytest.mark.slow
 def test_killed_and_continued_on_s3(s3, tiny_corpus, tmp_path):
-    """The run of test_resume.py: growth, LAMB, packed rows, killed before and behind a commit."""
+    """The run of test_resume.py: growth, LAMB, packed rows, killed before and after a commit."""
     bucket, requests = s3
 
     def run(point, count, corpus, workdir):
@@ -266,10 +266,12 @@ def test_killed_and_continued_on_s3(s3, tiny_corpus, tmp_path):
     for point, count in (("before-commit", 2), ("after-commit", 2)):
         killed = run(point, count, bucket / "corpus", bucket / "run")
         assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
-        there.append([save.name for save in checkpoint.committed(checkpoint.directory_of(bucket / "run"))])
+        there.append(
+            [save.name for save in checkpoint.committed_checkpoints(checkpoint.checkpoint_directory(bucket / "run"))]
+        )
     assert there == [["00000010"], ["00000030", "00000020", "00000010"]]
     again = run("never", 1, bucket / "corpus", bucket / "run")
-    assert again.returncode == 0 and "continuing from update 30" in again.stderr, again.stderr[-3000:]
+    assert again.returncode == 0 and "continuing from step 30" in again.stderr, again.stderr[-3000:]
     undisturbed = run("never", 1, tiny_corpus, tmp_path / "run")
     assert undisturbed.returncode == 0, undisturbed.stderr[-3000:]
     config = load_config(str(KILLED))

@@ -11,7 +11,7 @@ import pytest
 from bert_jax.config import LogConfig
 from bert_jax.objectives.masking import Vocabulary
 from bert_jax.training import reporter
-from bert_jax.training.eval_metrics import Scores, describe
+from bert_jax.training.eval_metrics import EvaluationSums, format_metrics
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.reporter import Reporter
 from bert_jax.training.run_directory.goodput import Goodput
@@ -44,15 +44,15 @@ def attempt(two_phases, clock, tmp_path):
         goodput, compiled = Goodput(tmp_path, 0.0), None
         with Reporter(task, tmp_path, make_mesh(config.mesh, jax.devices()[:1]), begin, 0, goodput, None) as report:
             for step in range(begin, end):
-                report.before(step)
+                report.before_step(step)
                 phase = first if step < first.steps else last
                 clock.seconds += STEP if phase is compiled else COMPILE
                 compiled = phase
-                metrics = {"tokens": 8, "skipped_in_a_row": 0, "loss": 5.5, "loss_rise": 0.0, "mlm_loss": 4.75}
+                metrics = {"tokens": 8, "consecutive_skipped": 0, "loss": 5.5, "loss_rise": 0.0, "mlm_loss": 4.75}
                 metrics |= {"pair_loss": 0.75, "pair_accuracy": 0.5, "pair_negatives": 0.25}
-                report.push(step + 1, 8, {name: jnp.asarray(value) for name, value in metrics.items()})
+                report.add_step(step + 1, 8, {name: jnp.asarray(value) for name, value in metrics.items()})
             report.flush()
-            report.held_out(end, HELD_OUT)
+            report.add_evaluation(end, HELD_OUT)
         goodput.close()
 
     run.lines = lambda: [line for line in read_metrics(tmp_path / "metrics.jsonl") if line["split"] == "train"]
@@ -73,7 +73,7 @@ def test_the_bar_and_the_held_out_lines(attempt, capfd):
     attempt(0, 3)
     shown = capfd.readouterr().err
     assert "mlm_loss 4.750" in shown and "5.5" not in shown
-    assert f"step 3, held out: {describe(HELD_OUT)}\n" in shown
+    assert f"step 3, held out: {format_metrics(HELD_OUT)}\n" in shown
     assert "mlm_accuracy 0.2500 (unigram 0.1250), pair_accuracy 0.8750 (majority 0.7500)" in shown
     assert {line["pair_majority_accuracy"] for line in attempt.lines()} == {0.75}
     attempt(3, 4)  # begins where the last one ended, or its rate and ETA would be those of a faster machine
@@ -85,10 +85,10 @@ def test_the_majority_is_that_of_the_scored_pairs():
     """Over several corpora and for each; rows without pair labels have no pair metrics."""
     prepared = {"target_labels": np.array([[5, 6]]), "target_weights": np.ones((1, 2))}
     mlm = {"mlm_loss": (2.0, 2.0), "mlm_accuracy": (1.0, 2.0)}
-    one, two, unlabelled = (Scores(np.ones(8), 3) for _ in range(3))
+    one, two, unlabelled = (EvaluationSums(np.ones(8), 3) for _ in range(3))
     one.add(prepared, mlm | {"pair_accuracy": (5.0, 8.0), "pair_negatives": (6.0, 8.0)})
     two.add(prepared, mlm | {"pair_accuracy": (1.0, 4.0), "pair_negatives": (1.0, 4.0)})
     unlabelled.add(prepared, mlm | {"pair_accuracy": (0.0, 0.0), "pair_negatives": (0.0, 0.0)})
-    found = [scores.means() for scores in (one, two, Scores.together([one, two]), unlabelled)]
+    found = [scores.means() for scores in (one, two, EvaluationSums.merge([one, two]), unlabelled)]
     assert [means.get("pair_majority_accuracy") for means in found] == [0.75, 0.75, 7 / 12, None]
     assert found[2]["pair_accuracy"] == 0.5 and not [name for name in found[3] if "pair" in name]

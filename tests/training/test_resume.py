@@ -30,7 +30,7 @@ def final_state(workdir: Path, corpus: Path):
     """Every array of the newest checkpoint, and where the run stands."""
     task = pretraining.open_task(load_config(str(CONFIG)), [CorpusWeight(corpus)])
     mesh = loop.checked_mesh(task)
-    with checkpoint.Checkpoints(checkpoint.directory_of(workdir), keep=2) as checkpoints:
+    with checkpoint.Checkpoints(checkpoint.checkpoint_directory(workdir), keep=2) as checkpoints:
         state, about = checkpoints.restore(lambda about: abstract_state(task.at(about["phase"]), mesh))
     return jax.tree.map(np.asarray, state), about
 
@@ -55,8 +55,8 @@ def command(workdir: Path, corpus: Path, point: str = "never", count: int = 1, *
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, tiny_corpus) -> Path:
     workdir = tmp_path_factory.mktemp("undisturbed") / "run"
-    place = pretraining.pretrain(load_config(str(CONFIG)), [CorpusWeight(tiny_corpus)], workdir)
-    assert place.cursor.step == 60 and place.cursor.phase == 1 and place.cursor.positions[0].epoch > 2
+    progress = pretraining.pretrain(load_config(str(CONFIG)), [CorpusWeight(tiny_corpus)], workdir)
+    assert progress.cursor.step == 60 and progress.cursor.phase == 1 and progress.cursor.positions[0].epoch > 2
     return workdir
 
 
@@ -71,41 +71,41 @@ def test_the_run_grows_learns_and_logs(undisturbed):
 def test_another_seed_is_another_run(undisturbed, tiny_corpus, tmp_path):
     """So that equality below is not equality of anything with anything."""
     config = load_config(str(CONFIG))
-    place = pretraining.pretrain(
+    progress = pretraining.pretrain(
         type(config)(**{**vars(config), "seed": 1}), [CorpusWeight(tiny_corpus)], tmp_path / "run"
     )
-    assert place.evaluation["mlm_loss"] != lines_without_timing(undisturbed)[-1]["mlm_loss"]
+    assert progress.evaluation["mlm_loss"] != lines_without_timing(undisturbed)[-1]["mlm_loss"]
 
 
 @pytest.mark.parametrize(("step", "number"), [(14, signal.SIGINT), (40, signal.SIGTERM)])
 def test_a_signal_saves_and_the_same_command_continues(undisturbed, tiny_corpus, tmp_path, monkeypatch, step, number):
     """Within a phase and at the switch; the second call must start where the first one stopped."""
     config, workdir = load_config(str(CONFIG)), tmp_path / "run"
-    push = reporter.Reporter.push
+    add_step = reporter.Reporter.add_step
 
-    def push_and_terminate(self, done, *rest):
-        push(self, done, *rest)
+    def add_step_and_terminate(self, done, *rest):
+        add_step(self, done, *rest)
         if done == step:
             os.kill(os.getpid(), number)
 
     with monkeypatch.context() as patch:
-        patch.setattr(reporter.Reporter, "push", push_and_terminate)
+        patch.setattr(reporter.Reporter, "add_step", add_step_and_terminate)
         if number == signal.SIGTERM:
             assert pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], workdir).cursor.step == step
         else:
-            with pytest.raises(KeyboardInterrupt, match=f"stopped and saved at update {step} of 60; the same command"):
+            with pytest.raises(KeyboardInterrupt, match=f"stopped and saved at step {step} of 60; the same command"):
                 pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], workdir)
-    newest = next(checkpoint.committed(checkpoint.directory_of(workdir)))
-    assert checkpoint.read_about(newest)["cursor"]["step"] == step
-    place = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], workdir)
-    assert place.cursor.step == 60
+    newest = next(checkpoint.committed_checkpoints(checkpoint.checkpoint_directory(workdir)))
+    assert checkpoint.read_metadata(newest)["cursor"]["step"] == step
+    progress = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], workdir)
+    assert progress.cursor.step == 60
     assert_same_run(workdir, undisturbed, tiny_corpus)
 
 
 def test_a_finished_run_does_nothing_more(undisturbed, tiny_corpus):
     before = sorted((path, path.stat().st_mtime_ns) for path in (undisturbed / "checkpoints").rglob("*"))
-    place = pretraining.pretrain(load_config(str(CONFIG)), [CorpusWeight(tiny_corpus)], undisturbed)
-    assert place.cursor.step == 60 and place.evaluation
+    progress = pretraining.pretrain(load_config(str(CONFIG)), [CorpusWeight(tiny_corpus)], undisturbed)
+    assert progress.cursor.step == 60 and progress.evaluation
     assert before == sorted((path, path.stat().st_mtime_ns) for path in (undisturbed / "checkpoints").rglob("*"))
 
 
@@ -115,14 +115,14 @@ def test_damage_falls_back_and_is_repaired(undisturbed, tiny_corpus, tmp_path, c
 
     workdir = tmp_path / "run"
     shutil.copytree(undisturbed, workdir)
-    newest = next(checkpoint.committed(checkpoint.directory_of(workdir)))
+    newest = next(checkpoint.committed_checkpoints(checkpoint.checkpoint_directory(workdir)))
     data = max(Path(newest).rglob("d/*"), key=lambda path: path.stat().st_size)
     raw = bytearray(data.read_bytes())
     raw[len(raw) // 2] ^= 1
     data.write_bytes(raw)
     pretraining.pretrain(load_config(str(CONFIG)), [CorpusWeight(tiny_corpus)], workdir)
     said = capfd.readouterr().err
-    assert "is damaged" in said and "continuing from update 50" in said
+    assert "is damaged" in said and "continuing from step 50" in said
     assert_same_run(workdir, undisturbed, tiny_corpus)
 
 
@@ -144,14 +144,14 @@ def test_killed_at_a_named_point(undisturbed, tiny_corpus, tmp_path, point, coun
     workdir = tmp_path / "run"
     killed = subprocess.run(command(workdir, tiny_corpus, point, count), capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
-    there = [path.name for path in checkpoint.committed(checkpoint.directory_of(workdir))]
+    there = [path.name for path in checkpoint.committed_checkpoints(checkpoint.checkpoint_directory(workdir))]
     assert committed_after is None or sorted(there) == committed_after
     if point == "metrics":
         assert not (workdir / "metrics.jsonl").read_text().endswith("\n")
     again = subprocess.run(command(workdir, tiny_corpus), capture_output=True, text=True)
     assert again.returncode == 0, again.stderr[-3000:]
     if there:
-        assert f"continuing from update {int(max(there))}" in again.stderr
+        assert f"continuing from step {int(max(there))}" in again.stderr
     assert_same_run(workdir, undisturbed, tiny_corpus)
 
 
@@ -181,10 +181,10 @@ def die_at(workdir: Path, corpus: Path, point: str, count: int, *flags: str) -> 
 
 @pytest.fixture(scope="module")
 def undisturbed_rescue(tmp_path_factory, tiny_corpus) -> Path:
-    """A run that meets three bad batches in a row, goes back from update 33 to 20, and passes over them."""
+    """A run that meets three bad batches in a row, rolls back from step 33 to 20, and skips them."""
     workdir = tmp_path_factory.mktemp("rescued") / "run"
     done = subprocess.run(command(workdir, tiny_corpus, "spoiled"), capture_output=True, text=True)
-    assert done.returncode == 0 and "Going back to update 20" in done.stderr, done.stderr[-3000:]
+    assert done.returncode == 0 and "Rolling back to step 20" in done.stderr, done.stderr[-3000:]
     return workdir
 
 
@@ -194,9 +194,12 @@ def test_killed_while_going_back(undisturbed_rescue, undisturbed, tiny_corpus, t
     workdir = tmp_path / "run"
     killed = subprocess.run(command(workdir, tiny_corpus, point), capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
-    assert sorted(int(path.name) for path in checkpoint.committed(checkpoint.directory_of(workdir))) == left
+    assert (
+        sorted(int(path.name) for path in checkpoint.committed_checkpoints(checkpoint.checkpoint_directory(workdir)))
+        == left
+    )
     again = subprocess.run(command(workdir, tiny_corpus, "spoiled"), capture_output=True, text=True)
-    assert again.returncode == 0 and "continuing from update 20" in again.stderr, again.stderr[-3000:]
+    assert again.returncode == 0 and "continuing from step 20" in again.stderr, again.stderr[-3000:]
     assert_same_run(workdir, undisturbed_rescue, tiny_corpus)
     assert (workdir / "ledger.jsonl").read_text() == (undisturbed_rescue / "ledger.jsonl").read_text() != ""
     assert lines_without_timing(workdir) != lines_without_timing(undisturbed)
@@ -222,21 +225,21 @@ def test_killed_at_a_named_place_in_the_stream(undisturbed, tiny_corpus, tmp_pat
     workdir = tmp_path / "run"
     said = die_at(workdir, tiny_corpus, point, count, *flags)
     stream = pretraining.open_task(load_config(str(CONFIG)), [CorpusWeight(tiny_corpus)]).train
-    step = int(re.search(r"^killed (?:behind update|with batch) (\d+)", said, re.M)[1])
-    before, behind = stream.cursor_at(Cursor(), step - (point != "prefetched")), stream.cursor_at(Cursor(), step)
-    assert before.phase == behind.phase
-    there = [int(path.name) for path in checkpoint.committed(checkpoint.directory_of(workdir))]
+    step = int(re.search(r"^killed (?:after step|with batch) (\d+)", said, re.M)[1])
+    before, after = stream.cursor_at(Cursor(), step - (point != "prefetched")), stream.cursor_at(Cursor(), step)
+    assert before.phase == after.phase
+    there = [int(path.name) for path in checkpoint.committed_checkpoints(checkpoint.checkpoint_directory(workdir))]
     assert max(there, default=0) < step
-    (start,), (end,) = before.positions, behind.positions
+    (start,), (end,) = before.positions, after.positions
     if point == "mid-epoch":
         assert start.epoch == end.epoch and start.row > 0
     elif point == "epoch-boundary":
         assert start.epoch + 1 == end.epoch and end.row > 0
     elif point == "phase-switch":
-        assert behind.phase == 1 and step == 41 and sorted(there) == [20, 30]  # so that the switch itself is done again
+        assert after.phase == 1 and step == 41 and sorted(there) == [20, 30]  # so that the switch itself is done again
     again = subprocess.run(command(workdir, tiny_corpus), capture_output=True, text=True)
     assert again.returncode == 0, again.stderr[-3000:]
-    assert not there or f"continuing from update {max(there)}" in again.stderr
+    assert not there or f"continuing from step {max(there)}" in again.stderr
     assert_same_run(workdir, undisturbed, tiny_corpus)
 
 

@@ -15,7 +15,7 @@ def rates(phase, steps):
 
 
 def test_default_is_googles():
-    """google-research/bert optimization.py: the decay runs from update 0 and the warmup covers its beginning."""
+    """google-research/bert optimization.py: the decay runs from step 0 and the warmup covers its beginning."""
     phase = Phase(steps=100, learning_rate=2.0, warmup_steps=10, end_learning_rate=0.5)
     expected = {0: 0.0, 1: 0.2, 9: 1.8, 10: 0.5 + 1.5 * 0.9, 50: 1.25, 99: 0.515, 100: 0.5, 1000: 0.5}
     np.testing.assert_allclose(rates(phase, expected), list(expected.values()), rtol=1e-12)
@@ -34,7 +34,7 @@ def test_default_is_googles():
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "",
 )
 def test_every_decay(kind, at_quarters):
-    """At t = 0, 1/4, 1/2, 3/4, 1 from 1 to 0.1; from the phase's start, and from update 60."""
+    """At t = 0, 1/4, 1/2, 3/4, 1 from 1 to 0.1; from the phase's start, and from step 60."""
     whole = Phase(steps=40, learning_rate=1.0, warmup_steps=0, end_learning_rate=0.1, **kind)
     np.testing.assert_allclose(rates(whole, (0, 10, 20, 30, 40)), at_quarters, rtol=1e-12)
     late = Phase(steps=100, learning_rate=1.0, warmup_steps=10, end_learning_rate=0.1, decay_start=60, **kind)
@@ -61,7 +61,7 @@ def test_fairseqs_polynomial():
 
 
 def test_warmup_that_is_partly_done():
-    """MLPerf: start_warmup_step lies before the phase, so that its first update is no longer at 0."""
+    """MLPerf: start_warmup_step lies before the phase, so that its first step is no longer at 0."""
     phase = Phase(steps=1000, learning_rate=4e-4, warmup_steps=60, warmup_done=40)
     np.testing.assert_allclose(rates(phase, (0, 10, 59)), [1.6e-4, 2e-4, 3.96e-4], rtol=1e-12)
     assert learning_rate(phase, 60) == pytest.approx(4e-4 * 0.94, rel=1e-12)
@@ -69,7 +69,7 @@ def test_warmup_that_is_partly_done():
 
 @pytest.mark.parametrize("decay", ["polynomial", "cosine", "sqrt", "constant"])
 def test_steps_need_not_be_whole(decay):
-    """Between two updates lies a rate between theirs; in a linear stretch, the middle is their mean."""
+    """Between two steps the rate is between theirs; in a linear stretch, the middle is their mean."""
     phase = Phase(steps=50, learning_rate=1.0, warmup_steps=10, decay_start=20, decay=decay, end_learning_rate=0.2)
     for step in range(50):
         low, middle, high = rates(phase, (step, step + 0.5, step + 1))
@@ -86,13 +86,13 @@ def test_a_phase_starts_its_own_schedule():
     )
     config = Config(name="x", phases=phases)
     places = {0: (0, 0), 9: (0, 9), 10: (1, 0), 29: (1, 19), 30: (1, 20)}
-    assert {step: config.place_of(step) for step in places} == places
+    assert {step: config.locate_step(step) for step in places} == places
     found = [learning_rate_at(config, step) for step in (9, 10, 11, 14, 20, 29, 30)]
     np.testing.assert_allclose(found, [0.19, 0.0, 0.025, 0.1 * 0.8, 0.05, 0.1 / 20, 0.0], rtol=1e-12)
 
 
 def test_long_runs_keep_their_precision():
-    """A hundred million updates, against fractions."""
+    """A hundred million steps, against fractions."""
     steps, warmup = 100_000_000, 1_000_000
     phase = Phase(steps=steps, learning_rate=1e-4, warmup_steps=warmup)
     for step in (1, 999_999, 1_000_000, 12_345_679, 99_999_999):

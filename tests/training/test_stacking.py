@@ -19,8 +19,8 @@ from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.run_directory import checkpoint
 from bert_jax.training.run_directory.metrics import read_metrics
 from bert_jax.training.sharding import make_mesh, put_rows
-from bert_jax.training.state import Start, TrainState, abstract_state, enter_phase, state_from
-from bert_jax.training.step import make_eval_step, make_train_step, put_dials
+from bert_jax.training.state import InitialParams, TrainState, abstract_state, enter_phase, state_from_initial
+from bert_jax.training.step import make_eval_step, make_train_step, put_step_inputs
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "shared_programs")
 
@@ -31,7 +31,7 @@ STEPS = 2
 
 @pytest.fixture(scope="module")
 def config(tiny_config) -> Config:
-    """1, 2, then 4 layers; moments and counts go on, then start anew. Every update is saved."""
+    """1, 2, then 4 layers; moments and counts go on, then are reset. Every step is saved."""
     phase = dataclasses.replace(tiny_config.phases[0], steps=STEPS, batch_size=4, warmup_steps=0)
     return dataclasses.replace(
         tiny_config,
@@ -112,8 +112,11 @@ def test_what_becomes_of_the_state(config, mesh, phase, moments, step_count):
         assert arrays(after.optimizer.mu).keys() == arrays(after.params).keys()
     count = int(before.optimizer.count)
     assert count > 1 and int(after.optimizer.count) == (count if step_count == "keep" else 0)
-    assert int(after.step) == int(before.step) and int(after.watch.skipped) == int(before.watch.skipped) > 0
-    assert int(after.watch.seen) == 0
+    assert (
+        int(after.step) == int(before.step)
+        and int(after.divergence.skipped_steps) == int(before.divergence.skipped_steps) > 0
+    )
+    assert int(after.divergence.finite_losses) == 0
     shapes = [
         jax.tree.map(lambda x: (x.shape, x.dtype), tree)
         for tree in (after, abstract_state(task_of(config, phase), mesh))
@@ -135,7 +138,7 @@ def test_a_deeper_start_is_not_the_same_function(config, tiny_corpus, mesh):
 
 
 def test_a_count_that_starts_anew_corrects_bias_anew(config, tiny_corpus, mesh):
-    """After a reset of both, the first update is that of an optimizer which has seen nothing; else it is another."""
+    """After a reset of both, the first step is that of a new optimizer; else it differs."""
     model = dataclasses.replace(config.model, hidden_dropout=0.0, attention_dropout=0.0)  # the step decides dropout
     updates = {}
     for moments, step_count in (("keep", "keep"), ("keep", "reset"), ("reset", "reset")):
@@ -144,11 +147,11 @@ def test_a_count_that_starts_anew_corrects_bias_anew(config, tiny_corpus, mesh):
         task = pretraining.open_task(changed, [CorpusWeight(tiny_corpus)])
         if not updates:
             rows = put_rows(task.train.batch(task.train.resolve_cursor(Cursor())), mesh, 4)
-            program, dials = make_train_step(task.at(1), mesh, 1), put_dials(1e-3, 1, mesh)
+            program, inputs = make_train_step(task.at(1), mesh, 1), put_step_inputs(1e-3, 1, mesh)
         state = enter_phase(random_state(task.at(0), mesh), task.at(1), mesh)
         params = jax.device_get(state.params)
-        updates[moments, step_count] = program(state, rows, dials)[0]
-    fresh, _ = program(state_from(task.at(1), mesh, Start(params)), rows, dials)
+        updates[moments, step_count] = program(state, rows, inputs)[0]
+    fresh, _ = program(state_from_initial(task.at(1), mesh, InitialParams(params)), rows, inputs)
     assert_same(updates["reset", "reset"].params, fresh.params)
     assert_same(updates["reset", "reset"].optimizer, fresh.optimizer)
     assert int(fresh.optimizer.count) == 1 == int(updates["keep", "reset"].optimizer.count)
@@ -179,7 +182,7 @@ def whole(config, tiny_corpus, tmp_path_factory, shared_programs, quick_compilat
 
 
 def cut_at(workdir, step: int, directory):
-    """A copy of a run as if it had been stopped behind an update."""
+    """A copy of a run as if it had been stopped after a step."""
     copy = directory / f"cut{step}"
     shutil.copytree(workdir, copy)
     for save in (copy / "checkpoints").iterdir():
@@ -191,7 +194,7 @@ def cut_at(workdir, step: int, directory):
 def final(workdir, config: Config, corpus):
     task = pretraining.open_task(config, [CorpusWeight(corpus)])
     mesh = loop.checked_mesh(task)
-    with checkpoint.Checkpoints(checkpoint.directory_of(workdir), keep=9) as checkpoints:
+    with checkpoint.Checkpoints(checkpoint.checkpoint_directory(workdir), keep=9) as checkpoints:
         return checkpoints.restore(lambda about: abstract_state(task.at(about["phase"]), mesh))
 
 
@@ -204,8 +207,8 @@ def test_every_checkpoint_has_the_depth_that_it_was_trained_with(whole, tmp_path
     for step in range(1, 3 * STEPS + 1):
         depth = DEPTHS[(step - 1) // STEPS]
         cut = cut_at(whole, step, tmp_path)
-        newest = checkpoint.verified(checkpoint.directory_of(cut))
-        assert int(newest.name) == step and DEPTHS[checkpoint.read_about(newest)["phase"]] == depth
+        newest = checkpoint.newest_intact(checkpoint.checkpoint_directory(cut))
+        assert int(newest.name) == step and DEPTHS[checkpoint.read_metadata(newest)["phase"]] == depth
         model = loaded_model.load(cut)
         assert model.config.num_layers == depth
         assert {len(array) for name, array in arrays(model.params).items() if "/layers/" in name} == {depth}
@@ -216,8 +219,8 @@ def test_every_checkpoint_has_the_depth_that_it_was_trained_with(whole, tmp_path
 @pytest.mark.parametrize("step", [STEPS, STEPS + 1, 2 * STEPS, 2 * STEPS + 1])
 def test_stopped_right_before_or_behind_a_switch(whole, config, tiny_corpus, tmp_path, step):
     cut = cut_at(whole, step, tmp_path)
-    place = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], cut)
-    assert place.ended == "steps" and place.cursor.step == 3 * STEPS
+    progress = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], cut)
+    assert progress.ended == "steps" and progress.cursor.step == 3 * STEPS
     (expected, about), (found, found_about) = (final(workdir, config, tiny_corpus) for workdir in (whole, cut))
     assert found_about == about
     assert_same(found, expected)

@@ -1,4 +1,4 @@
-"""One update's numbers, pinned: a refactor leaves them alone, a change of numerics shows.
+"""One step's numbers, pinned: a refactor leaves them alone, a change of numerics shows.
 
 UPDATE_GOLDEN=1 accepts new ones.
 """
@@ -17,7 +17,7 @@ from bert_jax.objectives.masking import Vocabulary
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.sharding import make_mesh, put_rows
 from bert_jax.training.state import init_state
-from bert_jax.training.step import make_eval_step, make_train_step, put_dials
+from bert_jax.training.step import make_eval_step, make_train_step, put_step_inputs
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -69,12 +69,12 @@ def measure(config: Config) -> dict[str, float]:
     batch = put_rows(rows(), mesh, ROWS)
     _, sums = make_eval_step(task, mesh)(state.params, batch)
     quiet = {f"evaluation {name}": float(value.sum / value.weight) for name, value in sums.items()}
-    _, metrics = make_train_step(task, mesh, 1)(state, batch, put_dials(0.01, 1, mesh))
+    _, metrics = make_train_step(task, mesh, 1)(state, batch, put_step_inputs(0.01, 1, mesh))
     return {name: float(value) for name, value in sorted(metrics.items())} | quiet
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_one_update(case):
+def test_one_step(case):
     found = measure(CASES[case])
     assert {"loss", "mlm_loss", "gradient_norm", "update_norm", "parameter_norm"} <= found.keys()
     if os.environ.get("UPDATE_GOLDEN"):

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation", "shared_programs")
 
 @pytest.fixture(scope="module")
 def config(tiny_config) -> Config:
-    """4 updates of 8 rows, and 18 of 4 rows: 104 rows."""
+    """4 steps of 8 rows, and 18 of 4 rows: 104 rows."""
     phase = dataclasses.replace(tiny_config.phases[0], steps=4, warmup_steps=0)
     return dataclasses.replace(
         tiny_config,
@@ -57,24 +57,24 @@ def evaluations(monkeypatch) -> list[float]:
 
 
 def test_a_run_ends_where_it_reaches_its_target(config, tiny_corpus, tmp_path, evaluations):
-    """Evaluations stand where 20, 40, 60 ... rows are reached: with 8 rows an update, then with 4."""
+    """Evaluations are where 20, 40, 60 ... rows are reached: with 8 rows a step, then with 4."""
     workdir, parts = tmp_path / "run", [CorpusWeight(tiny_corpus)]
-    place = pretraining.pretrain(aiming(config, 0.3, 20), parts, workdir)
-    assert (place.ended, place.cursor.step, place.cursor.rows) == ("target", 11, 60)
+    progress = pretraining.pretrain(aiming(config, 0.3, 20), parts, workdir)
+    assert (progress.ended, progress.cursor.step, progress.cursor.rows) == ("target", 11, 60)
     assert [line["step"] for line in lines(workdir, "validation")] == [3, 6, 11]
-    assert evaluations == [0.1, 0.2, 0.3] and place.evaluation == {"mlm_accuracy": 0.3}
-    (saved,) = checkpoint.committed(checkpoint.directory_of(workdir))
-    assert saved.name == "00000011" and checkpoint.read_about(saved)["ended"] == "target"
+    assert evaluations == [0.1, 0.2, 0.3] and progress.evaluation == {"mlm_accuracy": 0.3}
+    (saved,) = checkpoint.committed_checkpoints(checkpoint.checkpoint_directory(workdir))
+    assert saved.name == "00000011" and checkpoint.read_metadata(saved)["ended"] == "target"
     # The same command, or an easier target, does nothing more.
     before = files(workdir)
     for goal in (0.3, 0.2):
-        assert pretraining.pretrain(aiming(config, goal, 20), parts, workdir) == place
+        assert pretraining.pretrain(aiming(config, goal, 20), parts, workdir) == progress
     assert files(workdir) == before and len(evaluations) == 3
     # A higher one continues the run; one that is never reached lets it end with its steps.
-    place = pretraining.pretrain(aiming(config, 0.5, 20), parts, workdir)
-    assert (place.ended, place.cursor.step) == ("target", 21)
-    place = pretraining.pretrain(aiming(config, 0.9, 20), parts, workdir)
-    assert (place.ended, place.cursor.step) == ("steps", 22)
+    progress = pretraining.pretrain(aiming(config, 0.5, 20), parts, workdir)
+    assert (progress.ended, progress.cursor.step) == ("target", 21)
+    progress = pretraining.pretrain(aiming(config, 0.9, 20), parts, workdir)
+    assert (progress.ended, progress.cursor.step) == ("steps", 22)
     assert [line["step"] for line in lines(workdir, "validation")] == [3, 6, 11, 16, 21, 22]
     assert [line["step"] for line in lines(workdir, "train")] == list(range(1, 23))
 
@@ -95,8 +95,8 @@ def test_a_finished_run_is_lengthened(config, tiny_corpus, tmp_path):
     config = dataclasses.replace(config, evaluation=EvaluationConfig(every=0, rows=8, batch_size=8))
     longer = dataclasses.replace(config, phases=(dataclasses.replace(first, steps=6), config.phases[1]))
     whole = pretraining.pretrain(longer, parts, tmp_path / "whole")
-    place = pretraining.pretrain(dataclasses.replace(config, phases=(first,)), parts, tmp_path / "run")
-    assert place.cursor.step == 4 and place.ended == "steps"
+    progress = pretraining.pretrain(dataclasses.replace(config, phases=(first,)), parts, tmp_path / "run")
+    assert progress.cursor.step == 4 and progress.ended == "steps"
     assert pretraining.pretrain(longer, parts, tmp_path / "run") == whole
     assert lines(tmp_path / "run", "train") == lines(tmp_path / "whole", "train")
     assert lines(tmp_path / "run", "validation")[1:] == lines(tmp_path / "whole", "validation")
@@ -108,7 +108,7 @@ def test_a_finished_run_is_lengthened(config, tiny_corpus, tmp_path):
 
 
 def test_a_second_run_is_refused_while_the_first_goes_on(config, tiny_corpus, tmp_path, monkeypatch):
-    workdir, parts, refused, push = tmp_path / "run", [CorpusWeight(tiny_corpus)], [], Reporter.push
+    workdir, parts, refused, push = tmp_path / "run", [CorpusWeight(tiny_corpus)], [], Reporter.add_step
 
     def push_and_start_another(self, step, *rest):
         push(self, step, *rest)
@@ -117,7 +117,7 @@ def test_a_second_run_is_refused_while_the_first_goes_on(config, tiny_corpus, tm
                 pretraining.pretrain(aiming(config, 1.0, 200), parts, workdir)
             refused.append(step)
 
-    monkeypatch.setattr(Reporter, "push", push_and_start_another)
+    monkeypatch.setattr(Reporter, "add_step", push_and_start_another)
     pretraining.pretrain(aiming(config, 1.0, 200), parts, workdir)
     assert refused == [3] and [line["step"] for line in lines(workdir, "train")] == list(range(1, 23))
     assert not (workdir / "run.lock").exists()
@@ -130,10 +130,10 @@ def test_a_real_figure_is_looked_at(config, tiny_corpus, tmp_path):
     validation = lines(whole, "validation")
     assert [line["step"] for line in validation] == [4, 12, 20, 22]
     first = next(line for line in validation if line["mlm_accuracy"] > 0)
-    place = pretraining.pretrain(aiming(config, first["mlm_accuracy"], 32), parts, tmp_path / "run")
-    assert (place.ended, place.cursor.step) == ("target", first["step"]) and first["step"] < 22
-    place = pretraining.pretrain(aiming(config, first["mlm_accuracy"] + 1e-6, 32), parts, tmp_path / "run")
-    assert place.cursor.step > first["step"]
+    progress = pretraining.pretrain(aiming(config, first["mlm_accuracy"], 32), parts, tmp_path / "run")
+    assert (progress.ended, progress.cursor.step) == ("target", first["step"]) and first["step"] < 22
+    progress = pretraining.pretrain(aiming(config, first["mlm_accuracy"] + 1e-6, 32), parts, tmp_path / "run")
+    assert progress.cursor.step > first["step"]
 
 
 def test_evaluations_change_nothing_of_the_run(config, tiny_corpus, tmp_path):

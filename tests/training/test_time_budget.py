@@ -1,4 +1,4 @@
-"""Phases that end by the clock, with a clock that the test turns."""
+"""Phases with a time limit, with a clock that the test sets."""
 
 import dataclasses
 import itertools
@@ -8,36 +8,35 @@ import pytest
 
 from bert_jax.config import Config, Phase
 from bert_jax.data.mixture_spec import CorpusWeight
-from bert_jax.training import pretraining
-from bert_jax.training import time_budget as budget_module
+from bert_jax.training import pretraining, time_budget
 from bert_jax.training.run_directory.ledger import Ledger
 from bert_jax.training.run_directory.metrics import read_metrics
-from bert_jax.training.time_budget import FIRST, Budget
+from bert_jax.training.time_budget import FIRST_ESTIMATE, WallClockSchedule
 
 HOUR = 3600.0
 
 
 def timed(hours: float = 1.0, steps: int = 100_000, before: int = 0) -> Config:
-    """A phase by the clock, behind `before` updates of another one."""
+    """A phase by the clock, after `before` steps of another one."""
     phase = Phase(steps=steps, learning_rate=1.0, warmup_steps=steps // 10, decay_start=steps // 10, hours=hours)
     others = (Phase(steps=before, learning_rate=0.5, warmup_steps=0),) if before else ()
     return Config(name="timed", phases=(*others, phase))
 
 
 class Machine:
-    """Runs a budget at a given speed; `seconds` is its clock."""
+    """Runs a schedule at a given speed; `seconds` is its clock."""
 
     def __init__(self, config: Config, path, seconds: float = 0.0):
         self.seconds = seconds
-        self.budget = Budget(config, Ledger(path), clock=lambda: self.seconds)
+        self.schedule = WallClockSchedule(config, Ledger(path), clock=lambda: self.seconds)
 
-    def run(self, step: int, until: float, seconds_per_update: float) -> tuple[int, list[float]]:
-        """Updates until the end, or until the clock shows `until`; where it stands then, and the rates used."""
+    def run(self, step: int, until: float, seconds_per_step: float) -> tuple[int, list[float]]:
+        """Steps until the end, or until the clock shows `until`; where it stands then, and the rates used."""
         rates = []
-        while step < self.budget.end and self.seconds < until:
-            self.budget.look(step)
-            rates.append(self.budget.rate(step))
-            self.seconds += seconds_per_update
+        while step < self.schedule.end and self.seconds < until:
+            self.schedule.update_estimate(step)
+            rates.append(self.schedule.learning_rate(step))
+            self.seconds += seconds_per_step
             step += 1
         return step, rates
 
@@ -50,7 +49,7 @@ def test_the_time_is_used_whatever_the_speed(tmp_path, speed):
     # The schedule as a whole: up to the peak at a tenth of the time, and down to nearly nothing.
     peak = int(np.argmax(rates))
     assert peak / steps == pytest.approx(0.1, abs=0.02) and 0.97 < max(rates) <= 1.0
-    assert rates[-1] < 0.01 and np.abs(np.diff(rates[FIRST + 2 :])).max() < 0.02
+    assert rates[-1] < 0.01 and np.abs(np.diff(rates[FIRST_ESTIMATE + 2 :])).max() < 0.02
 
 
 def test_a_machine_that_slows_down(tmp_path):
@@ -64,27 +63,27 @@ def test_a_machine_that_slows_down(tmp_path):
 
 
 def test_compiling_is_no_speed(tmp_path):
-    """The first update takes ten minutes; the first estimate knows better."""
+    """The first step takes ten minutes; the first estimate knows better."""
     machine = Machine(timed(), tmp_path / "ledger")
     machine.run(0, 1.0, 600.0)
     machine.run(1, 1e9, 1.0)
-    first = machine.budget.ledger.of("time")[0]
-    assert first["update"] <= FIRST and first["end"] == pytest.approx(HOUR - 600, rel=0.01)
+    first = machine.schedule.ledger.entries_of("time")[0]
+    assert first["step"] <= FIRST_ESTIMATE and first["end"] == pytest.approx(HOUR - 600, rel=0.01)
 
 
 def test_a_resumed_run_has_the_same_rates_and_less_time(tmp_path):
-    """What was done again costs time, but the rates of those updates are what they were."""
+    """What was done again costs time, but the rates of those steps are what they were."""
     config = timed(before=50)
     whole = Machine(config, tmp_path / "whole")
     step, rates = whole.run(50, HOUR / 3, 1.0)
     again = Machine(config, tmp_path / "whole", seconds=1e6)  # another process, another clock
-    assert [again.budget.rate(s) for s in range(50, step)] == rates
+    assert [again.schedule.learning_rate(s) for s in range(50, step)] == rates
     resumed = step - 400
     last, redone = again.run(resumed, np.inf, 1.0)
     assert redone[:400] == rates[resumed - 50 :]
     assert last - 50 == pytest.approx(HOUR - 400, rel=0.02)
-    assert [entry["update"] for entry in again.budget.ledger.of("time")] == sorted(
-        entry["update"] for entry in again.budget.ledger.of("time")
+    assert [entry["step"] for entry in again.schedule.ledger.entries_of("time")] == sorted(
+        entry["step"] for entry in again.schedule.ledger.entries_of("time")
     )
 
 
@@ -95,7 +94,7 @@ def test_a_run_that_the_clock_ended_gets_more_hours(tmp_path):
     step, rates = first.run(0, np.inf, 2.0)
     longer = dataclasses.replace(config, phases=(dataclasses.replace(config.phases[0], hours=3.0),))
     machine = Machine(longer, tmp_path / "ledger", seconds=5.0)
-    assert first.budget.end == step and [machine.budget.rate(s) for s in range(step)] == rates
+    assert first.schedule.end == step and [machine.schedule.learning_rate(s) for s in range(step)] == rates
     last, more = machine.run(step, np.inf, 2.0)
     assert last == pytest.approx(3 * step, rel=0.02) and set(more) == {1.0}
 
@@ -114,16 +113,18 @@ def test_phases_without_hours_have_no_decisions(tmp_path):
 
 
 def test_a_run_that_the_clock_ends(tiny_config, tiny_corpus, tmp_path, monkeypatch):
-    """Every look at the clock takes a minute: an hour has 60 updates. A finished run does nothing more."""
+    """Every reading of the clock takes a minute: an hour has 60 steps. A finished run does nothing more."""
     phase = dataclasses.replace(tiny_config.phases[0], steps=1000, warmup_steps=100, hours=0.5)
     config = dataclasses.replace(tiny_config, phases=(phase,))
     minutes = itertools.count()
-    original = budget_module.Budget.__init__
+    original = time_budget.WallClockSchedule.__init__
     monkeypatch.setattr(
-        budget_module.Budget, "__init__", lambda self, *args: original(self, *args, clock=lambda: 60.0 * next(minutes))
+        time_budget.WallClockSchedule,
+        "__init__",
+        lambda self, *args: original(self, *args, clock=lambda: 60.0 * next(minutes)),
     )
-    place = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
-    assert place.ended == "time" and 28 <= place.cursor.step <= 31
+    progress = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
+    assert progress.ended == "time" and 28 <= progress.cursor.step <= 31
     rates = [line["learning_rate"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl") if "loss" in line]
     assert rates[-1] < 0.2 * max(rates)
-    assert pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run") == place
+    assert pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run") == progress

@@ -1,4 +1,4 @@
-"""Whose work directory it is: claimed once, continued by the same run, refused to every other."""
+"""Work directories: acquired once, continued by the same run, refused for every other run."""
 
 import dataclasses
 import json
@@ -21,19 +21,19 @@ MIXTURE = {"ab12": 0.7, "cd34": 0.3}
 PATHS = ["/books", "/wiki"]
 
 
-def take(directory, config, mixture, paths, tokenizer_text):
+def acquire_as_a_run(directory, config, mixture, paths, tokenizer_text):
     """As a run does that starts or continues."""
-    before = workdir.held_config(directory, config, mixture, paths)
-    workdir.claim(directory, before, config, mixture, paths, tokenizer_text)
+    before = workdir.matching_config(directory, config, mixture, paths)
+    workdir.acquire(directory, before, config, mixture, paths, tokenizer_text)
 
 
 def contents(directory):
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
-def test_claim_writes_what_the_run_is(tmp_path):
+def test_acquire_writes_the_identity_of_the_run(tmp_path):
     directory = tmp_path / "deep" / "run"
-    take(directory, CONFIG, MIXTURE, PATHS, "{tokenizer}")
+    acquire_as_a_run(directory, CONFIG, MIXTURE, PATHS, "{tokenizer}")
     assert contents(directory).keys() == {"config.json", "tokenizer.json", "ledger.jsonl"}
     assert (directory / "tokenizer.json").read_text() == "{tokenizer}"
     assert workdir.read_config(directory) == CONFIG
@@ -43,26 +43,26 @@ def test_claim_writes_what_the_run_is(tmp_path):
 
 
 def test_the_same_run_changes_nothing(tmp_path):
-    take(tmp_path, CONFIG, MIXTURE, PATHS, "t")
+    acquire_as_a_run(tmp_path, CONFIG, MIXTURE, PATHS, "t")
     (tmp_path / "ledger.jsonl").write_text("kept\n")
     before = contents(tmp_path)
     # Where it runs and how often it saves may change; so may the place of the same corpus.
     other = config_lib.replace(CONFIG, checkpoint={"every": 7}, mesh={"fsdp": 2}, model={"remat": "full"})
-    take(tmp_path, other, MIXTURE, ["/moved", "/there"], "t")
+    acquire_as_a_run(tmp_path, other, MIXTURE, ["/moved", "/there"], "t")
     # So may the order they are named in, and what the stream rounds away.
-    take(tmp_path, other, {"cd34": 0.30001, "ab12": 0.69999}, PATHS, "t")
+    acquire_as_a_run(tmp_path, other, {"cd34": 0.30001, "ab12": 0.69999}, PATHS, "t")
     assert contents(tmp_path) == before
 
 
 def test_a_run_from_before_a_field_goes_on(tmp_path):
     """A version that did not know a field wrote a config without it, and another fingerprint."""
-    take(tmp_path, CONFIG, MIXTURE, PATHS, "t")
+    acquire_as_a_run(tmp_path, CONFIG, MIXTURE, PATHS, "t")
     described = json.loads((tmp_path / "config.json").read_text())
     assert described["config"]["model"].pop("position_offset") == 0
     (tmp_path / "config.json").write_text(json.dumps(described | {"fingerprint": "0" * 64}))
-    take(tmp_path, CONFIG, MIXTURE, PATHS, "t")
+    acquire_as_a_run(tmp_path, CONFIG, MIXTURE, PATHS, "t")
     with pytest.raises(UserError, match=r"model.position_offset 0 -> 2"):
-        take(tmp_path, config_lib.replace(CONFIG, model={"position_offset": 2}), MIXTURE, PATHS, "t")
+        acquire_as_a_run(tmp_path, config_lib.replace(CONFIG, model={"position_offset": 2}), MIXTURE, PATHS, "t")
 
 
 @pytest.mark.parametrize(
@@ -75,21 +75,21 @@ def test_a_run_from_before_a_field_goes_on(tmp_path):
     ],
 )
 def test_another_config_is_refused(tmp_path, change, words):
-    take(tmp_path, CONFIG, MIXTURE, PATHS, "t")
+    acquire_as_a_run(tmp_path, CONFIG, MIXTURE, PATHS, "t")
     before = contents(tmp_path)
     with pytest.raises(UserError, match="holds a different run") as caught:
-        take(tmp_path, config_lib.replace(CONFIG, **change), MIXTURE, PATHS, "t")
+        acquire_as_a_run(tmp_path, config_lib.replace(CONFIG, **change), MIXTURE, PATHS, "t")
     assert words in str(caught.value) and "choose another --workdir" in str(caught.value)
     assert contents(tmp_path) == before
 
 
 def test_other_phases_replace_those_that_were_there(tmp_path):
-    take(tmp_path, CONFIG, MIXTURE, PATHS, "t")
+    acquire_as_a_run(tmp_path, CONFIG, MIXTURE, PATHS, "t")
     (tmp_path / "ledger.jsonl").write_text("kept\n")
     longer = dataclasses.replace(CONFIG, phases=CONFIG.phases * 2)
-    assert workdir.held_config(tmp_path, longer, MIXTURE, PATHS) == CONFIG
-    take(tmp_path, longer, MIXTURE, PATHS, "other")
-    assert workdir.read_config(tmp_path) == longer and workdir.read(tmp_path)["corpora"] == MIXTURE
+    assert workdir.matching_config(tmp_path, longer, MIXTURE, PATHS) == CONFIG
+    acquire_as_a_run(tmp_path, longer, MIXTURE, PATHS, "other")
+    assert workdir.read_config(tmp_path) == longer and workdir.read_run(tmp_path)["corpora"] == MIXTURE
     assert (tmp_path / "ledger.jsonl").read_text() == "kept\n" and (tmp_path / "tokenizer.json").read_text() == "t"
 
 
@@ -133,11 +133,11 @@ STABLE = {"decay": "sqrt", "decay_start": 8}
 def test_a_run_may_go_on_with_phases_that_keep_its_past(tmp_path, done, old, new, words):
     before, now = (dataclasses.replace(CONFIG, phases=tuple(phases)) for phases in (old, new))
     continuation.check(tmp_path, before, now)  # nothing is trained yet
-    save = checkpoint.directory_of(tmp_path) / f"{done:08d}"
+    save = checkpoint.checkpoint_directory(tmp_path) / f"{done:08d}"
     save.mkdir(parents=True)
-    cursor = {"step": done, "phase": before.place_of(done)[0], "positions": [], "skipped": []}
-    about = {"format_version": checkpoint.FORMAT_VERSION, "cursor": cursor, "ledger": []}
-    (save / "run.json").write_text(json.dumps(about))
+    cursor = {"step": done, "phase": before.locate_step(done)[0], "positions": [], "skipped": []}
+    metadata = {"format_version": checkpoint.FORMAT_VERSION, "cursor": cursor, "ledger": []}
+    (save / "run.json").write_text(json.dumps(metadata))
     checkpoint.write_commit(save)
     if words is None:
         continuation.check(tmp_path, before, now)
@@ -163,10 +163,10 @@ def test_the_config_is_read_after_the_lock_is_acquired(tiny_config, tiny_corpus,
 
 
 def test_shares_are_kept_as_the_stream_uses_them(tmp_path):
-    take(tmp_path, CONFIG, {"b": 2 / 3, "a": 1 / 3}, PATHS, "t")
-    assert workdir.read(tmp_path)["corpora"] == {"a": 0.3333, "b": 0.6667}
-    take(tmp_path / "even", CONFIG, dict.fromkeys("cba", 1 / 3), PATHS, "t")
-    assert workdir.read(tmp_path / "even")["corpora"] == {"a": 0.3334, "b": 0.3333, "c": 0.3333}
+    acquire_as_a_run(tmp_path, CONFIG, {"b": 2 / 3, "a": 1 / 3}, PATHS, "t")
+    assert workdir.read_run(tmp_path)["corpora"] == {"a": 0.3333, "b": 0.6667}
+    acquire_as_a_run(tmp_path / "even", CONFIG, dict.fromkeys("cba", 1 / 3), PATHS, "t")
+    assert workdir.read_run(tmp_path / "even")["corpora"] == {"a": 0.3334, "b": 0.3333, "c": 0.3333}
 
 
 @pytest.fixture
@@ -182,9 +182,9 @@ def places(tmp_path):
     return found
 
 
-def claim(directory, places, shares):
+def acquire(directory, places, shares):
     mixture = {places[name][0]: share for name, share in shares.items()}
-    take(directory, CONFIG, mixture, [places[name][1] for name in shares], "t")
+    acquire_as_a_run(directory, CONFIG, mixture, [places[name][1] for name in shares], "t")
 
 
 @pytest.mark.parametrize(
@@ -199,60 +199,60 @@ def claim(directory, places, shares):
 )
 def test_another_mixture_is_refused(tmp_path, places, shares, words):
     """In one line that says which corpora or shares differ, by where they lie."""
-    claim(tmp_path / "run", places, {"books": 0.5, "wiki": 0.5})
+    acquire(tmp_path / "run", places, {"books": 0.5, "wiki": 0.5})
     before = contents(tmp_path / "run")
     with pytest.raises(UserError) as caught:
-        claim(tmp_path / "run", places, shares)
+        acquire(tmp_path / "run", places, shares)
     assert words.format(**{name: path for name, (_, path) in places.items()}) in str(caught.value)
     assert "\n" not in str(caught.value) and "choose another --workdir" in str(caught.value)
     assert contents(tmp_path / "run") == before
 
 
 def test_a_corpus_that_is_gone_is_named_by_its_identity(tmp_path):
-    take(tmp_path, CONFIG, MIXTURE, PATHS, "t")
+    acquire_as_a_run(tmp_path, CONFIG, MIXTURE, PATHS, "t")
     with pytest.raises(UserError, match=r"\(one with identity cd34 instead of one with identity ef56\)"):
-        take(tmp_path, CONFIG, {"ab12": 0.7, "ef56": 0.3}, PATHS, "t")
+        acquire_as_a_run(tmp_path, CONFIG, {"ab12": 0.7, "ef56": 0.3}, PATHS, "t")
 
 
 def test_somebody_elses_files_are_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("years")
     with pytest.raises(UserError, match="holds files, but no run of bert_jax"):
-        take(tmp_path, CONFIG, MIXTURE, PATHS, "t")
+        acquire_as_a_run(tmp_path, CONFIG, MIXTURE, PATHS, "t")
     assert contents(tmp_path) == {"thesis.tex": b"years"}
 
 
 @pytest.mark.parametrize("left", [(), ("tokenizer.json",), ("tokenizer.json", "ledger.jsonl", "config.json.f.partial")])
-def test_what_a_kill_left_of_a_claim_is_taken_over(tmp_path, left):
+def test_files_of_a_killed_process_are_replaced(tmp_path, left):
     for name in left:
         (tmp_path / name).write_text("ha")
-    take(tmp_path, CONFIG, MIXTURE, PATHS, "t")
+    acquire_as_a_run(tmp_path, CONFIG, MIXTURE, PATHS, "t")
     assert workdir.read_config(tmp_path) == CONFIG
     assert (tmp_path / "tokenizer.json").read_text() == "t" and not (tmp_path / "config.json.f.partial").exists()
 
 
 def test_a_file_that_is_renamed_meanwhile_is_not_missed(tmp_path, monkeypatch):
     """run.lock is written by a thread of the same process."""
-    monkeypatch.setattr(workdir, "_halves", lambda directory: {"run.lock.f.partial"})
-    take(tmp_path, CONFIG, MIXTURE, PATHS, "t")
+    monkeypatch.setattr(workdir, "_partial_files", lambda directory: {"run.lock.f.partial"})
+    acquire_as_a_run(tmp_path, CONFIG, MIXTURE, PATHS, "t")
     assert workdir.read_config(tmp_path) == CONFIG
 
 
 def test_a_place_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match=r"cannot write to work directory .*: choose another --workdir"):
-        take(tmp_path / "file" / "run", CONFIG, MIXTURE, PATHS, "t")
+        acquire_as_a_run(tmp_path / "file" / "run", CONFIG, MIXTURE, PATHS, "t")
     with pytest.raises(UserError, match="is a file: choose another --workdir"):
-        take(tmp_path / "file", CONFIG, MIXTURE, PATHS, "t")
+        acquire_as_a_run(tmp_path / "file", CONFIG, MIXTURE, PATHS, "t")
 
 
 OLDER = json.dumps({"config": config_lib.to_dict(CONFIG), "fingerprint": "", "corpora": ["ab12"], "corpus_paths": []})
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", OLDER, '{"config": {"name": 3, "modle": {}}}'])
-def test_a_damaged_config_is_said_to_be_one(tmp_path, text):
-    take(tmp_path, CONFIG, MIXTURE, PATHS, "t")
+def test_a_damaged_config_is_reported(tmp_path, text):
+    acquire_as_a_run(tmp_path, CONFIG, MIXTURE, PATHS, "t")
     (tmp_path / "config.json").write_text(text)
-    for use in (lambda: workdir.read_config(tmp_path), lambda: take(tmp_path, CONFIG, MIXTURE, PATHS, "t")):
+    for use in (lambda: workdir.read_config(tmp_path), lambda: acquire_as_a_run(tmp_path, CONFIG, MIXTURE, PATHS, "t")):
         with pytest.raises(UserError, match=r"config\.json"):
             use()
 

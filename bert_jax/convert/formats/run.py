@@ -28,10 +28,10 @@ def read(directory: StoredPath, *, moments: bool) -> Contents:
       UserError: the directory holds no run, the run no intact checkpoint, or the checkpoint a value that is not finite.
     """
     config = workdir.read_config(directory)
-    found = checkpoint.verified(checkpoint.directory_of(directory))
+    found = checkpoint.newest_intact(checkpoint.checkpoint_directory(directory))
     if found is None:
         raise UserError(f"{directory} has no finished checkpoint yet: train it further with bert-jax pretrain")
-    model, heads = config.model_of(checkpoint.read_about(found)["phase"]), heads_of(config)
+    model, heads = config.model_of(checkpoint.read_metadata(found)["phase"]), heads_of(config)
     shapes = bert.shapes(model, heads)
     params = checkpoint.restore_parts(found, {"params": shapes})["params"]
     kept = None

@@ -1,7 +1,7 @@
-"""Norms of logical tensors, of groups of them and of everything, from one set of sums of squares.
+"""Norms of logical tensors, of parameter groups and of all parameters, from one set of sums of squares.
 
-A sum keeps its array's rank: the axes that count logical tensors have their size, all others 1. So it can be
-scaled for each tensor, broadcast against the array, and added up for a group.
+A sum keeps its array's rank: axes that index logical tensors keep their size, all others have size 1. So it can be
+scaled per tensor, broadcast against the array, and added up over a group.
 """
 
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ EMBEDDINGS, LAYERS = "encoder/embeddings/", "encoder/layers/"
 def tensor_sums(array: Float[Array, "..."], tensor_axes: tuple[int, ...]) -> Float[Array, "..."]:
     """Sum over each logical tensor of an array."""
     axes = tuple(axis for axis in range(array.ndim) if axis not in tensor_axes)
-    # The barrier: else XLA folds a group's sum over Q, K and V into a second pass over the whole array.
+    # Without the barrier, XLA turns a group's sum over Q, K and V into a second pass over the whole array.
     return jax.lax.optimization_barrier(array.sum(axes, keepdims=True))
 
 
 def group_names(params: Any) -> list[str]:
-    """``embeddings``, ``layer_00`` ..., ``heads``: what `group_sums` adds up, in its order.
+    """``embeddings``, ``layer_00`` ..., ``heads``: the groups of `group_sums`, in the same order.
 
-    Layers are slices of the stack; where layers share parameters there are fewer of them than the model is deep.
+    Layers are slices of the stack; if layers share parameters, there are fewer slices than layers.
     """
     depths = [leaf.shape[0] for name, leaf in name_leaves(params).items() if name.startswith(LAYERS)]
     return ["embeddings", *(f"layer_{i:02d}" for i in range(max(depths, default=0))), "heads"]
@@ -65,17 +65,19 @@ def measure_norms(gradient_sums: Any, update_sums: Any, weight_sums: Any, groups
 
 def measure_ratios(ratios: Any, update_sums: Any, adapted: Any, groups: Sequence[str]) -> Metrics:
     """`trust_ratio_min` and `trust_ratio_max` over all adapted tensors; for each of `groups` `trust_ratio/GROUP`,
-    the ratio of its adapted tensors' update with and without their trust ratios. Where none is adapted, 1.
+    the ratio of the norms of its adapted tensors' updates with and without trust ratios; 1 if none is adapted.
     """
-    own = jax.tree.map(lambda is_adapted, sums: sums if is_adapted else jnp.zeros_like(sums), adapted, update_sums)
-    scaled = jax.tree.map(lambda ratio, sums: jnp.square(ratio) * sums, ratios, own)
+    adapted_sums = jax.tree.map(
+        lambda is_adapted, sums: sums if is_adapted else jnp.zeros_like(sums), adapted, update_sums
+    )
+    scaled = jax.tree.map(lambda ratio, sums: jnp.square(ratio) * sums, ratios, adapted_sums)
     pairs = zip(jax.tree.leaves(adapted), jax.tree.leaves(ratios), strict=True)
-    every = jnp.concatenate([jnp.ravel(ratio) for is_adapted, ratio in pairs if is_adapted] or [jnp.ones(1)])
-    metrics = {"trust_ratio_min": every.min(), "trust_ratio_max": every.max()}
-    by_group = _root_of_share(group_sums(scaled), group_sums(own), 1.0)
+    all_ratios = jnp.concatenate([jnp.ravel(ratio) for is_adapted, ratio in pairs if is_adapted] or [jnp.ones(1)])
+    metrics = {"trust_ratio_min": all_ratios.min(), "trust_ratio_max": all_ratios.max()}
+    by_group = _root_of_share(group_sums(scaled), group_sums(adapted_sums), 1.0)
     return metrics | {f"trust_ratio/{group}": by_group[i] for i, group in enumerate(groups)}
 
 
 def _root_of_share(part: Array, whole: Array, empty: float) -> Array:
-    """Ratio of norms, from their squares; `empty` where the whole is 0."""
+    """Ratio of two norms, from their squares; `empty` where `whole` is 0."""
     return jnp.where(whole > 0, jnp.sqrt(part) / jnp.sqrt(jnp.where(whole > 0, whole, 1.0)), empty)

@@ -1,4 +1,4 @@
-"""The one table that says how the optimizer treats each parameter, and what a config changes of it."""
+"""The table of optimizer rules per parameter (decay, logical tensors), and a config's changes to it."""
 
 import dataclasses
 import difflib
@@ -14,73 +14,74 @@ from bert_jax.training.param_paths import map_with_table, name_leaves
 
 
 @dataclass(frozen=True)
-class Treatment:
-    """How the optimizer treats a parameter."""
+class ParamRule:
+    """Optimizer settings of a parameter."""
 
     decayed: bool
     """Whether weight decay applies."""
     tensor_axes: tuple[int, ...] = ()
-    """Axes that count logical tensors: the stack of layers, and Q, K and V. LAMB's norms span the others."""
+    """Axes that index logical tensors: the layer stack, and Q, K and V. LAMB's norms span the other axes."""
     learning_rate_scale: float = 1.0
-    """Factor of its learning rate."""
+    """Factor on its learning rate."""
     frozen: bool = False
-    """Whether it stays as it is, and its moments too."""
+    """Whether the parameter and its moments stay unchanged."""
 
 
-# First match wins; a parameter that nothing matches is an error.
-TREATMENTS: tuple[tuple[str, Treatment], ...] = (
-    (r"layers/qkv/kernel", Treatment(decayed=True, tensor_axes=(0, 2))),
-    (r"layers/qkv/bias", Treatment(decayed=False, tensor_axes=(0, 1))),
-    (r"layers/\w+/kernel", Treatment(decayed=True, tensor_axes=(0,))),
-    (r"layers/\w+/(bias|scale)", Treatment(decayed=False, tensor_axes=(0,))),
-    (r"embeddings/(word|position|token_type)", Treatment(decayed=True)),
-    (r"kernel", Treatment(decayed=True)),
-    (r"bias|scale", Treatment(decayed=False)),
+# First match wins; a parameter without a match is an error.
+PARAM_RULES: tuple[tuple[str, ParamRule], ...] = (
+    (r"layers/qkv/kernel", ParamRule(decayed=True, tensor_axes=(0, 2))),
+    (r"layers/qkv/bias", ParamRule(decayed=False, tensor_axes=(0, 1))),
+    (r"layers/\w+/kernel", ParamRule(decayed=True, tensor_axes=(0,))),
+    (r"layers/\w+/(bias|scale)", ParamRule(decayed=False, tensor_axes=(0,))),
+    (r"embeddings/(word|position|token_type)", ParamRule(decayed=True)),
+    (r"kernel", ParamRule(decayed=True)),
+    (r"bias|scale", ParamRule(decayed=False)),
 )
 
 
-def treatments(params: Any, scales: tuple[tuple[str, float], ...] = (), frozen: tuple[str, ...] = ()) -> Any:
-    """The treatment of every parameter, as a tree of the same structure.
+def param_rules(params: Any, scales: tuple[tuple[str, float], ...] = (), frozen: tuple[str, ...] = ()) -> Any:
+    """The rule of every parameter, as a tree of the same structure.
 
     Args:
-      params: parameters or their shapes; only their paths are read.
+      params: parameters or their shapes; only the paths are used.
       scales: (pattern, factor of the learning rate), as in `OptimizerConfig.learning_rate_scales`; the first
-        that matches counts.
-      frozen: patterns of parameters that stay as they are, as in `Phase.frozen`.
+        match applies.
+      frozen: patterns of parameters that are not trained, as in `Phase.frozen`.
 
     Raises:
-      LookupError: a parameter that no rule of the table matches.
-      UserError: a pattern that is no regular expression or matches no parameter; everything is frozen.
+      LookupError: no rule of the table matches a parameter.
+      UserError: a pattern is not a regular expression or matches no parameter; all parameters are frozen.
     """
-    scaled = _choose("optimizer.learning_rate_scales", scales, 1.0, params)
-    still = _choose("phases: frozen", [(pattern, True) for pattern in frozen], False, params)
-    require(not all(jax.tree.leaves(still)), f"phases: frozen {list(frozen)} leaves no parameter to train")
-    rules = map_with_table(TREATMENTS, lambda treatment, leaf: treatment, params)
+    scale_tree = _values_by_pattern("optimizer.learning_rate_scales", scales, 1.0, params)
+    frozen_tree = _values_by_pattern("phases: frozen", [(pattern, True) for pattern in frozen], False, params)
+    require(not all(jax.tree.leaves(frozen_tree)), f"phases: frozen {list(frozen)} leaves no parameter to train")
+    rules = map_with_table(PARAM_RULES, lambda rule, leaf: rule, params)
     return jax.tree.map(
-        lambda rule, scale, stays: dataclasses.replace(rule, learning_rate_scale=scale, frozen=stays),
+        lambda rule, scale, is_frozen: dataclasses.replace(rule, learning_rate_scale=scale, frozen=is_frozen),
         rules,
-        scaled,
-        still,
+        scale_tree,
+        frozen_tree,
     )
 
 
-def _choose(field: str, table: Sequence[tuple[str, Any]], default: Any, params: Any) -> Any:
-    """What a user's table says of every parameter, each of its patterns checked."""
+def _values_by_pattern(field: str, table: Sequence[tuple[str, Any]], default: Any, params: Any) -> Any:
+    """The value of every parameter in a user's table, after a check of the table's patterns."""
     for pattern, _ in table:
         try:
             re.compile(pattern)
             matched = map_with_table(((pattern, True), (".*", False)), lambda matches, leaf: matches, params)
         except re.error as error:
-            raise UserError(f"{field}: '{pattern}' is no regular expression: {error}") from None
+            raise UserError(f"{field}: '{pattern}' is not a regular expression: {error}") from None
         require(
             any(jax.tree.leaves(matched)),
-            f"{field}: '{pattern}' is no end of a parameter's path; near are {', '.join(_near(pattern, params))}",
+            f"{field}: '{pattern}' matches the end of no parameter's path; similar are "
+            f"{', '.join(_similar_ends(pattern, params))}",
         )
     return map_with_table((*table, (".*", default)), lambda value, leaf: value, params)
 
 
-def _near(pattern: str, params: Any) -> list[str]:
-    """Ends of parameters' paths that look like a pattern."""
+def _similar_ends(pattern: str, params: Any) -> list[str]:
+    """Ends of parameter paths that are similar to a pattern."""
     parts = [name.split("/") for name in name_leaves(params)]
     ends = {"/".join(path[i:]): None for path in parts for i in range(len(path))}
     return difflib.get_close_matches(pattern, ends, n=3, cutoff=0)

@@ -1,4 +1,4 @@
-"""Learning rate as a function of the update. The host computes it; neither jax nor numpy is needed."""
+"""Learning rate as a function of the step. Computed on the host, without jax or numpy."""
 
 import math
 
@@ -6,16 +6,16 @@ from bert_jax.config import Config, Phase
 
 
 def learning_rate(phase: Phase, step: float) -> float:
-    """Learning rate of one update of a phase.
+    """Learning rate of one step of a phase.
 
-    While `step` < `warmup_steps` it rises linearly; afterwards it falls, by the phase's `decay`, over the way from
-    `decay_start` to the phase's end. With the defaults that is google-research/bert optimization.py, where the
-    decay also runs from update 0 and is merely covered by the warmup.
+    While `step` < `warmup_steps` it rises linearly; afterwards it decays, by the phase's `decay`, from `decay_start`
+    to the end of the phase. The defaults are those of google-research/bert optimization.py, where the decay also
+    begins at step 0 and warmup replaces its beginning.
 
     Args:
-      phase: whose schedule.
-      step: update, 0 being the phase's first. It need not be whole: a phase that ends by the clock is stretched.
-        Behind the phase's end the rate stays what it is there.
+      phase: with the schedule.
+      step: counted from 0 at the start of the phase. It can be fractional: the schedule of a phase with a time limit
+        is stretched. After the end of the phase the rate is constant.
     """
     peak, end = phase.learning_rate, phase.end_learning_rate
     if step < phase.warmup_steps:
@@ -34,6 +34,6 @@ def learning_rate(phase: Phase, step: float) -> float:
 
 
 def learning_rate_at(config: Config, step: int) -> float:
-    """Learning rate of an update of a run, 0 being the first. Every phase starts its schedule anew."""
-    phase, within = config.place_of(step)
+    """Learning rate of step `step` of a run, counted from 0. Every phase has its own schedule."""
+    phase, within = config.locate_step(step)
     return learning_rate(config.phases[phase], within)

@@ -1,12 +1,12 @@
-"""Checkpoints that can be trusted: Orbax writes the arrays, a commit file with checksums comes last.
+"""Checkpoints with checksums: Orbax writes the arrays; a commit file with the SHA-256 of all files is written last.
 
-``checkpoints/00001000/`` holds ``state/`` (Orbax), ``run.json`` (the place in the stream, the ledger so far, and what
-the run is) and ``COMMIT.json``: the SHA-256 of every other file, written when all of them are complete. A directory
-without it does not count, wherever the process died. Orbax alone restores flipped bits without a word, so the sums are
-checked on every restore.
+``checkpoints/00001000/`` has ``state/`` (Orbax), ``run.json`` (the position in the stream, the ledger so far, and the
+run's metadata) and ``COMMIT.json``: the SHA-256 of every other file, written when all of them are complete. A directory
+without it is not a checkpoint, whenever the process died. Orbax alone restores flipped bits without an error, so the
+checksums are verified on every restore.
 
-Nothing is renamed, so that a run may lie in an object store. Orbax itself writes to disks and to gs:// alone, its array
-store refuses every other path: elsewhere, and on s3:// too, it writes to a temporary directory of this host, from which
+Nothing is renamed, so that a run can be in an object store. Orbax writes only to disks and to gs://; its array store
+rejects every other path. For other stores, s3:// included, it writes to a temporary directory of this host, from which
 the files are copied in the background before the commit.
 """
 
@@ -38,14 +38,14 @@ from bert_jax.storage import (
     write_atomic,
 )
 
-COMMIT = "COMMIT.json"
-ORBAX_KNOWS = ("gs",)
-"""Object stores that Orbax writes to and reads from by itself."""
+COMMIT_MARKER = "COMMIT.json"
+ORBAX_STORES = ("gs",)
+"""Object stores that Orbax reads and writes directly."""
 FORMAT_VERSION = 4
 
 
 class Checkpoints:
-    """The checkpoints of one run, saved while training goes on."""
+    """The checkpoints of one run, saved asynchronously during training."""
 
     def __init__(self, directory: epath.PathLike, keep: int):
         self.directory = epath.Path(directory)
@@ -54,37 +54,37 @@ class Checkpoints:
         self._committer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="commit")
         self._commit: concurrent.futures.Future | None = None
 
-    def save(self, step: int, state: Any, about: dict[str, Any], good: int | None = None) -> None:
-        """Start saving; returns once the arrays have left the device, so that their buffers may be donated.
+    def save(self, step: int, state: Any, metadata: dict[str, Any], good: int | None = None) -> None:
+        """Start saving; returns once the arrays are copied off the device, so that their buffers can be donated.
 
-        Waits for the save before it, and raises what went wrong there. All processes of a run call it; each writes
-        what its devices hold, and the first one commits when all have.
+        Waits for the previous save and raises its error, if any. All processes of a run call this; each writes the
+        arrays of its devices, and the first one commits when all have finished.
 
         Args:
-          step: updates done; names the directory.
+          step: number of steps done; the name of the directory.
           state: tree of arrays.
-          about: JSON values to keep beside them.
-          good: checkpoints of so many updates or fewer are good. The newest of them is kept, however many newer ones
-            there are, and so is the oldest of the others, which will be good next. None: no difference is made.
+          metadata: JSON values to save with them.
+          good: checkpoints up to this step are good. The newest good one is kept in addition to the newest `keep`, and
+            so is the next candidate: the oldest of the others. None: keep the newest `keep` only.
 
         Raises:
-          UserError: the disk is full; what was committed before is intact.
+          UserError: the disk is full; earlier checkpoints are intact.
         """
         self.wait()
         target = self.directory / f"{step:08d}"
-        with self._refusing_full_disks(target), contextlib.ExitStack() as in_vain:
+        with self._full_disk_as_user_error(target), contextlib.ExitStack() as on_failure:
             broadcast_from_first("a save", lambda: _clear(target))
-            staged = in_vain.enter_context(contextlib.closing(StagedDirectory(target, ORBAX_KNOWS)))
+            staged = on_failure.enter_context(contextlib.closing(StagedDirectory(target, ORBAX_STORES)))
             if is_first():
-                text = json.dumps({"format_version": FORMAT_VERSION, **about}, indent=1)
+                text = json.dumps({"format_version": FORMAT_VERSION, **metadata}, indent=1)
                 (staged.directory / "run.json").write_text(text)
             self._orbax.save(staged.directory / "state", args=ocp.args.StandardSave(state))
-            in_vain.pop_all()  # the other thread closes it
+            on_failure.pop_all()  # the commit thread closes it
         self._commit = self._committer.submit(self._finish, target, staged, good)
 
     @contextlib.contextmanager
-    def _refusing_full_disks(self, target: epath.Path) -> Iterator[None]:
-        """Say in one line that the disk is full, and leave nothing of the save behind."""
+    def _full_disk_as_user_error(self, target: epath.Path) -> Iterator[None]:
+        """Turn a full disk into a UserError of one line, and delete the incomplete save."""
         try:
             yield
         except Exception as error:
@@ -96,45 +96,45 @@ class Checkpoints:
             raise UserError(f"cannot save {target}: {line}. Earlier checkpoints of the run are intact") from error
 
     def _finish(self, target: epath.Path, staged: StagedDirectory, good: int | None) -> None:
-        with self._refusing_full_disks(target), contextlib.closing(staged):
+        with self._full_disk_as_user_error(target), contextlib.closing(staged):
             self._orbax.wait_until_finished()  # by all processes
             if not is_first():
                 return
             staged.upload()
             write_commit(target, staged.directory)
-        newest_first = list(committed(self.directory))
+        newest_first = list(committed_checkpoints(self.directory))
         needed: list[epath.Path] = []
         if good is not None:
-            young = [save for save in newest_first if int(save.name) > good]
-            needed = young[-1:] + newest_first[len(young) :][:1]
+            newer = [save for save in newest_first if int(save.name) > good]
+            needed = newer[-1:] + newest_first[len(newer) :][:1]
         self._delete([save for save in newest_first[self.keep :] if save not in needed])
 
     def _delete(self, saves: Iterable[epath.Path]) -> None:
         for save in saves:
-            (save / COMMIT).unlink()  # first, so that a half-deleted checkpoint does not count
-        for save in _saves(self.directory):  # those, and what kills left behind
-            if not (save / COMMIT).exists():
+            (save / COMMIT_MARKER).unlink()  # first, so that a partly deleted checkpoint is not restored
+        for save in _save_directories(self.directory):  # these, and incomplete ones of killed processes
+            if not (save / COMMIT_MARKER).exists():
                 save.rmtree()
 
     def delete(self, steps: Iterable[int]) -> None:
-        """Delete the checkpoints of these updates."""
+        """Delete the checkpoints of these steps."""
         self.wait()
-        chosen = set(steps)
-        self._delete([save for save in committed(self.directory) if int(save.name) in chosen])
+        deleted = set(steps)
+        self._delete([save for save in committed_checkpoints(self.directory) if int(save.name) in deleted])
 
     def steps(self) -> list[int]:
-        """Updates done, of every complete checkpoint, newest first."""
+        """The step of every complete checkpoint, newest first."""
         self.wait()
-        return [int(save.name) for save in committed(self.directory)]
+        return [int(save.name) for save in committed_checkpoints(self.directory)]
 
-    def about(self, step: int) -> dict[str, Any] | None:
-        """What was said about a checkpoint; None if any of its files is damaged."""
+    def metadata(self, step: int) -> dict[str, Any] | None:
+        """The metadata of a checkpoint; None if any of its files is damaged."""
         save = self.directory / f"{step:08d}"
-        return None if find_damage(save) else read_about(save)
+        return None if find_damage(save) else read_metadata(save)
 
     def wait(self) -> None:
-        """Until the last save is committed; raises what went wrong in it."""
-        commit, self._commit = self._commit, None  # asked once: what went wrong is raised once
+        """Wait until the last save is committed; raises its error, if any."""
+        commit, self._commit = self._commit, None  # cleared first, so that an error is raised once
         if commit is not None:
             commit.result()
 
@@ -142,7 +142,7 @@ class Checkpoints:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Wait for the last save, and let go of the writer threads."""
+        """Wait for the last save, and shut down the writer threads."""
         try:
             self.wait()
         finally:
@@ -150,124 +150,124 @@ class Checkpoints:
             self._orbax.close()
 
     def restore(self, abstract: Callable[[dict[str, Any]], Any]) -> tuple[Any, dict[str, Any]] | None:
-        """The newest checkpoint whose files are all intact, with what was said about it; None if there is none.
+        """The state and metadata of the newest checkpoint whose files are all intact; None if there is none.
 
-        A damaged one is named on stderr and passed over for the one before.
+        A damaged checkpoint is skipped with a warning on stderr.
 
         Args:
-          abstract: from what was said about it, a tree of ShapeDtypeStruct with shardings: how to restore, not how
-            it was saved.
+          abstract: from metadata to a tree of ShapeDtypeStruct with the shardings to restore to, which may differ from
+            the saved ones.
 
         Raises:
           UserError: there are checkpoints, but all are damaged.
         """
-        found = newest(self.directory)
-        if found is None:
+        checkpoint = broadcast_newest_intact(self.directory)
+        if checkpoint is None:
             return None
-        about = read_about(found)
-        with download_if_needed(found / "state", ORBAX_KNOWS) as state:
-            return self._orbax.restore(state, args=ocp.args.StandardRestore(abstract(about))), about
+        metadata = read_metadata(checkpoint)
+        with download_if_needed(checkpoint / "state", ORBAX_STORES) as state:
+            return self._orbax.restore(state, args=ocp.args.StandardRestore(abstract(metadata))), metadata
 
 
 def _clear(target: epath.Path) -> None:
     if target.exists():
-        target.rmtree()  # a save that was cut short, or one that failed its checksums
+        target.rmtree()  # an incomplete save, or a damaged checkpoint
     make_directory(target)
 
 
 def restore_parts(checkpoint: epath.Path, shapes: dict[str, Any]) -> dict[str, Any]:
-    """Parts of a checkpoint as numpy arrays, such as the parameters alone; the others are not read.
+    """Parts of a checkpoint as numpy arrays, such as only the parameters; other parts are not read.
 
     Args:
-      checkpoint: a verified one.
-      shapes: trees of ShapeDtypeStruct, by the fields of the state.
+      checkpoint: an intact one.
+      shapes: trees of ShapeDtypeStruct, by field of the state.
 
     Raises:
-      UserError: an array of the checkpoint has another shape: the run's config.json was changed.
+      UserError: an array of the checkpoint has another shape, because the run's config.json was changed.
     """
-    wanted = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), shapes)
-    restore_args = jax.tree.map(lambda x: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), shapes)
+    restore_args = jax.tree.map(lambda x: ocp.RestoreArgs(restore_type=np.ndarray), abstract)
     with (
-        download_if_needed(checkpoint / "state", ORBAX_KNOWS) as state,
+        download_if_needed(checkpoint / "state", ORBAX_STORES) as state,
         ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax,
     ):
-        arguments = ocp.args.PyTreeRestore(item=wanted, restore_args=restore_args, partial_restore=True)
+        arguments = ocp.args.PyTreeRestore(item=abstract, restore_args=restore_args, partial_restore=True)
         restored = orbax.restore(state, args=arguments)
-    for (path, leaf), expected in zip(jax.tree.leaves_with_path(restored), jax.tree.leaves(wanted), strict=True):
+    for (path, leaf), expected in zip(jax.tree.leaves_with_path(restored), jax.tree.leaves(abstract), strict=True):
         if leaf.shape != expected.shape:
             raise UserError(
-                f"{checkpoint}: {jax.tree_util.keystr(path, simple=True, separator='/')} has shape {leaf.shape}, the "
-                f"run's config.json says {expected.shape}: restore the config.json that the run was started with"
+                f"{checkpoint}: {jax.tree_util.keystr(path, simple=True, separator='/')} has shape {leaf.shape}, but "
+                f"{expected.shape} by the run's config.json: restore the config.json that the run was started with"
             )
     return restored
 
 
-def check_place(workdir: StoredPath) -> None:
-    """See, before anything is done, that a run can be saved there.
+def check_checkpoint_storage(workdir: StoredPath) -> None:
+    """Check before training that a run can save checkpoints in its work directory.
 
     Raises:
-      UserError: the store does not answer, or takes no checkpoint from several processes.
+      UserError: the store does not respond, or does not support checkpoints of several processes.
     """
     check_reachable(workdir)
-    if jax.process_count() > 1 and needs_staging(workdir, ORBAX_KNOWS):
+    if jax.process_count() > 1 and needs_staging(workdir, ORBAX_STORES):
         raise UserError(
             f"{workdir}: several processes write one checkpoint together, which needs a directory that all of them "
-            "see: use gs://, or a shared file system"
+            "can access: use gs:// or a shared file system"
         )
 
 
-def directory_of(workdir: epath.PathLike) -> epath.Path:
-    """Where a run keeps its checkpoints: an absolute path, which Orbax insists on."""
+def checkpoint_directory(workdir: epath.PathLike) -> epath.Path:
+    """The directory of a run's checkpoints: an absolute path, which Orbax requires."""
     directory = epath.Path(workdir) / "checkpoints"
     return directory if is_remote(directory) else directory.absolute()
 
 
-def read_about(checkpoint: epath.Path) -> dict[str, Any]:
-    """What was said about a checkpoint when it was saved.
+def read_metadata(checkpoint: epath.Path) -> dict[str, Any]:
+    """The metadata that was saved with a checkpoint.
 
     Raises:
-      UserError: it was written by another version of bert_jax, in another format.
+      UserError: another version of bert_jax wrote the checkpoint in another format.
     """
-    about = json.loads((checkpoint / "run.json").read_text())
-    version = about["format_version"]
+    metadata = json.loads((checkpoint / "run.json").read_text())
+    version = metadata["format_version"]
     if version != FORMAT_VERSION:
         remedy = "update bert_jax" if version > FORMAT_VERSION else "use the version that wrote it"
         raise UserError(f"{checkpoint} has format {version}, and this bert_jax reads {FORMAT_VERSION}: {remedy}")
-    return about
+    return metadata
 
 
-def committed(directory: epath.Path) -> Iterator[epath.Path]:
+def committed_checkpoints(directory: epath.Path) -> Iterator[epath.Path]:
     """Complete checkpoints, newest first."""
-    return (save for save in _saves(directory) if (save / COMMIT).exists())
+    return (save for save in _save_directories(directory) if (save / COMMIT_MARKER).exists())
 
 
-def _saves(directory: epath.Path) -> list[epath.Path]:
-    """What `Checkpoints.save` made, complete or not, newest first; whatever else lies there is somebody's."""
+def _save_directories(directory: epath.Path) -> list[epath.Path]:
+    """Directories that `Checkpoints.save` made, complete or not, newest first; other files belong to the user."""
     if not directory.exists():
         return []
-    ours = (path for path in directory.iterdir() if path.name.isdigit())
-    return sorted(ours, key=lambda path: int(path.name), reverse=True)
+    saves = (path for path in directory.iterdir() if path.name.isdigit())
+    return sorted(saves, key=lambda path: int(path.name), reverse=True)
 
 
-def newest(directory: epath.Path) -> epath.Path | None:
-    """What `verified` finds, to be asked by all processes of a run: the first one looks."""
+def broadcast_newest_intact(directory: epath.Path) -> epath.Path | None:
+    """`newest_intact` of the first process, on all processes of a run."""
 
-    def look() -> str | None:
-        found = verified(directory)
-        return None if found is None else found.name
+    def find_name() -> str | None:
+        checkpoint = newest_intact(directory)
+        return None if checkpoint is None else checkpoint.name
 
-    name = broadcast_from_first("the newest checkpoint", look)
+    name = broadcast_from_first("the newest checkpoint", find_name)
     return None if name is None else directory / name
 
 
-def verified(directory: epath.Path) -> epath.Path | None:
+def newest_intact(directory: epath.Path) -> epath.Path | None:
     """The newest complete checkpoint whose files are intact; None if there is no complete one.
 
     Raises:
-      UserError: all complete ones are damaged.
+      UserError: all complete checkpoints are damaged.
     """
     damage = None
-    for path in committed(directory):
+    for path in committed_checkpoints(directory):
         damage = find_damage(path)
         if damage is None:
             return path
@@ -278,39 +278,39 @@ def verified(directory: epath.Path) -> epath.Path | None:
 
 
 def write_commit(checkpoint: epath.Path, written: epath.Path | None = None) -> None:
-    """Declare a checkpoint complete. The file appears whole or not at all.
+    """Mark a checkpoint as complete. The file is written atomically.
 
     Args:
-      checkpoint: all of its other files are there.
-      written: where they were copied from, if they were; it is read instead.
+      checkpoint: with all of its other files.
+      written: the local directory that the files were copied from, if any; checksums are computed there.
     """
-    text = json.dumps({"sha256": _sums(written or checkpoint)}, indent=1)
-    write_atomic(checkpoint / COMMIT, text.encode())
+    text = json.dumps({"sha256": _checksums(written or checkpoint)}, indent=1)
+    write_atomic(checkpoint / COMMIT_MARKER, text.encode())
 
 
 def find_damage(checkpoint: epath.Path) -> str | None:
-    """The first file that is missing, added or altered since the commit, with what is wrong; None if none is."""
+    """The first file that is missing, added or changed since the commit, and how; None if there is none."""
     try:
-        expected = json.loads((checkpoint / COMMIT).read_text())["sha256"]
+        expected = json.loads((checkpoint / COMMIT_MARKER).read_text())["sha256"]
         expected.keys()
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return f"{COMMIT} is incomplete"
-    found = _sums(checkpoint)
-    for name in sorted(expected.keys() | found.keys()):
-        if name not in found:
+        return f"{COMMIT_MARKER} is incomplete"
+    actual = _checksums(checkpoint)
+    for name in sorted(expected.keys() | actual.keys()):
+        if name not in actual:
             return f"{name} is missing"
         if name not in expected:
             return f"{name} was added later"
-        if expected[name] != found[name]:
+        if expected[name] != actual[name]:
             return f"{name} has changed"
     return None
 
 
-def _sums(checkpoint: epath.Path) -> dict[str, str]:
+def _checksums(checkpoint: epath.Path) -> dict[str, str]:
     sums = {}
     for path in walk_files(checkpoint):
         name = path.relative_to(checkpoint).as_posix()
-        if name != COMMIT:
+        if name != COMMIT_MARKER:
             with path.open("rb") as file:
                 sums[name] = hashlib.file_digest(file, "sha256").hexdigest()
     return sums

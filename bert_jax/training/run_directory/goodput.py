@@ -1,7 +1,7 @@
-"""Where the time of a run went: what was training, and what was everything else.
+"""Goodput: the share of a run's time that was spent on steps of its result, and the time by kind.
 
-``goodput.jsonl`` has a line for every save and every line of metrics: seconds since this process, or this attempt
-after going back, began, by kind. The last line of each attempt counts.
+``goodput.jsonl`` has a line for every save and every line of metrics: seconds by kind since the start of the process,
+or of the attempt after a rollback. The last line of each attempt counts.
 """
 
 import contextlib
@@ -10,32 +10,32 @@ from collections.abc import Iterator
 
 from bert_jax.distributed.agreement import is_first
 from bert_jax.storage import StoredPath
-from bert_jax.training.run_directory.json_lines import JsonLines, cut_back, is_number, read_lines
+from bert_jax.training.run_directory.json_lines import JsonLines, is_number, read_lines, truncate_lines
 
 FILE = "goodput.jsonl"
 KINDS = ("init", "compile", "data_wait", "evaluation", "checkpoint")
-"""What can be told apart while it happens. What is left of the time is `step`."""
+"""Kinds of time that are measured directly. The rest is `step`."""
 
 
 class Goodput:
-    """The clock of one attempt to train."""
+    """Time by kind of one attempt: a process, or its training after a rollback."""
 
-    def __init__(self, workdir: StoredPath, begun: float):
-        """Starts at once; lines that cannot be read are removed.
+    def __init__(self, workdir: StoredPath, start_time: float):
+        """Start the clock; damaged lines are removed from the file.
 
         Args:
           workdir: of the run.
-          begun: `time.time()` when the process, or the attempt, began; what was since then is `init`.
+          start_time: `time.time()` at the start of the process or attempt; the time since then is `init`.
         """
-        self.begun, self._file = begun, None
+        self.start_time, self._file = start_time, None
         if is_first():
-            cut_back(workdir / FILE, _is_line)
+            truncate_lines(workdir / FILE, _is_line)
             self._file = JsonLines(workdir / FILE, durable=False)
         self.seconds = dict.fromkeys(KINDS, 0.0)
 
     @contextlib.contextmanager
-    def spending(self, kind: str) -> Iterator[None]:
-        """Time in here is of this kind."""
+    def measure(self, kind: str) -> Iterator[None]:
+        """Add the time of the block to this kind."""
         start = time.perf_counter()
         try:
             yield
@@ -43,21 +43,21 @@ class Goodput:
             self.seconds[kind] += time.perf_counter() - start
 
     def ready(self, step: int) -> None:
-        """The update behind `step` updates can be prepared: all until now was `init`."""
-        self.seconds["init"] += time.time() - self.begun - sum(self.seconds.values())
+        """Initialisation has finished before step `step`: the time until now is `init`."""
+        self.seconds["init"] += time.time() - self.start_time - sum(self.seconds.values())
         self.record(step)
 
     def record(self, step: int) -> None:
-        """Add a line, at `step` updates; of several processes the first does."""
+        """Add a line after `step` steps; only the first process writes."""
         if self._file is None:
             return
-        elapsed = time.time() - self.begun
+        elapsed = time.time() - self.start_time
         kinds = self.seconds | {"step": elapsed - sum(self.seconds.values())}
-        line = {"begun": self.begun, "update": step, "seconds": {k: round(v, 3) for k, v in kinds.items()}}
+        line = {"start_time": self.start_time, "step": step, "seconds": {k: round(v, 3) for k, v in kinds.items()}}
         self._file.add(line)
 
     def close(self) -> None:
-        """All lines are in the file when this returns."""
+        """Close the file after all lines are written."""
         if self._file is not None:
             self._file.close()
 
@@ -66,37 +66,37 @@ def _is_line(line: dict) -> bool:
     seconds = line.get("seconds")
     if not isinstance(seconds, dict) or not {*KINDS, "step"} <= seconds.keys():
         return False
-    return all(map(is_number, (line.get("begun"), line.get("update"), *seconds.values())))
+    return all(map(is_number, (line.get("start_time"), line.get("step"), *seconds.values())))
 
 
-def summary(workdir: StoredPath) -> dict[str, float]:
+def summarize(workdir: StoredPath) -> dict[str, float]:
     """Seconds of the run by kind, over all attempts.
 
     Returns:
-      `KINDS`; `step`, for updates that are part of the result; `lost`, for updates that were done again later;
+      `KINDS`; `step`, for steps that are part of the result; `lost`, for steps that were repeated later;
       `down`, between attempts; `wall`, from the first to the last moment; and `goodput`, step / wall.
     """
     attempts: dict[float, list[dict]] = {}
     for entry in read_lines(workdir / FILE, _is_line):
-        attempts.setdefault(entry["begun"], []).append(entry)
-    ordered = [attempts[begun] for begun in sorted(attempts)]
+        attempts.setdefault(entry["start_time"], []).append(entry)
+    ordered = [attempts[start_time] for start_time in sorted(attempts)]
     total = dict.fromkeys((*KINDS, "step", "lost", "down"), 0.0)
     for i, lines in enumerate(ordered):
         last = lines[-1]["seconds"]
         for kind in (*KINDS, "step"):
             total[kind] += last[kind]
         if later := ordered[i + 1 :]:
-            redone_from = min(attempt[0]["update"] for attempt in later)
-            kept = [line["seconds"]["step"] for line in lines if line["update"] <= redone_from]
+            repeated_from = min(attempt[0]["step"] for attempt in later)
+            kept = [line["seconds"]["step"] for line in lines if line["step"] <= repeated_from]
             lost = last["step"] - max(kept, default=0.0)
             total["step"], total["lost"] = total["step"] - lost, total["lost"] + lost
-            total["down"] += max(0.0, later[0][0]["begun"] - lines[0]["begun"] - sum(last.values()))
+            total["down"] += max(0.0, later[0][0]["start_time"] - lines[0]["start_time"] - sum(last.values()))
     wall = sum(total.values())
     return total | {"wall": wall, "goodput": total["step"] / wall if wall else 0.0}
 
 
-def describe(seconds: dict[str, float]) -> str:
-    """One line for a person: the goodput, and where the rest of the time went."""
+def format_summary(seconds: dict[str, float]) -> str:
+    """The goodput and the other kinds of time as one line of text."""
     wall = seconds["wall"]
     shares = [f"{name.replace('_', ' ')} {seconds[name] / max(wall, 1e-9):.1%}" for name in (*KINDS, "lost", "down")]
     return f"goodput {seconds['goodput']:.1%} of {wall:,.0f} s: {', '.join(shares)}"

@@ -1,4 +1,4 @@
-"""Files with a JSON value on each line, to which a process that may be killed adds lines."""
+"""JSON Lines files that survive a killed writer: append, read, and repair."""
 
 import json
 import os
@@ -12,46 +12,46 @@ Value = dict[str, Any]
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value of a line is a number; bool is none."""
+    """Whether a JSON value is a number; bool is not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def read_lines(path: StoredPath, valid: Callable[[Value], bool]) -> list[Value]:
-    """Values of all complete lines, in order. The file stays as it is.
+    """Values of all complete lines, in order. The file is not changed.
 
-    Damaged lines are left out, and named on stderr. So is a last line without its end, but silently: a process may be
-    writing it.
+    Damaged lines are skipped with a warning on stderr. A last line without a newline is skipped silently: a process may
+    be writing it.
 
     Args:
       path: the file; it need not exist.
-      valid: whether a value has the fields that a line of this file has.
+      valid: whether a value has the fields of a line of this file.
     """
     lines = _lines(path)
     values = [_value(line, valid) for line in lines]
     complete = len(lines) - bool(lines and not lines[-1].endswith(b"\n"))
-    _warn(path, [i for i in range(complete) if values[i] is None], "left out")
+    _warn(path, [i for i in range(complete) if values[i] is None], "skipped")
     return [value for value in values if value is not None]
 
 
-def cut_back(
+def truncate_lines(
     path: StoredPath,
     valid: Callable[[Value], bool],
     wanted: Callable[[Value], bool] = lambda value: True,
     *,
     cut_at_damage: bool = False,
 ) -> list[Value]:
-    """Remove from a file what cannot be read, and everything from the first value on that is not wanted.
+    """Remove damaged lines from a file, and all lines from the first unwanted value on.
 
-    Lines that cannot be read are damaged, or were cut short by a kill or a power cut. They are named on stderr.
+    A line can be damaged or incomplete after a kill or a power failure; the warning on stderr has its number.
 
     Args:
       path: the file; it need not exist.
-      valid: whether a value has the fields that a line of this file has.
-      wanted: whether a value, and so the ones before it, may stay.
-      cut_at_damage: also remove what follows a line that cannot be read.
+      valid: whether a value has the fields of a line of this file.
+      wanted: whether to keep a value; the first one that is not wanted is removed with all lines after it.
+      cut_at_damage: also remove all lines after a damaged line.
 
     Returns:
-      the values that stay.
+      the remaining values.
     """
     lines, kept, values, damaged = _lines(path), [], [], []
     for i, line in enumerate(lines):
@@ -80,7 +80,7 @@ def _lines(path: StoredPath) -> list[bytes]:
 
 
 def _value(line: bytes, valid: Callable[[Value], bool]) -> Value | None:
-    """None: the line is damaged, or incomplete."""
+    """The value of a line; None if the line is damaged or incomplete."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
@@ -88,25 +88,25 @@ def _value(line: bytes, valid: Callable[[Value], bool]) -> Value | None:
     return value if line.endswith(b"\n") and isinstance(value, dict) and valid(value) else None
 
 
-def _warn(path: StoredPath, damaged: list[int], what: str) -> None:
+def _warn(path: StoredPath, damaged: list[int], action: str) -> None:
     if damaged:
         numbers = ", ".join(str(i + 1) for i in damaged[:4]) + (", ..." if len(damaged) > 4 else "")
-        print(f"warning: {path}: line {numbers} is incomplete or damaged; {what}", file=sys.stderr)
+        print(f"warning: {path}: line {numbers} is incomplete or damaged; {action}", file=sys.stderr)
 
 
 class JsonLines:
-    """A file to which lines are added; its last line has to be whole (`cut_back`).
+    """A file to append lines to; its last line must be complete (`truncate_lines`).
 
-    On disk a line is appended. An object cannot grow: in a store all lines are written anew, every half minute at most
-    if they need not be durable; until then they are in memory only.
+    On disk a line is appended. Objects cannot be appended to: in a store all lines are written again, at most every
+    half minute unless they are durable; until then they are in memory only.
     """
 
     def __init__(self, path: StoredPath, *, durable: bool):
-        """Opens it.
+        """Open the file.
 
         Args:
-          path: the file; made when the first line is added.
-          durable: a line has reached the disk or the store when `add` returns, and outlives a power cut.
+          path: the file; created with the first line.
+          durable: a line is on the disk or in the store when `add` returns, and survives a power failure.
         """
         self._path, self._durable, self._uploads = path, durable, None
         if is_remote(path):
@@ -114,7 +114,7 @@ class JsonLines:
             self._uploads = BackgroundUpload(lambda: write_atomic(path, b"".join(self._lines)))
 
     def add(self, value: Value) -> None:
-        """Add a line."""
+        """Append a line."""
         line = json.dumps(value).encode() + b"\n"
         if self._uploads is None:
             with self._path.open("ab") as file:
@@ -129,11 +129,11 @@ class JsonLines:
             self._uploads.flush()
 
     def flush(self) -> None:
-        """All lines are in the file when this returns."""
+        """Write all lines to the file."""
         if self._uploads is not None:
             self._uploads.flush()
 
     def close(self) -> None:
-        """Flush, and end the thread."""
+        """Flush, and stop the upload thread."""
         if self._uploads is not None:
             self._uploads.close()

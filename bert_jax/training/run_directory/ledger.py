@@ -1,9 +1,10 @@
-"""``ledger.jsonl``: what depended on a clock, on memory or on trouble, written before it is used.
+"""``ledger.jsonl``: decisions that depend on a clock, on memory or on divergence, written before they take effect.
 
-A run is a function of (config, corpora, seed) and of this file. A resumed run reads it and decides the same again.
+A run is a function of (config, corpora, seed) and of this file. A resumed run reads it and makes the same decisions.
 
-Every checkpoint holds a copy of the decisions that it was trained with. If the file has lost one of them, the run takes
-them from the checkpoint that it continues from. Later decisions are made again: nothing that stays depends on them.
+Every checkpoint has a copy of the decisions that it was trained with. If the file has lost one of them, the run
+restores them from the checkpoint that it continues from. Later decisions are made again: no remaining state
+depends on them.
 """
 
 import json
@@ -13,48 +14,48 @@ from typing import Any
 
 from bert_jax.distributed.agreement import broadcast_from_first
 from bert_jax.storage import StoredPath, write_atomic
-from bert_jax.training.run_directory.json_lines import JsonLines, cut_back
+from bert_jax.training.run_directory.json_lines import JsonLines, truncate_lines
 
-NEEDED: dict[str, dict[str, type | tuple[type, ...]]] = {
+REQUIRED_FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "rollback": {"to": int, "skipped_rows": list},
-    "time": {"update": int, "hours": (int, float), "seconds": (int, float), "end": int},
+    "time": {"step": int, "hours": (int, float), "seconds": (int, float), "end": int},
     "micro_batch": {"accumulation": int},
 }
-"""By kind of decision: the fields that are read again, and their types."""
+"""By event: the fields that a resumed run reads, and their types."""
 
 
 def _is_decision(entry: dict[str, Any]) -> bool:
     event = entry.get("event")
     if not isinstance(event, str):
         return False
-    fields = all(isinstance(entry.get(name), kind) for name, kind in NEEDED.get(event, {}).items())
+    fields = all(isinstance(entry.get(name), kind) for name, kind in REQUIRED_FIELDS.get(event, {}).items())
     rows = entry.get("skipped_rows", [0, 0])
     return fields and isinstance(rows, list) and len(rows) == 2 and all(isinstance(row, int) for row in rows)
 
 
 class Ledger:
-    """The decisions of a run, in order. Each has an `event` and what belongs to it.
+    """The decisions of a run, in order. Each has an `event` and further fields.
 
-    The first process decides, reads and writes; all processes of a run must ask for the same, in the same order.
+    The first process decides, reads and writes; all processes of a run must make the same calls in the same order.
     """
 
     def __init__(self, path: StoredPath):
-        """Read what is there; the file is cut before the first line that cannot be read.
+        """Read the file; it is truncated at the first damaged line.
 
         Args:
-          path: the file; made when the first decision is written.
+          path: the file; created with the first decision.
         """
         self.path: StoredPath = path
         self.entries: list[dict[str, Any]] = broadcast_from_first(
-            "the ledger", lambda: cut_back(path, _is_decision, cut_at_damage=True)
+            "the ledger", lambda: truncate_lines(path, _is_decision, cut_at_damage=True)
         )
         self._file = JsonLines(path, durable=True)
 
-    def recover(self, saved: list[dict[str, Any]]) -> None:
-        """Make sure that the decisions of a checkpoint are there; all processes call it before they continue from one.
+    def restore(self, saved: list[dict[str, Any]]) -> None:
+        """Restore lost decisions from a checkpoint; all processes call this before they continue from it.
 
         Args:
-          saved: the decisions that it was trained with, which are the first ones of the run.
+          saved: the decisions in the checkpoint, which are the first ones of the run.
         """
         if self.entries[: len(saved)] == saved:
             return
@@ -70,19 +71,19 @@ class Ledger:
             file=sys.stderr,
         )
 
-    def of(self, event: str) -> list[dict[str, Any]]:
-        """The decisions of one kind, oldest first."""
+    def entries_of(self, event: str) -> list[dict[str, Any]]:
+        """The decisions with this event, oldest first."""
         return [entry for entry in self.entries if entry["event"] == event]
 
     def decide(self, event: str, make: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
-        """Add a decision; it is on disk, or in the store, when this returns.
+        """Make and add a decision; it is on disk, or in the store, when this returns.
 
         Args:
-          event: its kind.
-          make: called in the first process only: what belongs to it, or None if nothing is to be decided now.
+          event: of the decision.
+          make: returns its fields, or None for no decision; called in the first process only.
 
         Returns:
-          the decision, in every process.
+          the decision, on every process.
         """
 
         def written() -> dict[str, Any] | None:
@@ -90,7 +91,7 @@ class Ledger:
             if values is None:
                 return None
             self._file.add({"event": event, **values})
-            return json.loads(json.dumps({"event": event, **values}))  # as it is read again
+            return json.loads(json.dumps({"event": event, **values}))  # the value that a resumed run reads
 
         entry = broadcast_from_first(f"a decision on {event}", written)
         if entry is not None:

@@ -1,8 +1,8 @@
-"""What a run reports: lines in ``metrics.jsonl``; TensorBoard events and a run of Weights & Biases are views of them.
+"""Metrics of a run: ``metrics.jsonl``, and views of it as TensorBoard events and as a run of Weights & Biases.
 
 A line is ``{"step": 100, "split": "train", "mlm_loss": ..., "timing": {...}}``. All but ``timing`` is a function
-of (config, corpus, seed); resuming cuts the file back to the restored step, so a killed run ends with the
-same lines as an undisturbed one.
+of (config, corpus, seed); resuming truncates the file to the restored step, so a killed run ends with the same lines
+as an uninterrupted one.
 """
 
 import contextlib
@@ -17,82 +17,82 @@ from typing import Any, Protocol
 
 from bert_jax.errors import UserError, install_command
 from bert_jax.storage import BackgroundUpload, StagedDirectory, StoredPath, is_remote
-from bert_jax.training.run_directory.json_lines import JsonLines, cut_back, is_number, read_lines
+from bert_jax.training.run_directory.json_lines import JsonLines, is_number, read_lines, truncate_lines
 
 Line = dict[str, Any]
 WANDB_ID = "wandb_id"
-"""File in a work directory: the id of its run at Weights & Biases. It moves with the directory."""
+"""File in a work directory with the id of its Weights & Biases run, so that the id moves with the directory."""
 
 
 class Sink(Protocol):
-    """Where lines go."""
+    """A destination of lines."""
 
     def write(self, line: Line) -> None:
-        """Take the next line."""
+        """Write the next line."""
 
     def flush(self) -> None:
-        """What was taken is where it belongs when this returns."""
+        """Write all lines to the destination."""
 
     def close(self) -> None:
-        """Send what is left, and close."""
+        """Flush and close."""
 
 
 class MetricsWriter:
-    """Takes the metrics of a run; to be made by the one process that writes.
+    """Writes the metrics of a run; only one process of a run has a writer.
 
-    On opening, lines after the step that is resumed from are cut, and the views get those that stay.
+    On opening, lines after the resumed step are removed, and the remaining lines are sent to the views.
     """
 
     def __init__(self, workdir: StoredPath, resumed_step: int, *, tensorboard: bool, wandb: str | None = None):
-        """Opens all.
+        """Open the file and the views.
 
         Args:
-          workdir: of the run; its config.json is shown at Weights & Biases.
-          resumed_step: updates done; 0 for a new run.
+          workdir: of the run; its config.json is sent to Weights & Biases.
+          resumed_step: number of steps done; 0 for a new run.
           tensorboard: also write TensorBoard events, to workdir/tensorboard.
-          wandb: project of Weights & Biases to write to as well. WANDB_MODE and its other variables count. What it
-            keeps on disk is in the work directory, or where WANDB_DIR says if that is in an object store.
+          wandb: Weights & Biases project to write to as well. WANDB_MODE and its other variables apply. Its local
+            files are in the work directory, or in WANDB_DIR if the work directory is in an object store.
 
         Raises:
-          UserError: wandb is not installed or cannot be started; no line has been cut then.
+          UserError: wandb is not installed or cannot be started; the file is unchanged then.
         """
         self.path = workdir / "metrics.jsonl"
-        with contextlib.ExitStack() as opened:
+        with contextlib.ExitStack() as on_failure:
             views: list[Sink] = []
             if wandb is not None:
                 views.append(_WandbRun(workdir, wandb))
             if tensorboard:
-                views.append(_Events(workdir / "tensorboard"))
+                views.append(_TensorBoardEvents(workdir / "tensorboard"))
             for view in views:
-                opened.callback(view.close)
-            for line in cut_back(self.path, _is_line, lambda line: line["step"] <= resumed_step):
+                on_failure.callback(view.close)
+            for line in truncate_lines(self.path, _is_line, lambda line: line["step"] <= resumed_step):
                 for view in views:
                     view.write(line)
-            self._sinks: list[Sink] = [_Lines(self.path), *views]
-            opened.pop_all()
+            self._sinks: list[Sink] = [_MetricsFile(self.path), *views]
+            on_failure.pop_all()
 
     def write(self, step: int, split: str, values: dict[str, float], timing: dict[str, float]) -> None:
-        """Append one line; on disk it is in the file when this returns, in an object store after `flush`."""
-        # JSON has no NaN: what is not finite is null.
+        """Append one line; on disk it is written when this returns, in an object store after `flush`."""
+        # JSON has no NaN: values that are not finite are null.
         finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
         line = {"step": step, "split": split, **finite, "timing": {"unix": time.time(), **timing}}
         for sink in self._sinks:
             sink.write(line)
 
     def flush(self) -> None:
-        """All lines are in the file when this returns, and the views have them."""
+        """Write all lines to the file and the views."""
         for sink in self._sinks:
             sink.flush()
 
     def close(self) -> None:
-        """Flush and close all."""
+        """Flush and close the file and the views."""
         with contextlib.ExitStack() as closing:
             for sink in self._sinks:
                 closing.callback(sink.close)
 
 
-class _Lines:
-    """The truth: what the views show can be made again from it."""
+class _MetricsFile:
+    """metrics.jsonl, from which all views can be rebuilt."""
 
     def __init__(self, path: StoredPath):
         self._file = JsonLines(path, durable=False)
@@ -107,8 +107,8 @@ class _Lines:
         self._file.close()
 
 
-class _Events:
-    """TensorBoard events. Old ones are not cut but made again; to an object store they are copied now and then."""
+class _TensorBoardEvents:
+    """TensorBoard events. Old files are rebuilt, not truncated; to an object store they are copied periodically."""
 
     def __init__(self, directory: StoredPath):
         import tensorboardX  # slow to import, and optional
@@ -120,7 +120,7 @@ class _Events:
         self._uploads = BackgroundUpload(self._send)
 
     def write(self, line: Line) -> None:
-        for name, value in _numbers(line):
+        for name, value in _finite_scalars(line):
             self._writer.add_scalar(name, value, line["step"], walltime=line["timing"]["unix"])
         self._uploads.content_changed()
 
@@ -135,19 +135,19 @@ class _Events:
         with contextlib.ExitStack() as closing:
             closing.callback(self._staged.close)
             closing.callback(self._writer.close)
-            closing.callback(self._uploads.close)  # first
+            closing.callback(self._uploads.close)  # closed first
 
 
 class _WandbRun:
-    """A run of Weights & Biases, the same one after every restart; its step is the update.
+    """A Weights & Biases run, the same one after every restart, with the same steps.
 
-    It takes no step twice. What a restart repeats is there already and is passed over, and so are the updates that are
-    made anew after going back, of which only the lines tell. What is not there, because the project was named later or
-    the process died before it was sent, is sent from the lines.
+    It accepts each step once. Steps that a restart or a rollback repeats are skipped; for steps after a rollback, only
+    metrics.jsonl has the new values. Lines that it lacks, because the project was set later or the process died before
+    they were sent, are sent from metrics.jsonl.
     """
 
     def __init__(self, workdir: StoredPath, project: str):
-        wandb = _wandb()
+        wandb = _import_wandb()
         config = workdir / "config.json"
         try:
             self._run = wandb.init(
@@ -168,22 +168,22 @@ class _WandbRun:
 
     def write(self, line: Line) -> None:
         if line["step"] >= self._first:
-            self._run.log(dict(_numbers(line)), step=line["step"])
+            self._run.log(dict(_finite_scalars(line)), step=line["step"])
 
     def flush(self) -> None:
-        """It sends by itself; what a kill keeps it from sending is sent from the lines."""
+        """wandb sends lines asynchronously; lines that a killed process did not send are sent at the next start."""
 
     def close(self) -> None:
         self._run.finish()
 
 
-def check(wandb: str | None) -> None:
-    """Raise UserError if what a run is to write to is not installed."""
+def check_wandb(wandb: str | None) -> None:
+    """Raise UserError if a run needs wandb and it is not installed."""
     if wandb is not None:
-        _wandb()
+        _import_wandb()
 
 
-def _wandb() -> ModuleType:
+def _import_wandb() -> ModuleType:
     try:
         return importlib.import_module("wandb")
     except ModuleNotFoundError as error:
@@ -199,8 +199,8 @@ def _run_id(workdir: StoredPath) -> str:
     return path.read_text()
 
 
-def _numbers(line: Line) -> Iterator[tuple[str, float]]:
-    """Finite values of a line by the name of their curve."""
+def _finite_scalars(line: Line) -> Iterator[tuple[str, float]]:
+    """Names and values of the finite scalars of a line."""
     values = {name: value for name, value in line.items() if name not in ("step", "split", "timing")}
     speeds = {name: value for name, value in line["timing"].items() if name != "unix"}
     for name, value in (values | speeds).items():
@@ -209,7 +209,7 @@ def _numbers(line: Line) -> Iterator[tuple[str, float]]:
 
 
 def read_metrics(path: StoredPath) -> list[Line]:
-    """All complete lines; damaged ones are named on stderr and left out."""
+    """All complete lines; damaged ones are skipped with a warning on stderr."""
     return read_lines(path, _is_line)
 
 

@@ -1,4 +1,4 @@
-"""A run's directory: what belongs to it, and whether it is this run's."""
+"""The work directory of a run: its files, and the check that it belongs to this run."""
 
 import contextlib
 import json
@@ -16,11 +16,11 @@ from bert_jax.storage import StoredPath, check_reachable, make_directory, write_
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
 LEDGER = "ledger.jsonl"
-MARK = "doctor-mark-"
-"""What the name of a file begins with that `bert-jax doctor` leaves for the time that it looks."""
+PROBE_PREFIX = "doctor-mark-"
+"""Prefix of temporary files of `bert-jax doctor`."""
 
 
-def claim(
+def acquire(
     workdir: StoredPath,
     before: Config | None,
     config: Config,
@@ -28,32 +28,32 @@ def claim(
     corpus_paths: list[str],
     tokenizer_text: str,
 ) -> None:
-    """Write into `workdir` which run it holds, unless that is there already.
+    """Write the identity of the run into `workdir`, unless it is there already.
 
-    Other phases than before replace those in config.json: whether they may is for continuation.check to find out first.
+    Changed phases replace those in config.json; call continuation.check first, which checks that they may.
 
     Args:
-      workdir: made if it does not exist.
-      before: what `held_config` returns for the other arguments.
+      workdir: created if it does not exist.
+      before: the result of `matching_config` for the other arguments.
       config: of the run.
       mixture: `Corpus.identity` of each corpus and its share of the rows; positive, summing to 1.
-      corpus_paths: where they lie, in any order. They may lie elsewhere when the run is continued.
-      tokenizer_text: tokenizer.json, kept beside the checkpoints so that they can be used without the corpus.
+      corpus_paths: directories of the corpora, in any order. They may be others when the run is continued.
+      tokenizer_text: tokenizer.json, kept with the checkpoints so that they can be used without the corpus.
 
     Raises:
-      UserError: the directory cannot be written.
+      UserError: the directory is not writable.
     """
     if before is not None and config_lib.fingerprint(before) == config_lib.fingerprint(config):
         return
     try:
         make_directory(workdir)
-        for name in _halves(workdir):
-            (workdir / name).unlink(missing_ok=True)  # the thread of the lock may have renamed its own
+        for name in _partial_files(workdir):
+            (workdir / name).unlink(missing_ok=True)  # the thread of the lock may have renamed its file
         if before is None:
             write_atomic(workdir / TOKENIZER, tokenizer_text.encode())
-            write_atomic(workdir / LEDGER, b"")  # a run without config.json has decided nothing
+            write_atomic(workdir / LEDGER, b"")  # a run without config.json has no decisions
         settings = {"corpus_paths": sorted(corpus_paths), "config": config_lib.to_dict(config)}
-        write_atomic(workdir / CONFIG, json.dumps(_described(config, mixture) | settings, indent=1).encode())
+        write_atomic(workdir / CONFIG, json.dumps(_run_identity(config, mixture) | settings, indent=1).encode())
     except OSError as error:
         raise UserError(
             f"cannot write to work directory {workdir}: {error.strerror or error}: choose another --workdir, or change "
@@ -61,29 +61,29 @@ def claim(
         ) from error
 
 
-def held_config(
+def matching_config(
     workdir: StoredPath, config: Config, mixture: dict[str, float], corpus_paths: list[str]
 ) -> Config | None:
-    """The config of the run in a directory, which agrees with `config` in all that decides it but the phases.
+    """The config of the run in a directory, which matches `config` in its identity except for the phases.
 
     Nothing is written.
 
     Args:
-      workdir, config, mixture, corpus_paths: as for `claim`.
+      workdir, config, mixture, corpus_paths: as in `acquire`.
 
     Returns:
-      None if there is no run yet; the directory may become this run's.
+      None if there is no run yet and the directory can be acquired.
 
     Raises:
-      UserError: it holds a different run, or files that are no run's, or is a file, or cannot be reached.
+      UserError: the directory holds a different run or files of another kind, is a file, or cannot be reached.
     """
     check_reachable(workdir)
     if (workdir / CONFIG).exists():
-        return _refuse_other_run(workdir, config, _described(config, mixture), corpus_paths)
+        return _check_same_run(workdir, config, _run_identity(config, mixture), corpus_paths)
     if workdir.exists() and not workdir.is_dir():
         raise UserError(f"work directory {workdir} is a file: choose another --workdir")
-    own_files = {TOKENIZER, LEDGER, LOCK_FILE} | _halves(workdir)
-    if [name for name in _names(workdir) if name not in own_files and not name.startswith(MARK)]:
+    run_files = {TOKENIZER, LEDGER, LOCK_FILE} | _partial_files(workdir)
+    if [name for name in _names(workdir) if name not in run_files and not name.startswith(PROBE_PREFIX)]:
         raise UserError(f"work directory {workdir} holds files, but no run of bert_jax: choose another --workdir")
     return None
 
@@ -92,40 +92,40 @@ def _names(workdir: StoredPath) -> set[str]:
     return {entry.name for entry in workdir.iterdir()} if workdir.exists() else set()
 
 
-def _halves(workdir: StoredPath) -> set[str]:
-    """Temporary files that a killed process left."""
-    started = tuple(f"{name}." for name in (TOKENIZER, LEDGER, CONFIG, LOCK_FILE))
-    return {name for name in _names(workdir) if name.startswith(started) and name.endswith(".partial")}
+def _partial_files(workdir: StoredPath) -> set[str]:
+    """Temporary files of killed processes."""
+    prefixes = tuple(f"{name}." for name in (TOKENIZER, LEDGER, CONFIG, LOCK_FILE))
+    return {name for name in _names(workdir) if name.startswith(prefixes) and name.endswith(".partial")}
 
 
-def _described(config: Config, mixture: dict[str, float]) -> dict[str, Any]:
-    """What must not change while a run goes on."""
+def _run_identity(config: Config, mixture: dict[str, float]) -> dict[str, Any]:
+    """Values that must not change when a run is continued."""
     identities = sorted(mixture)
     counts = rows_per_cycle([mixture[identity] for identity in identities]).tolist()
     return {
         "stream_version": STREAM_VERSION,
         "fingerprint": config_lib.fingerprint(config),
-        # As the stream uses them: whole rows of a cycle.
+        # As in the stream: whole rows of a cycle.
         "corpora": {identity: count / CYCLE_ROWS for identity, count in zip(identities, counts, strict=True)},
     }
 
 
-def _refuse_other_run(workdir: StoredPath, config: Config, described: dict[str, Any], paths: list[str]) -> Config:
-    there = read(workdir)
+def _check_same_run(workdir: StoredPath, config: Config, identity: dict[str, Any], paths: list[str]) -> Config:
+    saved = read_run(workdir)
     advice = "choose another --workdir, or the settings it was started with"
-    before = config_lib.from_dict(there["config"])
-    # Not the fingerprint in the file: an older version did not know every field that has a default by now.
-    if changed := changes(*(config_lib.decisive(c) | {"phases": []} for c in (before, config))):
+    before = config_lib.from_dict(saved["config"])
+    # Not the fingerprint in the file: an older version may not have had all fields.
+    if changed := changed_fields(*(config_lib.identity_fields(c) | {"phases": []} for c in (before, config))):
         raise UserError(f"work directory {workdir} holds a different run ({'; '.join(changed[:4])}): {advice}")
-    if there["stream_version"] != described["stream_version"]:
+    if saved["stream_version"] != identity["stream_version"]:
         raise UserError(
             f"work directory {workdir} holds a run of another version of bert_jax, which reads corpora in "
             "another order: continue it with that version, or choose another --workdir"
         )
-    was, now = there["corpora"], described["corpora"]
+    was, now = saved["corpora"], identity["corpora"]
     if was == now:
         return before
-    names = _named(there["corpus_paths"]) | _named(paths)
+    names = _paths_by_identity(saved["corpus_paths"]) | _paths_by_identity(paths)
     shown = {one: names.get(one, f"one with identity {one[:12]}") for one in was | now}
     lost, new = (", ".join(shown[one] for one in a if one not in b) for a, b in ((was, now), (now, was)))
     if lost or new:
@@ -135,36 +135,36 @@ def _refuse_other_run(workdir: StoredPath, config: Config, described: dict[str, 
     raise UserError(f"work directory {workdir} holds a run with other shares ({'; '.join(moved[:4])}): {advice}")
 
 
-def changes(before: Any, now: Any) -> list[str]:
-    """What differs between nested values, as "path old -> new"."""
+def changed_fields(before: Any, now: Any) -> list[str]:
+    """The differences between nested values, as "path old -> new"."""
     old, new = config_lib.flatten(before), config_lib.flatten(now)
     return [f"{k} {old.get(k)} -> {new.get(k)}" for k in sorted(old | new) if old.get(k) != new.get(k)]
 
 
-def _named(paths: list[str]) -> dict[str, str]:
-    """Identities of the corpora that lie there still, and where."""
-    found = {}
+def _paths_by_identity(paths: list[str]) -> dict[str, str]:
+    """Paths of the corpora that still exist, by identity."""
+    by_identity = {}
     for path in paths:
         with contextlib.suppress(UserError, OSError):
-            found[identity_of(path, read_manifest(path))] = path
-    return found
+            by_identity[identity_of(path, read_manifest(path))] = path
+    return by_identity
 
 
-def read(workdir: StoredPath) -> dict[str, Any]:
-    """What ``config.json`` says.
+def read_run(workdir: StoredPath) -> dict[str, Any]:
+    """The content of ``config.json``.
 
     Raises:
-      UserError: the directory holds no run or cannot be reached, or its config.json cannot be understood.
+      UserError: the directory holds no run or cannot be reached, or its config.json is not valid.
     """
     check_reachable(workdir)
     path = workdir / CONFIG
     if not path.exists():
         raise UserError(f"{workdir} holds no run of bert_jax (there is no {CONFIG})")
     try:
-        there = json.loads(path.read_text())
-        config_lib.from_dict(there["config"])
-        there["stream_version"], there["fingerprint"]
-        for kind, values in ((float, there["corpora"].values()), (str, there["corpus_paths"])):
+        saved = json.loads(path.read_text())
+        config_lib.from_dict(saved["config"])
+        saved["stream_version"], saved["fingerprint"]
+        for kind, values in ((float, saved["corpora"].values()), (str, saved["corpus_paths"])):
             if not all(isinstance(value, kind) for value in values):
                 raise TypeError("corpora")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, UserError) as error:
@@ -172,9 +172,9 @@ def read(workdir: StoredPath) -> dict[str, Any]:
             f"{path} is damaged, or of another version of bert_jax ({error}): restore a copy of it, or choose "
             "another --workdir"
         ) from error
-    return there
+    return saved
 
 
 def read_config(workdir: StoredPath) -> Config:
-    """The config that the run was started with."""
-    return config_lib.from_dict(read(workdir)["config"])
+    """The config of the run in a work directory."""
+    return config_lib.from_dict(read_run(workdir)["config"])
