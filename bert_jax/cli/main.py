@@ -61,7 +61,7 @@ def pretrain(arguments: Sequence[str]) -> int:
         profile=window,
         micro_batch=micro_batch,
         announce=announce,
-        read_start=init_from.read_start,
+        load_initial_params=init_from.load_initial_params,
     )
     done = f"{place.cursor.step} updates, {place.cursor.rows:,} rows, {place.tokens_seen:,} tokens"
     supervisor_link.leave()
@@ -190,9 +190,9 @@ def convert(arguments: Sequence[str]) -> None:
     from bert_jax.distributed import worker
 
     worker.skip_absent_tpu()
-    wishes = input_formats.Wishes(asked.moments == "keep", asked.drop, asked.trim_vocabulary)
+    options = input_formats.ReadOptions(asked.optimizer_state == "keep", asked.drop, asked.trim_vocabulary)
     report = conversion.convert(
-        asked.source, asked.destination, asked.to, wishes, force=asked.force, pooling=asked.pooling
+        asked.source, asked.destination, asked.to, options, force=asked.force, pooling=asked.pooling
     )
     print(json.dumps(report.to_dict()) if asked.json else "\n".join([*report.lines(), f"wrote {asked.destination}"]))
 

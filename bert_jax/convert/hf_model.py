@@ -8,7 +8,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Form:
+class HuggingFaceModel:
     """A model as `transformers` would save it, wherever it came from or goes to.
 
     A format other than Hugging Face's is a renaming to and from this; so is a family of models (families/), on the

@@ -8,15 +8,15 @@ import numpy as np
 
 from bert_jax.config import Config, ModelConfig
 from bert_jax.convert.formats import input_formats
-from bert_jax.convert.source_model import Contents
-from bert_jax.convert.translate import other_field
+from bert_jax.convert.source_model import SourceModel
+from bert_jax.convert.translate import first_different_field
 from bert_jax.errors import UserError
 from bert_jax.model import bert
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.param_paths import map_with_paths, name_leaves
 from bert_jax.training.pretraining_task import heads_of
 from bert_jax.training.stacking import repeat_stack
-from bert_jax.training.state import Moments, Start
+from bert_jax.training.state import InitialParams, Moments
 
 Params = dict[str, Any]
 MAY_DIFFER = {
@@ -28,7 +28,7 @@ OF_VOCABULARY = ("encoder/embeddings/word", "mlm/bias")
 """What `start.embeddings new` draws anew: all that has a row for each token id."""
 
 
-def read_start(config: Config, tokenizer: Tokenizer) -> Start:
+def load_initial_params(config: Config, tokenizer: Tokenizer) -> InitialParams:
     """Parameters and, if the config says so, moments to start a run from.
 
     Layers are repeated or left out up to the phase's depth (training/stacking.py); a part that the source does not
@@ -45,35 +45,35 @@ def read_start(config: Config, tokenizer: Tokenizer) -> Start:
     """
     source, keep = config.start.source, config.start.moments == "keep"
     assert source is not None
-    with input_formats.opened(source, input_formats.Wishes(moments=keep)) as contents:
-        _refuse_other_vocabulary(contents, config, tokenizer)
-        if keep and contents.moments is None:
+    with input_formats.open_model(source, input_formats.ReadOptions(optimizer_state=keep)) as source_model:
+        _refuse_other_vocabulary(source_model, config, tokenizer)
+        if keep and source_model.optimizer_state is None:
             raise UserError(f"start.source {source} has no moments of an optimizer: set start.moments new")
-        _refuse_other_kinds(contents.model.config, config.model_of(0), source)
-        if (activation := contents.model.heads.mlm_activation) is not None:
+        _refuse_other_kinds(source_model.model.config, config.model_of(0), source)
+        if (activation := source_model.model.heads.mlm_activation) is not None:
             raise UserError(
                 f"start.source {source} has an MLM head with {activation}, this run's has {config.model.activation}: "
                 "convert it with --drop to leave the head out"
             )
         drawn = bert.init(config.model_of(0), jax.random.key(config.seed), heads_of(config))
         fitting = _Fitting(config)
-        params = fitting.fit(contents.model.params, drawn)
-        unused = sorted(name_leaves(contents.model.params).keys() - name_leaves(params).keys())
+        params = fitting.fit(source_model.model.params, drawn)
+        unused = sorted(name_leaves(source_model.model.params).keys() - name_leaves(params).keys())
         print(
             f"starting from {source}; drawn anew: {', '.join(fitting.fresh) or 'nothing'}; "
             f"not taken over: {', '.join(unused) or 'nothing'}",
             file=sys.stderr,
         )
-        if contents.moments is None:
-            return Start(params, None)
+        if source_model.optimizer_state is None:
+            return InitialParams(params, None)
         if fitting.fresh:
             raise UserError(
                 f"start.source {source} lacks {fitting.fresh[0]}, whose moments would be fresh ones beside old ones: "
                 "set start.moments new"
             )
         zeros = jax.tree.map(np.zeros_like, params)
-        mu, nu = (fitting.fit(tree, zeros) for tree in contents.moments[1:])
-        return Start(params, Moments(contents.moments.step, mu, nu))
+        mu, nu = (fitting.fit(tree, zeros) for tree in source_model.optimizer_state[1:])
+        return InitialParams(params, Moments(source_model.optimizer_state.step, mu, nu))
 
 
 class _Fitting:
@@ -113,13 +113,13 @@ class _Fitting:
         return map_with_paths(choose, otherwise)
 
 
-def _refuse_other_vocabulary(contents: Contents, config: Config, tokenizer: Tokenizer) -> None:
+def _refuse_other_vocabulary(source_model: SourceModel, config: Config, tokenizer: Tokenizer) -> None:
     if config.start.embeddings == "new":
         return
     source = config.start.source
-    if contents.tokenizer is None:
+    if source_model.tokenizer_path is None:
         raise UserError(f"start.source {source} has no tokenizer to compare: put its tokenizer.json beside it")
-    if Tokenizer.load(contents.tokenizer).fingerprint != tokenizer.fingerprint:
+    if Tokenizer.load(source_model.tokenizer_path).fingerprint != tokenizer.fingerprint:
         raise UserError(
             f"start.source {source} was trained with another tokenizer than the corpus: build the corpus with its "
             "tokenizer, or set start.embeddings new"
@@ -128,7 +128,7 @@ def _refuse_other_vocabulary(contents: Contents, config: Config, tokenizer: Toke
 
 def _refuse_other_kinds(there: ModelConfig, here: ModelConfig, source: str) -> None:
     """Weights fit by shape only would compute something else in another kind of model."""
-    name = other_field(there, here, MAY_DIFFER)
+    name = first_different_field(there, here, MAY_DIFFER)
     if name is not None:
         raise UserError(
             f"start.source {source} has model.{name} {getattr(there, name)}, this run {getattr(here, name)}: only the "

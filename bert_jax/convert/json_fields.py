@@ -9,7 +9,7 @@ from bert_jax.errors import UserError, brief
 T = TypeVar("T")
 
 
-def build(kind: type[T], values: Any, where: str) -> T:
+def dataclass_from_json(kind: type[T], values: Any, where: str) -> T:
     """An instance of a dataclass.
 
     Args:

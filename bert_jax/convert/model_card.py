@@ -12,7 +12,7 @@ import yaml
 
 from bert_jax import __version__
 from bert_jax.convert.parity.parity_report import Report
-from bert_jax.convert.source_model import Contents
+from bert_jax.convert.source_model import SourceModel
 
 CARD = "README.md"
 FENCE = "---\n"
@@ -68,7 +68,7 @@ class _FrontMatter(yaml.SafeLoader):
     }
 
 
-def write_card(name: str, contents: Contents, to: str, report: Report, *, sentences: bool = False) -> str:
+def write_card(name: str, source_model: SourceModel, to: str, report: Report, *, sentences: bool = False) -> str:
     """Text of the card.
 
     Args:
@@ -78,23 +78,23 @@ def write_card(name: str, contents: Contents, to: str, report: Report, *, senten
       report: on the conversion.
       sentences: whether sentence-transformers opens it, too.
     """
-    family, config, heads, params = contents.model
+    family, config, heads, params = source_model.model
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     words = {"mlm": heads.mlm, "sentence-pair": heads.pair, "pooler": heads.has_pooler}
     parts = [part for part, there in words.items() if there] + ([heads.task.kind] if heads.task else [])
-    tokenizer = contents.loaded_tokenizer
+    tokenizer = source_model.loaded_tokenizer
     mask = None if tokenizer is None else tokenizer.id_to_token(tokenizer.mask_id)
-    front, unread = _front_matter(contents, to, sentences)
+    front, warnings = _front_matter(source_model, to, sentences)
     lines = [
         f"# {name}",
         "",
         f"A {family} with {config.num_layers} layers of width {config.hidden_size}, {count:,} parameters; on its "
         f"encoder: {', '.join(parts) or 'nothing'}.",
         "",
-        f"Converted from {contents.format} ({contents.source.rstrip('/').rpartition('/')[2]}) to {to} by bert_jax "
-        f"{__version__}.",
+        f"Converted from {source_model.format} ({source_model.source.rstrip('/').rpartition('/')[2]}) to {to} "
+        f"by bert_jax {__version__}.",
     ]
-    for note in (*contents.notes, *unread):
+    for note in (*source_model.notes, *warnings):
         lines += ["", note]
     example = USES.get(to, "") if mask is not None or to == "stablehlo" else ""
     if to in ("huggingface", "pytorch") and heads.mlm and mask is not None and config.direction == "bidirectional":
@@ -109,17 +109,17 @@ def write_card(name: str, contents: Contents, to: str, report: Report, *, senten
     return head + "\n".join([*lines, "", "## Parity", "", "```", *report.lines(), "```", ""])
 
 
-def _front_matter(contents: Contents, to: str, sentences: bool) -> tuple[dict[str, Any], list[str]]:
+def _front_matter(source_model: SourceModel, to: str, sentences: bool) -> tuple[dict[str, Any], list[str]]:
     """What a card begins with, in YAML, as the Hugging Face Hub reads it; and sentences about what could not be read.
 
     What the source's card says is kept, but for the library.
     """
-    _, config, heads, _ = contents.model
-    source_front, unread = _of_source(contents)
+    _, config, heads, _ = source_model.model
+    source_front, warnings = _of_source(source_model)
     tags = source_front.get("tags")
     tags = tags if isinstance(tags, list) else [tags] if tags else []
     front = source_front | {"library_name": "sentence-transformers" if sentences else LIBRARIES[to]}
-    front["tags"] = [*dict.fromkeys([*map(str, tags), contents.model.family, "bert_jax"])]
+    front["tags"] = [*dict.fromkeys([*map(str, tags), source_model.model.family, "bert_jax"])]
     if sentences:
         pipeline = "sentence-similarity"
     elif heads.task is not None:
@@ -128,16 +128,16 @@ def _front_matter(contents: Contents, to: str, sentences: bool) -> tuple[dict[st
         pipeline = "fill-mask" if config.direction == "bidirectional" else "text-generation"
     else:
         pipeline = "feature-extraction"
-    derived = {"pipeline_tag": pipeline, "base_model": _hub_name(contents.settings.get("_name_or_path"))}
+    derived = {"pipeline_tag": pipeline, "base_model": _hub_name(source_model.hf_config.get("_name_or_path"))}
     front = {name: value for name, value in derived.items() if value is not None} | front
-    return {name: front[name] for name in sorted(front, key=lambda n: (*ORDER, n).index(n))}, unread
+    return {name: front[name] for name in sorted(front, key=lambda n: (*ORDER, n).index(n))}, warnings
 
 
-def _of_source(contents: Contents) -> tuple[dict[str, Any], list[str]]:
+def _of_source(source_model: SourceModel) -> tuple[dict[str, Any], list[str]]:
     """The front matter of the card beside the source."""
-    place = Path(contents.source)
+    place = Path(source_model.source)
     card = (place if place.is_dir() else place.parent) / CARD
-    if contents.format == "run" or not card.is_file():
+    if source_model.format == "run" or not card.is_file():
         return {}, []
     found = re.match(rf"{FENCE}(.*?\n){FENCE}", card.read_text(encoding="utf-8", errors="replace"), re.DOTALL)
     try:

@@ -11,7 +11,7 @@ BUFFERS = (".position_ids", ".token_type_ids")
 """Ends of the names of constants, integers, that older files have beside the weights."""
 
 
-class Stored(NamedTuple):
+class LazyTensor(NamedTuple):
     """One tensor in a file, or what becomes of it."""
 
     shape: tuple[int, ...]
@@ -25,46 +25,46 @@ class Stored(NamedTuple):
 class LazyTensors(Mapping):
     """Name -> array; asked for a tensor, it reads that one."""
 
-    def __init__(self, stored: Mapping[str, Stored]):
-        self.stored = dict(stored)
+    def __init__(self, to_lazy: Mapping[str, LazyTensor]):
+        self.lazy_tensors = dict(to_lazy)
         """The same by name, not read."""
 
     def __getitem__(self, name: str) -> np.ndarray:
-        return self.stored[name].read()
+        return self.lazy_tensors[name].read()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.stored)
+        return iter(self.lazy_tensors)
 
     def __len__(self) -> int:
-        return len(self.stored)
+        return len(self.lazy_tensors)
 
     def __contains__(self, name: object) -> bool:
         # A Mapping's own would read the tensor.
-        return name in self.stored
+        return name in self.lazy_tensors
 
 
-def stored(tensors: Mapping) -> dict[str, Stored]:
+def to_lazy(tensors: Mapping) -> dict[str, LazyTensor]:
     """The tensors of any mapping, not read if they need not be."""
     if isinstance(tensors, LazyTensors):
-        return dict(tensors.stored)
-    return {name: in_memory(array) for name, array in tensors.items()}
+        return dict(tensors.lazy_tensors)
+    return {name: lazy_from_array(array) for name, array in tensors.items()}
 
 
-def in_memory(array: np.ndarray) -> Stored:
+def lazy_from_array(array: np.ndarray) -> LazyTensor:
     """An array that is there already."""
-    return Stored(array.shape, array.dtype.name, lambda: array)
+    return LazyTensor(array.shape, array.dtype.name, lambda: array)
 
 
-def no_weight(source: object, name: str, dtype: str) -> str:
+def weight_dtype_message(source: object, name: str, dtype: str) -> str:
     """The message about a tensor of integers or of 8 bits."""
     return f"{source}: tensor '{name}' has type {dtype}, which is no weight's ({', '.join(WEIGHT_TYPES)}): convert it"
 
 
-def transposed(tensor: Stored) -> Stored:
+def lazy_transpose(tensor: LazyTensor) -> LazyTensor:
     """[inputs, outputs] as [outputs, inputs]; a view, once it is read."""
     return tensor._replace(shape=tensor.shape[::-1], read=lambda: tensor.read().T)
 
 
-def rows(tensor: Stored, start: int, stop: int) -> Stored:
+def lazy_row_slice(tensor: LazyTensor, start: int, stop: int) -> LazyTensor:
     """Some rows of it, start <= row < stop <= its rows."""
     return tensor._replace(shape=(stop - start, *tensor.shape[1:]), read=lambda: tensor.read()[start:stop])

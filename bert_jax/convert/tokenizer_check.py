@@ -14,7 +14,7 @@ from bert_jax.convert import tokenizer_files
 from bert_jax.convert.parity import transformers_forward
 from bert_jax.convert.parity.parity_report import TokenizerAgreement, tokenizer_agreement
 from bert_jax.convert.parity.sample_texts import TEXTS
-from bert_jax.convert.source_model import Contents
+from bert_jax.convert.source_model import SourceModel
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath, read_object
 from bert_jax.tokenizers.files import vocabulary_name
@@ -28,32 +28,32 @@ NAMES_OF_TRANSFORMERS = (OURS, "vocab.txt", "merges.txt", "spiece.model")
 Encode = Callable[[str], list[int]]
 
 
-def put_ours(contents: Contents, directory: Path) -> None:
+def write_native_tokenizer(source_model: SourceModel, directory: Path) -> None:
     """Copy the tokenizer's files, and write our tokenizer.json where they do not say everything."""
-    tokenizer = contents.loaded_tokenizer
+    tokenizer = source_model.loaded_tokenizer
     if tokenizer is None:
         return
-    copied = tokenizer_files.carry(contents.tokenizer.parent, directory)
+    copied = tokenizer_files.carry(source_model.tokenizer_path.parent, directory)
     # What was assumed, because no file says it, is written down.
     if not copied or tokenizer.note or Tokenizer.load(directory).fingerprint != tokenizer.fingerprint:
         tokenizer.save(directory / OURS)
 
 
-def put_theirs(contents: Contents, directory: Path) -> None:
+def write_hf_tokenizer(source_model: SourceModel, directory: Path) -> None:
     """Copy the tokenizer's files, make those that transformers needs besides, and state the settings they leave out.
 
     Raises:
       UserError: a tokenizer that transformers has no class for in this family.
     """
-    tokenizer = contents.loaded_tokenizer
+    tokenizer = source_model.loaded_tokenizer
     if tokenizer is None:
         return
-    tokenizer_files.carry(contents.tokenizer.parent, directory)
+    tokenizer_files.carry(source_model.tokenizer_path.parent, directory)
     copied = directory / OURS
     if copied.exists() and FORMAT in copied.read_text()[:100]:
         copied.unlink()
     with tempfile.TemporaryDirectory(prefix="bert_jax-") as made:
-        family, positions = contents.model.family, contents.model.config.max_positions
+        family, positions = source_model.model.family, source_model.model.config.max_positions
         for name in tokenizer_files.make(tokenizer, Path(made), family, positions):
             if not (directory / name).exists():
                 (directory / name).write_bytes((Path(made) / name).read_bytes())
@@ -67,7 +67,7 @@ def _not_stated(tokenizer: Tokenizer, stated: dict[str, Any]) -> dict[str, bool]
     return {name: value for name, value in tokenizer.settings.items() if name not in stated}
 
 
-def agreement(contents: Contents, directory: Path, theirs_too: bool) -> TokenizerAgreement | None:
+def agreement(source_model: SourceModel, directory: Path, theirs_too: bool) -> TokenizerAgreement | None:
     """How the source's own tokenizer, ours of the source, and what was written cut the sample texts.
 
     Args:
@@ -81,10 +81,10 @@ def agreement(contents: Contents, directory: Path, theirs_too: bool) -> Tokenize
     Raises:
       UserError: transformers cannot open a tokenizer.
     """
-    tokenizer = contents.loaded_tokenizer
+    tokenizer = source_model.loaded_tokenizer
     if tokenizer is None:
         return None
-    original, library = _original(contents, tokenizer)
+    original, library = _original(source_model, tokenizer)
     if theirs_too and transformers_forward.available() and (directory / CONFIG).exists():
         written = _with_transformers(directory, {})
     else:
@@ -92,17 +92,17 @@ def agreement(contents: Contents, directory: Path, theirs_too: bool) -> Tokenize
     return tokenizer_agreement([original, tokenizer.encode, written], TEXTS, library)
 
 
-def _original(contents: Contents, tokenizer: Tokenizer) -> tuple[Encode, str]:
+def _original(source_model: SourceModel, tokenizer: Tokenizer) -> tuple[Encode, str]:
     """The source's own tokenizer, run by another library than ours where one reads it, and the name of that library."""
-    file = contents.tokenizer
-    if contents.format in ("run", "bert-jax"):
+    file = source_model.tokenizer_path
+    if source_model.format in ("run", "bert-jax"):
         return tokenizer.encode, "bert_jax"
     beside = (file.parent / name for name in (CONFIG, "config.json"))
     stated, config = (read_object(path, COPY_AGAIN, missing_ok=True) for path in beside)
     named = config.get("model_type") or stated.get("tokenizer_class")
     if transformers_forward.available() and named and file.name in NAMES_OF_TRANSFORMERS:
         missing = _not_stated(tokenizer, stated)
-        return _with_transformers(Path(file.parent), missing), transformers_forward.library()
+        return _with_transformers(Path(file.parent), missing), transformers_forward.library_version()
     return _with_libraries(file, stated, tokenizer), f"tokenizers {tokenizers.__version__}"
 
 

@@ -16,7 +16,7 @@ import tokenizers
 
 from bert_jax.config import MeshConfig, ModelConfig
 from bert_jax.convert.formats import input_formats
-from bert_jax.convert.parity.our_forward import whole_rows
+from bert_jax.convert.parity.jax_forward import whole_rows
 from bert_jax.convert.sentence_transformers import SentenceEmbedding, checked_modes
 from bert_jax.errors import UserError
 from bert_jax.inference import embedding
@@ -43,7 +43,7 @@ class Candidate(NamedTuple):
     """Softmax over all rows of the model's vocabulary, those of padded vocabularies included, as in transformers."""
 
 
-class Outputs(NamedTuple):
+class ModelOutputs(NamedTuple):
     """What `Model.forward` returns; values at padded positions have no meaning. Floats are float32."""
 
     input_ids: np.ndarray
@@ -60,7 +60,7 @@ class Outputs(NamedTuple):
     """[L, B, N, S, S]: probabilities of query position, key position, before dropout."""
 
 
-class Model:
+class LoadedModel:
     """An encoder with its heads and tokenizer. Make one with `load`.
 
     Attributes:
@@ -183,7 +183,7 @@ class Model:
         *,
         hidden_states: bool = False,
         attentions: bool = False,
-    ) -> Outputs:
+    ) -> ModelOutputs:
         """One forward pass over all texts, each a row of its own, padded to the longest.
 
         Args:
@@ -214,7 +214,7 @@ class Model:
         config = dataclasses.replace(config, attention="reference") if attentions else config
         output = _outputs(config, self.heads, hidden_states, attentions, self.params, input_ids, mask)
         hidden, pooled, states, probabilities = (None if x is None else np.asarray(x, np.float32) for x in output)
-        return Outputs(
+        return ModelOutputs(
             input_ids[:, :longest],
             mask[:, :longest],
             hidden[:, :longest],
@@ -327,16 +327,16 @@ def _outputs(
 _vectors = functools.partial(jax.jit, static_argnums=(0, 1, 2))(embedding.pooled)
 
 
-def load(source: str | StoredPath) -> Model:
+def load(source: str | StoredPath) -> LoadedModel:
     """A model from a run's work directory (its newest intact checkpoint), or from any file that `convert` reads.
 
     Raises:
       UserError: none is there, what is there is damaged, it has no tokenizer, its store does not answer, or it has
         modules of sentence-transformers that `encode` does not compute.
     """
-    with input_formats.opened(source) as contents:
-        if contents.tokenizer is None:
+    with input_formats.open_model(source) as source_model:
+        if source_model.tokenizer_path is None:
             raise UserError(f"{source} has no tokenizer: put its tokenizer.json, or what it has of the kind, beside it")
-        _, config, heads, params = contents.model
-        tokenizer = Tokenizer.load(contents.tokenizer)
-        return Model(config, heads, params, tokenizer, contents.sentence_embedding)
+        _, config, heads, params = source_model.model
+        tokenizer = Tokenizer.load(source_model.tokenizer_path)
+        return LoadedModel(config, heads, params, tokenizer, source_model.sentence_embedding)

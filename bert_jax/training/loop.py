@@ -27,7 +27,7 @@ from bert_jax.training.run_directory.goodput import Goodput
 from bert_jax.training.run_directory.ledger import Ledger
 from bert_jax.training.run_directory.workdir import LEDGER
 from bert_jax.training.sharding import check_heads, check_processes, check_rows, make_mesh, put_rows
-from bert_jax.training.state import Start, TrainState, abstract_state, enter_phase, init_state, state_from
+from bert_jax.training.state import InitialParams, TrainState, abstract_state, enter_phase, init_state, state_from
 from bert_jax.training.step import put_dials
 from bert_jax.training.task import Task
 from bert_jax.training.time_budget import Budget
@@ -58,7 +58,7 @@ class Run:
     workdir: StoredPath
     about: dict[str, Any]
     """JSON values to keep in every checkpoint."""
-    start: Start | None
+    start: InitialParams | None
     """What to start from; None: parameters are drawn."""
     ledger: Ledger
     programs: Programs
@@ -74,7 +74,7 @@ def train(
     workdir: StoredPath,
     about: dict[str, Any],
     *,
-    start: Start | None = None,
+    start: InitialParams | None = None,
     profile: tuple[int, int] | None = None,
     micro_batch: Asked = None,
     begun: float | None = None,

@@ -28,7 +28,7 @@ from bert_jax.training.micro_batch import Asked
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.run_directory import metrics, workdir
 from bert_jax.training.run_directory.checkpoint import check_place, committed, directory_of
-from bert_jax.training.state import Start
+from bert_jax.training.state import InitialParams
 
 
 def open_task(config: Config, parts: list[Part]) -> Pretraining:
@@ -65,7 +65,7 @@ def pretrain(
     profile: tuple[int, int] | None = None,
     micro_batch: Asked = None,
     announce: Callable[[], None] = lambda: None,
-    read_start: Callable[[Config, Tokenizer], Start] | None = None,
+    load_initial_params: Callable[[Config, Tokenizer], InitialParams] | None = None,
 ) -> loop.Place:
     """Train in a work directory, or continue the run that it holds.
 
@@ -75,12 +75,13 @@ def pretrain(
       profile: see `loop.train`.
       micro_batch: rows at a time on each device, "auto", or None for what the config and the memory make of it.
       announce: called in the first process when all is checked, before anything is compiled.
-      read_start: reads the parameters to start from, for a config with `start.source` (`convert.init_from.read_start`);
+      load_initial_params: reads the parameters to start from, for a config with `start.source`
+        (`convert.init_from.load_initial_params`);
         called when the work directory has no checkpoint yet, with the tokenizer of the corpora.
 
     Raises:
-      ValueError: a config with `start.source`, and no `read_start`.
-      UserError: see `open_task`, `check_shards`, `read_start`, `workdir.held_config`, `workdir.claim`,
+      ValueError: a config with `start.source`, and no `load_initial_params`.
+      UserError: see `open_task`, `check_shards`, `load_initial_params`, `workdir.held_config`, `workdir.claim`,
         `continuation.check`, `check_shared` and `loop.train`; another run is at work in the directory. Nothing is
         written before all is checked, but whether the directory is shared.
     """
@@ -97,9 +98,9 @@ def pretrain(
     start = None
     begun_before = tell("a first checkpoint", lambda: any(committed(directory_of(directory))))
     if config.start.source is not None and not begun_before:
-        if read_start is None:
-            raise ValueError("a config with start.source needs read_start")
-        start = read_start(config, Tokenizer.load(corpora[0].directory))
+        if load_initial_params is None:
+            raise ValueError("a config with start.source needs load_initial_params")
+        start = load_initial_params(config, Tokenizer.load(corpora[0].directory))
     paths = [str(part.directory) for part in parts]
 
     with DirectoryLock(directory) as lock:

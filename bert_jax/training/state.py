@@ -41,11 +41,11 @@ class Moments(NamedTuple):
     nu: Params
 
 
-class Start(NamedTuple):
+class InitialParams(NamedTuple):
     """What a run starts from, numpy arrays of the shapes of its first phase."""
 
     params: Params
-    moments: Moments | None = None
+    optimizer_state: Moments | None = None
     """None: new ones."""
 
 
@@ -69,14 +69,14 @@ def init_state(task: Task, mesh: Mesh) -> TrainState:
     return jax.jit(_initializer(task), out_shardings=shardings)(jax.random.key(task.config.seed))
 
 
-def state_from(task: Task, mesh: Mesh, start: Start) -> TrainState:
+def state_from(task: Task, mesh: Mesh, start: InitialParams) -> TrainState:
     """A state at update 0 that starts from given parameters and, if there are any, moments."""
     shardings = jax.tree.map(lambda x: x.sharding, abstract_state(task, mesh))
     params = jax.device_put(start.params, shardings.params)
     state = jax.jit(_starter(task), out_shardings=shardings)(params)
-    if start.moments is None:
+    if start.optimizer_state is None:
         return state
-    count, mu, nu = start.moments
+    count, mu, nu = start.optimizer_state
     moments = state.optimizer._replace(count=np.asarray(count, np.int32), mu=mu, nu=nu)
     return dataclasses.replace(state, optimizer=jax.device_put(moments, shardings.optimizer))
 

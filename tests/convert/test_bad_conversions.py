@@ -32,7 +32,7 @@ def forms(tmp_path_factory, tiny_run):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transformers_forward, "available", lambda: False)
         for form in ("huggingface", "tensorflow1", "bert-jax"):
-            convert(tiny_run, directory / form, form, input_formats.Wishes(moments=form != "huggingface"))
+            convert(tiny_run, directory / form, form, input_formats.ReadOptions(optimizer_state=form != "huggingface"))
     return directory
 
 
@@ -73,9 +73,9 @@ def change_tensors(directory, change, name: str = "model.safetensors") -> None:
     safetensors.numpy.save_file(tensors, directory / name, metadata={"format": "pt"})
 
 
-def parts_of(place) -> input_formats.Contents:
-    with input_formats.opened(place) as contents:
-        return contents
+def parts_of(place) -> input_formats.SourceModel:
+    with input_formats.open_model(place) as source_model:
+        return source_model
 
 
 def test_nothing_there(refuses, tmp_path, forms):
@@ -180,13 +180,15 @@ def test_moments_that_are_not_finite(refuses, spoil):
     change_tensors(source, lambda moments: moments["nu/mlm/bias"].__setitem__(7, np.inf), "moments.safetensors")
     digest = hashlib.sha256((source / "moments.safetensors").read_bytes()).hexdigest()
     change_json(source / "model.json", lambda about: about["sha256"].update({"moments.safetensors": digest}))
-    arguments = ("--to", "bert-jax", "--moments", "keep")
+    arguments = ("--to", "bert-jax", "--optimizer-state", "keep")
     refuses(source, "tensor 'nu/mlm/bias' has the value inf at [7]", arguments=arguments)
     shutil.rmtree(source)
-    with input_formats.opened(spoil("tensorflow1"), input_formats.Wishes(moments=True)) as contents:
-        contents.moments.mu["mlm"]["bias"][3] = np.nan
+    with input_formats.open_model(
+        spoil("tensorflow1"), input_formats.ReadOptions(optimizer_state=True)
+    ) as source_model:
+        source_model.optimizer_state.mu["mlm"]["bias"][3] = np.nan
         (source.parent / "spoiled").mkdir()
-        conversion.TARGETS["tensorflow1"].write(contents, source.parent / "spoiled")
+        conversion.OUTPUT_FORMATS["tensorflow1"].write(source_model, source.parent / "spoiled")
     refuses(
         source.parent / "spoiled",
         "moments: tensor 'cls.predictions.bias' has the value nan at [3]",

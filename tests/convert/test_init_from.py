@@ -10,7 +10,7 @@ import pytest
 from bert_jax import config as config_lib
 from bert_jax.config import Config
 from bert_jax.convert.formats import input_formats, native
-from bert_jax.convert.init_from import OF_VOCABULARY, read_start
+from bert_jax.convert.init_from import OF_VOCABULARY, load_initial_params
 from bert_jax.data.mixture_spec import Part
 from bert_jax.errors import UserError
 from bert_jax.inference import loaded_model
@@ -37,7 +37,7 @@ def test_a_deeper_model_repeats_the_layers(tiny_config, tiny_corpus, tiny_run, t
     source = tiny_run if kind == "run" else tiny_export
     config = starting(tiny_config, source, num_layers=3)
     found, there = (
-        leaves(read_start(config, Tokenizer.load(tiny_corpus)).params),
+        leaves(load_initial_params(config, Tokenizer.load(tiny_corpus)).params),
         leaves(loaded_model.load(source).params),
     )
     assert found.keys() == there.keys()
@@ -57,7 +57,7 @@ def test_blocks_are_repeated_in_their_order():
 def test_a_repeated_stack_computes_something_else(tiny_run):
     """Stacking preserves no function; a test that it did would be wrong."""
     model = loaded_model.load(tiny_run)
-    deeper = loaded_model.Model(
+    deeper = loaded_model.LoadedModel(
         dataclasses.replace(model.config, num_layers=2), model.heads, repeat_layers(model.params, 2), model.tokenizer
     )
     vectors = [m.encode(["the river sings"]) for m in (model, deeper)]
@@ -66,12 +66,12 @@ def test_a_repeated_stack_computes_something_else(tiny_run):
 
 def test_a_head_that_the_source_lacks_is_drawn(tiny_config, tiny_corpus, tiny_run, tmp_path, capsys):
     config = config_lib.replace(starting(tiny_config, tiny_run), objective={"pair": "none"})
-    found = leaves(read_start(config, Tokenizer.load(tiny_corpus)).params)
+    found = leaves(load_initial_params(config, Tokenizer.load(tiny_corpus)).params)
     assert not any(name.startswith("pair/") or "pooler" in name for name in found)
     assert "drawn anew: nothing" in capsys.readouterr().err
     place = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "without")
     assert place.ended == "steps"
-    again = leaves(read_start(starting(tiny_config, tmp_path / "without"), Tokenizer.load(tiny_corpus)).params)
+    again = leaves(load_initial_params(starting(tiny_config, tmp_path / "without"), Tokenizer.load(tiny_corpus)).params)
     assert {"pair/dense/kernel", "encoder/pooler/kernel"} <= again.keys()
     assert "drawn anew: encoder/pooler/bias, encoder/pooler/kernel, pair/dense/bias" in capsys.readouterr().err
 
@@ -84,7 +84,7 @@ def test_new_embeddings_on_a_frozen_body(tiny_config, tiny_run, other_corpus, tm
         config.phases[0], frozen=("layers/.*", "position|token_type", "norm/.*", "(pooler|transform|dense)/.*")
     )
     config = dataclasses.replace(config, phases=(frozen,))
-    start = leaves(read_start(config, Tokenizer.load(other_corpus)).params)
+    start = leaves(load_initial_params(config, Tokenizer.load(other_corpus)).params)
     pretraining.pretrain(config, [Part(other_corpus)], tmp_path / "run")
     source, trained = leaves(loaded_model.load(tiny_run).params), leaves(loaded_model.load(tmp_path / "run").params)
     for name in trained:
@@ -138,18 +138,21 @@ def test_other_widths_are_refused(tiny_config, tiny_corpus, tiny_run, tmp_path, 
 
 def test_a_head_with_another_activation_is_refused(tiny_config, tiny_corpus, tiny_run, tmp_path):
     """Published models may have one, runs have that of the layers."""
-    with input_formats.opened(tiny_run) as contents:
-        heads = dataclasses.replace(contents.model.heads, mlm_activation="relu")
-        native.write(tmp_path, contents.model._replace(heads=heads))
-        contents.loaded_tokenizer.save(tmp_path / "tokenizer.json")
+    with input_formats.open_model(tiny_run) as source_model:
+        heads = dataclasses.replace(source_model.model.heads, mlm_activation="relu")
+        native.write(tmp_path, source_model.model._replace(heads=heads))
+        source_model.loaded_tokenizer.save(tmp_path / "tokenizer.json")
     with pytest.raises(UserError, match="has an MLM head with relu, this run's has gelu"):
-        read_start(starting(tiny_config, tmp_path), Tokenizer.load(tiny_corpus))
+        load_initial_params(starting(tiny_config, tmp_path), Tokenizer.load(tiny_corpus))
 
 
 def test_another_tokenizer_is_refused(tiny_config, tiny_run, other_corpus, tmp_path):
     with pytest.raises(UserError, match=r"was trained with another tokenizer than the corpus.*start.embeddings new"):
         pretraining.pretrain(
-            starting(tiny_config, tiny_run), [Part(other_corpus)], tmp_path / "run", read_start=read_start
+            starting(tiny_config, tiny_run),
+            [Part(other_corpus)],
+            tmp_path / "run",
+            load_initial_params=load_initial_params,
         )
     assert not (tmp_path / "run").exists()
 
@@ -157,6 +160,9 @@ def test_another_tokenizer_is_refused(tiny_config, tiny_run, other_corpus, tmp_p
 def test_a_source_that_is_not_there(tiny_config, tiny_corpus, tmp_path):
     with pytest.raises(UserError, match="is no file and no directory"):
         pretraining.pretrain(
-            starting(tiny_config, tmp_path / "none"), [Part(tiny_corpus)], tmp_path / "run", read_start=read_start
+            starting(tiny_config, tmp_path / "none"),
+            [Part(tiny_corpus)],
+            tmp_path / "run",
+            load_initial_params=load_initial_params,
         )
     assert not (tmp_path / "run").exists()

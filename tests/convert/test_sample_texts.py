@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bert_jax.convert.hf_model import Form
+from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.parity.sample_texts import LONGEST, TEXTS, sample_inputs
 from bert_jax.errors import UserError
 from bert_jax.tokenizers.tokenizer import Tokenizer, wordpiece
@@ -11,8 +11,8 @@ from bert_jax.tokenizers.tokenizer import Tokenizer, wordpiece
 BERT = {"model_type": "bert", "vocab_size": 120, "max_position_embeddings": 64, "type_vocab_size": 2, "pad_token_id": 0}
 
 
-def form(**changes) -> Form:
-    return Form(BERT | changes, {}, "here")
+def form(**changes) -> HuggingFaceModel:
+    return HuggingFaceModel(BERT | changes, {}, "here")
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_never_longer_than_the_position_table(tokenizer: Tokenizer):
 
 def test_a_config_without_a_vocabulary():
     with pytest.raises(UserError, match=r"^here: the config has no 'vocab_size'$"):
-        sample_inputs(Form({"model_type": "bert"}, {}, "here"), None)
+        sample_inputs(HuggingFaceModel({"model_type": "bert"}, {}, "here"), None)
 
 
 def test_a_tokenizer_of_another_model(tokenizer: Tokenizer):

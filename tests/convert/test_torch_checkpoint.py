@@ -50,7 +50,7 @@ def assert_same(found, state):
         raw = tensor.detach().contiguous()
         theirs = (raw.view(torch.int16) if raw.dtype == torch.bfloat16 else raw).numpy()
         assert found[name].dtype.name == str(tensor.dtype).removeprefix("torch.")
-        assert found.stored[name].shape == found[name].shape == tuple(tensor.shape)
+        assert found.lazy_tensors[name].shape == found[name].shape == tuple(tensor.shape)
         np.testing.assert_array_equal(bits(found[name]), bits(theirs))
 
 

@@ -13,7 +13,7 @@ import bert_jax
 from bert_jax.convert.sentence_transformers import SentenceEmbedding
 from bert_jax.errors import UserError
 from bert_jax.inference import embedding, loaded_model
-from bert_jax.inference.loaded_model import Model
+from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.model import bert, families
 from bert_jax.model.encoder import EncoderInputs
 from bert_jax.model.heads import Heads
@@ -124,7 +124,7 @@ def test_other_families(model, family):
         ),
         "causal": lambda: dataclasses.replace(families.bert(1, 64, vocab_size=size), direction="causal"),
     }[family]()
-    here = Model(config, Heads(), other(config), model.tokenizer)
+    here = LoadedModel(config, Heads(), other(config), model.tokenizer)
     texts = mixed_texts(model, [5, 30, 9, 12, 60, 3])
     assert len(embedding.plan([5, 30, 9, 12, 60, 3], 16)[0].rows) < len(texts)
     for pooling in ("mean",) if family == "causal" else ("mean", "cls"):
@@ -172,7 +172,7 @@ def test_poolings_of_packed_rows(model, skip):
     assert len(embedding.plan(lengths, 16)[0].rows) < len(texts)
     prompt = " ".join(texts[0].split()[: skip - 1]) if skip else ""
     sentence = SentenceEmbedding(("max", "mean", "mean_sqrt_len_tokens", "cls"), include_prompt=False, normalize=True)
-    here = Model(model.config, model.heads, model.params, model.tokenizer, sentence)
+    here = LoadedModel(model.config, model.heads, model.params, model.tokenizer, sentence)
     expected = []
     for text in texts:
         hidden = here.forward([f"{prompt} {text}".strip()]).last_hidden_state[0][skip:]

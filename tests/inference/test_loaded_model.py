@@ -13,9 +13,9 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 import bert_jax
 from bert_jax.convert.conversion import convert
-from bert_jax.convert.parity.our_forward import whole_rows
+from bert_jax.convert.parity.jax_forward import whole_rows
 from bert_jax.errors import UserError
-from bert_jax.inference.loaded_model import Model
+from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.model import bert
 from bert_jax.tokenizers.tokenizer import byte_bpe
 
@@ -93,7 +93,7 @@ def test_probabilities_are_those_of_the_whole_softmax(model):
     assert size < model.config.vocab_size
     bias = model.params["mlm"]["bias"].at[size:].add(8.0)
     params = {**model.params, "mlm": {**model.params["mlm"], "bias": bias}}
-    padded = Model(model.config, model.heads, params, model.tokenizer)
+    padded = LoadedModel(model.config, model.heads, params, model.tokenizer)
     (all_tokens,) = padded.fill_mask("the [MASK]", top=size)
     ids = [model.tokenizer.cls_id, *model.tokenizer.encode("the [MASK]", specials=True), model.tokenizer.sep_id]
     zeros = jnp.zeros((1, len(ids)), jnp.int32)
@@ -146,7 +146,7 @@ def test_impossible_texts(model, use, message):
 def test_the_mask_token_of_other_vocabularies_is_named(model):
     pieces = ["<s>", "<pad>", "</s>", "<unk>", *sorted(ByteLevel.alphabet()), "<mask>"]
     tokenizer = byte_bpe({piece: i for i, piece in enumerate(pieces)}, [], False, prefix_space=False, origin="made")
-    roberta = Model(model.config, model.heads, model.params, tokenizer)
+    roberta = LoadedModel(model.config, model.heads, model.params, tokenizer)
     with pytest.raises(UserError, match="the text has no <mask>: write <mask> in place of a word"):
         roberta.fill_mask("the [MASK]")
 

@@ -14,7 +14,7 @@ from etils import epath
 
 import bert_jax
 from bert_jax.convert import tokenizer_files
-from bert_jax.convert.conversion import TARGETS, convert
+from bert_jax.convert.conversion import OUTPUT_FORMATS, convert
 from bert_jax.convert.parity.sample_texts import TEXTS
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep.cli import main as cli
@@ -39,10 +39,10 @@ def every_line(folder: Path):
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and "vocab" not in path.parts):
         if path.suffix == ".zip":
             with zipfile.ZipFile(path) as archive:
-                contents = [archive.read(name) for name in archive.namelist()]
+                source_model = [archive.read(name) for name in archive.namelist()]
         else:
-            contents = [path.read_bytes()]
-        for content in contents:
+            source_model = [path.read_bytes()]
+        for content in source_model:
             if b"\0" not in content[:1000]:
                 yield from content.decode("utf-8", "replace").split("\n")
 
@@ -141,7 +141,7 @@ def test_settings_beside_a_vocabulary(tmp_path, family, settings):
     theirs = transformers.AutoTokenizer.from_pretrained(source)
     expected = [theirs.encode(text, add_special_tokens=False) for text in (*LINES, *TEXTS)]
     assert bert_jax.load(source).tokenizer.encode_batch([*LINES, *TEXTS]) == expected
-    for target in TARGETS if family == "bert" else ("huggingface", "bert-jax"):
+    for target in OUTPUT_FORMATS if family == "bert" else ("huggingface", "bert-jax"):
         report = convert(source, tmp_path / target, target)
         assert report.tokenizer.equal == report.tokenizer.total and "transformers" in report.tokenizer.library
         assert Tokenizer.load(tmp_path / target).encode_batch([*LINES, *TEXTS]) == expected

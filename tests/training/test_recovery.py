@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, Phase, RescueConfig, StartConfig
-from bert_jax.convert.init_from import read_start
+from bert_jax.convert.init_from import load_initial_params
 from bert_jax.data.cursor import Cursor, count_rows
 from bert_jax.data.mixture_spec import Part
 from bert_jax.errors import UserError
@@ -193,7 +193,9 @@ def test_what_a_run_started_from_is_always_good(config, calm_run, tiny_corpus, t
     )
     monkeypatch.setattr(loop, "init_state", None)
     spoil(monkeypatch.setattr, 72, 88, float("nan"))  # updates 10 and 11, with checkpoints 4 and 8 before them
-    place = pretraining.pretrain(started, [Part(tiny_corpus)], tmp_path / "run", read_start=read_start)
+    place = pretraining.pretrain(
+        started, [Part(tiny_corpus)], tmp_path / "run", load_initial_params=load_initial_params
+    )
     assert [entry["to"] for entry in rollbacks(tmp_path / "run")] == [0] and place.ended == "steps"
 
 

@@ -19,7 +19,7 @@ from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.run_directory import checkpoint
 from bert_jax.training.run_directory.metrics import read_metrics
 from bert_jax.training.sharding import make_mesh, put_rows
-from bert_jax.training.state import Start, TrainState, abstract_state, enter_phase, state_from
+from bert_jax.training.state import InitialParams, TrainState, abstract_state, enter_phase, state_from
 from bert_jax.training.step import make_eval_step, make_train_step, put_dials
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "shared_programs")
@@ -148,7 +148,7 @@ def test_a_count_that_starts_anew_corrects_bias_anew(config, tiny_corpus, mesh):
         state = enter_phase(random_state(task.at(0), mesh), task.at(1), mesh)
         params = jax.device_get(state.params)
         updates[moments, step_count] = program(state, rows, dials)[0]
-    fresh, _ = program(state_from(task.at(1), mesh, Start(params)), rows, dials)
+    fresh, _ = program(state_from(task.at(1), mesh, InitialParams(params)), rows, dials)
     assert_same(updates["reset", "reset"].params, fresh.params)
     assert_same(updates["reset", "reset"].optimizer, fresh.optimizer)
     assert int(fresh.optimizer.count) == 1 == int(updates["keep", "reset"].optimizer.count)

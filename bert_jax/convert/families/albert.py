@@ -14,7 +14,7 @@ from bert_jax.convert.families.family import (
     shared_settings,
     task_of_pooled,
 )
-from bert_jax.convert.name_map import Entry, dense, norm, table
+from bert_jax.convert.name_map import Entry, dense, norm, same_layout
 from bert_jax.model.heads import Heads
 
 
@@ -35,7 +35,7 @@ def _entries(config: ModelConfig, heads: Heads) -> Iterator[Entry]:
     if heads.mlm:
         yield from dense("predictions.dense", "mlm/transform")
         yield from norm("predictions.LayerNorm", "mlm/norm")
-        yield from table("predictions.bias", "mlm/bias")
+        yield from same_layout("predictions.bias", "mlm/bias")
     if heads.pair:
         yield from dense("sop_classifier.classifier", "pair/dense")
     if heads.task:

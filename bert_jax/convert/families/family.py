@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from bert_jax.config import ModelConfig
-from bert_jax.convert.json_fields import build
-from bert_jax.convert.name_map import Entry, dense, norm, table
-from bert_jax.convert.tensors import stored
+from bert_jax.convert.json_fields import dataclass_from_json
+from bert_jax.convert.name_map import Entry, dense, norm, same_layout
+from bert_jax.convert.tensors import to_lazy
 from bert_jax.errors import UserError
 from bert_jax.model.heads import Heads, TaskHead
 
@@ -44,7 +44,7 @@ class Family:
     """Names that some files have beside those that they are tied to."""
     buffers: tuple[str, ...] = ()
     """Patterns of names that are no parameters."""
-    unread: dict[str, float] = field(default_factory=dict)
+    unused_params: dict[str, float] = field(default_factory=dict)
     """By path, the value of parameters of ours that no layer reads and theirs do not have."""
 
 
@@ -57,8 +57,8 @@ class Settings:
 
     def get(self, name: str, otherwise: Any = None) -> Any:
         """A value, or what transformers takes where there is none."""
-        found = self.values.get(name)
-        return otherwise if found is None else found
+        value = self.values.get(name)
+        return otherwise if value is None else value
 
     def need(self, name: str) -> int:
         """A size without a default.
@@ -66,12 +66,12 @@ class Settings:
         Raises:
           UserError: it is not there, or no whole number.
         """
-        found = self.values.get(name)
-        if found is None:
+        value = self.values.get(name)
+        if value is None:
             raise UserError(f"{self.source}: config.json lacks '{name}', without which the model cannot be built")
-        if not isinstance(found, int) or isinstance(found, bool) or found < 1:
-            raise UserError(f"{self.source}: {name} is {found!r} in config.json: it must be a whole number above 0")
-        return found
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise UserError(f"{self.source}: {name} is {value!r} in config.json: it must be a whole number above 0")
+        return value
 
     def model(self, **values: Any) -> ModelConfig:
         """A model of ours with these values.
@@ -79,7 +79,7 @@ class Settings:
         Raises:
           UserError: one is of another type than its field, or they do not go together.
         """
-        return build(ModelConfig, values, self.source)
+        return dataclass_from_json(ModelConfig, values, self.source)
 
     def activation(self, name: str, otherwise: str = "gelu") -> str:
         """An activation by our name.
@@ -87,10 +87,10 @@ class Settings:
         Raises:
           UserError: it is none of ours.
         """
-        theirs = self.get(name, otherwise)
-        if theirs not in _ACTIVATIONS:
-            raise UserError(f"{self.source}: {name} '{theirs}' is not one of {', '.join(_ACTIVATIONS)}")
-        return _ACTIVATIONS[theirs]
+        hf_activation = self.get(name, otherwise)
+        if hf_activation not in _ACTIVATIONS:
+            raise UserError(f"{self.source}: {name} '{hf_activation}' is not one of {', '.join(_ACTIVATIONS)}")
+        return _ACTIVATIONS[hf_activation]
 
     def refuse(self, name: str, usual: Any, why: str) -> None:
         """Raises UserError if a setting has another value than the usual one, the only one that ours have."""
@@ -99,9 +99,9 @@ class Settings:
 
     def labels(self, count: int) -> tuple[str, ...]:
         """Names of labels: those of id2label if there are so many, else transformers' default names."""
-        named = self.get("id2label", {})
-        if len(named) == count:
-            return tuple(str(named[i]) for i in sorted(named, key=int))
+        label_names = self.get("id2label", {})
+        if len(label_names) == count:
+            return tuple(str(label_names[i]) for i in sorted(label_names, key=int))
         return tuple(f"LABEL_{i}" for i in range(count))
 
     @property
@@ -115,7 +115,7 @@ class Names:
 
     def __init__(self, tensors: Mapping[str, np.ndarray], settings: Settings):
         """The encoder's have the family's prefix."""
-        self._tensors, self._settings = stored(tensors), settings
+        self._tensors, self._settings = to_lazy(tensors), settings
 
     def has(self, name: str) -> bool:
         """Whether there is such a tensor."""
@@ -174,7 +174,7 @@ def architecture_of(prefix: str, heads: Heads, **others: str) -> str:
 
 def shared_settings(config: ModelConfig, heads: Heads) -> dict[str, Any]:
     """Settings that nearly all families have under the same names."""
-    described = {
+    hf_config = {
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
         "num_hidden_layers": config.num_layers,
@@ -189,15 +189,18 @@ def shared_settings(config: ModelConfig, heads: Heads) -> dict[str, Any]:
         "layer_norm_eps": config.norm_epsilon,
         "tie_word_embeddings": True,
     }
-    return described | describe_labels(heads)
+    return hf_config | describe_labels(heads)
 
 
 def describe_labels(heads: Heads) -> dict[str, Any]:
     """id2label and label2id of a head that has named labels."""
     if heads.task is None or heads.task.kind not in ("classification", "tagging"):
         return {}
-    named = dict(enumerate(heads.task.labels))
-    return {"id2label": {str(i): name for i, name in named.items()}, "label2id": {n: i for i, n in named.items()}}
+    label_names = dict(enumerate(heads.task.labels))
+    return {
+        "id2label": {str(i): name for i, name in label_names.items()},
+        "label2id": {n: i for i, n in label_names.items()},
+    }
 
 
 def read_shared(settings: Settings, **changes: Any) -> ModelConfig:
@@ -223,10 +226,10 @@ def read_shared(settings: Settings, **changes: Any) -> ModelConfig:
 
 def embeddings(base: str, config: ModelConfig) -> Iterator[Entry]:
     """The tables that most families have, and their LayerNorm."""
-    yield from table(f"{base}.embeddings.word_embeddings.weight", "encoder/embeddings/word")
-    yield from table(f"{base}.embeddings.position_embeddings.weight", "encoder/embeddings/position")
+    yield from same_layout(f"{base}.embeddings.word_embeddings.weight", "encoder/embeddings/word")
+    yield from same_layout(f"{base}.embeddings.position_embeddings.weight", "encoder/embeddings/position")
     if config.type_vocab_size:
-        yield from table(f"{base}.embeddings.token_type_embeddings.weight", "encoder/embeddings/token_type")
+        yield from same_layout(f"{base}.embeddings.token_type_embeddings.weight", "encoder/embeddings/token_type")
     yield from norm(f"{base}.embeddings.LayerNorm", "encoder/embeddings/norm")
 
 

@@ -13,7 +13,7 @@ from bert_jax.convert.families.family import (
     architecture_of,
     describe_labels,
 )
-from bert_jax.convert.name_map import Entry, Kind, dense, norm, table
+from bert_jax.convert.name_map import Entry, Layout, dense, norm, same_layout
 from bert_jax.errors import UserError
 from bert_jax.model.heads import Heads, TaskHead
 
@@ -22,7 +22,7 @@ GLOBAL_BASE, LOCAL_BASE = 160_000.0, 10_000.0
 
 
 def _entries(config: ModelConfig, heads: Heads) -> Iterator[Entry]:
-    yield from table("model.embeddings.tok_embeddings.weight", "encoder/embeddings/word")
+    yield from same_layout("model.embeddings.tok_embeddings.weight", "encoder/embeddings/word")
     yield from norm("model.embeddings.norm", "encoder/embeddings/norm", bias=False)
     for layer in range(config.num_layers):
         inside = f"model.layers.{layer}"
@@ -33,13 +33,13 @@ def _entries(config: ModelConfig, heads: Heads) -> Iterator[Entry]:
         yield from norm(f"{inside}.mlp_norm", "encoder/layers/feed_forward_norm", layer, bias=False)
         for half, ours in enumerate(("gate", "rise")):
             path = f"encoder/layers/{ours}/kernel"
-            yield Entry(f"{inside}.mlp.Wi.weight", path, Kind.KERNEL, layer, block=(half, 2))
+            yield Entry(f"{inside}.mlp.Wi.weight", path, Layout.KERNEL, layer, block=(half, 2))
         yield from dense(f"{inside}.mlp.Wo", "encoder/layers/fall", layer, bias=False)
     yield from norm("model.final_norm", "encoder/final_norm", bias=False)
     if heads.mlm:
         yield from dense("head.dense", "mlm/transform", bias=False)
         yield from norm("head.norm", "mlm/norm", bias=False)
-        yield from table("decoder.bias", "mlm/bias")
+        yield from same_layout("decoder.bias", "mlm/bias")
     if heads.task:
         yield from dense("head.dense", "task/hidden", bias=False)
         yield from norm("head.norm", "task/norm", bias=False)
@@ -71,10 +71,10 @@ def _global_every(settings: Settings) -> int:
     kinds = settings.get("layer_types")
     if kinds is None:
         return settings.get("global_attn_every_n_layers", 3)
-    everywhere = [kind == "full_attention" for kind in kinds]
-    for every in range(1, len(everywhere) + 1):
-        if everywhere == [layer % every == 0 for layer in range(len(everywhere))]:
-            return every
+    is_global = [kind == "full_attention" for kind in kinds]
+    for global_every in range(1, len(is_global) + 1):
+        if is_global == [layer % global_every == 0 for layer in range(len(is_global))]:
+            return global_every
     raise UserError(f"{settings.source}: layer_types do not repeat every n layers, the first one global: {kinds}")
 
 
@@ -90,7 +90,7 @@ def _read_config(settings: Settings) -> ModelConfig:
     for name in ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"):
         settings.refuse(name, False, "only models without biases, but for their outputs', can be read")
     settings.refuse("decoder_bias", True, "only decoders with a bias can be read")
-    every = _global_every(settings)
+    global_every = _global_every(settings)
     return settings.model(
         vocab_size=settings.need("vocab_size"),
         hidden_size=settings.need("hidden_size"),
@@ -110,15 +110,15 @@ def _read_config(settings: Settings) -> ModelConfig:
         rotary_base=_rotary_base(settings, "full_attention", "global_rope_theta", GLOBAL_BASE),
         local_rotary_base=_rotary_base(settings, "sliding_attention", "local_rope_theta", LOCAL_BASE),
         norm_placement="pre",
-        attention_window=None if every == 1 else settings.get("local_attention", 128) // 2,
-        global_every=every,
+        attention_window=None if global_every == 1 else settings.get("local_attention", 128) // 2,
+        global_every=global_every,
     )
 
 
 def _write_config(config: ModelConfig, heads: Heads) -> dict[str, Any]:
     window = config.attention_window
     head = heads.task.hidden if heads.task else heads.mlm_activation or config.activation
-    described = {
+    hf_config = {
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
         "num_hidden_layers": config.num_layers,
@@ -141,7 +141,7 @@ def _write_config(config: ModelConfig, heads: Heads) -> dict[str, Any]:
         # Theirs are beyond the last row of smaller vocabularies; who knows better says so (conversion.py).
         **dict.fromkeys(TOKEN_IDS),
     }
-    return described | describe_labels(heads)
+    return hf_config | describe_labels(heads)
 
 
 MODERNBERT = Family(
@@ -154,5 +154,5 @@ MODERNBERT = Family(
     architecture=lambda config, heads: architecture_of("ModernBert", heads),
     copies={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
     buffers=(r"model\.layers\.\d+\.attn\.rotary_emb\.inv_freq",),
-    unread={"encoder/layers/attention_norm/scale": 1.0},
+    unused_params={"encoder/layers/attention_norm/scale": 1.0},
 )

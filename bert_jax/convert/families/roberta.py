@@ -18,7 +18,7 @@ from bert_jax.convert.families.family import (
     read_shared,
     shared_settings,
 )
-from bert_jax.convert.name_map import Entry, dense, norm, table
+from bert_jax.convert.name_map import Entry, dense, norm, same_layout
 from bert_jax.model.heads import Heads
 
 
@@ -30,7 +30,7 @@ def _entries(config: ModelConfig, heads: Heads) -> Iterator[Entry]:
     if heads.mlm:
         yield from dense("lm_head.dense", "mlm/transform")
         yield from norm("lm_head.layer_norm", "mlm/norm")
-        yield from table("lm_head.bias", "mlm/bias")
+        yield from same_layout("lm_head.bias", "mlm/bias")
     if heads.task is None:
         return
     if heads.task.kind == "classification":

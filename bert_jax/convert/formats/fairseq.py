@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_jax.convert.formats import fairseq_dictionary, torch_checkpoint
-from bert_jax.convert.hf_model import Form
-from bert_jax.convert.tensors import LazyTensors, Stored, in_memory, rows
+from bert_jax.convert.hf_model import HuggingFaceModel
+from bert_jax.convert.tensors import LazyTensor, LazyTensors, lazy_from_array, lazy_row_slice
 from bert_jax.errors import UserError, require
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_accurate": "gelu_new", "gelu_fast": "gelu_new", "relu": "relu"}
@@ -47,7 +47,7 @@ filled in from the modules (`self_attn`, `fc1`, `fc2`) on loading (0.12.2 fairse
 class Read(NamedTuple):
     """What a checkpoint and the files beside it gave."""
 
-    form: Form
+    hf_model: HuggingFaceModel
     tokenizer_files: dict[str, bytes]
     """``vocab.json`` and ``merges.txt``; empty if the files for them are not there."""
     notes: list[str]
@@ -82,8 +82,8 @@ def read(path: Path, head: str | None = None) -> Read:
     tensors = _renamed(theirs, path)
     config = _config(settings, tensors, classifier, path)
     files, more = fairseq_dictionary.beside(path.parent, config["vocab_size"])
-    form = Form(config, LazyTensors(tensors | classifier), str(path))
-    return Read(form, files, notes + more)
+    hf_model = HuggingFaceModel(config, LazyTensors(tensors | classifier), str(path))
+    return Read(hf_model, files, notes + more)
 
 
 def _settings(content: Mapping, path: Path) -> dict[str, Any]:
@@ -94,10 +94,10 @@ def _settings(content: Mapping, path: Path) -> dict[str, Any]:
     return settings
 
 
-def _split(model: Mapping, path: Path) -> list[tuple[str, Stored]]:
+def _split(model: Mapping, path: Path) -> list[tuple[str, LazyTensor]]:
     """The tensors, with query, key and value apart."""
     found = []
-    for name, tensor in torch_checkpoint.open_state(model, path).stored.items():
+    for name, tensor in torch_checkpoint.open_state(model, path).lazy_tensors.items():
         fused = re.search(r"\.self_attn\.in_proj_(weight|bias)$", name)
         if UNUSED.search(name):
             continue
@@ -108,13 +108,13 @@ def _split(model: Mapping, path: Path) -> list[tuple[str, Stored]]:
         width = tensor.shape[0] // 3
         for part, letter in enumerate("qkv"):
             apart = f"{name[: fused.start()]}.self_attn.{letter}_proj.{fused[1]}"
-            found.append((apart, rows(tensor, part * width, (part + 1) * width)))
+            found.append((apart, lazy_row_slice(tensor, part * width, (part + 1) * width)))
     return found
 
 
-def _heads(theirs: Mapping[str, Stored]) -> dict[str, dict[str, Stored]]:
+def _heads(theirs: Mapping[str, LazyTensor]) -> dict[str, dict[str, LazyTensor]]:
     """Head -> tensor's name inside it -> tensor."""
-    heads: dict[str, dict[str, Stored]] = {}
+    heads: dict[str, dict[str, LazyTensor]] = {}
     for name, tensor in theirs.items():
         if name.startswith("classification_heads."):
             head, _, inside = name.removeprefix("classification_heads.").partition(".")
@@ -122,7 +122,7 @@ def _heads(theirs: Mapping[str, Stored]) -> dict[str, dict[str, Stored]]:
     return heads
 
 
-def _renamed(theirs: Mapping[str, Stored], path: Path) -> dict[str, Stored]:
+def _renamed(theirs: Mapping[str, LazyTensor], path: Path) -> dict[str, LazyTensor]:
     norms = {f"{BODY}{name}.weight" for name in ("layernorm_embedding", "emb_layer_norm")}
     if f"{BODY}layer_norm.weight" in theirs or not norms & set(theirs):
         raise UserError(
@@ -144,12 +144,12 @@ def _renamed(theirs: Mapping[str, Stored], path: Path) -> dict[str, Stored]:
     # RoBERTa has one kind of tokens and no table for it; transformers' adds a row, which is 0.
     width = tensors["roberta.embeddings.word_embeddings.weight"].shape[1]
     zeros = np.zeros((1, width), np.float32)
-    tensors["roberta.embeddings.token_type_embeddings.weight"] = in_memory(zeros)
+    tensors["roberta.embeddings.token_type_embeddings.weight"] = lazy_from_array(zeros)
     return tensors
 
 
 def _config(
-    settings: Mapping[str, Any], tensors: Mapping[str, Stored], classifier: Mapping[str, Stored], path: Path
+    settings: Mapping[str, Any], tensors: Mapping[str, LazyTensor], classifier: Mapping[str, LazyTensor], path: Path
 ) -> dict[str, Any]:
     """From shapes what they tell, the rest from the settings."""
     vocab_size, width = tensors["roberta.embeddings.word_embeddings.weight"].shape
@@ -193,7 +193,7 @@ def _config(
     return config
 
 
-def _outputs(tensors: Mapping[str, Stored], name: str, path: Path) -> int:
+def _outputs(tensors: Mapping[str, LazyTensor], name: str, path: Path) -> int:
     """Outputs of a dense layer, by its weight."""
     tensor = tensors.get(name)
     require(tensor is not None and len(tensor.shape) == 2, f"{path}: has no '{name}': it is not a fairseq RoBERTa")

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from bert_jax.convert.formats import tensor_files
-from bert_jax.convert.hf_model import Form
+from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.storage import StoredPath, read_object
 
 CONFIG = "config.json"
@@ -19,17 +19,19 @@ def is_huggingface(directory: StoredPath) -> bool:
     return any((directory / f"{name}{end}").exists() for name in files for end in ("", ".index.json"))
 
 
-def read(directory: StoredPath) -> Form:
+def read(directory: StoredPath) -> HuggingFaceModel:
     """What a directory holds; tensors are read when they are asked for.
 
     Raises:
       UserError: files are missing or damaged.
     """
     config = read_object(directory / CONFIG, f"without it, {directory} is not a Hugging Face model")
-    return Form(config, tensor_files.open_tensors(directory), str(directory))
+    return HuggingFaceModel(config, tensor_files.open_tensors(directory), str(directory))
 
 
-def write(directory: Path, form: Form, save: Callable[[Path, Mapping[str, np.ndarray]], None], name: str) -> None:
+def write(
+    directory: Path, hf_model: HuggingFaceModel, save: Callable[[Path, Mapping[str, np.ndarray]], None], name: str
+) -> None:
     """Write config and weights into a directory that is there.
 
     Args:
@@ -38,5 +40,5 @@ def write(directory: Path, form: Form, save: Callable[[Path, Mapping[str, np.nda
       save: one of tensor_files' writers.
       name: of the file with the weights.
     """
-    (directory / CONFIG).write_text(json.dumps(form.config, indent=2) + "\n")
-    save(directory / name, form.tensors)
+    (directory / CONFIG).write_text(json.dumps(hf_model.config, indent=2) + "\n")
+    save(directory / name, hf_model.tensors)

@@ -19,9 +19,9 @@ import safetensors.numpy
 from bert_jax import __version__
 from bert_jax.config import ModelConfig
 from bert_jax.convert.formats.tensor_files import open_safetensors
-from bert_jax.convert.json_fields import build
+from bert_jax.convert.json_fields import dataclass_from_json
 from bert_jax.convert.name_map import Params, check_finite
-from bert_jax.convert.translate import FAMILIES, Translated
+from bert_jax.convert.translate import FAMILIES, NativeModel
 from bert_jax.errors import UserError
 from bert_jax.model import bert
 from bert_jax.model.heads import Heads, TaskHead
@@ -36,10 +36,10 @@ FORMAT_VERSION = 1
 
 def write(
     directory: Path,
-    model: Translated,
-    moments: Moments | None = None,
+    model: NativeModel,
+    optimizer_state: Moments | None = None,
     buffers: Mapping[str, np.ndarray] | None = None,
-    settings: Mapping[str, Any] | None = None,
+    hf_config: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a model; with it the moments of an optimizer, tensors that are no parameters, and settings of others."""
     _save(directory / PARAMS, name_leaves(model.params))
@@ -51,26 +51,26 @@ def write(
         "heads": dataclasses.asdict(model.heads),
         "sha256": {PARAMS: _digest(directory / PARAMS)},
     }
-    if moments is not None:
-        trees = {"mu": moments.mu, "nu": moments.nu}
+    if optimizer_state is not None:
+        trees = {"mu": optimizer_state.mu, "nu": optimizer_state.nu}
         _save(directory / MOMENTS, name_leaves(trees))
-        about["step"] = moments.step
+        about["step"] = optimizer_state.step
         about["sha256"][MOMENTS] = _digest(directory / MOMENTS)
     if buffers:
         safetensors.numpy.save_file(dict(buffers), directory / BUFFERS)
         about["sha256"][BUFFERS] = _digest(directory / BUFFERS)
-    if settings:
-        about["settings"] = dict(settings)
+    if hf_config:
+        about["settings"] = dict(hf_config)
     (directory / DESCRIPTION).write_text(json.dumps(about, indent=1) + "\n")
 
 
 class Read(NamedTuple):
     """A model, and what lay beside it."""
 
-    model: Translated
-    moments: Moments | None
+    model: NativeModel
+    optimizer_state: Moments | None
     buffers: dict[str, np.ndarray]
-    settings: dict[str, Any]
+    hf_config: dict[str, Any]
     """Of the foreign config.json that the model came with; empty if it came from a run."""
 
 
@@ -88,17 +88,20 @@ def read(directory: StoredPath) -> Read:
     parts = {name: part for name, part in about["heads"].items() if name != "task"}
     task = about["heads"]["task"]
     if task is not None:
-        parts["task"] = build(TaskHead, task, described)
-    config, heads = build(ModelConfig, about["model"], described), build(Heads, parts, described)
+        parts["task"] = dataclass_from_json(TaskHead, task, described)
+    config, heads = (
+        dataclass_from_json(ModelConfig, about["model"], described),
+        dataclass_from_json(Heads, parts, described),
+    )
     shapes = bert.shapes(config, heads)
-    model = Translated(about["family"], config, heads, _load(directory / PARAMS, shapes))
-    moments, buffers = None, {}
+    model = NativeModel(about["family"], config, heads, _load(directory / PARAMS, shapes))
+    optimizer_state, buffers = None, {}
     if MOMENTS in about["sha256"]:
         trees = _load(directory / MOMENTS, {"mu": shapes, "nu": shapes})
-        moments = Moments(about["step"], trees["mu"], trees["nu"])
+        optimizer_state = Moments(about["step"], trees["mu"], trees["nu"])
     if BUFFERS in about["sha256"]:
         buffers = dict(open_safetensors(Path(directory / BUFFERS)))
-    return Read(model, moments, buffers, about.get("settings", {}))
+    return Read(model, optimizer_state, buffers, about.get("settings", {}))
 
 
 def _description(directory: StoredPath) -> dict[str, Any]:
@@ -129,7 +132,7 @@ def _load(path: StoredPath, shapes: Params) -> Params:
     tensors = open_safetensors(Path(path))
 
     def check(name: str, leaf: jax.ShapeDtypeStruct) -> None:
-        found = tensors.stored[name][:2] if name in tensors else None
+        found = tensors.lazy_tensors[name][:2] if name in tensors else None
         if found != (leaf.shape, "float32"):
             has = "does not have" if found is None else f"has with shape {list(found[0])}, {found[1]}"
             raise UserError(

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.convert.formats import torch_checkpoint
-from bert_jax.convert.formats.foreign_config import checked
+from bert_jax.convert.formats.hf_config import normalize_hf_config
 from bert_jax.convert.formats.vocabulary import trim_vocabulary
-from bert_jax.convert.hf_model import Form
+from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.tensors import LazyTensors
 from bert_jax.errors import UserError
 from bert_jax.storage import read_object
@@ -57,7 +57,7 @@ RENAMED = (
 """In this order: what their name has, what ours has instead."""
 
 
-def read(path: Path, config: Path | None = None) -> Form:
+def read(path: Path, config: Path | None = None) -> HuggingFaceModel:
     """A checkpoint, without the rows that pad its vocabulary.
 
     Args:
@@ -71,7 +71,7 @@ def read(path: Path, config: Path | None = None) -> Form:
     if not isinstance(content, Mapping) or not isinstance(content.get("model"), Mapping):
         raise UserError(f"{path}: has no 'model' with a state dict: it is not a checkpoint of NVIDIA's BERT")
     tensors = torch_checkpoint.open_state(content["model"], path)
-    renamed = {rename(name): tensor for name, tensor in tensors.stored.items()}
+    renamed = {rename(name): tensor for name, tensor in tensors.lazy_tensors.items()}
     if len(renamed) != len(tensors):
         raise UserError(f"{path}: two of its tensors are the same one under names of different versions")
     settings = _settings(config or path.parent / CONFIG)
@@ -80,7 +80,7 @@ def read(path: Path, config: Path | None = None) -> Form:
         settings["architectures"] = ["BertForPreTraining"]
     elif pretraining:
         settings["architectures"] = ["BertForMaskedLM"]
-    return trim_vocabulary(Form(settings, LazyTensors(renamed), str(path)), settings["vocab_size"])
+    return trim_vocabulary(HuggingFaceModel(settings, LazyTensors(renamed), str(path)), settings["vocab_size"])
 
 
 def rename(name: str) -> str:
@@ -97,4 +97,6 @@ def _settings(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: does not say {', '.join(missing)}: copy the model's {CONFIG} there")
     known = {name: source_config[name] for name in SETTINGS}
     known |= {name: source_config.get(name, default) for name, default in OPTIONAL.items()}
-    return checked({"model_type": "bert", **known, "layer_norm_eps": 1e-12, "tie_word_embeddings": True}, str(path))
+    return normalize_hf_config(
+        {"model_type": "bert", **known, "layer_norm_eps": 1e-12, "tie_word_embeddings": True}, str(path)
+    )

@@ -4,8 +4,8 @@ import jax
 import numpy as np
 
 from bert_jax.convert.name_map import check_finite
-from bert_jax.convert.source_model import Contents
-from bert_jax.convert.translate import Translated, family_of
+from bert_jax.convert.source_model import SourceModel
+from bert_jax.convert.translate import NativeModel, family_of
 from bert_jax.errors import UserError
 from bert_jax.model import bert
 from bert_jax.storage import StoredPath
@@ -21,7 +21,7 @@ PAIR_LABELS = {
 """What the pair head tells, by objective.pair. The class in transformers calls it next-sentence prediction always."""
 
 
-def read(directory: StoredPath, *, moments: bool) -> Contents:
+def read(directory: StoredPath, *, optimizer_state: bool) -> SourceModel:
     """Model, as deep as it was then, tokenizer and, if wanted, moments of a run's newest intact checkpoint.
 
     Raises:
@@ -35,7 +35,7 @@ def read(directory: StoredPath, *, moments: bool) -> Contents:
     shapes = bert.shapes(model, heads)
     params = checkpoint.restore_parts(found, {"params": shapes})["params"]
     kept = None
-    if moments:
+    if optimizer_state:
         state = {"count": jax.ShapeDtypeStruct((), np.int32), "mu": shapes, "nu": shapes}
         there = checkpoint.restore_parts(found, {"optimizer": state})["optimizer"]
         kept = Moments(int(there["count"]), there["mu"], there["nu"])
@@ -45,5 +45,7 @@ def read(directory: StoredPath, *, moments: bool) -> Contents:
     for tree in (params, *(kept[1:] if kept else ())):
         for name, leaf in name_leaves(tree).items():
             check_finite(name, np.asarray(leaf), str(found))
-    translated = Translated(family_of(model, heads), model, heads, params)
-    return Contents("run", str(directory), translated, directory / workdir.TOKENIZER, moments=kept, notes=notes)
+    translated = NativeModel(family_of(model, heads), model, heads, params)
+    return SourceModel(
+        "run", str(directory), translated, directory / workdir.TOKENIZER, optimizer_state=kept, notes=notes
+    )

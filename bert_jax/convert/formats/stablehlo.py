@@ -15,9 +15,9 @@ import numpy as np
 import safetensors.numpy
 from jax import export
 
-from bert_jax.convert.forward import Inputs, Outputs
-from bert_jax.convert.parity.our_forward import select_task, whole_rows
-from bert_jax.convert.translate import Translated
+from bert_jax.convert.forward_io import ForwardInputs, ForwardOutputs
+from bert_jax.convert.parity.jax_forward import select_task, whole_rows
+from bert_jax.convert.translate import NativeModel
 from bert_jax.errors import UserError, install_command
 from bert_jax.model import bert
 from bert_jax.model.encoder import EncoderInputs
@@ -28,7 +28,7 @@ PROGRAM, PARAMS = "model.stablehlo", "params.safetensors"
 PLATFORMS = ("cpu", "cuda", "tpu")
 
 
-def write(directory: Path, model: Translated) -> None:
+def write(directory: Path, model: NativeModel) -> None:
     """Write program and weights into a directory that is there.
 
     Raises:
@@ -48,7 +48,7 @@ def write(directory: Path, model: Translated) -> None:
     (directory / PROGRAM).write_bytes(program.serialize())
 
 
-def _function(model: Translated):
+def _function(model: NativeModel):
     # As the proof of the conversion computes it, whatever the run trained in.
     config = dataclasses.replace(model.config, attention="reference", remat="none", compute_dtype="float32")
     heads, shapes = model.heads, model.params
@@ -61,25 +61,25 @@ def _function(model: Translated):
 
     def results(bound: bert.Model, batch: EncoderInputs) -> dict[str, Array]:
         output = bound.encoder(batch)
-        found = {"hidden": output.hidden}
+        outputs = {"hidden": output.hidden}
         if output.pooled is not None:
-            found["pooled"] = output.pooled[:, 0]
+            outputs["pooled"] = output.pooled[:, 0]
         if bound.mlm is not None:
-            found["mlm"] = bound.mlm(output.hidden, bound.encoder.embeddings.attend)
+            outputs["mlm"] = bound.mlm(output.hidden, bound.encoder.embeddings.attend)
         if bound.pair is not None:
-            found["pair"] = bound.pair(output.pooled)[:, 0]
+            outputs["pair"] = bound.pair(output.pooled)[:, 0]
         if heads.task is not None:
             logits = bound.task_logits(batch, output)
-            found["task"] = select_task(heads.task.kind, logits)
-        return {name: values.astype(np.float32) for name, values in found.items()}
+            outputs["task"] = select_task(heads.task.kind, logits)
+        return {name: values.astype(np.float32) for name, values in outputs.items()}
 
     return apply
 
 
-def run(directory: Path, inputs: Inputs) -> Outputs:
+def run(directory: Path, inputs: ForwardInputs) -> ForwardOutputs:
     """What the program gives, called as a server would; it has no hidden states but the last."""
     program = export.deserialize((directory / PROGRAM).read_bytes())
-    found = program.call(safetensors.numpy.load_file(directory / PARAMS), *inputs)
-    arrays = {name: np.asarray(values) for name, values in found.items()}
+    outputs = program.call(safetensors.numpy.load_file(directory / PARAMS), *inputs)
+    arrays = {name: np.asarray(values) for name, values in outputs.items()}
     logits = {name: arrays[name] for name in ("mlm", "pair", "task") if name in arrays}
-    return Outputs([arrays["hidden"]], logits, pooled_BH=arrays.get("pooled"))
+    return ForwardOutputs([arrays["hidden"]], logits, pooled_BH=arrays.get("pooled"))

@@ -13,7 +13,7 @@ import safetensors
 import safetensors.numpy
 
 from bert_jax.convert.formats import torch_checkpoint
-from bert_jax.convert.tensors import BUFFERS, WEIGHT_TYPES, LazyTensors, Stored, no_weight
+from bert_jax.convert.tensors import BUFFERS, WEIGHT_TYPES, LazyTensor, LazyTensors, weight_dtype_message
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath, read_object
 
@@ -47,7 +47,7 @@ def open_tensors(directory: StoredPath) -> LazyTensors:
 def _weights(tensors: LazyTensors) -> LazyTensors:
     """Under today's names."""
     found = {}
-    for name, tensor in tensors.stored.items():
+    for name, tensor in tensors.lazy_tensors.items():
         old = next((old for old in OLD_NAMES if name.endswith(old)), None)
         found[name.removesuffix(old) + OLD_NAMES[old] if old else name] = tensor
     return LazyTensors(found)
@@ -60,7 +60,7 @@ def _shards(index: Path, opener: Callable[[Path], LazyTensors]) -> LazyTensors:
     for name in sorted(set(weight_map.values())):
         if not os.path.isfile(index.parent / name):  # noqa: PTH113 (pathlib's raises if a name is too long)
             raise UserError(f"{index}: names the shard {name}, which is not there: fetch it, too")
-        shards[name] = opener(index.parent / name).stored
+        shards[name] = opener(index.parent / name).lazy_tensors
     for name, shard in weight_map.items():
         if name not in shards[shard]:
             raise UserError(f"{index}: tensor '{name}' is not in {shard}: the two are of different checkpoints")
@@ -95,16 +95,16 @@ def open_safetensors(path: Path) -> LazyTensors:
     return LazyTensors({name: _stored(file, name, path) for name in file.keys()})  # noqa: SIM118 (not a dict)
 
 
-def _stored(file: safetensors.safe_open, name: str, path: Path) -> Stored:
+def _stored(file: safetensors.safe_open, name: str, path: Path) -> LazyTensor:
     header = file.get_slice(name)
     dtype = TYPES.get(header.get_dtype(), header.get_dtype())
 
     def read() -> np.ndarray:
         if dtype not in WEIGHT_TYPES and not name.endswith(BUFFERS):
-            raise UserError(no_weight(path, name, dtype))
+            raise UserError(weight_dtype_message(path, name, dtype))
         return file.get_tensor(name)
 
-    return Stored(tuple(header.get_shape()), dtype, read)
+    return LazyTensor(tuple(header.get_shape()), dtype, read)
 
 
 def open_pickle(path: Path) -> LazyTensors:

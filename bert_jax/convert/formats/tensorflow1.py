@@ -16,13 +16,13 @@ import numpy as np
 from bert_jax.convert.formats import tensor_bundle, tensorflow1_names
 from bert_jax.convert.formats.tensor_bundle import TensorBundle
 from bert_jax.convert.formats.tensorflow1_config import google_config, read_config
-from bert_jax.convert.formats.tensorflow1_names import GLOBAL_STEP, SLOTS, to_huggingface, to_tensorflow
-from bert_jax.convert.hf_model import Form
-from bert_jax.convert.tensors import LazyTensors, Stored
+from bert_jax.convert.formats.tensorflow1_names import GLOBAL_STEP, SLOTS, huggingface_name, tensorflow_name
+from bert_jax.convert.hf_model import HuggingFaceModel
+from bert_jax.convert.tensors import LazyTensor, LazyTensors
 from bert_jax.errors import UserError, require
 from bert_jax.storage import StoredPath, make_directory, write_whole
 
-Moments = tuple[int, dict[str, np.ndarray], dict[str, np.ndarray]]
+AdamMoments = tuple[int, dict[str, np.ndarray], dict[str, np.ndarray]]
 """Steps taken; first and second moments under Hugging Face's names, in their layout."""
 
 CHECKPOINT = "bert_model.ckpt"
@@ -37,7 +37,7 @@ TIED = {
 BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 
 
-def found(source: StoredPath) -> StoredPath | None:
+def find_checkpoint(source: StoredPath) -> StoredPath | None:
     """The prefix of the checkpoint at a place; None if there is none.
 
     Args:
@@ -73,7 +73,7 @@ def _newest(directory: StoredPath, prefixes: list[str]) -> str:
     raise UserError(f"{directory} holds several checkpoints: name one of {', '.join(prefixes)}")
 
 
-class _Weights(LazyTensors):
+class _HuggingFaceTensors(LazyTensors):
     """A model's tensors under Hugging Face's names, each read when it is asked for."""
 
     def __init__(self, bundle: TensorBundle, family: str, source: str):
@@ -81,14 +81,14 @@ class _Weights(LazyTensors):
         self._places: dict[str, tuple[str, bool]] = {}
         for name in bundle.names():
             if not tensorflow1_names.is_optimizer_state(name):
-                theirs, transposed = to_huggingface(name, family, source)
+                theirs, transposed = huggingface_name(name, family, source)
                 self._places[theirs] = (name, transposed)
         super().__init__({name: self._stored(name) for name in self._places})
 
-    def _stored(self, name: str) -> Stored:
+    def _stored(self, name: str) -> LazyTensor:
         own, transposed = self._places[name]
         shape = self._bundle.shape(own)
-        return Stored(
+        return LazyTensor(
             shape[::-1] if transposed else shape, self._bundle.dtype(own), functools.partial(self.read_slot, name, "")
         )
 
@@ -102,7 +102,7 @@ class _Weights(LazyTensors):
         return array.T if transposed else array
 
 
-def read(source: StoredPath) -> Form:
+def read(source: StoredPath) -> HuggingFaceModel:
     """A checkpoint as transformers would save it; without the optimizer's state.
 
     Args:
@@ -114,15 +114,15 @@ def read(source: StoredPath) -> Form:
     """
     prefix, config, weights, _ = _open(source)
     config["architectures"] = [_architecture(config["model_type"], weights)]
-    return Form(config, weights, str(prefix))
+    return HuggingFaceModel(config, weights, str(prefix))
 
 
-def _open(source: StoredPath) -> tuple[StoredPath, dict[str, Any], _Weights, TensorBundle]:
-    prefix = found(source)
+def _open(source: StoredPath) -> tuple[StoredPath, dict[str, Any], _HuggingFaceTensors, TensorBundle]:
+    prefix = find_checkpoint(source)
     require(prefix is not None, f"{source} is no checkpoint of TensorFlow: it needs a file *.ckpt.index")
     bundle = TensorBundle(prefix)
     config = read_config(prefix.parent)
-    return prefix, config, _Weights(bundle, config["model_type"], str(prefix)), bundle
+    return prefix, config, _HuggingFaceTensors(bundle, config["model_type"], str(prefix)), bundle
 
 
 def _architecture(family: str, names: Mapping[str, np.ndarray]) -> str:
@@ -138,7 +138,7 @@ def _architecture(family: str, names: Mapping[str, np.ndarray]) -> str:
     return family.capitalize() + next((suffix for name, suffix in heads.items() if name in names), "Model")
 
 
-def read_moments(source: StoredPath) -> Moments | None:
+def read_moments(source: StoredPath) -> AdamMoments | None:
     """Steps taken and the optimizer's moments; None if the checkpoint has no moments.
 
     A pooler may lack them: what the loss does not depend on got no slots (SQuAD, or pretraining without pairs).
@@ -181,7 +181,7 @@ def _may_lack_moments(name: str) -> bool:
     return ".pooler." in name
 
 
-def write(form: Form, directory: StoredPath, moments: Moments | None = None) -> None:
+def write(hf_model: HuggingFaceModel, directory: StoredPath, moments: AdamMoments | None = None) -> None:
     """A directory that Google's code reads: its config and ``bert_model.ckpt``. No vocabulary.
 
     Args:
@@ -195,9 +195,9 @@ def write(form: Form, directory: StoredPath, moments: Moments | None = None) -> 
     prefix = directory / CHECKPOINT
     exists = tensor_bundle.index_path(prefix).exists()
     require(not exists, f"{prefix}.index exists already: choose another destination, or remove it")
-    config = google_config(form)
-    family = form.config["model_type"]
-    tensors = _Renamed(form, family)
+    config = google_config(hf_model)
+    family = hf_model.config["model_type"]
+    tensors = _TensorFlowTensors(hf_model, family)
     if moments is not None:
         tensors.add_moments(*moments)
     make_directory(directory)
@@ -206,29 +206,31 @@ def write(form: Form, directory: StoredPath, moments: Moments | None = None) -> 
     tensor_bundle.write(prefix, tensors)
 
 
-class _Renamed(Mapping[str, np.ndarray]):
+class _TensorFlowTensors(Mapping[str, np.ndarray]):
     """A form's tensors under TensorFlow's names, each fetched when it is asked for."""
 
-    def __init__(self, form: Form, family: str):
-        self._form, self._family = form, family
+    def __init__(self, hf_model: HuggingFaceModel, family: str):
+        self._hf_model, self._family = hf_model, family
         self._made: dict[str, Callable[[], np.ndarray]] = {}
         self._names: list[str] = []
-        for name in form.tensors:
+        for name in hf_model.tensors:
             if name.endswith(BUFFERS):
                 continue
             if name in TIED:
                 self._check_tied(name)
                 continue
             self._names.append(name)
-            self._add(name, form.tensors, "")
+            self._add(name, hf_model.tensors, "")
 
     def _check_tied(self, name: str) -> None:
-        tensors, twin = self._form.tensors, TIED[name]
+        tensors, twin = self._hf_model.tensors, TIED[name]
         equal = twin in tensors and np.array_equal(tensors[name], tensors[twin])
-        require(equal, f"{self._form.source}: '{name}' is not tied to '{twin}'; TensorFlow 1's code has one for both")
+        require(
+            equal, f"{self._hf_model.source}: '{name}' is not tied to '{twin}'; TensorFlow 1's code has one for both"
+        )
 
     def _add(self, name: str, tensors: Mapping[str, np.ndarray], slot: str) -> None:
-        own, transposed = to_tensorflow(name, self._family, self._form.source)
+        own, transposed = tensorflow_name(name, self._family, self._hf_model.source)
         self._made[own + slot] = (lambda: tensors[name].T) if transposed else (lambda: tensors[name])
 
     def add_moments(self, step: int, first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -> None:
@@ -240,14 +242,15 @@ class _Renamed(Mapping[str, np.ndarray]):
         for moments, slot in zip((first, second), SLOTS, strict=True):
             stray = sorted(set(moments) - set(self._names))
             require(
-                not stray, f"{self._form.source}: moments of '{stray[0] if stray else ''}', which is no tensor of it"
+                not stray,
+                f"{self._hf_model.source}: moments of '{stray[0] if stray else ''}', which is no tensor of it",
             )
             for name in self._names:
                 both_lack = name not in first and name not in second
                 if name in moments:
                     self._add(name, moments, slot)
                 elif not (both_lack and _may_lack_moments(name)):
-                    raise UserError(f"{self._form.source}: '{name}' has no moments ({slot[1:]}): give all or none")
+                    raise UserError(f"{self._hf_model.source}: '{name}' has no moments ({slot[1:]}): give all or none")
         self._made[GLOBAL_STEP] = lambda: np.asarray(step, np.int64)
 
     def __getitem__(self, name: str) -> np.ndarray:

@@ -7,7 +7,7 @@ configuration_bert.py and configuration_albert.py.
 from typing import Any
 
 from bert_jax.convert.formats.tensorflow1_names import FAMILIES
-from bert_jax.convert.hf_model import Form
+from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.errors import UserError, require
 from bert_jax.storage import StoredPath, read_object
 
@@ -87,13 +87,13 @@ def _check_shape(config: dict[str, Any], source: str) -> None:
     require(not same, f"{source}: an ALBERT whose embedding_size is its hidden_size is not supported")
 
 
-def google_config(form: Form) -> dict[str, Any]:
+def google_config(hf_model: HuggingFaceModel) -> dict[str, Any]:
     """Google's config of a form.
 
     Raises:
       UserError: Google's code builds no such model.
     """
-    config, source = form.config, form.source
+    config, source = hf_model.config, hf_model.source
     family = config["model_type"]
     supported = ", ".join(FAMILIES)
     require(family in FAMILIES, f"{source}: a {family} cannot be written for TensorFlow 1: only {supported}")

@@ -81,7 +81,7 @@ OTHER_SLOTS = ("/AdamWeightDecayOptimizer", "/AdamWeightDecayOptimizer_1", "/Ada
 OTHER_STATE = ("beta1_power", "beta2_power")
 
 
-class Target(NamedTuple):
+class TensorName(NamedTuple):
     """What a tensor is on the other side."""
 
     name: str
@@ -99,7 +99,7 @@ _RULES = {
 """By family: name in TensorFlow, name in transformers, whether one is the other transposed; {n} is a number."""
 
 
-def to_huggingface(name: str, family: str, source: str) -> Target:
+def huggingface_name(name: str, family: str, source: str) -> TensorName:
     """The name in transformers of a tensor in a TensorFlow checkpoint.
 
     Args:
@@ -117,7 +117,7 @@ def to_huggingface(name: str, family: str, source: str) -> Target:
     return _translate(plain, _RULES[family], family, source)
 
 
-def to_tensorflow(name: str, family: str, source: str) -> Target:
+def tensorflow_name(name: str, family: str, source: str) -> TensorName:
     """The name in a TensorFlow checkpoint of a tensor in transformers.
 
     Args:
@@ -132,10 +132,10 @@ def to_tensorflow(name: str, family: str, source: str) -> Target:
     return _translate(name, flipped, family, source)
 
 
-def _translate(name: str, rules: list[tuple[str, str, bool]], family: str, source: str) -> Target:
+def _translate(name: str, rules: list[tuple[str, str, bool]], family: str, source: str) -> TensorName:
     for known, other, transposed in rules:
         if match := re.fullmatch(re.escape(known).replace(r"\{n\}", r"(\d+)"), name):
-            return Target(other.replace("{n}", match[1] if match.groups() else ""), transposed)
+            return TensorName(other.replace("{n}", match[1] if match.groups() else ""), transposed)
     number = re.search(r"\d+", name)
     filled = [known.replace("{n}", number[0] if number else "0") for known, _, _ in rules]
     nearest = difflib.get_close_matches(name, filled, n=1, cutoff=0)[0]

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import ml_dtypes
 import numpy as np
 
-from bert_jax.convert.tensors import BUFFERS, WEIGHT_TYPES, LazyTensors, Stored, no_weight
+from bert_jax.convert.tensors import BUFFERS, WEIGHT_TYPES, LazyTensor, LazyTensors, weight_dtype_message
 from bert_jax.errors import UserError, install_command
 
 Kind = Literal["state dict", "fairseq", "nvidia"]
@@ -190,20 +190,20 @@ def open_state(state: object, source: object) -> LazyTensors:
     )
 
 
-def _stored(name: str, tensor: Any, source: object) -> Stored:
+def _stored(name: str, tensor: Any, source: object) -> LazyTensor:
     dtype = str(tensor.dtype).removeprefix("torch.")
     torch = require_torch(source)
 
     def read() -> np.ndarray:
         if (dtype not in WEIGHT_TYPES and not name.endswith(BUFFERS)) or tensor.layout != torch.strided:
-            raise UserError(no_weight(source, name, dtype))
+            raise UserError(weight_dtype_message(source, name, dtype))
         dense = tensor.detach()
         if dtype == "bfloat16":
             # torch gives numpy no bfloat16: the bits go over as integers.
             return dense.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
         return dense.numpy()
 
-    return Stored(tuple(tensor.shape), dtype, read)
+    return LazyTensor(tuple(tensor.shape), dtype, read)
 
 
 def kind_of(path: Path) -> Kind:

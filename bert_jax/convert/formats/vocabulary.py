@@ -8,8 +8,8 @@ import dataclasses
 import re
 from collections.abc import Callable
 
-from bert_jax.convert.hf_model import Form
-from bert_jax.convert.tensors import LazyTensors, Stored, rows, stored
+from bert_jax.convert.hf_model import HuggingFaceModel
+from bert_jax.convert.tensors import LazyTensor, LazyTensors, lazy_row_slice, to_lazy
 from bert_jax.errors import UserError
 
 HEADS = r"(cls\.predictions\.decoder|predictions\.decoder|lm_head\.decoder|vocab_projector|generator_lm_head|decoder)"
@@ -18,7 +18,7 @@ TABLES = re.compile(rf"(^|\.)embeddings\.(word|tok)_embeddings\.weight$|^{HEADS}
 BIASES = re.compile(rf"^({HEADS}|cls\.predictions|predictions|lm_head)\.bias$")
 
 
-def trim_vocabulary(form: Form, vocab_size: int) -> Form:
+def trim_vocabulary(hf_model: HuggingFaceModel, vocab_size: int) -> HuggingFaceModel:
     """Without the rows behind the tokenizer's last token, in every table and bias of the vocabulary.
 
     Hidden states stay the same. Probabilities are those among the tokens that there are.
@@ -30,23 +30,23 @@ def trim_vocabulary(form: Form, vocab_size: int) -> Form:
     Raises:
       UserError: there are fewer rows than tokens, or the tables differ in size.
     """
-    found = _rows(form)
+    found = _rows(hf_model)
     if found < vocab_size:
         raise UserError(
-            f"{form.source}: the word table has {found} rows, the tokenizer {vocab_size} tokens: "
+            f"{hf_model.source}: the word table has {found} rows, the tokenizer {vocab_size} tokens: "
             "this is not the model's tokenizer"
         )
-    return _changed(form, vocab_size, lambda name, tensor: rows(tensor, 0, vocab_size))
+    return _changed(hf_model, vocab_size, lambda name, tensor: lazy_row_slice(tensor, 0, vocab_size))
 
 
-def _rows(form: Form) -> int:
+def _rows(hf_model: HuggingFaceModel) -> int:
     """Rows of all tables and biases of the vocabulary, which must agree."""
-    sizes = {name: (*tensor.shape, 0)[0] for name, tensor in stored(form.tensors).items() if _of_vocabulary(name)}
+    sizes = {name: (*tensor.shape, 0)[0] for name, tensor in to_lazy(hf_model.tensors).items() if _of_vocabulary(name)}
     if not any(TABLES.search(name) for name in sizes):
-        raise UserError(f"{form.source}: there is no table of word embeddings")
+        raise UserError(f"{hf_model.source}: there is no table of word embeddings")
     if len(set(sizes.values())) != 1:
         told = ", ".join(f"{name} {size}" for name, size in sorted(sizes.items()))
-        raise UserError(f"{form.source}: the tables of the vocabulary differ in their rows: {told}")
+        raise UserError(f"{hf_model.source}: the tables of the vocabulary differ in their rows: {told}")
     return next(iter(sizes.values()))
 
 
@@ -54,8 +54,11 @@ def _of_vocabulary(name: str) -> bool:
     return bool(TABLES.search(name) or BIASES.search(name))
 
 
-def _changed(form: Form, size: int, change: Callable[[str, Stored], Stored]) -> Form:
+def _changed(
+    hf_model: HuggingFaceModel, size: int, change: Callable[[str, LazyTensor], LazyTensor]
+) -> HuggingFaceModel:
     tensors = {
-        name: change(name, tensor) if _of_vocabulary(name) else tensor for name, tensor in stored(form.tensors).items()
+        name: change(name, tensor) if _of_vocabulary(name) else tensor
+        for name, tensor in to_lazy(hf_model.tensors).items()
     }
-    return dataclasses.replace(form, config=form.config | {"vocab_size": size}, tensors=LazyTensors(tensors))
+    return dataclasses.replace(hf_model, config=hf_model.config | {"vocab_size": size}, tensors=LazyTensors(tensors))

@@ -3,12 +3,12 @@
 import jax
 import numpy as np
 
-from bert_jax.convert.source_model import Contents
-from bert_jax.convert.translate import other_field
+from bert_jax.convert.source_model import SourceModel
+from bert_jax.convert.translate import first_different_field
 from bert_jax.training.param_paths import name_leaves
 
 
-def differences(before: Contents, after: Contents) -> tuple[str, ...]:
+def differences(before: SourceModel, after: SourceModel) -> tuple[str, ...]:
     """What two models differ in, a line each; none: they are the same, moments included.
 
     Args:
@@ -16,7 +16,7 @@ def differences(before: Contents, after: Contents) -> tuple[str, ...]:
       after: what was written, read again.
     """
     was, now, found = before.model, after.model, []
-    name = other_field(was.config, now.config)
+    name = first_different_field(was.config, now.config)
     if name is not None:
         found.append(f"model.{name} was {getattr(was.config, name)} and is {getattr(now.config, name)}")
     parts = [
@@ -25,11 +25,13 @@ def differences(before: Contents, after: Contents) -> tuple[str, ...]:
     if parts[0] != parts[1]:
         found.append(f"the heads were {was.heads} and are {now.heads}")
     found += _other_leaves("parameter", was.params, now.params)
-    if before.moments is not None and after.moments is not None:
-        if before.moments.step != after.moments.step:
-            found.append(f"{before.moments.step} updates were behind the moments, and are {after.moments.step}")
-        found += _other_leaves("moment", before.moments[1:], after.moments[1:])
-    elif (before.moments is None) != (after.moments is None):
+    if before.optimizer_state is not None and after.optimizer_state is not None:
+        if before.optimizer_state.step != after.optimizer_state.step:
+            found.append(
+                f"{before.optimizer_state.step} updates were behind the moments, and are {after.optimizer_state.step}"
+            )
+        found += _other_leaves("moment", before.optimizer_state[1:], after.optimizer_state[1:])
+    elif (before.optimizer_state is None) != (after.optimizer_state is None):
         found.append("only one of both has moments")
     return tuple(found)
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import numpy as np
 from scipy.special import erf
 
-from bert_jax.convert.forward import is_spare
-from bert_jax.convert.hf_model import Form
+from bert_jax.convert.forward_io import may_be_unused
+from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.errors import UserError
 
 
@@ -45,8 +45,8 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 class Weights:
     """The tensors of a form, cast to float64 one at a time, and a memory of which were asked for."""
 
-    def __init__(self, form: Form):
-        self.form, self._names, self._read = form, set(form.tensors), set()
+    def __init__(self, hf_model: HuggingFaceModel):
+        self.hf_model, self._names, self._read = hf_model, set(hf_model.tensors), set()
 
     def __contains__(self, name: str) -> bool:
         return name in self._names
@@ -58,9 +58,9 @@ class Weights:
           UserError: it is missing.
         """
         if name not in self._names:
-            raise UserError(f"{self.form.source}: tensor '{name}' is missing")
+            raise UserError(f"{self.hf_model.source}: tensor '{name}' is missing")
         self._read.add(name)
-        return np.asarray(self.form.tensors[name], np.float64)
+        return np.asarray(self.hf_model.tensors[name], np.float64)
 
     def dense(self, name: str, x: np.ndarray, *, bias: bool = True) -> np.ndarray:
         """x W^T + b over the last axis."""
@@ -80,7 +80,7 @@ class Weights:
           UserError: it is not one of those known here.
         """
         if name not in ACTIVATIONS:
-            raise UserError(f"{self.form.source}: activation '{name}' is not one of {', '.join(ACTIVATIONS)}")
+            raise UserError(f"{self.hf_model.source}: activation '{name}' is not one of {', '.join(ACTIVATIONS)}")
         return ACTIVATIONS[name]
 
     def rows(self, name: str, ids: np.ndarray) -> np.ndarray:
@@ -91,12 +91,12 @@ class Weights:
         """
         table = self(name)
         if ids.min() < 0 or ids.max() >= len(table):
-            raise UserError(f"{self.form.source}: id {ids.max()} is outside '{name}', which has {len(table)} rows")
+            raise UserError(f"{self.hf_model.source}: id {ids.max()} is outside '{name}', which has {len(table)} rows")
         return table[ids]
 
-    def unread(self) -> tuple[str, ...]:
+    def unused_tensors(self) -> tuple[str, ...]:
         """Names that nobody asked for, though a reader of the whole model should have."""
-        return tuple(sorted(name for name in self._names - self._read if not is_spare(name)))
+        return tuple(sorted(name for name in self._names - self._read if not may_be_unused(name)))
 
 
 def split_heads(x_BSH: np.ndarray, num_heads: int) -> np.ndarray:

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.convert.forward import Inputs, Outputs, Task
-from bert_jax.convert.hf_model import Form
+from bert_jax.convert.forward_io import ForwardInputs, ForwardOutputs, Task
+from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.parity import numpy_forward, transformers_forward
 
 LIMIT = 1e-4
@@ -89,17 +89,19 @@ class Report:
     def lines(self) -> list[str]:
         """The report as a short table for people."""
         width = max(len(part.name) for part in (*self.layers, *self.heads)) if self.layers or self.heads else 0
-        told = [f"parity with {self.library}, {self.rows} rows of {self.tokens} tokens: largest difference (limit)"]
+        report_lines = [
+            f"parity with {self.library}, {self.rows} rows of {self.tokens} tokens: largest difference (limit)"
+        ]
         for part in (*self.layers, *self.heads):
             verdict = "" if part.passed else "  <- FAILS"
-            told.append(f"  {part.name:<{width}}  {_number(part.largest)} ({_number(part.limit)}){verdict}")
-        told += [f"  top-1 of {name}: {_percent(share)} equal" for name, share in self.agreement.items()]
+            report_lines.append(f"  {part.name:<{width}}  {_number(part.largest)} ({_number(part.limit)}){verdict}")
+        report_lines += [f"  top-1 of {name}: {_percent(share)} equal" for name, share in self.agreement.items()]
         if self.tokenizer:
             equal, total, first, library = self.tokenizer
             different = f", first not {first!r}" if first else ""
-            told.append(f"  tokenizer: {equal} of {total} texts equal to {library}{different}")
-        told += [f"  {problem}" for problem in self.problems]
-        return [*told, "parity: passed" if self.passed else f"parity: FAILED, {self.failures[0]}"]
+            report_lines.append(f"  tokenizer: {equal} of {total} texts equal to {library}{different}")
+        report_lines += [f"  {problem}" for problem in self.problems]
+        return [*report_lines, "parity: passed" if self.passed else f"parity: FAILED, {self.failures[0]}"]
 
     def to_dict(self) -> dict[str, Any]:
         """For a model card or a script: only what JSON has, so a difference that is not a number is None."""
@@ -120,15 +122,15 @@ class Report:
         }
 
 
-def other_side(form: Form, inputs: Inputs) -> tuple[Outputs, str]:
+def reference_forward(hf_model: HuggingFaceModel, inputs: ForwardInputs) -> tuple[ForwardOutputs, str]:
     """The form's forward pass by transformers where it is installed, else by numpy; and the library's name.
 
     Raises:
       UserError: the form is incomplete, or of a family that has no reference.
     """
     if transformers_forward.available():
-        return transformers_forward.run(form, inputs), transformers_forward.library()
-    return numpy_forward.run(form, inputs), numpy_forward.LIBRARY
+        return transformers_forward.run(hf_model, inputs), transformers_forward.library_version()
+    return numpy_forward.run(hf_model, inputs), numpy_forward.LIBRARY
 
 
 def tokenizer_agreement(
@@ -141,8 +143,8 @@ def tokenizer_agreement(
 
 
 def compare(
-    ours: Outputs,
-    theirs: Outputs,
+    ours: ForwardOutputs,
+    theirs: ForwardOutputs,
     attention_mask_BS: np.ndarray,
     *,
     library: str,
@@ -162,7 +164,7 @@ def compare(
       first_layer: number of the first of the hidden states; 0 is what enters the layers.
     """
     real_BS = np.asarray(attention_mask_BS) > 0
-    problems = [f"tensor '{name}' has no part in the model of {library}" for name in theirs.unread]
+    problems = [f"tensor '{name}' has no part in the model of {library}" for name in theirs.unused_tensors]
     layers, heads, agreement = [], [], {}
     if len(ours.hidden_states) != len(theirs.hidden_states):
         depths = len(ours.hidden_states) - 1, len(theirs.hidden_states) - 1

@@ -4,8 +4,8 @@ import itertools
 
 import numpy as np
 
-from bert_jax.convert.forward import Inputs, family_of, setting
-from bert_jax.convert.hf_model import Form
+from bert_jax.convert.forward_io import ForwardInputs, config_value, family_of
+from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.errors import UserError
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
@@ -45,7 +45,7 @@ _TYPES = {"bert": 2, "roberta": 2, "albert": 2, "electra": 2}
 """Defaults of type_vocab_size in transformers' configs; the other families have no types."""
 
 
-def sample_inputs(form: Form, tokenizer: Tokenizer | None, seed: int = 0) -> Inputs:
+def sample_inputs(hf_model: HuggingFaceModel, tokenizer: Tokenizer | None, seed: int = 0) -> ForwardInputs:
     """A batch that is the same every time: rows of 1 to `LONGEST` tokens, padded, every third row a pair of texts.
 
     Args:
@@ -56,19 +56,19 @@ def sample_inputs(form: Form, tokenizer: Tokenizer | None, seed: int = 0) -> Inp
     Raises:
       UserError: the tokenizer has ids that the model's table has not, or the config does not say how many it has.
     """
-    vocab_size, pad = setting(form, "vocab_size"), _pad_id(form, tokenizer)
-    longest, types = _longest(form), form.config.get("type_vocab_size", _TYPES.get(family_of(form), 0))
+    vocab_size, pad = config_value(hf_model, "vocab_size"), _pad_id(hf_model, tokenizer)
+    longest, types = _longest(hf_model), hf_model.config.get("type_vocab_size", _TYPES.get(family_of(hf_model), 0))
     if tokenizer is None:
         rows = _random_rows(vocab_size, pad, longest, seed)
     else:
         rows = [(one[:longest], two[: max(0, longest - len(one))]) for one, two in _text_rows(tokenizer)]
         highest = max(max(first + second) for first, second in rows)
         if highest >= vocab_size:
-            raise UserError(f"{form.source}: the tokenizer gives id {highest}, the model knows {vocab_size} ids")
-    if family_of(form) == "modernbert":
+            raise UserError(f"{hf_model.source}: the tokenizer gives id {highest}, the model knows {vocab_size} ids")
+    if family_of(hf_model) == "modernbert":
         # A row that is longer than what local layers see of it.
-        window = min(form.config.get("local_attention", 128), WIDEST)
-        length = min(window + 16, form.config["max_position_embeddings"])
+        window = min(hf_model.config.get("local_attention", 128), WIDEST)
+        length = min(window + 16, hf_model.config["max_position_embeddings"])
         rows.append((np.random.default_rng(seed + 1).integers(0, vocab_size, length).tolist(), []))
     shape = len(rows), max(len(first) + len(second) for first, second in rows)
     ids_BS, types_BS, mask_BS = np.full(shape, pad, np.int32), np.zeros(shape, np.int32), np.zeros(shape, np.int32)
@@ -78,21 +78,21 @@ def sample_inputs(form: Form, tokenizer: Tokenizer | None, seed: int = 0) -> Inp
         mask_BS[row, :length] = 1
         if types >= 2:
             types_BS[row, len(first) : length] = 1
-    return Inputs(ids_BS, types_BS, mask_BS)
+    return ForwardInputs(ids_BS, types_BS, mask_BS)
 
 
-def _longest(form: Form) -> int:
+def _longest(hf_model: HuggingFaceModel) -> int:
     """Tokens that fit; RoBERTa's position table has rows up to its padding id that no token uses."""
-    positions = form.config.get("max_position_embeddings", 512)
-    if family_of(form) == "roberta":
-        positions -= (1 if form.config.get("pad_token_id") is None else form.config["pad_token_id"]) + 1
+    positions = hf_model.config.get("max_position_embeddings", 512)
+    if family_of(hf_model) == "roberta":
+        positions -= (1 if hf_model.config.get("pad_token_id") is None else hf_model.config["pad_token_id"]) + 1
     return min(LONGEST, positions)
 
 
-def _pad_id(form: Form, tokenizer: Tokenizer | None) -> int:
+def _pad_id(hf_model: HuggingFaceModel, tokenizer: Tokenizer | None) -> int:
     """The model's own first: RoBERTa counts positions from it."""
-    pad = form.config.get("pad_token_id")
-    if pad is not None and 0 <= pad < form.config["vocab_size"]:
+    pad = hf_model.config.get("pad_token_id")
+    if pad is not None and 0 <= pad < hf_model.config["vocab_size"]:
         return pad
     return 0 if tokenizer is None else tokenizer.pad_id
 

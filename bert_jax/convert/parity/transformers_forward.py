@@ -9,20 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.convert.forward import (
+from bert_jax.convert.forward_io import (
     DECODERS,
     PREFIXES,
+    ForwardInputs,
+    ForwardOutputs,
     Heads,
-    Inputs,
-    Outputs,
     Task,
     family_of,
     heads_of,
     is_causal,
-    is_spare,
+    may_be_unused,
     prefix_of,
 )
-from bert_jax.convert.hf_model import Form
+from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.errors import UserError
 
 CLASSES = {
@@ -51,36 +51,36 @@ def available() -> bool:
     return int(importlib.metadata.version("transformers").partition(".")[0]) >= 5
 
 
-def library() -> str:
+def library_version() -> str:
     """As the report names this side, e.g. "transformers 5.23.0"."""
     return f"transformers {importlib.metadata.version('transformers')}"
 
 
-def class_name(form: Form) -> str:
+def class_name(hf_model: HuggingFaceModel) -> str:
     """The class that has exactly the heads of the form.
 
     Raises:
       UserError: no class of theirs has these heads together.
     """
-    family, (mlm, pair, task) = family_of(form), heads_of(form)
-    prefix = CLASSES[form.config["model_type"]]
+    family, (mlm, pair, task) = family_of(hf_model), heads_of(hf_model)
+    prefix = CLASSES[hf_model.config["model_type"]]
     if task is not None:
         if mlm or pair:
             raise UserError(
-                f"{form.source}: no class of transformers has both pretraining heads and {task.value[3:]}: leave one "
-                "out with --drop PATTERN"
+                f"{hf_model.source}: no class of transformers has both pretraining heads and {task.value[3:]}: leave "
+                "one out with --drop PATTERN"
             )
         return prefix + task.value
     if pair and not mlm:
         if family != "bert":
-            raise UserError(f"{form.source}: no class of transformers has a pair head of {family} alone")
+            raise UserError(f"{hf_model.source}: no class of transformers has a pair head of {family} alone")
         return "BertForNextSentencePrediction"
-    if mlm and not pair and is_causal(form):
+    if mlm and not pair and is_causal(hf_model):
         return prefix + DECODERS[family]
     return prefix + ("ForPreTraining" if pair else "ForMaskedLM" if mlm else "Model")
 
 
-def run(form: Form, inputs: Inputs) -> Outputs:
+def run(hf_model: HuggingFaceModel, inputs: ForwardInputs) -> ForwardOutputs:
     """All hidden states and the logits of every head that the form has, in float32 on the CPU, eager attention.
 
     Values at padded positions mean nothing.
@@ -90,22 +90,22 @@ def run(form: Form, inputs: Inputs) -> Outputs:
     """
     import torch
 
-    heads = heads_of(form)
-    model, unread = load(form)
-    tensors = {name: torch.tensor(np.asarray(array)).long() for name, array in _arguments(form, inputs).items()}
+    heads = heads_of(hf_model)
+    model, unused_tensors = load(hf_model)
+    tensors = {name: torch.tensor(np.asarray(array)).long() for name, array in _arguments(hf_model, inputs).items()}
     with torch.no_grad():
-        found = model(**tensors, output_hidden_states=True, return_dict=True)
-    pooled = found.get("pooler_output")
-    return Outputs(
-        [state.numpy() for state in found.hidden_states],
-        {name: logits.numpy() for name, logits in _logits(form, heads, found).items()},
+        output = model(**tensors, output_hidden_states=True, return_dict=True)
+    pooled = output.get("pooler_output")
+    return ForwardOutputs(
+        [state.numpy() for state in output.hidden_states],
+        {name: logits.numpy() for name, logits in _logits(hf_model, heads, output).items()},
         heads.task,
         None if pooled is None else pooled.numpy(),
-        unread,
+        unused_tensors,
     )
 
 
-def load(form: Form) -> tuple[Any, tuple[str, ...]]:
+def load(hf_model: HuggingFaceModel) -> tuple[Any, tuple[str, ...]]:
     """Their model with the form's tensors, ready to be called, and the names of tensors it has no place for.
 
     Raises:
@@ -114,37 +114,39 @@ def load(form: Form) -> tuple[Any, tuple[str, ...]]:
     import transformers
     from huggingface_hub.errors import StrictDataclassError
 
-    name = class_name(form)
-    kind = getattr(transformers, name)
-    wanted = "" if _is_bare(name) else PREFIXES[family_of(form)]
-    state = _state(form, wanted)
-    ties = dict(kind._tied_weights_keys or {})
-    tied = _tie(form, state, ties)
+    name = class_name(hf_model)
+    model_class = getattr(transformers, name)
+    wanted = "" if _is_bare(name) else PREFIXES[family_of(hf_model)]
+    state = _state(hf_model, wanted)
+    ties = dict(model_class._tied_weights_keys or {})
+    tied = _tie(hf_model, state, ties)
     try:
-        model = kind(_config(form, kind, state, tied), **_without_pooler(form, state, name)).eval()
+        model = model_class(
+            _config(hf_model, model_class, state, tied), **_without_pooler(hf_model, state, name)
+        ).eval()
         result = model.load_state_dict(state, strict=False)
     except (*_REFUSALS, StrictDataclassError) as error:
-        raise UserError(f"{form.source}: {name} refuses this model: {' '.join(str(error).split())}") from error
+        raise UserError(f"{hf_model.source}: {name} refuses this model: {' '.join(str(error).split())}") from error
     partners = ties | {source: target for target, source in ties.items()} if tied else {}
     missing = [key for key in result.missing_keys if partners.get(key) not in state]
     if missing:
-        raise UserError(f"{form.source}: tensor '{missing[0]}' is missing, {name} has it")
-    return model, tuple(sorted(key for key in result.unexpected_keys if not is_spare(key)))
+        raise UserError(f"{hf_model.source}: tensor '{missing[0]}' is missing, {name} has it")
+    return model, tuple(sorted(key for key in result.unexpected_keys if not may_be_unused(key)))
 
 
-def _state(form: Form, wanted: str) -> dict[str, Any]:
+def _state(hf_model: HuggingFaceModel, wanted: str) -> dict[str, Any]:
     """The tensors in float32, the encoder's under the prefix that their class wants."""
     import torch
 
-    prefix, state = prefix_of(form), {}
-    for name in form.tensors:
+    prefix, state = prefix_of(hf_model), {}
+    for name in hf_model.tensors:
         inside = name.removeprefix(prefix) if name.startswith(prefix) else None
         target = wanted + inside if prefix and inside is not None else name
-        state[target] = torch.tensor(np.asarray(form.tensors[name], np.float32))
+        state[target] = torch.tensor(np.asarray(hf_model.tensors[name], np.float32))
     return state
 
 
-def _tie(form: Form, state: dict[str, Any], ties: dict[str, str]) -> bool:
+def _tie(hf_model: HuggingFaceModel, state: dict[str, Any], ties: dict[str, str]) -> bool:
     """Whether the decoder is the table of word embeddings; if not, a bias under one of its two names gets both.
 
     A decoder that is there counts, whatever the config says; where there is none, the config may forbid the tie.
@@ -154,7 +156,7 @@ def _tie(form: Form, state: dict[str, Any], ties: dict[str, str]) -> bool:
       state: the tensors; changed in place.
       ties: their `_tied_weights_keys`: name of the copy -> name of the original.
     """
-    missing_is_tied = form.config.get("tie_word_embeddings") is not False
+    missing_is_tied = hf_model.config.get("tie_word_embeddings") is not False
     tied = all(
         state[copy].equal(state[original]) if copy in state and original in state else missing_is_tied
         for copy, original in ties.items()
@@ -162,14 +164,16 @@ def _tie(form: Form, state: dict[str, Any], ties: dict[str, str]) -> bool:
     )
     for copy, original in ties.items():
         if not tied and copy.endswith("bias"):
-            found = state.get(copy, state.get(original))
-            state |= {copy: found, original: found} if found is not None else {}
+            output = state.get(copy, state.get(original))
+            state |= {copy: output, original: output} if output is not None else {}
     return tied
 
 
-def _config(form: Form, kind: type, state: dict[str, Any], tied: bool) -> Any:
+def _config(hf_model: HuggingFaceModel, model_class: type, state: dict[str, Any], tied: bool) -> Any:
     """Their config, with as many labels as the tensors have."""
-    config = kind.config_class.from_dict(dict(form.config) | {"chunk_size_feed_forward": 0})  # saves memory alone
+    config = model_class.config_class.from_dict(
+        dict(hf_model.config) | {"chunk_size_feed_forward": 0}
+    )  # saves memory alone
     config._attn_implementation = "eager"
     config.tie_word_embeddings = tied
     for name in (
@@ -183,10 +187,10 @@ def _config(form: Form, kind: type, state: dict[str, Any], tied: bool) -> Any:
     return config
 
 
-def _without_pooler(form: Form, state: dict[str, Any], name: str) -> dict[str, bool]:
+def _without_pooler(hf_model: HuggingFaceModel, state: dict[str, Any], name: str) -> dict[str, bool]:
     """What tells the bare encoders of some families that there is no pooler."""
     has = any(part in state for part in ("pooler.weight", "pooler.dense.weight"))
-    return {"add_pooling_layer": has} if _is_bare(name) and family_of(form) in _POOLED else {}
+    return {"add_pooling_layer": has} if _is_bare(name) and family_of(hf_model) in _POOLED else {}
 
 
 def _is_bare(name: str) -> bool:
@@ -194,21 +198,21 @@ def _is_bare(name: str) -> bool:
     return name.endswith("Model") and not name.endswith("LMHeadModel")
 
 
-def _arguments(form: Form, inputs: Inputs) -> dict[str, np.ndarray]:
+def _arguments(hf_model: HuggingFaceModel, inputs: ForwardInputs) -> dict[str, np.ndarray]:
     arguments = {"input_ids": inputs.input_ids_BS, "attention_mask": inputs.attention_mask_BS}
-    if family_of(form) not in ("distilbert", "modernbert"):
+    if family_of(hf_model) not in ("distilbert", "modernbert"):
         arguments["token_type_ids"] = inputs.token_type_ids_BS
     return arguments
 
 
-def _logits(form: Form, heads: Heads, found: Any) -> dict[str, Any]:
+def _logits(hf_model: HuggingFaceModel, heads: Heads, output: Any) -> dict[str, Any]:
     """Their logits, torch tensors, under our names."""
     import torch
 
     if heads.task is Task.SPAN:
-        return {"task": torch.stack([found.start_logits, found.end_logits], -1)}
+        return {"task": torch.stack([output.start_logits, output.end_logits], -1)}
     if heads.mlm and heads.pair:
-        names = _LOGITS[family_of(form)]
-        return {"mlm": found[names[0]], "pair": found[names[1]]}
+        names = _LOGITS[family_of(hf_model)]
+        return {"mlm": output[names[0]], "pair": output[names[1]]}
     name = "task" if heads.task else "mlm" if heads.mlm else "pair" if heads.pair else None
-    return {name: found["logits"]} if name else {}
+    return {name: output["logits"]} if name else {}

@@ -13,7 +13,7 @@ from bert_jax.cli import main as cli
 from bert_jax.config import to_dict
 from bert_jax.convert.conversion import convert
 from bert_jax.convert.formats import input_formats
-from bert_jax.convert.init_from import read_start
+from bert_jax.convert.init_from import load_initial_params
 from bert_jax.convert.parity import transformers_forward
 from bert_jax.data.cursor import Cursor
 from bert_jax.data.mixture_spec import Part
@@ -51,7 +51,7 @@ def made(tmp_path_factory, tiny_run):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transformers_forward, "available", lambda: False)
         for name, (source, to) in JOURNEYS.items():
-            command = ["convert", str(places[source]), str(places[name]), "--to", to, "--moments", "keep"]
+            command = ["convert", str(places[source]), str(places[name]), "--to", to, "--optimizer-state", "keep"]
             assert cli.main(command) == 0
         convert(places["ours"], places["without"], "bert-jax")
         convert(places["google's"], places["google's without"], "tensorflow1")
@@ -59,13 +59,13 @@ def made(tmp_path_factory, tiny_run):
 
 
 def moments_of(place) -> Moments | None:
-    with input_formats.opened(place, input_formats.Wishes(moments=True)) as contents:
-        return contents.moments
+    with input_formats.open_model(place, input_formats.ReadOptions(optimizer_state=True)) as source_model:
+        return source_model.optimizer_state
 
 
 def params_of(place):
-    with input_formats.opened(place) as contents:
-        return contents.model.params
+    with input_formats.open_model(place) as source_model:
+        return source_model.model.params
 
 
 def starting(config, source, moments: str = "keep", **changes):
@@ -88,15 +88,15 @@ def test_moments_keep_every_bit(made, name, tiny_config):
 def test_moments_stay_behind_unless_asked_for(made):
     assert moments_of(made["without"]) is None and moments_of(made["google's without"]) is None
     assert not (made["without"] / "moments.safetensors").exists() and (made["ours"] / "moments.safetensors").exists()
-    with input_formats.opened(made["ours"]) as contents:
-        assert contents.moments is None
+    with input_formats.open_model(made["ours"]) as source_model:
+        assert source_model.optimizer_state is None
 
 
 @pytest.mark.parametrize("to", ["huggingface", "pytorch", "stablehlo"])
 def test_forms_without_a_place_for_them(made, tmp_path, capsys, to):
-    assert cli.main(["convert", str(made["run"]), str(tmp_path / "new"), "--to", to, "--moments", "keep"]) == 2
+    assert cli.main(["convert", str(made["run"]), str(tmp_path / "new"), "--to", to, "--optimizer-state", "keep"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line == f"error: --moments keep: {to} has no place for an optimizer's moments: use --to bert-jax"
+    assert line == f"error: --optimizer-state keep: {to} has no place for an optimizer's moments: use --to bert-jax"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -104,13 +104,16 @@ def test_forms_without_a_place_for_them(made, tmp_path, capsys, to):
 def test_a_source_without_moments(made, tmp_path, tiny_config, tiny_corpus, capsys, name):
     with pytest.raises(UserError, match=r"has no moments of an optimizer: set start\.moments new"):
         pretraining.pretrain(
-            starting(tiny_config, made[name]), [Part(tiny_corpus)], tmp_path / "run", read_start=read_start
+            starting(tiny_config, made[name]),
+            [Part(tiny_corpus)],
+            tmp_path / "run",
+            load_initial_params=load_initial_params,
         )
     for to in ("bert-jax", "tensorflow1"):
-        command = ["convert", str(made[name]), str(tmp_path / "new"), "--to", to, "--moments", "keep"]
+        command = ["convert", str(made[name]), str(tmp_path / "new"), "--to", to, "--optimizer-state", "keep"]
         assert cli.main(command) == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert "has no moments of an optimizer" in line and "--moments drop" in line
+        assert "has no moments of an optimizer" in line and "--optimizer-state drop" in line
     assert list(tmp_path.iterdir()) == []
 
 
@@ -137,11 +140,11 @@ def test_the_first_update_is_that_of_the_run_continued(made, tiny_config, tiny_c
     assert int(expected.optimizer.count) == 9
     for name in WITH_MOMENTS:
         config = starting(tiny_config, made[name])
-        found = after(state_from(task, mesh, read_start(config, Tokenizer.load(tiny_corpus))))
+        found = after(state_from(task, mesh, load_initial_params(config, Tokenizer.load(tiny_corpus))))
         jax.tree.map(np.testing.assert_array_equal, found.params, expected.params)
         jax.tree.map(np.testing.assert_array_equal, found.optimizer, expected.optimizer)
     config = starting(tiny_config, made["ours"], "new")
-    found = after(state_from(task, mesh, read_start(config, Tokenizer.load(tiny_corpus))))
+    found = after(state_from(task, mesh, load_initial_params(config, Tokenizer.load(tiny_corpus))))
     assert int(found.optimizer.count) == 1
     distances = [
         np.abs(one - two).max()

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.convert.forward import Inputs, Outputs, Task
-from bert_jax.convert.translate import Translated
+from bert_jax.convert.forward_io import ForwardInputs, ForwardOutputs, Task
+from bert_jax.convert.translate import NativeModel
 from bert_jax.model import bert
 from bert_jax.model.encoder import EncoderInputs
 from bert_jax.shapes import Array, Float, Int
@@ -20,13 +20,13 @@ TASKS = {
 }
 
 
-def run(translated: Translated, inputs: Inputs) -> Outputs:
+def run(native_model: NativeModel, inputs: ForwardInputs) -> ForwardOutputs:
     """All hidden states and the logits of the heads that the model has.
 
     Values at padded positions mean nothing. Whatever the config trains with, this is float32, the plain attention and
     full matrix products: on accelerators the default product rounds its factors, to three digits on a TPU.
     """
-    _, config, heads, params = translated
+    _, config, heads, params = native_model
     plain = dataclasses.replace(config, compute_dtype="float32", attention="reference", remat="none")
     model = bert.bind(plain, heads, jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params))
     batch, logits, task = whole_rows(*map(jnp.asarray, inputs)), {}, None
@@ -40,7 +40,7 @@ def run(translated: Translated, inputs: Inputs) -> Outputs:
             task = TASKS[heads.task.kind]
             logits["task"] = select_task(heads.task.kind, model.task_logits(batch, output))
     pooled_BH = None if output.pooled is None else np.asarray(output.pooled[:, 0])
-    return Outputs(
+    return ForwardOutputs(
         list(np.asarray(output.hidden_states)),
         {name: np.asarray(values) for name, values in logits.items()},
         task,

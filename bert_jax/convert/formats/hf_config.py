@@ -38,7 +38,7 @@ DEFAULTS = {
 """What transformers' configuration_*.py take where nothing is said, and all who read such a config have to know."""
 
 
-def checked(config: Any, source: str) -> dict[str, Any]:
+def normalize_hf_config(config: Any, source: str) -> dict[str, Any]:
     """A config whose known values can be relied on; those that are not known are left as they are.
 
     Raises:

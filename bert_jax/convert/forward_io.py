@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.convert.hf_model import Form
+from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.errors import UserError
 
 PREFIXES = {
@@ -23,14 +23,14 @@ PREFIXES = {
 """By model_type: what stands before the names of the encoder in a model with heads."""
 
 
-ALIKE = {"xlm-roberta": "roberta", "camembert": "roberta"}
+MODEL_TYPE_ALIASES = {"xlm-roberta": "roberta", "camembert": "roberta"}
 """Model types whose models are another's under a name of their own: the same settings, tensors and computation."""
 DECODERS = {"bert": "LMHeadModel", "roberta": "ForCausalLM"}
 """By model_type: the end of transformers' class that is one if `is_decoder` is set. In other families the setting does
 nothing there, or is in no model that we can read."""
 
 
-class Inputs(NamedTuple):
+class ForwardInputs(NamedTuple):
     """A batch, padded; int32 each. Every row has a real token at position 0."""
 
     input_ids_BS: np.ndarray
@@ -54,7 +54,7 @@ class Task(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Outputs:
+class ForwardOutputs:
     """What a forward pass gave, float32."""
 
     hidden_states: list[np.ndarray]
@@ -64,7 +64,7 @@ class Outputs:
     task: Task | None = None
     pooled_BH: np.ndarray | None = None
     """None where there is no pooler, or where the library does not hand it out."""
-    unread: tuple[str, ...] = ()
+    unused_tensors: tuple[str, ...] = ()
     """Tensors of the form that had no part in this, though they are neither buffers nor a pooler nobody asks for."""
 
 
@@ -93,83 +93,87 @@ _TASK = {
 _BY_ARCHITECTURE = (Task.SEQUENCE, Task.TOKENS, Task.SPAN)
 
 
-def family_of(form: Form) -> str:
+def family_of(hf_model: HuggingFaceModel) -> str:
     """The form's model_type, or the one whose models are like it.
 
     Raises:
       UserError: no reference forward pass knows this family, or it is none that can be a decoder, but says so.
     """
-    name = form.config.get("model_type")
-    family = ALIKE.get(name, name)
+    name = hf_model.config.get("model_type")
+    family = MODEL_TYPE_ALIASES.get(name, name)
     if family not in PREFIXES:
-        raise UserError(f"{form.source}: model_type '{name}' is not one of {', '.join((*PREFIXES, *ALIKE))}")
-    if is_causal(form) and family not in DECODERS:
-        raise UserError(f"{form.source}: is_decoder is set: only a {' or a '.join(DECODERS)} can look back alone")
-    kind = form.config.get("position_embedding_type", "absolute")
+        raise UserError(
+            f"{hf_model.source}: model_type '{name}' is not one of {', '.join((*PREFIXES, *MODEL_TYPE_ALIASES))}"
+        )
+    if is_causal(hf_model) and family not in DECODERS:
+        raise UserError(f"{hf_model.source}: is_decoder is set: only a {' or a '.join(DECODERS)} can look back alone")
+    kind = hf_model.config.get("position_embedding_type", "absolute")
     if kind != "absolute":
-        raise UserError(f"{form.source}: position_embedding_type '{kind}' is not supported: only 'absolute' is")
+        raise UserError(f"{hf_model.source}: position_embedding_type '{kind}' is not supported: only 'absolute' is")
     return family
 
 
-def is_causal(form: Form) -> bool:
+def is_causal(hf_model: HuggingFaceModel) -> bool:
     """Whether a token sees only itself and those before it."""
-    return bool(form.config.get("is_decoder"))
+    return bool(hf_model.config.get("is_decoder"))
 
 
-def setting(form: Form, *names: str) -> Any:
+def config_value(hf_model: HuggingFaceModel, *names: str) -> Any:
     """A setting under the first of its names that the config has.
 
     Raises:
       UserError: it has none of them.
     """
     for name in names:
-        if name in form.config:
-            return form.config[name]
-    raise UserError(f"{form.source}: the config has no '{names[0]}'")
+        if name in hf_model.config:
+            return hf_model.config[name]
+    raise UserError(f"{hf_model.source}: the config has no '{names[0]}'")
 
 
-def prefix_of(form: Form) -> str:
+def prefix_of(hf_model: HuggingFaceModel) -> str:
     """What stands before the encoder's names: the family's prefix, or nothing in a bare encoder.
 
     Raises:
       UserError: there is no table of word embeddings under either name.
     """
-    family = family_of(form)
+    family = family_of(hf_model)
     word = "embeddings.tok_embeddings.weight" if family == "modernbert" else "embeddings.word_embeddings.weight"
-    names = set(form.tensors)
+    names = set(hf_model.tensors)
     for prefix in (PREFIXES[family], ""):
         if prefix + word in names:
             return prefix
-    raise UserError(f"{form.source}: tensor '{PREFIXES[family]}{word}' is missing")
+    raise UserError(f"{hf_model.source}: tensor '{PREFIXES[family]}{word}' is missing")
 
 
-def heads_of(form: Form) -> Heads:
+def heads_of(hf_model: HuggingFaceModel) -> Heads:
     """The heads that the tensors make up; `architectures` decides only where the names leave it open.
 
     Raises:
       UserError: a `classifier` of which nothing says what it classifies.
     """
-    family, names = family_of(form), set(form.tensors)
+    family, names = family_of(hf_model), set(hf_model.tensors)
     task = next((task for name, task in _TASK.items() if name in names), None)
     if task is None and "classifier.weight" in names:
-        task = _what_classifies(form, family, names)
+        task = _classifier_kind(hf_model, family, names)
     mlm = _MLM[family] in names if family in _MLM else "head.dense.weight" in names and "classifier.weight" not in names
     return Heads(mlm, _PAIR.get(family) in names, task)
 
 
-def _what_classifies(form: Form, family: str, names: set[str]) -> Task:
+def _classifier_kind(hf_model: HuggingFaceModel, family: str, names: set[str]) -> Task:
     """A plain `classifier`: of BERT's and ALBERT's pooled vector or of tokens, of anything in a ModernBERT."""
-    architecture = next(iter(form.config.get("architectures") or ()), "")
+    architecture = next(iter(hf_model.config.get("architectures") or ()), "")
     for task in _BY_ARCHITECTURE:
         if architecture.endswith(task.value):
             return task
     if architecture.endswith("ForMultipleChoice") or family == "modernbert":
-        raise UserError(f"{form.source}: '{architecture}' in architectures does not say a classifier of what it has")
-    pooler = prefix_of(form) + ("pooler.weight" if family == "albert" else "pooler.dense.weight")
+        raise UserError(
+            f"{hf_model.source}: '{architecture}' in architectures does not say a classifier of what it has"
+        )
+    pooler = prefix_of(hf_model) + ("pooler.weight" if family == "albert" else "pooler.dense.weight")
     return Task.SEQUENCE if pooler in names else Task.TOKENS
 
 
-def is_spare(name: str) -> bool:
+def may_be_unused(name: str) -> bool:
     """Whether a tensor may go unread: a buffer of positions or types, or a pooler under heads that do not use it."""
     buffers = ("position_ids", "token_type_ids", "inv_freq")
     return name.endswith(buffers) or "pooler." in name

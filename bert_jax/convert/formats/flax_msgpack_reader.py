@@ -14,8 +14,15 @@ import flax.traverse_util
 import numpy as np
 
 from bert_jax.convert.formats import tensor_files
-from bert_jax.convert.hf_model import Form
-from bert_jax.convert.tensors import WEIGHT_TYPES, LazyTensors, Stored, in_memory, no_weight, transposed
+from bert_jax.convert.hf_model import HuggingFaceModel
+from bert_jax.convert.tensors import (
+    WEIGHT_TYPES,
+    LazyTensor,
+    LazyTensors,
+    lazy_from_array,
+    lazy_transpose,
+    weight_dtype_message,
+)
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath, read_object
 
@@ -29,7 +36,7 @@ def is_flax(directory: StoredPath) -> bool:
     return any((Path(directory) / name).exists() for name in (WEIGHTS, f"{WEIGHTS}.index.json"))
 
 
-def read(directory: StoredPath) -> Form:
+def read(directory: StoredPath) -> HuggingFaceModel:
     """A model as transformers 4 saved it from Flax.
 
     Args:
@@ -52,7 +59,7 @@ def read(directory: StoredPath) -> Form:
     tensors = dict(_renamed(path, array, directory) for path, array in leaves.items())
     if config["model_type"] == "distilbert" and config.get("sinusoidal_pos_embds"):
         raise UserError(f"{place / CONFIG}: sinusoidal_pos_embds is set: such position tables are not saved by Flax")
-    return Form(config, LazyTensors(tensors), str(directory))
+    return HuggingFaceModel(config, LazyTensors(tensors), str(directory))
 
 
 def _config(path: Path) -> dict[str, Any]:
@@ -78,9 +85,9 @@ def _leaves(path: Path) -> dict[tuple[str, ...], np.ndarray]:
         raise UserError(f"{path}: truncated, or no msgpack of Flax: fetch it again") from error
 
 
-def _renamed(path: tuple[str, ...], array: np.ndarray, source: StoredPath) -> tuple[str, Stored]:
+def _renamed(path: tuple[str, ...], array: np.ndarray, source: StoredPath) -> tuple[str, LazyTensor]:
     name = ".".join((*path[:-1], LEAVES.get(path[-1], path[-1])))
     if array.dtype.name not in WEIGHT_TYPES:
-        raise UserError(no_weight(source, name, array.dtype.name))
-    tensor = in_memory(array)
-    return name, transposed(tensor) if path[-1] == "kernel" else tensor
+        raise UserError(weight_dtype_message(source, name, array.dtype.name))
+    tensor = lazy_from_array(array)
+    return name, lazy_transpose(tensor) if path[-1] == "kernel" else tensor
