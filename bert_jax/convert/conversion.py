@@ -1,4 +1,4 @@
-"""One conversion: read, write beside the destination, prove that both are the same model, and move it there."""
+"""One conversion: read the source, write a scratch directory, check parity, and move the directory into place."""
 
 import contextlib
 import dataclasses
@@ -30,26 +30,26 @@ STALE_HF_FIELDS = (
     *("transformers_version", "torch_dtype", "dtype", "_name_or_path", "_attn_implementation", "auto_map"),
     *("rope_parameters", "rope_scaling", "layer_types"),
 )
-"""Settings of a foreign config.json that are not true of what is written, or are said there in another way."""
+"""Fields of a source's config.json that are dropped: they do not hold for the written model, or are replaced."""
 HF_ONLY_FIELDS = ("embedding_dropout",)
-"""Settings that our config has no field for, and so writes with the value of another."""
+"""Fields that `ModelConfig` lacks and derives from another field: the source's value takes precedence."""
 DECODER_FIELDS, HEAD_FIELDS = ("tie_word_embeddings",), ("classifier_activation",)
-"""Settings of parts that a model may lack; our config then has no field for them."""
+"""Fields of parts that a model may lack: the source's value is kept if the model lacks the part."""
 
 
 class OutputFormat(NamedTuple):
     """One format that can be written."""
 
     write: Callable[[SourceModel, Path], None]
-    """Into an empty directory."""
+    """(model, an empty directory to write into)."""
     final_file: str
-    """The file without which a directory is no model; it comes last into an object store."""
+    """The file that makes a directory a model; in an object store it is written last."""
     optimizer_state: bool = False
-    """Whether it has a place for an optimizer's moments."""
-    transformers: bool = False
-    """Whether transformers opens it, tokenizer and all."""
+    """Whether it can hold the optimizer's moments."""
+    for_transformers: bool = False
+    """Whether transformers loads it, tokenizer included."""
     sentences: bool = False
-    """Whether sentence-transformers' files go with it."""
+    """Whether it includes the files of sentence-transformers."""
 
 
 def convert(
@@ -60,31 +60,31 @@ def convert(
     *,
     force: bool = False,
     pooling: str | None = None,
-) -> parity_report.Report:
-    """Write a model in another format. The destination appears whole or not at all, with a card that says what it is.
+) -> parity_report.ParityReport:
+    """Write a model in another format, with a model card. The destination appears complete or not at all.
 
     Args:
-      source: a run or a model (formats/input_formats/input_formats.py).
-      destination: a directory to make.
-      to: a name of `TARGETS`.
-      wishes: what of the source is taken.
-      force: write it even if the parity report fails.
-      pooling: of `sentence_transformers.POOLINGS`: write the files with which sentence-transformers pools so. None:
-        keep those of the source, if it has any.
+      source: a run or a model (formats/input_formats.py).
+      destination: the directory to create.
+      to: a name of `OUTPUT_FORMATS`.
+      read_options: which parts of the source to read.
+      force: keep the destination even if the parity report fails.
+      pooling: one of `sentence_transformers.POOLINGS`: write the files that make sentence-transformers pool this way.
+        None: copy the source's files, if it has any.
 
     Returns:
       the parity report.
 
     Raises:
-      UserError: no model at the source, a destination that exists, a model, moments or a pooling that the format
-        or the model cannot have, no moments where they are wished for, a report that fails, or a full disk.
+      UserError: no model at the source, an existing destination, a model, optimizer state or pooling that the format
+        or the model does not support, missing optimizer state, a failed parity report, or a full disk.
     """
     if read_options.optimizer_state and not OUTPUT_FORMATS[to].optimizer_state:
-        raise UserError(f"--optimizer-state keep: {to} has no place for an optimizer's moments: use --to bert-jax")
+        raise UserError(f"--optimizer-state keep: {to} cannot hold the optimizer's moments: use --to bert-jax")
     if pooling is not None and not OUTPUT_FORMATS[to].sentences:
-        raise UserError(f"--pooling {pooling}: {to} has no place for it: use --to huggingface")
+        raise UserError(f"--pooling {pooling}: {to} cannot hold a pooling: use --to huggingface")
     reach(destination)
-    # A link that leads nowhere does not exist, and yet it is in the way.
+    # exists() is False for a broken link, which would block the rename.
     if destination.exists() or os.path.lexists(destination):
         raise UserError(f"{destination} exists already: choose another destination, or remove it")
     with (
@@ -94,15 +94,15 @@ def convert(
         _scratch_directory(destination) as output_directory,
     ):
         if read_options.optimizer_state and source_model.optimizer_state is None:
-            raise UserError(f"{source} has no moments of an optimizer: convert it with --optimizer-state drop")
+            raise UserError(f"{source} has no optimizer moments: convert it with --optimizer-state drop")
         OUTPUT_FORMATS[to].write(source_model, output_directory)
         if OUTPUT_FORMATS[to].sentences:
             _write_sentence_embedding(source_model, output_directory, pooling)
         report = _check_parity(source_model, output_directory, to)
         if not report.passed and not force:
             raise UserError(
-                f"{source} and what was written of it are not the same model ({report.failures[0]}): nothing is kept; "
-                "--force keeps it"
+                f"{source} and the converted model differ ({report.failures[0]}): nothing is kept; "
+                "use --force to keep it"
             )
         if (tokenizer := source_model.loaded_tokenizer) is not None and tokenizer.note:
             print(f"note: {tokenizer.note}", file=sys.stderr)
@@ -116,20 +116,27 @@ def convert(
 
 @contextlib.contextmanager
 def _signals_as_exceptions() -> Iterator[Callable[[], None]]:
-    """Inside, SIGTERM, SIGHUP and SIGINT raise an exception, so that the files are removed; a second signal is ignored.
+    """SIGTERM, SIGHUP and SIGINT raise an exception in the block, so that files are removed; later signals are ignored.
 
-    Python discards an exception that is raised while it runs a destructor or a callback of the garbage collector: the
-    function that this yields raises it again. Handlers of the caller stay, and other threads than the first cannot
-    have any.
+    Python discards an exception raised in a destructor or in a callback of the garbage collector: the yielded function
+    raises it again. Handlers that the caller installed are kept; only the main thread can have handlers.
     """
     pending: list[BaseException] = []
-    usual = {signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
-    first = threading.current_thread() is threading.main_thread()
-    handlers = {number: handler for number, handler in usual.items() if first and signal.getsignal(number) is handler}
+    default_handlers = {
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
+        signal.SIGINT: signal.default_int_handler,
+    }
+    is_main = threading.current_thread() is threading.main_thread()
+    handlers = {
+        number: handler
+        for number, handler in default_handlers.items()
+        if is_main and signal.getsignal(number) is handler
+    }
 
     def stop(number: int, frame: object) -> None:
-        for each in handlers:
-            signal.signal(each, signal.SIG_IGN)
+        for handled in handlers:
+            signal.signal(handled, signal.SIG_IGN)
         pending.append(KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number))
         raise pending[0]
 
@@ -148,7 +155,7 @@ def _signals_as_exceptions() -> Iterator[Callable[[], None]]:
 
 @contextlib.contextmanager
 def _full_disk_as_user_error(destination: StoredPath) -> Iterator[None]:
-    """A disk that is full while a destination is written becomes a UserError."""
+    """Turn the error of a full disk into a UserError."""
     try:
         yield
     except Exception as error:
@@ -160,9 +167,9 @@ def _full_disk_as_user_error(destination: StoredPath) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _scratch_directory(destination: StoredPath) -> Iterator[Path]:
-    """An empty directory from which `_move` is a rename, if the destination is on a disk.
+    """An empty directory on the destination's file system, so that `_move_into_place` is a rename.
 
-    Parents of the destination that are made for it go again if it is not.
+    Parents of the destination that were created for it are removed if nothing is written.
     """
     parent = None if is_remote(destination) else destination.parent
     missing = [] if parent is None else [parent for parent in (parent, *parent.parents) if not parent.exists()]
@@ -191,14 +198,14 @@ def _unwritable_error(destination: StoredPath, error: OSError) -> UserError:
 def _move_into_place(output_directory: Path, destination: StoredPath, final_file: str) -> None:
     for file in output_directory.iterdir():
         if file.is_file():
-            shutil.copymode(output_directory / CARD, file)  # libraries make some that only their owner may read
+            shutil.copymode(output_directory / CARD, file)  # some libraries create files that only the owner can read
     if not is_remote(destination):
         try:
             output_directory.rename(destination)
         except OSError as error:
             if not destination.exists():
                 raise _unwritable_error(destination, error) from error
-            raise UserError(f"{destination} was made in the meantime: choose another destination") from error
+            raise UserError(f"{destination} was created in the meantime: choose another destination") from error
         return
     held_back = (output_directory / final_file).rename(output_directory.parent / final_file)
     names = [
@@ -214,26 +221,27 @@ def _move_into_place(output_directory: Path, destination: StoredPath, final_file
         raise
 
 
-def _check_parity(source_model: SourceModel, output_directory: Path, to: str) -> parity_report.Report:
-    """Another library's forward pass of the source beside ours of what was written, which is also the same to the bit.
+def _check_parity(source_model: SourceModel, output_directory: Path, to: str) -> parity_report.ParityReport:
+    """Compare the source in a reference library with the written model in JAX; parameters must be equal bit for bit.
 
-    The passes show that both sides mean the same by their tensors; of tables they see the rows that the sample reaches.
+    The forward passes show that both sides interpret the tensors alike; they read only some embedding rows.
     """
-    source_form = source_model.hf_model or to_huggingface(source_model.model, source_model.source)
-    inputs = sample_inputs(source_form, source_model.loaded_tokenizer)
-    other, library = parity_report.reference_forward(source_form, inputs)
-    for_them = OUTPUT_FORMATS[to].for_transformers
-    agreement = tokenizer_check.agreement(source_model, output_directory, for_them)
-    mask_BS, first, problems = inputs.attention_mask_BS, 0, ()
-    if to == "stablehlo":  # gives no hidden states but the last
-        ours, first = stablehlo.run(output_directory, inputs), len(other.hidden_states) - 1
-        other = dataclasses.replace(other, hidden_states=other.hidden_states[first:])
+    hf_model = source_model.hf_model or to_huggingface(source_model.model, source_model.source)
+    inputs = sample_inputs(hf_model, source_model.loaded_tokenizer)
+    reference, library = parity_report.reference_forward(hf_model, inputs)
+    agreement = tokenizer_check.compare_tokenizers(source_model, output_directory, OUTPUT_FORMATS[to].for_transformers)
+    mask_BS, first_layer, problems = inputs.attention_mask_BS, 0, ()
+    if to == "stablehlo":  # returns only the last hidden state
+        outputs, first_layer = stablehlo.run(output_directory, inputs), len(reference.hidden_states) - 1
+        reference = dataclasses.replace(reference, hidden_states=reference.hidden_states[first_layer:])
     else:
         with input_formats.open_model(
             output_directory, input_formats.ReadOptions(optimizer_state=source_model.optimizer_state is not None)
         ) as written:
-            ours, problems = jax_forward.run(written.model, inputs), differences(source_model, written)
-    report = parity_report.compare(ours, other, mask_BS, library=library, tokenizer=agreement, first_layer=first)
+            outputs, problems = jax_forward.run(written.model, inputs), differences(source_model, written)
+    report = parity_report.compare(
+        outputs, reference, mask_BS, library=library, tokenizer=agreement, first_layer=first_layer
+    )
     return dataclasses.replace(report, problems=(*report.problems, *problems))
 
 
@@ -242,7 +250,7 @@ def _write_sentence_embedding(source_model: SourceModel, directory: Path, poolin
     if pooling is None:
         embedding = source_model.sentence_embedding
     else:
-        sentence_transformers.checked_modes(pooling, config.direction)
+        sentence_transformers.resolve_pooling(pooling, config.direction)
         embedding = sentence_transformers.make(pooling, config.hidden_size, config.max_positions)
     if embedding is not None:
         sentence_transformers.write(directory, embedding)
@@ -285,7 +293,7 @@ def _write_stablehlo(source_model: SourceModel, directory: Path) -> None:
 
 
 def _hf_model(source_model: SourceModel) -> HuggingFaceModel:
-    """The model under their names, with the buffers of a file that had some."""
+    """The model with the names of transformers, and with the buffers and config fields of the source."""
     hf_model = strip_base_prefix(to_huggingface(source_model.model, source_model.source))
     heads = source_model.model.heads
     kept_names = (
@@ -303,10 +311,10 @@ def _hf_model(source_model: SourceModel) -> HuggingFaceModel:
 
 
 def _special_ids(source_model: SourceModel) -> dict[str, int | None]:
-    """What config.json says of special tokens: as in the source's, or as the tokenizer has it.
+    """Ids of special tokens for config.json: those of the source's config, else those of the tokenizer.
 
     Raises:
-      UserError: a RoBERTa's positions do not begin behind its padding id, as they do in other people's code.
+      UserError: a RoBERTa's positions do not begin after its padding id, as transformers assumes.
     """
     known = {name: i for name, i in source_model.hf_config.items() if name.endswith("_token_id")}
     tokenizer, offset = source_model.loaded_tokenizer, source_model.model.config.position_offset
@@ -314,12 +322,12 @@ def _special_ids(source_model: SourceModel) -> dict[str, int | None]:
         return known
     if offset and tokenizer.pad_id != offset - 1:
         raise UserError(
-            f"{source_model.source}: model.position_offset {offset} goes with the padding id {offset - 1}, and the "
-            f"tokenizer's is {tokenizer.pad_id}: transformers would count positions otherwise"
+            f"{source_model.source}: model.position_offset {offset} needs the padding id {offset - 1}, but "
+            f"the tokenizer's is {tokenizer.pad_id}: transformers would compute other positions"
         )
     ids = {"pad_token_id": tokenizer.pad_id}
-    first, final_file = tokenizer.cls_id, tokenizer.sep_id
-    special = {"bos_token_id": first, "cls_token_id": first, "eos_token_id": final_file, "sep_token_id": final_file}
+    cls, sep = tokenizer.cls_id, tokenizer.sep_id
+    special = {"bos_token_id": cls, "cls_token_id": cls, "eos_token_id": sep, "sep_token_id": sep}
     return ids | (special if source_model.model.family not in ("bert", "distilbert", "electra") else {})
 
 

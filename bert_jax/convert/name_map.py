@@ -1,7 +1,7 @@
-"""Tables of names: where each tensor of theirs lies in ours, and the two ways across.
+"""Maps tensor names of transformers to parameter paths of bert_jax, and converts the tensors in both directions.
 
-Shapes: theirs are [outputs, inputs] for dense weights; ours have the inputs first, heads apart, and a leading axis over
-layers or parameter groups.
+Shapes: dense weights are [outputs, inputs] in transformers. In bert_jax the inputs come first, attention heads have an
+axis of their own, and a leading axis runs over layers or parameter groups.
 """
 
 import difflib
@@ -22,31 +22,31 @@ Params = dict[str, Any]
 
 
 class Layout(enum.Enum):
-    """How one tensor of ours becomes one of theirs; the value is the number of input axes that a kernel has in ours."""
+    """How a parameter becomes a tensor of transformers; the value is the number of the parameter's input axes."""
 
     VECTOR = None
-    """Flattened; tables too, which have the same two axes on both sides."""
+    """Flattened; also embedding tables, whose two axes are the same on both sides."""
     KERNEL = 1
     MERGING = 2
-    """The kernel behind the attention heads, whose inputs are [heads, size]."""
+    """The kernel that joins the attention heads: its inputs are [heads, head_size]."""
 
 
 class Entry(NamedTuple):
-    """One tensor of theirs, or one block of its rows, and where it lies in ours."""
+    """One tensor of transformers, or one block of its rows, and the parameter it belongs to."""
 
     hf_name: str
     param_path: str
     kind: Layout
     layer: int | None = None
-    """Index on the leading axis of ours."""
+    """Index on the leading axis of the parameter."""
     part: int | None = None
-    """0, 1, 2 for query, key, value, which we keep in one array."""
+    """0, 1, 2 for query, key, value, which bert_jax keeps in one array."""
     block: tuple[int, int] = (0, 1)
-    """(i, n): the i-th of n equal blocks of their rows."""
+    """(i, n): the i-th of n equal blocks of the tensor's rows."""
 
 
 def same_layout(hf_name: str, param_path: str) -> Iterator[Entry]:
-    """A tensor that is the same on both sides."""
+    """A tensor that has the same shape on both sides, such as an embedding table or a bias."""
     yield Entry(hf_name, param_path, Layout.VECTOR)
 
 
@@ -74,7 +74,7 @@ def norm(hf_name: str, param_path: str, layer: int | None = None, *, bias: bool 
 
 
 def _view(params: Params, entry: Entry) -> np.ndarray:
-    """The logical tensor of an entry, as a view that can be read and written."""
+    """The part of `params` that an entry names, as a writable view."""
     node: Any = params
     for name in entry.param_path.split("/"):
         node = node[name]
@@ -86,7 +86,7 @@ def _view(params: Params, entry: Entry) -> np.ndarray:
 
 
 def _view_shape(shapes: Params, entry: Entry) -> tuple[int, ...]:
-    """Shape of `_view`, of a tree with the shape of every parameter."""
+    """The shape of `_view`, from a tree with the shape of every parameter."""
     node: Any = shapes
     for name in entry.param_path.split("/"):
         node = node[name]
@@ -97,7 +97,7 @@ def _view_shape(shapes: Params, entry: Entry) -> tuple[int, ...]:
 
 
 def _hf_shape(shape: tuple[int, ...], entry: Entry) -> tuple[int, ...]:
-    """Shape of their block."""
+    """Shape of the block in transformers."""
     if entry.kind is not Layout.VECTOR:
         inputs = entry.kind.value
         return math.prod(shape[inputs:]), math.prod(shape[:inputs])
@@ -105,7 +105,7 @@ def _hf_shape(shape: tuple[int, ...], entry: Entry) -> tuple[int, ...]:
 
 
 def to_hf_tensors(entries: Iterable[Entry], params: Params) -> dict[str, np.ndarray]:
-    """Our parameters (numpy, float32) under their names and in their layout."""
+    """Parameters (numpy, float32) with the names and layout of transformers."""
     blocks: dict[str, dict[int, np.ndarray]] = {}
     for entry in entries:
         array = _view(params, entry)
@@ -124,20 +124,20 @@ def to_hf_tensors(entries: Iterable[Entry], params: Params) -> dict[str, np.ndar
 def from_hf_tensors(
     entries: Iterable[Entry], hf_model: HuggingFaceModel, shapes: Params, unused_params: Mapping[str, float]
 ) -> Params:
-    """Our parameters (numpy, float32) from theirs.
+    """Parameters (numpy, float32) from tensors of transformers.
 
     Args:
       entries: of the model.
-      form: theirs.
-      shapes: tree with the shape of every parameter of ours.
-      unused_params: by path, what is written into parameters of ours that theirs do not have and no layer reads.
+      hf_model: the source.
+      shapes: tree with the shape of every parameter.
+      unused_params: by path, values for parameters that no layer reads and transformers does not have.
 
     Raises:
       UserError: a tensor is missing, has another shape than the config says, or a value that is not finite in float32.
     """
     entries = list(entries)
     source_tensors = to_lazy(hf_model.tensors)
-    for entry in entries:  # before anything is allocated: a config may say anything
+    for entry in entries:  # before anything is allocated: sizes in a config are not trusted
         _check_shape(hf_model, source_tensors, entry, _hf_shape(_view_shape(shapes, entry), entry))
     params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), shapes)
     for path, value in unused_params.items():
@@ -152,7 +152,7 @@ def from_hf_tensors(
 def _check_shape(
     hf_model: HuggingFaceModel, source_tensors: Mapping[str, LazyTensor], entry: Entry, shape: tuple[int, ...]
 ) -> None:
-    """See that a tensor of theirs is there, with blocks of this shape, and of a type that weights have."""
+    """Raise UserError if a tensor is missing, has blocks of another shape, or a dtype that weights do not have."""
     if entry.hf_name not in source_tensors:
         raise UserError(
             f"{hf_model.source}: tensor '{entry.hf_name}' is missing{_nearest(entry.hf_name, source_tensors)}"
@@ -169,7 +169,7 @@ def _check_shape(
 
 
 def _read(tensor: LazyTensor, entry: Entry, rows: int, source: str) -> np.ndarray:
-    """One block of theirs, as float32."""
+    """One block of a tensor, as float32."""
     first = entry.block[0] * rows
     with np.errstate(over="ignore"):
         block = np.asarray(tensor.read()[first : first + rows], np.float32)
@@ -199,22 +199,22 @@ def check_finite(name: str, array: np.ndarray, source: str, first: int = 0) -> N
 
 def _nearest(name: str, names: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
-    return f"; the nearest there is '{near[0]}'" if near else ""
+    return f"; the nearest name is '{near[0]}'" if near else ""
 
 
 def check_names(
     entries: Iterable[Entry], hf_model: HuggingFaceModel, copies: Mapping[str, str], buffers: Iterable[str]
 ) -> None:
-    """See that every tensor of theirs is known.
+    """Check that every tensor of the source is known.
 
     Args:
       entries: of the model.
-      form: theirs.
-      copies: names that may be there beside those that they are tied to.
-      buffers: patterns of names that are no parameters.
+      hf_model: the source.
+      copies: name of a tied copy -> name of the tensor that it is tied to.
+      buffers: patterns of names that are not parameters.
 
     Raises:
-      UserError: one is not known, named with the nearest that is; or a copy differs from what it is tied to.
+      UserError: a name is unknown (with the nearest known one); or a copy differs from the tensor it is tied to.
     """
     known = {entry.hf_name for entry in entries}
     patterns = [re.compile(pattern) for pattern in buffers]
@@ -233,6 +233,6 @@ def check_names(
         else:
             near = _nearest(name, known)
             raise UserError(
-                f"{hf_model.source}: tensor '{name}' is not one of this architecture{near}; if it is not wanted, "
-                f"leave it out with --drop '{name}'"
+                f"{hf_model.source}: tensor '{name}' is not part of this architecture{near}; to "
+                f"leave it out, use --drop '{name}'"
             )

@@ -1,4 +1,4 @@
-"""Between a `Form` and what we train: config, heads and parameters."""
+"""Converts a `HuggingFaceModel` to and from a `NativeModel`: config, heads and parameters of bert_jax."""
 
 import dataclasses
 from collections.abc import Collection, Mapping
@@ -15,7 +15,7 @@ from bert_jax.convert.families.electra import ELECTRA
 from bert_jax.convert.families.family import Family, Names, Settings
 from bert_jax.convert.families.modernbert import MODERNBERT
 from bert_jax.convert.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
-from bert_jax.convert.forward_io import DECODERS, MODEL_TYPE_ALIASES
+from bert_jax.convert.forward_io import CAUSAL_CLASSES, MODEL_TYPE_ALIASES
 from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.name_map import Params, check_names, from_hf_tensors, to_hf_tensors
 from bert_jax.convert.tensors import LazyTensors, to_lazy
@@ -29,11 +29,11 @@ FAMILIES = {
     for family in (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, ALBERT, DISTILBERT, ELECTRA, MODERNBERT)
 }
 COMPUTE_FIELDS = ("attention", "compute_dtype", "remat", "scan_unroll")
-"""Fields of a model's config that its numbers do not depend on."""
+"""Fields of `ModelConfig` that change how outputs are computed, and not their values."""
 
 
 class NativeModel(NamedTuple):
-    """A model of theirs as ours."""
+    """A model of bert_jax, and the family of transformers that it belongs to."""
 
     family: str
     config: ModelConfig
@@ -43,11 +43,11 @@ class NativeModel(NamedTuple):
 
 
 def from_huggingface(hf_model: HuggingFaceModel) -> NativeModel:
-    """Our config, heads and parameters.
+    """Convert a model of transformers.
 
     Raises:
-      UserError: an architecture that we do not have, a setting that contradicts the tensors, or a tensor that is
-        missing, unexpected, or of another shape.
+      UserError: an unsupported architecture, a setting that contradicts the tensors, or a tensor that is missing,
+        unexpected, or of another shape.
     """
     settings = Settings(hf_model.config, hf_model.source)
     family = _family(settings)
@@ -62,14 +62,14 @@ def from_huggingface(hf_model: HuggingFaceModel) -> NativeModel:
 
 
 def _read_heads(family: Family, settings: Settings, tensors: Mapping[str, np.ndarray], config: ModelConfig) -> Heads:
-    """The heads of a form; an MLM head with the activation of the layers has none of its own."""
+    """The heads of a model; mlm_activation is None where the MLM head has the activation of the layers."""
     heads = family.read_heads(settings, Names(tensors, settings))
     same = not heads.mlm or heads.mlm_activation == config.activation
     return dataclasses.replace(heads, mlm_activation=None) if same else heads
 
 
 def _check_tied_decoder(family: Family, heads: Heads, hf_model: HuggingFaceModel) -> None:
-    """Raise UserError for an MLM head with a decoder of its own; one that is there as a copy is tied all the same."""
+    """Raise UserError for an untied decoder of the MLM head; a stored copy of the embeddings counts as tied."""
     decoder = next(name for name in family.copies if name.endswith("weight"))
     if heads.mlm and decoder not in hf_model.tensors and hf_model.config.get("tie_word_embeddings") is False:
         raise UserError(
@@ -81,12 +81,12 @@ def _check_tied_decoder(family: Family, heads: Heads, hf_model: HuggingFaceModel
 def moments_from_huggingface(
     model: NativeModel, hf_model: HuggingFaceModel, moments: Mapping[str, np.ndarray]
 ) -> Params:
-    """First or second moments of an optimizer, given under their names, as a tree like our parameters.
+    """First or second moments of an optimizer, by tensor name of transformers, as a tree like the parameters.
 
     Args:
-      model: what `from_form` made of the form.
-      form: theirs.
-      moments: by the names of the tensors they belong to; those of a pooler that nothing trained may be missing.
+      model: the result of `from_huggingface(hf_model)`.
+      hf_model: the source.
+      moments: by the name of their tensor; those of a pooler that was not trained may be missing.
     """
     family = FAMILIES[model.family]
     entries = list(family.entries(model.config, model.heads))
@@ -98,15 +98,15 @@ def moments_from_huggingface(
 
 
 def moments_to_huggingface(model: NativeModel, tree: Params) -> dict[str, np.ndarray]:
-    """The inverse: moments under the names of the tensors they belong to."""
+    """The inverse: moments by the name of their tensor in transformers."""
     return to_hf_tensors(FAMILIES[model.family].entries(model.config, model.heads), tree)
 
 
 def to_huggingface(model: NativeModel, source: str) -> HuggingFaceModel:
-    """A model of ours as theirs.
+    """Convert a model to the names and layout of transformers.
 
     Raises:
-      UserError: the model has a setting or a head that the family does not have.
+      UserError: the model has a setting or a head that its family does not have.
     """
     family, heads = FAMILIES[model.family], model.heads
     hf_config = {
@@ -123,7 +123,7 @@ def to_huggingface(model: NativeModel, source: str) -> HuggingFaceModel:
 
 
 def strip_base_prefix(hf_model: HuggingFaceModel) -> HuggingFaceModel:
-    """A model without heads as transformers saves it: the encoder's names have no prefix then."""
+    """A model without heads as transformers saves it, without the family's prefix; others unchanged."""
     base = f"{FAMILIES[hf_model.config['model_type']].base}."
     if not all(name.startswith(base) for name in hf_model.tensors):
         return hf_model
@@ -133,7 +133,7 @@ def strip_base_prefix(hf_model: HuggingFaceModel) -> HuggingFaceModel:
 
 
 def _check_round_trip(model: NativeModel, family: Family, hf_config: dict[str, Any], written: set[str]) -> None:
-    """See that what is written, read again, is this very model."""
+    """Raise UserError if the written config, read again, is another model, or if a parameter has no tensor."""
     again = family.read_config(Settings(hf_config, "what was written"))
     name = first_different_field(model.config, again)
     if name is not None:
@@ -141,11 +141,11 @@ def _check_round_trip(model: NativeModel, family: Family, hf_config: dict[str, A
         raise UserError(f"model.{name} {before} cannot be written as {family.model_type}, which has {after}")
     unknown = sorted(name_leaves(model.params).keys() - written - family.unused_params.keys())
     if unknown:
-        raise UserError(f"{unknown[0]} cannot be written as {family.model_type}, which has no such part")
+        raise UserError(f"{unknown[0]} cannot be written as {family.model_type}, which has no such parameter")
 
 
 def _check_mlm_activation(model: NativeModel, family: Family, hf_model: HuggingFaceModel) -> None:
-    """See that the MLM head, read again, has this activation: in some families it is not a setting."""
+    """Raise UserError if the MLM head, read again, has another activation: in some families it is fixed."""
     again = _read_heads(family, Settings(hf_model.config, "what was written"), hf_model.tensors, model.config)
     before, after = (heads.mlm_activation or model.config.activation for heads in (model.heads, again))
     if before != after:
@@ -155,7 +155,7 @@ def _check_mlm_activation(model: NativeModel, family: Family, hf_model: HuggingF
 def first_different_field(
     first: ModelConfig, second: ModelConfig, ignored: Collection[str] = COMPUTE_FIELDS
 ) -> str | None:
-    """The first field in which two models differ; None if in none. A field that means nothing in either is no field."""
+    """The first field in which two models differ, or None. A field that has no effect in either is skipped."""
     for field in dataclasses.fields(ModelConfig):
         before, after = (_effective_value(config, field.name) for config in (first, second))
         if before != after and field.name not in ignored:
@@ -164,7 +164,7 @@ def first_different_field(
 
 
 def _effective_value(config: ModelConfig, name: str) -> Any:
-    """A field's value; None where nothing hangs on it."""
+    """A field's value; None where it has no effect."""
     if name == "head_size":
         return config.size_per_head
     if name == "global_every" and config.attention_window is None:
@@ -177,7 +177,7 @@ def _effective_value(config: ModelConfig, name: str) -> Any:
 
 
 def family_of(config: ModelConfig, heads: Heads) -> str:
-    """The family that a model trained here belongs to, by what is particular to each."""
+    """The family of transformers that a model trained by bert_jax belongs to, from its distinctive settings."""
     if config.positions == "rotary":
         return "modernbert"
     if config.parameter_groups is not None:
@@ -195,13 +195,13 @@ def _family(settings: Settings) -> Family:
         raise UserError(f"{settings.source}: model_type '{name}' is not supported: use one of {', '.join(FAMILIES)}")
     if settings.architecture.endswith("ForMultipleChoice"):
         raise UserError(f"{settings.source}: architecture '{settings.architecture}' is not supported")
-    if MODEL_TYPE_ALIASES.get(name, name) not in DECODERS:
-        settings.refuse("is_decoder", False, f"no {name} can look back alone")
+    if MODEL_TYPE_ALIASES.get(name, name) not in CAUSAL_CLASSES:
+        settings.require_value("is_decoder", False, f"{name} has no causal model")
     return FAMILIES[name]
 
 
 def _add_base_prefix(tensors: Mapping[str, np.ndarray], family: Family) -> LazyTensors:
-    """The same under the names that they have in a model with heads."""
+    """The same tensors, with the names of a model with heads: with the family's prefix."""
     bare = not any(name.startswith(f"{family.base}.") for name in tensors)
     prefix = f"{family.base}." if bare else ""
     return LazyTensors({prefix + name: tensor for name, tensor in to_lazy(tensors).items()})

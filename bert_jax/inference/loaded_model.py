@@ -17,7 +17,7 @@ import tokenizers
 from bert_jax.config import MeshConfig, ModelConfig
 from bert_jax.convert.formats import input_formats
 from bert_jax.convert.parity.jax_forward import whole_rows
-from bert_jax.convert.sentence_transformers import SentenceEmbedding, checked_modes
+from bert_jax.convert.sentence_transformers import SentenceEmbedding, resolve_pooling
 from bert_jax.errors import UserError
 from bert_jax.inference import embedding
 from bert_jax.model import bert
@@ -153,7 +153,7 @@ class LoadedModel:
             pooling 'cls' of a causal model.
         """
         sentence = self.sentence
-        modes = checked_modes(sentence.pooling if pooling is None else pooling, self.config.direction)
+        modes = resolve_pooling(sentence.pooling if pooling is None else pooling, self.config.direction)
         prompt = _checked_text((sentence.default_prompt or "") if prompt is None else prompt, "the prompt")
         if batch_size < 1:
             raise UserError(f"batch_size is {batch_size}: it must be at least 1")

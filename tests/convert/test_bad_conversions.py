@@ -90,15 +90,15 @@ def test_nothing_there(refuses, tmp_path, forms):
 def test_a_tensor_is_missing(refuses, spoil):
     source = spoil("huggingface")
     change_tensors(source, lambda tensors: tensors.pop(f"{LAYER}.output.dense.weight"))
-    refuses(source, str(source), f"tensor '{LAYER}.output.dense.weight' is missing; the nearest there is 'bert.enc")
+    refuses(source, str(source), f"tensor '{LAYER}.output.dense.weight' is missing; the nearest name is 'bert.enc")
 
 
 def test_a_tensor_too_many(refuses, spoil, tmp_path):
     source = spoil("huggingface")
     spare = "bert.encoder.layer.0.output.densee.weight"
     change_tensors(source, lambda tensors: tensors.update({spare: np.zeros(3, np.float32)}))
-    near = f"the nearest there is '{LAYER}.output.dense.weight'"
-    refuses(source, str(source), f"tensor '{spare}' is not one of this architecture", near, f"--drop '{spare}'")
+    near = f"the nearest name is '{LAYER}.output.dense.weight'"
+    refuses(source, str(source), f"tensor '{spare}' is not part of this architecture", near, f"--drop '{spare}'")
     refuses(source, spare, arguments=("--drop", "cls.*.dense.bias"))
     refuses(source, "--drop '*.dense.bias.*' fits no tensor of", arguments=("--drop", "*.dense.bias.*"))
     assert cli.main(["convert", str(source), str(tmp_path / "new"), "--drop", "*.densee.*"]) == 0

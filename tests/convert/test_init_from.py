@@ -10,7 +10,7 @@ import pytest
 from bert_jax import config as config_lib
 from bert_jax.config import Config
 from bert_jax.convert.formats import input_formats, native
-from bert_jax.convert.init_from import OF_VOCABULARY, load_initial_params
+from bert_jax.convert.init_from import VOCABULARY_PARAMS, load_initial_params
 from bert_jax.data.mixture_spec import Part
 from bert_jax.errors import UserError
 from bert_jax.inference import loaded_model
@@ -68,12 +68,14 @@ def test_a_head_that_the_source_lacks_is_drawn(tiny_config, tiny_corpus, tiny_ru
     config = config_lib.replace(starting(tiny_config, tiny_run), objective={"pair": "none"})
     found = leaves(load_initial_params(config, Tokenizer.load(tiny_corpus)).params)
     assert not any(name.startswith("pair/") or "pooler" in name for name in found)
-    assert "drawn anew: nothing" in capsys.readouterr().err
+    assert "initialized at random: nothing" in capsys.readouterr().err
     place = pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "without")
     assert place.ended == "steps"
     again = leaves(load_initial_params(starting(tiny_config, tmp_path / "without"), Tokenizer.load(tiny_corpus)).params)
     assert {"pair/dense/kernel", "encoder/pooler/kernel"} <= again.keys()
-    assert "drawn anew: encoder/pooler/bias, encoder/pooler/kernel, pair/dense/bias" in capsys.readouterr().err
+    assert (
+        "initialized at random: encoder/pooler/bias, encoder/pooler/kernel, pair/dense/bias" in capsys.readouterr().err
+    )
 
 
 def test_new_embeddings_on_a_frozen_body(tiny_config, tiny_run, other_corpus, tmp_path):
@@ -88,7 +90,7 @@ def test_new_embeddings_on_a_frozen_body(tiny_config, tiny_run, other_corpus, tm
     pretraining.pretrain(config, [Part(other_corpus)], tmp_path / "run")
     source, trained = leaves(loaded_model.load(tiny_run).params), leaves(loaded_model.load(tmp_path / "run").params)
     for name in trained:
-        if name in OF_VOCABULARY:
+        if name in VOCABULARY_PARAMS:
             assert trained[name].shape[0] == tokens and not np.array_equal(trained[name], start[name])
         else:
             np.testing.assert_array_equal(trained[name], source[name], err_msg=name)

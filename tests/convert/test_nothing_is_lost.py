@@ -191,7 +191,7 @@ def test_another_tokenizer_than_the_source_has_is_not_kept(exported, tmp_path, m
     (exported / "tokenizer_config.json").write_text('{"do_lower_case": true, "strip_accents": false}')
     monkeypatch.setattr(hf_settings.Settings, "switch", lambda self, name: None)
     monkeypatch.setattr(hf_settings.Settings, "check", lambda *arguments: None)
-    with pytest.raises(UserError, match=r"the tokenizers cut .* differently"):
+    with pytest.raises(UserError, match=r"the tokenizers give different ids for "):
         conversion.convert(exported, tmp_path / "new", "bert-jax")
 
 
@@ -329,4 +329,4 @@ def test_all_leaves_are_compared(encoder, tmp_path):
         assert differences(one, same) == ()
         scale = other["encoder"]["layers"]["attention_norm"]["scale"]
         scale[1, 3] = np.nextafter(scale[1, 3], np.float32(9))
-        assert differences(one, same) == ("parameter encoder/layers/attention_norm/scale is another (1 are)",)
+        assert differences(one, same) == ("parameter encoder/layers/attention_norm/scale differs (1 in all)",)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bert_jax.config import ModelConfig
-from bert_jax.convert.forward_io import ForwardInputs, Task, heads_of, prefix_of
+from bert_jax.convert.forward_io import ForwardInputs, TaskKind, heads_of, prefix_of
 from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.parity import jax_forward, numpy_forward, parity_report, transformers_forward
 from bert_jax.convert.parity.sample_texts import sample_inputs
@@ -195,7 +195,7 @@ def test_no_decoders_in_other_families(family):
     golden = next(golden for golden in GOLDENS.values() if golden["config"]["model_type"] == family)
     tensors = {key: make_families.drawn(key, tuple(shape)) for key, shape in golden["shapes"].items()}
     from_huggingface(HuggingFaceModel(golden["config"], tensors, "here"))
-    with pytest.raises(UserError, match=f"here: is_decoder is True: no {family} can look back alone"):
+    with pytest.raises(UserError, match=f"here: is_decoder is True: {family} has no causal model"):
         from_huggingface(HuggingFaceModel(golden["config"] | {"is_decoder": True}, tensors, "here"))
 
 
@@ -228,7 +228,7 @@ def test_refusals():
     inputs = ForwardInputs(*(array[:2] for array in sample_inputs(hf_model, None)))
     refused = {
         "model_type 'gpt2' is not one of bert": with_config(hf_model, model_type="gpt2"),
-        "is_decoder is set: only a bert or a roberta": with_config(hf_model, model_type="electra", is_decoder=True),
+        "is_decoder is set: only bert and roberta": with_config(hf_model, model_type="electra", is_decoder=True),
         "position_embedding_type 'relative_key'": with_config(hf_model, position_embedding_type="relative_key"),
         "activation 'gelu_10' is not one of": with_config(hf_model, hidden_act="gelu_10"),
         "'bert.embeddings.word_embeddings.weight' is missing": without(
@@ -240,7 +240,7 @@ def test_refusals():
         ),
         "'cls.predictions.bias' is missing": without(hf_model, "cls.predictions.bias"),
         "'cls.predictions.decoder.weight' is missing": with_config(hf_model, tie_word_embeddings=False),
-        "tensors and config do not fit together": with_config(hf_model, num_attention_heads=5),
+        "tensors and config do not match": with_config(hf_model, num_attention_heads=5),
         "the config has no 'num_attention_heads'": dataclasses.replace(
             hf_model, config={name: value for name, value in hf_model.config.items() if name != "num_attention_heads"}
         ),
@@ -257,13 +257,13 @@ def test_rotary_positions_that_are_scaled_are_refused():
     scaled = {"full_attention": {"rope_type": "yarn", "rope_theta": 1e4}}
     hf_model = HuggingFaceModel({"model_type": "modernbert", "rope_parameters": scaled}, {}, "here")
     with pytest.raises(UserError, match="here: rope_type 'yarn' is not supported"):
-        numpy_forward._reach(hf_model, 0)
-    assert numpy_forward._reach(hf_model, 1) == (64, 10000.0)
+        numpy_forward._window_and_rotary_base(hf_model, 0)
+    assert numpy_forward._window_and_rotary_base(hf_model, 1) == (64, 10000.0)
     older = HuggingFaceModel(
         {"model_type": "modernbert", "global_attn_every_n_layers": 2, "global_rope_theta": 5}, {}, "here"
     )
-    assert [numpy_forward._reach(older, layer)[0] for layer in range(4)] == [None, 64, None, 64]
-    assert numpy_forward._reach(older, 2)[1] == 5.0
+    assert [numpy_forward._window_and_rotary_base(older, layer)[0] for layer in range(4)] == [None, 64, None, 64]
+    assert numpy_forward._window_and_rotary_base(older, 2)[1] == 5.0
 
 
 def named(family: str, names: str, architecture: str = "") -> HuggingFaceModel:
@@ -281,22 +281,22 @@ WORDS = "embeddings.word_embeddings.weight"
     [
         (named("bert", WORDS), (False, False, None)),
         (named("bert", "cls.seq_relationship.weight"), (False, True, None)),
-        (named("bert", f"bert.{WORDS} classifier.weight bert.pooler.dense.weight"), (False, False, Task.SEQUENCE)),
-        (named("bert", f"bert.{WORDS} classifier.weight"), (False, False, Task.TOKENS)),
+        (named("bert", f"bert.{WORDS} classifier.weight bert.pooler.dense.weight"), (False, False, TaskKind.SEQUENCE)),
+        (named("bert", f"bert.{WORDS} classifier.weight"), (False, False, TaskKind.TOKENS)),
         (
             named("bert", f"bert.{WORDS} classifier.weight bert.pooler.dense.weight", "BertForTokenClassification"),
-            (False, False, Task.TOKENS),
+            (False, False, TaskKind.TOKENS),
         ),
-        (named("albert", f"albert.{WORDS} classifier.weight albert.pooler.weight"), (False, False, Task.SEQUENCE)),
-        (named("roberta", "classifier.out_proj.weight"), (False, False, Task.SEQUENCE)),
-        (named("roberta", f"roberta.{WORDS} classifier.weight"), (False, False, Task.TOKENS)),
-        (named("distilbert", "pre_classifier.weight classifier.weight"), (False, False, Task.SEQUENCE)),
-        (named("electra", "discriminator_predictions.dense.weight"), (False, False, Task.REPLACED)),
+        (named("albert", f"albert.{WORDS} classifier.weight albert.pooler.weight"), (False, False, TaskKind.SEQUENCE)),
+        (named("roberta", "classifier.out_proj.weight"), (False, False, TaskKind.SEQUENCE)),
+        (named("roberta", f"roberta.{WORDS} classifier.weight"), (False, False, TaskKind.TOKENS)),
+        (named("distilbert", "pre_classifier.weight classifier.weight"), (False, False, TaskKind.SEQUENCE)),
+        (named("electra", "discriminator_predictions.dense.weight"), (False, False, TaskKind.REPLACED)),
         (named("electra", "generator_predictions.dense.weight"), (True, False, None)),
         (named("modernbert", "head.dense.weight decoder.bias"), (True, False, None)),
         (
             named("modernbert", "head.dense.weight classifier.weight", "ModernBertForQuestionAnswering"),
-            (False, False, Task.SPAN),
+            (False, False, TaskKind.SPAN),
         ),
     ],
 )

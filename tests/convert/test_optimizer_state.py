@@ -96,13 +96,13 @@ def test_moments_stay_behind_unless_asked_for(made):
 def test_forms_without_a_place_for_them(made, tmp_path, capsys, to):
     assert cli.main(["convert", str(made["run"]), str(tmp_path / "new"), "--to", to, "--optimizer-state", "keep"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line == f"error: --optimizer-state keep: {to} has no place for an optimizer's moments: use --to bert-jax"
+    assert line == f"error: --optimizer-state keep: {to} cannot hold the optimizer's moments: use --to bert-jax"
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["without", "google's without"])
 def test_a_source_without_moments(made, tmp_path, tiny_config, tiny_corpus, capsys, name):
-    with pytest.raises(UserError, match=r"has no moments of an optimizer: set start\.moments new"):
+    with pytest.raises(UserError, match=r"has no optimizer moments: set start\.moments new"):
         pretraining.pretrain(
             starting(tiny_config, made[name]),
             [Part(tiny_corpus)],
@@ -113,7 +113,7 @@ def test_a_source_without_moments(made, tmp_path, tiny_config, tiny_corpus, caps
         command = ["convert", str(made[name]), str(tmp_path / "new"), "--to", to, "--optimizer-state", "keep"]
         assert cli.main(command) == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert "has no moments of an optimizer" in line and "--optimizer-state drop" in line
+        assert "has no optimizer moments" in line and "--optimizer-state drop" in line
     assert list(tmp_path.iterdir()) == []
 
 

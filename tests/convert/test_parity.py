@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.convert.forward_io import ForwardInputs, ForwardOutputs, Task
+from bert_jax.convert.forward_io import ForwardInputs, ForwardOutputs, TaskKind
 from bert_jax.convert.parity import jax_forward, numpy_forward, parity_report, transformers_forward
 from bert_jax.convert.parity.parity_report import TokenizerAgreement, compare, tokenizer_agreement
 from bert_jax.convert.parity.sample_texts import sample_inputs
@@ -26,13 +26,13 @@ def reference() -> ForwardOutputs:
     return numpy_forward.run(FORM, INPUTS)
 
 
-def report_on(changed: dict[str, np.ndarray]) -> parity_report.Report:
+def report_on(changed: dict[str, np.ndarray]) -> parity_report.ParityReport:
     """Of a conversion that got these tensors wrong."""
     model = from_huggingface(dataclasses.replace(FORM, tensors=FORM.tensors | changed))
     return compare(jax_forward.run(model, INPUTS), reference(), INPUTS.attention_mask_BS, library="numpy")
 
 
-def first_failure(report: parity_report.Report) -> str:
+def first_failure(report: parity_report.ParityReport) -> str:
     assert not report.passed
     return re.match(r"(.*) differs by ", report.failures[0]).group(1)
 
@@ -103,7 +103,7 @@ def outputs(hidden=None, task=None, **logits) -> ForwardOutputs:
 MASK = np.array([[1, 1, 0], [1, 0, 0]])
 
 
-def judge(ours: ForwardOutputs, theirs: ForwardOutputs, **options) -> parity_report.Report:
+def judge(ours: ForwardOutputs, theirs: ForwardOutputs, **options) -> parity_report.ParityReport:
     return compare(ours, theirs, MASK, library="x", **options)
 
 
@@ -155,21 +155,21 @@ def test_top_1_of_pairs_and_tasks():
     assert judge(outputs(pair=flip), outputs(pair=same)).agreement == {"pair": 0.5}
     rows = [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]  # as wide as the batch is long: no mask may be taken for it
     other = [[0.0, 1.0, 0.0], [0.0, 1.0, 0.0]]
-    assert task_agreement(rows, other, Task.SEQUENCE) == 0.5
-    assert task_agreement([[3.0], [1.0]], [[1.0], [2.0]], Task.SEQUENCE) is None  # a regression
+    assert task_agreement(rows, other, TaskKind.SEQUENCE) == 0.5
+    assert task_agreement([[3.0], [1.0]], [[1.0], [2.0]], TaskKind.SEQUENCE) is None  # a regression
     # Real: (0, 0), (0, 1), (1, 0).
-    assert task_agreement([[1, -1, 1], [1, 1, 1]], [[1, 1, -1], [1, -1, -1]], Task.REPLACED) == pytest.approx(2 / 3)
+    assert task_agreement([[1, -1, 1], [1, 1, 1]], [[1, 1, -1], [1, -1, -1]], TaskKind.REPLACED) == pytest.approx(2 / 3)
     tokens = np.zeros((2, 3, 2))
     tokens[:, :, 1] = 1
-    assert task_agreement(np.zeros((2, 3, 2)), tokens, Task.TOKENS) == 0
+    assert task_agreement(np.zeros((2, 3, 2)), tokens, TaskKind.TOKENS) == 0
     # Starts differ in row 0, all else is the same; the highest scores of all stand at padding, which answers nothing.
     start, moved = np.zeros((2, 3, 2)), np.zeros((2, 3, 2))
     start[0, 0, 0] = moved[0, 1, 0] = 1
     start[:, 2], moved[0, 2] = 9, 8
-    assert task_agreement(start, moved, Task.SPAN) == 0.75
+    assert task_agreement(start, moved, TaskKind.SPAN) == 0.75
 
 
-def task_agreement(ours, theirs, task: Task) -> float | None:
+def task_agreement(ours, theirs, task: TaskKind) -> float | None:
     return judge(
         ForwardOutputs([], {"task": np.asarray(ours, np.float32)}),
         ForwardOutputs([], {"task": np.asarray(theirs, np.float32)}, task),
@@ -179,11 +179,11 @@ def task_agreement(ours, theirs, task: Task) -> float | None:
 def test_what_cannot_be_compared_fails():
     state, pair = np.zeros((2, 3, 4), np.float32), np.zeros((2, 2))
     cases = {
-        "our model has 1 layers, the other 0": (outputs([state, state]), outputs([state])),
-        "only our model has a head 'pair'": (outputs(pair=pair), outputs()),
-        "only the other model has a head 'pair'": (outputs(), outputs(pair=pair)),
-        "pair logits: ours are [2, 3], the other side's [2, 2]": (outputs(pair=np.zeros((2, 3))), outputs(pair=pair)),
-        "tensor 'spare' has no part in the model of x": (
+        "the converted model has 1 layers, the reference 0": (outputs([state, state]), outputs([state])),
+        "only the converted model has a head 'pair'": (outputs(pair=pair), outputs()),
+        "only the reference model has a head 'pair'": (outputs(), outputs(pair=pair)),
+        "pair logits: shape [2, 3], the reference has [2, 2]": (outputs(pair=np.zeros((2, 3))), outputs(pair=pair)),
+        "tensor 'spare' is not used by the model of x": (
             outputs(),
             dataclasses.replace(outputs(), unused_tensors=("spare",)),
         ),
@@ -204,7 +204,7 @@ def test_tokenizers():
     found = tokenizer_agreement(differing, texts, "a library")
     assert found == TokenizerAgreement(2, 3, "Three", "a library")
     report = judge(outputs(), outputs(), tokenizer=found)
-    assert not report.passed and report.failures == ("the tokenizers cut 'Three' differently",)
+    assert not report.passed and report.failures == ("the tokenizers give different ids for 'Three'",)
     assert "  tokenizer: 2 of 3 texts equal to a library, first not 'Three'" in report.lines()
     assert report.to_dict()["tokenizer"]["library"] == "a library"
     assert judge(outputs(), outputs(), tokenizer=found._replace(equal=3, first_difference=None)).passed

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bert_jax.convert.hf_model import HuggingFaceModel
-from bert_jax.convert.parity.sample_texts import LONGEST, TEXTS, sample_inputs
+from bert_jax.convert.parity.sample_texts import MAX_ROW_LENGTH, TEXTS, sample_inputs
 from bert_jax.errors import UserError
 from bert_jax.tokenizers.tokenizer import Tokenizer, wordpiece
 
@@ -33,8 +33,8 @@ def test_rows_of_texts(tokenizer: Tokenizer):
     inputs = sample_inputs(form(vocab_size=tokenizer.vocab_size), tokenizer)
     ids, types, mask = inputs
     lengths = mask.sum(1)
-    assert ids.shape == types.shape == mask.shape == (len(TEXTS) + 1, LONGEST)
-    assert lengths[0] == 1 and lengths.max() == LONGEST and len(set(lengths)) > 5
+    assert ids.shape == types.shape == mask.shape == (len(TEXTS) + 1, MAX_ROW_LENGTH)
+    assert lengths[0] == 1 and lengths.max() == MAX_ROW_LENGTH and len(set(lengths)) > 5
     assert (np.diff(mask, axis=1) <= 0).all()  # padding behind
     assert (ids[:, 0] == tokenizer.cls_id).all() and (ids[mask == 0] == tokenizer.pad_id).all()
     assert not types[mask == 0].any()
@@ -49,7 +49,7 @@ def test_rows_of_texts(tokenizer: Tokenizer):
 
 def test_random_rows():
     ids, types, mask = sample_inputs(form(pad_token_id=7), None)
-    assert mask.sum(1).min() == 1 and mask.sum(1).max() == LONGEST
+    assert mask.sum(1).min() == 1 and mask.sum(1).max() == MAX_ROW_LENGTH
     assert (ids[mask == 0] == 7).all() and not (ids[mask == 1] == 7).any()
     assert ids.min() >= 0 and 110 < ids.max() < 120
     assert types.any() and not types[mask == 0].any()
@@ -81,5 +81,5 @@ def test_a_config_without_a_vocabulary():
 
 
 def test_a_tokenizer_of_another_model(tokenizer: Tokenizer):
-    with pytest.raises(UserError, match=r"^here: the tokenizer gives id \d+, the model knows 50 ids$"):
+    with pytest.raises(UserError, match=r"^here: the tokenizer gives id \d+, the model's vocabulary has 50$"):
         sample_inputs(form(vocab_size=50), tokenizer)

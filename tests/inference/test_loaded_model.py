@@ -191,7 +191,7 @@ def test_nothing_to_load(tmp_path, tiny_run, tiny_export):
         ({"hidden_size": 32}, "the config says"),
         (
             {"num_hidden_layers": 2},
-            "is missing; the nearest there is 'bert.encoder.layer.0.attention.self.query.weight'",
+            "is missing; the nearest name is 'bert.encoder.layer.0.attention.self.query.weight'",
         ),
     ],
 )

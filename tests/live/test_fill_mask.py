@@ -50,7 +50,10 @@ def roberta(tmp_path_factory):
     params = map_with_paths(draw, bert.shapes(config, heads))
     assert family_of(config, heads) == "roberta"
     native.write(directory, NativeModel("roberta", config, heads, params))
-    assert tokenizer_files.carry(epath.Path(scratch), epath.Path(directory)) == ["vocab.json", "merges.txt"]
+    assert tokenizer_files.copy_tokenizer_files(epath.Path(scratch), epath.Path(directory)) == [
+        "vocab.json",
+        "merges.txt",
+    ]
     return directory
 
 

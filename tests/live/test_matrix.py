@@ -230,7 +230,7 @@ def test_moments_that_are_not_there(format, saved, tmp_path):
         saved("bert")[0],
         tmp_path / "out",
         format,
-        "has no moments",
+        "has no optimizer moments",
         wishes=input_formats.ReadOptions(optimizer_state=True),
     )
 

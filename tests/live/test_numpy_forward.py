@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from bert_jax.convert.forward_io import PREFIXES, ForwardInputs, family_of
+from bert_jax.convert.forward_io import ENCODER_PREFIXES, ForwardInputs, family_of
 from bert_jax.convert.parity import numpy_forward, parity_report, transformers_forward
 from bert_jax.convert.parity.sample_texts import sample_inputs
 from bert_jax.errors import UserError
@@ -81,7 +81,7 @@ def test_a_bare_encoder_with_the_prefix(name):
     """As another format may name it; transformers' own files have none."""
     model = make(name, 0)
     bare = form_of(model)
-    prefix = PREFIXES[family_of(bare)]
+    prefix = ENCODER_PREFIXES[family_of(bare)]
     prefixed = dataclasses.replace(bare, tensors={prefix + key: tensor for key, tensor in bare.tensors.items()})
     inputs = sample_inputs(bare, None)
     for side in (numpy_forward, transformers_forward):

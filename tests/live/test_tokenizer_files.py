@@ -91,7 +91,7 @@ def differing(ours: Tokenizer, theirs, lines: list[str]) -> list[str]:
 def test_made_files(tmp_path, sources, lines, family):
     source = sources.get(family, sources["bert"])
     before = Tokenizer.load(source, add_special_tokens=True)
-    tokenizer_files.make(before, epath.Path(tmp_path), family, 512)
+    tokenizer_files.write_tokenizer_files(before, epath.Path(tmp_path), family, 512)
     after = Tokenizer.load(tmp_path)
     assert after.fingerprint == before.fingerprint
     assert after.encode_batch(lines) == before.encode_batch(lines)
@@ -102,14 +102,14 @@ def test_made_files(tmp_path, sources, lines, family):
     assert [getattr(theirs, f"{r}_token_id") for r in roles] == [getattr(before, f"{r}_id") for r in roles]
     carried = tmp_path / "carried"
     carried.mkdir()
-    tokenizer_files.carry(epath.Path(tmp_path), epath.Path(carried))
+    tokenizer_files.copy_tokenizer_files(epath.Path(tmp_path), epath.Path(carried))
     assert Tokenizer.load(carried).fingerprint == before.fingerprint
 
 
 @pytest.mark.parametrize("how", ["a run's own", "released"])
 def test_albert(tmp_path, sources, lines, how):
     """A released directory has the model file alone. Of many lines a few differ: see sentencepiece_backend.py."""
-    tokenizer_files.make(Tokenizer.load(sources["albert"]), epath.Path(tmp_path), "albert", 512)
+    tokenizer_files.write_tokenizer_files(Tokenizer.load(sources["albert"]), epath.Path(tmp_path), "albert", 512)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "albert"}))
     if how == "released":
         (tmp_path / "tokenizer_config.json").unlink()

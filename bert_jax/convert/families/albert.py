@@ -53,7 +53,7 @@ def _read_heads(settings: Settings, names: Names) -> Heads:
 
 
 def _read_config(settings: Settings) -> ModelConfig:
-    settings.refuse("inner_group_num", 1, "only one layer in a group can be read")
+    settings.require_value("inner_group_num", 1, "only one layer in a group can be read")
     groups = settings.get("num_hidden_groups", 1)
     return read_shared(
         settings,
@@ -70,7 +70,7 @@ def _write_config(config: ModelConfig, heads: Heads) -> dict[str, Any]:
         "embedding_size": config.embedding_size,
         "num_hidden_groups": config.parameter_groups,
         "inner_group_num": 1,
-        # Transformers writes 0.1 here whatever the others are.
+        # transformers writes 0.1 here whatever the other dropout rates are.
         "classifier_dropout_prob": 0.1,
     }
 

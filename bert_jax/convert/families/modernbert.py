@@ -26,7 +26,7 @@ def _entries(config: ModelConfig, heads: Heads) -> Iterator[Entry]:
     yield from norm("model.embeddings.norm", "encoder/embeddings/norm", bias=False)
     for layer in range(config.num_layers):
         inside = f"model.layers.{layer}"
-        if layer:  # the first one has no norm here
+        if layer:  # the first layer has no norm here
             yield from norm(f"{inside}.attn_norm", "encoder/layers/attention_norm", layer, bias=False)
         yield from dense(f"{inside}.attn.Wqkv", "encoder/layers/qkv", layer, bias=False)
         yield from dense(f"{inside}.attn.Wo", "encoder/layers/projection", layer, bias=False, merging=True)
@@ -63,10 +63,10 @@ def _read_heads(settings: Settings, names: Names) -> Heads:
 
 
 def _global_every(settings: Settings) -> int:
-    """Every how many layers one sees everything; 1: all do.
+    """Every n-th layer has global attention; 1: all layers.
 
     Raises:
-      UserError: they do not alternate evenly, or the first one is local.
+      UserError: global layers are not evenly spaced, or the first layer is local.
     """
     kinds = settings.get("layer_types")
     if kinds is None:
@@ -75,21 +75,23 @@ def _global_every(settings: Settings) -> int:
     for global_every in range(1, len(is_global) + 1):
         if is_global == [layer % global_every == 0 for layer in range(len(is_global))]:
             return global_every
-    raise UserError(f"{settings.source}: layer_types do not repeat every n layers, the first one global: {kinds}")
+    raise UserError(
+        f"{settings.source}: layer_types must have global attention in the first and then every n-th layer: {kinds}"
+    )
 
 
-def _rotary_base(settings: Settings, kind: str, older: str, otherwise: float) -> float:
-    """In the form of transformers 5 or that of 4."""
+def _rotary_base(settings: Settings, kind: str, legacy_name: str, default: float) -> float:
+    """From the config of transformers 5 (rope_parameters) or 4 (legacy_name)."""
     rope = settings.get("rope_parameters", {}).get(kind) or {}
     if rope.get("rope_type", "default") != "default":
         raise UserError(f"{settings.source}: rope_parameters.{kind} '{rope['rope_type']}': only 'default' can be read")
-    return float(rope.get("rope_theta") or settings.get(older, otherwise))
+    return float(rope.get("rope_theta") or settings.get(legacy_name, default))
 
 
 def _read_config(settings: Settings) -> ModelConfig:
     for name in ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"):
-        settings.refuse(name, False, "only models without biases, but for their outputs', can be read")
-    settings.refuse("decoder_bias", True, "only decoders with a bias can be read")
+        settings.require_value(name, False, "only models without biases, except in output layers, can be read")
+    settings.require_value("decoder_bias", True, "only decoders with a bias can be read")
     global_every = _global_every(settings)
     return settings.model(
         vocab_size=settings.need("vocab_size"),
@@ -138,7 +140,7 @@ def _write_config(config: ModelConfig, heads: Heads) -> dict[str, Any]:
         "local_attention": 128 if window is None else 2 * window,
         "global_attn_every_n_layers": 1 if window is None else config.global_every,
         "tie_word_embeddings": True,
-        # Theirs are beyond the last row of smaller vocabularies; who knows better says so (conversion.py).
+        # The defaults exceed smaller vocabularies; conversion.py sets the ids of the tokenizer.
         **dict.fromkeys(TOKEN_IDS),
     }
     return hf_config | describe_labels(heads)

@@ -36,7 +36,7 @@ def write(
 
     Args:
       directory: where.
-      form: the model.
+      hf_model: the model.
       save: one of tensor_files' writers.
       name: of the file with the weights.
     """

@@ -185,7 +185,7 @@ def write(hf_model: HuggingFaceModel, directory: StoredPath, moments: AdamMoment
     """A directory that Google's code reads: its config and ``bert_model.ckpt``. No vocabulary.
 
     Args:
-      form: a BERT or an ALBERT; ties to the embeddings that transformers spells out are left out.
+      hf_model: a BERT or an ALBERT; ties to the embeddings that transformers spells out are left out.
       directory: made if it is not there; holds no checkpoint of this name.
       moments: also written, with the number of steps; without them the checkpoint is one to start from.
 

@@ -24,7 +24,7 @@ def trim_vocabulary(hf_model: HuggingFaceModel, vocab_size: int) -> HuggingFaceM
     Hidden states stay the same. Probabilities are those among the tokens that there are.
 
     Args:
-      form: with rows for as many tokens or more.
+      hf_model: with rows for as many tokens or more.
       vocab_size: tokens of the tokenizer.
 
     Raises:

@@ -1,8 +1,8 @@
-"""The second side of the parity report where no other library is installed: a form's forward pass in plain numpy.
+"""Reference forward pass in numpy, for the parity report where transformers is not installed.
 
-It reads Hugging Face's names and layouts directly, and neither our parameters nor our model, and computes in float64
-from the weights as they are, so it is nearer to the truth than either of the float32 sides. Sources: the papers, and
-transformers 5.23, models/*/modeling_*.py.
+It reads the names and layouts of transformers directly, and uses neither the parameters nor the model of bert_jax. It
+computes in float64 from the stored weights, so its error is below that of a float32 forward pass. Sources: the papers,
+and transformers 5.23, models/*/modeling_*.py.
 
 Shapes in names: B rows, S positions, H hidden, E width of the embedding tables, T keys.
 """
@@ -27,11 +27,11 @@ from bert_jax.convert.parity.numpy_layers import Weights, attend, rotate, split_
 from bert_jax.errors import UserError
 
 LIBRARY = "numpy"
-"""As the report names this side."""
+"""Name of this library in the report."""
 
 
 class _Block(NamedTuple):
-    """Where a family keeps the parts of a layer that normalises after each residual sum (Devlin et al. 2019)."""
+    """Tensor names in a layer that normalizes after each residual sum (Devlin et al. 2019)."""
 
     query: str
     key: str
@@ -76,12 +76,12 @@ _DISTILBERT_BLOCK = _Block(
 
 
 def run(hf_model: HuggingFaceModel, inputs: ForwardInputs) -> ForwardOutputs:
-    """All hidden states and the logits of every head that the form has.
+    """All hidden states and the logits of every head that the model has.
 
-    Values at padded positions mean nothing.
+    Values at padded positions have no meaning.
 
     Raises:
-      UserError: a tensor or setting is missing or unknown, shapes do not fit together, or an id or position is outside
+      UserError: a tensor or config value is missing or unknown, shapes do not match, or an id or position is outside
         its table.
     """
     weights, heads = Weights(hf_model), heads_of(hf_model)
@@ -89,8 +89,8 @@ def run(hf_model: HuggingFaceModel, inputs: ForwardInputs) -> ForwardOutputs:
     try:
         states = list(encode(weights, inputs))
         logits, pooled_BH = run_heads(weights, heads, states[-1], inputs.attention_mask_BS)
-    except ValueError as error:  # of shapes that do not fit
-        raise UserError(f"{hf_model.source}: tensors and config do not fit together: {error}") from error
+    except ValueError as error:  # of shapes that do not match
+        raise UserError(f"{hf_model.source}: tensors and config do not match: {error}") from error
     return ForwardOutputs(
         [state.astype(np.float32) for state in states],
         logits,
@@ -101,7 +101,7 @@ def run(hf_model: HuggingFaceModel, inputs: ForwardInputs) -> ForwardOutputs:
 
 
 def _positions(hf_model: HuggingFaceModel, inputs: ForwardInputs) -> np.ndarray:
-    """Position ids [B, S]: from 0, or in RoBERTa from the padding id plus one, over what is no padding (fairseq)."""
+    """Position ids [B, S]: from 0; in RoBERTa from the padding id plus one, and real tokens only (fairseq)."""
     ids_BS = inputs.input_ids_BS
     if family_of(hf_model) != "roberta":
         return np.broadcast_to(np.arange(ids_BS.shape[1]), ids_BS.shape)
@@ -111,13 +111,17 @@ def _positions(hf_model: HuggingFaceModel, inputs: ForwardInputs) -> np.ndarray:
 
 
 def _embed(weights: Weights, inputs: ForwardInputs, epsilon: float) -> np.ndarray:
-    """What enters the first layer, [B, S, H]."""
+    """The input of the first layer, [B, S, H]."""
     hf_model = weights.hf_model
     family, prefix = family_of(hf_model), prefix_of(hf_model)
-    total_BSE = weights.rows(f"{prefix}embeddings.word_embeddings.weight", inputs.input_ids_BS)
-    total_BSE = total_BSE + weights.rows(f"{prefix}embeddings.position_embeddings.weight", _positions(hf_model, inputs))
+    total_BSE = weights.embedding_rows(f"{prefix}embeddings.word_embeddings.weight", inputs.input_ids_BS)
+    total_BSE = total_BSE + weights.embedding_rows(
+        f"{prefix}embeddings.position_embeddings.weight", _positions(hf_model, inputs)
+    )
     if family != "distilbert":
-        total_BSE += weights.rows(f"{prefix}embeddings.token_type_embeddings.weight", inputs.token_type_ids_BS)
+        total_BSE += weights.embedding_rows(
+            f"{prefix}embeddings.token_type_embeddings.weight", inputs.token_type_ids_BS
+        )
     embedded_BSE = weights.norm(f"{prefix}embeddings.LayerNorm", total_BSE, epsilon)
     if family == "albert":  # always, even where E is H (Lan et al. 2020, section 3.1)
         return weights.dense(f"{prefix}encoder.embedding_hidden_mapping_in", embedded_BSE)
@@ -127,7 +131,7 @@ def _embed(weights: Weights, inputs: ForwardInputs, epsilon: float) -> np.ndarra
 
 
 def _layer_names(hf_model: HuggingFaceModel) -> Iterator[str]:
-    """Where each layer's tensors lie, first layer first."""
+    """Prefix of each layer's tensor names, first layer first."""
     family, prefix = family_of(hf_model), prefix_of(hf_model)
     depth = (
         config_value(hf_model, "num_hidden_layers")
@@ -169,7 +173,7 @@ def _post_norm_states(weights: Weights, inputs: ForwardInputs) -> Iterator[np.nd
 
 
 def _visible(inputs: ForwardInputs, window: int | None, *, causal: bool = False) -> np.ndarray:
-    """Which key each query sees, bool [B, S, T]: real ones, at most `window` places away, and none that follows."""
+    """Which keys each query attends to, bool [B, S, T]: real tokens, in the window, if causal not later ones."""
     mask_BS = inputs.attention_mask_BS > 0
     place = np.arange(mask_BS.shape[1])
     near_ST = np.full((place.size, place.size), True)
@@ -194,13 +198,13 @@ def _modern_states(weights: Weights, inputs: ForwardInputs) -> Iterator[np.ndarr
     def norm(name: str, x: np.ndarray) -> np.ndarray:
         return weights.norm(prefix + name, x, epsilon, bias=norm_bias)
 
-    words_BSH = weights.rows(f"{prefix}embeddings.tok_embeddings.weight", inputs.input_ids_BS)
+    words_BSH = weights.embedding_rows(f"{prefix}embeddings.tok_embeddings.weight", inputs.input_ids_BS)
     hidden_BSH = norm("embeddings.norm", words_BSH)
     yield hidden_BSH
     depth = config_value(hf_model, "num_hidden_layers")
     for layer in range(depth):
         at = f"layers.{layer}."
-        window, base = _reach(hf_model, layer)
+        window, base = _window_and_rotary_base(hf_model, layer)
         # The embeddings have just been normalised: the first layer has no norm of its own.
         before = norm(f"{at}attn_norm", hidden_BSH) if layer else hidden_BSH
         qkv = np.split(weights.dense(f"{prefix}{at}attn.Wqkv", before, bias=attention_bias), 3, axis=-1)
@@ -215,8 +219,8 @@ def _modern_states(weights: Weights, inputs: ForwardInputs) -> Iterator[np.ndarr
     yield norm("final_norm", hidden_BSH)
 
 
-def _reach(hf_model: HuggingFaceModel, layer: int) -> tuple[int | None, float]:
-    """Window to each side (None: all) and rotary base of a ModernBERT layer, in the settings of transformers 4 or 5.
+def _window_and_rotary_base(hf_model: HuggingFaceModel, layer: int) -> tuple[int | None, float]:
+    """Window to each side (None: global) and rotary base of a ModernBERT layer; configs of transformers 4 or 5.
 
     Raises:
       UserError: rotary positions that are scaled.

@@ -1,6 +1,6 @@
-"""The second side of the parity report where transformers and PyTorch are installed: their class, our form's tensors.
+"""Reference forward pass in transformers, for the parity report where transformers and PyTorch are installed.
 
-Both libraries are imported only when a forward pass is asked for, and nothing is ever downloaded.
+Both libraries are imported only for a forward pass, and nothing is downloaded.
 """
 
 import importlib.metadata
@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from bert_jax.convert.forward_io import (
-    DECODERS,
-    PREFIXES,
+    CAUSAL_CLASSES,
+    ENCODER_PREFIXES,
     ForwardInputs,
     ForwardOutputs,
-    Heads,
-    Task,
+    HeadsPresent,
+    TaskKind,
     family_of,
     heads_of,
     is_causal,
@@ -35,32 +35,32 @@ CLASSES = {
     "xlm-roberta": "XLMRoberta",
     "camembert": "Camembert",
 }
-"""By model_type: how the names of transformers' classes begin."""
+"""By model_type: prefix of transformers' class names."""
 _POOLED = ("bert", "roberta", "albert")
 _LOGITS = {"bert": ("prediction_logits", "seq_relationship_logits"), "albert": ("prediction_logits", "sop_logits")}
-"""Of the classes with two heads: the names of MLM and pair logits."""
+"""For classes with two heads: the names of MLM and pair logits."""
 
 _REFUSALS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""Errors of their classes at settings and tensors that they do not accept."""
+"""Errors that transformers raises for configs and tensors that it does not accept."""
 
 
 def available() -> bool:
-    """Whether PyTorch and a transformers of series 5, the one that the extra `parity` names, are installed."""
+    """Whether PyTorch and transformers 5 (the version of the extra `parity`) are installed."""
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
         return False
     return int(importlib.metadata.version("transformers").partition(".")[0]) >= 5
 
 
 def library_version() -> str:
-    """As the report names this side, e.g. "transformers 5.23.0"."""
+    """Name and version for the report, e.g. "transformers 5.23.0"."""
     return f"transformers {importlib.metadata.version('transformers')}"
 
 
 def class_name(hf_model: HuggingFaceModel) -> str:
-    """The class that has exactly the heads of the form.
+    """The class that has exactly the heads of the model.
 
     Raises:
-      UserError: no class of theirs has these heads together.
+      UserError: no class of transformers has these heads together.
     """
     family, (mlm, pair, task) = family_of(hf_model), heads_of(hf_model)
     prefix = CLASSES[hf_model.config["model_type"]]
@@ -76,17 +76,17 @@ def class_name(hf_model: HuggingFaceModel) -> str:
             raise UserError(f"{hf_model.source}: no class of transformers has a pair head of {family} alone")
         return "BertForNextSentencePrediction"
     if mlm and not pair and is_causal(hf_model):
-        return prefix + DECODERS[family]
+        return prefix + CAUSAL_CLASSES[family]
     return prefix + ("ForPreTraining" if pair else "ForMaskedLM" if mlm else "Model")
 
 
 def run(hf_model: HuggingFaceModel, inputs: ForwardInputs) -> ForwardOutputs:
-    """All hidden states and the logits of every head that the form has, in float32 on the CPU, eager attention.
+    """All hidden states and the logits of every head that the model has, in float32 on the CPU, eager attention.
 
-    Values at padded positions mean nothing.
+    Values at padded positions have no meaning.
 
     Raises:
-      UserError: a tensor is missing or has another shape than their class wants, or there is no such class.
+      UserError: no class has these heads, or a tensor is missing or has another shape than the class expects.
     """
     import torch
 
@@ -106,17 +106,17 @@ def run(hf_model: HuggingFaceModel, inputs: ForwardInputs) -> ForwardOutputs:
 
 
 def load(hf_model: HuggingFaceModel) -> tuple[Any, tuple[str, ...]]:
-    """Their model with the form's tensors, ready to be called, and the names of tensors it has no place for.
+    """A model of transformers with the given tensors, and the names of tensors that it does not have.
 
     Raises:
-      UserError: a tensor is missing or has another shape than their class wants, or there is no such class.
+      UserError: no class has these heads, or a tensor is missing or has another shape than the class expects.
     """
     import transformers
     from huggingface_hub.errors import StrictDataclassError
 
     name = class_name(hf_model)
     model_class = getattr(transformers, name)
-    wanted = "" if _is_bare(name) else PREFIXES[family_of(hf_model)]
+    wanted = "" if _is_bare(name) else ENCODER_PREFIXES[family_of(hf_model)]
     state = _state(hf_model, wanted)
     ties = dict(model_class._tied_weights_keys or {})
     tied = _tie(hf_model, state, ties)
@@ -135,7 +135,7 @@ def load(hf_model: HuggingFaceModel) -> tuple[Any, tuple[str, ...]]:
 
 
 def _state(hf_model: HuggingFaceModel, wanted: str) -> dict[str, Any]:
-    """The tensors in float32, the encoder's under the prefix that their class wants."""
+    """The tensors in float32, the encoder's with the prefix that the class expects."""
     import torch
 
     prefix, state = prefix_of(hf_model), {}
@@ -147,14 +147,14 @@ def _state(hf_model: HuggingFaceModel, wanted: str) -> dict[str, Any]:
 
 
 def _tie(hf_model: HuggingFaceModel, state: dict[str, Any], ties: dict[str, str]) -> bool:
-    """Whether the decoder is the table of word embeddings; if not, a bias under one of its two names gets both.
+    """Whether the decoder equals the word embeddings; if not, a bias is stored under both of its names.
 
-    A decoder that is there counts, whatever the config says; where there is none, the config may forbid the tie.
+    A stored decoder decides, whatever the config says; without one, the config's tie_word_embeddings does.
 
     Args:
-      form: whose config it is.
+      hf_model: the source.
       state: the tensors; changed in place.
-      ties: their `_tied_weights_keys`: name of the copy -> name of the original.
+      ties: `_tied_weights_keys` of the class: name of the copy -> name of the original.
     """
     missing_is_tied = hf_model.config.get("tie_word_embeddings") is not False
     tied = all(
@@ -164,16 +164,16 @@ def _tie(hf_model: HuggingFaceModel, state: dict[str, Any], ties: dict[str, str]
     )
     for copy, original in ties.items():
         if not tied and copy.endswith("bias"):
-            output = state.get(copy, state.get(original))
-            state |= {copy: output, original: output} if output is not None else {}
+            bias = state.get(copy, state.get(original))
+            state |= {copy: bias, original: bias} if bias is not None else {}
     return tied
 
 
 def _config(hf_model: HuggingFaceModel, model_class: type, state: dict[str, Any], tied: bool) -> Any:
-    """Their config, with as many labels as the tensors have."""
+    """The config of transformers, with the number of labels that the tensors have."""
     config = model_class.config_class.from_dict(
         dict(hf_model.config) | {"chunk_size_feed_forward": 0}
-    )  # saves memory alone
+    )  # only affects memory
     config._attn_implementation = "eager"
     config.tie_word_embeddings = tied
     for name in (
@@ -188,7 +188,7 @@ def _config(hf_model: HuggingFaceModel, model_class: type, state: dict[str, Any]
 
 
 def _without_pooler(hf_model: HuggingFaceModel, state: dict[str, Any], name: str) -> dict[str, bool]:
-    """What tells the bare encoders of some families that there is no pooler."""
+    """The constructor argument that some encoder classes need if the model has no pooler."""
     has = any(part in state for part in ("pooler.weight", "pooler.dense.weight"))
     return {"add_pooling_layer": has} if _is_bare(name) and family_of(hf_model) in _POOLED else {}
 
@@ -205,11 +205,11 @@ def _arguments(hf_model: HuggingFaceModel, inputs: ForwardInputs) -> dict[str, n
     return arguments
 
 
-def _logits(hf_model: HuggingFaceModel, heads: Heads, output: Any) -> dict[str, Any]:
-    """Their logits, torch tensors, under our names."""
+def _logits(hf_model: HuggingFaceModel, heads: HeadsPresent, output: Any) -> dict[str, Any]:
+    """Logits as torch tensors, by the names of `ForwardOutputs`."""
     import torch
 
-    if heads.task is Task.SPAN:
+    if heads.task is TaskKind.SPAN:
         return {"task": torch.stack([output.start_logits, output.end_logits], -1)}
     if heads.mlm and heads.pair:
         names = _LOGITS[family_of(hf_model)]
