@@ -102,9 +102,8 @@ def family_of(hf_model: HuggingFaceModel) -> str:
     name = hf_model.config.get("model_type")
     family = MODEL_TYPE_ALIASES.get(name, name)
     if family not in ENCODER_PREFIXES:
-        raise UserError(
-            f"{hf_model.source}: model_type '{name}' is not one of {', '.join((*ENCODER_PREFIXES, *MODEL_TYPE_ALIASES))}"
-        )
+        supported = ", ".join((*ENCODER_PREFIXES, *MODEL_TYPE_ALIASES))
+        raise UserError(f"{hf_model.source}: model_type '{name}' is not one of {supported}")
     if is_causal(hf_model) and family not in CAUSAL_CLASSES:
         raise UserError(f"{hf_model.source}: is_decoder is set: only {' and '.join(CAUSAL_CLASSES)} are causal")
     kind = hf_model.config.get("position_embedding_type", "absolute")

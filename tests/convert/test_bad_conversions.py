@@ -81,10 +81,10 @@ def parts_of(place) -> input_formats.SourceModel:
 def test_nothing_there(refuses, tmp_path, forms):
     empty = tmp_path / "empty"
     empty.mkdir()
-    refuses(empty, str(empty), "holds no run and no model", "config.json", "bert_config.json", "work directory")
+    refuses(empty, str(empty), "is not a run or a model", "config.json", "bert_config.json", "work directory")
     shutil.copy(forms / "huggingface" / "config.json", empty)
-    refuses(empty, str(empty), "holds no run and no model", "model.safetensors or pytorch_model.bin")
-    refuses(tmp_path / "none", "none is no file and no directory")
+    refuses(empty, str(empty), "is not a run or a model", "model.safetensors or pytorch_model.bin")
+    refuses(tmp_path / "none", "none does not exist")
 
 
 def test_a_tensor_is_missing(refuses, spoil):
@@ -100,7 +100,7 @@ def test_a_tensor_too_many(refuses, spoil, tmp_path):
     near = f"the nearest name is '{LAYER}.output.dense.weight'"
     refuses(source, str(source), f"tensor '{spare}' is not part of this architecture", near, f"--drop '{spare}'")
     refuses(source, spare, arguments=("--drop", "cls.*.dense.bias"))
-    refuses(source, "--drop '*.dense.bias.*' fits no tensor of", arguments=("--drop", "*.dense.bias.*"))
+    refuses(source, "--drop '*.dense.bias.*' matches no tensor of", arguments=("--drop", "*.dense.bias.*"))
     assert cli.main(["convert", str(source), str(tmp_path / "new"), "--drop", "*.densee.*"]) == 0
     assert spare not in safetensors.numpy.load_file(tmp_path / "new" / "model.safetensors")
     # What is dropped and wanted is missing.
@@ -248,7 +248,7 @@ def test_fewer_rows_than_tokens(refuses, spoil):
 
     change_tensors(source, cut)
     change_json(source / "config.json", lambda about: about.update(vocab_size=20))
-    words = "the word table has 20 rows", "this is not the model's tokenizer"
+    words = "the word table has 20 rows", "the tokenizer belongs to another model"
     refuses(source, *words, arguments=("--trim-vocabulary",))
     refuses(source, "20", "tokenizer")
 
@@ -278,7 +278,7 @@ def test_a_file_of_a_model_is_its_directory(forms, refuses, tmp_path):
         jax.tree.map(np.testing.assert_array_equal, one, two)
     lonely = tmp_path / "lonely.safetensors"
     shutil.copy(forms / "huggingface" / "model.safetensors", lonely)
-    refuses(lonely, str(lonely), "holds no run and no model")
+    refuses(lonely, str(lonely), "is not a run or a model")
 
 
 def test_places_that_cannot_be_written(forms, refuses, tmp_path):
@@ -447,5 +447,5 @@ def test_a_pickle_that_wants_to_do_something(refuses, spoil, tmp_path):
     source = spoil("huggingface")
     (source / "model.safetensors").unlink()
     torch.save({"bert.embeddings.word_embeddings.weight": Evil()}, source / "pytorch_model.bin")
-    refuses(source, "pytorch_model.bin", "refused, because to read it would execute")
+    refuses(source, "pytorch_model.bin", "refused, because reading it would execute")
     assert not (tmp_path / "done").exists()

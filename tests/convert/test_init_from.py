@@ -160,7 +160,7 @@ def test_another_tokenizer_is_refused(tiny_config, tiny_run, other_corpus, tmp_p
 
 
 def test_a_source_that_is_not_there(tiny_config, tiny_corpus, tmp_path):
-    with pytest.raises(UserError, match="is no file and no directory"):
+    with pytest.raises(UserError, match="does not exist"):
         pretraining.pretrain(
             starting(tiny_config, tmp_path / "none"),
             [Part(tiny_corpus)],

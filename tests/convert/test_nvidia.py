@@ -116,7 +116,7 @@ def test_checkpoint(tmp_path, model, naming, new):
     path = tmp_path / "ckpt_8601.pt"
     torch.save(content, path, _use_new_zipfile_serialization=new)
     (tmp_path / "bert_config.json").write_text(json.dumps(CONFIG))
-    assert torch_checkpoint.kind_of(path) == "nvidia"
+    assert torch_checkpoint.detect_writer(path) == "nvidia"
     hf_model = nvidia.read(path)
     assert hf_model.config == CONFIG | {
         "model_type": "bert",
@@ -151,7 +151,7 @@ def test_what_is_wrong(tmp_path, model):
     torch.save({"model": state}, path)
     fails(str(config), "is missing")
     config.write_text(json.dumps({"vocab_size": 31}))
-    fails(str(config), "does not say hidden_size")
+    fails(str(config), "lacks hidden_size")
     config.write_text(json.dumps(CONFIG | {"vocab_size": 40}))
     fails(str(path), "32 rows", "40 tokens")
     config.write_text(json.dumps(CONFIG))

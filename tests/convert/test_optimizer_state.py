@@ -191,7 +191,7 @@ def test_init_from_nothing(tmp_path, tiny_corpus, capsys, monkeypatch):
     for those in (["--init-from", "nowhere"], ["--init-from=nowhere"]):
         assert cli.main([*common, *those]) == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert "nowhere is no file and no directory" in line
+        assert "nowhere does not exist" in line
     assert cli.main([*common, "--init-from"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "--start.source" in line or "--init-from" in line

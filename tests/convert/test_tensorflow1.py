@@ -289,9 +289,9 @@ def test_names_of_the_hub_module(tmp_path):
     ("family", "name", "said"),
     [
         ("bert", LAYER + "output/dens/kernel", f"the nearest known name is '{LAYER}output/dense/kernel'"),
-        ("bert", "start_logits/dense/kernel", "'start_logits/dense/kernel' is of run_squad_v2.py's beam search"),
-        ("bert", "bert/pooler/dense/bias/more", "tensor 'bert/pooler/dense/bias/more' is none of Google's bert"),
-        ("bert", "loss/output_weights", "tensor 'loss/output_weights' is none of Google's bert"),
+        ("bert", "start_logits/dense/kernel", "'start_logits/dense/kernel' belongs to run_squad_v2.py's beam search"),
+        ("bert", "bert/pooler/dense/bias/more", "tensor 'bert/pooler/dense/bias/more' is not part of Google's bert"),
+        ("bert", "loss/output_weights", "tensor 'loss/output_weights' is not part of Google's bert"),
     ],
 )
 def test_unknown_tensor(tmp_path, family, name, said):
@@ -301,7 +301,7 @@ def test_unknown_tensor(tmp_path, family, name, said):
 def test_unknown_tensor_to_write(tmp_path):
     message = refusal(tensorflow1.write, extended("bert", {"bert.pooler.weight": (4, 4)}), tmp_path / "out")
     nearest = "the nearest known name is 'bert.pooler.dense.weight'"
-    assert message == f"test: tensor 'bert.pooler.weight' is none of Google's bert; {nearest}"
+    assert message == f"test: tensor 'bert.pooler.weight' is not part of Google's bert; {nearest}"
 
 
 def test_configs_that_cannot_be_read(copied):

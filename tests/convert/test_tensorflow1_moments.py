@@ -62,7 +62,7 @@ def test_moments_of_another_optimizer(tmp_path):
     slots = [name for name in recipe.with_slots(VARIABLES["bert"]) if name not in VARIABLES["bert"]]
     other = "bert/pooler/dense/bias/AdamWeightDecayOptimizer"
     without(tmp_path, *slots, **{other: np.zeros(4, np.float32), "beta1_power": np.zeros((), np.float32)})
-    assert f"'{other}' is of an optimizer that is not supported" in refusal(tensorflow1.read_moments, tmp_path)
+    assert f"'{other}' belongs to an optimizer that is not supported" in refusal(tensorflow1.read_moments, tmp_path)
     assert len(tensorflow1.read(tmp_path).tensors) == len(VARIABLES["bert"])
 
 
@@ -75,7 +75,7 @@ def test_moments_to_write_have_to_be_whole(tmp_path):
         ((1, zeros, half_pooler), "'bert.pooler.dense.bias' has no moments (adam_v)"),
         ((1, zeros, less), "'cls.predictions.bias' has no moments (adam_v)"),
         ((1, less, less), "'cls.predictions.bias' has no moments (adam_m)"),
-        ((1, zeros | {"x": zeros["cls.predictions.bias"]}, zeros), "moments of 'x', which is no tensor of it"),
+        ((1, zeros | {"x": zeros["cls.predictions.bias"]}, zeros), "moments of 'x', which the model does not have"),
     ):
         assert said in refusal(tensorflow1.write, hf_model, tmp_path / "out", moments)
     assert not (tmp_path / "out").exists()

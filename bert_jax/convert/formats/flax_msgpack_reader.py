@@ -1,9 +1,9 @@
-"""Flax models of transformers 4: ``flax_model.msgpack``, whole or in shards, with ``config.json`` beside it.
+"""Reads Flax models of transformers 4: ``flax_model.msgpack``, whole or in shards, and ``config.json``.
 
-Their modules bear the names of the torch ones, heads included, so that only the leaves differ: a dense `kernel` is
+Module names equal those of the torch models, heads included; only the leaves differ: a dense `kernel` is
 [inputs, outputs], a LayerNorm has a `scale`, a table an `embedding`. (huggingface/transformers v4.46.3,
 src/transformers/models/{bert,roberta,albert,distilbert,electra}/modeling_flax_*.py; sharding: modeling_flax_utils.py.)
-Where the output table is the word table, they save the head's bias only.
+If the output table is the word table, only the head's bias is saved.
 """
 
 from pathlib import Path
@@ -32,38 +32,38 @@ LEAVES = {"kernel": "weight", "scale": "weight", "embedding": "weight"}
 
 
 def is_flax(directory: StoredPath) -> bool:
-    """Whether a directory holds such a model."""
+    """Whether a directory has a Flax model."""
     return any((Path(directory) / name).exists() for name in (WEIGHTS, f"{WEIGHTS}.index.json"))
 
 
 def read(directory: StoredPath) -> HuggingFaceModel:
-    """A model as transformers 4 saved it from Flax.
+    """Read a model that transformers 4 saved from Flax.
 
     Args:
       directory: on disk (storage.fetched).
 
     Raises:
-      UserError: a file is missing or damaged, or the model is of no family whose names are known.
+      UserError: a file is missing or damaged, or the model's family is not supported.
     """
-    place = Path(directory)
-    config = _config(place / CONFIG)
-    if (place / WEIGHTS).exists():
-        leaves = _leaves(place / WEIGHTS)
-    elif (place / f"{WEIGHTS}.index.json").exists():
-        index = place / f"{WEIGHTS}.index.json"
+    path = Path(directory)
+    config = _config(path / CONFIG)
+    if (path / WEIGHTS).exists():
+        leaves = _leaves(path / WEIGHTS)
+    elif (path / f"{WEIGHTS}.index.json").exists():
+        index = path / f"{WEIGHTS}.index.json"
         leaves = {}
         for shard in sorted(set(tensor_files.read_index(index).values())):
-            leaves |= _leaves(place / shard)
+            leaves |= _leaves(path / shard)
     else:
-        raise UserError(f"{directory}: no Flax model there: looked for {WEIGHTS}, {WEIGHTS}.index.json")
-    tensors = dict(_renamed(path, array, directory) for path, array in leaves.items())
+        raise UserError(f"{directory}: no Flax model: looked for {WEIGHTS}, {WEIGHTS}.index.json")
+    tensors = dict(_renamed(keys, array, directory) for keys, array in leaves.items())
     if config["model_type"] == "distilbert" and config.get("sinusoidal_pos_embds"):
-        raise UserError(f"{place / CONFIG}: sinusoidal_pos_embds is set: such position tables are not saved by Flax")
+        raise UserError(f"{path / CONFIG}: sinusoidal_pos_embds is set: Flax does not save such position tables")
     return HuggingFaceModel(config, LazyTensors(tensors), str(directory))
 
 
 def _config(path: Path) -> dict[str, Any]:
-    config = read_object(path, "copy it from where the weights came from")
+    config = read_object(path, "copy it from the source of the weights")
     kind = config.get("model_type")
     if kind not in MODEL_TYPES:
         raise UserError(f"{path}: model_type '{kind}' is not one of {', '.join(MODEL_TYPES)}")
@@ -71,7 +71,7 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def _leaves(path: Path) -> dict[tuple[str, ...], np.ndarray]:
-    """Arrays by path. Arrays above 1 GiB lie there in chunks, which flax joins; msgpack can execute nothing."""
+    """Arrays by path. Arrays above 1 GiB are stored in chunks, which flax joins; msgpack cannot execute code."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -82,7 +82,7 @@ def _leaves(path: Path) -> dict[tuple[str, ...], np.ndarray]:
         leaves = flax.traverse_util.flatten_dict(tree)
         return {tuple(map(str, path)): np.asarray(array) for path, array in leaves.items()}
     except Exception as error:
-        raise UserError(f"{path}: truncated, or no msgpack of Flax: fetch it again") from error
+        raise UserError(f"{path}: truncated, or not a msgpack file of Flax: fetch it again") from error
 
 
 def _renamed(path: tuple[str, ...], array: np.ndarray, source: StoredPath) -> tuple[str, LazyTensor]:

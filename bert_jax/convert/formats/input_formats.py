@@ -1,4 +1,4 @@
-"""Which format a source is in, found by looking, and how it is read."""
+"""Detects the format of a source and reads it."""
 
 import contextlib
 import dataclasses
@@ -40,20 +40,20 @@ DIRECTORY_FILES = (
     *(native.DESCRIPTION, native.PARAMS, huggingface.CONFIG, flax_msgpack_reader.WEIGHTS),
     *(f"{name}{end}" for name in (SAFETENSORS, PICKLE) for end in ("", ".index.json")),
 )
-"""Names of files that are nothing without what lies beside them: who gives one means its directory."""
+"""Names of files that are incomplete alone: such a path stands for its directory."""
 TORCH_FILES = (".pt", ".pth", ".bin", ".ckpt")
 
 
 @dataclasses.dataclass(frozen=True)
 class ReadOptions:
-    """What of a source is taken."""
+    """What to read of a source."""
 
     optimizer_state: bool = False
-    """The optimizer's moments, too."""
+    """Also read the optimizer's moments."""
     drop: tuple[str, ...] = ()
-    """Patterns of tensors to leave out."""
+    """Patterns of the names of tensors to leave out."""
     trim_vocabulary: bool = False
-    """Cut tables of the vocabulary to the tokenizer's size."""
+    """Remove rows after the tokenizer's last token from the vocabulary's tables."""
 
 
 class InputFormat(NamedTuple):
@@ -65,20 +65,22 @@ class InputFormat(NamedTuple):
     matches: Callable[[epath.Path], bool]
     """Whether a source is in this format."""
     read: Callable[[epath.Path, ReadOptions, Path], SourceModel]
-    """(source, wishes, an empty directory that lasts as long as the contents)."""
+    """(source, options, an empty directory that exists as long as the model is read)."""
 
 
 @contextlib.contextmanager
 def open_model(source: str | StoredPath, options: ReadOptions = ReadOptions()) -> Iterator[SourceModel]:
-    """The model that a source holds, read while the source is at hand: one in a bucket is copied for so long.
+    """Read the model of a source. Tensors are read on access, so use the model inside the `with` block.
+
+    A source in a bucket is copied to this host for the duration of the block.
 
     Raises:
-      UserError: nothing is there that is known, or it is damaged, or its store does not answer.
+      UserError: the source has no known format or is damaged, or its object store does not answer.
     """
     source = path(source)
     reach(source)
-    beside = [source.parent / name for name in (native.DESCRIPTION, huggingface.CONFIG)]
-    if source.name in DIRECTORY_FILES and source.is_file() and any(file.exists() for file in beside):
+    configs = [source.parent / name for name in (native.DESCRIPTION, huggingface.CONFIG)]
+    if source.name in DIRECTORY_FILES and source.is_file() and any(file.exists() for file in configs):
         source = source.parent
     if source.is_dir() and _is_run(source):
         _refuse_edits(source, options)
@@ -90,7 +92,7 @@ def open_model(source: str | StoredPath, options: ReadOptions = ReadOptions()) -
 
 @contextlib.contextmanager
 def _local_copy(source: StoredPath) -> Iterator[epath.Path]:
-    """The source on this host; of a file in a bucket, all that lies beside it, too."""
+    """The source on this host; for a file in a bucket, its whole directory is copied."""
     if source.is_dir() or not is_remote(source):
         with fetched(source) as local:
             yield local
@@ -104,9 +106,9 @@ def _detect(source: epath.Path) -> InputFormat:
         if input_format.matches(source):
             return input_format
     if not source.exists():
-        raise UserError(f"{source} is no file and no directory: give the work directory of a run, or a model")
+        raise UserError(f"{source} does not exist: give the work directory of a run, or a model")
     known = "; ".join(input_format.description for input_format in FORMATS)
-    raise UserError(f"{source} holds no run and no model that can be read. Known are: a work directory; {known}")
+    raise UserError(f"{source} is not a run or a model in a supported format. Supported are: a work directory; {known}")
 
 
 def _is_run(source: StoredPath) -> bool:
@@ -129,7 +131,9 @@ def _read_native(source: epath.Path, options: ReadOptions, scratch: Path) -> Sou
 
 def _refuse_edits(source: StoredPath, options: ReadOptions) -> None:
     if options.drop or options.trim_vocabulary:
-        raise UserError(f"{source} is a model of ours: --drop and --trim-vocabulary are for those of others")
+        raise UserError(
+            f"{source} is a run or model of bert_jax: --drop and --trim-vocabulary apply to other formats only"
+        )
 
 
 def _read_huggingface(source: epath.Path, options: ReadOptions, scratch: Path) -> SourceModel:
@@ -152,17 +156,17 @@ def _read_tensorflow(source: epath.Path, options: ReadOptions, scratch: Path) ->
 
 def _read_torch(source: epath.Path, options: ReadOptions, scratch: Path) -> SourceModel:
     local = Path(source)
-    kind = torch_checkpoint.kind_of(local)
+    kind = torch_checkpoint.detect_writer(local)
     if kind == "nvidia":
         return _source_model("nvidia", nvidia.read(local), find(source.parent), options)
     if kind == "state dict":
         raise UserError(
-            f"{source} is a state dict without settings: name it pytorch_model.bin, put its config.json beside it, and "
-            "give the directory"
+            f"{source} is a state dict without settings: name it pytorch_model.bin, put its config.json in the same "
+            "directory, and give the directory"
         )
     hf_model, files, notes = fairseq.read(local)
     if not files:
-        # Not vocab.bpe alone: without dict.txt its ids are GPT-2's.
+        # vocab.bpe alone is not enough: without dict.txt its ids are GPT-2's.
         made = source.parent / "tokenizer.json"
         source_model = _source_model("fairseq", hf_model, made if made.exists() else None, options)
         return dataclasses.replace(source_model, notes=tuple(notes))
@@ -176,7 +180,7 @@ def _read_torch(source: epath.Path, options: ReadOptions, scratch: Path) -> Sour
 def _source_model(
     name: str, hf_model: HuggingFaceModel, tokenizer: StoredPath | None, options: ReadOptions
 ) -> SourceModel:
-    """A form of theirs, less what is not wanted, as ours."""
+    """Apply the options to a model of transformers and convert it."""
     hf_model = dataclasses.replace(hf_model, config=normalize_hf_config(hf_model.config, hf_model.source))
     buffers = {key: hf_model.tensors[key] for key in hf_model.tensors if key.endswith(BUFFERS)}
     if options.drop:
@@ -190,7 +194,7 @@ def _source_model(
     if size is not None and size > model.config.vocab_size:
         raise UserError(
             f"{hf_model.source}: the tokenizer {tokenizer.name} has {size} tokens, the model rows for "
-            f"{model.config.vocab_size}: it is another model's"
+            f"{model.config.vocab_size}: it belongs to another model"
         )
     return SourceModel(name, hf_model.source, model, tokenizer, hf_model, buffers=buffers, hf_config=hf_model.config)
 
@@ -200,7 +204,7 @@ def _drop_tensors(hf_model: HuggingFaceModel, patterns: tuple[str, ...]) -> Hugg
         if not any(fnmatch.fnmatchcase(name, pattern) for name in hf_model.tensors):
             near = difflib.get_close_matches(pattern, list(hf_model.tensors), n=1, cutoff=0.0)
             raise UserError(
-                f"--drop '{pattern}' fits no tensor of {hf_model.source}, which has such as '{''.join(near)}'"
+                f"--drop '{pattern}' matches no tensor of {hf_model.source}, which has for example '{''.join(near)}'"
             )
     kept = {k: v for k, v in to_lazy(hf_model.tensors).items() if not any(fnmatch.fnmatchcase(k, p) for p in patterns)}
     return dataclasses.replace(hf_model, tensors=LazyTensors(kept))
@@ -219,7 +223,7 @@ def _is_native(source: epath.Path) -> bool:
 
 
 FORMATS = (
-    InputFormat("bert-jax", f"{native.DESCRIPTION} of ours", _is_native, _read_native),
+    InputFormat("bert-jax", f"{native.DESCRIPTION} of bert_jax", _is_native, _read_native),
     InputFormat(
         "huggingface",
         "model.safetensors or pytorch_model.bin with config.json",
@@ -230,4 +234,4 @@ FORMATS = (
     InputFormat("tensorflow1", "*.ckpt.index with bert_config.json", _is_tensorflow1, _read_tensorflow),
     InputFormat("torch", "a .pt of fairseq's RoBERTa or of NVIDIA's BERT", _is_torch_file, _read_torch),
 )
-"""In the order in which they are looked for: a directory may hold several."""
+"""In the order of detection: a directory may match several."""

@@ -1,8 +1,8 @@
-"""Our own form of a model that is no run: ``model.json``, ``params.safetensors`` and, if there are any, moments of an
-optimizer and buffers in files of their own.
+"""The native format of a model outside a run: ``model.json``, ``params.safetensors`` and optional files with the
+optimizer's moments and with buffers.
 
-Tensors are named by their paths in the tree of parameters and are float32. model.json has the SHA-256 of each file, and
-is what makes a directory a model.
+Tensors are float32 and named by their path in the parameter tree. model.json has the SHA-256 of each file; a directory
+without it is not a model.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ def write(
     buffers: Mapping[str, np.ndarray] | None = None,
     hf_config: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a model; with it the moments of an optimizer, tensors that are no parameters, and settings of others."""
+    """Write a model, and optionally the optimizer's moments, tensors that are not parameters, and its config.json."""
     _save(directory / PARAMS, name_leaves(model.params))
     about: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
@@ -64,34 +64,34 @@ def write(
     (directory / DESCRIPTION).write_text(json.dumps(about, indent=1) + "\n")
 
 
-class Read(NamedTuple):
-    """A model, and what lay beside it."""
+class NativeCheckpoint(NamedTuple):
+    """A model in the native format."""
 
     model: NativeModel
     optimizer_state: Moments | None
     buffers: dict[str, np.ndarray]
     hf_config: dict[str, Any]
-    """Of the foreign config.json that the model came with; empty if it came from a run."""
+    """The config.json of the model's first source; empty if that was a run."""
 
 
-def read(directory: StoredPath) -> Read:
-    """What `write` wrote.
+def read(directory: StoredPath) -> NativeCheckpoint:
+    """Read what `write` wrote.
 
     Raises:
-      UserError: a file is missing, damaged, of a version that is not known, or holds a value that is not finite.
+      UserError: a file is missing, damaged or of an unknown version, or has a value that is not finite.
     """
-    about = _description(directory)
-    described = str(directory / DESCRIPTION)
+    about = _read_description(directory)
+    description = str(directory / DESCRIPTION)
     for name, digest in about["sha256"].items():
         if not (directory / name).is_file() or _digest(directory / name) != digest:
             raise UserError(f"{directory / name} is missing or damaged: convert it again")
     parts = {name: part for name, part in about["heads"].items() if name != "task"}
     task = about["heads"]["task"]
     if task is not None:
-        parts["task"] = dataclass_from_json(TaskHead, task, described)
+        parts["task"] = dataclass_from_json(TaskHead, task, description)
     config, heads = (
-        dataclass_from_json(ModelConfig, about["model"], described),
-        dataclass_from_json(Heads, parts, described),
+        dataclass_from_json(ModelConfig, about["model"], description),
+        dataclass_from_json(Heads, parts, description),
     )
     shapes = bert.shapes(config, heads)
     model = NativeModel(about["family"], config, heads, _load(directory / PARAMS, shapes))
@@ -101,18 +101,18 @@ def read(directory: StoredPath) -> Read:
         optimizer_state = Moments(about["step"], trees["mu"], trees["nu"])
     if BUFFERS in about["sha256"]:
         buffers = dict(open_safetensors(Path(directory / BUFFERS)))
-    return Read(model, optimizer_state, buffers, about.get("settings", {}))
+    return NativeCheckpoint(model, optimizer_state, buffers, about.get("settings", {}))
 
 
-def _description(directory: StoredPath) -> dict[str, Any]:
+def _read_description(directory: StoredPath) -> dict[str, Any]:
     path = directory / DESCRIPTION
     about = read_object(path, "convert the model again")
     version = about.get("format_version")
     if version != FORMAT_VERSION:
         raise UserError(f"{path} has format version {version}, this bert_jax reads {FORMAT_VERSION}: update bert_jax")
-    tables = all(isinstance(about.get(name), dict) for name in ("sha256", "heads", "model"))
+    has_sections = all(isinstance(about.get(name), dict) for name in ("sha256", "heads", "model"))
     if (
-        not tables
+        not has_sections
         or about.get("family") not in [*FAMILIES]
         or not {PARAMS} <= about["sha256"].keys() <= {PARAMS, MOMENTS, BUFFERS}
         or "task" not in about["heads"]
@@ -132,11 +132,11 @@ def _load(path: StoredPath, shapes: Params) -> Params:
     tensors = open_safetensors(Path(path))
 
     def check(name: str, leaf: jax.ShapeDtypeStruct) -> None:
-        found = tensors.lazy_tensors[name][:2] if name in tensors else None
-        if found != (leaf.shape, "float32"):
-            has = "does not have" if found is None else f"has with shape {list(found[0])}, {found[1]}"
+        actual = tensors.lazy_tensors[name][:2] if name in tensors else None
+        if actual != (leaf.shape, "float32"):
+            has = "does not have" if actual is None else f"has with shape {list(actual[0])}, {actual[1]}"
             raise UserError(
-                f"{path.parent / DESCRIPTION} wants {name} of shape {list(leaf.shape)}, float32, which {path.name} "
+                f"{path.parent / DESCRIPTION} needs {name} of shape {list(leaf.shape)}, float32, which {path.name} "
                 f"{has}: convert the model again"
             )
 
@@ -145,7 +145,7 @@ def _load(path: StoredPath, shapes: Params) -> Params:
         check_finite(name, array, str(path))
         return array
 
-    map_with_paths(check, shapes)  # all, before memory is allocated for any
+    map_with_paths(check, shapes)  # before memory is allocated for any tensor
     return map_with_paths(take, shapes)
 
 
