@@ -43,9 +43,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 # Google's "gelu" is the exact one (erf) in BERT's first code, and since commit bee6030 (see CyberZHG/keras-bert, issue
 # 129) the approximation with tanh, under the same name; in ALBERT it is the approximation. The files do not say
-# which one a model was trained with. transformers publishes all of Google's BERTs with "gelu", the exact one, and its default
-# for an ALBERT is "gelu_new", the approximation; bert_jax does the same. Files that bert_jax writes have GELU_KIND;
-# Google's code keeps unknown keys.
+# which one a model was trained with. transformers publishes all of Google's BERTs with "gelu", the exact one, and its
+# default for an ALBERT is "gelu_new", the approximation; bert_jax does the same. Files that bert_jax writes have
+# GELU_KIND; Google's code keeps unknown keys.
 GELU_KIND = "gelu_approximate"
 GELUS = {"none": "gelu", "tanh": "gelu_new"}
 UNMARKED_GELU = {"bert": "none", "albert": "tanh"}
