@@ -142,7 +142,7 @@ def test_encode_does_what_the_directory_says_and_conversions_keep_it(tiny_export
     skip = 1 + len(model.tokenizer.encode("wind"))
     tokens = [plain.forward([text], max_length=8).last_hidden_state[0][skip:] for text in lowered]
     expected = np.stack([hidden.max(0) / np.linalg.norm(hidden.max(0)) for hidden in tokens])
-    with pytest.warns(UserWarning, match="1 of 3 texts have more than 8 tokens and were cut"):
+    with pytest.warns(UserWarning, match="1 of 3 texts have more than 8 tokens and were truncated"):
         found = model.encode([TEXTS[0].upper(), *TEXTS[1:]])
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
     assert np.abs(plain.encode(TEXTS) - expected).max() > 0.1

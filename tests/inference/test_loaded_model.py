@@ -127,7 +127,7 @@ def unchecked(method):
         (lambda m: m.fill_mask("the [MASK]", top=-3), "top is -3: it must be from 1 to "),
         (lambda m: m.fill_mask("the [MASK]", top=100_000), "top is 100000: it must be from 1 to "),
         (lambda m: unchecked(m.encode)(None), "texts is NoneType, not an iterable of str"),
-        (lambda m: m.encode("the"), "put a single text into brackets"),
+        (lambda m: m.encode("the"), "put a single text into a list"),
         (lambda m: unchecked(m.encode)(b"the"), "texts is bytes, not an iterable of str"),
         (lambda m: unchecked(m.encode)(["the", None]), "text 1 is NoneType, not str"),
         (lambda m: unchecked(m.encode)(iter(["the", b"river"])), "text 1 is bytes, not str"),

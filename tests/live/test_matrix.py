@@ -203,7 +203,7 @@ def test_not_in(family, format, saved, tmp_path):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_program_for_serving_is_no_source(family, written, tmp_path):
-    refused(written(family, "stablehlo")[0], tmp_path / "out", "bert-jax", "no model that can be read")
+    refused(written(family, "stablehlo")[0], tmp_path / "out", "bert-jax", "is not a run or a model")
 
 
 NOT_OUT = [cell for cell in SUPPORT if cell not in supported("out") and cell[1] in conversion.OUTPUT_FORMATS]

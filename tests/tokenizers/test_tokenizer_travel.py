@@ -9,7 +9,7 @@ from etils import epath
 from bert_jax.convert import tokenizer_files
 from bert_jax.errors import UserError
 from bert_jax.tokenizers import tokenizer as tokenizer_lib
-from bert_jax.tokenizers.albert import Preparation
+from bert_jax.tokenizers.albert import AlbertPreprocessing
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep.cli import main as cli
 
@@ -132,14 +132,14 @@ def test_a_model_file_of_albert(tmp_path, trained):
     albert = Tokenizer.load(folder)
     assert ids(plain) == ids(Tokenizer.load(trained["unigram"])) != ids(albert)
     assert albert.lowercase and albert.fingerprint != plain.fingerprint
-    assert ids(albert) == plain.encode_batch([Preparation()(text) for text in TEXTS])
-    assert Preparation()("``Café'' ÉCOLE ﬁ") == '"cafe" ecole fi'
+    assert ids(albert) == plain.encode_batch([AlbertPreprocessing()(text) for text in TEXTS])
+    assert AlbertPreprocessing()("``Café'' ÉCOLE ﬁ") == '"cafe" ecole fi'
     assert ids(Tokenizer.from_json(albert.to_json(), "here")) == ids(albert)
     assert albert.encode("É [MASK]", specials=True)[-1] == albert.mask_id
     cased = albert_directory(
         tmp_path / "cased", trained, {"model_type": "albert"}, {"do_lower_case": False, "keep_accents": True}
     )
-    assert ids(Tokenizer.load(cased)) == plain.encode_batch([Preparation(False, True)(text) for text in TEXTS])
+    assert ids(Tokenizer.load(cased)) == plain.encode_batch([AlbertPreprocessing(False, True)(text) for text in TEXTS])
     google = albert_directory(tmp_path / "google", trained, {})
     (google / "config.json").rename(google / "albert_config.json")
     assert ids(Tokenizer.load(google)) == ids(albert)

@@ -32,7 +32,7 @@ from bert_jax.convert.tensors import BUFFERS, LazyTensors, to_lazy
 from bert_jax.convert.translate import from_huggingface, moments_from_huggingface
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath, fetched, is_remote, path, reach
-from bert_jax.tokenizers.files import find
+from bert_jax.tokenizers.files import find_tokenizer_file
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.state import Moments
 
@@ -125,7 +125,13 @@ def _read_native(source: epath.Path, options: ReadOptions, scratch: Path) -> Sou
     model, optimizer_state, buffers, hf_config = native.read(source)
     kept = optimizer_state if options.optimizer_state else None
     return SourceModel(
-        "bert-jax", str(source), model, find(source), optimizer_state=kept, buffers=buffers, hf_config=hf_config
+        "bert-jax",
+        str(source),
+        model,
+        find_tokenizer_file(source),
+        optimizer_state=kept,
+        buffers=buffers,
+        hf_config=hf_config,
     )
 
 
@@ -137,16 +143,16 @@ def _refuse_edits(source: StoredPath, options: ReadOptions) -> None:
 
 
 def _read_huggingface(source: epath.Path, options: ReadOptions, scratch: Path) -> SourceModel:
-    return _source_model("huggingface", huggingface.read(source), find(source), options)
+    return _source_model("huggingface", huggingface.read(source), find_tokenizer_file(source), options)
 
 
 def _read_flax(source: epath.Path, options: ReadOptions, scratch: Path) -> SourceModel:
-    return _source_model("flax", flax_msgpack_reader.read(source), find(source), options)
+    return _source_model("flax", flax_msgpack_reader.read(source), find_tokenizer_file(source), options)
 
 
 def _read_tensorflow(source: epath.Path, options: ReadOptions, scratch: Path) -> SourceModel:
     directory = source if source.is_dir() else source.parent
-    source_model = _source_model("tensorflow1", tensorflow1.read(source), find(directory), options)
+    source_model = _source_model("tensorflow1", tensorflow1.read(source), find_tokenizer_file(directory), options)
     found = tensorflow1.read_moments(source) if options.optimizer_state else None
     if found is None:
         return source_model
@@ -158,7 +164,7 @@ def _read_torch(source: epath.Path, options: ReadOptions, scratch: Path) -> Sour
     local = Path(source)
     kind = torch_checkpoint.detect_writer(local)
     if kind == "nvidia":
-        return _source_model("nvidia", nvidia.read(local), find(source.parent), options)
+        return _source_model("nvidia", nvidia.read(local), find_tokenizer_file(source.parent), options)
     if kind == "state dict":
         raise UserError(
             f"{source} is a state dict without settings: name it pytorch_model.bin, put its config.json in the same "
@@ -173,7 +179,7 @@ def _read_torch(source: epath.Path, options: ReadOptions, scratch: Path) -> Sour
     for name, content in files.items():
         (scratch / name).write_bytes(content)
     return dataclasses.replace(
-        _source_model("fairseq", hf_model, find(epath.Path(scratch)), options), notes=tuple(notes)
+        _source_model("fairseq", hf_model, find_tokenizer_file(epath.Path(scratch)), options), notes=tuple(notes)
     )
 
 
