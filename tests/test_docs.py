@@ -184,7 +184,7 @@ def test_readme_names_only_flags_that_exist():
     known |= {"--hosts", "--devices", "--topology", "--cluster.coordinator", "--cluster.processes", "--cluster.process"}
     known |= {"--micro-batch", "--plot", "--log.no-layers", "--against", "--wrong"}
     known |= {"--rounds", "--plot", "--format", "--seq-len", "--rows"}
-    known |= {"--init-from", "--moments", "--drop", "--trim-vocabulary", "--force", "--pooling"}
+    known |= {"--init-from", "--optimizer-state", "--drop", "--trim-vocabulary", "--force", "--pooling"}
     known |= {
         "--nodes",
         "--ntasks-per-node",

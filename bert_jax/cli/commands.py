@@ -160,8 +160,8 @@ class Convert:
     """Directory to make; it must not exist."""
     to: Literal["huggingface", "pytorch", "tensorflow1", "bert-jax", "stablehlo"] = "huggingface"
     """Format to write."""
-    moments: Literal["drop", "keep"] = "drop"
-    """What becomes of the optimizer's moments; bert-jax and tensorflow1 can hold them."""
+    optimizer_state: Literal["drop", "keep"] = "drop"
+    """Whether to keep the optimizer's moments; the formats bert-jax and tensorflow1 can hold them."""
     drop: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="PATTERN")] = ()
     """Leave out tensors of the source by their names (* stands for anything). Give it once for each of several."""
     trim_vocabulary: bool = False

@@ -190,9 +190,9 @@ def convert(arguments: Sequence[str]) -> None:
     from bert_jax.distributed import worker
 
     worker.disable_absent_tpu_backend()
-    wishes = input_formats.Wishes(asked.moments == "keep", asked.drop, asked.trim_vocabulary)
+    options = input_formats.ReadOptions(asked.optimizer_state == "keep", asked.drop, asked.trim_vocabulary)
     report = conversion.convert(
-        asked.source, asked.destination, asked.to, wishes, force=asked.force, pooling=asked.pooling
+        asked.source, asked.destination, asked.to, options, force=asked.force, pooling=asked.pooling
     )
     print(json.dumps(report.to_dict()) if asked.json else "\n".join([*report.lines(), f"wrote {asked.destination}"]))
 

@@ -1,4 +1,4 @@
-"""One conversion: read, write beside the destination, prove that both are the same model, and move it there."""
+"""One conversion: read the source, write a scratch directory, check parity, and move the directory into place."""
 
 import contextlib
 import dataclasses
@@ -16,120 +16,127 @@ from etils import epath
 
 from bert_jax.convert import sentence_transformers, tokenizer_check
 from bert_jax.convert.formats import huggingface, input_formats, native, stablehlo, tensor_files, tensorflow1
-from bert_jax.convert.hf_model import Form
+from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.model_card import CARD, write_card
-from bert_jax.convert.parity import our_forward, parity_report
+from bert_jax.convert.parity import jax_forward, parity_report
 from bert_jax.convert.parity.bitwise_diff import differences
 from bert_jax.convert.parity.sample_texts import sample_inputs
-from bert_jax.convert.source_model import Contents
-from bert_jax.convert.translate import moments_to, to_form, without_base
+from bert_jax.convert.source_model import SourceModel
+from bert_jax.convert.translate import moments_to_huggingface, strip_base_prefix, to_huggingface
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath, check_reachable, copy_tree, describe_full_disk, is_remote, walk_files
 
-OUTDATED = (
+STALE_HF_FIELDS = (
     *("transformers_version", "torch_dtype", "dtype", "_name_or_path", "_attn_implementation", "auto_map"),
     *("rope_parameters", "rope_scaling", "layer_types"),
 )
-"""Settings of a foreign config.json that are not true of what is written, or are said there in another way."""
-OF_THEIRS = ("embedding_dropout",)
-"""Settings that our config has no field for, and so writes with the value of another."""
-OF_A_DECODER, OF_A_HEAD = ("tie_word_embeddings",), ("classifier_activation",)
-"""Settings of parts that a model may lack; our config then has no field for them."""
+"""Fields of a source's config.json that are dropped: they do not hold for the written model, or are replaced."""
+HF_ONLY_FIELDS = ("embedding_dropout",)
+"""Fields that `ModelConfig` lacks and derives from another field: the source's value takes precedence."""
+DECODER_FIELDS, HEAD_FIELDS = ("tie_word_embeddings",), ("classifier_activation",)
+"""Fields of parts that a model may lack: the source's value is kept if the model lacks the part."""
 
 
-class Target(NamedTuple):
+class OutputFormat(NamedTuple):
     """One format that can be written."""
 
-    write: Callable[[Contents, Path], None]
-    """Into an empty directory."""
-    last: str
-    """The file without which a directory is no model; it comes last into an object store."""
-    moments: bool = False
-    """Whether it has a place for an optimizer's moments."""
-    transformers: bool = False
-    """Whether transformers opens it, tokenizer and all."""
+    write: Callable[[SourceModel, Path], None]
+    """(model, an empty directory to write into)."""
+    final_file: str
+    """The file that makes a directory a model; in an object store it is written last."""
+    optimizer_state: bool = False
+    """Whether it can hold the optimizer's moments."""
+    for_transformers: bool = False
+    """Whether transformers loads it, tokenizer included."""
     sentences: bool = False
-    """Whether sentence-transformers' files go with it."""
+    """Whether it includes the files of sentence-transformers."""
 
 
 def convert(
     source: StoredPath,
     destination: StoredPath,
     to: str,
-    wishes: input_formats.Wishes = input_formats.Wishes(),  # noqa: B008 (frozen)
+    read_options: input_formats.ReadOptions = input_formats.ReadOptions(),  # noqa: B008 (frozen)
     *,
     force: bool = False,
     pooling: str | None = None,
-) -> parity_report.Report:
-    """Write a model in another format. The destination appears whole or not at all, with a card that says what it is.
+) -> parity_report.ParityReport:
+    """Write a model in another format, with a model card. The destination appears complete or not at all.
 
     Args:
-      source: a run or a model (formats/input_formats/input_formats.py).
-      destination: a directory to make.
-      to: a name of `TARGETS`.
-      wishes: what of the source is taken.
-      force: write it even if the parity report fails.
-      pooling: of `sentence_transformers.POOLINGS`: write the files with which sentence-transformers pools so. None:
-        keep those of the source, if it has any.
+      source: a run or a model (formats/input_formats.py).
+      destination: the directory to create.
+      to: a name of `OUTPUT_FORMATS`.
+      read_options: which parts of the source to read.
+      force: keep the destination even if the parity report fails.
+      pooling: one of `sentence_transformers.POOLINGS`: write the files that make sentence-transformers pool this way.
+        None: copy the source's files, if it has any.
 
     Returns:
       the parity report.
 
     Raises:
-      UserError: no model at the source, a destination that exists, a model, moments or a pooling that the format
-        or the model cannot have, no moments where they are wished for, a report that fails, or a full disk.
+      UserError: no model at the source, an existing destination, a model, optimizer state or pooling that the format
+        or the model does not support, missing optimizer state, a failed parity report, or a full disk.
     """
-    if wishes.moments and not TARGETS[to].moments:
-        raise UserError(f"--moments keep: {to} has no place for an optimizer's moments: use --to bert-jax")
-    if pooling is not None and not TARGETS[to].sentences:
-        raise UserError(f"--pooling {pooling}: {to} has no place for it: use --to huggingface")
+    if read_options.optimizer_state and not OUTPUT_FORMATS[to].optimizer_state:
+        raise UserError(f"--optimizer-state keep: {to} cannot hold the optimizer's moments: use --to bert-jax")
+    if pooling is not None and not OUTPUT_FORMATS[to].sentences:
+        raise UserError(f"--pooling {pooling}: {to} cannot hold a pooling: use --to huggingface")
     check_reachable(destination)
-    # A link that leads nowhere does not exist, and yet it is in the way.
+    # exists() is False for a broken link, which would block the rename.
     if destination.exists() or os.path.lexists(destination):
         raise UserError(f"{destination} exists already: choose another destination, or remove it")
     with (
-        _signals_raise() as raise_pending,
-        _full_disk_named(destination),
-        input_formats.opened(source, wishes) as contents,
-        _beside(destination) as inside,
+        _signals_as_exceptions() as raise_pending,
+        _full_disk_as_user_error(destination),
+        input_formats.open_model(source, read_options) as source_model,
+        _scratch_directory(destination) as output_directory,
     ):
-        if wishes.moments and contents.moments is None:
-            raise UserError(f"{source} has no moments of an optimizer: convert it with --moments drop")
-        TARGETS[to].write(contents, inside)
-        if TARGETS[to].sentences:
-            _write_sentence_embedding(contents, inside, pooling)
-        report = _prove(contents, inside, to)
+        if read_options.optimizer_state and source_model.optimizer_state is None:
+            raise UserError(f"{source} has no optimizer moments: convert it with --optimizer-state drop")
+        OUTPUT_FORMATS[to].write(source_model, output_directory)
+        if OUTPUT_FORMATS[to].sentences:
+            _write_sentence_embedding(source_model, output_directory, pooling)
+        report = _check_parity(source_model, output_directory, to)
         if not report.passed and not force:
             raise UserError(
-                f"{source} and what was written of it are not the same model ({report.failures[0]}): nothing is kept; "
-                "--force keeps it"
+                f"{source} and the converted model differ ({report.failures[0]}): nothing is kept; "
+                "use --force to keep it"
             )
-        if (tokenizer := contents.loaded_tokenizer) is not None and tokenizer.note:
+        if (tokenizer := source_model.loaded_tokenizer) is not None and tokenizer.note:
             print(f"note: {tokenizer.note}", file=sys.stderr)
-        sentences = TARGETS[to].transformers and (inside / sentence_transformers.MODULES).exists()
-        card = write_card(destination.name, contents, to, report, sentences=sentences)
-        (inside / CARD).write_text(card, encoding="utf-8", errors="replace")
+        sentences = OUTPUT_FORMATS[to].for_transformers and (output_directory / sentence_transformers.MODULES).exists()
+        card = write_card(destination.name, source_model, to, report, sentences=sentences)
+        (output_directory / CARD).write_text(card, encoding="utf-8", errors="replace")
         raise_pending()
-        _move(inside, destination, TARGETS[to].last)
+        _move_into_place(output_directory, destination, OUTPUT_FORMATS[to].final_file)
     return report
 
 
 @contextlib.contextmanager
-def _signals_raise() -> Iterator[Callable[[], None]]:
-    """Inside, SIGTERM, SIGHUP and SIGINT raise an exception, so that the files are removed; a second signal is ignored.
+def _signals_as_exceptions() -> Iterator[Callable[[], None]]:
+    """SIGTERM, SIGHUP and SIGINT raise an exception in the block, so that files are removed; later signals are ignored.
 
-    Python discards an exception that is raised while it runs a destructor or a callback of the garbage collector: the
-    function that this yields raises it again. Handlers of the caller stay, and other threads than the first cannot
-    have any.
+    Python discards an exception raised in a destructor or in a callback of the garbage collector: the yielded function
+    raises it again. Handlers that the caller installed are kept; only the main thread can have handlers.
     """
     pending: list[BaseException] = []
-    usual = {signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
-    first = threading.current_thread() is threading.main_thread()
-    handlers = {number: handler for number, handler in usual.items() if first and signal.getsignal(number) is handler}
+    default_handlers = {
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
+        signal.SIGINT: signal.default_int_handler,
+    }
+    is_main = threading.current_thread() is threading.main_thread()
+    handlers = {
+        number: handler
+        for number, handler in default_handlers.items()
+        if is_main and signal.getsignal(number) is handler
+    }
 
     def stop(number: int, frame: object) -> None:
-        for each in handlers:
-            signal.signal(each, signal.SIG_IGN)
+        for handled in handlers:
+            signal.signal(handled, signal.SIG_IGN)
         pending.append(KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number))
         raise pending[0]
 
@@ -147,8 +154,8 @@ def _signals_raise() -> Iterator[Callable[[], None]]:
 
 
 @contextlib.contextmanager
-def _full_disk_named(destination: StoredPath) -> Iterator[None]:
-    """A disk that is full while a destination is written becomes a UserError."""
+def _full_disk_as_user_error(destination: StoredPath) -> Iterator[None]:
+    """Turn the error of a full disk into a UserError."""
     try:
         yield
     except Exception as error:
@@ -159,159 +166,175 @@ def _full_disk_named(destination: StoredPath) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _beside(destination: StoredPath) -> Iterator[Path]:
-    """An empty directory from which `_move` is a rename, if the destination is on a disk.
+def _scratch_directory(destination: StoredPath) -> Iterator[Path]:
+    """An empty directory on the destination's file system, so that `_move_into_place` is a rename.
 
-    Parents of the destination that are made for it go again if it is not.
+    Parents of the destination that were created for it are removed if nothing is written.
     """
-    place = None if is_remote(destination) else destination.parent
-    missing = [] if place is None else [parent for parent in (place, *place.parents) if not parent.exists()]
+    parent = None if is_remote(destination) else destination.parent
+    missing = [] if parent is None else [parent for parent in (parent, *parent.parents) if not parent.exists()]
     try:
         try:
-            if place is not None:
-                place.mkdir(parents=True, exist_ok=True)
-            made = tempfile.TemporaryDirectory(dir=place, prefix=".bert-jax-convert-")
+            if parent is not None:
+                parent.mkdir(parents=True, exist_ok=True)
+            scratch_directory = tempfile.TemporaryDirectory(dir=parent, prefix=".bert-jax-convert-")
         except OSError as error:
-            raise _unwritable(destination, error) from error
-        with made as scratch:
-            inside = Path(scratch) / "model"
-            inside.mkdir()
-            yield inside
+            raise _unwritable_error(destination, error) from error
+        with scratch_directory as scratch:
+            output_directory = Path(scratch) / "model"
+            output_directory.mkdir()
+            yield output_directory
     finally:
         for parent in missing:
             if os.path.lexists(parent) and not any(parent.iterdir()):
                 parent.rmdir()
 
 
-def _unwritable(destination: StoredPath, error: OSError) -> UserError:
+def _unwritable_error(destination: StoredPath, error: OSError) -> UserError:
     reason = (error.strerror or str(error)).lower()
     return UserError(f"cannot write to {destination.parent} ({reason}): choose another destination")
 
 
-def _move(inside: Path, destination: StoredPath, last: str) -> None:
-    for file in inside.iterdir():
+def _move_into_place(output_directory: Path, destination: StoredPath, final_file: str) -> None:
+    for file in output_directory.iterdir():
         if file.is_file():
-            shutil.copymode(inside / CARD, file)  # libraries make some that only their owner may read
+            shutil.copymode(output_directory / CARD, file)  # some libraries create files that only the owner can read
     if not is_remote(destination):
         try:
-            inside.rename(destination)
+            output_directory.rename(destination)
         except OSError as error:
             if not destination.exists():
-                raise _unwritable(destination, error) from error
-            raise UserError(f"{destination} was made in the meantime: choose another destination") from error
+                raise _unwritable_error(destination, error) from error
+            raise UserError(f"{destination} was created in the meantime: choose another destination") from error
         return
-    held_back = (inside / last).rename(inside.parent / last)
-    names = [*(file.relative_to(inside).as_posix() for file in walk_files(epath.Path(inside))), last]
+    held_back = (output_directory / final_file).rename(output_directory.parent / final_file)
+    names = [
+        *(file.relative_to(output_directory).as_posix() for file in walk_files(epath.Path(output_directory))),
+        final_file,
+    ]
     try:
-        copy_tree(inside, destination)
-        (destination / last).write_bytes(held_back.read_bytes())
+        copy_tree(output_directory, destination)
+        (destination / final_file).write_bytes(held_back.read_bytes())
     except BaseException:
         for name in names:
             (destination / name).unlink(missing_ok=True)
         raise
 
 
-def _prove(contents: Contents, inside: Path, to: str) -> parity_report.Report:
-    """Another library's forward pass of the source beside ours of what was written, which is also the same to the bit.
+def _check_parity(source_model: SourceModel, output_directory: Path, to: str) -> parity_report.ParityReport:
+    """Compare the source in a reference library with the written model in JAX; parameters must be equal bit for bit.
 
-    The passes show that both sides mean the same by their tensors; of tables they see the rows that the sample reaches.
+    The forward passes show that both sides interpret the tensors alike; they read only some embedding rows.
     """
-    source_form = contents.form or to_form(contents.model, contents.source)
-    inputs = sample_inputs(source_form, contents.loaded_tokenizer)
-    other, library = parity_report.other_side(source_form, inputs)
-    for_them = TARGETS[to].transformers
-    agreement = tokenizer_check.agreement(contents, inside, for_them)
-    mask_BS, first, problems = inputs.attention_mask_BS, 0, ()
-    if to == "stablehlo":  # gives no hidden states but the last
-        ours, first = stablehlo.run(inside, inputs), len(other.hidden_states) - 1
-        other = dataclasses.replace(other, hidden_states=other.hidden_states[first:])
+    hf_model = source_model.hf_model or to_huggingface(source_model.model, source_model.source)
+    inputs = sample_inputs(hf_model, source_model.loaded_tokenizer)
+    reference, library = parity_report.reference_forward(hf_model, inputs)
+    agreement = tokenizer_check.compare_tokenizers(source_model, output_directory, OUTPUT_FORMATS[to].for_transformers)
+    mask_BS, first_layer, problems = inputs.attention_mask_BS, 0, ()
+    if to == "stablehlo":  # returns only the last hidden state
+        outputs, first_layer = stablehlo.run(output_directory, inputs), len(reference.hidden_states) - 1
+        reference = dataclasses.replace(reference, hidden_states=reference.hidden_states[first_layer:])
     else:
-        with input_formats.opened(inside, input_formats.Wishes(moments=contents.moments is not None)) as written:
-            ours, problems = our_forward.run(written.model, inputs), differences(contents, written)
-    report = parity_report.compare(ours, other, mask_BS, library=library, tokenizer=agreement, first_layer=first)
+        with input_formats.open_model(
+            output_directory, input_formats.ReadOptions(optimizer_state=source_model.optimizer_state is not None)
+        ) as written:
+            outputs, problems = jax_forward.run(written.model, inputs), differences(source_model, written)
+    report = parity_report.compare(
+        outputs, reference, mask_BS, library=library, tokenizer=agreement, first_layer=first_layer
+    )
     return dataclasses.replace(report, problems=(*report.problems, *problems))
 
 
-def _write_sentence_embedding(contents: Contents, directory: Path, pooling: str | None) -> None:
-    config = contents.model.config
+def _write_sentence_embedding(source_model: SourceModel, directory: Path, pooling: str | None) -> None:
+    config = source_model.model.config
     if pooling is None:
-        embedding = contents.sentence_embedding
+        embedding = source_model.sentence_embedding
     else:
-        sentence_transformers.checked_modes(pooling, config.direction)
+        sentence_transformers.resolve_pooling(pooling, config.direction)
         embedding = sentence_transformers.make(pooling, config.hidden_size, config.max_positions)
     if embedding is not None:
         sentence_transformers.write(directory, embedding)
 
 
-def _write_huggingface(contents: Contents, directory: Path) -> None:
-    form = _form(contents)
-    huggingface.write(directory, form, tensor_files.write_safetensors, tensor_files.SAFETENSORS)
-    tokenizer_check.put_theirs(contents, directory)
+def _write_huggingface(source_model: SourceModel, directory: Path) -> None:
+    hf_model = _hf_model(source_model)
+    huggingface.write(directory, hf_model, tensor_files.write_safetensors, tensor_files.SAFETENSORS)
+    tokenizer_check.write_hf_tokenizer(source_model, directory)
 
 
-def _write_pytorch(contents: Contents, directory: Path) -> None:
-    huggingface.write(directory, _form(contents), tensor_files.write_pickle, tensor_files.PICKLE)
-    tokenizer_check.put_theirs(contents, directory)
+def _write_pytorch(source_model: SourceModel, directory: Path) -> None:
+    huggingface.write(directory, _hf_model(source_model), tensor_files.write_pickle, tensor_files.PICKLE)
+    tokenizer_check.write_hf_tokenizer(source_model, directory)
 
 
-def _write_tensorflow(contents: Contents, directory: Path) -> None:
-    form, moments = to_form(contents.model, contents.source), None
-    if contents.moments is not None:
-        trees = (moments_to(contents.model, tree) for tree in contents.moments[1:])
-        moments = (contents.moments.step, *trees)
-    tensorflow1.write(form, directory, moments)
-    tokenizer_check.put_theirs(contents, directory)
+def _write_tensorflow(source_model: SourceModel, directory: Path) -> None:
+    hf_model, moments = to_huggingface(source_model.model, source_model.source), None
+    if source_model.optimizer_state is not None:
+        trees = (moments_to_huggingface(source_model.model, tree) for tree in source_model.optimizer_state[1:])
+        moments = (source_model.optimizer_state.step, *trees)
+    tensorflow1.write(hf_model, directory, moments)
+    tokenizer_check.write_hf_tokenizer(source_model, directory)
 
 
-def _write_own(contents: Contents, directory: Path) -> None:
-    tokenizer_check.put_ours(contents, directory)
-    native.write(directory, contents.model, contents.moments, contents.buffers, contents.settings)
+def _write_native(source_model: SourceModel, directory: Path) -> None:
+    tokenizer_check.write_native_tokenizer(source_model, directory)
+    native.write(
+        directory,
+        source_model.model,
+        source_model.optimizer_state,
+        source_model.buffers,
+        source_model.hf_config,
+    )
 
 
-def _write_stablehlo(contents: Contents, directory: Path) -> None:
-    stablehlo.write(directory, contents.model)
-    tokenizer_check.put_ours(contents, directory)
+def _write_stablehlo(source_model: SourceModel, directory: Path) -> None:
+    stablehlo.write(directory, source_model.model)
+    tokenizer_check.write_native_tokenizer(source_model, directory)
 
 
-def _form(contents: Contents) -> Form:
-    """The model under their names, with the buffers of a file that had some."""
-    form = without_base(to_form(contents.model, contents.source))
-    heads = contents.model.heads
-    kept_names = (*OF_THEIRS, *(() if heads.mlm else OF_A_DECODER), *(() if heads.mlm or heads.task else OF_A_HEAD))
+def _hf_model(source_model: SourceModel) -> HuggingFaceModel:
+    """The model with the names of transformers, and with the buffers and config fields of the source."""
+    hf_model = strip_base_prefix(to_huggingface(source_model.model, source_model.source))
+    heads = source_model.model.heads
+    kept_names = (
+        *HF_ONLY_FIELDS,
+        *(() if heads.mlm else DECODER_FIELDS),
+        *(() if heads.mlm or heads.task else HEAD_FIELDS),
+    )
     kept = {
         name: value
-        for name, value in contents.settings.items()
-        if name in kept_names or (name not in form.config and name not in OUTDATED)
+        for name, value in source_model.hf_config.items()
+        if name in kept_names or (name not in hf_model.config and name not in STALE_HF_FIELDS)
     }
-    config = form.config | kept | _special_ids(contents)
-    return dataclasses.replace(form, config=config, tensors={**form.tensors, **contents.buffers})
+    config = hf_model.config | kept | _special_ids(source_model)
+    return dataclasses.replace(hf_model, config=config, tensors={**hf_model.tensors, **source_model.buffers})
 
 
-def _special_ids(contents: Contents) -> dict[str, int | None]:
-    """What config.json says of special tokens: as in the source's, or as the tokenizer has it.
+def _special_ids(source_model: SourceModel) -> dict[str, int | None]:
+    """Ids of special tokens for config.json: those of the source's config, else those of the tokenizer.
 
     Raises:
-      UserError: a RoBERTa's positions do not begin behind its padding id, as they do in other people's code.
+      UserError: a RoBERTa's positions do not begin after its padding id, as transformers assumes.
     """
-    known = {name: i for name, i in contents.settings.items() if name.endswith("_token_id")}
-    tokenizer, offset = contents.loaded_tokenizer, contents.model.config.position_offset
+    known = {name: i for name, i in source_model.hf_config.items() if name.endswith("_token_id")}
+    tokenizer, offset = source_model.loaded_tokenizer, source_model.model.config.position_offset
     if known or tokenizer is None:
         return known
     if offset and tokenizer.pad_id != offset - 1:
         raise UserError(
-            f"{contents.source}: model.position_offset {offset} goes with the padding id {offset - 1}, and the "
-            f"tokenizer's is {tokenizer.pad_id}: transformers would count positions otherwise"
+            f"{source_model.source}: model.position_offset {offset} needs the padding id {offset - 1}, but "
+            f"the tokenizer's is {tokenizer.pad_id}: transformers would compute other positions"
         )
     ids = {"pad_token_id": tokenizer.pad_id}
-    first, last = tokenizer.cls_id, tokenizer.sep_id
-    special = {"bos_token_id": first, "cls_token_id": first, "eos_token_id": last, "sep_token_id": last}
-    return ids | (special if contents.model.family not in ("bert", "distilbert", "electra") else {})
+    cls, sep = tokenizer.cls_id, tokenizer.sep_id
+    special = {"bos_token_id": cls, "cls_token_id": cls, "eos_token_id": sep, "sep_token_id": sep}
+    return ids | (special if source_model.model.family not in ("bert", "distilbert", "electra") else {})
 
 
-TARGETS = {
-    "huggingface": Target(_write_huggingface, tensor_files.SAFETENSORS, transformers=True, sentences=True),
-    "pytorch": Target(_write_pytorch, tensor_files.PICKLE, transformers=True, sentences=True),
-    "tensorflow1": Target(_write_tensorflow, f"{tensorflow1.CHECKPOINT}.index", moments=True),
-    "bert-jax": Target(_write_own, native.DESCRIPTION, moments=True, sentences=True),
-    "stablehlo": Target(_write_stablehlo, stablehlo.PROGRAM),
+OUTPUT_FORMATS = {
+    "huggingface": OutputFormat(_write_huggingface, tensor_files.SAFETENSORS, for_transformers=True, sentences=True),
+    "pytorch": OutputFormat(_write_pytorch, tensor_files.PICKLE, for_transformers=True, sentences=True),
+    "tensorflow1": OutputFormat(_write_tensorflow, f"{tensorflow1.CHECKPOINT}.index", optimizer_state=True),
+    "bert-jax": OutputFormat(_write_native, native.DESCRIPTION, optimizer_state=True, sentences=True),
+    "stablehlo": OutputFormat(_write_stablehlo, stablehlo.PROGRAM),
 }

@@ -1,4 +1,4 @@
-"""What foreign formats are brought into and written from: a model under Hugging Face's names."""
+"""The common form of all foreign formats: a model with the names and layout of Hugging Face's transformers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,16 +8,16 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Form:
-    """A model as `transformers` would save it, wherever it came from or goes to.
+class HuggingFaceModel:
+    """A model as `transformers` saves it, whatever format it is read from or written to.
 
-    A format other than Hugging Face's is a renaming to and from this; so is a family of models (families/), on the
-    side of our own parameters.
+    Readers and writers of the other formats rename tensors to and from this form; the model families (families/) map
+    this form to and from the parameters of bert_jax.
     """
 
     config: dict[str, Any]
-    """What their ``config.json`` says; `model_type` is always there."""
+    """The content of ``config.json``; `model_type` is always present."""
     tensors: Mapping[str, np.ndarray]
-    """By their names, dense weights as [outputs, inputs]. A mapping may read a tensor when it is asked for."""
+    """By name in transformers, dense weights as [outputs, inputs]. The mapping may read a tensor on access."""
     source: str
-    """Where it was read, for messages."""
+    """Path it was read from, for messages."""

@@ -1,4 +1,4 @@
-"""Where a run's parameters come from if they are not drawn: another run, or an exported model."""
+"""Initial parameters of a run from another run or an exported model."""
 
 import sys
 from typing import Any
@@ -8,8 +8,8 @@ import numpy as np
 
 from bert_jax.config import Config, ModelConfig
 from bert_jax.convert.formats import input_formats
-from bert_jax.convert.source_model import Contents
-from bert_jax.convert.translate import other_field
+from bert_jax.convert.source_model import SourceModel
+from bert_jax.convert.translate import first_different_field
 from bert_jax.errors import UserError
 from bert_jax.model import bert
 from bert_jax.tokenizers.tokenizer import Tokenizer
@@ -23,114 +23,114 @@ MAY_DIFFER = {
     *("num_layers", "vocab_size", "initializer_range", "hidden_dropout", "attention_dropout"),
     *("attention", "compute_dtype", "remat", "scan_unroll"),
 }
-"""Fields of the model that no weight depends on, but for its first or last axis."""
-OF_VOCABULARY = ("encoder/embeddings/word", "mlm/bias")
-"""What `start.embeddings new` draws anew: all that has a row for each token id."""
+"""Fields of `ModelConfig` on which no parameter depends, or only its first or last axis."""
+VOCABULARY_PARAMS = ("encoder/embeddings/word", "mlm/bias")
+"""Parameters that `start.embeddings new` initializes: those with a row for each token id."""
 
 
 def load_initial_params(config: Config, tokenizer: Tokenizer) -> InitialParams:
-    """Parameters and, if the config says so, moments to start a run from.
+    """Read the parameters and, with start.moments keep, the optimizer's moments that a run starts from.
 
-    Layers are repeated or left out up to the phase's depth (training/stacking.py); a part that the source does not
-    have, such as a pair head, is drawn, and so is what belongs to the vocabulary if the config says so; its
-    moments are 0.
+    Layers are repeated or dropped to match the phase's depth (training/stacking.py). Parameters that the source lacks,
+    such as a pair head, and with start.embeddings new those of the vocabulary, are initialized at random; their moments
+    are 0.
 
     Args:
       config: with `start.source`.
-      tokenizer: of the run's corpora.
+      tokenizer: tokenizer of the run's corpora.
 
     Raises:
-      UserError: no model at the source, one of other widths, one with another vocabulary whose embeddings are to be
-        kept, or one without moments that are to be kept.
+      UserError: the source has no model, other widths, another vocabulary although the embeddings are kept, or no
+        moments although they are kept.
     """
     source, keep = config.start.source, config.start.optimizer_state == "keep"
     assert source is not None
-    with input_formats.opened(source, input_formats.Wishes(moments=keep)) as contents:
-        _refuse_other_vocabulary(contents, config, tokenizer)
-        if keep and contents.moments is None:
-            raise UserError(f"start.source {source} has no moments of an optimizer: set start.optimizer_state new")
-        _refuse_other_kinds(contents.model.config, config.model_of(0), source)
-        if (activation := contents.model.heads.mlm_activation) is not None:
+    with input_formats.open_model(source, input_formats.ReadOptions(optimizer_state=keep)) as source_model:
+        _check_vocabulary(source_model, config, tokenizer)
+        if keep and source_model.optimizer_state is None:
+            raise UserError(f"start.source {source} has no optimizer moments: set start.optimizer_state new")
+        _check_architecture(source_model.model.config, config.model_of(0), source)
+        if (activation := source_model.model.heads.mlm_activation) is not None:
             raise UserError(
                 f"start.source {source} has an MLM head with {activation}, this run's has {config.model.activation}: "
                 "convert it with --drop to leave the head out"
             )
-        drawn = bert.init(config.model_of(0), jax.random.key(config.seed), heads_of(config))
+        initialized = bert.init(config.model_of(0), jax.random.key(config.seed), heads_of(config))
         fitting = _Fitting(config)
-        params = fitting.fit(contents.model.params, drawn)
-        unused = sorted(name_leaves(contents.model.params).keys() - name_leaves(params).keys())
+        params = fitting.fit(source_model.model.params, initialized)
+        unused = sorted(name_leaves(source_model.model.params).keys() - name_leaves(params).keys())
         print(
-            f"starting from {source}; drawn anew: {', '.join(fitting.fresh) or 'nothing'}; "
-            f"not taken over: {', '.join(unused) or 'nothing'}",
+            f"starting from {source}; initialized at random: {', '.join(fitting.fresh) or 'nothing'}; "
+            f"not used: {', '.join(unused) or 'nothing'}",
             file=sys.stderr,
         )
-        if contents.moments is None:
+        if source_model.optimizer_state is None:
             return InitialParams(params, None)
         if fitting.fresh:
             raise UserError(
-                f"start.source {source} lacks {fitting.fresh[0]}, whose moments would be fresh ones beside old ones: "
+                f"start.source {source} lacks {fitting.fresh[0]}: its moments would be 0 with the kept step count: "
                 "set start.optimizer_state new"
             )
         zeros = jax.tree.map(np.zeros_like, params)
-        mu, nu = (fitting.fit(tree, zeros) for tree in contents.moments[1:])
-        return InitialParams(params, Moments(contents.moments.step, mu, nu))
+        mu, nu = (fitting.fit(tree, zeros) for tree in source_model.optimizer_state[1:])
+        return InitialParams(params, Moments(source_model.optimizer_state.step, mu, nu))
 
 
 class _Fitting:
-    """Puts what a source has into the shapes of a run.
+    """Fits the parameters of a source to the shapes of a run.
 
     Attributes:
-      fresh: paths of what it did not have.
+      fresh: paths that the source does not have.
     """
 
     def __init__(self, config: Config):
         self._config = config
         self.fresh: list[str] = []
 
-    def fit(self, there: Params, otherwise: Params) -> Params:
-        """A tree of the source's leaves, or of those of `otherwise` where it has none.
+    def fit(self, source_params: Params, default: Params) -> Params:
+        """A tree like `default`, with the source's leaves where it has them.
 
         Raises:
           UserError: a leaf has another width.
         """
-        named, start = name_leaves(there), self._config.start
+        named, start = name_leaves(source_params), self._config.start
         self.fresh = []
 
         def choose(path: str, leaf: jax.Array | np.ndarray) -> np.ndarray:
-            if path not in named or (start.embeddings == "new" and path in OF_VOCABULARY):
+            if path not in named or (start.embeddings == "new" and path in VOCABULARY_PARAMS):
                 self.fresh.append(path)
                 return np.asarray(leaf)
-            found = np.asarray(named[path])
+            array = np.asarray(named[path])
             if "/layers/" in path:
-                found = repeat_stack(found, len(leaf))
-            if found.shape != leaf.shape:
+                array = repeat_stack(array, len(leaf))
+            if array.shape != leaf.shape:
                 raise UserError(
-                    f"start.source {start.source}: {path} has shape {list(found.shape)}, this run needs "
+                    f"start.source {start.source}: {path} has shape {list(array.shape)}, this run needs "
                     f"{list(leaf.shape)}: only the depth and, with start.embeddings new, the vocabulary may differ"
                 )
-            return found
+            return array
 
-        return map_with_paths(choose, otherwise)
+        return map_with_paths(choose, default)
 
 
-def _refuse_other_vocabulary(contents: Contents, config: Config, tokenizer: Tokenizer) -> None:
+def _check_vocabulary(source_model: SourceModel, config: Config, tokenizer: Tokenizer) -> None:
     if config.start.embeddings == "new":
         return
     source = config.start.source
-    if contents.tokenizer is None:
-        raise UserError(f"start.source {source} has no tokenizer to compare: put its tokenizer.json beside it")
-    if Tokenizer.load(contents.tokenizer).fingerprint != tokenizer.fingerprint:
+    if source_model.tokenizer_path is None:
+        raise UserError(f"start.source {source} has no tokenizer to compare: put its tokenizer.json in its directory")
+    if Tokenizer.load(source_model.tokenizer_path).fingerprint != tokenizer.fingerprint:
         raise UserError(
             f"start.source {source} was trained with another tokenizer than the corpus: build the corpus with its "
             "tokenizer, or set start.embeddings new"
         )
 
 
-def _refuse_other_kinds(there: ModelConfig, here: ModelConfig, source: str) -> None:
-    """Weights fit by shape only would compute something else in another kind of model."""
-    name = other_field(there, here, MAY_DIFFER)
+def _check_architecture(source_config: ModelConfig, config: ModelConfig, source: str) -> None:
+    """Raise UserError if a field differs: weights of equal shapes would compute something else."""
+    name = first_different_field(source_config, config, MAY_DIFFER)
     if name is not None:
         raise UserError(
-            f"start.source {source} has model.{name} {getattr(there, name)}, this run {getattr(here, name)}: only the "
-            "depth and, with start.embeddings new, the vocabulary may differ"
+            f"start.source {source} has model.{name} {getattr(source_config, name)}, this run {getattr(config, name)}: "
+            "only the depth and, with start.embeddings new, the vocabulary may differ"
         )

@@ -1,4 +1,4 @@
-"""Dataclasses from JSON that anybody may have edited: every value is of its field's type, or one line says so."""
+"""Dataclasses from untrusted JSON: every value is checked against its field's type."""
 
 import dataclasses
 from typing import Any, TypeVar
@@ -9,20 +9,20 @@ from bert_jax.errors import UserError, short_repr
 T = TypeVar("T")
 
 
-def build(kind: type[T], values: Any, where: str) -> T:
-    """An instance of a dataclass.
+def dataclass_from_json(dataclass_type: type[T], values: Any, where: str) -> T:
+    """Build an instance of a dataclass.
 
     Args:
-      kind: with fields that `config_fields.check` knows.
-      values: by field, as JSON has them.
-      where: what messages begin with.
+      dataclass_type: its field types are those that `config.field_validation.check` knows.
+      values: parsed JSON, by field name.
+      where: prefix of error messages.
 
     Raises:
-      UserError: an unknown or missing field, a value that its field cannot have, or values that do not go together.
+      UserError: an unknown or missing field, a value that its field cannot have, or values that contradict each other.
     """
     if not isinstance(values, dict):
         raise UserError(f"{where}: {short_repr(values)} must be a JSON object")
-    fields = {field.name: field for field in dataclasses.fields(kind)}
+    fields = {field.name: field for field in dataclasses.fields(dataclass_type)}
     for name in values:
         if name not in fields:
             raise UserError(f"{where}: unknown field {short_repr(name)}")
@@ -30,7 +30,9 @@ def build(kind: type[T], values: Any, where: str) -> T:
     if missing:
         raise UserError(f"{where}: field '{missing[0]}' is missing")
     try:
-        built = kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+        built = dataclass_type(
+            **{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+        )
         field_validation.check(built, "")
     except UserError as error:
         raise UserError(f"{where}: {error}") from error

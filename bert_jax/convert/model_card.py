@@ -1,4 +1,4 @@
-"""The model card of a conversion: what the model is, where it came from, and what the parity report found.
+"""The model card of a conversion: description of the model, its source, and the parity report.
 
 Its front matter has the fields of model cards at the Hugging Face Hub (huggingface.co/docs/hub/model-cards).
 """
@@ -11,8 +11,8 @@ import jax
 import yaml
 
 from bert_jax import __version__
-from bert_jax.convert.parity.parity_report import Report
-from bert_jax.convert.source_model import Contents
+from bert_jax.convert.parity.parity_report import ParityReport
+from bert_jax.convert.source_model import SourceModel
 
 CARD = "README.md"
 FENCE = "---\n"
@@ -23,17 +23,17 @@ LIBRARIES = {
     "bert-jax": "bert_jax",
     "stablehlo": "jax",
 }
-"""By target: what opens it, as `library_name` says it."""
+"""By output format: the library that loads it (`library_name` of the card)."""
 PIPELINES = {
     "classification": "text-classification",
     "tagging": "token-classification",
     "span": "question-answering",
 }
-"""By kind of a task's head: the pipeline of transformers that runs it."""
-ORDER = ("language", "license", "library_name", "pipeline_tag", "base_model", "tags", "datasets", "metrics")
-"""The first fields of the front matter; those that a source's card has besides follow."""
+"""By kind of task head: the pipeline of transformers that runs it."""
+FIRST_FIELDS = ("language", "license", "library_name", "pipeline_tag", "base_model", "tags", "datasets", "metrics")
+"""The first fields of the front matter; other fields of the source's card follow."""
 
-USES = {
+USAGE_EXAMPLES = {
     "huggingface": """from transformers import AutoModel, AutoTokenizer
 
 model, tokenizer = AutoModel.from_pretrained("{name}"), AutoTokenizer.from_pretrained("{name}")""",
@@ -47,20 +47,20 @@ from safetensors.numpy import load_file
 model = jax.export.deserialize(Path("{name}/model.stablehlo").read_bytes())
 outputs = model.call(load_file("{name}/params.safetensors"), input_ids, token_type_ids, attention_mask)""",
 }
-USES["pytorch"] = USES["huggingface"]
-SENTENCES = """from sentence_transformers import SentenceTransformer
+USAGE_EXAMPLES["pytorch"] = USAGE_EXAMPLES["huggingface"]
+SENTENCE_EXAMPLE = """from sentence_transformers import SentenceTransformer
 
 vectors = SentenceTransformer("{name}").encode(["A text.", "Another one."])"""
-NEEDED_TO_SERVE = (
+SERVING_PACKAGES = (
     "jax, flatbuffers (which jax does not install) and safetensors: pip install jax flatbuffers safetensors"
 )
-FILL_MASK = """from transformers import pipeline
+FILL_MASK_EXAMPLE = """from transformers import pipeline
 
 pipeline("fill-mask", model="{name}")("A text with a {mask}.")"""
 
 
 class _FrontMatter(yaml.SafeLoader):
-    """YAML as the Hugging Face Hub reads it, version 1.2: `no` is Norwegian, where version 1.1 has a truth value."""
+    """YAML 1.2, which the Hugging Face Hub uses: `no` is the language Norwegian, and not false as in YAML 1.1."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 (of the base class)
         first: [(tag, pattern) for tag, pattern in resolvers if first in "tTfF" or tag != "tag:yaml.org,2002:bool"]
@@ -68,58 +68,58 @@ class _FrontMatter(yaml.SafeLoader):
     }
 
 
-def write_card(name: str, contents: Contents, to: str, report: Report, *, sentences: bool = False) -> str:
-    """Text of the card.
+def write_card(name: str, source_model: SourceModel, to: str, report: ParityReport, *, sentences: bool = False) -> str:
+    """Return the text of the card.
 
     Args:
-      name: of the destination.
-      contents: what was converted.
-      to: the format it was converted to.
-      report: on the conversion.
-      sentences: whether sentence-transformers opens it, too.
+      name: name of the destination.
+      source_model: the model that was converted.
+      to: the output format.
+      report: the parity report.
+      sentences: whether sentence-transformers loads it, too.
     """
-    family, config, heads, params = contents.model
+    family, config, heads, params = source_model.model
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     words = {"mlm": heads.mlm, "sentence-pair": heads.pair, "pooler": heads.has_pooler}
-    parts = [part for part, there in words.items() if there] + ([heads.task.kind] if heads.task else [])
-    tokenizer = contents.loaded_tokenizer
+    parts = [part for part, present in words.items() if present] + ([heads.task.kind] if heads.task else [])
+    tokenizer = source_model.loaded_tokenizer
     mask = None if tokenizer is None else tokenizer.id_to_token(tokenizer.mask_id)
-    front, unread = _front_matter(contents, to, sentences)
+    front, warnings = _front_matter(source_model, to, sentences)
     lines = [
         f"# {name}",
         "",
         f"A {family} with {config.num_layers} layers of width {config.hidden_size}, {count:,} parameters; on its "
         f"encoder: {', '.join(parts) or 'nothing'}.",
         "",
-        f"Converted from {contents.format} ({contents.source.rstrip('/').rpartition('/')[2]}) to {to} by bert_jax "
-        f"{__version__}.",
+        f"Converted from {source_model.format} ({source_model.source.rstrip('/').rpartition('/')[2]}) to {to} "
+        f"by bert_jax {__version__}.",
     ]
-    for note in (*contents.notes, *unread):
+    for note in (*source_model.notes, *warnings):
         lines += ["", note]
-    example = USES.get(to, "") if mask is not None or to == "stablehlo" else ""
+    example = USAGE_EXAMPLES.get(to, "") if mask is not None or to == "stablehlo" else ""
     if to in ("huggingface", "pytorch") and heads.mlm and mask is not None and config.direction == "bidirectional":
-        example = FILL_MASK
+        example = FILL_MASK_EXAMPLE
     if sentences:
-        example = SENTENCES
+        example = SENTENCE_EXAMPLE
     if example:
         lines += ["", "```python", example.format(name=name, mask=mask), "```"]
     if to == "stablehlo":
-        lines += ["", f"This needs {NEEDED_TO_SERVE}."]
+        lines += ["", f"This needs {SERVING_PACKAGES}."]
     head = f"{FENCE}{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}{FENCE}\n"
     return head + "\n".join([*lines, "", "## Parity", "", "```", *report.lines(), "```", ""])
 
 
-def _front_matter(contents: Contents, to: str, sentences: bool) -> tuple[dict[str, Any], list[str]]:
-    """What a card begins with, in YAML, as the Hugging Face Hub reads it; and sentences about what could not be read.
+def _front_matter(source_model: SourceModel, to: str, sentences: bool) -> tuple[dict[str, Any], list[str]]:
+    """The card's front matter, and warnings about what could not be read.
 
-    What the source's card says is kept, but for the library.
+    Fields of the source's card are kept, except `library_name`.
     """
-    _, config, heads, _ = contents.model
-    source_front, unread = _of_source(contents)
+    _, config, heads, _ = source_model.model
+    source_front, warnings = _source_front_matter(source_model)
     tags = source_front.get("tags")
     tags = tags if isinstance(tags, list) else [tags] if tags else []
     front = source_front | {"library_name": "sentence-transformers" if sentences else LIBRARIES[to]}
-    front["tags"] = [*dict.fromkeys([*map(str, tags), contents.model.family, "bert_jax"])]
+    front["tags"] = [*dict.fromkeys([*map(str, tags), source_model.model.family, "bert_jax"])]
     if sentences:
         pipeline = "sentence-similarity"
     elif heads.task is not None:
@@ -128,28 +128,28 @@ def _front_matter(contents: Contents, to: str, sentences: bool) -> tuple[dict[st
         pipeline = "fill-mask" if config.direction == "bidirectional" else "text-generation"
     else:
         pipeline = "feature-extraction"
-    derived = {"pipeline_tag": pipeline, "base_model": _hub_name(contents.settings.get("_name_or_path"))}
+    derived = {"pipeline_tag": pipeline, "base_model": _hub_name(source_model.hf_config.get("_name_or_path"))}
     front = {name: value for name, value in derived.items() if value is not None} | front
-    return {name: front[name] for name in sorted(front, key=lambda n: (*ORDER, n).index(n))}, unread
+    return {name: front[name] for name in sorted(front, key=lambda n: (*FIRST_FIELDS, n).index(n))}, warnings
 
 
-def _of_source(contents: Contents) -> tuple[dict[str, Any], list[str]]:
-    """The front matter of the card beside the source."""
-    place = Path(contents.source)
-    card = (place if place.is_dir() else place.parent) / CARD
-    if contents.format == "run" or not card.is_file():
+def _source_front_matter(source_model: SourceModel) -> tuple[dict[str, Any], list[str]]:
+    """The front matter of the source's card, and warnings about what could not be read."""
+    path = Path(source_model.source)
+    card = (path if path.is_dir() else path.parent) / CARD
+    if source_model.format == "run" or not card.is_file():
         return {}, []
-    found = re.match(rf"{FENCE}(.*?\n){FENCE}", card.read_text(encoding="utf-8", errors="replace"), re.DOTALL)
+    match = re.match(rf"{FENCE}(.*?\n){FENCE}", card.read_text(encoding="utf-8", errors="replace"), re.DOTALL)
     try:
-        front = yaml.load(found[1], _FrontMatter) if found else {}
+        front = yaml.load(match[1], _FrontMatter) if match else {}
     except (yaml.YAMLError, RecursionError, ValueError):
-        return {}, ["The front matter of the source's card could not be read: license and language are not known here."]
+        return {}, ["The front matter of the source's card could not be read: license and language are unknown."]
     known = isinstance(front, dict) and all(isinstance(name, str) for name in front)
     return (front, []) if known else ({}, [])
 
 
 def _hub_name(name: object) -> str | None:
-    """A model's name at the Hugging Face Hub; None for a local directory, or what is neither."""
+    """A model's name on the Hugging Face Hub; None if it is a local directory or not a valid name."""
     if not isinstance(name, str) or not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name) or Path(name).is_dir():
         return None
     return name

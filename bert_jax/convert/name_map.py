@@ -1,7 +1,7 @@
-"""Tables of names: where each tensor of theirs lies in ours, and the two ways across.
+"""Maps tensor names of transformers to parameter paths of bert_jax, and converts the tensors in both directions.
 
-Shapes: theirs are [outputs, inputs] for dense weights; ours have the inputs first, heads apart, and a leading axis over
-layers or parameter groups.
+Shapes: dense weights are [outputs, inputs] in transformers. In bert_jax the inputs come first, attention heads have an
+axis of their own, and a leading axis runs over layers or parameter groups.
 """
 
 import difflib
@@ -14,45 +14,45 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from bert_jax.convert.hf_model import Form
-from bert_jax.convert.tensors import WEIGHT_TYPES, Stored, no_weight, stored
+from bert_jax.convert.hf_model import HuggingFaceModel
+from bert_jax.convert.tensors import WEIGHT_TYPES, LazyTensor, to_lazy, weight_dtype_message
 from bert_jax.errors import UserError
 
 Params = dict[str, Any]
 
 
-class Kind(enum.Enum):
-    """How one tensor of ours becomes one of theirs; the value is the number of input axes that a kernel has in ours."""
+class Layout(enum.Enum):
+    """How a parameter becomes a tensor of transformers; the value is the number of the parameter's input axes."""
 
     VECTOR = None
-    """Flattened; tables too, which have the same two axes on both sides."""
+    """Flattened; also embedding tables, whose two axes are the same on both sides."""
     KERNEL = 1
     MERGING = 2
-    """The kernel behind the attention heads, whose inputs are [heads, size]."""
+    """The kernel that joins the attention heads: its inputs are [heads, head_size]."""
 
 
 class Entry(NamedTuple):
-    """One tensor of theirs, or one block of its rows, and where it lies in ours."""
+    """One tensor of transformers, or one block of its rows, and the parameter it belongs to."""
 
-    theirs: str
-    ours: str
-    kind: Kind
+    hf_name: str
+    param_path: str
+    kind: Layout
     layer: int | None = None
-    """Index on the leading axis of ours."""
+    """Index on the leading axis of the parameter."""
     part: int | None = None
-    """0, 1, 2 for query, key, value, which we keep in one array."""
+    """0, 1, 2 for query, key, value, which bert_jax keeps in one array."""
     block: tuple[int, int] = (0, 1)
-    """(i, n): the i-th of n equal blocks of their rows."""
+    """(i, n): the i-th of n equal blocks of the tensor's rows."""
 
 
-def table(theirs: str, ours: str) -> Iterator[Entry]:
-    """A tensor that is the same on both sides."""
-    yield Entry(theirs, ours, Kind.VECTOR)
+def same_layout(hf_name: str, param_path: str) -> Iterator[Entry]:
+    """A tensor that has the same shape on both sides, such as an embedding table or a bias."""
+    yield Entry(hf_name, param_path, Layout.VECTOR)
 
 
 def dense(
-    theirs: str,
-    ours: str,
+    hf_name: str,
+    param_path: str,
     layer: int | None = None,
     part: int | None = None,
     *,
@@ -60,114 +60,120 @@ def dense(
     merging: bool = False,
 ) -> Iterator[Entry]:
     """A dense layer: weight and, unless the family has none, bias."""
-    kind = Kind.MERGING if merging else Kind.KERNEL
-    yield Entry(f"{theirs}.weight", f"{ours}/kernel", kind, layer, part)
+    kind = Layout.MERGING if merging else Layout.KERNEL
+    yield Entry(f"{hf_name}.weight", f"{param_path}/kernel", kind, layer, part)
     if bias:
-        yield Entry(f"{theirs}.bias", f"{ours}/bias", Kind.VECTOR, layer, part)
+        yield Entry(f"{hf_name}.bias", f"{param_path}/bias", Layout.VECTOR, layer, part)
 
 
-def norm(theirs: str, ours: str, layer: int | None = None, *, bias: bool = True) -> Iterator[Entry]:
+def norm(hf_name: str, param_path: str, layer: int | None = None, *, bias: bool = True) -> Iterator[Entry]:
     """A LayerNorm: scale and, unless the family has none, bias."""
-    yield Entry(f"{theirs}.weight", f"{ours}/scale", Kind.VECTOR, layer)
+    yield Entry(f"{hf_name}.weight", f"{param_path}/scale", Layout.VECTOR, layer)
     if bias:
-        yield Entry(f"{theirs}.bias", f"{ours}/bias", Kind.VECTOR, layer)
+        yield Entry(f"{hf_name}.bias", f"{param_path}/bias", Layout.VECTOR, layer)
 
 
 def _view(params: Params, entry: Entry) -> np.ndarray:
-    """The logical tensor of an entry, as a view that can be read and written."""
+    """The part of `params` that an entry names, as a writable view."""
     node: Any = params
-    for name in entry.ours.split("/"):
+    for name in entry.param_path.split("/"):
         node = node[name]
     if entry.layer is not None:
         node = node[entry.layer]
     if entry.part is not None:
-        node = node[entry.part] if entry.kind is Kind.VECTOR else node[:, entry.part]
+        node = node[entry.part] if entry.kind is Layout.VECTOR else node[:, entry.part]
     return node
 
 
 def _view_shape(shapes: Params, entry: Entry) -> tuple[int, ...]:
-    """Shape of `_view`, of a tree with the shape of every parameter."""
+    """The shape of `_view`, from a tree with the shape of every parameter."""
     node: Any = shapes
-    for name in entry.ours.split("/"):
+    for name in entry.param_path.split("/"):
         node = node[name]
     shape = node.shape if entry.layer is None else node.shape[1:]
     if entry.part is None:
         return shape
-    return shape[1:] if entry.kind is Kind.VECTOR else (shape[0], *shape[2:])
+    return shape[1:] if entry.kind is Layout.VECTOR else (shape[0], *shape[2:])
 
 
-def _their_shape(ours: tuple[int, ...], entry: Entry) -> tuple[int, ...]:
-    """Shape of their block."""
-    if entry.kind is not Kind.VECTOR:
+def _hf_shape(shape: tuple[int, ...], entry: Entry) -> tuple[int, ...]:
+    """Shape of the block in transformers."""
+    if entry.kind is not Layout.VECTOR:
         inputs = entry.kind.value
-        return math.prod(ours[inputs:]), math.prod(ours[:inputs])
-    return ours if entry.part is None else (math.prod(ours),)
+        return math.prod(shape[inputs:]), math.prod(shape[:inputs])
+    return shape if entry.part is None else (math.prod(shape),)
 
 
-def to_tensors(entries: Iterable[Entry], params: Params) -> dict[str, np.ndarray]:
-    """Our parameters (numpy, float32) under their names and in their layout."""
+def to_hf_tensors(entries: Iterable[Entry], params: Params) -> dict[str, np.ndarray]:
+    """Parameters (numpy, float32) with the names and layout of transformers."""
     blocks: dict[str, dict[int, np.ndarray]] = {}
     for entry in entries:
         array = _view(params, entry)
-        outputs, *inputs = _their_shape(array.shape, entry)
-        if entry.kind is Kind.VECTOR:
+        outputs, *inputs = _hf_shape(array.shape, entry)
+        if entry.kind is Layout.VECTOR:
             array = array.reshape(outputs, *inputs)
         else:
             array = array.reshape(*inputs, outputs).T
-        blocks.setdefault(entry.theirs, {})[entry.block[0]] = array
+        blocks.setdefault(entry.hf_name, {})[entry.block[0]] = array
     return {
         name: np.ascontiguousarray(parts[0]) if len(parts) == 1 else np.concatenate([parts[i] for i in sorted(parts)])
         for name, parts in blocks.items()
     }
 
 
-def from_tensors(entries: Iterable[Entry], form: Form, shapes: Params, unread: Mapping[str, float]) -> Params:
-    """Our parameters (numpy, float32) from theirs.
+def from_hf_tensors(
+    entries: Iterable[Entry], hf_model: HuggingFaceModel, shapes: Params, unused_params: Mapping[str, float]
+) -> Params:
+    """Parameters (numpy, float32) from tensors of transformers.
 
     Args:
       entries: of the model.
-      form: theirs.
-      shapes: tree with the shape of every parameter of ours.
-      unread: by path, what is written into parameters of ours that theirs do not have and no layer reads.
+      hf_model: the source.
+      shapes: tree with the shape of every parameter.
+      unused_params: by path, values for parameters that no layer reads and transformers does not have.
 
     Raises:
       UserError: a tensor is missing, has another shape than the config says, or a value that is not finite in float32.
     """
     entries = list(entries)
-    there = stored(form.tensors)
-    for entry in entries:  # before anything is allocated: a config may say anything
-        _check_shape(form, there, entry, _their_shape(_view_shape(shapes, entry), entry))
+    source_tensors = to_lazy(hf_model.tensors)
+    for entry in entries:  # before anything is allocated: sizes in a config are not trusted
+        _check_shape(hf_model, source_tensors, entry, _hf_shape(_view_shape(shapes, entry), entry))
     params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), shapes)
-    for path, value in unread.items():
-        _view(params, Entry("", path, Kind.VECTOR))[...] = value
+    for path, value in unused_params.items():
+        _view(params, Entry("", path, Layout.VECTOR))[...] = value
     for entry in entries:
         view = _view(params, entry)
-        theirs = _read(there[entry.theirs], entry, _their_shape(view.shape, entry)[0], form.source)
-        view[...] = (theirs if entry.kind is Kind.VECTOR else theirs.T).reshape(view.shape)
+        hf_block = _read(source_tensors[entry.hf_name], entry, _hf_shape(view.shape, entry)[0], hf_model.source)
+        view[...] = (hf_block if entry.kind is Layout.VECTOR else hf_block.T).reshape(view.shape)
     return params
 
 
-def _check_shape(form: Form, there: Mapping[str, Stored], entry: Entry, shape: tuple[int, ...]) -> None:
-    """See that a tensor of theirs is there, with blocks of this shape, and of a type that weights have."""
-    if entry.theirs not in there:
-        raise UserError(f"{form.source}: tensor '{entry.theirs}' is missing{_nearest(entry.theirs, there)}")
-    found, expected = there[entry.theirs].shape, (shape[0] * entry.block[1], *shape[1:])
-    if found != expected:
+def _check_shape(
+    hf_model: HuggingFaceModel, source_tensors: Mapping[str, LazyTensor], entry: Entry, shape: tuple[int, ...]
+) -> None:
+    """Raise UserError if a tensor is missing, has blocks of another shape, or a dtype that weights do not have."""
+    if entry.hf_name not in source_tensors:
+        raise UserError(
+            f"{hf_model.source}: tensor '{entry.hf_name}' is missing{_nearest(entry.hf_name, source_tensors)}"
+        )
+    actual, expected = source_tensors[entry.hf_name].shape, (shape[0] * entry.block[1], *shape[1:])
+    if actual != expected:
         hint = ""
-        if len(found) == 2 and found[1:] == expected[1:] and "word_embeddings" in entry.theirs:
+        if len(actual) == 2 and actual[1:] == expected[1:] and "word_embeddings" in entry.hf_name:
             hint = ": the vocabulary has another size"
-        shapes = f"shape {list(found)}, the config says {list(expected)}"
-        raise UserError(f"{form.source}: tensor '{entry.theirs}' has {shapes}{hint}")
-    if there[entry.theirs].dtype not in WEIGHT_TYPES:
-        raise UserError(no_weight(form.source, entry.theirs, there[entry.theirs].dtype))
+        shapes = f"shape {list(actual)}, the config says {list(expected)}"
+        raise UserError(f"{hf_model.source}: tensor '{entry.hf_name}' has {shapes}{hint}")
+    if source_tensors[entry.hf_name].dtype not in WEIGHT_TYPES:
+        raise UserError(weight_dtype_message(hf_model.source, entry.hf_name, source_tensors[entry.hf_name].dtype))
 
 
-def _read(tensor: Stored, entry: Entry, rows: int, source: str) -> np.ndarray:
-    """One block of theirs, as float32."""
+def _read(tensor: LazyTensor, entry: Entry, rows: int, source: str) -> np.ndarray:
+    """One block of a tensor, as float32."""
     first = entry.block[0] * rows
     with np.errstate(over="ignore"):
         block = np.asarray(tensor.read()[first : first + rows], np.float32)
-    check_finite(entry.theirs, block, source, first)
+    check_finite(entry.hf_name, block, source, first)
     return block
 
 
@@ -193,38 +199,40 @@ def check_finite(name: str, array: np.ndarray, source: str, first: int = 0) -> N
 
 def _nearest(name: str, names: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
-    return f"; the nearest there is '{near[0]}'" if near else ""
+    return f"; the nearest name is '{near[0]}'" if near else ""
 
 
-def check_names(entries: Iterable[Entry], form: Form, copies: Mapping[str, str], buffers: Iterable[str]) -> None:
-    """See that every tensor of theirs is known.
+def check_names(
+    entries: Iterable[Entry], hf_model: HuggingFaceModel, copies: Mapping[str, str], buffers: Iterable[str]
+) -> None:
+    """Check that every tensor of the source is known.
 
     Args:
       entries: of the model.
-      form: theirs.
-      copies: names that may be there beside those that they are tied to.
-      buffers: patterns of names that are no parameters.
+      hf_model: the source.
+      copies: name of a tied copy -> name of the tensor that it is tied to.
+      buffers: patterns of names that are not parameters.
 
     Raises:
-      UserError: one is not known, named with the nearest that is; or a copy differs from what it is tied to.
+      UserError: a name is unknown (with the nearest known one); or a copy differs from the tensor it is tied to.
     """
-    known = {entry.theirs for entry in entries}
+    known = {entry.hf_name for entry in entries}
     patterns = [re.compile(pattern) for pattern in buffers]
-    for name in form.tensors:
+    for name in hf_model.tensors:
         if name in known or any(pattern.fullmatch(name) for pattern in patterns):
             continue
         if name in copies:
             original = copies[name]
-            if original in form.tensors and not np.array_equal(
-                form.tensors[name], form.tensors[original], equal_nan=True
+            if original in hf_model.tensors and not np.array_equal(
+                hf_model.tensors[name], hf_model.tensors[original], equal_nan=True
             ):
                 raise UserError(
-                    f"{form.source}: tensor '{name}' differs from '{original}': only decoders that are tied to the "
+                    f"{hf_model.source}: tensor '{name}' differs from '{original}': only decoders that are tied to the "
                     "word embeddings can be read"
                 )
         else:
             near = _nearest(name, known)
             raise UserError(
-                f"{form.source}: tensor '{name}' is not one of this architecture{near}; if it is not wanted, leave it "
-                f"out with --drop '{name}'"
+                f"{hf_model.source}: tensor '{name}' is not part of this architecture{near}; to "
+                f"leave it out, use --drop '{name}'"
             )

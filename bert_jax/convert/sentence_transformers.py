@@ -1,6 +1,6 @@
-"""Sentence embeddings as sentence-transformers saves them: ``modules.json`` and the configs of its modules.
+"""Reads and writes the files of sentence-transformers: ``modules.json`` and the configs of its modules.
 
-Read are a Transformer in the directory itself, one Pooling, and a Normalize after it.
+Supported are a Transformer in the directory itself, one Pooling, and an optional Normalize after it.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from bert_jax.storage import StoredPath, parse_json, read_json_object
 MODULES, SETTINGS, TOKENIZER = "modules.json", "config_sentence_transformers.json", "tokenizer_config.json"
 FAMILIES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 ENCODER = tuple(f"sentence_{family}_config.json" for family in FAMILIES)
-"""Names that the Transformer module's config has had; all but the first are from before version 1."""
+"""File names of the Transformer module's config; all but the first are from before version 1."""
 POOLING = "1_Pooling"
 POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens")
 LEGACY_POOLINGS = {
@@ -27,41 +27,41 @@ LEGACY_POOLINGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-"""Before version 6 each mode had a boolean of its own; in the order in which several are concatenated."""
+"""Before version 6 each mode had a boolean of its own; vectors of several modes are concatenated in this order."""
 WIDTHS = ("word_embedding_dimension", "embedding_dimension")
-"""Names of the hidden size in the config of Pooling; the second is that of version 6."""
+"""Names of the hidden size in the config of Pooling; version 6 uses the second."""
 MODULE = re.compile(r"\w[\w.-]*")
 SHORTEST = 3
-"""Tokens of the shortest texts: [CLS], one token and [SEP]."""
+"""Smallest maximum length in tokens: [CLS], one token and [SEP]."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SentenceEmbedding:
-    """How the vectors of a text's tokens become the vector of the text."""
+    """How the token vectors of a text are pooled into one vector."""
 
     pooling: tuple[str, ...] = ("mean",)
-    """Of POOLINGS; the vectors of several are concatenated."""
+    """One or several of POOLINGS; the vectors of several are concatenated."""
     normalize: bool = False
     """Whether vectors are divided by their length."""
     max_length: int | None = None
-    """Tokens to which texts are cut, special ones included; None: as many as the model has positions."""
+    """Longer texts are truncated to this many tokens, special ones included; None: the model's positions."""
     lowercase: bool = False
-    """Whether texts are lower-cased before the tokenizer sees them."""
+    """Whether texts are lower-cased before tokenization."""
     prompts: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Texts to put in front of texts, by name."""
+    """Prefixes for texts, by name."""
     default_prompt: str | None = None
-    """The one of them that is used where none is given."""
+    """The prompt that is used by default."""
     include_prompt: bool = True
     """Whether pooling includes [CLS] and the prompt's tokens."""
     files: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
-    """What was read, by path inside the directory."""
+    """Contents of the files, by path inside the directory."""
 
 
-def checked_modes(pooling: str | Sequence[str], direction: str) -> tuple[str, ...]:
-    """Pooling modes, one or several, that a model of this direction of attention can have.
+def resolve_pooling(pooling: str | Sequence[str], direction: str) -> tuple[str, ...]:
+    """Check one or several pooling modes for a model of this attention direction; returns a tuple.
 
     Raises:
-      UserError: none, an unknown one, or 'cls' of a causal model.
+      UserError: no mode, an unknown mode, or 'cls' with a causal model.
     """
     modes = (pooling,) if isinstance(pooling, str) else tuple(pooling)
     for mode in modes or (pooling,):
@@ -80,13 +80,13 @@ def read(directory: StoredPath, hidden_size: int) -> SentenceEmbedding | None:
       hidden_size: of the model.
 
     Raises:
-      UserError: a file is damaged, contradicts the model, or requires what `Model.encode` does not compute.
+      UserError: a file is damaged, contradicts the model, or needs a feature that `LoadedModel.encode` lacks.
     """
     if not (directory / MODULES).exists():
         return None
     files = {MODULES: (directory / MODULES).read_bytes()}
 
-    def config(name: str) -> dict[str, Any]:
+    def read_config(name: str) -> dict[str, Any]:
         if (directory / name).exists():
             files[name] = (directory / name).read_bytes()
         return parse_json(files.get(name, b"{}"), directory / name, _AGAIN)
@@ -95,24 +95,25 @@ def read(directory: StoredPath, hidden_size: int) -> SentenceEmbedding | None:
     where = directory / folders["Pooling"] / "config.json"
     if not where.exists():
         raise UserError(f"{where} is missing: {_AGAIN}")
-    pooling, settings = config(f"{folders['Pooling']}/config.json"), config(SETTINGS)
-    encoder = next((found for name in ENCODER if (found := config(name))), {})
-    normal = config(f"{folders['Normalize']}/config.json") if "Normalize" in folders else {}
+    pooling, settings = read_config(f"{folders['Pooling']}/config.json"), read_config(SETTINGS)
+    encoder = next((config for name in ENCODER if (config := read_config(name))), {})
+    normalize = read_config(f"{folders['Normalize']}/config.json") if "Normalize" in folders else {}
     unsupported = {
         f"truncate_dim in {SETTINGS}": settings.get("truncate_dim") is not None,
         f"transformer_task in {ENCODER[0]}": encoder.get("transformer_task", "feature-extraction")
         != "feature-extraction",
-        "module_input_name of Normalize": normal.get("module_input_name", "sentence_embedding") != "sentence_embedding",
+        "module_input_name of Normalize": normalize.get("module_input_name", "sentence_embedding")
+        != "sentence_embedding",
     }
-    for name, there in unsupported.items():
-        if there:
+    for name, is_set in unsupported.items():
+        if is_set:
             raise UserError(f"{directory}: {name} is not supported: {_ENCODER_ALONE}")
     modes = _modes(where, pooling, hidden_size)
     prompts, default = _prompts(directory / SETTINGS, settings)
     length = _value(directory / ENCODER[0], encoder, "max_seq_length", int)
-    if length is None and (directory / TOKENIZER).exists():  # where versions from 6 on keep it
-        found = read_json_object(directory / TOKENIZER, _AGAIN).get("model_max_length")
-        length = int(found) if isinstance(found, int | float) and found < 2**31 else None
+    if length is None and (directory / TOKENIZER).exists():  # version 6 and later store it there
+        maximum = read_json_object(directory / TOKENIZER, _AGAIN).get("model_max_length")
+        length = int(maximum) if isinstance(maximum, int | float) and maximum < 2**31 else None
     if length is not None and length < SHORTEST:
         names = f"max_seq_length of {ENCODER[0]}, else model_max_length of {TOKENIZER},"
         raise UserError(f"{directory}: {names} is {length}: it must be at least {SHORTEST}")
@@ -134,7 +135,7 @@ _ENCODER_ALONE = f"remove {MODULES} to read the encoder alone"
 
 
 def _module_folders(path: StoredPath, modules: list[Any]) -> dict[str, str]:
-    """Folders of the modules by the last part of their type."""
+    """Folder of each module, by the last part of its type."""
     try:
         kinds = [module["type"] for module in modules]
         folders = {kind.rpartition(".")[2]: module["path"] for kind, module in zip(kinds, modules, strict=True)}
@@ -151,8 +152,8 @@ def _module_folders(path: StoredPath, modules: list[Any]) -> dict[str, str]:
         )
     if folders["Transformer"]:
         raise UserError(
-            f"{path}: the Transformer in {folders['Transformer']} is not supported: only one beside {MODULES} is; save "
-            "the model again with a newer sentence-transformers"
+            f"{path}: the Transformer in {folders['Transformer']} is not supported: only one in the directory of "
+            f"{MODULES} is; save the model again with a newer sentence-transformers"
         )
     return folders
 
@@ -160,13 +161,13 @@ def _module_folders(path: StoredPath, modules: list[Any]) -> dict[str, str]:
 def _modes(path: StoredPath, config: dict[str, Any], hidden_size: int) -> tuple[str, ...]:
     for name in config:
         if name not in (*LEGACY_POOLINGS, *WIDTHS, "pooling_mode", "include_prompt"):
-            raise UserError(f"{path}: the setting '{name}' is unknown here: {_ENCODER_ALONE}")
+            raise UserError(f"{path}: the setting '{name}' is unknown: {_ENCODER_ALONE}")
         if name in WIDTHS and config[name] != hidden_size:
             raise UserError(f"{path}: {name} is {config[name]!r}, but the model's hidden size is {hidden_size}")
     modes = config.get("pooling_mode")
     if modes is None:
-        stated = {mode: _value(path, config, key, bool) for key, mode in LEGACY_POOLINGS.items() if key in config}
-        modes = [mode for mode, used in stated.items() if used] if stated else "mean"
+        flags = {mode: _value(path, config, key, bool) for key, mode in LEGACY_POOLINGS.items() if key in config}
+        modes = [mode for mode, enabled in flags.items() if enabled] if flags else "mean"
         if not modes:
             raise UserError(f"{path}: every pooling mode is false: set one of {', '.join(POOLINGS)}")
     modes = [modes] if isinstance(modes, str) else modes
@@ -180,7 +181,7 @@ def _prompts(path: StoredPath, settings: dict[str, Any]) -> tuple[dict[str, str]
     """The prompts by name, and the default one."""
     prompts = _value(path, settings, "prompts", dict) or {}
     if not all(isinstance(prompt, str) for prompt in prompts.values()):
-        raise UserError(f"{path}: prompts must be texts")
+        raise UserError(f"{path}: prompts must be strings")
     default = _value(path, settings, "default_prompt_name", str)
     if default is not None and default not in prompts:
         raise UserError(f"{path}: default_prompt_name '{default}' is not one of its prompts")
@@ -195,7 +196,7 @@ def _value(path: StoredPath, config: dict[str, Any], name: str, kind: type) -> A
 
 
 def make(pooling: str, hidden_size: int, max_length: int) -> SentenceEmbedding:
-    """What a model of ours needs so that sentence-transformers pools its tokens (verified with 6.2)."""
+    """The files with which sentence-transformers pools a model's tokens this way (verified with version 6.2)."""
     modules = {"Transformer": "", "Pooling": POOLING}
     contents = {
         MODULES: [
@@ -213,7 +214,7 @@ def make(pooling: str, hidden_size: int, max_length: int) -> SentenceEmbedding:
 
 
 def write(directory: Path, embedding: SentenceEmbedding) -> None:
-    """Write the files of an embedding into a directory that is there."""
+    """Write the files of an embedding into an existing directory."""
     for name, content in embedding.files.items():
         (directory / name).parent.mkdir(exist_ok=True)
         (directory / name).write_bytes(content)

@@ -1,4 +1,4 @@
-"""A model as it lies between two formats."""
+"""A model in memory between reading one format and writing another."""
 
 import functools
 from dataclasses import dataclass, field
@@ -7,40 +7,40 @@ from typing import Any
 import numpy as np
 
 from bert_jax.convert import sentence_transformers
-from bert_jax.convert.hf_model import Form
-from bert_jax.convert.translate import Translated
+from bert_jax.convert.hf_model import HuggingFaceModel
+from bert_jax.convert.translate import NativeModel
 from bert_jax.storage import StoredPath, to_path
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.state import Moments
 
 
 @dataclass(frozen=True)
-class Contents:
-    """What a source held."""
+class SourceModel:
+    """A model that was read, with its tokenizer, its optimizer state and what else the source contained."""
 
     format: str
-    """Name of the format (formats/input_formats/input_formats.py)."""
+    """Name of the format (formats/input_formats.py)."""
     source: str
-    """Where it was read, for messages and the model card."""
-    model: Translated
-    tokenizer: StoredPath | None = None
-    """File or directory that `Tokenizer.load` takes; None: there was none."""
-    form: Form | None = None
-    """What was read, if it was no file of ours: the other side of the parity report."""
-    moments: Moments | None = None
+    """Path it was read from, for messages and the model card."""
+    model: NativeModel
+    tokenizer_path: StoredPath | None = None
+    """File or directory that `Tokenizer.load` takes; None: the source has no tokenizer."""
+    hf_model: HuggingFaceModel | None = None
+    """The model as read, for the parity report; None if the source is a run or in the native format."""
+    optimizer_state: Moments | None = None
     buffers: dict[str, np.ndarray] = field(default_factory=dict)
-    """Tensors that are no parameters; a file of the same format gets them back as they were."""
-    settings: dict[str, Any] = field(default_factory=dict)
-    """Of a foreign config.json; those that no model of ours depends on, such as `problem_type`, are written again."""
+    """Tensors that are not parameters; a file of the same format gets them back unchanged."""
+    hf_config: dict[str, Any] = field(default_factory=dict)
+    """The source's config.json; fields that `ModelConfig` does not have, such as `problem_type`, are written back."""
     notes: tuple[str, ...] = ()
     """Sentences for the model card."""
 
     @functools.cached_property
     def loaded_tokenizer(self) -> Tokenizer | None:
-        """The tokenizer, read once; None: there is none."""
-        return None if self.tokenizer is None else Tokenizer.load(self.tokenizer)
+        """The tokenizer, read once; None: the source has no tokenizer."""
+        return None if self.tokenizer_path is None else Tokenizer.load(self.tokenizer_path)
 
     @property
     def sentence_embedding(self) -> sentence_transformers.SentenceEmbedding | None:
-        """How sentence-transformers pools its tokens, if its files are beside the model."""
+        """The pooling of sentence-transformers, if its files are in the model's directory."""
         return sentence_transformers.read(to_path(self.source), self.model.config.hidden_size)

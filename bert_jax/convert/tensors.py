@@ -1,70 +1,70 @@
-"""Tensors that are read when they are asked for: shape and type are known before, and renaming reads nothing."""
+"""Tensors that are read on access: shape and dtype are known before, and renaming reads nothing."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-import ml_dtypes  # noqa: F401 (numpy learns the name bfloat16 from it)
+import ml_dtypes  # noqa: F401 (registers the dtype bfloat16 in numpy)
 import numpy as np
 
 WEIGHT_TYPES = ("float64", "float32", "float16", "bfloat16")
 BUFFERS = (".position_ids", ".token_type_ids")
-"""Ends of the names of constants, integers, that older files have beside the weights."""
+"""Name suffixes of the integer constants that older files store with the weights."""
 
 
-class Stored(NamedTuple):
-    """One tensor in a file, or what becomes of it."""
+class LazyTensor(NamedTuple):
+    """One tensor in a file, or a view of one."""
 
     shape: tuple[int, ...]
     dtype: str
-    """numpy's name of its type; bfloat16 is that of ml_dtypes."""
+    """numpy's name of the dtype; bfloat16 is that of ml_dtypes."""
     read: Callable[[], np.ndarray]
-    """Each call reads it anew: nothing is kept."""
+    """Each call reads the tensor again: nothing is cached."""
 
 
 # Not Mapping[str, np.ndarray]: where annotations are checked at run time, that would read a tensor each time.
 class LazyTensors(Mapping):
-    """Name -> array; asked for a tensor, it reads that one."""
+    """Name -> array; each access reads that tensor."""
 
-    def __init__(self, stored: Mapping[str, Stored]):
-        self.stored = dict(stored)
-        """The same by name, not read."""
+    def __init__(self, to_lazy: Mapping[str, LazyTensor]):
+        self.lazy_tensors = dict(to_lazy)
+        """By name, not read."""
 
     def __getitem__(self, name: str) -> np.ndarray:
-        return self.stored[name].read()
+        return self.lazy_tensors[name].read()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.stored)
+        return iter(self.lazy_tensors)
 
     def __len__(self) -> int:
-        return len(self.stored)
+        return len(self.lazy_tensors)
 
     def __contains__(self, name: object) -> bool:
-        # A Mapping's own would read the tensor.
-        return name in self.stored
+        # Mapping's default implementation would read the tensor.
+        return name in self.lazy_tensors
 
 
-def stored(tensors: Mapping) -> dict[str, Stored]:
-    """The tensors of any mapping, not read if they need not be."""
+def to_lazy(tensors: Mapping) -> dict[str, LazyTensor]:
+    """The tensors of any mapping, without reading those that are lazy already."""
     if isinstance(tensors, LazyTensors):
-        return dict(tensors.stored)
-    return {name: in_memory(array) for name, array in tensors.items()}
+        return dict(tensors.lazy_tensors)
+    return {name: lazy_from_array(array) for name, array in tensors.items()}
 
 
-def in_memory(array: np.ndarray) -> Stored:
-    """An array that is there already."""
-    return Stored(array.shape, array.dtype.name, lambda: array)
+def lazy_from_array(array: np.ndarray) -> LazyTensor:
+    """An array that is in memory already."""
+    return LazyTensor(array.shape, array.dtype.name, lambda: array)
 
 
-def no_weight(source: object, name: str, dtype: str) -> str:
-    """The message about a tensor of integers or of 8 bits."""
-    return f"{source}: tensor '{name}' has type {dtype}, which is no weight's ({', '.join(WEIGHT_TYPES)}): convert it"
+def weight_dtype_message(source: object, name: str, dtype: str) -> str:
+    """Error message for a tensor whose dtype is not one of WEIGHT_TYPES."""
+    return f"{source}: tensor '{name}' has type {dtype}: weights must be one of {', '.join(WEIGHT_TYPES)}: convert it"
 
 
-def transposed(tensor: Stored) -> Stored:
-    """[inputs, outputs] as [outputs, inputs]; a view, once it is read."""
+def lazy_transpose(tensor: LazyTensor) -> LazyTensor:
+    """The transpose; a view of the array once it is read."""
     return tensor._replace(shape=tensor.shape[::-1], read=lambda: tensor.read().T)
 
 
-def rows(tensor: Stored, start: int, stop: int) -> Stored:
-    """Some rows of it, start <= row < stop <= its rows."""
+def lazy_row_slice(tensor: LazyTensor, start: int, stop: int) -> LazyTensor:
+    """Rows start to stop - 1."""
     return tensor._replace(shape=(stop - start, *tensor.shape[1:]), read=lambda: tensor.read()[start:stop])

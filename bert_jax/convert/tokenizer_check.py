@@ -1,4 +1,4 @@
-"""Tokenizers beside a converted model: put there, and compared with what they came from."""
+"""Writes the tokenizer of a converted model and compares it with that of the source."""
 
 import json
 import tempfile
@@ -14,7 +14,7 @@ from bert_jax.convert import tokenizer_files
 from bert_jax.convert.parity import transformers_forward
 from bert_jax.convert.parity.parity_report import TokenizerAgreement, tokenizer_agreement
 from bert_jax.convert.parity.sample_texts import TEXTS
-from bert_jax.convert.source_model import Contents
+from bert_jax.convert.source_model import SourceModel
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath, read_json_object
 from bert_jax.tokenizers.files import vocabulary_name
@@ -22,92 +22,92 @@ from bert_jax.tokenizers.hf_settings import CONFIG, COPY_AGAIN
 from bert_jax.tokenizers.sentencepiece_backend import FORMAT
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
-OURS = "tokenizer.json"
-NAMES_OF_TRANSFORMERS = (OURS, "vocab.txt", "merges.txt", "spiece.model")
-"""Files that its classes look for."""
+TOKENIZER_JSON = "tokenizer.json"
+TRANSFORMERS_FILES = (TOKENIZER_JSON, "vocab.txt", "merges.txt", "spiece.model")
+"""Vocabulary files that the classes of transformers read."""
 Encode = Callable[[str], list[int]]
 
 
-def put_ours(contents: Contents, directory: Path) -> None:
-    """Copy the tokenizer's files, and write our tokenizer.json where they do not say everything."""
-    tokenizer = contents.loaded_tokenizer
+def write_native_tokenizer(source_model: SourceModel, directory: Path) -> None:
+    """Copy the tokenizer's files, and write a tokenizer.json if they do not describe the tokenizer completely."""
+    tokenizer = source_model.loaded_tokenizer
     if tokenizer is None:
         return
-    copied = tokenizer_files.carry(contents.tokenizer.parent, directory)
-    # What was assumed, because no file says it, is written down.
+    copied = tokenizer_files.copy_tokenizer_files(source_model.tokenizer_path.parent, directory)
+    # A setting that was assumed because no file gives it is written to tokenizer.json.
     if not copied or tokenizer.note or Tokenizer.load(directory).fingerprint != tokenizer.fingerprint:
-        tokenizer.save(directory / OURS)
+        tokenizer.save(directory / TOKENIZER_JSON)
 
 
-def put_theirs(contents: Contents, directory: Path) -> None:
-    """Copy the tokenizer's files, make those that transformers needs besides, and state the settings they leave out.
+def write_hf_tokenizer(source_model: SourceModel, directory: Path) -> None:
+    """Copy the tokenizer's files, add the files that transformers needs, and write out default settings.
 
     Raises:
-      UserError: a tokenizer that transformers has no class for in this family.
+      UserError: transformers has no class for this tokenizer in this family.
     """
-    tokenizer = contents.loaded_tokenizer
+    tokenizer = source_model.loaded_tokenizer
     if tokenizer is None:
         return
-    tokenizer_files.carry(contents.tokenizer.parent, directory)
-    copied = directory / OURS
+    tokenizer_files.copy_tokenizer_files(source_model.tokenizer_path.parent, directory)
+    copied = directory / TOKENIZER_JSON
     if copied.exists() and FORMAT in copied.read_text()[:100]:
         copied.unlink()
-    with tempfile.TemporaryDirectory(prefix="bert_jax-") as made:
-        family, positions = contents.model.family, contents.model.config.max_positions
-        for name in tokenizer_files.make(tokenizer, Path(made), family, positions):
+    with tempfile.TemporaryDirectory(prefix="bert_jax-") as scratch:
+        family, positions = source_model.model.family, source_model.model.config.max_positions
+        for name in tokenizer_files.write_tokenizer_files(tokenizer, Path(scratch), family, positions):
             if not (directory / name).exists():
-                (directory / name).write_bytes((Path(made) / name).read_bytes())
+                (directory / name).write_bytes((Path(scratch) / name).read_bytes())
     stated = read_json_object(directory / CONFIG, COPY_AGAIN)
-    if missing := _not_stated(tokenizer, stated):
+    if missing := _missing_settings(tokenizer, stated):
         (directory / CONFIG).write_text(json.dumps(stated | missing, indent=2) + "\n")
 
 
-def _not_stated(tokenizer: Tokenizer, stated: dict[str, Any]) -> dict[str, bool]:
-    """Settings for which the class of transformers would take its default."""
+def _missing_settings(tokenizer: Tokenizer, stated: dict[str, Any]) -> dict[str, bool]:
+    """Settings that no file gives, so that transformers would use its default."""
     return {name: value for name, value in tokenizer.settings.items() if name not in stated}
 
 
-def agreement(contents: Contents, directory: Path, theirs_too: bool) -> TokenizerAgreement | None:
-    """How the source's own tokenizer, ours of the source, and what was written cut the sample texts.
+def compare_tokenizers(source_model: SourceModel, directory: Path, for_transformers: bool) -> TokenizerAgreement | None:
+    """Compare the ids of the sample texts: source in a reference library, source in bert_jax, and written tokenizer.
 
     Args:
-      contents: the source.
-      directory: what was written.
-      theirs_too: it is for transformers, which then does the cutting, where it is installed.
+      source_model: the source.
+      directory: the converted model.
+      for_transformers: load the written tokenizer with transformers, if it is installed.
 
     Returns:
-      how many texts all three cut alike; None: the source has no tokenizer.
+      the number of texts with equal ids in all three; None: the source has no tokenizer.
 
     Raises:
       UserError: transformers cannot open a tokenizer.
     """
-    tokenizer = contents.loaded_tokenizer
+    tokenizer = source_model.loaded_tokenizer
     if tokenizer is None:
         return None
-    original, library = _original(contents, tokenizer)
-    if theirs_too and transformers_forward.available() and (directory / CONFIG).exists():
+    reference, library = _reference_tokenizer(source_model, tokenizer)
+    if for_transformers and transformers_forward.available() and (directory / CONFIG).exists():
         written = _with_transformers(directory, {})
     else:
         written = Tokenizer.load(directory).encode
-    return tokenizer_agreement([original, tokenizer.encode, written], TEXTS, library)
+    return tokenizer_agreement([reference, tokenizer.encode, written], TEXTS, library)
 
 
-def _original(contents: Contents, tokenizer: Tokenizer) -> tuple[Encode, str]:
-    """The source's own tokenizer, run by another library than ours where one reads it, and the name of that library."""
-    file = contents.tokenizer
-    if contents.format in ("run", "bert-jax"):
+def _reference_tokenizer(source_model: SourceModel, tokenizer: Tokenizer) -> tuple[Encode, str]:
+    """The source's tokenizer in another library than bert_jax if one can read it, and that library's name."""
+    file = source_model.tokenizer_path
+    if source_model.format in ("run", "bert-jax"):
         return tokenizer.encode, "bert_jax"
-    beside = (file.parent / name for name in (CONFIG, "config.json"))
-    stated, config = (read_json_object(path, COPY_AGAIN, missing_ok=True) for path in beside)
+    paths = (file.parent / name for name in (CONFIG, "config.json"))
+    stated, config = (read_json_object(path, COPY_AGAIN, missing_ok=True) for path in paths)
     named = config.get("model_type") or stated.get("tokenizer_class")
-    if transformers_forward.available() and named and file.name in NAMES_OF_TRANSFORMERS:
-        missing = _not_stated(tokenizer, stated)
-        return _with_transformers(Path(file.parent), missing), transformers_forward.library()
+    if transformers_forward.available() and named and file.name in TRANSFORMERS_FILES:
+        missing = _missing_settings(tokenizer, stated)
+        return _with_transformers(Path(file.parent), missing), transformers_forward.library_version()
     return _with_libraries(file, stated, tokenizer), f"tokenizers {tokenizers.__version__}"
 
 
 def _with_libraries(file: StoredPath, stated: dict[str, Any], tokenizer: Tokenizer) -> Encode:
-    """The `tokenizers` and `sentencepiece` libraries on the source's files, with the settings read once more."""
+    """The source's tokenizer in the `tokenizers` or `sentencepiece` library."""
     settings = tokenizer.settings | {name: value for name, value in stated.items() if value is not None}
     if file.suffix == ".model":
         processor = sentencepiece.SentencePieceProcessor(model_proto=file.read_bytes())
@@ -134,7 +134,7 @@ def _with_libraries(file: StoredPath, stated: dict[str, Any], tokenizer: Tokeniz
 
 
 def _albert_text(text: str, settings: dict[str, bool]) -> str:
-    """google-research/albert tokenization.py preprocess_text, with Python's own Unicode tables."""
+    """preprocess_text of google-research/albert tokenization.py, with Python's Unicode tables."""
     if not settings["keep_accents"]:
         text = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
     text = text.replace("``", '"').replace("''", '"')
@@ -142,7 +142,7 @@ def _albert_text(text: str, settings: dict[str, bool]) -> str:
 
 
 def _with_transformers(directory: Path, settings: dict[str, bool]) -> Encode:
-    """What transformers makes of a directory.
+    """The tokenizer of a directory in transformers.
 
     Raises:
       UserError: it cannot open the tokenizer.
@@ -151,7 +151,7 @@ def _with_transformers(directory: Path, settings: dict[str, bool]) -> Encode:
 
     try:
         opened = transformers.AutoTokenizer.from_pretrained(directory, **settings)
-    except Exception as error:  # of whatever kind the damage of its many files happens to raise there
+    except Exception as error:  # damaged files raise errors of many types
         reason = " ".join(str(error).split())[:200]
-        raise UserError(f"transformers cannot open the tokenizer that the source has: {reason}") from error
+        raise UserError(f"transformers cannot load the source's tokenizer: {reason}") from error
     return lambda text: opened.encode(text, add_special_tokens=False)

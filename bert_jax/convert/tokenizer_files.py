@@ -1,4 +1,4 @@
-"""Tokenizers travel with their models: files carried as they are, or made where a run has one tokenizer.json only."""
+"""Tokenizer files of a converted model: copied from the source, or written from a run's tokenizer.json."""
 
 import json
 from typing import Any
@@ -13,70 +13,70 @@ NAMES = (
     *("spiece.model", "sentencepiece.bpe.model", "30k-clean.model"),
     *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
 )
-"""What Hugging Face directories, and the releases of GPT-2, RoBERTa and ALBERT, keep of a tokenizer."""
+"""Tokenizer files of Hugging Face directories and of the releases of GPT-2, RoBERTa and ALBERT."""
 CLASSES = {
     "WordPiece": {"bert": "BertTokenizer", "distilbert": "DistilBertTokenizer", "electra": "ElectraTokenizer"},
     "byte-level BPE": {"roberta": "RobertaTokenizer"},
     "SentencePiece unigram": {"albert": "AlbertTokenizer"},
 }
-"""Class in transformers by kind of tokenizer and family of model; any other pair is a PreTrainedTokenizerFast."""
-GENERAL = "PreTrainedTokenizerFast"
+"""Class in transformers by kind of tokenizer and model family; GENERIC_CLASS for every other pair."""
+GENERIC_CLASS = "PreTrainedTokenizerFast"
 
 
-def carry(source: StoredPath, destination: StoredPath) -> list[str]:
-    """Copy what a directory has of a tokenizer, byte for byte.
+def copy_tokenizer_files(source: StoredPath, destination: StoredPath) -> list[str]:
+    """Copy the tokenizer files of a directory, byte for byte.
 
     Args:
       source: directory of a model.
-      destination: directory that is there; files of these names in it are replaced.
+      destination: existing directory; files of the same name are replaced.
 
     Returns:
-      names of the copied files; none where the source has no tokenizer.
+      names of the copied files; empty if the source has no tokenizer.
     """
-    found = [name for name in NAMES if (source / name).exists()]
-    for name in found:
+    names = [name for name in NAMES if (source / name).exists()]
+    for name in names:
         (destination / name).write_bytes((source / name).read_bytes())
-    return found
+    return names
 
 
-def make(tokenizer: Tokenizer, destination: StoredPath, family: str, max_length: int) -> list[str]:
-    """Write the files that transformers needs, from a tokenizer alone.
+def write_tokenizer_files(tokenizer: Tokenizer, destination: StoredPath, family: str, max_length: int) -> list[str]:
+    """Write the files that transformers needs to load a tokenizer.
 
     Args:
       tokenizer: of any kind.
-      destination: directory that is there.
-      family: their model_type: bert, distilbert, electra, roberta, albert, ...
-      max_length: most tokens of a text, special ones included.
+      destination: existing directory.
+      family: model_type in transformers: bert, distilbert, electra, roberta, albert, ...
+      max_length: maximum number of tokens of a text, special ones included.
 
     Returns:
       names of the files.
 
     Raises:
-      UserError: a SentencePiece model of a family whose class in transformers reads no such file.
+      UserError: a SentencePiece model, and a family whose class in transformers does not read one.
     """
     description = json.loads(tokenizer.to_json())
-    name = CLASSES.get(tokenizer.kind, {}).get(family, GENERAL)
-    contents: dict[str, bytes] = {}
+    name = CLASSES.get(tokenizer.kind, {}).get(family, GENERIC_CLASS)
+    file_contents: dict[str, bytes] = {}
     settings: dict[str, Any] = {"tokenizer_class": name, "model_max_length": max_length, **_special_names(tokenizer)}
     settings |= tokenizer.settings
     if description.get("format") == FORMAT:
-        if name == GENERAL:
+        if name == GENERIC_CLASS:
             raise UserError(
                 f"a {tokenizer.kind} tokenizer cannot be written for model_type '{family}': transformers reads such "
-                "files for albert (unigram models) only; export the model as that, or train with WordPiece or byte-bpe"
+                "files for albert (unigram models) only; export it as albert, or train with WordPiece or byte-bpe"
             )
-        contents["spiece.model"], _ = unwrap(description, "the tokenizer")
+        file_contents["spiece.model"], _ = unwrap(description, "the tokenizer")
     else:
-        contents["tokenizer.json"] = tokenizer.to_json().encode()
+        file_contents["tokenizer.json"] = tokenizer.to_json().encode()
     if tokenizer.kind == "WordPiece":
-        contents["vocab.txt"] = "".join(f"{piece}\n" for piece in _pieces(tokenizer)).encode()
+        file_contents["vocab.txt"] = "".join(f"{piece}\n" for piece in _pieces(tokenizer)).encode()
     if tokenizer.kind == "byte-level BPE":
-        contents["vocab.json"] = json.dumps({piece: i for i, piece in enumerate(_pieces(tokenizer))}).encode()
-        contents["merges.txt"] = _merges(description["model"]["merges"]).encode()
-    contents["tokenizer_config.json"] = (json.dumps(settings, indent=2) + "\n").encode()
-    for file, content in contents.items():
+        file_contents["vocab.json"] = json.dumps({piece: i for i, piece in enumerate(_pieces(tokenizer))}).encode()
+        file_contents["merges.txt"] = _merges(description["model"]["merges"]).encode()
+    file_contents["tokenizer_config.json"] = (json.dumps(settings, indent=2) + "\n").encode()
+    for file, content in file_contents.items():
         (destination / file).write_bytes(content)
-    return list(contents)
+    return list(file_contents)
 
 
 def _pieces(tokenizer: Tokenizer) -> list[str]:
@@ -95,6 +95,6 @@ def _special_names(tokenizer: Tokenizer) -> dict[str, str]:
 
 
 def _merges(merges: list[list[str] | str]) -> str:
-    """Text of merges.txt: GPT-2's first line, then a pair in each."""
+    """The text of merges.txt: a version line, then one pair per line."""
     lines = [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
     return "".join(f"{line}\n" for line in ["#version: 0.2", *lines])

@@ -1,4 +1,4 @@
-"""Between a `Form` and what we train: config, heads and parameters."""
+"""Converts a `HuggingFaceModel` to and from a `NativeModel`: config, heads and parameters of bert_jax."""
 
 import dataclasses
 from collections.abc import Collection, Mapping
@@ -15,10 +15,10 @@ from bert_jax.convert.families.electra import ELECTRA
 from bert_jax.convert.families.family import Family, Names, Settings
 from bert_jax.convert.families.modernbert import MODERNBERT
 from bert_jax.convert.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
-from bert_jax.convert.forward import ALIKE, DECODERS
-from bert_jax.convert.hf_model import Form
-from bert_jax.convert.name_map import Params, check_names, from_tensors, to_tensors
-from bert_jax.convert.tensors import LazyTensors, stored
+from bert_jax.convert.forward_io import CAUSAL_CLASSES, MODEL_TYPE_ALIASES
+from bert_jax.convert.hf_model import HuggingFaceModel
+from bert_jax.convert.name_map import Params, check_names, from_hf_tensors, to_hf_tensors
+from bert_jax.convert.tensors import LazyTensors, to_lazy
 from bert_jax.errors import UserError
 from bert_jax.model import bert
 from bert_jax.model.heads import Heads
@@ -28,12 +28,12 @@ FAMILIES = {
     family.model_type: family
     for family in (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, ALBERT, DISTILBERT, ELECTRA, MODERNBERT)
 }
-OF_COMPUTING = ("attention", "compute_dtype", "remat", "scan_unroll")
-"""Fields of a model's config that its numbers do not depend on."""
+COMPUTE_FIELDS = ("attention", "compute_dtype", "remat", "scan_unroll")
+"""Fields of `ModelConfig` that change how outputs are computed, and not their values."""
 
 
-class Translated(NamedTuple):
-    """A model of theirs as ours."""
+class NativeModel(NamedTuple):
+    """A model of bert_jax, and the family of transformers that it belongs to."""
 
     family: str
     config: ModelConfig
@@ -42,123 +42,129 @@ class Translated(NamedTuple):
     """Numpy arrays, float32."""
 
 
-def from_form(form: Form) -> Translated:
-    """Our config, heads and parameters.
+def from_huggingface(hf_model: HuggingFaceModel) -> NativeModel:
+    """Convert a model of transformers.
 
     Raises:
-      UserError: an architecture that we do not have, a setting that contradicts the tensors, or a tensor that is
-        missing, unexpected, or of another shape.
+      UserError: an unsupported architecture, a setting that contradicts the tensors, or a tensor that is missing,
+        unexpected, or of another shape.
     """
-    settings = Settings(form.config, form.source)
+    settings = Settings(hf_model.config, hf_model.source)
     family = _family(settings)
-    form = dataclasses.replace(form, tensors=_with_base(form.tensors, family))
+    hf_model = dataclasses.replace(hf_model, tensors=_add_base_prefix(hf_model.tensors, family))
     config = family.read_config(settings)
-    heads = _read_heads(family, settings, form.tensors, config)
-    _refuse_untied(family, heads, form)
+    heads = _read_heads(family, settings, hf_model.tensors, config)
+    _check_tied_decoder(family, heads, hf_model)
     entries = list(family.entries(config, heads))
-    check_names(entries, form, family.copies, family.buffers)
-    params = from_tensors(entries, form, bert.shapes(config, heads), family.unread)
-    return Translated(family.model_type, config, heads, params)
+    check_names(entries, hf_model, family.copies, family.buffers)
+    params = from_hf_tensors(entries, hf_model, bert.shapes(config, heads), family.unused_params)
+    return NativeModel(family.model_type, config, heads, params)
 
 
 def _read_heads(family: Family, settings: Settings, tensors: Mapping[str, np.ndarray], config: ModelConfig) -> Heads:
-    """The heads of a form; an MLM head with the activation of the layers has none of its own."""
+    """The heads of a model; mlm_activation is None where the MLM head has the activation of the layers."""
     heads = family.read_heads(settings, Names(tensors, settings))
     same = not heads.mlm or heads.mlm_activation == config.activation
     return dataclasses.replace(heads, mlm_activation=None) if same else heads
 
 
-def _refuse_untied(family: Family, heads: Heads, form: Form) -> None:
-    """Raise UserError for an MLM head with a decoder of its own; one that is there as a copy is tied all the same."""
+def _check_tied_decoder(family: Family, heads: Heads, hf_model: HuggingFaceModel) -> None:
+    """Raise UserError for an untied decoder of the MLM head; a stored copy of the embeddings counts as tied."""
     decoder = next(name for name in family.copies if name.endswith("weight"))
-    if heads.mlm and decoder not in form.tensors and form.config.get("tie_word_embeddings") is False:
+    if heads.mlm and decoder not in hf_model.tensors and hf_model.config.get("tie_word_embeddings") is False:
         raise UserError(
-            f"{form.source}: tie_word_embeddings is false, and '{decoder}' is missing: only decoders that are tied to "
-            "the word embeddings can be read"
+            f"{hf_model.source}: tie_word_embeddings is false, and '{decoder}' is missing: only decoders that are tied "
+            "to the word embeddings can be read"
         )
 
 
-def moments_from(model: Translated, form: Form, moments: Mapping[str, np.ndarray]) -> Params:
-    """First or second moments of an optimizer, given under their names, as a tree like our parameters.
+def moments_from_huggingface(
+    model: NativeModel, hf_model: HuggingFaceModel, moments: Mapping[str, np.ndarray]
+) -> Params:
+    """First or second moments of an optimizer, by tensor name of transformers, as a tree like the parameters.
 
     Args:
-      model: what `from_form` made of the form.
-      form: theirs.
-      moments: by the names of the tensors they belong to; those of a pooler that nothing trained may be missing.
+      model: the result of `from_huggingface(hf_model)`.
+      hf_model: the source.
+      moments: by the name of their tensor; those of a pooler that was not trained may be missing.
     """
     family = FAMILIES[model.family]
     entries = list(family.entries(model.config, model.heads))
-    absent = {entry.theirs for entry in entries} - set(moments)
-    zeros = {name: np.zeros_like(form.tensors[name]) for name in absent if ".pooler." in name}
-    unread = dict.fromkeys(family.unread, 0.0)
-    moments = Form(form.config, dict(moments) | zeros, f"{form.source}, moments")
-    return from_tensors(entries, moments, bert.shapes(model.config, model.heads), unread)
+    absent = {entry.hf_name for entry in entries} - set(moments)
+    zeros = {name: np.zeros_like(hf_model.tensors[name]) for name in absent if ".pooler." in name}
+    unused_params = dict.fromkeys(family.unused_params, 0.0)
+    moments = HuggingFaceModel(hf_model.config, dict(moments) | zeros, f"{hf_model.source}, moments")
+    return from_hf_tensors(entries, moments, bert.shapes(model.config, model.heads), unused_params)
 
 
-def moments_to(model: Translated, tree: Params) -> dict[str, np.ndarray]:
-    """The inverse: moments under the names of the tensors they belong to."""
-    return to_tensors(FAMILIES[model.family].entries(model.config, model.heads), tree)
+def moments_to_huggingface(model: NativeModel, tree: Params) -> dict[str, np.ndarray]:
+    """The inverse: moments by the name of their tensor in transformers."""
+    return to_hf_tensors(FAMILIES[model.family].entries(model.config, model.heads), tree)
 
 
-def to_form(model: Translated, source: str) -> Form:
-    """A model of ours as theirs.
+def to_huggingface(model: NativeModel, source: str) -> HuggingFaceModel:
+    """Convert a model to the names and layout of transformers.
 
     Raises:
-      UserError: the model has a setting or a head that the family does not have.
+      UserError: the model has a setting or a head that its family does not have.
     """
     family, heads = FAMILIES[model.family], model.heads
-    described = {
+    hf_config = {
         "architectures": [family.architecture(model.config, heads)],
         "model_type": family.model_type,
         **family.write_config(model.config, heads),
         "bert_jax_version": __version__,
     }
     entries = list(family.entries(model.config, heads))
-    _refuse_others(model, family, described, {entry.ours for entry in entries})
-    form = Form(described, to_tensors(entries, model.params), source)
-    _refuse_other_activation(model, family, form)
-    return form
+    _check_round_trip(model, family, hf_config, {entry.param_path for entry in entries})
+    hf_model = HuggingFaceModel(hf_config, to_hf_tensors(entries, model.params), source)
+    _check_mlm_activation(model, family, hf_model)
+    return hf_model
 
 
-def without_base(form: Form) -> Form:
-    """A model without heads as transformers saves it: the encoder's names have no prefix then."""
-    base = f"{FAMILIES[form.config['model_type']].base}."
-    if not all(name.startswith(base) for name in form.tensors):
-        return form
-    return dataclasses.replace(form, tensors={name.removeprefix(base): form.tensors[name] for name in form.tensors})
+def strip_base_prefix(hf_model: HuggingFaceModel) -> HuggingFaceModel:
+    """A model without heads as transformers saves it, without the family's prefix; others unchanged."""
+    base = f"{FAMILIES[hf_model.config['model_type']].base}."
+    if not all(name.startswith(base) for name in hf_model.tensors):
+        return hf_model
+    return dataclasses.replace(
+        hf_model, tensors={name.removeprefix(base): hf_model.tensors[name] for name in hf_model.tensors}
+    )
 
 
-def _refuse_others(model: Translated, family: Family, described: dict[str, Any], written: set[str]) -> None:
-    """See that what is written, read again, is this very model."""
-    again = family.read_config(Settings(described, "what was written"))
-    name = other_field(model.config, again)
+def _check_round_trip(model: NativeModel, family: Family, hf_config: dict[str, Any], written: set[str]) -> None:
+    """Raise UserError if the written config, read again, is another model, or if a parameter has no tensor."""
+    again = family.read_config(Settings(hf_config, "what was written"))
+    name = first_different_field(model.config, again)
     if name is not None:
-        was, now = getattr(model.config, name), getattr(again, name)
-        raise UserError(f"model.{name} {was} cannot be written as {family.model_type}, which has {now}")
-    unknown = sorted(name_leaves(model.params).keys() - written - family.unread.keys())
+        before, after = getattr(model.config, name), getattr(again, name)
+        raise UserError(f"model.{name} {before} cannot be written as {family.model_type}, which has {after}")
+    unknown = sorted(name_leaves(model.params).keys() - written - family.unused_params.keys())
     if unknown:
-        raise UserError(f"{unknown[0]} cannot be written as {family.model_type}, which has no such part")
+        raise UserError(f"{unknown[0]} cannot be written as {family.model_type}, which has no such parameter")
 
 
-def _refuse_other_activation(model: Translated, family: Family, form: Form) -> None:
-    """See that the MLM head, read again, has this activation: in some families it is not a setting."""
-    again = _read_heads(family, Settings(form.config, "what was written"), form.tensors, model.config)
-    was, now = (heads.mlm_activation or model.config.activation for heads in (model.heads, again))
-    if was != now:
-        raise UserError(f"an MLM head with {was} cannot be written as {family.model_type}, whose head has {now}")
+def _check_mlm_activation(model: NativeModel, family: Family, hf_model: HuggingFaceModel) -> None:
+    """Raise UserError if the MLM head, read again, has another activation: in some families it is fixed."""
+    again = _read_heads(family, Settings(hf_model.config, "what was written"), hf_model.tensors, model.config)
+    before, after = (heads.mlm_activation or model.config.activation for heads in (model.heads, again))
+    if before != after:
+        raise UserError(f"an MLM head with {before} cannot be written as {family.model_type}, whose head has {after}")
 
 
-def other_field(one: ModelConfig, two: ModelConfig, ignored: Collection[str] = OF_COMPUTING) -> str | None:
-    """The first field in which two models differ; None if in none. A field that means nothing in either is no field."""
+def first_different_field(
+    first: ModelConfig, second: ModelConfig, ignored: Collection[str] = COMPUTE_FIELDS
+) -> str | None:
+    """The first field in which two models differ, or None. A field that has no effect in either is skipped."""
     for field in dataclasses.fields(ModelConfig):
-        was, now = (_meaning(config, field.name) for config in (one, two))
-        if was != now and field.name not in ignored:
+        before, after = (_effective_value(config, field.name) for config in (first, second))
+        if before != after and field.name not in ignored:
             return field.name
     return None
 
 
-def _meaning(config: ModelConfig, name: str) -> Any:
-    """A field's value; None where nothing hangs on it."""
+def _effective_value(config: ModelConfig, name: str) -> Any:
+    """A field's value; None where it has no effect."""
     if name == "head_size":
         return config.size_per_head
     if name == "global_every" and config.attention_window is None:
@@ -171,7 +177,7 @@ def _meaning(config: ModelConfig, name: str) -> Any:
 
 
 def family_of(config: ModelConfig, heads: Heads) -> str:
-    """The family that a model trained here belongs to, by what is particular to each."""
+    """The family of transformers that a model trained by bert_jax belongs to, from its distinctive settings."""
     if config.positions == "rotary":
         return "modernbert"
     if config.parameter_groups is not None:
@@ -189,13 +195,13 @@ def _family(settings: Settings) -> Family:
         raise UserError(f"{settings.source}: model_type '{name}' is not supported: use one of {', '.join(FAMILIES)}")
     if settings.architecture.endswith("ForMultipleChoice"):
         raise UserError(f"{settings.source}: architecture '{settings.architecture}' is not supported")
-    if ALIKE.get(name, name) not in DECODERS:
-        settings.refuse("is_decoder", False, f"no {name} can look back alone")
+    if MODEL_TYPE_ALIASES.get(name, name) not in CAUSAL_CLASSES:
+        settings.require_value("is_decoder", False, f"{name} has no causal model")
     return FAMILIES[name]
 
 
-def _with_base(tensors: Mapping[str, np.ndarray], family: Family) -> LazyTensors:
-    """The same under the names that they have in a model with heads."""
+def _add_base_prefix(tensors: Mapping[str, np.ndarray], family: Family) -> LazyTensors:
+    """The same tensors, with the names of a model with heads: with the family's prefix."""
     bare = not any(name.startswith(f"{family.base}.") for name in tensors)
     prefix = f"{family.base}." if bare else ""
-    return LazyTensors({prefix + name: tensor for name, tensor in stored(tensors).items()})
+    return LazyTensors({prefix + name: tensor for name, tensor in to_lazy(tensors).items()})

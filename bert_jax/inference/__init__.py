@@ -1,1 +1,1 @@
-"""A model to use: fill_mask, encode, forward."""
+"""Inference: fill_mask, encode, forward."""

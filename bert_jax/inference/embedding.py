@@ -1,10 +1,10 @@
-"""Texts to vectors: which texts share a row and which rows a forward pass, and the pooling of packed rows.
+"""Text embeddings: packs texts into rows and rows into forward passes, and pools the packed rows.
 
-Where a text stands decides nothing about its vector: segments keep the texts of a row apart, positions count from each
-[CLS]. Packing several into a row saves padding, and few lengths of rows save compilations; but attention looks at
-all pairs of places in a row, so short texts get short rows as soon as there are enough of them.
+A text's vector does not depend on its row: segments separate the texts of a row, and positions count from each [CLS].
+Packing reduces padding, and few row lengths reduce compilations. The cost of attention grows with the square of the row
+length, so short texts get short rows if there are enough of them.
 
-Shapes in names: B rows, S positions, H hidden, K places for texts in a row, W width of a text's vector.
+Shapes in names: B rows, S positions, H hidden, K text slots of a row, W width of a text's vector.
 """
 
 import bisect
@@ -21,115 +21,115 @@ from bert_jax.model.encoder import EncoderInputs
 from bert_jax.model.heads import Heads, pool_examples
 from bert_jax.shapes import Array, Float, Int
 
-STEP = 32
-"""Rows have a multiple of so many tokens, up to 8 steps; beyond that, of an eighth of the power of two above."""
-OWN_ROWS = 16_384
-"""Tokens for which rows of one more length are worth a compilation: about two seconds of two CPU cores each, with 6
-layers of width 384."""
-SHORTEST = 8
-"""A row of S tokens has places for S / SHORTEST texts."""
-LONG = 512
-"""Tokens of a row whose attention scores, with batch_size rows, are the most that a pass may hold."""
-PARTS = 8
-"""The last pass over rows of a length has a multiple of 1 / PARTS of the rows that the others have."""
+ROW_LENGTH_STEP = 32
+"""Row lengths are multiples of this up to 8 times this; longer ones of an eighth of the next power of two."""
+MIN_TOKENS_PER_LENGTH = 16_384
+"""A row length is used only for at least this many tokens, because each length costs a compilation: about two seconds
+on two CPU cores, with 6 layers of width 384."""
+TOKENS_PER_TEXT_SLOT = 8
+"""A row of S tokens has S / TOKENS_PER_TEXT_SLOT text slots."""
+FULL_BATCH_LENGTH = 512
+"""Longest row with the full batch size: longer rows get fewer per pass, which bounds the memory of attention scores."""
+LAST_PASS_PARTS = 8
+"""The last pass of a row length has a multiple of 1 / LAST_PASS_PARTS of the other passes' rows."""
 IN_FLIGHT = 2
-"""Forward passes dispatched before the first is read."""
+"""Number of forward passes that are dispatched before the first result is read."""
 
 
-class Pass(NamedTuple):
-    """One forward pass: the texts of each of its rows, by index, in the order in which they stand there."""
+class ForwardPass(NamedTuple):
+    """One forward pass: the indices of the texts of each row, in order."""
 
     seq_len: int
     num_rows: int
-    """At least len(rows): the same on each device, and of few sizes, so that few shapes are compiled; the rest is
-    padding."""
+    """At least len(rows), divisible by the number of devices, and of few sizes, so that few shapes are compiled; the
+    other rows are padding."""
     rows: list[list[int]]
 
 
 def row_length(length: int) -> int:
-    """The shortest row that holds so many tokens."""
-    step = max(STEP, 2 ** (length - 1).bit_length() // 8)
+    """The smallest row length for this many tokens."""
+    step = max(ROW_LENGTH_STEP, 2 ** (length - 1).bit_length() // 8)
     return -(-length // step) * step
 
 
-def plan(lengths: Sequence[int], batch_size: int, devices: int = 1) -> list[Pass]:
-    """Share texts out over rows and rows over passes, longest rows first.
+def plan_passes(lengths: Sequence[int], batch_size: int, devices: int = 1) -> list[ForwardPass]:
+    """Distribute texts over rows and rows over passes, longest rows first.
 
-    Best fit, longest text first (Krell et al. 2021, arXiv:2107.02027, look at lengths alone as well). A text opens a
-    row of the length of its own class, or of the next one above that has OWN_ROWS tokens; the longest class is always
-    there, and where it has fewer, its length is a power of two.
+    Best fit, longest text first (Krell et al. 2021, arXiv:2107.02027, also pack by length alone). A text opens a row of
+    its own row length, or of the next longer one that has MIN_TOKENS_PER_LENGTH tokens. The longest length is always
+    used; if it has fewer tokens, it is a power of two.
 
     Args:
-      lengths: tokens of each text, special ones included.
-      batch_size: rows of the longest kind in a pass, on each device; of shorter rows, as many more as have no more
-        tokens; of rows beyond LONG tokens, fewer, so that the scores of attention take no more room.
-      devices: that share the rows of a pass equally.
+      lengths: number of tokens of each text, special ones included.
+      batch_size: rows per pass and device at the longest row length; shorter rows get proportionally more, rows above
+        FULL_BATCH_LENGTH tokens fewer, so that attention scores need no more memory.
+      devices: number of devices, which get equal numbers of rows.
     """
     if not len(lengths):
         return []
-    kinds = _kinds(lengths)
-    rows: dict[int, list[list[int]]] = {kind: [] for kind in kinds}
-    free: dict[int, list[tuple[int, list[int]]]] = collections.defaultdict(list)  # (kind, row) by tokens left in it
-    rooms: list[int] = []  # the keys of `free`, sorted
+    row_lengths = _row_lengths(lengths)
+    rows: dict[int, list[list[int]]] = {row_len: [] for row_len in row_lengths}
+    free: dict[int, list[tuple[int, list[int]]]] = collections.defaultdict(list)  # (row length, row) by free tokens
+    free_token_counts: list[int] = []  # the keys of `free`, sorted
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        place = bisect.bisect_left(rooms, lengths[i])
-        if place < len(rooms):
-            room = rooms[place]
-            kind, row = free[room].pop()
-            if not free[room]:
-                del rooms[place]
+        index = bisect.bisect_left(free_token_counts, lengths[i])
+        if index < len(free_token_counts):
+            free_tokens = free_token_counts[index]
+            row_len, row = free[free_tokens].pop()
+            if not free[free_tokens]:
+                del free_token_counts[index]
         else:
-            room = kind = kinds[bisect.bisect_left(kinds, lengths[i])]
+            free_tokens = row_len = row_lengths[bisect.bisect_left(row_lengths, lengths[i])]
             row = []
-            rows[kind].append(row)
+            rows[row_len].append(row)
         row.append(i)
-        left = room - lengths[i]
-        if left and len(row) < _places(kind):
-            if not free[left]:
-                bisect.insort(rooms, left)
-            free[left].append((kind, row))
+        remaining = free_tokens - lengths[i]
+        if remaining and len(row) < _text_slots(row_len):
+            if not free[remaining]:
+                bisect.insort(free_token_counts, remaining)
+            free[remaining].append((row_len, row))
     passes = []
-    for kind in reversed(kinds):
-        most = min(batch_size * kinds[-1] // kind, max(1, batch_size * LONG**2 // kind**2))
-        passes += _passes(kind, rows[kind], most, devices)
+    for row_len in reversed(row_lengths):
+        max_rows = min(batch_size * row_lengths[-1] // row_len, max(1, batch_size * FULL_BATCH_LENGTH**2 // row_len**2))
+        passes += _passes(row_len, rows[row_len], max_rows, devices)
     return passes
 
 
-def _kinds(lengths: Sequence[int]) -> list[int]:
-    """Lengths of rows, ascending."""
+def _row_lengths(lengths: Sequence[int]) -> list[int]:
+    """The row lengths to use, ascending."""
     tokens: dict[int, int] = collections.Counter()
     for length in lengths:
         tokens[row_length(length)] += length
-    kinds, waiting, longest = [], 0, max(tokens)
-    for kind in sorted(tokens):
-        waiting += tokens[kind]
-        if waiting >= OWN_ROWS:
-            kinds.append(kind)
-            waiting = 0
-    if kinds[-1:] != [longest]:
-        kinds.append(max(STEP, 2 ** (longest - 1).bit_length()))
-    return kinds
+    row_lengths, pending_tokens, longest = [], 0, max(tokens)
+    for row_len in sorted(tokens):
+        pending_tokens += tokens[row_len]
+        if pending_tokens >= MIN_TOKENS_PER_LENGTH:
+            row_lengths.append(row_len)
+            pending_tokens = 0
+    if row_lengths[-1:] != [longest]:
+        row_lengths.append(max(ROW_LENGTH_STEP, 2 ** (longest - 1).bit_length()))
+    return row_lengths
 
 
-def _places(seq_len: int) -> int:
-    return seq_len // SHORTEST
+def _text_slots(seq_len: int) -> int:
+    return seq_len // TOKENS_PER_TEXT_SLOT
 
 
-def _passes(seq_len: int, rows: list[list[int]], most: int, devices: int) -> Iterator[Pass]:
-    most = 2 ** (most.bit_length() - 1)
-    step = max(1, most // PARTS) * devices
-    for start in range(0, len(rows), most * devices):
-        chosen = rows[start : start + most * devices]
-        yield Pass(seq_len, -(-len(chosen) // step) * step, chosen)
+def _passes(seq_len: int, rows: list[list[int]], max_rows: int, devices: int) -> Iterator[ForwardPass]:
+    max_rows = 2 ** (max_rows.bit_length() - 1)
+    step = max(1, max_rows // LAST_PASS_PARTS) * devices
+    for start in range(0, len(rows), max_rows * devices):
+        chosen = rows[start : start + max_rows * devices]
+        yield ForwardPass(seq_len, -(-len(chosen) // step) * step, chosen)
 
 
-def assemble(one: Pass, ids: Sequence[np.ndarray], pad_id: int) -> EncoderInputs:
-    """The arrays of a pass; `ids` are those of all texts, special ones included."""
-    shape = (one.num_rows, one.seq_len)
+def assemble(forward_pass: ForwardPass, ids: Sequence[np.ndarray], pad_id: int) -> EncoderInputs:
+    """The input arrays of a pass; `ids` are those of all texts, special ones included."""
+    shape = (forward_pass.num_rows, forward_pass.seq_len)
     input_ids = np.full(shape, pad_id, np.int32)
     segment_ids, position_ids = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-    cls_positions = np.zeros((one.num_rows, _places(one.seq_len)), np.int32)
-    for b, row in enumerate(one.rows):
+    cls_positions = np.zeros((forward_pass.num_rows, _text_slots(forward_pass.seq_len)), np.int32)
+    for b, row in enumerate(forward_pass.rows):
         start = 0
         for k, i in enumerate(row):
             end = start + len(ids[i])
@@ -140,7 +140,7 @@ def assemble(one: Pass, ids: Sequence[np.ndarray], pad_id: int) -> EncoderInputs
     return EncoderInputs(input_ids, np.zeros(shape, np.int32), segment_ids, position_ids, cls_positions)
 
 
-def pooled(
+def pool_texts(
     config: ModelConfig,
     heads: Heads,
     modes: tuple[str, ...],
@@ -148,71 +148,71 @@ def pooled(
     inputs: EncoderInputs,
     skip: Int[Array, ""],
 ) -> Float[Array, "B K W"]:
-    """A float32 vector for each place of each row, from the last layer.
+    """A float32 vector for each text slot of each row, from the last layer.
 
     Args:
       config: shapes of the model.
-      heads: the model's; none is computed.
-      modes: each gives a vector of width H, in this order (Reimers and Gurevych 2019, arXiv:1908.10084, section 3):
-        'cls', of the first token; 'max' and 'mean' over the tokens; 'mean_sqrt_len_tokens', their sum over the root of
-        their number.
+      heads: of the model; they are not computed.
+      modes: each gives a vector of width H, concatenated (Reimers and Gurevych 2019, arXiv:1908.10084, section 3):
+        'cls', of the first token; 'max' and 'mean' over the tokens; 'mean_sqrt_len_tokens', their sum divided by the
+        square root of their number.
       params: of the model.
       inputs: a pass.
-      skip: leading tokens of each text that are left out.
+      skip: number of leading tokens of each text that are not pooled.
     """
     hidden_BSH = bert.bind(config, heads, params).encoder(inputs).hidden.astype(jnp.float32)
-    places = inputs.cls_positions.shape[1]
-    belongs_BS = jnp.where(inputs.position_ids >= skip, inputs.segment_ids, 0)
+    num_slots = inputs.cls_positions.shape[1]
+    text_numbers_BS = jnp.where(inputs.position_ids >= skip, inputs.segment_ids, 0)
 
     def pool(mode: str) -> Float[Array, "B K H"]:
         if mode == "cls":
             return jnp.take_along_axis(hidden_BSH, inputs.cls_positions[:, :, None] + skip, axis=1, mode="clip")
         if mode == "max":
-            of_place_BSK1 = (belongs_BS[:, :, None] == jnp.arange(1, places + 1)[None, None, :])[..., None]
-            return jnp.where(of_place_BSK1, hidden_BSH[:, :, None], -jnp.inf).max(1)
-        means_BKH = pool_examples(hidden_BSH, belongs_BS, places)
+            in_slot_BSK1 = (text_numbers_BS[:, :, None] == jnp.arange(1, num_slots + 1)[None, None, :])[..., None]
+            return jnp.where(in_slot_BSK1, hidden_BSH[:, :, None], -jnp.inf).max(1)
+        means_BKH = pool_examples(hidden_BSH, text_numbers_BS, num_slots)
         if mode == "mean":
             return means_BKH
-        counts_BK = (belongs_BS[:, :, None] == jnp.arange(1, places + 1)[None, None, :]).sum(1)
+        counts_BK = (text_numbers_BS[:, :, None] == jnp.arange(1, num_slots + 1)[None, None, :]).sum(1)
         return means_BKH * jnp.sqrt(counts_BK.astype(jnp.float32))[:, :, None]
 
     return jnp.concatenate([pool(mode) for mode in modes], axis=-1)
 
 
-def vectors_of(
+def encode_ids(
     ids: Sequence[np.ndarray],
     pad_id: int,
     batch_size: int,
     run: Callable[[EncoderInputs], Array],
     *,
     devices: int = 1,
-    done: Callable[[int], None] = lambda texts: None,
+    on_texts_done: Callable[[int], None] = lambda texts: None,
 ) -> np.ndarray:
     """One vector per text, float32 [len(ids), width], in the order of the texts.
 
     Args:
-      ids: of each text, special ones included, at least one; at least one text.
-      pad_id: what fills up rows.
-      batch_size: see `plan`.
-      run: a pass to its vectors [B, K, width]; the next is dispatched before the last is read.
-      devices: see `plan`.
-      done: called with the number of texts of each pass that has been read.
+      ids: of each text, special ones included; at least one text, none empty.
+      pad_id: id of the padding token.
+      batch_size: see `plan_passes`.
+      run: from a pass to its vectors [B, K, width]; dispatched asynchronously.
+      devices: see `plan_passes`.
+      on_texts_done: called with the number of texts of each pass whose result was read.
     """
     vectors: np.ndarray | None = None
-    in_flight: collections.deque[tuple[Pass, Array]] = collections.deque()
+    in_flight: collections.deque[tuple[ForwardPass, Array]] = collections.deque()
 
     def read() -> None:
         nonlocal vectors
-        one, result = in_flight.popleft()
+        forward_pass, result = in_flight.popleft()
         vectors_BKW = np.asarray(result)
         if vectors is None:
             vectors = np.zeros((len(ids), vectors_BKW.shape[-1]), np.float32)
-        for b, row in enumerate(one.rows):
+        for b, row in enumerate(forward_pass.rows):
             vectors[row] = vectors_BKW[b, : len(row)]
-        done(sum(map(len, one.rows)))
+        on_texts_done(sum(map(len, forward_pass.rows)))
 
-    for one in plan([len(text) for text in ids], batch_size, devices):
-        in_flight.append((one, run(assemble(one, ids, pad_id))))
+    for forward_pass in plan_passes([len(text) for text in ids], batch_size, devices):
+        in_flight.append((forward_pass, run(assemble(forward_pass, ids, pad_id))))
         if len(in_flight) > IN_FLIGHT:
             read()
     while in_flight:

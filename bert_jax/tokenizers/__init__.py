@@ -1,1 +1,1 @@
-"""WordPiece, BPE and SentencePiece with one interface; no jax."""
+"""WordPiece, BPE and SentencePiece tokenizers with one interface; does not need jax."""

@@ -1,4 +1,4 @@
-"""What ALBERT does to text in front of its SentencePiece model; the model's file does not say it."""
+"""ALBERT's text preprocessing before SentencePiece, which the .model file does not describe."""
 
 import functools
 from typing import NamedTuple
@@ -7,28 +7,28 @@ import tokenizers
 from tokenizers import normalizers
 
 
-class Preparation(NamedTuple):
-    """Quotes written as `` or '' become ", then compatibility forms and accents go, then upper case.
+class AlbertPreprocessing(NamedTuple):
+    """Replaces quotes `` and '' by ", removes compatibility forms and accents, and lower-cases.
 
-    As `AlbertTokenizer` of transformers 5 does it. google-research/albert tokenization.py has the same steps; besides,
-    it cuts a piece of digits and a comma once more, which transformers' compiled tokenizer never did, and keeps marks
-    of combining class 0.
+    The same as `AlbertTokenizer` of transformers 5. google-research/albert tokenization.py has the same steps, but also
+    splits a piece of digits and a comma again, which transformers' compiled tokenizer never did, and keeps marks of
+    combining class 0.
     """
 
     lowercase: bool = True
-    """Their do_lower_case."""
+    """do_lower_case in transformers."""
     keep_accents: bool = False
 
     def __call__(self, text: str) -> str:
-        """Prepared text."""
+        """Preprocess a text."""
         return _normalizer(self).normalize_str(text)
 
 
 @functools.lru_cache(maxsize=4)
-def _normalizer(how: Preparation) -> tokenizers.normalizers.Normalizer:
+def _normalizer(preprocessing: AlbertPreprocessing) -> tokenizers.normalizers.Normalizer:
     steps = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
-    if not how.keep_accents:
+    if not preprocessing.keep_accents:
         steps += [normalizers.NFKD(), normalizers.StripAccents()]
-    if how.lowercase:
+    if preprocessing.lowercase:
         steps.append(normalizers.Lowercase())
     return normalizers.Sequence(steps)

@@ -1,7 +1,7 @@
-"""Settings in the files beside a vocabulary: each is used, has no effect on ids, or is refused by its name.
+"""Tokenizer settings of transformers in a vocabulary's directory: each is used, has no effect on ids, or is an error.
 
-The files are transformers' tokenizer_config.json, special_tokens_map.json and added_tokens.json. What a setting means
-is what it means in transformers 4 and 5 (tokenization_utils_base.py, and the class of the tokenizer).
+The files are tokenizer_config.json, special_tokens_map.json and added_tokens.json. Settings have the meaning that they
+have in transformers 4 and 5 (tokenization_utils_base.py, and the class of the tokenizer).
 """
 
 import functools
@@ -15,27 +15,37 @@ from etils import epath
 
 from bert_jax.errors import UserError
 from bert_jax.storage import read_json_object
-from bert_jax.tokenizers.albert import Preparation
+from bert_jax.tokenizers.albert import AlbertPreprocessing
 from bert_jax.tokenizers.kinds import SPECIAL_TOKENS
-from bert_jax.tokenizers.models import Model
+from bert_jax.tokenizers.models import TokenizerModel
 
 CONFIG, SPECIAL, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 COPY_AGAIN = "copy it again"
-"""What to do about a file that is damaged."""
+"""Advice for a damaged file."""
 
 _WORDPIECE = ("Bert", "DistilBert", "Electra", "MobileBert", "SqueezeBert", "ConvBert")
 _BYTE_BPE = ("Roberta", "GPT2", "Longformer", "Bart")
-_IN_JSON = (*_WORDPIECE, *_BYTE_BPE, "Albert", "XLMRoberta", "Camembert", "MPNet", "Deberta", "DebertaV2", "BigBird")
+_JSON_CLASSES = (
+    *_WORDPIECE,
+    *_BYTE_BPE,
+    "Albert",
+    "XLMRoberta",
+    "Camembert",
+    "MPNet",
+    "Deberta",
+    "DebertaV2",
+    "BigBird",
+)
 _CLASSES = {
-    ".json": frozenset(f"{name}Tokenizer" for name in _IN_JSON),
+    ".json": frozenset(f"{name}Tokenizer" for name in _JSON_CLASSES),
     ".txt": frozenset(f"{name}Tokenizer" for name in _WORDPIECE),
     ".bpe": frozenset(f"{name}Tokenizer" for name in _BYTE_BPE),
     ".model": frozenset({"AlbertTokenizer"}),
 }
-"""Tokenizer classes of transformers that files of each form describe completely."""
-_GENERAL = frozenset({"", "PreTrainedTokenizer", "TokenizersBackend"})
-"""Classes without settings of their own, and no class at all."""
-_OF_MODELS = {
+"""By file type: tokenizer classes of transformers that the file describes completely."""
+_GENERIC_CLASSES = frozenset({"", "PreTrainedTokenizer", "TokenizersBackend"})
+"""Classes without settings of their own, and no class."""
+_CLASS_OF_MODEL_TYPE = {
     "bert": "BertTokenizer",
     "distilbert": "DistilBertTokenizer",
     "electra": "ElectraTokenizer",
@@ -47,7 +57,7 @@ _OF_MODELS = {
     "t5": "T5Tokenizer",
     "deberta-v2": "DebertaV2Tokenizer",
 }
-"""By the model_type of config.json, where no file names a class."""
+"""By the model_type of config.json, if no file names a class."""
 
 _SWITCHES = {
     "do_lower_case": (True, False),
@@ -62,7 +72,7 @@ _USED = {
     ".bpe": ("add_prefix_space",),
     ".model": ("do_lower_case", "keep_accents"),
 }
-"""Those that are used with files of each form."""
+"""By file type: the settings that are used."""
 _FIXED = {
     "do_basic_tokenize": (True,),
     "never_split": (None, []),
@@ -75,21 +85,21 @@ _FIXED = {
     "init_inputs": ([],),
     "dropout": (None, 0, 0.0),
 }
-"""Settings that have one possible value here: the default of the class."""
+"""Settings with supported values, the defaults of the class."""
 _ROLES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 _TOKENS = ("bos_token", "eos_token", "additional_special_tokens", "extra_special_tokens", "added_tokens_decoder")
-_WITHOUT_EFFECT = frozenset(
+_IGNORED = frozenset(
     (
-        # Lengths, padding and truncation: texts are cut to the positions of the model, and padding is masked.
+        # Lengths, padding and truncation: texts are truncated to the positions of the model, and padding is masked.
         *("model_max_length", "max_len", "max_length", "max_seq_length", "padding", "padding_side"),
         *("pad_to_multiple_of", "pad_token_type_id", "stride"),
         *("truncation", "truncation_side", "truncation_strategy"),
-        # What surrounds a text: [CLS] and [SEP] are added here as BERT does.
+        # Tokens around a text: [CLS] and [SEP] are always added as in BERT.
         *("add_bos_token", "add_eos_token", "add_special_tokens"),
-        # Decoding, offsets, and special tokens in text, which are plain text here.
+        # Decoding, offsets, and special tokens in text, which are always plain text.
         *("clean_up_tokenization_spaces", "errors", "trim_offsets", "spaces_between_special_tokens"),
         *("split_special_tokens", "chat_template"),
-        # Where the files came from, and what reads them.
+        # Origin of the files, and programs that read them.
         *("tokenizer_class", "auto_map", "name_or_path", "_name_or_path", "_commit_hash", "transformers_version"),
         *("special_tokens_map_file", "added_tokens_file", "tokenizer_file", "full_tokenizer_file", "vocab_file"),
         *("merges_file", "use_fast", "backend", "is_local", "local_files_only", "processor_class", "model_type"),
@@ -109,10 +119,10 @@ class AddedToken(NamedTuple):
 
 @dataclass(frozen=True)
 class Settings:
-    """What the files beside one vocabulary say. Make it with `read`."""
+    """The settings in the files of a vocabulary's directory, created by `read`."""
 
     vocabulary: epath.Path
-    form: str
+    file_type: str
     """".json", ".txt", ".bpe" (merges) or ".model"."""
     stated: dict[str, Any]
     """Of tokenizer_config.json."""
@@ -125,22 +135,22 @@ class Settings:
 
     @functools.cached_property
     def tokenizer_class(self) -> str:
-        """Its name in transformers, without "Fast"; empty if no file says it."""
+        """The class in transformers, without "Fast"; empty if unknown."""
         named = self.stated.get("tokenizer_class") or self.config.get("tokenizer_class")
-        return str(named or _OF_MODELS.get(str(self.config.get("model_type")), "")).removesuffix("Fast")
+        return str(named or _CLASS_OF_MODEL_TYPE.get(str(self.config.get("model_type")), "")).removesuffix("Fast")
 
     def switch(self, name: str) -> bool | None:
         """The stated value of a setting; None: not stated."""
         return self.stated.get(name)
 
-    def preparation(self) -> Preparation | None:
+    def preprocessing(self) -> AlbertPreprocessing | None:
         """What ALBERT's class does to text; None where the tokenizer is not an ALBERT's."""
         if self.tokenizer_class != "AlbertTokenizer" and not (self.vocabulary.parent / "albert_config.json").exists():
             return None
         lowercase, keep = self.switch("do_lower_case"), self.switch("keep_accents")
-        return Preparation(True if lowercase is None else lowercase, bool(keep))
+        return AlbertPreprocessing(True if lowercase is None else lowercase, bool(keep))
 
-    def check(self, model: Model, lowercase: bool | None) -> None:
+    def check(self, model: TokenizerModel, lowercase: bool | None) -> None:
         """Compare the files with the tokenizer that was made of them.
 
         Args:
@@ -155,12 +165,12 @@ class Settings:
             if not {name} <= self.stated.keys() & model.settings.keys() or (name in overruled):
                 continue
             stated, does = self.stated[name], model.settings[name]
-            if stated is None:  # strip_accents: as do_lower_case
+            if stated is None:  # strip_accents: the value of do_lower_case
                 stated = model.settings["do_lower_case"]
             if stated != does:
                 raise UserError(
                     f"{self._path(CONFIG)}: {name} is {json.dumps(self.stated[name])}, but {self.vocabulary.name} has "
-                    f"{json.dumps(does)}: correct the one that the model was not trained with"
+                    f"{json.dumps(does)}: correct the value that the model was not trained with"
                 )
         self._check_roles(model)
         ids = {piece: i for i, piece in enumerate(model.pieces)}
@@ -168,23 +178,23 @@ class Settings:
             self._check_added(token, model, ids)
 
     def _used(self) -> tuple[str, ...]:
-        """Names of the settings that the class reads."""
-        if self.form != ".json":
-            return _USED[self.form]
-        forms = (form for form in _USED if self.tokenizer_class in _CLASSES[form])
-        # transformers 4 reads add_prefix_space in its general class, too.
-        return _USED[next(forms, ".bpe")]
+        """Names of the settings that the class uses."""
+        if self.file_type != ".json":
+            return _USED[self.file_type]
+        file_types = (file_type for file_type in _USED if self.tokenizer_class in _CLASSES[file_type])
+        # The generic class of transformers 4 also uses add_prefix_space.
+        return _USED[next(file_types, ".bpe")]
 
     def check_names(self) -> None:
-        """Refuse what cannot be reproduced here.
+        """Check that all settings are supported.
 
         Raises:
-          UserError: a class, a setting or a value that is unknown here.
+          UserError: an unknown class, setting or value.
         """
-        known = _CLASSES[self.form]
+        known = _CLASSES[self.file_type]
         name = self.tokenizer_class
-        if name not in known | _GENERAL:
-            advice = "move the tokenizer's files away to convert the model without them"
+        if name not in known | _GENERIC_CLASSES:
+            advice = "move the tokenizer's files away to convert the model without a tokenizer"
             if name in _CLASSES[".json"]:
                 advice = "give its tokenizer.json, which AutoTokenizer and save_pretrained of transformers make"
             file = CONFIG if self.stated.get("tokenizer_class") else "config.json"
@@ -193,13 +203,13 @@ class Settings:
             )
         custom = self.stated.get("auto_map")
         if custom and (not isinstance(custom, dict) or custom.get("AutoTokenizer")):
-            raise UserError(f"{self._path(CONFIG)}: auto_map names a tokenizer in Python code, which is not run here")
+            raise UserError(f"{self._path(CONFIG)}: auto_map names a tokenizer in Python code, which is never run")
         for length in ("model_max_length", "max_len"):
             value = self.stated.get(length)
             if value is not None and (type(value) not in (int, float) or not value > 0):
                 raise self._bad_value(CONFIG, length, "is", value, "a positive number of tokens")
-        if self.form == ".json" and name in _GENERAL:
-            return  # tokenizer.json says all
+        if self.file_type == ".json" and name in _GENERIC_CLASSES:
+            return  # tokenizer.json is complete
         for name, value in self.stated.items():
             self._check_setting(name, value)
 
@@ -213,12 +223,10 @@ class Settings:
             raise UserError(
                 f"{where}: {name} {json.dumps(value)[:40]} is not supported; only {json.dumps(_FIXED[name][-1])} is"
             )
-        if name not in _WITHOUT_EFFECT and not any(name in names for names in (_SWITCHES, _FIXED, _ROLES, _TOKENS)):
-            raise UserError(
-                f"{where}: the setting '{name}' is unknown here: remove it if it does not change the ids of a text"
-            )
+        if name not in _IGNORED and not any(name in names for names in (_SWITCHES, _FIXED, _ROLES, _TOKENS)):
+            raise UserError(f"{where}: the setting '{name}' is unknown: remove it if it does not affect ids")
 
-    def _check_roles(self, model: Model) -> None:
+    def _check_roles(self, model: TokenizerModel) -> None:
         for file, values in ((CONFIG, self.stated), (SPECIAL, self.special)):
             for name in _ROLES:
                 role = name.removesuffix("_token")
@@ -226,8 +234,8 @@ class Settings:
                 if content in (None, used) or (role == "unk" and model.kind == "byte-level BPE"):
                     continue
                 raise UserError(
-                    f"{self._path(file)}: {name} is '{content}', but {self.vocabulary.name} has '{used}' for it: only"
-                    " BERT's and RoBERTa's names of special tokens can be used"
+                    f"{self._path(file)}: {name} is '{content}', but {self.vocabulary.name} has '{used}': only the special"
+                    " tokens of BERT and RoBERTa are supported"
                 )
 
     def _added_tokens(self) -> Iterator[AddedToken]:
@@ -254,7 +262,7 @@ class Settings:
         for content, token_id in self.added.items():
             yield AddedToken(ADDED, content, content in special, token_id)
 
-    def _check_added(self, token: AddedToken, model: Model, ids: dict[str, int]) -> None:
+    def _check_added(self, token: AddedToken, model: TokenizerModel, ids: dict[str, int]) -> None:
         content = token.content
         known = content in ids and token.token_id in (None, ids[content])
         is_role = known and ids[content] in model.roles.values()
@@ -262,11 +270,11 @@ class Settings:
             how = "as a whole word" if known else f"as id {token.token_id}" if token.token_id is not None else "at all"
             raise UserError(
                 f"{self._path(token.file)}: adds the token '{content}', which {self.vocabulary.name} does not have"
-                f" {how}: give a tokenizer.json that has it; save_pretrained of transformers makes one"
+                f" {how}: give a tokenizer.json that has it; save_pretrained of transformers writes one"
             )
 
     def _content(self, file: str, name: str, token: Any) -> str | None:
-        """The text of a token, which is written as such or as an object; None if there is no token."""
+        """The text of a token, given as a string or as an object; None if there is no token."""
         content = token["content"] if isinstance(token, dict) and "content" in token else token
         if not isinstance(content, str | None):
             raise self._bad_value(file, name, "has", token, "a token, or an object with its content")
@@ -279,17 +287,17 @@ class Settings:
         return str(self.vocabulary.parent / file)
 
 
-def read(vocabulary: epath.Path, form: str) -> Settings:
-    """The settings beside a file.
+def read(vocabulary: epath.Path, file_type: str) -> Settings:
+    """Read the settings in the directory of a vocabulary.
 
     Args:
-      vocabulary: the file that was found.
+      vocabulary: the vocabulary file.
       form: ".json", ".txt", ".bpe" or ".model".
 
     Raises:
-      UserError: a file is not a JSON object, or says something that cannot be reproduced here.
+      UserError: a file is not a JSON object, or a setting is not supported.
     """
     paths = (vocabulary.parent / name for name in (CONFIG, SPECIAL, ADDED, "config.json"))
-    settings = Settings(vocabulary, form, *(read_json_object(path, COPY_AGAIN, missing_ok=True) for path in paths))
+    settings = Settings(vocabulary, file_type, *(read_json_object(path, COPY_AGAIN, missing_ok=True) for path in paths))
     settings.check_names()
     return settings

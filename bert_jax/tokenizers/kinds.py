@@ -1,4 +1,4 @@
-"""`tokenizers` models of each kind, made of their pieces; and what the special pieces are called."""
+"""Builds tokenizers of the `tokenizers` library from their pieces; names of the special tokens."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -9,7 +9,7 @@ from bert_jax.errors import UserError
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 BYTE_SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
-"""RoBERTa's, in its order; its <mask> is the last id, though."""
+"""RoBERTa's, in the order of ids, except that RoBERTa's <mask> is the last id."""
 ROLE_NAMES = {
     "pad": (PAD, "<pad>"),
     "unk": (UNK, "<unk>"),
@@ -17,15 +17,15 @@ ROLE_NAMES = {
     "sep": (SEP, "</s>"),
     "mask": (MASK, "<mask>"),
 }
-"""What each role is called: by BERT, and by RoBERTa and SentencePiece."""
+"""Token of each role: in BERT, and in RoBERTa and SentencePiece."""
 
 CONTINUATION = "##"
 WORD_START = "▁"
 BYTE_SPACE = "Ġ"
-"""What the byte alphabet of GPT-2 writes for a space."""
+"""The character for a space in GPT-2's byte alphabet."""
 
-# transformers' BERT tokenizers give up on longer words; google-research/bert did so at 200. An
-# exported model must meet the same ids in other people's tools, so theirs is the limit here.
+# Longer words become unknown. The limit of transformers, so that exported models get the same ids there;
+# google-research/bert has 200.
 MAX_CHARS_PER_WORD = 100
 
 _END_OF_TEXT = "<|endoftext|>"  # GPT-2's only special token
@@ -34,16 +34,16 @@ Merges = Sequence[tuple[str, str]]
 
 
 def missing_roles(vocab: Mapping[str, int], is_wordpiece: bool) -> list[str]:
-    """Names to add for the roles that a vocabulary lacks: BERT's if it is WordPiece or has some, else RoBERTa's."""
+    """Tokens to add for roles that a vocabulary lacks: BERT's if it is WordPiece or has one of them, else RoBERTa's."""
     style = 0 if is_wordpiece or any(names[0] in vocab for names in ROLE_NAMES.values()) else 1
     return [names[style] for names in ROLE_NAMES.values() if not any(name in vocab for name in names)]
 
 
 def find_roles(vocab: Mapping[str, int], is_wordpiece: bool, origin: str) -> dict[str, int]:
-    """The ids of the five roles; `origin` is where the vocabulary came from.
+    """The ids of the five roles; `origin` names the vocabulary in messages.
 
     Raises:
-      UserError: one is missing.
+      UserError: a role's token is missing.
     """
     if missing := missing_roles(vocab, is_wordpiece):
         raise UserError(
@@ -56,8 +56,7 @@ def find_roles(vocab: Mapping[str, int], is_wordpiece: bool, origin: str) -> dic
 def special_tokens(names: Iterable[str], is_wordpiece: bool) -> list[AddedToken]:
     """Special tokens for the library.
 
-    Where pieces hold the space in front of their word, the mask stands for such a piece and takes the space with it,
-    as RoBERTa's does.
+    If pieces include the space before their word, the mask token does too, as in RoBERTa.
     """
     strips = () if is_wordpiece else ROLE_NAMES["mask"]
     return [AddedToken(name, lstrip=name in strips, special=True, normalized=False) for name in names]
@@ -66,11 +65,11 @@ def special_tokens(names: Iterable[str], is_wordpiece: bool) -> list[AddedToken]
 def bert_normalizer(
     lowercase: bool, strip_accents: bool | None = None, split_chinese: bool = True
 ) -> normalizers.Normalizer:
-    """BERT's text clean-up: control characters dropped, CJK characters spaced, case and accents folded.
+    """BERT's normalization: removes control characters, separates CJK characters, folds case and accents.
 
     Args:
       lowercase: lower-case.
-      strip_accents: None: as `lowercase`.
+      strip_accents: None: the value of `lowercase`.
       split_chinese: put spaces around CJK characters, so that each is a word.
     """
     strip_accents = lowercase if strip_accents is None else strip_accents
@@ -80,7 +79,7 @@ def bert_normalizer(
 
 
 def is_uncased(pieces: Iterable[str]) -> bool:
-    """Whether no piece outside the special tokens has an upper-case letter."""
+    """Whether no piece except the special tokens has an upper-case letter."""
     return not any(piece != piece.lower() for piece in pieces if not piece.startswith("["))
 
 
@@ -95,7 +94,7 @@ def wordpiece(
     vocab = {piece: i for i, piece in enumerate(pieces)}
     if len(vocab) != len(pieces):
         twice = next(piece for i, piece in enumerate(pieces) if vocab[piece] != i)
-        raise UserError(f"{origin}: the piece {twice!r} occurs twice; ids would not be one to one")
+        raise UserError(f"{origin}: the piece {twice!r} occurs twice; ids must be unique")
     if lowercase is None:
         lowercase = is_uncased(vocab)
     unknown = next((name for name in ROLE_NAMES["unk"] if name in vocab), UNK)
@@ -112,13 +111,13 @@ def wordpiece(
     library.decoder = decoders.WordPiece(prefix=CONTINUATION, cleanup=True)
     library.add_special_tokens(special_tokens([name for name in SPECIAL_TOKENS if name in vocab], is_wordpiece=True))
     if CLS in vocab and SEP in vocab:
-        # Not used here; whoever loads the exported file with add_special_tokens expects it.
+        # Not used by bert_jax, but by programs that load the exported file with add_special_tokens.
         library.post_processor = processors.BertProcessing((SEP, vocab[SEP]), (CLS, vocab[CLS]))
     return library
 
 
-def bpe(pieces: Sequence[str], merges: Merges, lowercase: bool) -> tokenizers.Tokenizer:
-    """BPE inside of BERT's words, each marked with ▁ in front: see `bert_jax.tokenizers.tokenizer.bpe`."""
+def char_bpe(pieces: Sequence[str], merges: Merges, lowercase: bool) -> tokenizers.Tokenizer:
+    """Character-level BPE in BERT's words with the prefix ▁: see `bert_jax.tokenizers.tokenizer.char_bpe`."""
     vocab = {piece: i for i, piece in enumerate(pieces)}
     library = tokenizers.Tokenizer(models.BPE(vocab, list(merges), unk_token=UNK))
     library.normalizer = bert_normalizer(lowercase)
@@ -151,5 +150,5 @@ def byte_bpe(vocab: Mapping[str, int], merges: Merges, lowercase: bool, *, prefi
 
 
 def byte_alphabet() -> list[str]:
-    """The 256 characters that stand for bytes in byte-level BPE, in GPT-2's order of ids."""
+    """The 256 characters that represent bytes in byte-level BPE, in GPT-2's order of ids."""
     return sorted(pre_tokenizers.ByteLevel.alphabet())

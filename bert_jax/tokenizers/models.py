@@ -1,4 +1,4 @@
-"""What stands behind a `Tokenizer`: pieces, roles, text to ids; here with the `tokenizers` library."""
+"""The interface of a `Tokenizer`'s backends, and the backend of the `tokenizers` library."""
 
 import abc
 import functools
@@ -12,22 +12,22 @@ import tokenizers
 from bert_jax.errors import UserError
 from bert_jax.tokenizers.kinds import BYTE_SPACE, WORD_START, find_roles, special_tokens
 
-# Parts of a tokenizer.json that do not decide which ids a text gets here: [CLS] and [SEP] are added
-# by the caller, texts are never cut or padded, and `version` names the file format.
+# Parts of a tokenizer.json that do not affect ids in bert_jax: the caller adds [CLS] and [SEP], texts are not
+# truncated or padded, and `version` is that of the file format.
 _NOT_IN_FINGERPRINT = ("version", "truncation", "padding", "post_processor", "decoder")
 
 
-class Model(abc.ABC):
-    """Text to ids and back, immutable.
+class TokenizerModel(abc.ABC):
+    """Converts text to ids and back. Immutable.
 
     Attributes:
       pieces: the vocabulary in the order of ids.
       roles: ids of pad, unk, cls, sep and mask.
-      lowercase: whether text is lower-cased before it is cut.
+      lowercase: whether text is lower-cased.
       kind: its name in messages.
-      settings: what it does to text, under the names of transformers' tokenizer_config.json, as far as these have one.
-      matched: tokens that are found whole in text, special tokens among them (unless they are plain text).
-      note: one line about what was assumed when it was read; None: nothing.
+      settings: normalization settings, by their names in transformers' tokenizer_config.json, if they have one.
+      matched: tokens that are matched in text as a whole, including special tokens (unless they are plain text).
+      note: one line about an assumption that reading the file needed; None: no assumption.
     """
 
     pieces: list[str]
@@ -40,45 +40,45 @@ class Model(abc.ABC):
 
     @abc.abstractmethod
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of texts; names of special tokens in them are plain text, as far as the library can help it."""
+        """Ids of texts; special tokens in them are plain text, as far as the library supports it."""
 
     @abc.abstractmethod
     def encode_with_specials(self, text: str) -> list[int]:
-        """Ids of a text in which the names of special tokens stand for them."""
+        """Ids of a text in which special tokens are recognized."""
 
     @abc.abstractmethod
     def decode(self, ids: list[int]) -> str:
-        """Text of ids, special tokens by name."""
+        """Text of ids, special tokens included."""
 
     @abc.abstractmethod
     def continues_word(self) -> np.ndarray | None:
-        """bool [vocab_size], the roles aside; None where the pieces do not tell."""
+        """bool [vocab_size], without regard to the roles; None if the pieces do not mark words."""
 
     @abc.abstractmethod
     def to_json(self) -> str:
-        """All of it, as JSON."""
+        """The complete model as JSON."""
 
     @abc.abstractmethod
     def fingerprint(self) -> str:
-        """Hex SHA-256 over what decides ids."""
+        """Hex SHA-256 of everything that affects ids."""
 
 
-class LibraryModel(Model):
-    """A model of the `tokenizers` library."""
+class TokenizersBackend(TokenizerModel):
+    """The backend of the `tokenizers` library."""
 
     def __init__(self, library: tokenizers.Tokenizer, origin: str):
-        """Takes over an object of the library and switches its truncation and padding off.
+        """Take ownership of a tokenizer of the library, and disable truncation and padding.
 
         Args:
-          library: nobody may change it from now on.
-          origin: where it came from, for messages.
+          library: must not be changed afterwards.
+          origin: names the tokenizer in messages.
 
         Raises:
           UserError: one of the five special tokens is missing, or ids are not 0..vocab_size-1.
         """
         library.no_truncation()
         library.no_padding()
-        # Text is data: a document that talks about "[MASK]" must not contain the mask id.
+        # Text is data: a document that contains "[MASK]" must not get the mask id.
         library.encode_special_tokens = True
         self.library = library
         vocab = library.get_vocab(with_added_tokens=True)
@@ -98,15 +98,15 @@ class LibraryModel(Model):
         self.matched = frozenset(token.content for token in library.get_added_tokens_decoder().values())
 
     def __reduce__(self):
-        # A copy made by the library forgets that special tokens are text.
-        return LibraryModel, (self.library, "a copy")
+        # A copy by the library loses encode_special_tokens.
+        return TokenizersBackend, (self.library, "a copy")
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Uses the library's threads."""
         return [encoding.ids for encoding in self.library.encode_batch_fast(texts, add_special_tokens=False)]
 
     def encode_with_specials(self, text: str) -> list[int]:
-        """What becomes of spaces around a special token, the vocabulary says."""
+        """The vocabulary defines whether a special token includes the spaces around it."""
         return self._with_specials.encode(text, add_special_tokens=False).ids
 
     @functools.cached_property
@@ -120,11 +120,11 @@ class LibraryModel(Model):
         return library
 
     def decode(self, ids: list[int]) -> str:
-        """What the library's decoder makes of it."""
+        """Text by the library's decoder."""
         return self.library.decode(ids, skip_special_tokens=False)
 
     def continues_word(self) -> np.ndarray | None:
-        """By the prefix of continuations; without one, by the mark for a space in front of a word."""
+        """By the prefix of continuations; without one, by the mark for a space before a word."""
         if self._continuation:
             continues = np.array([piece.startswith(self._continuation) for piece in self.pieces])
         else:
@@ -140,7 +140,7 @@ class LibraryModel(Model):
         return self.library.to_str(pretty=True) + "\n"
 
     def fingerprint(self) -> str:
-        """Equal for a vocab.txt and the tokenizer.json made of it."""
+        """Equal for a vocab.txt and the tokenizer.json that was made from it."""
         description = json.loads(self.library.to_str())
         for key in _NOT_IN_FINGERPRINT:
             description.pop(key, None)
@@ -149,7 +149,7 @@ class LibraryModel(Model):
 
 
 def _settings(description: dict, lowercase: bool) -> dict[str, bool]:
-    """Settings of transformers' classes for WordPiece, byte-level BPE and Unigram, of a tokenizer.json."""
+    """Settings of transformers' classes for WordPiece, byte-level BPE and Unigram, from a tokenizer.json."""
     normalizers = {step["type"]: step for step in _steps(description["normalizer"])}
     splits = {step["type"]: step for step in _steps(description["pre_tokenizer"])}
     model, bert = description["model"]["type"], normalizers.get("BertNormalizer")
@@ -166,7 +166,7 @@ def _settings(description: dict, lowercase: bool) -> dict[str, bool]:
 
 
 def _steps(part: dict | None) -> Iterator[dict]:
-    """A normalizer or pre-tokenizer, or the steps of a sequence of them."""
+    """The steps of a normalizer or pre-tokenizer."""
     if part is None:
         return
     if part["type"] == "Sequence":

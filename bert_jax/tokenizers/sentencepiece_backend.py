@@ -1,8 +1,8 @@
-"""SentencePiece models, with the library that trained them.
+"""The backend of the `sentencepiece` library.
 
-Turned into models of the `tokenizers` library they gave other ids for 3 of the 35,870 lines of the Universal
-Declaration of Human Rights in 388 languages, unigram and BPE alike (combining marks met the normaliser), and took
-two to four times as long.
+Converted to the `tokenizers` library, its models gave other ids for 3 of the 35,870 lines of the Universal
+Declaration of Human Rights in 388 languages, unigram and BPE alike (because of combining marks), and took two to four
+times as long.
 """
 
 import base64
@@ -18,31 +18,31 @@ from google.protobuf.message import DecodeError
 from sentencepiece import sentencepiece_model_pb2
 
 from bert_jax.errors import UserError
-from bert_jax.tokenizers.albert import Preparation
+from bert_jax.tokenizers.albert import AlbertPreprocessing
 from bert_jax.tokenizers.kinds import WORD_START, find_roles, missing_roles
-from bert_jax.tokenizers.models import Model
+from bert_jax.tokenizers.models import TokenizerModel
 
 FORMAT = "bert_jax.sentencepiece"
-"""Says in a JSON file that it holds a SentencePiece model."""
+"""Value of `format` in a JSON file that contains a SentencePiece model."""
 
 _Piece = sentencepiece_model_pb2.ModelProto.SentencePiece
 _Trainer = sentencepiece_model_pb2.TrainerSpec
 
 
-class SentencePieceModel(Model):
-    """A model of the `sentencepiece` library."""
+class SentencePieceBackend(TokenizerModel):
+    """The backend of the `sentencepiece` library."""
 
-    def __init__(self, content: bytes, origin: str, preparation: Preparation | None = None):
-        """Reads the content of a .model file.
+    def __init__(self, content: bytes, origin: str, preprocessing: AlbertPreprocessing | None = None):
+        """Parse the content of a .model file.
 
         Args:
           content: of the file.
-          origin: where it came from, for messages.
-          preparation: of every text, in front of the model; ALBERT's.
+          origin: names the file in messages.
+          preprocessing: applied to every text first; only ALBERT has one.
 
         Raises:
-          UserError: that is no such file, one of the five special tokens is missing, or the model marks the end of
-            words and not their beginning.
+          UserError: not a .model file, one of the five special tokens is missing, or the model marks the end of words
+            and not their beginning.
         """
         proto = _parse(content, origin)
         self.pieces = [piece.piece for piece in proto.pieces]
@@ -53,26 +53,26 @@ class SentencePieceModel(Model):
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=content)
         except RuntimeError as error:
-            raise UserError(f"{origin}: a SentencePiece model that its library refuses ({error})") from error
-        self.content, self.preparation = content, preparation
-        self.lowercase = proto.normalizer_spec.name.endswith("_cf") or bool(preparation and preparation.lowercase)
-        # What the .model itself does to text needs no setting.
-        prepared = preparation or Preparation(False, True)
-        self.settings = {"do_lower_case": prepared.lowercase, "keep_accents": prepared.keep_accents}
+            raise UserError(f"{origin}: the SentencePiece library rejects this model ({error})") from error
+        self.content, self.preprocessing = content, preprocessing
+        self.lowercase = proto.normalizer_spec.name.endswith("_cf") or bool(preprocessing and preprocessing.lowercase)
+        # Normalization inside the .model file needs no setting.
+        applied = preprocessing or AlbertPreprocessing(False, True)
+        self.settings = {"do_lower_case": applied.lowercase, "keep_accents": applied.keep_accents}
         self.kind = f"SentencePiece {_Trainer.ModelType.Name(trainer.model_type).lower()}"
         no_text = (_Piece.CONTROL, _Piece.UNKNOWN, _Piece.UNUSED)
         self._no_text = [i for i, piece in enumerate(proto.pieces) if piece.type in no_text]
 
     def __reduce__(self):
-        return SentencePieceModel, (self.content, "a copy", self.preparation)
+        return SentencePieceBackend, (self.content, "a copy", self.preprocessing)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """In one thread: whoever has much text has a process for each core."""
-        prepared = list(map(self.preparation, texts)) if self.preparation else list(texts)
-        return self._processor.encode(prepared, out_type=int, num_threads=1)
+        """Uses one thread; corpus builds use one process per core."""
+        preprocessed = list(map(self.preprocessing, texts)) if self.preprocessing else list(texts)
+        return self._processor.encode(preprocessed, out_type=int, num_threads=1)
 
     def encode_with_specials(self, text: str) -> list[int]:
-        """Spaces beside a special token do not count, and what follows one begins a word."""
+        """Spaces next to a special token are ignored, and the text after one begins a word."""
         names = {self.pieces[i]: i for i in self.roles.values()}
         ids: list[int] = []
         for part in re.split(f"({'|'.join(map(re.escape, names))})", text):
@@ -80,7 +80,7 @@ class SentencePieceModel(Model):
         return ids
 
     def decode(self, ids: list[int]) -> str:
-        """Special tokens, which the library leaves out, stand between spaces."""
+        """Special tokens, which the library omits, are separated by spaces."""
         special = set(self.roles.values())
         texts: list[str] = []
         for is_special, group in itertools.groupby(ids, special.__contains__):
@@ -89,42 +89,42 @@ class SentencePieceModel(Model):
         return " ".join(texts)
 
     def continues_word(self) -> np.ndarray | None:
-        """By the mark for a space in front of a word."""
+        """By the mark for a space before a word."""
         continues = np.array([not piece.startswith(WORD_START) for piece in self.pieces])
         continues[self._no_text] = False
         return continues
 
     def to_json(self) -> str:
-        """The .model file in base64, so that it can be kept where a tokenizer.json is kept."""
+        """The .model file in base64, so that it can be stored as a tokenizer.json."""
         wrapped = {"format": FORMAT, "model": base64.b64encode(self.content).decode()}
-        if self.preparation:
-            wrapped["albert"] = self.preparation._asdict()
+        if self.preprocessing:
+            wrapped["albert"] = self.preprocessing._asdict()
         return json.dumps(wrapped, indent=2) + "\n"
 
     def fingerprint(self) -> str:
-        """Of the whole model, in which little does not decide ids, and of what stands in front of it."""
-        front = json.dumps(self.preparation).encode() if self.preparation else b""
+        """Hash of the whole .model file and of the preprocessing."""
+        front = json.dumps(self.preprocessing).encode() if self.preprocessing else b""
         return hashlib.sha256(self.content + front).hexdigest()
 
 
-def unwrap(wrapped: dict, origin: str) -> tuple[bytes, Preparation | None]:
-    """What `SentencePieceModel.to_json` wrote, of its JSON object: the model and the preparation of texts.
+def unwrap(wrapped: dict, origin: str) -> tuple[bytes, AlbertPreprocessing | None]:
+    """The model and the preprocessing from the JSON object of `SentencePieceBackend.to_json`.
 
     Raises:
-      UserError: it is damaged.
+      UserError: the object is damaged.
     """
     try:
         front = wrapped.get("albert")
-        return base64.b64decode(wrapped["model"], validate=True), Preparation(**front) if front else None
+        return base64.b64decode(wrapped["model"], validate=True), AlbertPreprocessing(**front) if front else None
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{origin}: the SentencePiece model in it is damaged; make the file again") from error
 
 
 def with_special_tokens(content: bytes, origin: str) -> bytes:
-    """A model with the special tokens it lacks behind its last piece.
+    """Append the special tokens that a model lacks.
 
     Raises:
-      UserError: `content` is no SentencePiece model.
+      UserError: `content` is not a SentencePiece model.
     """
     proto = _parse(content, origin)
     for name in missing_roles({piece.piece: i for i, piece in enumerate(proto.pieces)}, False):

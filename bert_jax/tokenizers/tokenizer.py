@@ -1,6 +1,6 @@
-"""One face for subword vocabularies: text to ids and back, the five special ids, a fingerprint.
+"""The tokenizer interface: text to ids and back, the five special ids, a fingerprint.
 
-Needs no jax: the corpus pipeline uses it where none is installed.
+Does not need jax, because the corpus pipeline runs without it.
 """
 
 import functools
@@ -14,33 +14,33 @@ from etils import epath
 from bert_jax.errors import UserError
 from bert_jax.tokenizers import files, kinds
 from bert_jax.tokenizers.kinds import CONTINUATION, SPECIAL_TOKENS
-from bert_jax.tokenizers.models import LibraryModel, Model
+from bert_jax.tokenizers.models import TokenizerModel, TokenizersBackend
 
-__all__ = ["CONTINUATION", "SPECIAL_TOKENS", "Tokenizer", "bpe", "byte_bpe", "sentencepiece", "wordpiece"]
+__all__ = ["CONTINUATION", "SPECIAL_TOKENS", "Tokenizer", "byte_bpe", "char_bpe", "sentencepiece", "wordpiece"]
 
 
 class Tokenizer:
-    """Turns text into ids without adding [CLS] or [SEP], and ids into text.
+    """Converts text to ids without adding [CLS] or [SEP], and ids to text.
 
-    Make one with `Tokenizer.load`, or of pieces with `wordpiece`, `bpe`, `byte_bpe` or `sentencepiece`. It is
-    immutable, may be shared by threads, and can be pickled.
+    Create one with `Tokenizer.load`, or from pieces with `wordpiece`, `char_bpe`, `byte_bpe` or `sentencepiece`. It is
+    immutable, can be shared between threads, and can be pickled.
 
-    Text is data: whatever it says, no id but that of the unknown piece is a special one, unless special
-    tokens are asked for.
+    Text is data: special tokens in it are plain text unless `specials` is set, so that the unknown id is the only
+    special id in the result.
 
     Attributes:
       kind: name of the kind of model, for messages.
       vocab_size: number of ids; every id is in [0, vocab_size).
       pad_id, unk_id, cls_id, sep_id, mask_id: the special ids.
       special_ids: those five, sorted.
-      lowercase: whether text is lower-cased before it is cut into pieces.
-      settings: what is done to text, under the names of transformers' tokenizer_config.json (do_lower_case,
-        strip_accents, tokenize_chinese_chars; add_prefix_space; keep_accents), as far as these have one.
-      note: one line about what `load` assumed; None: nothing.
+      lowercase: whether text is lower-cased before it is split into pieces.
+      settings: normalization settings by their names in transformers' tokenizer_config.json (do_lower_case,
+        strip_accents, tokenize_chinese_chars; add_prefix_space; keep_accents), if they have one.
+      note: one line about an assumption of `load`; None: no assumption.
     """
 
-    def __init__(self, model: Model):
-        """Wraps a model, which is not to be changed any more."""
+    def __init__(self, model: TokenizerModel):
+        """Wrap a model, which must not be changed afterwards."""
         self._model = model
         self.kind: str = model.kind
         self.vocab_size: int = len(model.pieces)
@@ -54,7 +54,7 @@ class Tokenizer:
         self.settings: dict[str, bool] = dict(model.settings)
         self.note: str | None = model.note
         self._ids = {piece: i for i, piece in enumerate(model.pieces)}
-        # Some models of other tools find "<mask>" in text as a piece like any other; then it is unknown.
+        # Some models match "<mask>" in text as an ordinary piece; it becomes the unknown id.
         self._not_text = frozenset(self.special_ids) - {self.unk_id}
         self._as_text = np.arange(self.vocab_size, dtype=np.uint32)
         self._as_text[list(self._not_text)] = self.unk_id
@@ -66,29 +66,29 @@ class Tokenizer:
     def load(
         cls, path: os.PathLike | str, lowercase: bool | None = None, add_special_tokens: bool = False
     ) -> "Tokenizer":
-        """Reads a vocabulary in any of the usual forms.
+        """Read a vocabulary in one of the common file formats.
 
         Args:
-          path: a `tokenizer.json`, a BERT `vocab.txt`, a `merges.txt` of byte-level BPE with its `vocab.json`
-            beside it (GPT-2's `vocab.bpe` and `encoder.json`; anything may stand in front of these names), a
-            SentencePiece `.model`, or a directory that holds one, in this order. The settings in a
-            tokenizer_config.json beside it are used (tokenizers/hf_settings.py). Where the files beside a .model say
-            that it is an ALBERT's, texts are prepared as ALBERT does (tokenizers/albert.py).
-          lowercase: for a vocab.txt, whether to lower-case, and to strip accents unless a tokenizer_config.json says
-            otherwise; None takes its do_lower_case, or else decides from the vocabulary: one with upper-case letters
-            outside its special tokens is cased, which `note` says. For merges, whether to lower-case. The others say
-            so themselves.
-          add_special_tokens: append those of the five special tokens that the vocabulary lacks, as new last ids.
+          path: a `tokenizer.json`, a BERT `vocab.txt`, a `merges.txt` of byte-level BPE with a
+            `vocab.json` in the same directory (also GPT-2's `vocab.bpe` and `encoder.json`; these names may have a
+            prefix), a SentencePiece `.model`, or a directory with one of them, in this order. The settings in a
+            tokenizer_config.json of its directory are used (tokenizers/hf_settings.py). If files in the directory of a
+            .model identify an ALBERT, texts are preprocessed as in ALBERT (tokenizers/albert.py).
+          lowercase: for a vocab.txt, whether to lower-case, and to strip accents unless tokenizer_config.json has
+            strip_accents; None uses its do_lower_case, or else is derived from the vocabulary: one with upper-case
+            letters outside its special tokens is cased, and `note` reports this. For merges, whether to lower-case.
+            The other formats define it themselves.
+          add_special_tokens: append the special tokens that the vocabulary lacks, as new last ids.
 
         Raises:
           UserError: no such file, a file that is not a vocabulary, a missing special token, a `lowercase` that
-            contradicts what the file says, or a setting beside it that cannot be used.
+            contradicts the file, or an unsupported setting.
         """
         return cls(files.read(epath.Path(path), lowercase, add_special_tokens))
 
     @classmethod
     def from_json(cls, text: str, origin: str) -> "Tokenizer":
-        """Makes one from the text of a tokenizer.json; `origin` says where it came from in messages.
+        """Build a tokenizer from the text of a tokenizer.json; `origin` names it in messages.
 
         Raises:
           UserError: the text is not that of a tokenizer.json, or a special token is missing.
@@ -106,11 +106,11 @@ class Tokenizer:
         ]
 
     def encode_flat(self, sentences: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Ids of many texts, special tokens as plain text: those of `encode_batch`, faster where that is possible.
+        """Ids of many texts, the same as those of `encode_batch`, but faster for WordPiece.
 
         Returns:
-          ids of all texts one after the other, uint32 [num_tokens], and
-          how many each of them has, int64 [num_sentences].
+          concatenated ids of all texts, uint32 [num_tokens], and
+          the number of ids of each text, int64 [num_sentences].
         """
         if self._fast is not None and sentences:
             return self._fast.encode(sentences)
@@ -121,16 +121,16 @@ class Tokenizer:
 
     @functools.cached_property
     def _fast(self):
-        """Compiled WordPiece, or None where the model is another."""
-        if not isinstance(self._model, LibraryModel):
+        """Compiled WordPiece, or None for other models."""
+        if not isinstance(self._model, TokenizersBackend):
             return None
-        # Imported here: numba takes longer to import than a short text to encode.
+        # Imported here because numba is slow to import.
         from bert_jax.tokenizers.wordpiece import FastWordPiece
 
-        return FastWordPiece.of(self._model.library)
+        return FastWordPiece.from_tokenizer(self._model.library)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of ids, special tokens included; what lower-casing and unknown pieces lost stays lost."""
+        """Text of ids, special tokens included; case and unknown pieces are not restored."""
         return self._model.decode([int(i) for i in ids])
 
     def id_to_token(self, token_id: int) -> str:
@@ -140,46 +140,46 @@ class Tokenizer:
         return self._model.pieces[token_id]
 
     def token_to_id(self, token: str) -> int | None:
-        """The id of a piece, or None where the vocabulary lacks it."""
+        """The id of a piece, or None if the vocabulary lacks it."""
         return self._ids.get(token)
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Hex SHA-256 over what decides ids, equal for a vocabulary and the tokenizer.json made of it."""
+        """Hex SHA-256 of everything that affects ids; equal for a vocabulary and the tokenizer.json made from it."""
         return self._model.fingerprint()
 
     @functools.cached_property
     def continues_word(self) -> np.ndarray:
-        """bool [vocab_size]: the piece continues the word of the piece before it ("##ing").
+        """bool [vocab_size]: whether a piece continues the word of the previous piece ("##ing").
 
-        A piece continues a word if it has WordPiece's mark for that, or else if it has no mark for a space in front
-        ("Ġ", "▁"). So punctuation is a word of its own where BERT's rules cut the text (WordPiece, `bpe`), and
-        elsewhere belongs to the word that it follows without a space. Special tokens never continue a word. The first
-        piece of a text begins one whatever this says: GPT-2's vocabulary does not mark it.
+        A piece continues a word if it has WordPiece's prefix for that or, in other vocabularies, if it lacks the mark
+        for a space before it ("Ġ", "▁"). So punctuation is a word of its own if text is split by BERT's rules
+        (WordPiece, `char_bpe`); otherwise it belongs to the word that it follows without a space. Special tokens never
+        continue a word. The first piece of a text always begins a word: GPT-2's vocabulary does not mark it.
 
         Raises:
-          UserError: the vocabulary marks no piece.
+          UserError: the vocabulary does not mark words.
         """
         continues = self._model.continues_word()
         if continues is None:
             raise UserError(
-                "this vocabulary does not say which pieces begin a word (none has ##, Ġ or ▁), so whole words cannot be"
-                " masked; choose another vocabulary, or mask pieces"
+                "this vocabulary does not mark which pieces begin a word (none has ##, Ġ or ▁), so whole words cannot"
+                " be masked; choose another vocabulary, or mask pieces"
             )
         continues[list(self.special_ids)] = False
         continues.setflags(write=False)
         return continues
 
     def to_json(self) -> str:
-        """The text of a file that `load` reads; the `tokenizers` library reads it too, but for SentencePiece models."""
+        """The text of a file that `load` reads; except for SentencePiece, the `tokenizers` library reads it too."""
         return self._model.to_json()
 
     def save(self, path: os.PathLike | str) -> None:
-        """Writes a tokenizer.json."""
+        """Write a tokenizer.json."""
         epath.Path(path).write_text(self.to_json())
 
     def save_vocab(self, path: os.PathLike | str) -> None:
-        """Writes a vocab.txt, one piece per line in the order of ids; only WordPiece has that form.
+        """Write a vocab.txt, one piece per line in the order of ids; only for WordPiece.
 
         Raises:
           UserError: the model is not WordPiece.
@@ -190,62 +190,61 @@ class Tokenizer:
 
 
 def wordpiece(pieces: Sequence[str], lowercase: bool | None, origin: str) -> Tokenizer:
-    """BERT's tokenizer over the given pieces: clean, fold case and accents, split at punctuation, WordPiece.
+    """BERT's tokenizer with the given pieces: normalization, splitting at punctuation, WordPiece.
 
-    Words are cut greedily, longest match first (Devlin et al. 2019, google-research/bert
+    Words are split greedily, longest match first (Devlin et al. 2019, google-research/bert
     tokenization.py), and a word longer than 100 characters becomes [UNK].
 
     Args:
       pieces: the vocabulary in the order of ids.
-      lowercase: lower-case and strip accents; None decides from the vocabulary.
-      origin: where the pieces came from, for error messages.
+      lowercase: lower-case and strip accents; None: derived from the vocabulary.
+      origin: names the vocabulary in error messages.
 
     Raises:
       UserError: a special token is missing, or a piece occurs twice.
     """
-    return Tokenizer(LibraryModel(kinds.wordpiece(pieces, lowercase, origin), origin))
+    return Tokenizer(TokenizersBackend(kinds.wordpiece(pieces, lowercase, origin), origin))
 
 
-def bpe(pieces: Sequence[str], merges: kinds.Merges, lowercase: bool, origin: str) -> Tokenizer:
-    """BPE (Sennrich et al. 2016) over the words that BERT's tokenizer sees, each with "▁" in front.
+def char_bpe(pieces: Sequence[str], merges: kinds.Merges, lowercase: bool, origin: str) -> Tokenizer:
+    """Character-level BPE (Sennrich et al. 2016) on the words of BERT's tokenizer, each with the prefix "▁".
 
     Args:
       pieces: in the order of ids, with BERT's special tokens, "▁", and every piece of the merges.
       merges: pairs of pieces, in the order in which they are joined.
       lowercase: lower-case and strip accents.
-      origin: where the pieces came from, for error messages.
+      origin: names the vocabulary in error messages.
     """
-    return Tokenizer(LibraryModel(kinds.bpe(pieces, merges, lowercase), origin))
+    return Tokenizer(TokenizersBackend(kinds.char_bpe(pieces, merges, lowercase), origin))
 
 
 def byte_bpe(
     vocab: Mapping[str, int], merges: kinds.Merges, lowercase: bool, *, prefix_space: bool, origin: str
 ) -> Tokenizer:
-    """Byte-level BPE as in GPT-2 (Radford et al. 2019) and RoBERTa: no text has unknown pieces.
+    """Byte-level BPE as in GPT-2 (Radford et al. 2019) and RoBERTa, without unknown pieces.
 
     Args:
       vocab: ids of the pieces, with RoBERTa's special tokens.
       merges: pairs of pieces, in the order in which they are joined.
       lowercase: lower-case.
-      prefix_space: read every text as if a space stood before it, so that its first word is spelled like others;
-        GPT-2 does not.
-      origin: where the pieces came from, for error messages.
+      prefix_space: add a space before every text, so that its first word is encoded like others; GPT-2 does not.
+      origin: names the vocabulary in error messages.
 
     Raises:
       UserError: a special token is missing.
     """
     library = kinds.byte_bpe(vocab, merges, lowercase, prefix_space=prefix_space)
-    return Tokenizer(LibraryModel(library, origin))
+    return Tokenizer(TokenizersBackend(library, origin))
 
 
 def sentencepiece(content: bytes, origin: str) -> Tokenizer:
-    """A SentencePiece model (Kudo and Richardson 2018), run by its own library.
+    """A SentencePiece model (Kudo and Richardson 2018), run by the `sentencepiece` library.
 
     Args:
       content: of a .model file.
-      origin: where it came from, for error messages.
+      origin: names the file in error messages.
 
     Raises:
-      UserError: a special token is missing, or the content is no such model.
+      UserError: a special token is missing, or the content is not a SentencePiece model.
     """
     return Tokenizer(files.from_sentencepiece(content, origin))

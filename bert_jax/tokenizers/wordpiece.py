@@ -1,7 +1,7 @@
-"""BERT's tokenizer, compiled: the ids that the `tokenizers` library gives, in one pass over the text.
+"""Compiled WordPiece with the ids of the `tokenizers` library, in one pass over the text.
 
-What becomes of a character is asked of the library when that character is first met, and a sentence whose ids
-are not decided character by character goes to the library whole: the two cannot disagree about Unicode.
+The library defines the effect of each character, which is looked up when it first occurs. A sentence whose ids do not
+follow from its characters alone is encoded by the library. So both agree on Unicode.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,20 +11,20 @@ import numpy as np
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 
-# What a character does to the text. An entry of the character table has the kind in bits 48 to 50.
-_UNSEEN = 0  # not asked yet
-_LETTER = 1  # goes on with a word; bits 0 to 15: its symbol
-_LETTERS = 2  # so do the two or three that it becomes; bits 0 to 47: their symbols, the first in the lowest bits
-_ALIEN = 3  # goes on with a word, but is in no piece, so that the word is unknown
+# Effect of a character. An entry of the character table has the kind in bits 48 to 50.
+_UNSEEN = 0  # not looked up yet
+_LETTER = 1  # continues a word; bits 0 to 15: its symbol
+_LETTERS = 2  # becomes two or three letters that continue a word; bits 0 to 47: their symbols, the first one lowest
+_ALIEN = 3  # continues a word, but is in no piece, so that the word is unknown
 _BLANK = 4  # ends a word
-_SINGLE = 5  # ends a word and is one itself; bits 0 to 31: its id
-_DROPPED = 6  # leaves nothing
-_FOREIGN = 7  # none of these: its sentence is for the library
+_SINGLE = 5  # ends a word and is a word itself; bits 0 to 31: its id
+_DROPPED = 6  # is removed
+_FOREIGN = 7  # none of these: the library encodes its sentence
 _KIND = 48
-_MOVES = 1 << 51  # canonical reordering may exchange it with its neighbour, where both have this bit
+_MOVES = 1 << 51  # canonical reordering may swap it with its neighbour if both have this bit
 
 _MAX_SYMBOL = 0xFFFF
-_SEPARATOR = 0x110000  # what byte 0xff stands for; it is in no UTF-8, so no sentence holds it
+_SEPARATOR = 0x110000  # code of the byte 0xff, which does not occur in UTF-8 and so in no sentence
 _ASCII = range(128)
 
 # Canonical combining classes 240, the highest there is, and 1, the lowest that moves (UAX #15; never reassigned).
@@ -34,15 +34,15 @@ _CLASS_240, _CLASS_1 = "\u0345", "\u0334"
 class FastWordPiece:
     """BERT's WordPiece encoder for one core, exact to the id.
 
-    Make one with `of`. It may be pickled, and shared by threads. Its character table takes 9 MB of address space; only
-    what the characters met so far lie in is real memory.
+    Create one with `from_tokenizer`. It can be pickled and shared between threads. Its character table takes 9 MB of
+    address space; only the pages of characters that occurred use memory.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer):
-        """Takes what `of` has found to be of the right form."""
+        """`backend` must be supported, which `from_tokenizer` checks."""
         self._backend = backend
         model, normalizer = backend.model, backend.normalizer
-        # By id, so that frequent pieces, which come first in most vocabularies, lie close together in memory.
+        # By id, so that frequent pieces, which come first in most vocabularies, are close together in memory.
         vocab = dict(sorted(backend.get_vocab(with_added_tokens=False).items(), key=lambda item: item[1]))
         prefix = model.continuing_subword_prefix
         starts = {piece: i for piece, i in vocab.items() if piece}
@@ -64,11 +64,11 @@ class FastWordPiece:
         self._learn(_ASCII)
 
     @classmethod
-    def of(cls, backend: tokenizers.Tokenizer) -> "FastWordPiece | None":
-        """The encoder with the ids of `backend`, or None where only the library knows them.
+    def from_tokenizer(cls, backend: tokenizers.Tokenizer) -> "FastWordPiece | None":
+        """An encoder with the same ids as `backend`, or None if it is not supported.
 
-        Known is BertNormalizer with any options, BertPreTokenizer and WordPiece, where no added token is looked for in
-        the text (`encode_special_tokens` is set and all added tokens are special) and nothing is cut or padded.
+        Supported is BertNormalizer with any options, BertPreTokenizer and WordPiece, if added tokens are not matched in
+        text (`encode_special_tokens` is set and all added tokens are special), without truncation or padding.
         Do not change the backend afterwards.
         """
         known = (
@@ -91,21 +91,21 @@ class FastWordPiece:
         return _remake, (self._backend,)
 
     def encode(self, sentences: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Ids of sentences, without [CLS] and [SEP]; "[MASK]" and the like are plain text.
+        """Ids of sentences, without [CLS] and [SEP]; special tokens such as "[MASK]" are plain text.
 
         Args:
           sentences: of any length, line ends included.
 
         Returns:
-          (uint32 [num_tokens], all ids in order; int64 [num_sentences], how many each sentence has, 0 if none).
+          (uint32 [num_tokens], all ids in order; int64 [num_sentences], the number of ids of each sentence).
 
         Raises:
-          UnicodeEncodeError: a sentence holds half of a surrogate pair, which no UTF-8 can express.
+          UnicodeEncodeError: a sentence has half of a surrogate pair, which UTF-8 cannot encode.
         """
         parts = [sentence.encode() for sentence in sentences]
         parts.append(b"")
         text = np.frombuffer(b"\xff".join(parts), np.uint8)
-        # No character becomes more symbols, and so no text more tokens, than it has bytes.
+        # A character becomes at most as many symbols as it has bytes, and so a text at most as many tokens.
         ids, word = np.empty(len(text), np.uint32), np.empty(len(text), np.uint16)
         lengths = np.empty(len(sentences), np.int64)
         count = _encode(text, self._table, self._pieces, self._limits, word, ids, lengths)
@@ -120,11 +120,11 @@ class FastWordPiece:
         self, sentences: Sequence[str], foreign: np.ndarray, ids: np.ndarray, lengths: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         encodings = self._backend.encode_batch_fast([sentences[i] for i in foreign], add_special_tokens=False)
-        found = [np.array(encoding.ids, np.uint32) for encoding in encodings]
+        library_ids = [np.array(encoding.ids, np.uint32) for encoding in encodings]
         lengths[foreign] = 0
         before, *after = np.split(ids, np.cumsum(lengths)[foreign])
-        lengths[foreign] = [len(part) for part in found]
-        parts = [part for pair in zip(found, after, strict=True) for part in pair]
+        lengths[foreign] = [len(part) for part in library_ids]
+        parts = [part for pair in zip(library_ids, after, strict=True) for part in pair]
         return np.concatenate([before, *parts]), lengths
 
     def _learn(self, codes: Iterable[int]) -> None:
@@ -132,7 +132,7 @@ class FastWordPiece:
             self._table[code] = self._entry(chr(code))
 
     def _entry(self, character: str) -> int:
-        """What the library makes of one character, between two letters to see how it divides them."""
+        """The table entry of a character, from how the library splits it between two letters."""
         becomes = self._backend.normalizer.normalize_str(character)
         words = [word for word, _ in self._backend.pre_tokenizer.pre_tokenize_str(f"a{becomes}a")]
         moves = _MOVES if self._decomposes and any(map(_reorders, becomes)) else 0
@@ -153,20 +153,20 @@ class FastWordPiece:
 
 
 def _remake(backend: tokenizers.Tokenizer) -> FastWordPiece:
-    # The library forgets this one setting when it pickles.
+    # Pickling by the library loses this setting.
     backend.encode_special_tokens = True
     return FastWordPiece(backend)
 
 
 def _reorders(character: str) -> bool:
-    """Whether its combining class is not 0, by the very tables that the library's normalizer has."""
+    """Whether a character's combining class is not 0, by the tables of the library's normalizer."""
     pairs = _CLASS_240 + character, character + _CLASS_1
     return any(normalizers.NFD().normalize_str(pair) != pair for pair in pairs)
 
 
-# Pieces lie one after another in `symbols`, piece p from begins[p] to begins[p + 1]: first those that begin a word,
-# then, from number `starts` on, those that continue one. An open hash table finds them: a slot is 0 or the upper half
-# of the hash and the piece's number plus 1. Every match is verified symbol by symbol.
+# Pieces are stored consecutively in `symbols`, piece p from begins[p] to begins[p + 1]: first those that begin a word,
+# then, from number `starts` on, those that continue one. They are looked up in an open hash table: a slot is 0, or the
+# upper half of the hash and the piece's number plus 1. Every match is verified symbol by symbol.
 
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _REST = np.uint64(0xA0761D6478BD642F)
@@ -223,7 +223,7 @@ def _find(pieces, running, word, start, stop):
 
 @numba.njit(cache=True, nogil=True)
 def _cut(word, size, pieces, longest, unknown, hashes, ids, count):
-    """Writes the ids of a word, the longest piece first (Devlin et al. 2019); returns how many ids there are now."""
+    """Write the ids of a word, longest piece first (Devlin et al. 2019); returns the new number of ids."""
     first = count
     start = 0
     while start < size:
@@ -247,7 +247,7 @@ def _cut(word, size, pieces, longest, unknown, hashes, ids, count):
 
 @numba.njit(cache=True, nogil=True)
 def _decode(text, i):
-    """The code point of the UTF-8 at byte i, and where the next one begins."""
+    """The code point of the UTF-8 at byte i, and the index of the next one."""
     byte = np.int64(text[i])
     if byte < 0x80:
         return byte, i + 1
@@ -273,7 +273,7 @@ def _unseen(text, table):
 
 @numba.njit(cache=True, nogil=True)
 def _encode(text, table, pieces, limits, word, ids, lengths):
-    """Fills `ids` and `lengths` (-1: for the library); returns the number of ids, or -1 at an unseen character."""
+    """Fill `ids` and `lengths` (-1: encode by the library); returns the number of ids, or -1 at an unseen character."""
     longest, max_size, unknown = limits
     hashes = np.empty(longest, np.uint64)
     count, first, sentence = 0, 0, 0
@@ -311,7 +311,7 @@ def _encode(text, table, pieces, limits, word, ids, lengths):
                 sentence += 1
             continue
         if entry & _MOVES:
-            # Where neither token nor symbol has been added since the last one that moves, the two may change places.
+            # If no token or symbol was added since the last character that moves, the two may be swapped.
             foreign |= moved_count == count and moved_size == size
         if kind & 7 == _ALIEN:
             alien = True

@@ -13,7 +13,7 @@ from bert_jax.tokenizers.kinds import (
     WORD_START,
     byte_alphabet,
 )
-from bert_jax.tokenizers.tokenizer import Tokenizer, bpe, byte_bpe, wordpiece
+from bert_jax.tokenizers.tokenizer import Tokenizer, byte_bpe, char_bpe, wordpiece
 from data_prep.vocabularies.merges import MIN_COUNT, MergeResult, learn_merges
 
 MAX_CHARACTERS = 1000
@@ -83,7 +83,7 @@ def train_bpe(
     pieces = [*SPECIAL_TOKENS, WORD_START, *sorted(alphabet - {WORD_START})]
     split = _split_long_words((f"{WORD_START}{word}", counts[word]) for word in words)
     merged = _learn(split, list(split.values()), pieces, vocab_size, min_count=min_count)
-    return bpe(merged.pieces, merged.merges, lowercase, _ORIGIN)
+    return char_bpe(merged.pieces, merged.merges, lowercase, _ORIGIN)
 
 
 def train_byte_bpe(

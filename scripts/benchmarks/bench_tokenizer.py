@@ -43,7 +43,7 @@ def measure(library: tokenizers.Tokenizer, sentences: list[str], rounds: int) ->
     Raises:
       UserError: the tokenizer is not one that our encoder takes.
     """
-    fast = FastWordPiece.of(library)
+    fast = FastWordPiece.from_tokenizer(library)
     if fast is None:
         raise UserError("--tokenizer: not BERT's WordPiece, so it has no compiled encoder; give a BERT vocab.txt")
     megabytes = sum(len(sentence.encode()) for sentence in sentences) / 1e6

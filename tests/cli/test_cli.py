@@ -204,7 +204,7 @@ BAD = {
     "evaluate an unknown format": ([*EVALUATE, "--format", "pairs"], ["--format", "pairs", "segment_pair"]),
     "fill-mask without a mask": (["fill-mask", "run", "the river"], ["no [MASK]"]),
     "fill-mask of a long text": (["fill-mask", "export", "[MASK] " + "stone " * 99], ["position table 64", "shorten"]),
-    "fill-mask without a model": (["fill-mask", "nowhere", "a [MASK]"], ["nowhere is no file and no directory"]),
+    "fill-mask without a model": (["fill-mask", "nowhere", "a [MASK]"], ["nowhere does not exist"]),
     "fill-mask without a text": (["fill-mask", "run"], ["fill-mask needs TEXT"]),
     "fill-mask with a top that is no number": (
         ["fill-mask", "run", "a [MASK]", "--top", "nan"],

@@ -32,7 +32,7 @@ def forms(tmp_path_factory, tiny_run):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transformers_forward, "available", lambda: False)
         for form in ("huggingface", "tensorflow1", "bert-jax"):
-            convert(tiny_run, directory / form, form, input_formats.Wishes(moments=form != "huggingface"))
+            convert(tiny_run, directory / form, form, input_formats.ReadOptions(optimizer_state=form != "huggingface"))
     return directory
 
 
@@ -73,34 +73,34 @@ def change_tensors(directory, change, name: str = "model.safetensors") -> None:
     safetensors.numpy.save_file(tensors, directory / name, metadata={"format": "pt"})
 
 
-def parts_of(place) -> input_formats.Contents:
-    with input_formats.opened(place) as contents:
-        return contents
+def parts_of(place) -> input_formats.SourceModel:
+    with input_formats.open_model(place) as source_model:
+        return source_model
 
 
 def test_nothing_there(refuses, tmp_path, forms):
     empty = tmp_path / "empty"
     empty.mkdir()
-    refuses(empty, str(empty), "holds no run and no model", "config.json", "bert_config.json", "work directory")
+    refuses(empty, str(empty), "is not a run or a model", "config.json", "bert_config.json", "work directory")
     shutil.copy(forms / "huggingface" / "config.json", empty)
-    refuses(empty, str(empty), "holds no run and no model", "model.safetensors or pytorch_model.bin")
-    refuses(tmp_path / "none", "none is no file and no directory")
+    refuses(empty, str(empty), "is not a run or a model", "model.safetensors or pytorch_model.bin")
+    refuses(tmp_path / "none", "none does not exist")
 
 
 def test_a_tensor_is_missing(refuses, spoil):
     source = spoil("huggingface")
     change_tensors(source, lambda tensors: tensors.pop(f"{LAYER}.output.dense.weight"))
-    refuses(source, str(source), f"tensor '{LAYER}.output.dense.weight' is missing; the nearest there is 'bert.enc")
+    refuses(source, str(source), f"tensor '{LAYER}.output.dense.weight' is missing; the nearest name is 'bert.enc")
 
 
 def test_a_tensor_too_many(refuses, spoil, tmp_path):
     source = spoil("huggingface")
     spare = "bert.encoder.layer.0.output.densee.weight"
     change_tensors(source, lambda tensors: tensors.update({spare: np.zeros(3, np.float32)}))
-    near = f"the nearest there is '{LAYER}.output.dense.weight'"
-    refuses(source, str(source), f"tensor '{spare}' is not one of this architecture", near, f"--drop '{spare}'")
+    near = f"the nearest name is '{LAYER}.output.dense.weight'"
+    refuses(source, str(source), f"tensor '{spare}' is not part of this architecture", near, f"--drop '{spare}'")
     refuses(source, spare, arguments=("--drop", "cls.*.dense.bias"))
-    refuses(source, "--drop '*.dense.bias.*' fits no tensor of", arguments=("--drop", "*.dense.bias.*"))
+    refuses(source, "--drop '*.dense.bias.*' matches no tensor of", arguments=("--drop", "*.dense.bias.*"))
     assert cli.main(["convert", str(source), str(tmp_path / "new"), "--drop", "*.densee.*"]) == 0
     assert spare not in safetensors.numpy.load_file(tmp_path / "new" / "model.safetensors")
     # What is dropped and wanted is missing.
@@ -180,13 +180,15 @@ def test_moments_that_are_not_finite(refuses, spoil):
     change_tensors(source, lambda moments: moments["nu/mlm/bias"].__setitem__(7, np.inf), "moments.safetensors")
     digest = hashlib.sha256((source / "moments.safetensors").read_bytes()).hexdigest()
     change_json(source / "model.json", lambda about: about["sha256"].update({"moments.safetensors": digest}))
-    arguments = ("--to", "bert-jax", "--moments", "keep")
+    arguments = ("--to", "bert-jax", "--optimizer-state", "keep")
     refuses(source, "tensor 'nu/mlm/bias' has the value inf at [7]", arguments=arguments)
     shutil.rmtree(source)
-    with input_formats.opened(spoil("tensorflow1"), input_formats.Wishes(moments=True)) as contents:
-        contents.moments.mu["mlm"]["bias"][3] = np.nan
+    with input_formats.open_model(
+        spoil("tensorflow1"), input_formats.ReadOptions(optimizer_state=True)
+    ) as source_model:
+        source_model.optimizer_state.mu["mlm"]["bias"][3] = np.nan
         (source.parent / "spoiled").mkdir()
-        conversion.TARGETS["tensorflow1"].write(contents, source.parent / "spoiled")
+        conversion.OUTPUT_FORMATS["tensorflow1"].write(source_model, source.parent / "spoiled")
     refuses(
         source.parent / "spoiled",
         "moments: tensor 'cls.predictions.bias' has the value nan at [3]",
@@ -246,7 +248,7 @@ def test_fewer_rows_than_tokens(refuses, spoil):
 
     change_tensors(source, cut)
     change_json(source / "config.json", lambda about: about.update(vocab_size=20))
-    words = "the word table has 20 rows", "this is not the model's tokenizer"
+    words = "the word table has 20 rows", "the tokenizer belongs to another model"
     refuses(source, *words, arguments=("--trim-vocabulary",))
     refuses(source, "20", "tokenizer")
 
@@ -276,7 +278,7 @@ def test_a_file_of_a_model_is_its_directory(forms, refuses, tmp_path):
         jax.tree.map(np.testing.assert_array_equal, one, two)
     lonely = tmp_path / "lonely.safetensors"
     shutil.copy(forms / "huggingface" / "model.safetensors", lonely)
-    refuses(lonely, str(lonely), "holds no run and no model")
+    refuses(lonely, str(lonely), "is not a run or a model")
 
 
 def test_places_that_cannot_be_written(forms, refuses, tmp_path):
@@ -449,5 +451,5 @@ def test_a_pickle_that_wants_to_do_something(refuses, spoil, tmp_path):
     source = spoil("huggingface")
     (source / "model.safetensors").unlink()
     torch.save({"bert.embeddings.word_embeddings.weight": Evil()}, source / "pytorch_model.bin")
-    refuses(source, "pytorch_model.bin", "refused, because to read it would execute")
+    refuses(source, "pytorch_model.bin", "refused, because reading it would execute")
     assert not (tmp_path / "done").exists()

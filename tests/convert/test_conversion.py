@@ -19,12 +19,12 @@ import yaml
 
 from bert_jax.cli import main as cli
 from bert_jax.convert import conversion
-from bert_jax.convert.conversion import TARGETS, convert
+from bert_jax.convert.conversion import OUTPUT_FORMATS, convert
 from bert_jax.convert.formats import input_formats
-from bert_jax.convert.forward import Inputs
-from bert_jax.convert.parity import our_forward, transformers_forward
+from bert_jax.convert.forward_io import ForwardInputs
+from bert_jax.convert.parity import jax_forward, transformers_forward
 from bert_jax.convert.parity.sample_texts import sample_inputs
-from bert_jax.convert.translate import to_form
+from bert_jax.convert.translate import to_huggingface
 from bert_jax.errors import UserError
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
@@ -69,9 +69,9 @@ def made(tmp_path_factory, tiny_run):
     return places
 
 
-def parts_of(place) -> input_formats.Contents:
-    with input_formats.opened(place) as contents:
-        return contents
+def parts_of(place) -> input_formats.SourceModel:
+    with input_formats.open_model(place) as source_model:
+        return source_model
 
 
 @pytest.mark.parametrize("name", [name for name in JOURNEYS if name != "served"])
@@ -171,9 +171,12 @@ assert "bert_jax" not in sys.modules and "flax" not in sys.modules
 
 def test_a_program_is_served_without_us(made, tmp_path):
     """In another process and directory, with batches of two shapes; what it gives is what our encoder gives."""
-    contents = parts_of(made["run"])
-    sampled = sample_inputs(to_form(contents.model, "run"), Tokenizer.load(contents.tokenizer))
-    batches = {"small": Inputs(*(part[:2, :9] for part in sampled)), "large": Inputs(*(part[:5] for part in sampled))}
+    source_model = parts_of(made["run"])
+    sampled = sample_inputs(to_huggingface(source_model.model, "run"), Tokenizer.load(source_model.tokenizer_path))
+    batches = {
+        "small": ForwardInputs(*(part[:2, :9] for part in sampled)),
+        "large": ForwardInputs(*(part[:5] for part in sampled)),
+    }
     arrays = {
         f"{name} {part}": array
         for name, batch in batches.items()
@@ -187,7 +190,7 @@ def test_a_program_is_served_without_us(made, tmp_path):
     found = np.load(tmp_path / "found.npz")
     assert {name.split(" ")[1] for name in found} == {"hidden", "pooled", "mlm", "pair"}
     for name, batch in batches.items():
-        ours, real = our_forward.run(contents.model, batch), batch.attention_mask_BS > 0
+        ours, real = jax_forward.run(source_model.model, batch), batch.attention_mask_BS > 0
         np.testing.assert_allclose(found[f"{name} hidden"][real], ours.hidden_states[-1][real], rtol=0, atol=1e-5)
         np.testing.assert_allclose(found[f"{name} mlm"][real], ours.logits["mlm"][real], rtol=0, atol=1e-4)
         np.testing.assert_allclose(found[f"{name} pair"], ours.logits["pair"], rtol=0, atol=1e-5)
@@ -211,23 +214,21 @@ def test_json(made, tmp_path, capsys):
 @pytest.fixture
 def spoiled(monkeypatch):
     """What is written as Hugging Face's is another model than what was read."""
-    theirs = TARGETS["huggingface"]
+    theirs = OUTPUT_FORMATS["huggingface"]
 
-    def write(contents, directory):
-        theirs.write(contents, directory)
+    def write(source_model, directory):
+        theirs.write(source_model, directory)
         tensors = safetensors.numpy.load_file(directory / "model.safetensors")
         tensors["bert.encoder.layer.0.output.dense.bias"][:8] += 0.01
         safetensors.numpy.save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
 
-    monkeypatch.setitem(conversion.TARGETS, "huggingface", theirs._replace(write=write))
+    monkeypatch.setitem(conversion.OUTPUT_FORMATS, "huggingface", theirs._replace(write=write))
 
 
 def test_another_model_is_not_kept(made, spoiled, tmp_path, capsys):
     assert cli.main(["convert", str(made["run"]), str(tmp_path / "deep" / "below" / "new")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(
-        f"error: {made['run']} and what was written of it are not the same model (parameter encoder/layers/"
-    )
+    assert line.startswith(f"error: {made['run']} and the converted model differ (parameter encoder/layers/")
     assert "nothing is kept" in line and "--force" in line
     assert list(tmp_path.iterdir()) == []
 
@@ -245,16 +246,16 @@ def test_another_model_is_kept_by_force(made, spoiled, tmp_path, capsys):
 
 
 def test_a_tokenizer_that_cuts_otherwise_is_not_kept(made, tmp_path, monkeypatch):
-    theirs = TARGETS["huggingface"]
+    theirs = OUTPUT_FORMATS["huggingface"]
 
-    def write(contents, directory):
-        theirs.write(contents, directory)
+    def write(source_model, directory):
+        theirs.write(source_model, directory)
         described = json.loads((directory / "tokenizer.json").read_text())
         described["model"]["max_input_chars_per_word"] = 3
         (directory / "tokenizer.json").write_text(json.dumps(described))
 
-    monkeypatch.setitem(conversion.TARGETS, "huggingface", theirs._replace(write=write))
-    with pytest.raises(UserError, match=r"not the same model .the tokenizers cut .* differently"):
+    monkeypatch.setitem(conversion.OUTPUT_FORMATS, "huggingface", theirs._replace(write=write))
+    with pytest.raises(UserError, match=r"the converted model differ .the tokenizers give different ids for "):
         convert(made["run"], tmp_path / "new", "huggingface")
     assert list(tmp_path.iterdir()) == []
 
@@ -280,18 +281,18 @@ def small_files():
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.parametrize("to", TARGETS)
+@pytest.mark.parametrize("to", OUTPUT_FORMATS)
 def test_a_full_disk(made, small_files, tmp_path, monkeypatch, capsys, to):
     """Whichever library writes, and whatever it raises: one line, and nothing is left."""
     if to == "pytorch":
         pytest.importorskip("torch")
-    target = TARGETS[to]
+    target = OUTPUT_FORMATS[to]
 
-    def write(contents, directory):
+    def write(source_model, directory):
         small_files(20_000)
-        target.write(contents, directory)
+        target.write(source_model, directory)
 
-    monkeypatch.setitem(conversion.TARGETS, to, target._replace(write=write))
+    monkeypatch.setitem(conversion.OUTPUT_FORMATS, to, target._replace(write=write))
     assert cli.main(["convert", str(made["theirs"]), str(tmp_path / "deep" / "new"), "--to", to]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {tmp_path / 'deep' / 'new'} cannot be written: ")
@@ -307,12 +308,12 @@ def test_a_signal_during_a_destructor_leaves_nothing(made, tmp_path, monkeypatch
         def __del__(self):
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def write(contents, directory):
-        target.write(contents, directory)
+    def write(source_model, directory):
+        target.write(source_model, directory)
         Destroyed()
 
-    target = TARGETS["bert-jax"]
-    monkeypatch.setitem(conversion.TARGETS, "bert-jax", target._replace(write=write))
+    target = OUTPUT_FORMATS["bert-jax"]
+    monkeypatch.setitem(conversion.OUTPUT_FORMATS, "bert-jax", target._replace(write=write))
     assert cli.main(["convert", str(made["theirs"]), str(tmp_path / "new"), "--to", "bert-jax"]) == 143
     assert list(tmp_path.iterdir()) == []
 
@@ -321,7 +322,7 @@ def test_a_signal_during_a_destructor_leaves_nothing(made, tmp_path, monkeypatch
 def test_a_signal_leaves_nothing(made, tmp_path, monkeypatch, capsys, number):
     """The process is told to end while it writes, and once more while it removes what it wrote."""
 
-    def write(contents, directory):
+    def write(source_model, directory):
         (directory / "large").write_bytes(b"0")
         os.kill(os.getpid(), number)
         raise AssertionError("the signal was lost")
@@ -332,7 +333,7 @@ def test_a_signal_leaves_nothing(made, tmp_path, monkeypatch, capsys, number):
 
     rmtree = tempfile.TemporaryDirectory._rmtree
     monkeypatch.setattr(tempfile.TemporaryDirectory, "_rmtree", staticmethod(remove))
-    monkeypatch.setitem(conversion.TARGETS, "bert-jax", TARGETS["bert-jax"]._replace(write=write))
+    monkeypatch.setitem(conversion.OUTPUT_FORMATS, "bert-jax", OUTPUT_FORMATS["bert-jax"]._replace(write=write))
     before, command = signal.getsignal(number), ["convert", str(made["theirs"]), str(tmp_path / "new"), "--to"]
     if number == signal.SIGINT:
         assert cli.main([*command, "bert-jax"]) == 130
@@ -374,7 +375,7 @@ def test_a_process_that_is_stopped_leaves_nothing(made, tmp_path, number, code):
 
 def test_a_destination_that_appeared_meanwhile_is_left_alone(made, tmp_path, monkeypatch):
     """Another conversion to the same place was faster."""
-    prove = conversion._prove
+    prove = conversion._check_parity
 
     def slow(*arguments):
         (tmp_path / "new").mkdir()
@@ -382,6 +383,6 @@ def test_a_destination_that_appeared_meanwhile_is_left_alone(made, tmp_path, mon
         return prove(*arguments)
 
     monkeypatch.setattr(conversion, "_prove", slow)
-    with pytest.raises(UserError, match="was made in the meantime"):
+    with pytest.raises(UserError, match="was created in the meantime"):
         convert(made["run"], tmp_path / "new", "bert-jax")
     assert [path.name for path in tmp_path.rglob("*")] == ["new", "theirs"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bert_jax.convert.formats import fairseq, fairseq_dictionary
-from bert_jax.convert.translate import from_form, to_form
+from bert_jax.convert.translate import from_huggingface, to_huggingface
 from bert_jax.errors import UserError
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
@@ -35,7 +35,7 @@ def gpt2(tmp_path):
 def test_vocabulary(gpt2):
     """Against fairseq's rule: GPT-2's id as a word, its line in dict.txt, four special tokens before."""
     directory, encoder, order = gpt2
-    files, notes = fairseq_dictionary.beside(directory, 4 + 259 + 1 + 1)
+    files, notes = fairseq_dictionary.read_tokenizer_files(directory, 4 + 259 + 1 + 1)
     assert notes == [] and set(files) == {"vocab.json", "merges.txt"}
     ids = json.loads(files["vocab.json"])
     assert [ids[token] for token in ("<s>", "<pad>", "</s>", "<unk>", "madeupword0000", "<mask>")] == [
@@ -50,7 +50,7 @@ def test_our_tokenizer_opens_the_files(gpt2, tmp_path):
     directory, encoder, order = gpt2
     out = tmp_path / "out"
     out.mkdir()
-    for name, content in fairseq_dictionary.beside(directory, 265)[0].items():
+    for name, content in fairseq_dictionary.read_tokenizer_files(directory, 265)[0].items():
         (out / name).write_bytes(content)
     tokenizer = Tokenizer.load(out)
     expected = [encoder[token] for token in ("Ġt", "he")]
@@ -60,18 +60,18 @@ def test_our_tokenizer_opens_the_files(gpt2, tmp_path):
 def test_dictionaries_that_do_not_fit(gpt2):
     directory = gpt2[0]
     with pytest.raises(UserError, match=r"dict\.txt: has 265 tokens, special ones included, the model 300 rows"):
-        fairseq_dictionary.beside(directory, 300)
+        fairseq_dictionary.read_tokenizer_files(directory, 300)
     whole = (directory / "dict.txt").read_text()
     for line, message in (("99999 3", "99999 is no id"), ("noword", "no token and its count"), ("a b", "no token")):
         (directory / "dict.txt").write_text(whole + line + "\n")
         with pytest.raises(UserError, match=rf"dict\.txt, line 261: .*{message}"):
-            fairseq_dictionary.beside(directory, 265)
+            fairseq_dictionary.read_tokenizer_files(directory, 265)
     (directory / "dict.txt").write_text(whole)
     (directory / "encoder.json").write_text("{")
     with pytest.raises(UserError, match=r"encoder\.json is not JSON"):
-        fairseq_dictionary.beside(directory, 265)
+        fairseq_dictionary.read_tokenizer_files(directory, 265)
     (directory / "encoder.json").unlink()
-    files, (note,) = fairseq_dictionary.beside(directory, 265)
+    files, (note,) = fairseq_dictionary.read_tokenizer_files(directory, 265)
     assert files == {} and "encoder.json is not in" in note
 
 
@@ -80,7 +80,7 @@ def test_a_word_that_is_counted_again(gpt2):
     directory, encoder, _ = gpt2
     path = directory / "dict.txt"
     path.write_text(path.read_text() + "7 5 #fairseq:overwrite\n")
-    ids = json.loads(fairseq_dictionary.beside(directory, 266)[0]["vocab.json"])
+    ids = json.loads(fairseq_dictionary.read_tokenizer_files(directory, 266)[0]["vocab.json"])
     token = next(token for token, number in encoder.items() if number == 7)
     assert ids[token] == 264 and ids["<mask>"] == 265
 
@@ -93,10 +93,10 @@ def load(name: str):
 @pytest.mark.parametrize("name", FILES)
 def test_real_files(name):
     pytest.importorskip("torch")
-    form, files, notes = fairseq.read(FIXTURES / name)
+    hf_model, files, notes = fairseq.read(FIXTURES / name)
     assert files == {} and notes[0] == "tensors classifier.* are fairseq's classification head 'mnli'"
     assert "encoder.json, vocab.bpe is not in" in notes[1]
-    config = form.config
+    config = hf_model.config
     assert config["num_attention_heads"] == 2 and config["hidden_dropout_prob"] == 0.05
     assert config["max_position_embeddings"] == 12 and config["vocab_size"] == 10 and config["hidden_act"] == "gelu"
     assert config["num_hidden_layers"] == 2 and config["intermediate_size"] == 12 and config["tie_word_embeddings"]
@@ -107,11 +107,11 @@ def test_real_files(name):
 @pytest.mark.parametrize("name", FILES)
 def test_transformers_predicts_what_fairseq_did(name):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    form = fairseq.read(FIXTURES / name).form
+    hf_model = fairseq.read(FIXTURES / name).hf_model
     expected = np.load(FIXTURES / "expected.npz")
     ids = torch.tensor(expected["ids"])
-    config = transformers.RobertaConfig(**{k: v for k, v in form.config.items() if k != "architectures"})
-    state = {key: torch.from_numpy(np.array(array)) for key, array in form.tensors.items()}
+    config = transformers.RobertaConfig(**{k: v for k, v in hf_model.config.items() if k != "architectures"})
+    state = {key: torch.from_numpy(np.array(array)) for key, array in hf_model.tensors.items()}
     for kind, wanted in (
         (transformers.RobertaForMaskedLM, "logits"),
         (transformers.RobertaForSequenceClassification, "classes"),
@@ -130,13 +130,13 @@ def test_transformers_predicts_what_fairseq_did(name):
 
 @slow
 def test_into_ours_and_back():
-    form = fairseq.read(FIXTURES / "new.pt").form
-    model = from_form(form)
+    hf_model = fairseq.read(FIXTURES / "new.pt").hf_model
+    model = from_huggingface(hf_model)
     assert model.heads.mlm and model.heads.task.kind == "classification" and model.config.max_positions == 10
-    again = to_form(model, "again").tensors
-    assert set(form.tensors) - set(again) == {"lm_head.decoder.weight"}
+    again = to_huggingface(model, "again").tensors
+    assert set(hf_model.tensors) - set(again) == {"lm_head.decoder.weight"}
     for name, array in again.items():
-        np.testing.assert_array_equal(array, form.tensors[name])
+        np.testing.assert_array_equal(array, hf_model.tensors[name])
 
 
 def older(model: dict) -> dict:
@@ -173,20 +173,20 @@ def save(tmp_path):
 
 @slow
 def test_older_names(save):
-    new = fairseq.read(FIXTURES / "new.pt").form.tensors
+    new = fairseq.read(FIXTURES / "new.pt").hf_model.tensors
     names = older(load("new.pt"))
     assert "decoder.sentence_encoder.layers.1.self_attn.in_proj_weight" in names
     assert "decoder.sentence_encoder.emb_layer_norm.bias" in names
-    old = fairseq.read(save(names)).form.tensors
+    old = fairseq.read(save(names)).hf_model.tensors
     assert set(old) == set(new)
     for name, array in new.items():
-        assert old.stored[name].shape == array.shape
+        assert old.lazy_tensors[name].shape == array.shape
         np.testing.assert_array_equal(old[name], array)
 
 
 @slow
 def test_half_precision_stays(save):
-    half = fairseq.read(save({name: tensor.half() for name, tensor in load("new.pt").items()})).form.tensors
+    half = fairseq.read(save({name: tensor.half() for name, tensor in load("new.pt").items()})).hf_model.tensors
     assert half["roberta.encoder.layer.0.attention.self.query.weight"].dtype == np.float16
 
 
@@ -194,14 +194,14 @@ def test_half_precision_stays(save):
 def test_heads(save):
     model = load("new.pt")
     two = model | {n.replace("mnli", "sst"): t + 1 for n, t in model.items() if "mnli" in n}
-    form, _, notes = fairseq.read(save(two))
-    assert "left out: classification heads mnli, sst" in notes and "classifier.dense.weight" not in form.tensors
-    assert form.config["architectures"] == ["RobertaForMaskedLM"] and "id2label" not in form.config
-    form, _, notes = fairseq.read(save(two), head="sst")
+    hf_model, _, notes = fairseq.read(save(two))
+    assert "left out: classification heads mnli, sst" in notes and "classifier.dense.weight" not in hf_model.tensors
+    assert hf_model.config["architectures"] == ["RobertaForMaskedLM"] and "id2label" not in hf_model.config
+    hf_model, _, notes = fairseq.read(save(two), head="sst")
     np.testing.assert_array_equal(
-        form.tensors["classifier.out_proj.bias"], two["classification_heads.sst.out_proj.bias"].numpy()
+        hf_model.tensors["classifier.out_proj.bias"], two["classification_heads.sst.out_proj.bias"].numpy()
     )
-    assert "left out: classification heads mnli" in notes and len(form.config["id2label"]) == 3
+    assert "left out: classification heads mnli" in notes and len(hf_model.config["id2label"]) == 3
     with pytest.raises(UserError, match=r"model\.pt: has no head 'cola', but mnli, sst"):
         fairseq.read(save(two), head="cola")
 
@@ -209,8 +209,8 @@ def test_heads(save):
 @slow
 def test_settings(save):
     model = load("new.pt")
-    form = fairseq.read(save(model, activation_fn="gelu_accurate", untie_weights_roberta=True)).form
-    assert form.config["hidden_act"] == "gelu_new" and not form.config["tie_word_embeddings"]
+    hf_model = fairseq.read(save(model, activation_fn="gelu_accurate", untie_weights_roberta=True)).hf_model
+    assert hf_model.config["hidden_act"] == "gelu_new" and not hf_model.config["tie_word_embeddings"]
 
 
 @slow
@@ -229,7 +229,7 @@ def test_refused(save, tmp_path):
     fails(save(model, activation_fn="tanh"), "activation_fn 'tanh'")
     fails(save(model, pooler_activation_fn="relu"), "pooler_activation_fn 'relu'")
     fails(save(model, encoder_attention_heads=None), "encoder_attention_heads")
-    fails(save(model | {"decoder.layers.0.x": torch.zeros(1)}), "'layers.0.x' belongs to no RoBERTa")
+    fails(save(model | {"decoder.layers.0.x": torch.zeros(1)}), "'layers.0.x' is not part of a RoBERTa")
     fails(save({n: t for n, t in model.items() if "embed_positions" not in n}), "no table of position")
     fails(save({n: t for n, t in model.items() if ".layers.0." not in n}), "only [1]")
     path = tmp_path / "x.pt"

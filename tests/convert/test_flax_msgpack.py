@@ -13,8 +13,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from bert_jax.convert.formats import flax_msgpack
-from bert_jax.convert.translate import from_form, to_form
+from bert_jax.convert.formats import flax_msgpack_reader
+from bert_jax.convert.translate import from_huggingface, to_huggingface
 from bert_jax.errors import UserError
 
 FIXTURES = Path(__file__).parent / "fixtures" / "flax"
@@ -45,36 +45,43 @@ def test_every_family_is_there():
 
 @pytest.mark.parametrize("name", MODELS)
 def test_as_transformers_reads_it(name):
-    form = flax_msgpack.read(FIXTURES / name)
+    hf_model = flax_msgpack_reader.read(FIXTURES / name)
     expected = json.loads((FIXTURES / name / "expected.json").read_text())
-    found = digests(form.tensors.items())
+    found = digests(hf_model.tensors.items())
     for twice, once in TIED.items():
         if twice in expected:
             assert twice not in found and expected[twice] == expected[once]
             del expected[twice]
     assert found == expected
-    assert {name: list(t.shape) for name, t in form.tensors.stored.items()} == {n: e[0] for n, e in expected.items()}
-    assert form.config["architectures"] == [name] and form.source == str(FIXTURES / name)
+    assert {name: list(t.shape) for name, t in hf_model.tensors.lazy_tensors.items()} == {
+        n: e[0] for n, e in expected.items()
+    }
+    assert hf_model.config["architectures"] == [name] and hf_model.source == str(FIXTURES / name)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_into_ours_and_back(name):
-    form = flax_msgpack.read(FIXTURES / name)
-    again = to_form(from_form(form), "again")
-    assert digests(again.tensors.items()) == digests(form.tensors.items())
-    assert again.config["architectures"] == form.config["architectures"]
+    hf_model = flax_msgpack_reader.read(FIXTURES / name)
+    again = to_huggingface(from_huggingface(hf_model), "again")
+    assert digests(again.tensors.items()) == digests(hf_model.tensors.items())
+    assert again.config["architectures"] == hf_model.config["architectures"]
 
 
 def test_shards():
-    whole, shards = flax_msgpack.read(FIXTURES / "BertForPreTraining"), flax_msgpack.read(FIXTURES / "sharded")
-    assert not (FIXTURES / "sharded" / flax_msgpack.WEIGHTS).exists()
+    whole, shards = (
+        flax_msgpack_reader.read(FIXTURES / "BertForPreTraining"),
+        flax_msgpack_reader.read(FIXTURES / "sharded"),
+    )
+    assert not (FIXTURES / "sharded" / flax_msgpack_reader.WEIGHTS).exists()
     assert len(list((FIXTURES / "sharded").glob("*.msgpack"))) > 2
     assert digests(whole.tensors.items()) == digests(shards.tensors.items())
 
 
 def test_is_flax(tmp_path):
-    assert flax_msgpack.is_flax(FIXTURES / "sharded") and flax_msgpack.is_flax(FIXTURES / "BertForPreTraining")
-    assert not flax_msgpack.is_flax(tmp_path)
+    assert flax_msgpack_reader.is_flax(FIXTURES / "sharded") and flax_msgpack_reader.is_flax(
+        FIXTURES / "BertForPreTraining"
+    )
+    assert not flax_msgpack_reader.is_flax(tmp_path)
 
 
 @pytest.fixture
@@ -89,15 +96,15 @@ def test_chunks_and_bfloat16(copy, monkeypatch):
     monkeypatch.setattr(flax.serialization, "MAX_CHUNK_SIZE", 64)
     content = flax.serialization.msgpack_serialize(tree)
     assert b"__msgpack_chunked_array__" in content
-    (copy / flax_msgpack.WEIGHTS).write_bytes(content)
-    found = flax_msgpack.read(copy).tensors
+    (copy / flax_msgpack_reader.WEIGHTS).write_bytes(content)
+    found = flax_msgpack_reader.read(copy).tensors
     np.testing.assert_array_equal(found["bert.x.weight"], tree["params"]["bert"]["x"]["kernel"].T)
     assert found["every"].dtype == every.dtype and found["every"].tobytes() == every.tobytes()
 
 
 def fails(directory, *words):
     with pytest.raises(UserError) as caught:
-        flax_msgpack.read(directory)
+        flax_msgpack_reader.read(directory)
     message = str(caught.value)
     assert "\n" not in message
     for word in words:
@@ -105,7 +112,7 @@ def fails(directory, *words):
 
 
 def test_damaged(copy):
-    weights = copy / flax_msgpack.WEIGHTS
+    weights = copy / flax_msgpack_reader.WEIGHTS
     whole = weights.read_bytes()
     for content in (b"", whole[:100], whole[:-1], b"\x05", b"<html>"):
         weights.write_bytes(content)

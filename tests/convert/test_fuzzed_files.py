@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from bert_jax.convert.conversion import convert
 from bert_jax.convert.formats import tensor_files
-from bert_jax.convert.formats.foreign_config import FLAGS, NUMBERS, TEXTS, WHOLE
+from bert_jax.convert.formats.hf_config import FLAGS, NUMBERS, TEXTS, WHOLE
 from bert_jax.convert.parity import transformers_forward
 from bert_jax.errors import UserError
 from tests.golden import recipe

@@ -10,7 +10,7 @@ import pytest
 from bert_jax import config as config_lib
 from bert_jax.config import Config
 from bert_jax.convert.formats import input_formats, native
-from bert_jax.convert.init_from import OF_VOCABULARY, load_initial_params
+from bert_jax.convert.init_from import VOCABULARY_PARAMS, load_initial_params
 from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.inference import loaded_model
@@ -57,7 +57,7 @@ def test_blocks_are_repeated_in_their_order():
 def test_a_repeated_stack_computes_something_else(tiny_run):
     """Stacking preserves no function; a test that it did would be wrong."""
     model = loaded_model.load(tiny_run)
-    deeper = loaded_model.Model(
+    deeper = loaded_model.LoadedModel(
         dataclasses.replace(model.config, num_layers=2), model.heads, repeat_layers(model.params, 2), model.tokenizer
     )
     vectors = [m.encode(["the river sings"]) for m in (model, deeper)]
@@ -68,12 +68,14 @@ def test_a_head_that_the_source_lacks_is_drawn(tiny_config, tiny_corpus, tiny_ru
     config = config_lib.replace(starting(tiny_config, tiny_run), objective={"pair": "none"})
     found = leaves(load_initial_params(config, Tokenizer.load(tiny_corpus)).params)
     assert not any(name.startswith("pair/") or "pooler" in name for name in found)
-    assert "drawn anew: nothing" in capsys.readouterr().err
+    assert "initialized at random: nothing" in capsys.readouterr().err
     place = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "without")
     assert place.ended == "steps"
     again = leaves(load_initial_params(starting(tiny_config, tmp_path / "without"), Tokenizer.load(tiny_corpus)).params)
     assert {"pair/dense/kernel", "encoder/pooler/kernel"} <= again.keys()
-    assert "drawn anew: encoder/pooler/bias, encoder/pooler/kernel, pair/dense/bias" in capsys.readouterr().err
+    assert (
+        "initialized at random: encoder/pooler/bias, encoder/pooler/kernel, pair/dense/bias" in capsys.readouterr().err
+    )
 
 
 def test_new_embeddings_on_a_frozen_body(tiny_config, tiny_run, other_corpus, tmp_path):
@@ -88,7 +90,7 @@ def test_new_embeddings_on_a_frozen_body(tiny_config, tiny_run, other_corpus, tm
     pretraining.pretrain(config, [CorpusWeight(other_corpus)], tmp_path / "run")
     source, trained = leaves(loaded_model.load(tiny_run).params), leaves(loaded_model.load(tmp_path / "run").params)
     for name in trained:
-        if name in OF_VOCABULARY:
+        if name in VOCABULARY_PARAMS:
             assert trained[name].shape[0] == tokens and not np.array_equal(trained[name], start[name])
         else:
             np.testing.assert_array_equal(trained[name], source[name], err_msg=name)
@@ -138,10 +140,10 @@ def test_other_widths_are_refused(tiny_config, tiny_corpus, tiny_run, tmp_path, 
 
 def test_a_head_with_another_activation_is_refused(tiny_config, tiny_corpus, tiny_run, tmp_path):
     """Published models may have one, runs have that of the layers."""
-    with input_formats.opened(tiny_run) as contents:
-        heads = dataclasses.replace(contents.model.heads, mlm_activation="relu")
-        native.write(tmp_path, contents.model._replace(heads=heads))
-        contents.loaded_tokenizer.save(tmp_path / "tokenizer.json")
+    with input_formats.open_model(tiny_run) as source_model:
+        heads = dataclasses.replace(source_model.model.heads, mlm_activation="relu")
+        native.write(tmp_path, source_model.model._replace(heads=heads))
+        source_model.loaded_tokenizer.save(tmp_path / "tokenizer.json")
     with pytest.raises(UserError, match="has an MLM head with relu, this run's has gelu"):
         load_initial_params(starting(tiny_config, tmp_path), Tokenizer.load(tiny_corpus))
 
@@ -158,7 +160,7 @@ def test_another_tokenizer_is_refused(tiny_config, tiny_run, other_corpus, tmp_p
 
 
 def test_a_source_that_is_not_there(tiny_config, tiny_corpus, tmp_path):
-    with pytest.raises(UserError, match="is no file and no directory"):
+    with pytest.raises(UserError, match="does not exist"):
         pretraining.pretrain(
             starting(tiny_config, tmp_path / "none"),
             [CorpusWeight(tiny_corpus)],

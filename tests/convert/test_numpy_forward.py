@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from bert_jax.config import ModelConfig
-from bert_jax.convert.forward import Inputs, Task, heads_of, prefix_of
-from bert_jax.convert.hf_model import Form
-from bert_jax.convert.parity import numpy_forward, our_forward, parity_report, transformers_forward
+from bert_jax.convert.forward_io import ForwardInputs, TaskKind, heads_of, prefix_of
+from bert_jax.convert.hf_model import HuggingFaceModel
+from bert_jax.convert.parity import jax_forward, numpy_forward, parity_report, transformers_forward
 from bert_jax.convert.parity.sample_texts import sample_inputs
-from bert_jax.convert.translate import Translated, family_of, from_form, to_form
+from bert_jax.convert.translate import NativeModel, family_of, from_huggingface, to_huggingface
 from bert_jax.errors import UserError
 from bert_jax.model import bert
 from bert_jax.model.heads import Heads
@@ -22,15 +22,15 @@ from tests.golden.make_parity import PATH
 THEIRS = recipe.SETTINGS | {"model_type": "bert", "hidden_act": "gelu", "layer_norm_eps": 1e-12, "pad_token_id": 0}
 
 
-def recipe_form(seed: int = 3, **changes) -> Form:
-    return Form(THEIRS | changes, recipe.make_weights(recipe.SETTINGS, seed), "recipe")
+def recipe_form(seed: int = 3, **changes) -> HuggingFaceModel:
+    return HuggingFaceModel(THEIRS | changes, recipe.make_weights(recipe.SETTINGS, seed), "recipe")
 
 
 def test_goldens():
     """What BertForPreTraining of transformers gave once (tests/golden/make_parity.py)."""
     golden = np.load(PATH)
     batch = recipe.make_inputs(recipe.SETTINGS, tuple(golden["lengths"].tolist()), int(golden["seed"]))
-    inputs = Inputs(batch["input_ids"], batch["token_type_ids"], batch["attention_mask"])
+    inputs = ForwardInputs(batch["input_ids"], batch["token_type_ids"], batch["attention_mask"])
     found = numpy_forward.run(recipe_form(int(golden["seed"])), inputs)
     values = {
         "hidden_states": np.stack(found.hidden_states),
@@ -58,16 +58,16 @@ def test_families(case):
     """What their class gave once: every hidden state and every head, ours to 1e-4, numpy's to 1e-5 of the values."""
     golden = GOLDENS[case]
     tensors = {key: make_families.drawn(key, tuple(shape)) for key, shape in golden["shapes"].items()}
-    outputs = numpy_forward.run(Form(golden["config"], tensors, case), golden["inputs"])
-    assert outputs.unread == ()
+    outputs = numpy_forward.run(HuggingFaceModel(golden["config"], tensors, case), golden["inputs"])
+    assert outputs.unused_tensors == ()
     found = {f"layer {i}": state for i, state in enumerate(outputs.hidden_states)} | outputs.logits
     assert found.keys() == golden["values"].keys() - {"pooled"}
-    form = Form(golden["config"], tensors, case)
+    hf_model = HuggingFaceModel(golden["config"], tensors, case)
     refusal = next((refusal for name, refusal in REFUSED.items() if re.fullmatch(name, case)), None)
     if refusal is not None:
         with pytest.raises(UserError, match=refusal):
-            from_form(form)
-    ours = our_forward.run(from_form(form), golden["inputs"]) if refusal is None else outputs
+            from_huggingface(hf_model)
+    ours = jax_forward.run(from_huggingface(hf_model), golden["inputs"]) if refusal is None else outputs
     by_us = {f"layer {i}": state for i, state in enumerate(ours.hidden_states)} | ours.logits
     assert by_us.keys() == found.keys()
     for part, expected in golden["values"].items():
@@ -94,24 +94,24 @@ def test_the_activation_of_the_layers_is_not_that_of_the_head(case, changes):
     """Logits are those of the reference, and what is written again is the same model; a wrong head would be seen."""
     golden = GOLDENS[case]
     tensors = {key: make_families.drawn(key, tuple(shape)) for key, shape in golden["shapes"].items()}
-    model = from_form(Form(golden["config"] | changes, tensors, case))
-    expected = numpy_forward.run(Form(golden["config"] | changes, tensors, case), golden["inputs"]).logits
-    written = to_form(model, case)
-    found = our_forward.run(model, golden["inputs"]).logits
+    model = from_huggingface(HuggingFaceModel(golden["config"] | changes, tensors, case))
+    expected = numpy_forward.run(HuggingFaceModel(golden["config"] | changes, tensors, case), golden["inputs"]).logits
+    written = to_huggingface(model, case)
+    found = jax_forward.run(model, golden["inputs"]).logits
     assert found.keys() == expected.keys()
     for name in expected:
         real = golden["inputs"].attention_mask_BS > 0 if found[name].ndim == 3 else ...
         np.testing.assert_allclose(found[name][real], expected[name][real], rtol=0, atol=1e-4)
-    assert from_form(written)[1:3] == model[1:3]
+    assert from_huggingface(written)[1:3] == model[1:3]
 
 
 def test_an_activation_that_a_family_does_not_have():
-    form = Form(GOLDENS["RobertaForMaskedLM 1"]["config"], {}, "here")
+    hf_model = HuggingFaceModel(GOLDENS["RobertaForMaskedLM 1"]["config"], {}, "here")
     tensors = {k: make_families.drawn(k, tuple(s)) for k, s in GOLDENS["RobertaForMaskedLM 1"]["shapes"].items()}
-    model = from_form(dataclasses.replace(form, tensors=tensors))
+    model = from_huggingface(dataclasses.replace(hf_model, tensors=tensors))
     assert model.config.activation == "relu" and model.heads.mlm_activation == "gelu"
     with pytest.raises(UserError, match="an MLM head with relu cannot be written as roberta, whose head has gelu"):
-        to_form(model._replace(heads=dataclasses.replace(model.heads, mlm_activation=None)), "here")
+        to_huggingface(model._replace(heads=dataclasses.replace(model.heads, mlm_activation=None)), "here")
 
 
 def test_goldens_are_of_every_family_and_head():
@@ -135,13 +135,13 @@ def test_our_model_gives_the_same(changes, theirs, pair):
     tensors = dict(recipe_form().tensors)
     if not pair:
         tensors = {name: tensor for name, tensor in tensors.items() if "pooler" not in name and "relation" not in name}
-    model = from_form(Form(THEIRS | theirs, tensors, "recipe"))
+    model = from_huggingface(HuggingFaceModel(THEIRS | theirs, tensors, "recipe"))
     assert model.heads == Heads(pair=pair, pooler=pair)
     model = model._replace(config=dataclasses.replace(model.config, **changes))
-    form = to_form(model, "ours")
-    inputs = sample_inputs(form, None)
-    ours, found = our_forward.run(model, inputs), numpy_forward.run(form, inputs)
-    assert found.unread == ()
+    hf_model = to_huggingface(model, "ours")
+    inputs = sample_inputs(hf_model, None)
+    ours, found = jax_forward.run(model, inputs), numpy_forward.run(hf_model, inputs)
+    assert found.unused_tensors == ()
     assert ours.logits.keys() == found.logits.keys() == ({"mlm", "pair"} if pair else {"mlm"})
     real = inputs.attention_mask_BS > 0
     for mine, other in zip(ours.hidden_states, found.hidden_states, strict=True):
@@ -171,19 +171,19 @@ def test_causal_models(family):
         lambda leaf: np.random.default_rng(leaf.size).normal(0.1, 0.3, leaf.shape).astype(np.float32),
         bert.shapes(config, heads),
     )
-    form = to_form(Translated(family_of(config, heads), config, heads, params), "ours")
-    assert form.config["architectures"] == [{"bert": "BertLMHeadModel", "roberta": "RobertaForCausalLM"}[family]]
-    inputs = sample_inputs(form, None)
-    assert transformers_forward.class_name(form) == form.config["architectures"][0]
-    found, ours = numpy_forward.run(form, inputs), our_forward.run(from_form(form), inputs)
+    hf_model = to_huggingface(NativeModel(family_of(config, heads), config, heads, params), "ours")
+    assert hf_model.config["architectures"] == [{"bert": "BertLMHeadModel", "roberta": "RobertaForCausalLM"}[family]]
+    inputs = sample_inputs(hf_model, None)
+    assert transformers_forward.class_name(hf_model) == hf_model.config["architectures"][0]
+    found, ours = numpy_forward.run(hf_model, inputs), jax_forward.run(from_huggingface(hf_model), inputs)
     assert parity_report.compare(ours, found, inputs.attention_mask_BS, library="x").passed
-    both_ways = numpy_forward.run(with_config(form, is_decoder=False), inputs)
+    both_ways = numpy_forward.run(with_config(hf_model, is_decoder=False), inputs)
     assert not parity_report.compare(ours, both_ways, inputs.attention_mask_BS, library="x").passed
     row = int(inputs.attention_mask_BS.sum(1).argmax())
     last = int(inputs.attention_mask_BS[row].sum()) - 1
     changed = inputs.input_ids_BS.copy()
     changed[row, last] = 5 if changed[row, last] != 5 else 6
-    after = numpy_forward.run(form, inputs._replace(input_ids_BS=changed)).logits["mlm"][row]
+    after = numpy_forward.run(hf_model, inputs._replace(input_ids_BS=changed)).logits["mlm"][row]
     before = found.logits["mlm"][row]
     np.testing.assert_array_equal(after[:last], before[:last])
     assert np.abs(after[last] - before[last]).max() > 1e-3
@@ -194,49 +194,55 @@ def test_no_decoders_in_other_families(family):
     """Theirs would look both ways in spite of the setting."""
     golden = next(golden for golden in GOLDENS.values() if golden["config"]["model_type"] == family)
     tensors = {key: make_families.drawn(key, tuple(shape)) for key, shape in golden["shapes"].items()}
-    from_form(Form(golden["config"], tensors, "here"))
-    with pytest.raises(UserError, match=f"here: is_decoder is True: no {family} can look back alone"):
-        from_form(Form(golden["config"] | {"is_decoder": True}, tensors, "here"))
+    from_huggingface(HuggingFaceModel(golden["config"], tensors, "here"))
+    with pytest.raises(UserError, match=f"here: is_decoder is True: {family} has no causal model"):
+        from_huggingface(HuggingFaceModel(golden["config"] | {"is_decoder": True}, tensors, "here"))
 
 
 def test_half_precision_tensors_are_taken_as_they_are():
     import ml_dtypes
 
-    form = recipe_form()
-    rounded = {name: array.astype(ml_dtypes.bfloat16) for name, array in form.tensors.items()}
+    hf_model = recipe_form()
+    rounded = {name: array.astype(ml_dtypes.bfloat16) for name, array in hf_model.tensors.items()}
     lifted = {name: array.astype(np.float32) for name, array in rounded.items()}
-    inputs = Inputs(*(array[:4] for array in sample_inputs(form, None)))
+    inputs = ForwardInputs(*(array[:4] for array in sample_inputs(hf_model, None)))
     found, expected = (
-        numpy_forward.run(dataclasses.replace(form, tensors=tensors), inputs).logits["mlm"]
+        numpy_forward.run(dataclasses.replace(hf_model, tensors=tensors), inputs).logits["mlm"]
         for tensors in (rounded, lifted)
     )
     np.testing.assert_array_equal(found, expected)
 
 
-def without(form: Form, *names: str) -> Form:
-    return dataclasses.replace(form, tensors={name: array for name, array in form.tensors.items() if name not in names})
+def without(hf_model: HuggingFaceModel, *names: str) -> HuggingFaceModel:
+    return dataclasses.replace(
+        hf_model, tensors={name: array for name, array in hf_model.tensors.items() if name not in names}
+    )
 
 
-def with_config(form: Form, **changes) -> Form:
-    return dataclasses.replace(form, config=form.config | changes)
+def with_config(hf_model: HuggingFaceModel, **changes) -> HuggingFaceModel:
+    return dataclasses.replace(hf_model, config=hf_model.config | changes)
 
 
 def test_refusals():
-    form = recipe_form()
-    inputs = Inputs(*(array[:2] for array in sample_inputs(form, None)))
+    hf_model = recipe_form()
+    inputs = ForwardInputs(*(array[:2] for array in sample_inputs(hf_model, None)))
     refused = {
-        "model_type 'gpt2' is not one of bert": with_config(form, model_type="gpt2"),
-        "is_decoder is set: only a bert or a roberta": with_config(form, model_type="electra", is_decoder=True),
-        "position_embedding_type 'relative_key'": with_config(form, position_embedding_type="relative_key"),
-        "activation 'gelu_10' is not one of": with_config(form, hidden_act="gelu_10"),
-        "'bert.embeddings.word_embeddings.weight' is missing": without(form, "bert.embeddings.word_embeddings.weight"),
-        "'bert.pooler.dense.weight' is missing": without(form, "bert.pooler.dense.weight"),
-        "'bert.encoder.layer.2.output.dense.bias' is missing": without(form, "bert.encoder.layer.2.output.dense.bias"),
-        "'cls.predictions.bias' is missing": without(form, "cls.predictions.bias"),
-        "'cls.predictions.decoder.weight' is missing": with_config(form, tie_word_embeddings=False),
-        "tensors and config do not fit together": with_config(form, num_attention_heads=5),
+        "model_type 'gpt2' is not one of bert": with_config(hf_model, model_type="gpt2"),
+        "is_decoder is set: only bert and roberta": with_config(hf_model, model_type="electra", is_decoder=True),
+        "position_embedding_type 'relative_key'": with_config(hf_model, position_embedding_type="relative_key"),
+        "activation 'gelu_10' is not one of": with_config(hf_model, hidden_act="gelu_10"),
+        "'bert.embeddings.word_embeddings.weight' is missing": without(
+            hf_model, "bert.embeddings.word_embeddings.weight"
+        ),
+        "'bert.pooler.dense.weight' is missing": without(hf_model, "bert.pooler.dense.weight"),
+        "'bert.encoder.layer.2.output.dense.bias' is missing": without(
+            hf_model, "bert.encoder.layer.2.output.dense.bias"
+        ),
+        "'cls.predictions.bias' is missing": without(hf_model, "cls.predictions.bias"),
+        "'cls.predictions.decoder.weight' is missing": with_config(hf_model, tie_word_embeddings=False),
+        "tensors and config do not match": with_config(hf_model, num_attention_heads=5),
         "the config has no 'num_attention_heads'": dataclasses.replace(
-            form, config={name: value for name, value in form.config.items() if name != "num_attention_heads"}
+            hf_model, config={name: value for name, value in hf_model.config.items() if name != "num_attention_heads"}
         ),
     }
     for message, each in refused.items():
@@ -244,66 +250,70 @@ def test_refusals():
             numpy_forward.run(each, inputs)
     beyond = inputs._replace(input_ids_BS=inputs.input_ids_BS + 151)
     with pytest.raises(UserError, match=r"is outside 'bert\.embeddings\.word_embeddings\.weight', which has 151 rows"):
-        numpy_forward.run(form, beyond)
+        numpy_forward.run(hf_model, beyond)
 
 
 def test_rotary_positions_that_are_scaled_are_refused():
     scaled = {"full_attention": {"rope_type": "yarn", "rope_theta": 1e4}}
-    form = Form({"model_type": "modernbert", "rope_parameters": scaled}, {}, "here")
+    hf_model = HuggingFaceModel({"model_type": "modernbert", "rope_parameters": scaled}, {}, "here")
     with pytest.raises(UserError, match="here: rope_type 'yarn' is not supported"):
-        numpy_forward._reach(form, 0)
-    assert numpy_forward._reach(form, 1) == (64, 10000.0)
-    older = Form({"model_type": "modernbert", "global_attn_every_n_layers": 2, "global_rope_theta": 5}, {}, "here")
-    assert [numpy_forward._reach(older, layer)[0] for layer in range(4)] == [None, 64, None, 64]
-    assert numpy_forward._reach(older, 2)[1] == 5.0
+        numpy_forward._window_and_rotary_base(hf_model, 0)
+    assert numpy_forward._window_and_rotary_base(hf_model, 1) == (64, 10000.0)
+    older = HuggingFaceModel(
+        {"model_type": "modernbert", "global_attn_every_n_layers": 2, "global_rope_theta": 5}, {}, "here"
+    )
+    assert [numpy_forward._window_and_rotary_base(older, layer)[0] for layer in range(4)] == [None, 64, None, 64]
+    assert numpy_forward._window_and_rotary_base(older, 2)[1] == 5.0
 
 
-def named(family: str, names: str, architecture: str = "") -> Form:
+def named(family: str, names: str, architecture: str = "") -> HuggingFaceModel:
     table = {name: np.zeros(0, np.float32) for name in names.split()}
-    return Form({"model_type": family, "architectures": [architecture] if architecture else None}, table, "here")
+    return HuggingFaceModel(
+        {"model_type": family, "architectures": [architecture] if architecture else None}, table, "here"
+    )
 
 
 WORDS = "embeddings.word_embeddings.weight"
 
 
 @pytest.mark.parametrize(
-    ("form", "heads"),
+    ("hf_model", "heads"),
     [
         (named("bert", WORDS), (False, False, None)),
         (named("bert", "cls.seq_relationship.weight"), (False, True, None)),
-        (named("bert", f"bert.{WORDS} classifier.weight bert.pooler.dense.weight"), (False, False, Task.SEQUENCE)),
-        (named("bert", f"bert.{WORDS} classifier.weight"), (False, False, Task.TOKENS)),
+        (named("bert", f"bert.{WORDS} classifier.weight bert.pooler.dense.weight"), (False, False, TaskKind.SEQUENCE)),
+        (named("bert", f"bert.{WORDS} classifier.weight"), (False, False, TaskKind.TOKENS)),
         (
             named("bert", f"bert.{WORDS} classifier.weight bert.pooler.dense.weight", "BertForTokenClassification"),
-            (False, False, Task.TOKENS),
+            (False, False, TaskKind.TOKENS),
         ),
-        (named("albert", f"albert.{WORDS} classifier.weight albert.pooler.weight"), (False, False, Task.SEQUENCE)),
-        (named("roberta", "classifier.out_proj.weight"), (False, False, Task.SEQUENCE)),
-        (named("roberta", f"roberta.{WORDS} classifier.weight"), (False, False, Task.TOKENS)),
-        (named("distilbert", "pre_classifier.weight classifier.weight"), (False, False, Task.SEQUENCE)),
-        (named("electra", "discriminator_predictions.dense.weight"), (False, False, Task.REPLACED)),
+        (named("albert", f"albert.{WORDS} classifier.weight albert.pooler.weight"), (False, False, TaskKind.SEQUENCE)),
+        (named("roberta", "classifier.out_proj.weight"), (False, False, TaskKind.SEQUENCE)),
+        (named("roberta", f"roberta.{WORDS} classifier.weight"), (False, False, TaskKind.TOKENS)),
+        (named("distilbert", "pre_classifier.weight classifier.weight"), (False, False, TaskKind.SEQUENCE)),
+        (named("electra", "discriminator_predictions.dense.weight"), (False, False, TaskKind.REPLACED)),
         (named("electra", "generator_predictions.dense.weight"), (True, False, None)),
         (named("modernbert", "head.dense.weight decoder.bias"), (True, False, None)),
         (
             named("modernbert", "head.dense.weight classifier.weight", "ModernBertForQuestionAnswering"),
-            (False, False, Task.SPAN),
+            (False, False, TaskKind.SPAN),
         ),
     ],
 )
-def test_heads_are_read_off_the_tensors(form, heads):
-    assert heads_of(form) == heads
+def test_heads_are_read_off_the_tensors(hf_model, heads):
+    assert heads_of(hf_model) == heads
 
 
 @pytest.mark.parametrize(
-    "form",
+    "hf_model",
     [
         named("modernbert", "head.dense.weight classifier.weight"),
         named("bert", f"bert.{WORDS} classifier.weight bert.pooler.dense.weight", "BertForMultipleChoice"),
     ],
 )
-def test_a_classifier_of_nobody_knows_what(form):
+def test_a_classifier_of_nobody_knows_what(hf_model):
     with pytest.raises(UserError, match="does not say"):
-        heads_of(form)
+        heads_of(hf_model)
 
 
 def test_prefixes():
@@ -313,14 +323,16 @@ def test_prefixes():
 
 
 def test_tensors_without_a_part_are_told():
-    form = recipe_form()
+    hf_model = recipe_form()
     spare = {"bert.embeddings.position_ids": np.arange(40)[None], "bert.encoder.layer.3.output.dense.bias": np.ones(64)}
-    inputs = Inputs(*(array[:2] for array in sample_inputs(form, None)))
-    more = dataclasses.replace(form, tensors=form.tensors | spare)
-    assert numpy_forward.run(more, inputs).unread == ("bert.encoder.layer.3.output.dense.bias",)
-    assert len(numpy_forward.run(with_config(form, num_hidden_layers=2), inputs).unread) == 16
+    inputs = ForwardInputs(*(array[:2] for array in sample_inputs(hf_model, None)))
+    more = dataclasses.replace(hf_model, tensors=hf_model.tensors | spare)
+    assert numpy_forward.run(more, inputs).unused_tensors == ("bert.encoder.layer.3.output.dense.bias",)
+    assert len(numpy_forward.run(with_config(hf_model, num_hidden_layers=2), inputs).unused_tensors) == 16
     # A pooler that no head asks for, as roberta-base is published.
     assert (
-        numpy_forward.run(without(form, "cls.seq_relationship.weight", "cls.seq_relationship.bias"), inputs).unread
+        numpy_forward.run(
+            without(hf_model, "cls.seq_relationship.weight", "cls.seq_relationship.bias"), inputs
+        ).unused_tensors
         == ()
     )

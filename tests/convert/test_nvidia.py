@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bert_jax.convert.formats import nvidia, torch_checkpoint
-from bert_jax.convert.translate import from_form
+from bert_jax.convert.translate import from_huggingface
 from bert_jax.errors import UserError
 
 LAYER, OURS = "bert.encoder.layer.3.", "bert.encoder.layer.3."
@@ -116,9 +116,9 @@ def test_checkpoint(tmp_path, model, naming, new):
     path = tmp_path / "ckpt_8601.pt"
     torch.save(content, path, _use_new_zipfile_serialization=new)
     (tmp_path / "bert_config.json").write_text(json.dumps(CONFIG))
-    assert torch_checkpoint.kind_of(path) == "nvidia"
-    form = nvidia.read(path)
-    assert form.config == CONFIG | {
+    assert torch_checkpoint.detect_writer(path) == "nvidia"
+    hf_model = nvidia.read(path)
+    assert hf_model.config == CONFIG | {
         "model_type": "bert",
         "architectures": ["BertForPreTraining"],
         "layer_norm_eps": 1e-12,
@@ -127,10 +127,10 @@ def test_checkpoint(tmp_path, model, naming, new):
     expected = {name: t.numpy() for name, t in model.state_dict().items() if not name.endswith("decoder.bias")}
     for name in ("bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight", "cls.predictions.bias"):
         expected[name] = expected[name][:31]
-    assert set(form.tensors) == set(expected)
-    assert from_form(form).heads.pair
+    assert set(hf_model.tensors) == set(expected)
+    assert from_huggingface(hf_model).heads.pair
     for name, array in expected.items():
-        np.testing.assert_array_equal(form.tensors[name], array)
+        np.testing.assert_array_equal(hf_model.tensors[name], array)
 
 
 @pytest.mark.slow
@@ -151,7 +151,7 @@ def test_what_is_wrong(tmp_path, model):
     torch.save({"model": state}, path)
     fails(str(config), "is missing")
     config.write_text(json.dumps({"vocab_size": 31}))
-    fails(str(config), "does not say hidden_size")
+    fails(str(config), "lacks hidden_size")
     config.write_text(json.dumps(CONFIG | {"vocab_size": 40}))
     fails(str(path), "32 rows", "40 tokens")
     config.write_text(json.dumps(CONFIG))

@@ -9,11 +9,11 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.convert.forward import Inputs, Outputs, Task
-from bert_jax.convert.parity import numpy_forward, our_forward, parity_report, transformers_forward
+from bert_jax.convert.forward_io import ForwardInputs, ForwardOutputs, TaskKind
+from bert_jax.convert.parity import jax_forward, numpy_forward, parity_report, transformers_forward
 from bert_jax.convert.parity.parity_report import TokenizerAgreement, compare, tokenizer_agreement
 from bert_jax.convert.parity.sample_texts import sample_inputs
-from bert_jax.convert.translate import from_form
+from bert_jax.convert.translate import from_huggingface
 from tests.convert.test_numpy_forward import recipe_form
 
 FORM = recipe_form()
@@ -22,17 +22,17 @@ QUERY, KEY = (f"bert.encoder.layer.1.attention.self.{name}.weight" for name in (
 
 
 @functools.cache
-def reference() -> Outputs:
+def reference() -> ForwardOutputs:
     return numpy_forward.run(FORM, INPUTS)
 
 
-def report_on(changed: dict[str, np.ndarray]) -> parity_report.Report:
+def report_on(changed: dict[str, np.ndarray]) -> parity_report.ParityReport:
     """Of a conversion that got these tensors wrong."""
-    model = from_form(dataclasses.replace(FORM, tensors=FORM.tensors | changed))
-    return compare(our_forward.run(model, INPUTS), reference(), INPUTS.attention_mask_BS, library="numpy")
+    model = from_huggingface(dataclasses.replace(FORM, tensors=FORM.tensors | changed))
+    return compare(jax_forward.run(model, INPUTS), reference(), INPUTS.attention_mask_BS, library="numpy")
 
 
-def first_failure(report: parity_report.Report) -> str:
+def first_failure(report: parity_report.ParityReport) -> str:
     assert not report.passed
     return re.match(r"(.*) differs by ", report.failures[0]).group(1)
 
@@ -84,26 +84,26 @@ def test_a_square_matrix_the_wrong_way_round():
 
 def test_not_a_number():
     """A file with one is refused before; the computation may make one."""
-    model = from_form(FORM)
+    model = from_huggingface(FORM)
     params = jax.tree.map(np.array, model.params)
     params["encoder"]["layers"]["down"]["bias"][0, 3] = np.nan
-    ours = our_forward.run(model._replace(params=params), INPUTS)
+    ours = jax_forward.run(model._replace(params=params), INPUTS)
     report = compare(ours, reference(), INPUTS.attention_mask_BS, library="numpy")
     assert first_failure(report) == "layer 1"
     assert "  layer 1        not a number (1.0e-04)  <- FAILS" in report.lines()
-    told = json.loads(json.dumps(report.to_dict(), allow_nan=False))
-    assert told["layers"]["layer 1"]["largest"] is None and not told["passed"]
+    report_lines = json.loads(json.dumps(report.to_dict(), allow_nan=False))
+    assert report_lines["layers"]["layer 1"]["largest"] is None and not report_lines["passed"]
 
 
-def outputs(hidden=None, task=None, **logits) -> Outputs:
+def outputs(hidden=None, task=None, **logits) -> ForwardOutputs:
     states = [np.zeros((2, 3, 4), np.float32)] if hidden is None else hidden
-    return Outputs(states, {name: np.asarray(values, np.float32) for name, values in logits.items()}, task)
+    return ForwardOutputs(states, {name: np.asarray(values, np.float32) for name, values in logits.items()}, task)
 
 
 MASK = np.array([[1, 1, 0], [1, 0, 0]])
 
 
-def judge(ours: Outputs, theirs: Outputs, **options) -> parity_report.Report:
+def judge(ours: ForwardOutputs, theirs: ForwardOutputs, **options) -> parity_report.ParityReport:
     return compare(ours, theirs, MASK, library="x", **options)
 
 
@@ -155,36 +155,37 @@ def test_top_1_of_pairs_and_tasks():
     assert judge(outputs(pair=flip), outputs(pair=same)).agreement == {"pair": 0.5}
     rows = [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]  # as wide as the batch is long: no mask may be taken for it
     other = [[0.0, 1.0, 0.0], [0.0, 1.0, 0.0]]
-    assert task_agreement(rows, other, Task.SEQUENCE) == 0.5
-    assert task_agreement([[3.0], [1.0]], [[1.0], [2.0]], Task.SEQUENCE) is None  # a regression
+    assert task_agreement(rows, other, TaskKind.SEQUENCE) == 0.5
+    assert task_agreement([[3.0], [1.0]], [[1.0], [2.0]], TaskKind.SEQUENCE) is None  # a regression
     # Real: (0, 0), (0, 1), (1, 0).
-    assert task_agreement([[1, -1, 1], [1, 1, 1]], [[1, 1, -1], [1, -1, -1]], Task.REPLACED) == pytest.approx(2 / 3)
+    assert task_agreement([[1, -1, 1], [1, 1, 1]], [[1, 1, -1], [1, -1, -1]], TaskKind.REPLACED) == pytest.approx(2 / 3)
     tokens = np.zeros((2, 3, 2))
     tokens[:, :, 1] = 1
-    assert task_agreement(np.zeros((2, 3, 2)), tokens, Task.TOKENS) == 0
+    assert task_agreement(np.zeros((2, 3, 2)), tokens, TaskKind.TOKENS) == 0
     # Starts differ in row 0, all else is the same; the highest scores of all stand at padding, which answers nothing.
     start, moved = np.zeros((2, 3, 2)), np.zeros((2, 3, 2))
     start[0, 0, 0] = moved[0, 1, 0] = 1
     start[:, 2], moved[0, 2] = 9, 8
-    assert task_agreement(start, moved, Task.SPAN) == 0.75
+    assert task_agreement(start, moved, TaskKind.SPAN) == 0.75
 
 
-def task_agreement(ours, theirs, task: Task) -> float | None:
+def task_agreement(ours, theirs, task: TaskKind) -> float | None:
     return judge(
-        Outputs([], {"task": np.asarray(ours, np.float32)}), Outputs([], {"task": np.asarray(theirs, np.float32)}, task)
+        ForwardOutputs([], {"task": np.asarray(ours, np.float32)}),
+        ForwardOutputs([], {"task": np.asarray(theirs, np.float32)}, task),
     ).agreement.get("task")
 
 
 def test_what_cannot_be_compared_fails():
     state, pair = np.zeros((2, 3, 4), np.float32), np.zeros((2, 2))
     cases = {
-        "our model has 1 layers, the other 0": (outputs([state, state]), outputs([state])),
-        "only our model has a head 'pair'": (outputs(pair=pair), outputs()),
-        "only the other model has a head 'pair'": (outputs(), outputs(pair=pair)),
-        "pair logits: ours are [2, 3], the other side's [2, 2]": (outputs(pair=np.zeros((2, 3))), outputs(pair=pair)),
-        "tensor 'spare' has no part in the model of x": (
+        "the converted model has 1 layers, the reference 0": (outputs([state, state]), outputs([state])),
+        "only the converted model has a head 'pair'": (outputs(pair=pair), outputs()),
+        "only the reference model has a head 'pair'": (outputs(), outputs(pair=pair)),
+        "pair logits: shape [2, 3], the reference has [2, 2]": (outputs(pair=np.zeros((2, 3))), outputs(pair=pair)),
+        "tensor 'spare' is not used by the model of x": (
             outputs(),
-            dataclasses.replace(outputs(), unread=("spare",)),
+            dataclasses.replace(outputs(), unused_tensors=("spare",)),
         ),
     }
     for problem, (ours, theirs) in cases.items():
@@ -203,7 +204,7 @@ def test_tokenizers():
     found = tokenizer_agreement(differing, texts, "a library")
     assert found == TokenizerAgreement(2, 3, "Three", "a library")
     report = judge(outputs(), outputs(), tokenizer=found)
-    assert not report.passed and report.failures == ("the tokenizers cut 'Three' differently",)
+    assert not report.passed and report.failures == ("the tokenizers give different ids for 'Three'",)
     assert "  tokenizer: 2 of 3 texts equal to a library, first not 'Three'" in report.lines()
     assert report.to_dict()["tokenizer"]["library"] == "a library"
     assert judge(outputs(), outputs(), tokenizer=found._replace(equal=3, first_difference=None)).passed
@@ -212,8 +213,8 @@ def test_tokenizers():
 def test_numpy_is_the_other_side_where_there_is_no_transformers(monkeypatch):
     monkeypatch.setattr(transformers_forward.importlib.util, "find_spec", lambda name: None)
     assert not transformers_forward.available()
-    few = Inputs(*(array[:2] for array in INPUTS))
-    outputs, library = parity_report.other_side(FORM, few)
+    few = ForwardInputs(*(array[:2] for array in INPUTS))
+    outputs, library = parity_report.reference_forward(FORM, few)
     assert library == "numpy"
     np.testing.assert_array_equal(outputs.logits["pair"], numpy_forward.run(FORM, few).logits["pair"])
 
@@ -223,4 +224,4 @@ def test_only_transformers_5_is_taken(monkeypatch, version, good):
     monkeypatch.setattr(transformers_forward.importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(transformers_forward.importlib.metadata, "version", lambda name: version)
     assert transformers_forward.available() is good
-    assert transformers_forward.library() == f"transformers {version}"
+    assert transformers_forward.library_version() == f"transformers {version}"

@@ -27,8 +27,8 @@ def only_numpy(monkeypatch):
 
 
 def sums_of(place) -> str:
-    with input_formats.opened(place) as contents:
-        return digest(contents.model.params)
+    with input_formats.open_model(place) as source_model:
+        return digest(source_model.model.params)
 
 
 def test_every_version_has_a_place():
@@ -51,10 +51,10 @@ def test_it_is_loaded(name):
 
 @pytest.mark.parametrize("name", DIGESTS)
 def test_it_is_converted(name, tmp_path):
-    command = ["convert", str(FORMATS / name), str(tmp_path / "new"), "--to", "bert-jax", "--moments", "keep"]
+    command = ["convert", str(FORMATS / name), str(tmp_path / "new"), "--to", "bert-jax", "--optimizer-state", "keep"]
     assert cli.main(command) == 0
     assert sums_of(tmp_path / "new") == DIGESTS[name]
-    found = native.read(tmp_path / "new").moments
+    found = native.read(tmp_path / "new").optimizer_state
     assert found.step == 1 and found.mu.keys() == found.nu.keys() == bert_jax.load(FORMATS / name).params.keys()
     assert cli.main(["convert", str(tmp_path / "new"), str(tmp_path / "theirs")]) == 0
     assert sums_of(tmp_path / "theirs") == DIGESTS[name]

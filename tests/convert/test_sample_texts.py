@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 
-from bert_jax.convert.hf_model import Form
-from bert_jax.convert.parity.sample_texts import LONGEST, TEXTS, sample_inputs
+from bert_jax.convert.hf_model import HuggingFaceModel
+from bert_jax.convert.parity.sample_texts import MAX_ROW_LENGTH, TEXTS, sample_inputs
 from bert_jax.errors import UserError
 from bert_jax.tokenizers.tokenizer import Tokenizer, wordpiece
 
 BERT = {"model_type": "bert", "vocab_size": 120, "max_position_embeddings": 64, "type_vocab_size": 2, "pad_token_id": 0}
 
 
-def form(**changes) -> Form:
-    return Form(BERT | changes, {}, "here")
+def form(**changes) -> HuggingFaceModel:
+    return HuggingFaceModel(BERT | changes, {}, "here")
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +33,8 @@ def test_rows_of_texts(tokenizer: Tokenizer):
     inputs = sample_inputs(form(vocab_size=tokenizer.vocab_size), tokenizer)
     ids, types, mask = inputs
     lengths = mask.sum(1)
-    assert ids.shape == types.shape == mask.shape == (len(TEXTS) + 1, LONGEST)
-    assert lengths[0] == 1 and lengths.max() == LONGEST and len(set(lengths)) > 5
+    assert ids.shape == types.shape == mask.shape == (len(TEXTS) + 1, MAX_ROW_LENGTH)
+    assert lengths[0] == 1 and lengths.max() == MAX_ROW_LENGTH and len(set(lengths)) > 5
     assert (np.diff(mask, axis=1) <= 0).all()  # padding behind
     assert (ids[:, 0] == tokenizer.cls_id).all() and (ids[mask == 0] == tokenizer.pad_id).all()
     assert not types[mask == 0].any()
@@ -49,7 +49,7 @@ def test_rows_of_texts(tokenizer: Tokenizer):
 
 def test_random_rows():
     ids, types, mask = sample_inputs(form(pad_token_id=7), None)
-    assert mask.sum(1).min() == 1 and mask.sum(1).max() == LONGEST
+    assert mask.sum(1).min() == 1 and mask.sum(1).max() == MAX_ROW_LENGTH
     assert (ids[mask == 0] == 7).all() and not (ids[mask == 1] == 7).any()
     assert ids.min() >= 0 and 110 < ids.max() < 120
     assert types.any() and not types[mask == 0].any()
@@ -77,9 +77,9 @@ def test_never_longer_than_the_position_table(tokenizer: Tokenizer):
 
 def test_a_config_without_a_vocabulary():
     with pytest.raises(UserError, match=r"^here: the config has no 'vocab_size'$"):
-        sample_inputs(Form({"model_type": "bert"}, {}, "here"), None)
+        sample_inputs(HuggingFaceModel({"model_type": "bert"}, {}, "here"), None)
 
 
 def test_a_tokenizer_of_another_model(tokenizer: Tokenizer):
-    with pytest.raises(UserError, match=r"^here: the tokenizer gives id \d+, the model knows 50 ids$"):
+    with pytest.raises(UserError, match=r"^here: the tokenizer gives id \d+, the model's vocabulary has 50$"):
         sample_inputs(form(vocab_size=50), tokenizer)

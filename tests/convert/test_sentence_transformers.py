@@ -96,7 +96,7 @@ def test_the_tokenizer_knows_the_maximum_where_the_encoder_does_not(tmp_path):
         (OLD, {"pooling": {"pooling_mode": "lasttoken"}}, "pooling mode 'lasttoken' is not supported: only cls, max"),
         (OLD, {"pooling": {"pooling_mode_weightedmean_tokens": True}}, "pooling mode 'weightedmean' is not supported"),
         (OLD, {"pooling": {"pooling_mode": []}}, "is not supported"),
-        (OLD, {"pooling": {"pooling_mode_evil_tokens": True}}, "pooling_mode_evil_tokens. is unknown here"),
+        (OLD, {"pooling": {"pooling_mode_evil_tokens": True}}, "pooling_mode_evil_tokens. is unknown"),
         (OLD, {"pooling": {"pooling_mode_mean_tokens": False}}, "every pooling mode is false"),
         (OLD, {"pooling": {"pooling_mode_mean_tokens": "no"}}, "pooling_mode_mean_tokens is 'no'"),
         (OLD, {"pooling": {"pooling_mode_cls_token": "false"}}, "pooling_mode_cls_token is 'false'"),
@@ -108,7 +108,7 @@ def test_the_tokenizer_knows_the_maximum_where_the_encoder_does_not(tmp_path):
         (OLD, {"encoder": {"max_seq_length": "9"}}, "max_seq_length is '9': it must be of type int"),
         (OLD, {"encoder": {"transformer_task": "fill-mask"}}, "transformer_task .* is not supported"),
         (OLD, {"settings": {"truncate_dim": 8}}, "truncate_dim .* is not supported"),
-        (OLD, {"settings": {"prompts": {"a": 1}}}, "prompts must be texts"),
+        (OLD, {"settings": {"prompts": {"a": 1}}}, "prompts must be strings"),
         (OLD, {"settings": {"default_prompt_name": "a"}}, "default_prompt_name 'a' is not one of its prompts"),
     ],
 )
@@ -142,7 +142,7 @@ def test_encode_does_what_the_directory_says_and_conversions_keep_it(tiny_export
     skip = 1 + len(model.tokenizer.encode("wind"))
     tokens = [plain.forward([text], max_length=8).last_hidden_state[0][skip:] for text in lowered]
     expected = np.stack([hidden.max(0) / np.linalg.norm(hidden.max(0)) for hidden in tokens])
-    with pytest.warns(UserWarning, match="1 of 3 texts have more than 8 tokens and were cut"):
+    with pytest.warns(UserWarning, match="1 of 3 texts have more than 8 tokens and were truncated"):
         found = model.encode([TEXTS[0].upper(), *TEXTS[1:]])
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
     assert np.abs(plain.encode(TEXTS) - expected).max() > 0.1
@@ -163,7 +163,7 @@ def test_a_model_of_ours_for_sentence_transformers(tiny_run, tmp_path):
     assert "library_name: sentence-transformers" in card and 'SentenceTransformer("out")' in card
     model = bert_jax.load(tmp_path / "out")
     np.testing.assert_array_equal(model.encode(TEXTS), model.encode(TEXTS, "cls"))
-    with pytest.raises(UserError, match="--pooling cls: stablehlo has no place for it"):
+    with pytest.raises(UserError, match="--pooling cls: stablehlo cannot hold a pooling"):
         convert(tiny_run, tmp_path / "served", "stablehlo", pooling="cls")
     config = tmp_path / "out" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"is_decoder": True}))

@@ -157,7 +157,7 @@ def test_flipped_byte_in_the_index(several, place):
         content[place] ^= 4
 
     rewrite(tensor_bundle.index_path(several), flip)
-    assert "has another CRC-32C than recorded" in refused(several)
+    assert "does not match its CRC-32C" in refused(several)
 
 
 def test_flipped_byte_in_the_data(several):

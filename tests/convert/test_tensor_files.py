@@ -11,7 +11,7 @@ import safetensors.numpy
 from etils import epath
 
 from bert_jax.convert.formats import tensor_files
-from bert_jax.convert.tensors import LazyTensors, Stored, stored
+from bert_jax.convert.tensors import LazyTensor, LazyTensors, to_lazy
 from bert_jax.errors import UserError
 
 EVERY_BFLOAT16 = np.arange(2**16, dtype=np.uint16).view(ml_dtypes.bfloat16)
@@ -49,7 +49,7 @@ def write_shards(directory, tensors):
 def test_one_file(tmp_path, tensors, path):
     tensor_files.write_safetensors(tmp_path / "model.safetensors", tensors)
     found = tensor_files.open_tensors(path(tmp_path))
-    assert {name: (t.shape, t.dtype) for name, t in found.stored.items()} == {
+    assert {name: (t.shape, t.dtype) for name, t in found.lazy_tensors.items()} == {
         name: (array.shape, array.dtype.name) for name, array in tensors.items()
     }
     assert_same(found, tensors)
@@ -88,12 +88,12 @@ def test_nothing_is_read_before_it_is_asked_for():
     def read():
         raise AssertionError("read")
 
-    tensors = LazyTensors({"a": Stored((2, 3), "float32", read)})
+    tensors = LazyTensors({"a": LazyTensor((2, 3), "float32", read)})
     assert "a" in tensors and "b" not in tensors and len(tensors) == 1 and list(tensors) == ["a"]
-    assert stored(tensors)["a"].shape == (2, 3)
+    assert to_lazy(tensors)["a"].shape == (2, 3)
     with pytest.raises(AssertionError, match="read"):
         tensors["a"]
-    assert stored({"x": np.zeros((1, 2), np.float16)})["x"][:2] == ((1, 2), "float16")
+    assert to_lazy({"x": np.zeros((1, 2), np.float16)})["x"][:2] == ((1, 2), "float16")
 
 
 def fails(directory, *words):

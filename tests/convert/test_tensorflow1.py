@@ -10,7 +10,7 @@ import pytest
 
 from bert_jax.convert.formats import tensor_bundle, tensorflow1, tensorflow1_names
 from bert_jax.convert.formats.tensor_bundle import TensorBundle
-from bert_jax.convert.hf_model import Form
+from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.errors import UserError
 from tests.golden import recipe as parity_recipe
 from tests.golden import tensor_bundle_recipe as recipe
@@ -84,10 +84,12 @@ def copied(tmp_path):
     return copy
 
 
-def extended(family: str, extra: dict[str, tuple[int, ...]]) -> Form:
+def extended(family: str, extra: dict[str, tuple[int, ...]]) -> HuggingFaceModel:
     """The golden form with further tensors, in memory."""
-    form = tensorflow1.read(GOLDEN / family)
-    return Form(form.config, dict(form.tensors) | {name: recipe.values(name, extra[name]) for name in extra}, "test")
+    hf_model = tensorflow1.read(GOLDEN / family)
+    return HuggingFaceModel(
+        hf_model.config, dict(hf_model.tensors) | {name: recipe.values(name, extra[name]) for name in extra}, "test"
+    )
 
 
 def change_config(directory: Path, family: str, **settings) -> None:
@@ -97,11 +99,11 @@ def change_config(directory: Path, family: str, **settings) -> None:
 
 @pytest.mark.parametrize("family", ["bert", "albert"])
 def test_every_tensor_has_the_value_of_the_name_written_by_hand(family):
-    form = tensorflow1.read(GOLDEN / family)
-    assert len(form.tensors) == len(VARIABLES[family])
+    hf_model = tensorflow1.read(GOLDEN / family)
+    assert len(hf_model.tensors) == len(VARIABLES[family])
     for theirs, name in PAIRS[family].items():
         expected = recipe.values(name, VARIABLES[family][name])
-        np.testing.assert_array_equal(form.tensors[theirs], expected.T if name.endswith("/kernel") else expected)
+        np.testing.assert_array_equal(hf_model.tensors[theirs], expected.T if name.endswith("/kernel") else expected)
 
 
 def test_names_and_shapes_are_those_of_berts_state_dict():
@@ -112,8 +114,8 @@ def test_names_and_shapes_are_those_of_berts_state_dict():
 @pytest.mark.parametrize("family", ["bert", "albert"])
 def test_the_table_goes_both_ways_for_every_variable(family):
     for name in VARIABLES[family]:
-        theirs, transposed = tensorflow1_names.to_huggingface(name, family, "test")
-        assert tensorflow1_names.to_tensorflow(theirs, family, "test") == (name, transposed)
+        theirs, transposed = tensorflow1_names.huggingface_name(name, family, "test")
+        assert tensorflow1_names.tensorflow_name(theirs, family, "test") == (name, transposed)
         assert transposed == name.endswith("/kernel")
 
 
@@ -128,14 +130,14 @@ def test_the_table_goes_both_ways_for_every_variable(family):
     ],
 )
 def test_heads_of_tasks_are_not_transposed(family, theirs, name):
-    assert tensorflow1_names.to_tensorflow(theirs, family, "test") == (name, False)
-    assert tensorflow1_names.to_huggingface(name, family, "test") == (theirs, False)
+    assert tensorflow1_names.tensorflow_name(theirs, family, "test") == (name, False)
+    assert tensorflow1_names.huggingface_name(name, family, "test") == (theirs, False)
 
 
 def test_the_config_of_bert():
-    form = tensorflow1.read(GOLDEN / "bert")
-    assert form.source == str(GOLDEN / "bert" / "model.ckpt-7")
-    assert form.config == recipe.BERT_CONFIG | {
+    hf_model = tensorflow1.read(GOLDEN / "bert")
+    assert hf_model.source == str(GOLDEN / "bert" / "model.ckpt-7")
+    assert hf_model.config == recipe.BERT_CONFIG | {
         "architectures": ["BertForPreTraining"],
         "model_type": "bert",
         "layer_norm_eps": 1e-12,
@@ -144,8 +146,8 @@ def test_the_config_of_bert():
 
 
 def test_the_config_of_albert():
-    form = tensorflow1.read(GOLDEN / "albert")
-    assert form.config == recipe.ALBERT_CONFIG | {
+    hf_model = tensorflow1.read(GOLDEN / "albert")
+    assert hf_model.config == recipe.ALBERT_CONFIG | {
         "architectures": ["AlbertForPreTraining"],
         "hidden_act": "gelu_new",
         "model_type": "albert",
@@ -173,18 +175,18 @@ HEADS = {
 @pytest.mark.parametrize("family", ["bert", "albert"])
 @pytest.mark.parametrize("head", HEADS)
 def test_a_form_comes_back_as_it_was(tmp_path, family, head):
-    form = extended(family, {name: (3, 4) if name.endswith("weight") else (3,) for name in HEADS[head]})
-    tensors = dict(form.tensors)
+    hf_model = extended(family, {name: (3, 4) if name.endswith("weight") else (3,) for name in HEADS[head]})
+    tensors = dict(hf_model.tensors)
     if head != "ForPreTraining":
         tensors = {name: tensors[name] for name in tensors if name.startswith((family, *HEADS[head]))}
-    tensorflow1.write(Form(form.config, tensors, "test"), tmp_path / "out")
+    tensorflow1.write(HuggingFaceModel(hf_model.config, tensors, "test"), tmp_path / "out")
     assert sorted(entry.name for entry in (tmp_path / "out").iterdir()) == sorted(
         [f"{family}_config.json", "bert_model.ckpt.data-00000-of-00001", "bert_model.ckpt.index"]
     )
     back = tensorflow1.read(tmp_path / "out")
     assert equal(dict(back.tensors), tensors)
     ours = {"architectures": [family.capitalize() + head]}
-    assert back.config == {key: form.config[key] for key in form.config if key != "net_structure_type"} | ours
+    assert back.config == {key: hf_model.config[key] for key in hf_model.config if key != "net_structure_type"} | ours
     assert tensorflow1.read_moments(tmp_path / "out") is None
 
 
@@ -209,8 +211,10 @@ def without(directory: Path, *left_out: str, **added) -> Path:
     ],
 )
 def test_activations_survive(tmp_path, family, theirs, google, kind):
-    form = tensorflow1.read(GOLDEN / family)
-    tensorflow1.write(Form(form.config | {"hidden_act": theirs}, form.tensors, "test"), tmp_path / "out")
+    hf_model = tensorflow1.read(GOLDEN / family)
+    tensorflow1.write(
+        HuggingFaceModel(hf_model.config | {"hidden_act": theirs}, hf_model.tensors, "test"), tmp_path / "out"
+    )
     written = json.loads((tmp_path / "out" / f"{family}_config.json").read_text())
     assert (written["hidden_act"], written.get("gelu_approximate")) == (google, kind)
     back = tensorflow1.read(tmp_path / "out").config
@@ -220,25 +224,29 @@ def test_activations_survive(tmp_path, family, theirs, google, kind):
 
 @pytest.mark.parametrize("family", ["bert", "albert"])
 def test_what_transformers_ties_and_buffers_is_left_out(tmp_path, family):
-    form = tensorflow1.read(GOLDEN / family)
+    hf_model = tensorflow1.read(GOLDEN / family)
     head = "cls.predictions" if family == "bert" else "predictions"
     copies = {
-        f"{head}.decoder.weight": form.tensors[f"{family}.embeddings.word_embeddings.weight"],
-        f"{head}.decoder.bias": form.tensors[f"{head}.bias"],
+        f"{head}.decoder.weight": hf_model.tensors[f"{family}.embeddings.word_embeddings.weight"],
+        f"{head}.decoder.bias": hf_model.tensors[f"{head}.bias"],
         f"{family}.embeddings.position_ids": np.arange(5)[None],
     }
-    tensorflow1.write(Form(form.config, dict(form.tensors) | copies, "test"), tmp_path / "out")
-    assert equal(dict(tensorflow1.read(tmp_path / "out").tensors), dict(form.tensors))
+    tensorflow1.write(HuggingFaceModel(hf_model.config, dict(hf_model.tensors) | copies, "test"), tmp_path / "out")
+    assert equal(dict(tensorflow1.read(tmp_path / "out").tensors), dict(hf_model.tensors))
     untied = copies | {f"{head}.decoder.bias": np.ones(11, np.float32)}
-    message = refusal(tensorflow1.write, Form(form.config, dict(form.tensors) | untied, "test"), tmp_path / "untied")
+    message = refusal(
+        tensorflow1.write,
+        HuggingFaceModel(hf_model.config, dict(hf_model.tensors) | untied, "test"),
+        tmp_path / "untied",
+    )
     assert f"'{head}.decoder.bias' is not tied" in message
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 def test_half_precision_is_written_as_float32(tmp_path, dtype):
-    form = tensorflow1.read(GOLDEN / "bert")
-    halves = {name: array.astype(dtype) for name, array in form.tensors.items()}
-    tensorflow1.write(Form(form.config, halves, "test"), tmp_path / "out")
+    hf_model = tensorflow1.read(GOLDEN / "bert")
+    halves = {name: array.astype(dtype) for name, array in hf_model.tensors.items()}
+    tensorflow1.write(HuggingFaceModel(hf_model.config, halves, "test"), tmp_path / "out")
     assert equal(
         dict(tensorflow1.read(tmp_path / "out").tensors),
         {name: array.astype(np.float32) for name, array in halves.items()},
@@ -247,14 +255,14 @@ def test_half_precision_is_written_as_float32(tmp_path, dtype):
 
 @pytest.mark.parametrize("place", [".", "model.ckpt-7", "model.ckpt-7.index"])
 def test_found(place):
-    assert tensorflow1.found(GOLDEN / "bert" / place) == GOLDEN / "bert" / "model.ckpt-7"
+    assert tensorflow1.find_checkpoint(GOLDEN / "bert" / place) == GOLDEN / "bert" / "model.ckpt-7"
 
 
 def test_found_nothing(tmp_path):
     (tmp_path / "epoch-1.ckpt").write_bytes(b"a checkpoint of something else")
-    assert tensorflow1.found(tmp_path) is None
-    assert tensorflow1.found(tmp_path / "epoch-1.ckpt") is None
-    assert tensorflow1.found(tmp_path / "absent") is None
+    assert tensorflow1.find_checkpoint(tmp_path) is None
+    assert tensorflow1.find_checkpoint(tmp_path / "epoch-1.ckpt") is None
+    assert tensorflow1.find_checkpoint(tmp_path / "absent") is None
     assert "needs a file *.ckpt.index" in refusal(tensorflow1.read, tmp_path)
 
 
@@ -262,12 +270,12 @@ def test_found_several(copied):
     directory = copied("bert")
     for file in list(directory.glob("model.ckpt-7.*")):
         shutil.copy(file, directory / file.name.replace("-7", "-10"))
-    assert "name one of model.ckpt-10, model.ckpt-7" in refusal(tensorflow1.found, directory)
+    assert "name one of model.ckpt-10, model.ckpt-7" in refusal(tensorflow1.find_checkpoint, directory)
     state = directory / "checkpoint"
     state.write_text('model_checkpoint_path: "/elsewhere/model.ckpt-10"\nall_model_checkpoint_paths: "model.ckpt-7"\n')
-    assert tensorflow1.found(directory) == directory / "model.ckpt-10"
+    assert tensorflow1.find_checkpoint(directory) == directory / "model.ckpt-10"
     state.write_text('model_checkpoint_path: "model.ckpt-8"\n')
-    assert "name one of" in refusal(tensorflow1.found, directory)
+    assert "name one of" in refusal(tensorflow1.find_checkpoint, directory)
 
 
 def test_names_of_the_hub_module(tmp_path):
@@ -281,9 +289,9 @@ def test_names_of_the_hub_module(tmp_path):
     ("family", "name", "said"),
     [
         ("bert", LAYER + "output/dens/kernel", f"the nearest known name is '{LAYER}output/dense/kernel'"),
-        ("bert", "start_logits/dense/kernel", "'start_logits/dense/kernel' is of run_squad_v2.py's beam search"),
-        ("bert", "bert/pooler/dense/bias/more", "tensor 'bert/pooler/dense/bias/more' is none of Google's bert"),
-        ("bert", "loss/output_weights", "tensor 'loss/output_weights' is none of Google's bert"),
+        ("bert", "start_logits/dense/kernel", "'start_logits/dense/kernel' belongs to run_squad_v2.py's beam search"),
+        ("bert", "bert/pooler/dense/bias/more", "tensor 'bert/pooler/dense/bias/more' is not part of Google's bert"),
+        ("bert", "loss/output_weights", "tensor 'loss/output_weights' is not part of Google's bert"),
     ],
 )
 def test_unknown_tensor(tmp_path, family, name, said):
@@ -293,7 +301,7 @@ def test_unknown_tensor(tmp_path, family, name, said):
 def test_unknown_tensor_to_write(tmp_path):
     message = refusal(tensorflow1.write, extended("bert", {"bert.pooler.weight": (4, 4)}), tmp_path / "out")
     nearest = "the nearest known name is 'bert.pooler.dense.weight'"
-    assert message == f"test: tensor 'bert.pooler.weight' is none of Google's bert; {nearest}"
+    assert message == f"test: tensor 'bert.pooler.weight' is not part of Google's bert; {nearest}"
 
 
 def test_configs_that_cannot_be_read(copied):
@@ -319,16 +327,16 @@ def test_configs_that_cannot_be_read(copied):
 
 
 def test_an_activation_that_a_form_does_not_say_is_transformers_default(tmp_path):
-    form = tensorflow1.read(GOLDEN / "albert")
-    config = {key: form.config[key] for key in form.config if key != "hidden_act"}
-    tensorflow1.write(Form(config, form.tensors, "test"), tmp_path / "out")
+    hf_model = tensorflow1.read(GOLDEN / "albert")
+    config = {key: hf_model.config[key] for key in hf_model.config if key != "hidden_act"}
+    tensorflow1.write(HuggingFaceModel(config, hf_model.tensors, "test"), tmp_path / "out")
     assert tensorflow1.read(tmp_path / "out").config["hidden_act"] == "gelu_new"
 
 
 @pytest.mark.parametrize("settings", [{"inner_group_num": 2}, {"embedding_size": 4}])
 def test_alberts_that_google_does_not_build(tmp_path, settings):
-    form = tensorflow1.read(GOLDEN / "albert")
-    changed = Form(form.config | settings, form.tensors, "test")
+    hf_model = tensorflow1.read(GOLDEN / "albert")
+    changed = HuggingFaceModel(hf_model.config | settings, hf_model.tensors, "test")
     assert "is not supported" in refusal(tensorflow1.write, changed, tmp_path / "out")
 
 
@@ -343,15 +351,17 @@ def test_alberts_that_google_does_not_build(tmp_path, settings):
     ],
 )
 def test_models_that_google_does_not_build(tmp_path, settings, said):
-    form = tensorflow1.read(GOLDEN / "bert")
-    message = refusal(tensorflow1.write, Form(form.config | settings, form.tensors, "test"), tmp_path / "out")
+    hf_model = tensorflow1.read(GOLDEN / "bert")
+    message = refusal(
+        tensorflow1.write, HuggingFaceModel(hf_model.config | settings, hf_model.tensors, "test"), tmp_path / "out"
+    )
     assert said in message and not (tmp_path / "out").exists()
 
 
 def test_a_checkpoint_is_not_overwritten(tmp_path):
-    form = tensorflow1.read(GOLDEN / "bert")
-    tensorflow1.write(form, tmp_path)
-    assert "bert_model.ckpt.index exists already" in refusal(tensorflow1.write, form, tmp_path)
+    hf_model = tensorflow1.read(GOLDEN / "bert")
+    tensorflow1.write(hf_model, tmp_path)
+    assert "bert_model.ckpt.index exists already" in refusal(tensorflow1.write, hf_model, tmp_path)
 
 
 def test_format_v1_says_so():
@@ -365,5 +375,5 @@ def test_damage_is_told_when_a_tensor_is_read(copied):
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    form = tensorflow1.read(directory)
-    assert "is damaged (CRC-32C)" in refusal(dict, form.tensors)
+    hf_model = tensorflow1.read(directory)
+    assert "is damaged (CRC-32C)" in refusal(dict, hf_model.tensors)

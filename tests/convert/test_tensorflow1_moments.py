@@ -11,17 +11,17 @@ from tests.golden import tensor_bundle_recipe as recipe
 
 @pytest.mark.parametrize("family", ["bert", "albert"])
 def test_moments_come_back_as_they_were(tmp_path, family):
-    form = tensorflow1.read(GOLDEN / family)
+    hf_model = tensorflow1.read(GOLDEN / family)
     first, second = (
-        {name: recipe.values(name + slot, array.shape) for name, array in form.tensors.items()} for slot in "mv"
+        {name: recipe.values(name + slot, array.shape) for name, array in hf_model.tensors.items()} for slot in "mv"
     )
-    tensorflow1.write(form, tmp_path / "out", (12345, first, second))
+    tensorflow1.write(hf_model, tmp_path / "out", (12345, first, second))
     step, *back = tensorflow1.read_moments(tmp_path / "out")
     assert step == 12345 and equal(back[0], first) and equal(back[1], second)
     bundle = TensorBundle(tmp_path / "out" / "bert_model.ckpt")
     assert bundle.read("global_step").dtype == np.int64 and bundle.shape("global_step") == ()
     assert set(bundle.names()) == {*recipe.with_slots(VARIABLES[family]), "global_step"}
-    assert equal(dict(tensorflow1.read(tmp_path / "out").tensors), dict(form.tensors))
+    assert equal(dict(tensorflow1.read(tmp_path / "out").tensors), dict(hf_model.tensors))
 
 
 def test_moments_that_tensorflow_wrote():
@@ -35,10 +35,10 @@ def test_moments_that_tensorflow_wrote():
 
 def test_a_pooler_without_gradients_has_no_moments(tmp_path):
     slots = [f"bert/pooler/dense/{part}{slot}" for part in ("kernel", "bias") for slot in ("/adam_m", "/adam_v")]
-    form = tensorflow1.read(without(tmp_path, *slots))
+    hf_model = tensorflow1.read(without(tmp_path, *slots))
     moments = tensorflow1.read_moments(tmp_path)
-    assert set(form.tensors) - set(moments[1]) == {"bert.pooler.dense.weight", "bert.pooler.dense.bias"}
-    tensorflow1.write(form, tmp_path / "out", moments)
+    assert set(hf_model.tensors) - set(moments[1]) == {"bert.pooler.dense.weight", "bert.pooler.dense.bias"}
+    tensorflow1.write(hf_model, tmp_path / "out", moments)
     assert equal(tensorflow1.read_moments(tmp_path / "out")[2], moments[2])
 
 
@@ -62,20 +62,20 @@ def test_moments_of_another_optimizer(tmp_path):
     slots = [name for name in recipe.with_slots(VARIABLES["bert"]) if name not in VARIABLES["bert"]]
     other = "bert/pooler/dense/bias/AdamWeightDecayOptimizer"
     without(tmp_path, *slots, **{other: np.zeros(4, np.float32), "beta1_power": np.zeros((), np.float32)})
-    assert f"'{other}' is of an optimizer that is not supported" in refusal(tensorflow1.read_moments, tmp_path)
+    assert f"'{other}' belongs to an optimizer that is not supported" in refusal(tensorflow1.read_moments, tmp_path)
     assert len(tensorflow1.read(tmp_path).tensors) == len(VARIABLES["bert"])
 
 
 def test_moments_to_write_have_to_be_whole(tmp_path):
-    form = tensorflow1.read(GOLDEN / "bert")
-    zeros = {name: np.zeros_like(array) for name, array in form.tensors.items()}
+    hf_model = tensorflow1.read(GOLDEN / "bert")
+    zeros = {name: np.zeros_like(array) for name, array in hf_model.tensors.items()}
     less = {name: zeros[name] for name in zeros if name != "cls.predictions.bias"}
     half_pooler = {name: zeros[name] for name in zeros if name != "bert.pooler.dense.bias"}
     for moments, said in (
         ((1, zeros, half_pooler), "'bert.pooler.dense.bias' has no moments (adam_v)"),
         ((1, zeros, less), "'cls.predictions.bias' has no moments (adam_v)"),
         ((1, less, less), "'cls.predictions.bias' has no moments (adam_m)"),
-        ((1, zeros | {"x": zeros["cls.predictions.bias"]}, zeros), "moments of 'x', which is no tensor of it"),
+        ((1, zeros | {"x": zeros["cls.predictions.bias"]}, zeros), "moments of 'x', which the model does not have"),
     ):
-        assert said in refusal(tensorflow1.write, form, tmp_path / "out", moments)
+        assert said in refusal(tensorflow1.write, hf_model, tmp_path / "out", moments)
     assert not (tmp_path / "out").exists()

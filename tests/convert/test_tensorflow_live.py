@@ -85,10 +85,10 @@ def test_tensorflow_reads_our_blocks_and_dtypes(tmp_path, many):
 @pytest.mark.parametrize("family", ["bert", "albert"])
 def test_saver_restores_our_models_under_googles_names(tmp_path, family):
     """Weights, moments and step that went through the form are what the golden checkpoint holds by name."""
-    form = tensorflow1.read(GOLDEN / family)
+    hf_model = tensorflow1.read(GOLDEN / family)
     moments = tensorflow1.read_moments(GOLDEN / family)
     assert (moments is None) == (family == "albert")
-    tensorflow1.write(form, tmp_path / "out", moments)
+    tensorflow1.write(hf_model, tmp_path / "out", moments)
     side("restore", tmp_path / "out" / "bert_model.ckpt", tmp_path / "back.npz")
     shapes = recipe.albert_variables() if moments is None else recipe.with_slots(recipe.bert_variables())
     expected = {name: recipe.values(name, shape) for name, shape in shapes.items()}

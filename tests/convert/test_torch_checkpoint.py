@@ -50,7 +50,7 @@ def assert_same(found, state):
         raw = tensor.detach().contiguous()
         theirs = (raw.view(torch.int16) if raw.dtype == torch.bfloat16 else raw).numpy()
         assert found[name].dtype.name == str(tensor.dtype).removeprefix("torch.")
-        assert found.stored[name].shape == found[name].shape == tuple(tensor.shape)
+        assert found.lazy_tensors[name].shape == found[name].shape == tuple(tensor.shape)
         np.testing.assert_array_equal(bits(found[name]), bits(theirs))
 
 
@@ -90,9 +90,9 @@ def test_torch_reads_what_was_written(tmp_path):
     assert_same(tensor_files.open_tensors(tmp_path), theirs)
 
 
-def fails(path, *words, stand_ins=False):
+def fails(path, *words, placeholders=False):
     with pytest.raises(UserError) as caught:
-        torch_checkpoint.load(path, stand_ins=stand_ins)
+        torch_checkpoint.load(path, placeholders=placeholders)
     message = str(caught.value)
     assert "\n" not in message and str(path) in message
     for word in words:
@@ -109,10 +109,10 @@ class Calls:
         return self.call
 
 
-@pytest.mark.parametrize("stand_ins", [False, True], ids=["weights", "checkpoint"])
+@pytest.mark.parametrize("placeholders", [False, True], ids=["weights", "checkpoint"])
 @pytest.mark.parametrize("new", FORMATS.values(), ids=FORMATS)
 @pytest.mark.parametrize("name", ["posix.system", "builtins.eval", "shutil.copy"])
-def test_code_is_not_executed(tmp_path, state, new, name, stand_ins):
+def test_code_is_not_executed(tmp_path, state, new, name, placeholders):
     trace = tmp_path / "executed"
     calls = {
         "posix.system": Calls(os.system, f"touch {trace}"),
@@ -121,7 +121,7 @@ def test_code_is_not_executed(tmp_path, state, new, name, stand_ins):
     }
     path = tmp_path / "pytorch_model.bin"
     save({"model": state, "args": calls[name]}, path, new)
-    fails(path, "refused", name, stand_ins=stand_ins)
+    fails(path, "refused", name, placeholders=placeholders)
     assert not trace.exists()
     # The pickle does what it is said to do, where it may.
     torch.load(path, weights_only=False)
@@ -129,14 +129,14 @@ def test_code_is_not_executed(tmp_path, state, new, name, stand_ins):
 
 
 @pytest.mark.parametrize("new", FORMATS.values(), ids=FORMATS)
-def test_stand_ins_do_nothing(tmp_path, new):
+def test_placeholders_do_nothing(tmp_path, new):
     """Names that may stand in a checkpoint are not imported either, whatever they would do."""
     trace = tmp_path / "executed"
     path = tmp_path / "checkpoint.pt"
     before = set(map(str, torch.serialization.get_safe_globals()))
     runstring = np.testing.runstring if hasattr(np.testing, "runstring") else np.testing._private.utils.runstring
     save({"model": {}, "extra": Calls(runstring, f"open({str(trace)!r}, 'w')", {})}, path, new)
-    assert isinstance(torch_checkpoint.load(path, stand_ins=True)["extra"], torch_checkpoint.Inert)
+    assert isinstance(torch_checkpoint.load(path, placeholders=True)["extra"], torch_checkpoint.Placeholder)
     assert not trace.exists()
     fails(path, "refused", "runstring")
     assert set(map(str, torch.serialization.get_safe_globals())) == before
@@ -151,9 +151,9 @@ def test_damaged(tmp_path, state, new):
         path.write_bytes(whole[:size])
         fails(path, "truncated")
     path.write_bytes(b"<html>" * 50)
-    fails(path, "no file of torch.save")
+    fails(path, "not a file of torch.save")
     path.write_bytes(pickle.dumps({"a": 1}))
-    fails(path, "no file of torch.save")
+    fails(path, "not a file of torch.save")
     fails(tmp_path / "none.bin", "no such file")
 
 
@@ -186,11 +186,11 @@ def test_other_things(tmp_path):
 )
 def test_kinds(tmp_path, content, kind, new):
     save(content, tmp_path / "x.pt", new)
-    assert torch_checkpoint.kind_of(tmp_path / "x.pt") == kind
+    assert torch_checkpoint.detect_writer(tmp_path / "x.pt") == kind
 
 
 def test_no_kind(tmp_path):
     for content in ({}, {"weights": 3}, [1]):
         torch.save(content, tmp_path / "x.pt")
         with pytest.raises(UserError, match=r"x\.pt: neither"):
-            torch_checkpoint.kind_of(tmp_path / "x.pt")
+            torch_checkpoint.detect_writer(tmp_path / "x.pt")

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from bert_jax.convert.formats.vocabulary import trim_vocabulary
-from bert_jax.convert.hf_model import Form
-from bert_jax.convert.tensors import LazyTensors, Stored
+from bert_jax.convert.hf_model import HuggingFaceModel
+from bert_jax.convert.tensors import LazyTensor, LazyTensors
 from bert_jax.errors import UserError
 
 NAMES = {
@@ -38,30 +38,30 @@ OTHERS = {
 }
 
 
-def make(names, size=13, dtype=np.float32) -> Form:
+def make(names, size=13, dtype=np.float32) -> HuggingFaceModel:
     rng = np.random.default_rng(0)
     shapes = {name: (size,) if name.endswith("bias") else (size, 4) for name in names} | OTHERS
     tensors = {name: rng.normal(size=shape).astype(dtype) for name, shape in shapes.items()}
-    return Form({"model_type": "x", "vocab_size": size}, tensors, "there")
+    return HuggingFaceModel({"model_type": "x", "vocab_size": size}, tensors, "there")
 
 
 @pytest.mark.parametrize("family", NAMES)
 def test_cut(family):
-    form = make(NAMES[family])
-    cut = trim_vocabulary(form, 10)
-    assert cut.config == {"model_type": "x", "vocab_size": 10} and form.config["vocab_size"] == 13
-    assert list(cut.tensors) == list(form.tensors)
-    for name, array in form.tensors.items():
+    hf_model = make(NAMES[family])
+    cut = trim_vocabulary(hf_model, 10)
+    assert cut.config == {"model_type": "x", "vocab_size": 10} and hf_model.config["vocab_size"] == 13
+    assert list(cut.tensors) == list(hf_model.tensors)
+    for name, array in hf_model.tensors.items():
         kept = 10 if name in NAMES[family] else 13
         np.testing.assert_array_equal(cut.tensors[name], array[:kept])
-        assert cut.tensors.stored[name].shape == cut.tensors[name].shape
+        assert cut.tensors.lazy_tensors[name].shape == cut.tensors[name].shape
 
 
 def test_sizes_that_fit_stay():
-    form = make(NAMES["bert"], size=16)
-    same = trim_vocabulary(form, 16)
-    assert same.config == form.config
-    for name, array in form.tensors.items():
+    hf_model = make(NAMES["bert"], size=16)
+    same = trim_vocabulary(hf_model, 16)
+    assert same.config == hf_model.config
+    for name, array in hf_model.tensors.items():
         np.testing.assert_array_equal(same.tensors[name], array)
 
 
@@ -69,20 +69,24 @@ def test_nothing_is_read():
     def read():
         raise AssertionError("read")
 
-    tensors = LazyTensors({name: Stored((13, 4)[: 2 - ("bias" in name)], "float32", read) for name in NAMES["bert"]})
-    form = object.__new__(Form)
+    tensors = LazyTensors(
+        {name: LazyTensor((13, 4)[: 2 - ("bias" in name)], "float32", read) for name in NAMES["bert"]}
+    )
+    hf_model = object.__new__(HuggingFaceModel)
     for field, value in (("config", {"model_type": "bert"}), ("tensors", tensors), ("source", "there")):
-        object.__setattr__(form, field, value)
+        object.__setattr__(hf_model, field, value)
     with pytest.raises(UserError, match="has 13 rows, the tokenizer 14 tokens"):
-        trim_vocabulary(form, 14)
+        trim_vocabulary(hf_model, 14)
 
 
 def test_impossible():
-    form = make(NAMES["bert"])
+    hf_model = make(NAMES["bert"])
     with pytest.raises(UserError, match=r"^there: the word table has 13 rows, the tokenizer 14 tokens: this is not"):
-        trim_vocabulary(form, 14)
-    odd = Form(form.config, dict(form.tensors) | {"cls.predictions.bias": np.zeros(12, np.float32)}, "there")
+        trim_vocabulary(hf_model, 14)
+    odd = HuggingFaceModel(
+        hf_model.config, dict(hf_model.tensors) | {"cls.predictions.bias": np.zeros(12, np.float32)}, "there"
+    )
     with pytest.raises(UserError, match=r"^there: the tables .* differ .*cls\.predictions\.bias 12.*weight 13"):
         trim_vocabulary(odd, 10)
     with pytest.raises(UserError, match="no table of word embeddings"):
-        trim_vocabulary(Form(form.config, {"lm_head.bias": np.zeros(3, np.float32)}, "there"), 10)
+        trim_vocabulary(HuggingFaceModel(hf_model.config, {"lm_head.bias": np.zeros(3, np.float32)}, "there"), 10)

@@ -14,8 +14,8 @@ import zlib
 
 import numpy as np
 
-from bert_jax.convert.forward import Inputs
-from bert_jax.convert.hf_model import Form
+from bert_jax.convert.forward_io import ForwardInputs
+from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.parity.sample_texts import sample_inputs
 
 PATH = pathlib.Path(__file__).parent / "families.npz"
@@ -82,15 +82,15 @@ def make(name: str, size: int, **changes):
     return model
 
 
-def form_of(model) -> Form:
+def form_of(model) -> HuggingFaceModel:
     """The model as `save_pretrained` writes it: the JSON config, and tied tensors once."""
     copies = (model._tied_weights_keys or {}) if model.config.tie_word_embeddings else {}
     tensors = {key: tensor.numpy().copy() for key, tensor in model.state_dict().items() if key not in copies}
     config = json.loads(model.config.to_json_string(use_diff=False)) | {"architectures": [type(model).__name__]}
-    return Form(config, tensors, type(model).__name__)
+    return HuggingFaceModel(config, tensors, type(model).__name__)
 
 
-def direct(model, inputs: Inputs) -> dict[str, np.ndarray]:
+def direct(model, inputs: ForwardInputs) -> dict[str, np.ndarray]:
     """ "layer 0", "layer 1", ..., and the logits and pooled vectors of the transformers class."""
     import torch
 
@@ -138,7 +138,7 @@ def goldens() -> dict[str, dict]:
         for part, count in case["values"].items():
             values[part] = file["values"][place : place + count]
             place += count
-        case["values"], case["inputs"] = values, Inputs(*np.array(case["inputs"], np.int32))
+        case["values"], case["inputs"] = values, ForwardInputs(*np.array(case["inputs"], np.int32))
     assert place == len(file["values"])
     return cases
 
@@ -148,13 +148,13 @@ def main() -> None:
     for name in CLASSES:
         for size in (0, 1):
             model = make(name, size)
-            form = form_of(model)
-            inputs = Inputs(*(array[::6] for array in sample_inputs(form, None)))
+            hf_model = form_of(model)
+            inputs = ForwardInputs(*(array[::6] for array in sample_inputs(hf_model, None)))
             sampled_outputs = {part: sampled(x, inputs.attention_mask_BS) for part, x in direct(model, inputs).items()}
             values += sampled_outputs.values()
             cases[f"{name} {size}"] = {
-                "config": form.config,
-                "shapes": {key: tensor.shape for key, tensor in form.tensors.items()},
+                "config": hf_model.config,
+                "shapes": {key: tensor.shape for key, tensor in hf_model.tensors.items()},
                 "inputs": np.stack(inputs).tolist(),
                 "values": {part: x.size for part, x in sampled_outputs.items()},
             }

@@ -82,9 +82,9 @@ def main(directory: Path) -> None:
     success.write_text(success.read_text().replace(f"{run.absolute()}/", ""))
     checkpoint.write_commit(save)
     model = directory / f"model-{native.FORMAT_VERSION}"
-    convert(kept, model, "bert-jax", input_formats.Wishes(moments=True))
-    with input_formats.opened(kept) as contents:
-        sums = {path.name: digest(contents.model.params) for path in (kept, model)}
+    convert(kept, model, "bert-jax", input_formats.ReadOptions(optimizer_state=True))
+    with input_formats.open_model(kept) as source_model:
+        sums = {path.name: digest(source_model.model.params) for path in (kept, model)}
     (directory / "digests.json").write_text(json.dumps(sums, indent=1) + "\n")
     shutil.rmtree(scratch)
 

@@ -13,7 +13,7 @@ import bert_jax
 from bert_jax.convert.sentence_transformers import SentenceEmbedding
 from bert_jax.errors import UserError
 from bert_jax.inference import embedding, loaded_model
-from bert_jax.inference.loaded_model import Model
+from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.model import bert, families
 from bert_jax.model.encoder import EncoderInputs
 from bert_jax.model.heads import Heads
@@ -55,50 +55,50 @@ def alone(model, text, pooling):
 )
 def test_a_plan_is_a_partition(lengths, copies, batch_size, devices):
     lengths = lengths * copies
-    passes = embedding.plan(lengths, batch_size, devices)
+    passes = embedding.plan_passes(lengths, batch_size, devices)
     members = [i for one in passes for row in one.rows for i in row]
     assert sorted(members) == list(range(len(lengths)))
     most = batch_size * max((one.seq_len for one in passes), default=0)
     full = {one.seq_len: devices * most // one.seq_len for one in passes}
     for one in passes:
         assert one.num_rows % devices == 0
-        assert one.num_rows - len(one.rows) < max(devices, full[one.seq_len] / embedding.PARTS)
+        assert one.num_rows - len(one.rows) < max(devices, full[one.seq_len] / embedding.LAST_PASS_PARTS)
         assert one.num_rows >= len(one.rows)
         for row in one.rows:
-            assert 0 < len(row) <= one.seq_len // embedding.SHORTEST
+            assert 0 < len(row) <= one.seq_len // embedding.TOKENS_PER_TEXT_SLOT
             assert sum(lengths[i] for i in row) <= one.seq_len
     lengths_of_rows = [one.seq_len for one in passes]
     assert lengths_of_rows == sorted(lengths_of_rows, reverse=True)
     if passes:
         longest = passes[0].seq_len
-        assert max(lengths) <= longest < max(2 * max(lengths), embedding.STEP + 1)
+        assert max(lengths) <= longest < max(2 * max(lengths), embedding.ROW_LENGTH_STEP + 1)
         assert all(one.num_rows * one.seq_len <= batch_size * longest * devices for one in passes)
 
 
 def test_rows_are_nearly_full_and_few_lengths():
     draw = np.random.default_rng(0)
     lengths = np.clip(draw.gamma(2.0, 50.0, 3000).astype(int) + 2, 2, 256).tolist()
-    passes = embedding.plan(lengths, 16)
+    passes = embedding.plan_passes(lengths, 16)
     assert 4 <= len({one.seq_len for one in passes}) <= 8
     assert sum(lengths) / sum(one.seq_len * len(one.rows) for one in passes) > 0.9
     assert sum(lengths) / sum(one.seq_len * one.num_rows for one in passes) > 0.89
 
 
 def test_a_length_needs_tokens_enough_for_rows_of_its_own():
-    assert [one.seq_len for one in embedding.plan([5, 40, 100, 7], 16)] == [128]
-    many = [30] * (embedding.OWN_ROWS // 30 + 1)
-    assert {one.seq_len for one in embedding.plan([*many, 100], 16)} == {128, 32}
-    assert {one.seq_len for one in embedding.plan([*many[2:], 100], 16)} == {128}
-    assert {one.seq_len for one in embedding.plan([90] * 200, 16)} == {96}
+    assert [one.seq_len for one in embedding.plan_passes([5, 40, 100, 7], 16)] == [128]
+    many = [30] * (embedding.MIN_TOKENS_PER_LENGTH // 30 + 1)
+    assert {one.seq_len for one in embedding.plan_passes([*many, 100], 16)} == {128, 32}
+    assert {one.seq_len for one in embedding.plan_passes([*many[2:], 100], 16)} == {128}
+    assert {one.seq_len for one in embedding.plan_passes([90] * 200, 16)} == {96}
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 @pytest.mark.parametrize("batch_size", [1, 3, 16])
 def test_vectors_are_those_of_each_text_alone(model, pooling, batch_size, monkeypatch):
     """Packed: rows of several lengths, each with several texts; a plan that did not pack would prove nothing."""
-    monkeypatch.setattr(embedding, "OWN_ROWS", 100)
+    monkeypatch.setattr(embedding, "MIN_TOKENS_PER_LENGTH", 100)
     lengths = [2, 64, 3, 17, 31, 32, 33, 8, 63, 5, 2, 16, 48, 15, 12, 9]
-    passes = embedding.plan(lengths, batch_size)
+    passes = embedding.plan_passes(lengths, batch_size)
     assert {one.seq_len for one in passes} == {32, 64} and max(len(row) for one in passes for row in one.rows) > 2
     texts = mixed_texts(model, [length for length in lengths if length > 2])
     texts = [texts.pop(0) if length > 2 else "" for length in lengths]
@@ -124,9 +124,9 @@ def test_other_families(model, family):
         ),
         "causal": lambda: dataclasses.replace(families.bert(1, 64, vocab_size=size), direction="causal"),
     }[family]()
-    here = Model(config, Heads(), other(config), model.tokenizer)
+    here = LoadedModel(config, Heads(), other(config), model.tokenizer)
     texts = mixed_texts(model, [5, 30, 9, 12, 60, 3])
-    assert len(embedding.plan([5, 30, 9, 12, 60, 3], 16)[0].rows) < len(texts)
+    assert len(embedding.plan_passes([5, 30, 9, 12, 60, 3], 16)[0].rows) < len(texts)
     for pooling in ("mean",) if family == "causal" else ("mean", "cls"):
         expected = np.stack([alone(here, text, pooling) for text in texts])
         np.testing.assert_allclose(here.encode(texts, pooling), expected, rtol=0, atol=1e-5)
@@ -143,7 +143,7 @@ def test_texts_that_are_too_long_are_cut_with_one_warning(model):
     with pytest.warns(UserWarning) as caught:
         vectors = model.encode(["the", too_long, too_long])
     assert [str(warning.message).partition(":")[0] for warning in caught] == [
-        f"2 of 3 texts have more than {LIMIT} tokens and were cut"
+        f"2 of 3 texts have more than {LIMIT} tokens and were truncated"
     ]
     np.testing.assert_array_equal(vectors, model.encode(["the", too_long, too_long], max_length=LIMIT))
 
@@ -153,9 +153,9 @@ def test_an_iterator_is_read_in_pieces(model, monkeypatch, capsys):
     texts = mixed_texts(model, [5, 30, 9, 12, 40, 3, 7])
     expected, read, at_work = model.encode(texts), [], []
     monkeypatch.setattr(loaded_model, "CHUNK_TEXTS", 3)
-    encode = embedding.vectors_of
+    encode = embedding.encode_ids
     monkeypatch.setattr(
-        embedding, "vectors_of", lambda ids, *a, **k: (at_work.append(len(read)), encode(ids, *a, **k))[1]
+        embedding, "encode_ids", lambda ids, *a, **k: (at_work.append(len(read)), encode(ids, *a, **k))[1]
     )
     found = model.encode((read.append(text) or text for text in texts), progress=True)
     assert at_work == [3, 6, 7]
@@ -169,10 +169,10 @@ def test_poolings_of_packed_rows(model, skip):
     """Each by its definition, over the tokens of a text alone; `skip` is a prompt that is not pooled."""
     lengths = [6, 30, 9, 12, 60, 4]
     texts = mixed_texts(model, lengths)
-    assert len(embedding.plan(lengths, 16)[0].rows) < len(texts)
+    assert len(embedding.plan_passes(lengths, 16)[0].rows) < len(texts)
     prompt = " ".join(texts[0].split()[: skip - 1]) if skip else ""
     sentence = SentenceEmbedding(("max", "mean", "mean_sqrt_len_tokens", "cls"), include_prompt=False, normalize=True)
-    here = Model(model.config, model.heads, model.params, model.tokenizer, sentence)
+    here = LoadedModel(model.config, model.heads, model.params, model.tokenizer, sentence)
     expected = []
     for text in texts:
         hidden = here.forward([f"{prompt} {text}".strip()]).last_hidden_state[0][skip:]
@@ -241,6 +241,6 @@ def test_passes_are_dispatched_before_the_first_is_read():
         return Result(number, (*inputs.cls_positions.shape, 3))
 
     ids = [np.full(32, 7, np.uint32)] * 5
-    vectors = embedding.vectors_of(ids, 0, 1, run)
+    vectors = embedding.encode_ids(ids, 0, 1, run)
     assert events[:4] == ["run 0", "run 1", "run 2", "read 0"] and len(events) == 10
     np.testing.assert_array_equal(vectors, np.repeat(np.arange(5.0)[:, None], 3, 1))

@@ -13,9 +13,9 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 import bert_jax
 from bert_jax.convert.conversion import convert
-from bert_jax.convert.parity.our_forward import whole_rows
+from bert_jax.convert.parity.jax_forward import whole_rows
 from bert_jax.errors import UserError
-from bert_jax.inference.loaded_model import Model
+from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.model import bert
 from bert_jax.tokenizers.tokenizer import byte_bpe
 
@@ -93,7 +93,7 @@ def test_probabilities_are_those_of_the_whole_softmax(model):
     assert size < model.config.vocab_size
     bias = model.params["mlm"]["bias"].at[size:].add(8.0)
     params = {**model.params, "mlm": {**model.params["mlm"], "bias": bias}}
-    padded = Model(model.config, model.heads, params, model.tokenizer)
+    padded = LoadedModel(model.config, model.heads, params, model.tokenizer)
     (all_tokens,) = padded.fill_mask("the [MASK]", top=size)
     ids = [model.tokenizer.cls_id, *model.tokenizer.encode("the [MASK]", specials=True), model.tokenizer.sep_id]
     zeros = jnp.zeros((1, len(ids)), jnp.int32)
@@ -127,7 +127,7 @@ def unchecked(method):
         (lambda m: m.fill_mask("the [MASK]", top=-3), "top is -3: it must be from 1 to "),
         (lambda m: m.fill_mask("the [MASK]", top=100_000), "top is 100000: it must be from 1 to "),
         (lambda m: unchecked(m.encode)(None), "texts is NoneType, not an iterable of str"),
-        (lambda m: m.encode("the"), "put a single text into brackets"),
+        (lambda m: m.encode("the"), "put a single text into a list"),
         (lambda m: unchecked(m.encode)(b"the"), "texts is bytes, not an iterable of str"),
         (lambda m: unchecked(m.encode)(["the", None]), "text 1 is NoneType, not str"),
         (lambda m: unchecked(m.encode)(iter(["the", b"river"])), "text 1 is bytes, not str"),
@@ -146,7 +146,7 @@ def test_impossible_texts(model, use, message):
 def test_the_mask_token_of_other_vocabularies_is_named(model):
     pieces = ["<s>", "<pad>", "</s>", "<unk>", *sorted(ByteLevel.alphabet()), "<mask>"]
     tokenizer = byte_bpe({piece: i for i, piece in enumerate(pieces)}, [], False, prefix_space=False, origin="made")
-    roberta = Model(model.config, model.heads, model.params, tokenizer)
+    roberta = LoadedModel(model.config, model.heads, model.params, tokenizer)
     with pytest.raises(UserError, match="the text has no <mask>: write <mask> in place of a word"):
         roberta.fill_mask("the [MASK]")
 
@@ -161,7 +161,7 @@ def test_a_config_of_another_shape_than_the_checkpoint(tmp_path, tiny_run):
 
 
 def test_nothing_to_load(tmp_path, tiny_run, tiny_export):
-    with pytest.raises(UserError, match="is no file and no directory"):
+    with pytest.raises(UserError, match="does not exist"):
         bert_jax.load(tmp_path / "none")
     with pytest.raises(UserError, match="holds no run"):
         bert_jax.load(tmp_path)
@@ -191,7 +191,7 @@ def test_nothing_to_load(tmp_path, tiny_run, tiny_export):
         ({"hidden_size": 32}, "the config says"),
         (
             {"num_hidden_layers": 2},
-            "is missing; the nearest there is 'bert.encoder.layer.0.attention.self.query.weight'",
+            "is missing; the nearest name is 'bert.encoder.layer.0.attention.self.query.weight'",
         ),
     ],
 )

@@ -67,5 +67,5 @@ def save(family: str, directory: Path, scratch: Path) -> object:
     # Two more rows than tokens, as padded vocabularies have them.
     model = zoo.build(family, head, vocab_size=tokenizer.vocab_size + 2, **ids)
     model.save_pretrained(directory)
-    tokenizer_files.make(tokenizer, epath.Path(directory), family, zoo.SIZES["narrow"]["positions"])
+    tokenizer_files.write_tokenizer_files(tokenizer, epath.Path(directory), family, zoo.SIZES["narrow"]["positions"])
     return model

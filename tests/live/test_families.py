@@ -8,9 +8,9 @@ import pytest
 
 from bert_jax.convert.formats import huggingface
 from bert_jax.convert.formats.tensor_files import SAFETENSORS, open_tensors, write_safetensors
-from bert_jax.convert.forward import Inputs
-from bert_jax.convert.parity import our_forward
-from bert_jax.convert.translate import from_form, to_form, without_base
+from bert_jax.convert.forward_io import ForwardInputs
+from bert_jax.convert.parity import jax_forward
+from bert_jax.convert.translate import from_huggingface, strip_base_prefix, to_huggingface
 from tests.live import zoo
 
 pytestmark = [
@@ -29,12 +29,12 @@ def test_numbers_and_names(family, head, size, tmp_path):
     """Hidden states and logits within 1e-4 at every real token; what we write is what they wrote, and they open it."""
     theirs = zoo.build(family, head, size)
     theirs.save_pretrained(tmp_path / "theirs")
-    form = huggingface.read(tmp_path / "theirs")
-    model = from_form(form)
+    hf_model = huggingface.read(tmp_path / "theirs")
+    model = from_huggingface(hf_model)
     assert model.family == family
     arrays = zoo.inputs(family, size)
     real = arrays["attention_mask"] > 0
-    ours = our_forward.run(model, Inputs(*arrays.values()))
+    ours = jax_forward.run(model, ForwardInputs(*arrays.values()))
     with torch.no_grad():
         given = {name: torch.tensor(array).long() for name, array in arrays.items()}
         if family in ("distilbert", "modernbert"):
@@ -46,7 +46,7 @@ def test_numbers_and_names(family, head, size, tmp_path):
         np.testing.assert_allclose(mine[real], other.numpy()[real], rtol=0, atol=1e-4, err_msg=f"layer {layer}")
     compare_logits(ours, output, model.heads, real)
 
-    written = without_base(to_form(model, "here"))
+    written = strip_base_prefix(to_huggingface(model, "here"))
     (tmp_path / "ours").mkdir()
     huggingface.write(tmp_path / "ours", written, write_safetensors, SAFETENSORS)
     before, after = open_tensors(tmp_path / "theirs"), open_tensors(tmp_path / "ours")
@@ -87,14 +87,18 @@ def test_every_tensor_counts(family):
     """A changed tensor changes what comes out: none is read from the wrong place, or left at its start value."""
     head = "ForPreTraining" if family in ("bert", "albert", "electra") else "ForMaskedLM"
     theirs = zoo.build(family, head)
-    form = form_of(theirs)
-    arrays = Inputs(*zoo.inputs(family, "narrow").values())
-    usual = our_forward.run(from_form(form), arrays)
+    hf_model = form_of(theirs)
+    arrays = ForwardInputs(*zoo.inputs(family, "narrow").values())
+    usual = jax_forward.run(from_huggingface(hf_model), arrays)
     rng = np.random.default_rng(0)
-    for name in to_form(from_form(form), "here").tensors:
-        changed = form.tensors[name] + rng.normal(0, 0.1, form.tensors[name].shape).astype(np.float32)
-        copies = {name: changed} | {copy: changed for copy in form.tensors if form.tensors[copy] is form.tensors[name]}
-        found = our_forward.run(from_form(dataclasses.replace(form, tensors=form.tensors | copies)), arrays)
+    for name in to_huggingface(from_huggingface(hf_model), "here").tensors:
+        changed = hf_model.tensors[name] + rng.normal(0, 0.1, hf_model.tensors[name].shape).astype(np.float32)
+        copies = {name: changed} | {
+            copy: changed for copy in hf_model.tensors if hf_model.tensors[copy] is hf_model.tensors[name]
+        }
+        found = jax_forward.run(
+            from_huggingface(dataclasses.replace(hf_model, tensors=hf_model.tensors | copies)), arrays
+        )
         pairs = [*zip(usual.hidden_states, found.hidden_states, strict=True)]
         pairs += [(usual.logits[part], found.logits[part]) for part in usual.logits]
         real = arrays.attention_mask_BS > 0
@@ -106,11 +110,11 @@ def test_every_tensor_counts(family):
 
 def form_of(model):
     """The form of a model that was not saved."""
-    from bert_jax.convert.hf_model import Form
+    from bert_jax.convert.hf_model import HuggingFaceModel
 
     described = model.config.to_dict() | {"architectures": [type(model).__name__]}
     kept = {}
     seen = {}
     for name, tensor in model.state_dict().items():
         kept[name] = seen.setdefault(tensor.data_ptr(), tensor.numpy())
-    return Form(described, kept, "a model in memory")
+    return HuggingFaceModel(described, kept, "a model in memory")

@@ -9,7 +9,7 @@ from bert_jax.config import ModelConfig
 from bert_jax.convert import tokenizer_files
 from bert_jax.convert.conversion import convert
 from bert_jax.convert.formats import native
-from bert_jax.convert.translate import Translated, family_of
+from bert_jax.convert.translate import NativeModel, family_of
 from bert_jax.model import bert
 from bert_jax.model.heads import Heads
 from bert_jax.training.param_paths import map_with_paths
@@ -49,8 +49,11 @@ def roberta(tmp_path_factory):
 
     params = map_with_paths(draw, bert.shapes(config, heads))
     assert family_of(config, heads) == "roberta"
-    native.write(directory, Translated("roberta", config, heads, params))
-    assert tokenizer_files.carry(epath.Path(scratch), epath.Path(directory)) == ["vocab.json", "merges.txt"]
+    native.write(directory, NativeModel("roberta", config, heads, params))
+    assert tokenizer_files.copy_tokenizer_files(epath.Path(scratch), epath.Path(directory)) == [
+        "vocab.json",
+        "merges.txt",
+    ]
     return directory
 
 

@@ -15,10 +15,10 @@ from etils import epath
 from bert_jax.cli import main as cli
 from bert_jax.convert import conversion
 from bert_jax.convert.conversion import convert
-from bert_jax.convert.formats import fairseq, flax_msgpack, input_formats, tensorflow1
+from bert_jax.convert.formats import fairseq, flax_msgpack_reader, input_formats, tensorflow1
 from bert_jax.convert.formats.tensor_files import PICKLE, open_tensors
 from bert_jax.errors import UserError
-from tests.convert.cells import CELLS, FAMILIES, FORMATS, can
+from tests.convert.support_matrix import FAMILIES, FORMATS, SUPPORT, supported
 from tests.convert.test_nvidia import mlperf_name
 from tests.live import small_models
 
@@ -41,7 +41,7 @@ FLAX_FILES = {
     "distilbert": ["DistilBertForMaskedLM"],
     "electra": ["ElectraForMaskedLM", "ElectraForPreTraining"],
 }
-ONLY_IN = [format for format in FORMATS if format not in conversion.TARGETS]
+ONLY_IN = [format for format in FORMATS if format not in conversion.OUTPUT_FORMATS]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -96,7 +96,7 @@ def same(found, expected, *, tied: bool = False) -> None:
     assert all(expected[name].tobytes() in digests for name in expected)
 
 
-def refused(source: Path, destination: Path, to: str, *words: str, wishes=input_formats.Wishes()) -> None:  # noqa: B008
+def refused(source: Path, destination: Path, to: str, *words: str, wishes=input_formats.ReadOptions()) -> None:  # noqa: B008
     """In one line, and nothing is left."""
     with pytest.raises(UserError) as caught:
         convert(epath.Path(source), epath.Path(destination), to, wishes)
@@ -105,7 +105,7 @@ def refused(source: Path, destination: Path, to: str, *words: str, wishes=input_
     assert all(word in message for word in words), message
 
 
-@pytest.mark.parametrize(("family", "format"), can("out"), ids=lambda part: part)
+@pytest.mark.parametrize(("family", "format"), supported("out"), ids=lambda part: part)
 def test_out(family, format, saved, written):
     """From transformers' own directory: the report passes, and the tensors are those that transformers saved."""
     source, model = saved(family)
@@ -149,21 +149,23 @@ def sources(family: str, format: str, saved, written, place: Path) -> list[tuple
         shutil.copytree(FLAX / "RobertaForMaskedLM", place / "flax")
         settings = json.loads((place / "flax/config.json").read_text())
         (place / "flax/config.json").write_text(json.dumps(settings | {"model_type": family}))
-        return [(place / "flax", flax_msgpack.read(epath.Path(place / "flax")).tensors, "")]
+        return [(place / "flax", flax_msgpack_reader.read(epath.Path(place / "flax")).tensors, "")]
     if format == "flax":
-        return [(FLAX / name, flax_msgpack.read(epath.Path(FLAX / name)).tensors, "") for name in FLAX_FILES[family]]
+        return [
+            (FLAX / name, flax_msgpack_reader.read(epath.Path(FLAX / name)).tensors, "") for name in FLAX_FILES[family]
+        ]
     if format == "fairseq":
         files = [FAIRSEQ / f"{name}.pt" for name in ("new", "omegaconf", "legacy")]
-        return [(file, fairseq.read(file).form.tensors, "lm_head.*") for file in files]
+        return [(file, fairseq.read(file).hf_model.tensors, "lm_head.*") for file in files]
     return [(written(family, "bert-jax")[0], tensors, "")]
 
 
-@pytest.mark.parametrize(("family", "format"), can("in"), ids=lambda part: part)
+@pytest.mark.parametrize(("family", "format"), supported("in"), ids=lambda part: part)
 def test_in(family, format, saved, written, tmp_path):
     """To a directory of transformers: the report passes, and every tensor of the source is in it."""
     for number, (source, tensors, drop) in enumerate(sources(family, format, saved, written, tmp_path)):
         out = epath.Path(tmp_path / f"out{number}")
-        wishes = input_formats.Wishes(drop=(drop,) if drop else ())
+        wishes = input_formats.ReadOptions(drop=(drop,) if drop else ())
         report = convert(epath.Path(source), out, "huggingface", wishes)
         proved(report, tokenizer=format in ("huggingface", "pytorch", "nvidia", "bert-jax"))
         assert json.loads((out / "config.json").read_text())["model_type"] == family
@@ -190,7 +192,7 @@ def impossible(family: str, format: str, saved, place: Path) -> tuple[Path, str]
     return place / "model.pt", "model.pt"
 
 
-NOT_IN = [cell for cell in CELLS if cell not in can("in") and cell[1] != "stablehlo"]
+NOT_IN = [cell for cell in SUPPORT if cell not in supported("in") and cell[1] != "stablehlo"]
 
 
 @pytest.mark.parametrize(("family", "format"), NOT_IN, ids=lambda part: part)
@@ -201,10 +203,10 @@ def test_not_in(family, format, saved, tmp_path):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_program_for_serving_is_no_source(family, written, tmp_path):
-    refused(written(family, "stablehlo")[0], tmp_path / "out", "bert-jax", "no model that can be read")
+    refused(written(family, "stablehlo")[0], tmp_path / "out", "bert-jax", "is not a run or a model")
 
 
-NOT_OUT = [cell for cell in CELLS if cell not in can("out") and cell[1] in conversion.TARGETS]
+NOT_OUT = [cell for cell in SUPPORT if cell not in supported("out") and cell[1] in conversion.OUTPUT_FORMATS]
 
 
 @pytest.mark.parametrize(("family", "format"), NOT_OUT, ids=lambda part: part)
@@ -215,7 +217,7 @@ def test_not_out(family, format, saved, tmp_path):
 @pytest.mark.parametrize("format", ONLY_IN)
 def test_formats_that_are_only_read(format, saved, tmp_path, capsys):
     """No family is written in them, by the command, either."""
-    assert not [cell for cell in can("out") if cell[1] == format]
+    assert not [cell for cell in supported("out") if cell[1] == format]
     code = cli.main(["convert", str(saved("bert")[0]), str(tmp_path / "out"), "--to", format])
     error = capsys.readouterr().err
     assert code == 2 and error.count("\n") == 1 and format in error and not (tmp_path / "out").exists()
@@ -224,11 +226,17 @@ def test_formats_that_are_only_read(format, saved, tmp_path, capsys):
 @pytest.mark.parametrize("format", ["bert-jax", "tensorflow1"])
 def test_moments_that_are_not_there(format, saved, tmp_path):
     """They are not left out in silence."""
-    refused(saved("bert")[0], tmp_path / "out", format, "has no moments", wishes=input_formats.Wishes(moments=True))
+    refused(
+        saved("bert")[0],
+        tmp_path / "out",
+        format,
+        "has no optimizer moments",
+        wishes=input_formats.ReadOptions(optimizer_state=True),
+    )
 
 
 def test_every_cell_is_tried():
     """Each is made or refused by a test above."""
-    tried = {*can("in"), *can("out"), *NOT_IN, *NOT_OUT}
-    assert tried == set(CELLS) and len(CELLS) == len(FAMILIES) * len(FORMATS)
+    tried = {*supported("in"), *supported("out"), *NOT_IN, *NOT_OUT}
+    assert tried == set(SUPPORT) and len(SUPPORT) == len(FAMILIES) * len(FORMATS)
     assert set(ONLY_IN) == {"flax", "fairseq", "nvidia"}

@@ -5,9 +5,9 @@ import pytest
 
 import bert_jax
 from bert_jax.convert.conversion import convert
-from bert_jax.convert.forward import Inputs
-from bert_jax.convert.parity import our_forward
-from bert_jax.convert.translate import Translated
+from bert_jax.convert.forward_io import ForwardInputs
+from bert_jax.convert.parity import jax_forward
+from bert_jax.convert.translate import NativeModel
 from tests.golden import recipe
 from tests.golden.make_parity import PATH, run_reference
 
@@ -45,7 +45,7 @@ def test_their_tools_open_our_export(tiny_export, tiny_run):
     with torch.no_grad():
         theirs = model.eval()(**batch, output_hidden_states=True)
     arrays = [batch[name].numpy().astype(np.int32) for name in ("input_ids", "token_type_ids", "attention_mask")]
-    found = our_forward.run(Translated("bert", ours.config, ours.heads, ours.params), Inputs(*arrays))
+    found = jax_forward.run(NativeModel("bert", ours.config, ours.heads, ours.params), ForwardInputs(*arrays))
     np.testing.assert_allclose(found.hidden_states, torch.stack(theirs.hidden_states).numpy(), atol=1e-4)
     np.testing.assert_allclose(found.logits["mlm"], theirs.prediction_logits.numpy(), atol=1e-4)
     np.testing.assert_allclose(found.logits["pair"], theirs.seq_relationship_logits.numpy(), atol=1e-4)

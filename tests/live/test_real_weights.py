@@ -17,8 +17,8 @@ import bert_jax
 from bert_jax.convert.conversion import convert
 from bert_jax.convert.formats import input_formats
 from bert_jax.convert.formats.tensor_files import SAFETENSORS, open_tensors
-from bert_jax.convert.forward import Inputs
-from bert_jax.convert.parity import our_forward
+from bert_jax.convert.forward_io import ForwardInputs
+from bert_jax.convert.parity import jax_forward
 from bert_jax.convert.parity.sample_texts import TEXTS
 
 pytestmark = [
@@ -89,7 +89,9 @@ def batches(texts, theirs):
         )
         with torch.no_grad():
             states = model(**batch, output_hidden_states=True).hidden_states
-        inputs = Inputs(*(batch[k].numpy().astype(np.int32) for k in ("input_ids", "token_type_ids", "attention_mask")))
+        inputs = ForwardInputs(
+            *(batch[k].numpy().astype(np.int32) for k in ("input_ids", "token_type_ids", "attention_mask"))
+        )
         made.append((inputs, [state.numpy() for state in states]))
     assert all((inputs.attention_mask_BS == 0).any() for inputs, _ in made)
     return made
@@ -98,10 +100,10 @@ def batches(texts, theirs):
 def test_hidden_states(ours, batches):
     """Of all layers, at every real token."""
     largest = np.zeros(7)
-    with input_formats.opened(ours) as contents:
+    with input_formats.open_model(ours) as source_model:
         for inputs, expected in batches:
             real = inputs.attention_mask_BS > 0
-            found = our_forward.run(contents.model, inputs).hidden_states
+            found = jax_forward.run(source_model.model, inputs).hidden_states
             assert len(found) == len(expected) == 7
             here = [np.abs(mine - other)[real].max() for mine, other in zip(found, expected, strict=True)]
             largest = np.maximum(largest, here)
@@ -125,9 +127,9 @@ def test_there_and_back_bit_for_bit(ours, tmp_path):
 
 
 @pytest.mark.parametrize("form", ["theirs", "ours"])
-def test_sentence_embeddings(form, ours, texts, batches):
+def test_sentence_embeddings(hf_model, ours, texts, batches):
     """As sentence-transformers computes them: the mean over real tokens, divided by its length (modules.json)."""
-    model = bert_jax.load(ours if form == "ours" else MODEL)
+    model = bert_jax.load(ours if hf_model == "ours" else MODEL)
     vectors = model.encode(texts, max_length=LONGEST)
     masks = [inputs.attention_mask_BS[:, :, None] for inputs, _ in batches]
     means = [(states[-1] * m).sum(1) / m.sum(1) for (_, states), m in zip(batches, masks, strict=True)]

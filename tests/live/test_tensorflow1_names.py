@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bert_jax.convert.formats import tensorflow1
-from bert_jax.convert.hf_model import Form
+from bert_jax.convert.hf_model import HuggingFaceModel
 
 pytestmark = [
     pytest.mark.slow,
@@ -22,11 +22,11 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "tensor_bundle"
 
 @pytest.mark.parametrize("family", ["bert", "albert"])
 def test_a_form_is_what_transformers_has(family):
-    form = tensorflow1.read(GOLDEN / family)
-    config = getattr(transformers, f"{family.capitalize()}Config")(**form.config)
-    model = getattr(transformers, form.config["architectures"][0])(config)
+    hf_model = tensorflow1.read(GOLDEN / family)
+    config = getattr(transformers, f"{family.capitalize()}Config")(**hf_model.config)
+    model = getattr(transformers, hf_model.config["architectures"][0])(config)
     theirs = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if ".decoder." not in name}
-    assert {name: array.shape for name, array in form.tensors.items()} == theirs
+    assert {name: array.shape for name, array in hf_model.tensors.items()} == theirs
     assert config.hidden_act == {"bert": "gelu", "albert": "gelu_new"}[family]
 
 
@@ -41,7 +41,7 @@ def test_what_transformers_has_can_be_written_and_read(tmp_path, family, head):
     model = getattr(transformers, family + head)(getattr(transformers, f"{family}Config")(**sizes, num_labels=2))
     tensors = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     config = model.config.to_dict()
-    tensorflow1.write(Form(config, tensors, "transformers"), tmp_path / "out")
+    tensorflow1.write(HuggingFaceModel(config, tensors, "transformers"), tmp_path / "out")
     back = tensorflow1.read(tmp_path / "out")
     assert set(back.tensors) == {name for name in tensors if ".decoder." not in name}
     for name, array in back.tensors.items():

@@ -14,7 +14,7 @@ from etils import epath
 
 import bert_jax
 from bert_jax.convert import tokenizer_files
-from bert_jax.convert.conversion import TARGETS, convert
+from bert_jax.convert.conversion import OUTPUT_FORMATS, convert
 from bert_jax.convert.parity.sample_texts import TEXTS
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep.cli import main as cli
@@ -39,10 +39,10 @@ def every_line(folder: Path):
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and "vocab" not in path.parts):
         if path.suffix == ".zip":
             with zipfile.ZipFile(path) as archive:
-                contents = [archive.read(name) for name in archive.namelist()]
+                source_model = [archive.read(name) for name in archive.namelist()]
         else:
-            contents = [path.read_bytes()]
-        for content in contents:
+            source_model = [path.read_bytes()]
+        for content in source_model:
             if b"\0" not in content[:1000]:
                 yield from content.decode("utf-8", "replace").split("\n")
 
@@ -91,7 +91,7 @@ def differing(ours: Tokenizer, theirs, lines: list[str]) -> list[str]:
 def test_made_files(tmp_path, sources, lines, family):
     source = sources.get(family, sources["bert"])
     before = Tokenizer.load(source, add_special_tokens=True)
-    tokenizer_files.make(before, epath.Path(tmp_path), family, 512)
+    tokenizer_files.write_tokenizer_files(before, epath.Path(tmp_path), family, 512)
     after = Tokenizer.load(tmp_path)
     assert after.fingerprint == before.fingerprint
     assert after.encode_batch(lines) == before.encode_batch(lines)
@@ -102,14 +102,14 @@ def test_made_files(tmp_path, sources, lines, family):
     assert [getattr(theirs, f"{r}_token_id") for r in roles] == [getattr(before, f"{r}_id") for r in roles]
     carried = tmp_path / "carried"
     carried.mkdir()
-    tokenizer_files.carry(epath.Path(tmp_path), epath.Path(carried))
+    tokenizer_files.copy_tokenizer_files(epath.Path(tmp_path), epath.Path(carried))
     assert Tokenizer.load(carried).fingerprint == before.fingerprint
 
 
 @pytest.mark.parametrize("how", ["a run's own", "released"])
 def test_albert(tmp_path, sources, lines, how):
     """A released directory has the model file alone. Of many lines a few differ: see sentencepiece_backend.py."""
-    tokenizer_files.make(Tokenizer.load(sources["albert"]), epath.Path(tmp_path), "albert", 512)
+    tokenizer_files.write_tokenizer_files(Tokenizer.load(sources["albert"]), epath.Path(tmp_path), "albert", 512)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "albert"}))
     if how == "released":
         (tmp_path / "tokenizer_config.json").unlink()
@@ -141,7 +141,7 @@ def test_settings_beside_a_vocabulary(tmp_path, family, settings):
     theirs = transformers.AutoTokenizer.from_pretrained(source)
     expected = [theirs.encode(text, add_special_tokens=False) for text in (*LINES, *TEXTS)]
     assert bert_jax.load(source).tokenizer.encode_batch([*LINES, *TEXTS]) == expected
-    for target in TARGETS if family == "bert" else ("huggingface", "bert-jax"):
+    for target in OUTPUT_FORMATS if family == "bert" else ("huggingface", "bert-jax"):
         report = convert(source, tmp_path / target, target)
         assert report.tokenizer.equal == report.tokenizer.total and "transformers" in report.tokenizer.library
         assert Tokenizer.load(tmp_path / target).encode_batch([*LINES, *TEXTS]) == expected

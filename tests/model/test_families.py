@@ -9,7 +9,7 @@ import pytest
 from scipy import special
 
 from bert_jax.config import ModelConfig
-from bert_jax.convert.translate import Translated, to_form
+from bert_jax.convert.translate import NativeModel, to_huggingface
 from bert_jax.errors import UserError
 from bert_jax.model import bert, families
 from bert_jax.model.heads import Heads
@@ -128,7 +128,7 @@ def test_configs_that_cannot_be_a_hugging_face_bert(change):
     config, heads = dataclasses.replace(BERT, **change), Heads()
     params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), bert.shapes(config, heads))
     with pytest.raises(UserError, match=rf"model\.{name} {value} cannot be written as bert"):
-        to_form(Translated("bert", config, heads, params), "here")
+        to_huggingface(NativeModel("bert", config, heads, params), "here")
 
 
 @pytest.mark.parametrize(
@@ -145,4 +145,4 @@ def test_heads_that_a_family_does_not_have(family, heads, message):
     }
     params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), bert.shapes(config[family], heads))
     with pytest.raises(UserError, match=message):
-        to_form(Translated(family, config[family], heads, params), "here")
+        to_huggingface(NativeModel(family, config[family], heads, params), "here")

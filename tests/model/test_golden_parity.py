@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from bert_jax.config import ModelConfig
-from bert_jax.convert.hf_model import Form
-from bert_jax.convert.translate import from_form, to_form
+from bert_jax.convert.hf_model import HuggingFaceModel
+from bert_jax.convert.translate import from_huggingface, to_huggingface
 from bert_jax.model import bert
 from bert_jax.model.encoder import EncoderInputs
 from bert_jax.model.heads import Heads
@@ -31,7 +31,7 @@ def golden():
 
 
 def from_recipe(weights):
-    return from_form(Form(recipe.SETTINGS | {"model_type": "bert"}, weights, "recipe"))
+    return from_huggingface(HuggingFaceModel(recipe.SETTINGS | {"model_type": "bert"}, weights, "recipe"))
 
 
 @jax.jit
@@ -81,7 +81,7 @@ def test_table_of_names_is_complete():
     weights = recipe.make_weights(recipe.SETTINGS, 3)
     model = from_recipe(weights)
     assert (model.family, model.config, model.heads) == ("bert", CONFIG, HEADS)
-    back = to_form(model, "recipe").tensors
+    back = to_huggingface(model, "recipe").tensors
     assert back.keys() == weights.keys()
     for name, array in weights.items():
         np.testing.assert_array_equal(back[name], array, err_msg=name)

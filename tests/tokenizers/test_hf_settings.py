@@ -63,11 +63,11 @@ def test_sample_texts_show_every_setting(folder):
 
 def test_the_assumed_case_is_named(folder):
     cased = Tokenizer.load(folder)
-    assert not cased.lowercase and "vocab.txt: read as cased, as some pieces have upper-case letters" in cased.note
+    assert not cased.lowercase and "vocab.txt: read as cased, because some pieces have upper-case letters" in cased.note
     write(folder, tokenizer_config={"tokenize_chinese_chars": False})
     assert "no tokenizer_config.json beside it gives do_lower_case" in Tokenizer.load(folder).note
     (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in BERT if piece != "Fahrt"))
-    assert "read as uncased, as no piece has" in Tokenizer.load(folder).note
+    assert "read as uncased, because no piece has" in Tokenizer.load(folder).note
     assert Tokenizer.load(folder, lowercase=True).note is None
 
 
@@ -83,7 +83,7 @@ REFUSED = [
     ({"tokenizer_config": {"do_basic_tokenize": False}}, "do_basic_tokenize false is not supported; only true is"),
     ({"tokenizer_config": {"never_split": ["[MASK]", "New York"]}}, "never_split"),
     ({"tokenizer_config": {"wordpieces_prefix": "@@"}}, "wordpieces_prefix"),
-    ({"tokenizer_config": {"mecab_kwargs": {}}}, "the setting 'mecab_kwargs' is unknown here"),
+    ({"tokenizer_config": {"mecab_kwargs": {}}}, "the setting 'mecab_kwargs' is unknown"),
     (
         {"tokenizer_config": {"auto_map": {"AutoTokenizer": ["mine.Slow", None]}}},
         "auto_map names a tokenizer",

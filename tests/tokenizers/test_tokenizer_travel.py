@@ -9,7 +9,7 @@ from etils import epath
 from bert_jax.convert import tokenizer_files
 from bert_jax.errors import UserError
 from bert_jax.tokenizers import tokenizer as tokenizer_lib
-from bert_jax.tokenizers.albert import Preparation
+from bert_jax.tokenizers.albert import AlbertPreprocessing
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep.cli import main as cli
 
@@ -56,11 +56,11 @@ def test_carried_files_are_the_same_bytes(tmp_path):
     names = [*tokenizer_files.NAMES, "model.safetensors", "config.json"]
     for name in names:
         (source / name).write_bytes(f"{name}\r\n\xff".encode("latin-1"))
-    assert tokenizer_files.carry(source, destination) == list(tokenizer_files.NAMES)
+    assert tokenizer_files.copy_tokenizer_files(source, destination) == list(tokenizer_files.NAMES)
     assert {path.name for path in destination.iterdir()} == set(tokenizer_files.NAMES)
     for name in tokenizer_files.NAMES:
         assert (destination / name).read_bytes() == (source / name).read_bytes()
-    assert tokenizer_files.carry(destination / "nothing", destination) == []
+    assert tokenizer_files.copy_tokenizer_files(destination / "nothing", destination) == []
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_carried_files_are_the_same_bytes(tmp_path):
 )
 def test_wordpiece_files(tmp_path, family, expected):
     tokenizer = tokenizer_lib.wordpiece(BERT, None, "here")
-    names = tokenizer_files.make(tokenizer, epath.Path(tmp_path), family, 128)
+    names = tokenizer_files.write_tokenizer_files(tokenizer, epath.Path(tmp_path), family, 128)
     assert sorted(names) == ["tokenizer.json", "tokenizer_config.json", "vocab.txt"]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
@@ -87,7 +87,7 @@ def test_wordpiece_files(tmp_path, family, expected):
 
 def test_byte_bpe_files(tmp_path, trained):
     tokenizer = Tokenizer.load(trained["byte-bpe"])
-    names = tokenizer_files.make(tokenizer, epath.Path(tmp_path), "roberta", 512)
+    names = tokenizer_files.write_tokenizer_files(tokenizer, epath.Path(tmp_path), "roberta", 512)
     assert sorted(names) == ["merges.txt", "tokenizer.json", "tokenizer_config.json", "vocab.json"]
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
     assert settings["tokenizer_class"] == "RobertaTokenizer" and settings["cls_token"] == "<s>"
@@ -103,7 +103,7 @@ def test_byte_bpe_files(tmp_path, trained):
 def test_sentencepiece_files(tmp_path, trained):
     """A run's own model: the class would lower-case and strip accents in front of it, were it not told not to."""
     tokenizer = Tokenizer.load(trained["unigram"])
-    names = tokenizer_files.make(tokenizer, epath.Path(tmp_path), "albert", 512)
+    names = tokenizer_files.write_tokenizer_files(tokenizer, epath.Path(tmp_path), "albert", 512)
     assert sorted(names) == ["spiece.model", "tokenizer_config.json"]
     again = Tokenizer.load(tmp_path)
     assert ids(again) == ids(tokenizer)
@@ -111,14 +111,14 @@ def test_sentencepiece_files(tmp_path, trained):
     assert settings["tokenizer_class"] == "AlbertTokenizer"
     assert settings["do_lower_case"] is False and settings["keep_accents"] is True
     with pytest.raises(UserError, match=r"model_type .bert."):
-        tokenizer_files.make(tokenizer, epath.Path(tmp_path), "bert", 512)
+        tokenizer_files.write_tokenizer_files(tokenizer, epath.Path(tmp_path), "bert", 512)
 
 
 def albert_directory(folder: Path, trained, config: dict, settings: dict | None = None) -> Path:
     made = folder / "made"
     folder.mkdir()
     made.mkdir()
-    tokenizer_files.make(Tokenizer.load(trained["unigram"]), epath.Path(made), "albert", 512)
+    tokenizer_files.write_tokenizer_files(Tokenizer.load(trained["unigram"]), epath.Path(made), "albert", 512)
     (made / "tokenizer_config.json").unlink()
     (made / "config.json").write_text(json.dumps(config))
     if settings is not None:
@@ -132,14 +132,14 @@ def test_a_model_file_of_albert(tmp_path, trained):
     albert = Tokenizer.load(folder)
     assert ids(plain) == ids(Tokenizer.load(trained["unigram"])) != ids(albert)
     assert albert.lowercase and albert.fingerprint != plain.fingerprint
-    assert ids(albert) == plain.encode_batch([Preparation()(text) for text in TEXTS])
-    assert Preparation()("``Café'' ÉCOLE ﬁ") == '"cafe" ecole fi'
+    assert ids(albert) == plain.encode_batch([AlbertPreprocessing()(text) for text in TEXTS])
+    assert AlbertPreprocessing()("``Café'' ÉCOLE ﬁ") == '"cafe" ecole fi'
     assert ids(Tokenizer.from_json(albert.to_json(), "here")) == ids(albert)
     assert albert.encode("É [MASK]", specials=True)[-1] == albert.mask_id
     cased = albert_directory(
         tmp_path / "cased", trained, {"model_type": "albert"}, {"do_lower_case": False, "keep_accents": True}
     )
-    assert ids(Tokenizer.load(cased)) == plain.encode_batch([Preparation(False, True)(text) for text in TEXTS])
+    assert ids(Tokenizer.load(cased)) == plain.encode_batch([AlbertPreprocessing(False, True)(text) for text in TEXTS])
     google = albert_directory(tmp_path / "google", trained, {})
     (google / "config.json").rename(google / "albert_config.json")
     assert ids(Tokenizer.load(google)) == ids(albert)

@@ -73,7 +73,7 @@ BACKENDS = [
     make(prefix="x", limit=3),
     make(limit=0),
 ]
-FAST = [FastWordPiece.of(backend) for backend in BACKENDS]
+FAST = [FastWordPiece.from_tokenizer(backend) for backend in BACKENDS]
 characters = st.sampled_from([*LETTERS, *OTHERS, *WORDS.split()]) | st.characters(exclude_categories=["Cs"])
 texts = st.lists(characters, max_size=30).map("".join) | st.text("abcdeing", max_size=12)
 
@@ -95,7 +95,7 @@ def test_the_options_matter():
 
 def test_pieces_and_unknown_words():
     backend = make()
-    ids, lengths = FastWordPiece.of(backend).encode(["Cabbages, the [MASK]", "", "q aq"])
+    ids, lengths = FastWordPiece.from_tokenizer(backend).encode(["Cabbages, the [MASK]", "", "q aq"])
     unknown = "[UNK]"
     pieces = ["cabbages", unknown, "the", "[", "mask", "]", unknown, unknown]
     assert [backend.id_to_token(i) for i in ids] == pieces
@@ -113,7 +113,7 @@ def test_words_at_the_limit(size, character):
     for lowercase in (True, False):
         backend = make(lowercase=lowercase)
         sentences = [character * size, f"the {character * size}! {character}"]
-        assert divided(*FastWordPiece.of(backend).encode(sentences)) == expected(backend, sentences)
+        assert divided(*FastWordPiece.from_tokenizer(backend).encode(sentences)) == expected(backend, sentences)
 
 
 def test_length_counts_what_a_word_becomes():
@@ -126,7 +126,7 @@ def test_length_counts_what_a_word_becomes():
 
 
 def test_only_sentences_whose_marks_may_change_places_go_to_the_library():
-    fast = FastWordPiece.of(BACKENDS[0])
+    fast = FastWordPiece.from_tokenizer(BACKENDS[0])
     moving = ["a" + TONE + KILLER + "b", "a" + TONE + "\u0301" + KILLER]
     # "abc" puts its mark where the sentence before it had one.
     apart = ["abc" + TONE, "a" + TONE + "b" + KILLER, "a" + TONE, TONE + " " + KILLER, "the"]
@@ -146,7 +146,7 @@ def test_combining_classes_are_seen():
 
 
 def test_a_character_of_no_known_kind_goes_to_the_library():
-    fast = FastWordPiece.of(BACKENDS[0])
+    fast = FastWordPiece.from_tokenizer(BACKENDS[0])
     fast._table[ord("b")] = wordpiece._FOREIGN << wordpiece._KIND
     fast._backend = spy = Spy(BACKENDS[0])
     sentences = ["abc the", "the", "b", "c"]
@@ -157,7 +157,7 @@ def test_a_character_of_no_known_kind_goes_to_the_library():
 @pytest.mark.parametrize("becomes", [" ab ", "a b", "a!", "!!", "abcd", "aaa", " " + TONE + " "])
 def test_what_is_no_known_kind(becomes):
     """None of these is made of one character today, "aaa" being more symbols than "é" has bytes."""
-    fast = FastWordPiece.of(BACKENDS[0])
+    fast = FastWordPiece.from_tokenizer(BACKENDS[0])
     real = BACKENDS[0]
     normalizer = SimpleNamespace(normalize_str=lambda character: becomes)
     fast._backend = SimpleNamespace(normalizer=normalizer, pre_tokenizer=real.pre_tokenizer, model=real.model)
@@ -193,7 +193,7 @@ def test_pickle_keeps_special_tokens_plain_text():
 
 
 def test_threads_may_share_one():
-    fast = FastWordPiece.of(BACKENDS[0])
+    fast = FastWordPiece.from_tokenizer(BACKENDS[0])
     batches = [["".join(map(chr, range(start, start + 300))), "the 한"] for start in range(0x100, 0xC00, 50)]
     with ThreadPoolExecutor(4) as pool:
         found = [divided(*result) for result in pool.map(fast.encode, batches)]
@@ -218,9 +218,9 @@ def test_threads_may_share_one():
 )
 def test_another_form_is_left_to_the_library(change):
     backend = make()
-    assert FastWordPiece.of(backend) is not None
+    assert FastWordPiece.from_tokenizer(backend) is not None
     change(backend)
-    assert FastWordPiece.of(backend) is None
+    assert FastWordPiece.from_tokenizer(backend) is None
 
 
 def test_more_characters_than_symbols_are_left_to_the_library():
@@ -230,7 +230,7 @@ def test_more_characters_than_symbols_are_left_to_the_library():
         pieces = ["[UNK]", *alphabet[len(set("[UNK]")) :], *extra]
         backend = make()
         backend.model = models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]")
-        assert (FastWordPiece.of(backend) is not None) == known
+        assert (FastWordPiece.from_tokenizer(backend) is not None) == known
 
 
 def run_benchmark(*arguments) -> subprocess.CompletedProcess:
@@ -271,7 +271,7 @@ def test_published_vocabularies(case):
     data = Path(os.environ["BERT_JAX_SHARED_DATA"])
     backend = make(lowercase=case == "uncased")
     backend.model = models.WordPiece.from_file(str(data / "vocab" / f"bert_base_{case}_vocab.txt"), unk_token="[UNK]")
-    fast = FastWordPiece.of(backend)
+    fast = FastWordPiece.from_tokenizer(backend)
     for (of, text), ids in GOLDENS.items():
         if of == case:
             assert " ".join(map(str, fast.encode([text])[0])) == ids

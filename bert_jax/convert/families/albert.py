@@ -14,7 +14,7 @@ from bert_jax.convert.families.family import (
     shared_settings,
     task_of_pooled,
 )
-from bert_jax.convert.name_map import Entry, dense, norm, table
+from bert_jax.convert.name_map import Entry, dense, norm, same_layout
 from bert_jax.model.heads import Heads
 
 
@@ -35,7 +35,7 @@ def _entries(config: ModelConfig, heads: Heads) -> Iterator[Entry]:
     if heads.mlm:
         yield from dense("predictions.dense", "mlm/transform")
         yield from norm("predictions.LayerNorm", "mlm/norm")
-        yield from table("predictions.bias", "mlm/bias")
+        yield from same_layout("predictions.bias", "mlm/bias")
     if heads.pair:
         yield from dense("sop_classifier.classifier", "pair/dense")
     if heads.task:
@@ -53,7 +53,7 @@ def _read_heads(settings: Settings, names: Names) -> Heads:
 
 
 def _read_config(settings: Settings) -> ModelConfig:
-    settings.refuse("inner_group_num", 1, "only one layer in a group can be read")
+    settings.require_value("inner_group_num", 1, "only one layer in a group can be read")
     groups = settings.get("num_hidden_groups", 1)
     return read_shared(
         settings,
@@ -70,7 +70,7 @@ def _write_config(config: ModelConfig, heads: Heads) -> dict[str, Any]:
         "embedding_size": config.embedding_size,
         "num_hidden_groups": config.parameter_groups,
         "inner_group_num": 1,
-        # Transformers writes 0.1 here whatever the others are.
+        # transformers writes 0.1 here whatever the other dropout rates are.
         "classifier_dropout_prob": 0.1,
     }
 

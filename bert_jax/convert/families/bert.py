@@ -15,7 +15,7 @@ from bert_jax.convert.families.family import (
     shared_settings,
     task_of_pooled,
 )
-from bert_jax.convert.name_map import Entry, dense, norm, table
+from bert_jax.convert.name_map import Entry, dense, norm, same_layout
 from bert_jax.model.heads import Heads
 
 
@@ -27,7 +27,7 @@ def _entries(config: ModelConfig, heads: Heads) -> Iterator[Entry]:
     if heads.mlm:
         yield from dense("cls.predictions.transform.dense", "mlm/transform")
         yield from norm("cls.predictions.transform.LayerNorm", "mlm/norm")
-        yield from table("cls.predictions.bias", "mlm/bias")
+        yield from same_layout("cls.predictions.bias", "mlm/bias")
     if heads.pair:
         yield from dense("cls.seq_relationship", "pair/dense")
     if heads.task:

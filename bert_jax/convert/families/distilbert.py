@@ -13,7 +13,7 @@ from bert_jax.convert.families.family import (
     describe_labels,
     embeddings,
 )
-from bert_jax.convert.name_map import Entry, dense, norm, table
+from bert_jax.convert.name_map import Entry, dense, norm, same_layout
 from bert_jax.model.heads import Heads
 
 
@@ -31,7 +31,7 @@ def _entries(config: ModelConfig, heads: Heads) -> Iterator[Entry]:
     if heads.mlm:
         yield from dense("vocab_transform", "mlm/transform")
         yield from norm("vocab_layer_norm", "mlm/norm")
-        yield from table("vocab_projector.bias", "mlm/bias")
+        yield from same_layout("vocab_projector.bias", "mlm/bias")
     if heads.task is None:
         return
     if heads.task.kind == "classification":

@@ -14,7 +14,7 @@ from bert_jax.convert.families.family import (
     read_shared,
     shared_settings,
 )
-from bert_jax.convert.name_map import Entry, dense, norm, table
+from bert_jax.convert.name_map import Entry, dense, norm, same_layout
 from bert_jax.model.heads import Heads, TaskHead
 
 
@@ -26,7 +26,7 @@ def _entries(config: ModelConfig, heads: Heads) -> Iterator[Entry]:
     if heads.mlm:
         yield from dense("generator_predictions.dense", "mlm/transform")
         yield from norm("generator_predictions.LayerNorm", "mlm/norm")
-        yield from table("generator_lm_head.bias", "mlm/bias")
+        yield from same_layout("generator_lm_head.bias", "mlm/bias")
     task = heads.task
     if task is not None and task.kind == "replaced":
         yield from dense("discriminator_predictions.dense", "task/dense")

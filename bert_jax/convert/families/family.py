@@ -1,6 +1,6 @@
-"""What a family of models says of itself, and what BERT's descendants have in common.
+"""The description of a model family, and the parts that most families share.
 
-Names are those of transformers' modeling_*.py, settings those of its config.json.
+Tensor names are those of transformers' modeling_*.py, config fields those of its config.json.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from bert_jax.config import ModelConfig
-from bert_jax.convert.json_fields import build
-from bert_jax.convert.name_map import Entry, dense, norm, table
-from bert_jax.convert.tensors import stored
+from bert_jax.convert.json_fields import dataclass_from_json
+from bert_jax.convert.name_map import Entry, dense, norm, same_layout
+from bert_jax.convert.tensors import to_lazy
 from bert_jax.errors import UserError
 from bert_jax.model.heads import Heads, TaskHead
 
@@ -21,111 +21,111 @@ _ACTIVATIONS = {name: ours for ours, name in ACTIVATION_NAMES.items()} | {
     "gelu_python": "gelu",
     **dict.fromkeys(("gelu_pytorch_tanh", "gelu_python_tanh", "gelu_accurate", "gelu_fast"), "gelu_tanh"),
 }
-"""By the names of transformers' activations.py; those that differ only in how they are computed are one."""
+"""By the names of transformers' activations.py; variants that differ only in the computation are the same."""
 SPAN_LABELS = ("start", "end")
 
 
 @dataclass(frozen=True)
 class Family:
-    """How models of one `model_type` are called there, and which of ours they are."""
+    """How models of one `model_type` map to and from bert_jax."""
 
     model_type: str
     base: str
-    """What stands before the names of the encoder's tensors in models with heads; models without lack it."""
+    """Prefix of the encoder's tensor names in models with heads; models without heads lack it."""
     entries: Callable[[ModelConfig, Heads], Iterator[Entry]]
-    """Where every tensor lies."""
+    """The parameter of every tensor."""
     read_config: Callable[["Settings"], ModelConfig]
     write_config: Callable[[ModelConfig, Heads], dict[str, Any]]
-    """The settings in which the family differs from others."""
+    """The family's config.json fields."""
     read_heads: Callable[["Settings", "Names"], Heads]
     architecture: Callable[[ModelConfig, Heads], str]
-    """The name of the class that has these heads."""
+    """Name of the class with these heads."""
     copies: dict[str, str] = field(default_factory=dict)
-    """Names that some files have beside those that they are tied to."""
+    """Tied copies that some files contain: name of the copy -> name of the original."""
     buffers: tuple[str, ...] = ()
-    """Patterns of names that are no parameters."""
-    unread: dict[str, float] = field(default_factory=dict)
-    """By path, the value of parameters of ours that no layer reads and theirs do not have."""
+    """Patterns of names that are not parameters."""
+    unused_params: dict[str, float] = field(default_factory=dict)
+    """By path, values for parameters that no layer reads and transformers does not have."""
 
 
 class Settings:
-    """A config.json, asked for its values."""
+    """The fields of a config.json."""
 
     def __init__(self, values: dict[str, Any], source: str):
-        """Keeps them; `source` says where they came from in messages."""
+        """`source` names the config in error messages."""
         self.values, self.source = values, source
 
-    def get(self, name: str, otherwise: Any = None) -> Any:
-        """A value, or what transformers takes where there is none."""
-        found = self.values.get(name)
-        return otherwise if found is None else found
+    def get(self, name: str, default: Any = None) -> Any:
+        """A value, or the default of transformers if the field is missing."""
+        value = self.values.get(name)
+        return default if value is None else value
 
     def need(self, name: str) -> int:
         """A size without a default.
 
         Raises:
-          UserError: it is not there, or no whole number.
+          UserError: the field is missing, or not a positive integer.
         """
-        found = self.values.get(name)
-        if found is None:
-            raise UserError(f"{self.source}: config.json lacks '{name}', without which the model cannot be built")
-        if not isinstance(found, int) or isinstance(found, bool) or found < 1:
-            raise UserError(f"{self.source}: {name} is {found!r} in config.json: it must be a whole number above 0")
-        return found
+        value = self.values.get(name)
+        if value is None:
+            raise UserError(f"{self.source}: config.json lacks '{name}', which is required")
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise UserError(f"{self.source}: {name} is {value!r} in config.json: it must be a whole number above 0")
+        return value
 
     def model(self, **values: Any) -> ModelConfig:
-        """A model of ours with these values.
+        """A `ModelConfig` with these values.
 
         Raises:
-          UserError: one is of another type than its field, or they do not go together.
+          UserError: a value has the wrong type, or values contradict each other.
         """
-        return build(ModelConfig, values, self.source)
+        return dataclass_from_json(ModelConfig, values, self.source)
 
-    def activation(self, name: str, otherwise: str = "gelu") -> str:
-        """An activation by our name.
+    def activation(self, name: str, default: str = "gelu") -> str:
+        """An activation, by its name in bert_jax.
 
         Raises:
-          UserError: it is none of ours.
+          UserError: bert_jax does not have it.
         """
-        theirs = self.get(name, otherwise)
-        if theirs not in _ACTIVATIONS:
-            raise UserError(f"{self.source}: {name} '{theirs}' is not one of {', '.join(_ACTIVATIONS)}")
-        return _ACTIVATIONS[theirs]
+        hf_activation = self.get(name, default)
+        if hf_activation not in _ACTIVATIONS:
+            raise UserError(f"{self.source}: {name} '{hf_activation}' is not one of {', '.join(_ACTIVATIONS)}")
+        return _ACTIVATIONS[hf_activation]
 
-    def refuse(self, name: str, usual: Any, why: str) -> None:
-        """Raises UserError if a setting has another value than the usual one, the only one that ours have."""
-        if self.get(name, usual) != usual:
+    def require_value(self, name: str, supported: Any, why: str) -> None:
+        """Raise UserError if a field has another value than the supported one, which is also its default."""
+        if self.get(name, supported) != supported:
             raise UserError(f"{self.source}: {name} is {self.get(name)!r}: {why}")
 
     def labels(self, count: int) -> tuple[str, ...]:
-        """Names of labels: those of id2label if there are so many, else transformers' default names."""
-        named = self.get("id2label", {})
-        if len(named) == count:
-            return tuple(str(named[i]) for i in sorted(named, key=int))
+        """Label names: those of id2label if it has `count` entries, else transformers' default names."""
+        label_names = self.get("id2label", {})
+        if len(label_names) == count:
+            return tuple(str(label_names[i]) for i in sorted(label_names, key=int))
         return tuple(f"LABEL_{i}" for i in range(count))
 
     @property
     def architecture(self) -> str:
-        """The class that was saved, "" if that is not said."""
+        """The class that was saved, "" if unknown."""
         return (self.get("architectures") or [""])[0]
 
 
 class Names:
-    """The names of tensors, asked whether they are there."""
+    """The names of a model's tensors."""
 
     def __init__(self, tensors: Mapping[str, np.ndarray], settings: Settings):
-        """The encoder's have the family's prefix."""
-        self._tensors, self._settings = stored(tensors), settings
+        """The encoder's names have the family's prefix."""
+        self._tensors, self._settings = to_lazy(tensors), settings
 
     def has(self, name: str) -> bool:
         """Whether there is such a tensor."""
         return name in self._tensors
 
     def task(self, output: str, kind: str, reads: str, **parts: Any) -> TaskHead | None:
-        """The head that ends in the dense layer `output`, if it is there.
+        """The head that ends in the dense layer `output`, or None if there is no such layer.
 
         Raises:
-          UserError: the layer's weight has no outputs, no inputs, or other than two axes.
+          UserError: the layer's weight is empty, or does not have two axes.
         """
         weight = self._tensors.get(f"{output}.weight")
         if weight is None:
@@ -138,9 +138,9 @@ class Names:
 
 
 def task_of_pooled(settings: Settings, names: Names, pooler: bool) -> TaskHead | None:
-    """The task's head in families whose classifiers of examples read the pooler.
+    """The task head in families whose sequence classifiers read the pooler.
 
-    A `classifier` labels tokens if the class says so or, where that is not known, if there is no pooler.
+    A `classifier` labels tokens if the class says so or, if the class is unknown, if there is no pooler.
     """
     span = names.task("qa_outputs", "span", "tokens")
     if span is not None:
@@ -152,14 +152,14 @@ def task_of_pooled(settings: Settings, names: Names, pooler: bool) -> TaskHead |
 
 
 def architecture_of(prefix: str, heads: Heads, **others: str) -> str:
-    """The class with these heads, in a family that names its classes as most do.
+    """Name of the class with these heads, in a family with the usual class names.
 
     Args:
       prefix: of the family's classes.
       heads: of the model.
-      others: by what ("pair", "mlm", "base", "replaced"), endings that differ.
+      others: suffixes that differ, by head ("pair", "mlm", "base", "replaced").
     """
-    endings = {
+    suffixes = {
         "classification": "ForSequenceClassification",
         "tagging": "ForTokenClassification",
         "span": "ForQuestionAnswering",
@@ -168,13 +168,13 @@ def architecture_of(prefix: str, heads: Heads, **others: str) -> str:
         "mlm": "ForMaskedLM",
         "base": "Model",
     } | others
-    what = heads.task.kind if heads.task else "pair" if heads.pair else "mlm" if heads.mlm else "base"
-    return prefix + endings[what]
+    head = heads.task.kind if heads.task else "pair" if heads.pair else "mlm" if heads.mlm else "base"
+    return prefix + suffixes[head]
 
 
 def shared_settings(config: ModelConfig, heads: Heads) -> dict[str, Any]:
-    """Settings that nearly all families have under the same names."""
-    described = {
+    """Config fields that nearly all families share."""
+    hf_config = {
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
         "num_hidden_layers": config.num_layers,
@@ -189,20 +189,23 @@ def shared_settings(config: ModelConfig, heads: Heads) -> dict[str, Any]:
         "layer_norm_eps": config.norm_epsilon,
         "tie_word_embeddings": True,
     }
-    return described | describe_labels(heads)
+    return hf_config | describe_labels(heads)
 
 
 def describe_labels(heads: Heads) -> dict[str, Any]:
-    """id2label and label2id of a head that has named labels."""
+    """id2label and label2id of a head with named labels."""
     if heads.task is None or heads.task.kind not in ("classification", "tagging"):
         return {}
-    named = dict(enumerate(heads.task.labels))
-    return {"id2label": {str(i): name for i, name in named.items()}, "label2id": {n: i for i, n in named.items()}}
+    label_names = dict(enumerate(heads.task.labels))
+    return {
+        "id2label": {str(i): name for i, name in label_names.items()},
+        "label2id": {n: i for i, n in label_names.items()},
+    }
 
 
 def read_shared(settings: Settings, **changes: Any) -> ModelConfig:
-    """A model of the settings that nearly all families have, with a family's own changes."""
-    settings.refuse("position_embedding_type", "absolute", "only absolute positions can be read")
+    """A `ModelConfig` from the fields that nearly all families share; `changes` are the family's own."""
+    settings.require_value("position_embedding_type", "absolute", "only absolute positions can be read")
     values = {
         "vocab_size": settings.need("vocab_size"),
         "hidden_size": settings.need("hidden_size"),
@@ -222,16 +225,16 @@ def read_shared(settings: Settings, **changes: Any) -> ModelConfig:
 
 
 def embeddings(base: str, config: ModelConfig) -> Iterator[Entry]:
-    """The tables that most families have, and their LayerNorm."""
-    yield from table(f"{base}.embeddings.word_embeddings.weight", "encoder/embeddings/word")
-    yield from table(f"{base}.embeddings.position_embeddings.weight", "encoder/embeddings/position")
+    """The embedding tables that most families have, and their LayerNorm."""
+    yield from same_layout(f"{base}.embeddings.word_embeddings.weight", "encoder/embeddings/word")
+    yield from same_layout(f"{base}.embeddings.position_embeddings.weight", "encoder/embeddings/position")
     if config.type_vocab_size:
-        yield from table(f"{base}.embeddings.token_type_embeddings.weight", "encoder/embeddings/token_type")
+        yield from same_layout(f"{base}.embeddings.token_type_embeddings.weight", "encoder/embeddings/token_type")
     yield from norm(f"{base}.embeddings.LayerNorm", "encoder/embeddings/norm")
 
 
 def bert_layers(base: str, config: ModelConfig) -> Iterator[Entry]:
-    """Layers as BERT, RoBERTa and ELECTRA call them."""
+    """Layers with the names of BERT, RoBERTa and ELECTRA."""
     for layer in range(config.num_layers):
         inside = f"{base}.encoder.layer.{layer}"
         for part, name in enumerate(("query", "key", "value")):

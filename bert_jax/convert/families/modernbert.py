@@ -13,7 +13,7 @@ from bert_jax.convert.families.family import (
     architecture_of,
     describe_labels,
 )
-from bert_jax.convert.name_map import Entry, Kind, dense, norm, table
+from bert_jax.convert.name_map import Entry, Layout, dense, norm, same_layout
 from bert_jax.errors import UserError
 from bert_jax.model.heads import Heads, TaskHead
 
@@ -22,24 +22,24 @@ GLOBAL_BASE, LOCAL_BASE = 160_000.0, 10_000.0
 
 
 def _entries(config: ModelConfig, heads: Heads) -> Iterator[Entry]:
-    yield from table("model.embeddings.tok_embeddings.weight", "encoder/embeddings/word")
+    yield from same_layout("model.embeddings.tok_embeddings.weight", "encoder/embeddings/word")
     yield from norm("model.embeddings.norm", "encoder/embeddings/norm", bias=False)
     for layer in range(config.num_layers):
         inside = f"model.layers.{layer}"
-        if layer:  # the first one has no norm here
+        if layer:  # the first layer has no norm here
             yield from norm(f"{inside}.attn_norm", "encoder/layers/attention_norm", layer, bias=False)
         yield from dense(f"{inside}.attn.Wqkv", "encoder/layers/qkv", layer, bias=False)
         yield from dense(f"{inside}.attn.Wo", "encoder/layers/attention_out", layer, bias=False, merging=True)
         yield from norm(f"{inside}.mlp_norm", "encoder/layers/feed_forward_norm", layer, bias=False)
         for half, ours in enumerate(("gate", "up")):
             path = f"encoder/layers/{ours}/kernel"
-            yield Entry(f"{inside}.mlp.Wi.weight", path, Kind.KERNEL, layer, block=(half, 2))
+            yield Entry(f"{inside}.mlp.Wi.weight", path, Layout.KERNEL, layer, block=(half, 2))
         yield from dense(f"{inside}.mlp.Wo", "encoder/layers/down", layer, bias=False)
     yield from norm("model.final_norm", "encoder/final_norm", bias=False)
     if heads.mlm:
         yield from dense("head.dense", "mlm/transform", bias=False)
         yield from norm("head.norm", "mlm/norm", bias=False)
-        yield from table("decoder.bias", "mlm/bias")
+        yield from same_layout("decoder.bias", "mlm/bias")
     if heads.task:
         yield from dense("head.dense", "task/dense", bias=False)
         yield from norm("head.norm", "task/norm", bias=False)
@@ -63,34 +63,36 @@ def _read_heads(settings: Settings, names: Names) -> Heads:
 
 
 def _global_every(settings: Settings) -> int:
-    """Every how many layers one sees everything; 1: all do.
+    """Every n-th layer has global attention; 1: all layers.
 
     Raises:
-      UserError: they do not alternate evenly, or the first one is local.
+      UserError: global layers are not evenly spaced, or the first layer is local.
     """
     kinds = settings.get("layer_types")
     if kinds is None:
         return settings.get("global_attn_every_n_layers", 3)
-    everywhere = [kind == "full_attention" for kind in kinds]
-    for every in range(1, len(everywhere) + 1):
-        if everywhere == [layer % every == 0 for layer in range(len(everywhere))]:
-            return every
-    raise UserError(f"{settings.source}: layer_types do not repeat every n layers, the first one global: {kinds}")
+    is_global = [kind == "full_attention" for kind in kinds]
+    for global_every in range(1, len(is_global) + 1):
+        if is_global == [layer % global_every == 0 for layer in range(len(is_global))]:
+            return global_every
+    raise UserError(
+        f"{settings.source}: layer_types must have global attention in the first and then every n-th layer: {kinds}"
+    )
 
 
-def _rotary_base(settings: Settings, kind: str, older: str, otherwise: float) -> float:
-    """In the form of transformers 5 or that of 4."""
+def _rotary_base(settings: Settings, kind: str, legacy_name: str, default: float) -> float:
+    """From the config of transformers 5 (rope_parameters) or 4 (legacy_name)."""
     rope = settings.get("rope_parameters", {}).get(kind) or {}
     if rope.get("rope_type", "default") != "default":
         raise UserError(f"{settings.source}: rope_parameters.{kind} '{rope['rope_type']}': only 'default' can be read")
-    return float(rope.get("rope_theta") or settings.get(older, otherwise))
+    return float(rope.get("rope_theta") or settings.get(legacy_name, default))
 
 
 def _read_config(settings: Settings) -> ModelConfig:
     for name in ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"):
-        settings.refuse(name, False, "only models without biases, but for their outputs', can be read")
-    settings.refuse("decoder_bias", True, "only decoders with a bias can be read")
-    every = _global_every(settings)
+        settings.require_value(name, False, "only models without biases, except in output layers, can be read")
+    settings.require_value("decoder_bias", True, "only decoders with a bias can be read")
+    global_every = _global_every(settings)
     return settings.model(
         vocab_size=settings.need("vocab_size"),
         hidden_size=settings.need("hidden_size"),
@@ -110,15 +112,15 @@ def _read_config(settings: Settings) -> ModelConfig:
         rotary_base=_rotary_base(settings, "full_attention", "global_rope_theta", GLOBAL_BASE),
         local_rotary_base=_rotary_base(settings, "sliding_attention", "local_rope_theta", LOCAL_BASE),
         norm_placement="pre",
-        attention_window=None if every == 1 else settings.get("local_attention", 128) // 2,
-        global_every=every,
+        attention_window=None if global_every == 1 else settings.get("local_attention", 128) // 2,
+        global_every=global_every,
     )
 
 
 def _write_config(config: ModelConfig, heads: Heads) -> dict[str, Any]:
     window = config.attention_window
     head = heads.task.activation if heads.task else heads.mlm_activation or config.activation
-    described = {
+    hf_config = {
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
         "num_hidden_layers": config.num_layers,
@@ -138,10 +140,10 @@ def _write_config(config: ModelConfig, heads: Heads) -> dict[str, Any]:
         "local_attention": 128 if window is None else 2 * window,
         "global_attn_every_n_layers": 1 if window is None else config.global_every,
         "tie_word_embeddings": True,
-        # Theirs are beyond the last row of smaller vocabularies; who knows better says so (conversion.py).
+        # The defaults exceed smaller vocabularies; conversion.py sets the ids of the tokenizer.
         **dict.fromkeys(TOKEN_IDS),
     }
-    return described | describe_labels(heads)
+    return hf_config | describe_labels(heads)
 
 
 MODERNBERT = Family(
@@ -154,5 +156,5 @@ MODERNBERT = Family(
     architecture=lambda config, heads: architecture_of("ModernBert", heads),
     copies={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
     buffers=(r"model\.layers\.\d+\.attn\.rotary_emb\.inv_freq",),
-    unread={"encoder/layers/attention_norm/scale": 1.0},
+    unused_params={"encoder/layers/attention_norm/scale": 1.0},
 )

@@ -1,4 +1,4 @@
-"""RoBERTa (transformers modeling_roberta.py; Liu et al. 2019), and models that are one under another name.
+"""RoBERTa (transformers modeling_roberta.py; Liu et al. 2019), and models with the same architecture.
 
 XLM-RoBERTa (modeling_xlm_roberta.py; Conneau et al. 2020) and CamemBERT (modeling_camembert.py; Martin et al. 2020)
 differ in their data and tokenizers.
@@ -18,7 +18,7 @@ from bert_jax.convert.families.family import (
     read_shared,
     shared_settings,
 )
-from bert_jax.convert.name_map import Entry, dense, norm, table
+from bert_jax.convert.name_map import Entry, dense, norm, same_layout
 from bert_jax.model.heads import Heads
 
 
@@ -30,7 +30,7 @@ def _entries(config: ModelConfig, heads: Heads) -> Iterator[Entry]:
     if heads.mlm:
         yield from dense("lm_head.dense", "mlm/transform")
         yield from norm("lm_head.layer_norm", "mlm/norm")
-        yield from table("lm_head.bias", "mlm/bias")
+        yield from same_layout("lm_head.bias", "mlm/bias")
     if heads.task is None:
         return
     if heads.task.kind == "classification":
@@ -63,7 +63,7 @@ def _write_config(config: ModelConfig, heads: Heads) -> dict[str, Any]:
 
 
 def _family(model_type: str, prefix: str) -> Family:
-    """RoBERTa under one of its names; `prefix` begins the names of transformers' classes."""
+    """RoBERTa under one of its model types; `prefix` is that of the class names in transformers."""
 
     def architecture(config: ModelConfig, heads: Heads) -> str:
         causal = config.direction == "causal"

@@ -1,4 +1,4 @@
-"""Which format a source is in, found by looking, and how it is read."""
+"""Detects the format of a source and reads it."""
 
 import contextlib
 import dataclasses
@@ -15,7 +15,7 @@ from etils import epath
 from bert_jax.convert.families.family import Settings
 from bert_jax.convert.formats import (
     fairseq,
-    flax_msgpack,
+    flax_msgpack_reader,
     huggingface,
     native,
     nvidia,
@@ -23,74 +23,76 @@ from bert_jax.convert.formats import (
     tensorflow1,
     torch_checkpoint,
 )
-from bert_jax.convert.formats.foreign_config import checked
+from bert_jax.convert.formats.hf_config import normalize_hf_config
 from bert_jax.convert.formats.tensor_files import PICKLE, SAFETENSORS
 from bert_jax.convert.formats.vocabulary import trim_vocabulary
-from bert_jax.convert.hf_model import Form
-from bert_jax.convert.source_model import Contents
-from bert_jax.convert.tensors import BUFFERS, LazyTensors, stored
-from bert_jax.convert.translate import from_form, moments_from
+from bert_jax.convert.hf_model import HuggingFaceModel
+from bert_jax.convert.source_model import SourceModel
+from bert_jax.convert.tensors import BUFFERS, LazyTensors, to_lazy
+from bert_jax.convert.translate import from_huggingface, moments_from_huggingface
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath, check_reachable, download_if_needed, is_remote, to_path
-from bert_jax.tokenizers.files import find
+from bert_jax.tokenizers.files import find_tokenizer_file
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.state import Moments
 
-OF_DIRECTORIES = (
-    *(native.DESCRIPTION, native.PARAMS, huggingface.CONFIG, flax_msgpack.WEIGHTS),
+DIRECTORY_FILES = (
+    *(native.DESCRIPTION, native.PARAMS, huggingface.CONFIG, flax_msgpack_reader.WEIGHTS),
     *(f"{name}{end}" for name in (SAFETENSORS, PICKLE) for end in ("", ".index.json")),
 )
-"""Names of files that are nothing without what lies beside them: who gives one means its directory."""
+"""Names of files that are incomplete alone: such a path stands for its directory."""
 TORCH_FILES = (".pt", ".pth", ".bin", ".ckpt")
 
 
 @dataclasses.dataclass(frozen=True)
-class Wishes:
-    """What of a source is taken."""
+class ReadOptions:
+    """What to read of a source."""
 
-    moments: bool = False
-    """The optimizer's moments, too."""
+    optimizer_state: bool = False
+    """Also read the optimizer's moments."""
     drop: tuple[str, ...] = ()
-    """Patterns of tensors to leave out."""
-    trim: bool = False
-    """Cut tables of the vocabulary to the tokenizer's size."""
+    """Patterns of the names of tensors to leave out."""
+    trim_vocabulary: bool = False
+    """Remove rows after the tokenizer's last token from the vocabulary's tables."""
 
 
-class Format(NamedTuple):
+class InputFormat(NamedTuple):
     """One format that can be read."""
 
     name: str
-    what: str
-    """It in words, for messages."""
-    fits: Callable[[epath.Path], bool]
+    description: str
+    """For error messages."""
+    matches: Callable[[epath.Path], bool]
     """Whether a source is in this format."""
-    read: Callable[[epath.Path, Wishes, Path], Contents]
-    """(source, wishes, an empty directory that lasts as long as the contents)."""
+    read: Callable[[epath.Path, ReadOptions, Path], SourceModel]
+    """(source, options, an empty directory that exists as long as the model is read)."""
 
 
 @contextlib.contextmanager
-def opened(source: str | StoredPath, wishes: Wishes = Wishes()) -> Iterator[Contents]:
-    """The model that a source holds, read while the source is at hand: one in a bucket is copied for so long.
+def open_model(source: str | StoredPath, options: ReadOptions = ReadOptions()) -> Iterator[SourceModel]:
+    """Read the model of a source. Tensors are read on access, so use the model inside the `with` block.
+
+    A source in a bucket is copied to this host for the duration of the block.
 
     Raises:
-      UserError: nothing is there that is known, or it is damaged, or its store does not answer.
+      UserError: the source has no known format or is damaged, or its object store does not answer.
     """
     source = to_path(source)
     check_reachable(source)
-    beside = [source.parent / name for name in (native.DESCRIPTION, huggingface.CONFIG)]
-    if source.name in OF_DIRECTORIES and source.is_file() and any(file.exists() for file in beside):
+    configs = [source.parent / name for name in (native.DESCRIPTION, huggingface.CONFIG)]
+    if source.name in DIRECTORY_FILES and source.is_file() and any(file.exists() for file in configs):
         source = source.parent
     if source.is_dir() and _is_run(source):
-        _refuse_changes(source, wishes)
-        yield run.read(source, moments=wishes.moments)
+        _refuse_edits(source, options)
+        yield run.read(source, optimizer_state=options.optimizer_state)
         return
-    with _at_hand(source) as local, tempfile.TemporaryDirectory(prefix="bert_jax-") as scratch:
-        yield _detect(local).read(local, wishes, Path(scratch))
+    with _local_copy(source) as local, tempfile.TemporaryDirectory(prefix="bert_jax-") as scratch:
+        yield _detect(local).read(local, options, Path(scratch))
 
 
 @contextlib.contextmanager
-def _at_hand(source: StoredPath) -> Iterator[epath.Path]:
-    """The source on this host; of a file in a bucket, all that lies beside it, too."""
+def _local_copy(source: StoredPath) -> Iterator[epath.Path]:
+    """The source on this host; for a file in a bucket, its whole directory is copied."""
     if source.is_dir() or not is_remote(source):
         with download_if_needed(source) as local:
             yield local
@@ -99,14 +101,14 @@ def _at_hand(source: StoredPath) -> Iterator[epath.Path]:
             yield local / source.name
 
 
-def _detect(source: epath.Path) -> Format:
-    for form in FORMATS:
-        if form.fits(source):
-            return form
+def _detect(source: epath.Path) -> InputFormat:
+    for input_format in FORMATS:
+        if input_format.matches(source):
+            return input_format
     if not source.exists():
-        raise UserError(f"{source} is no file and no directory: give the work directory of a run, or a model")
-    known = "; ".join(form.what for form in FORMATS)
-    raise UserError(f"{source} holds no run and no model that can be read. Known are: a work directory; {known}")
+        raise UserError(f"{source} does not exist: give the work directory of a run, or a model")
+    known = "; ".join(input_format.description for input_format in FORMATS)
+    raise UserError(f"{source} is not a run or a model in a supported format. Supported are: a work directory; {known}")
 
 
 def _is_run(source: StoredPath) -> bool:
@@ -118,107 +120,124 @@ def _is_run(source: StoredPath) -> bool:
         return False
 
 
-def _read_own(source: epath.Path, wishes: Wishes, scratch: Path) -> Contents:
-    _refuse_changes(source, wishes)
-    model, moments, buffers, settings = native.read(source)
-    kept = moments if wishes.moments else None
-    found = find(source)
-    return Contents("bert-jax", str(source), model, found, moments=kept, buffers=buffers, settings=settings)
+def _read_native(source: epath.Path, options: ReadOptions, scratch: Path) -> SourceModel:
+    _refuse_edits(source, options)
+    model, optimizer_state, buffers, hf_config = native.read(source)
+    kept = optimizer_state if options.optimizer_state else None
+    return SourceModel(
+        "bert-jax",
+        str(source),
+        model,
+        find_tokenizer_file(source),
+        optimizer_state=kept,
+        buffers=buffers,
+        hf_config=hf_config,
+    )
 
 
-def _refuse_changes(source: StoredPath, wishes: Wishes) -> None:
-    if wishes.drop or wishes.trim:
-        raise UserError(f"{source} is a model of ours: --drop and --trim-vocabulary are for those of others")
+def _refuse_edits(source: StoredPath, options: ReadOptions) -> None:
+    if options.drop or options.trim_vocabulary:
+        raise UserError(
+            f"{source} is a run or model of bert_jax: --drop and --trim-vocabulary apply to other formats only"
+        )
 
 
-def _read_huggingface(source: epath.Path, wishes: Wishes, scratch: Path) -> Contents:
-    return _contents("huggingface", huggingface.read(source), find(source), wishes)
+def _read_huggingface(source: epath.Path, options: ReadOptions, scratch: Path) -> SourceModel:
+    return _source_model("huggingface", huggingface.read(source), find_tokenizer_file(source), options)
 
 
-def _read_flax(source: epath.Path, wishes: Wishes, scratch: Path) -> Contents:
-    return _contents("flax", flax_msgpack.read(source), find(source), wishes)
+def _read_flax(source: epath.Path, options: ReadOptions, scratch: Path) -> SourceModel:
+    return _source_model("flax", flax_msgpack_reader.read(source), find_tokenizer_file(source), options)
 
 
-def _read_tensorflow(source: epath.Path, wishes: Wishes, scratch: Path) -> Contents:
+def _read_tensorflow(source: epath.Path, options: ReadOptions, scratch: Path) -> SourceModel:
     directory = source if source.is_dir() else source.parent
-    contents = _contents("tensorflow1", tensorflow1.read(source), find(directory), wishes)
-    found = tensorflow1.read_moments(source) if wishes.moments else None
+    source_model = _source_model("tensorflow1", tensorflow1.read(source), find_tokenizer_file(directory), options)
+    found = tensorflow1.read_moments(source) if options.optimizer_state else None
     if found is None:
-        return contents
-    trees = (moments_from(contents.model, contents.form, moments) for moments in found[1:])
-    return dataclasses.replace(contents, moments=Moments(found[0], *trees))
+        return source_model
+    trees = (moments_from_huggingface(source_model.model, source_model.hf_model, moments) for moments in found[1:])
+    return dataclasses.replace(source_model, optimizer_state=Moments(found[0], *trees))
 
 
-def _read_torch(source: epath.Path, wishes: Wishes, scratch: Path) -> Contents:
+def _read_torch(source: epath.Path, options: ReadOptions, scratch: Path) -> SourceModel:
     local = Path(source)
-    kind = torch_checkpoint.kind_of(local)
+    kind = torch_checkpoint.detect_writer(local)
     if kind == "nvidia":
-        return _contents("nvidia", nvidia.read(local), find(source.parent), wishes)
+        return _source_model("nvidia", nvidia.read(local), find_tokenizer_file(source.parent), options)
     if kind == "state dict":
         raise UserError(
-            f"{source} is a state dict without settings: name it pytorch_model.bin, put its config.json beside it, and "
-            "give the directory"
+            f"{source} is a state dict without settings: name it pytorch_model.bin, put its config.json in the same "
+            "directory, and give the directory"
         )
-    form, files, notes = fairseq.read(local)
+    hf_model, files, notes = fairseq.read(local)
     if not files:
-        # Not vocab.bpe alone: without dict.txt its ids are GPT-2's.
+        # vocab.bpe alone is not enough: without dict.txt its ids are GPT-2's.
         made = source.parent / "tokenizer.json"
-        contents = _contents("fairseq", form, made if made.exists() else None, wishes)
-        return dataclasses.replace(contents, notes=tuple(notes))
+        source_model = _source_model("fairseq", hf_model, made if made.exists() else None, options)
+        return dataclasses.replace(source_model, notes=tuple(notes))
     for name, content in files.items():
         (scratch / name).write_bytes(content)
-    return dataclasses.replace(_contents("fairseq", form, find(epath.Path(scratch)), wishes), notes=tuple(notes))
+    return dataclasses.replace(
+        _source_model("fairseq", hf_model, find_tokenizer_file(epath.Path(scratch)), options), notes=tuple(notes)
+    )
 
 
-def _contents(name: str, form: Form, tokenizer: StoredPath | None, wishes: Wishes) -> Contents:
-    """A form of theirs, less what is not wanted, as ours."""
-    form = dataclasses.replace(form, config=checked(form.config, form.source))
-    buffers = {key: form.tensors[key] for key in form.tensors if key.endswith(BUFFERS)}
-    if wishes.drop:
-        form = _without(form, wishes.drop)
+def _source_model(
+    name: str, hf_model: HuggingFaceModel, tokenizer: StoredPath | None, options: ReadOptions
+) -> SourceModel:
+    """Apply the options to a model of transformers and convert it."""
+    hf_model = dataclasses.replace(hf_model, config=normalize_hf_config(hf_model.config, hf_model.source))
+    buffers = {key: hf_model.tensors[key] for key in hf_model.tensors if key.endswith(BUFFERS)}
+    if options.drop:
+        hf_model = _drop_tensors(hf_model, options.drop)
     size = None if tokenizer is None else Tokenizer.load(tokenizer).vocab_size
-    if wishes.trim:
-        form = trim_vocabulary(form, Settings(form.config, form.source).need("vocab_size") if size is None else size)
-    model = from_form(form)
+    if options.trim_vocabulary:
+        hf_model = trim_vocabulary(
+            hf_model, Settings(hf_model.config, hf_model.source).need("vocab_size") if size is None else size
+        )
+    model = from_huggingface(hf_model)
     if size is not None and size > model.config.vocab_size:
         raise UserError(
-            f"{form.source}: the tokenizer {tokenizer.name} has {size} tokens, the model rows for "
-            f"{model.config.vocab_size}: it is another model's"
+            f"{hf_model.source}: the tokenizer {tokenizer.name} has {size} tokens, the model rows for "
+            f"{model.config.vocab_size}: it belongs to another model"
         )
-    return Contents(name, form.source, model, tokenizer, form, buffers=buffers, settings=form.config)
+    return SourceModel(name, hf_model.source, model, tokenizer, hf_model, buffers=buffers, hf_config=hf_model.config)
 
 
-def _without(form: Form, patterns: tuple[str, ...]) -> Form:
+def _drop_tensors(hf_model: HuggingFaceModel, patterns: tuple[str, ...]) -> HuggingFaceModel:
     for pattern in patterns:
-        if not any(fnmatch.fnmatchcase(name, pattern) for name in form.tensors):
-            near = difflib.get_close_matches(pattern, list(form.tensors), n=1, cutoff=0.0)
-            raise UserError(f"--drop '{pattern}' fits no tensor of {form.source}, which has such as '{''.join(near)}'")
-    kept = {k: v for k, v in stored(form.tensors).items() if not any(fnmatch.fnmatchcase(k, p) for p in patterns)}
-    return dataclasses.replace(form, tensors=LazyTensors(kept))
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in hf_model.tensors):
+            near = difflib.get_close_matches(pattern, list(hf_model.tensors), n=1, cutoff=0.0)
+            raise UserError(
+                f"--drop '{pattern}' matches no tensor of {hf_model.source}, which has for example '{''.join(near)}'"
+            )
+    kept = {k: v for k, v in to_lazy(hf_model.tensors).items() if not any(fnmatch.fnmatchcase(k, p) for p in patterns)}
+    return dataclasses.replace(hf_model, tensors=LazyTensors(kept))
 
 
 def _is_torch_file(source: epath.Path) -> bool:
     return source.suffix in TORCH_FILES and source.is_file()
 
 
-def _has_tensorflow(source: epath.Path) -> bool:
-    return tensorflow1.found(source) is not None
+def _is_tensorflow1(source: epath.Path) -> bool:
+    return tensorflow1.find_checkpoint(source) is not None
 
 
-def _is_own(source: epath.Path) -> bool:
+def _is_native(source: epath.Path) -> bool:
     return (source / native.DESCRIPTION).exists()
 
 
 FORMATS = (
-    Format("bert-jax", f"{native.DESCRIPTION} of ours", _is_own, _read_own),
-    Format(
+    InputFormat("bert-jax", f"{native.DESCRIPTION} of bert_jax", _is_native, _read_native),
+    InputFormat(
         "huggingface",
         "model.safetensors or pytorch_model.bin with config.json",
         huggingface.is_huggingface,
         _read_huggingface,
     ),
-    Format("flax", "flax_model.msgpack with config.json", flax_msgpack.is_flax, _read_flax),
-    Format("tensorflow1", "*.ckpt.index with bert_config.json", _has_tensorflow, _read_tensorflow),
-    Format("torch", "a .pt of fairseq's RoBERTa or of NVIDIA's BERT", _is_torch_file, _read_torch),
+    InputFormat("flax", "flax_model.msgpack with config.json", flax_msgpack_reader.is_flax, _read_flax),
+    InputFormat("tensorflow1", "*.ckpt.index with bert_config.json", _is_tensorflow1, _read_tensorflow),
+    InputFormat("torch", "a .pt of fairseq's RoBERTa or of NVIDIA's BERT", _is_torch_file, _read_torch),
 )
-"""In the order in which they are looked for: a directory may hold several."""
+"""In the order of detection: a directory may match several."""

@@ -1,12 +1,12 @@
-"""LevelDB's table file, as TensorFlow keeps the index of a checkpoint in: sorted keys and values, in checked blocks.
+"""LevelDB's table format, which TensorFlow uses for the index of a checkpoint: sorted keys and values, with checksums.
 
     block, trailer; block, trailer; ...; metaindex block (empty), trailer; index block, trailer; footer
 
-A block is a run of entries (varint: bytes shared with the key before, bytes not shared, bytes of the value; then the
-two), followed by the offsets of the entries that share nothing ("restarts") and their count, uint32 each. A trailer is
-one byte for the compression and the masked CRC-32C of block and byte. The index block has one entry per block: a key
-not below the block's last, and a handle (varint: offset, size). The footer is two handles, padded to 40 bytes, and a
-magic number.
+A block is a sequence of entries (varints: bytes shared with the previous key, other bytes of the key, bytes of the
+value; then the two byte strings), followed by the offsets of the entries that share nothing ("restarts") and their
+count, uint32 each. A trailer is one byte for the compression and the masked CRC-32C of block and byte. The index block
+has one entry per block: a key not below the block's last, and a handle (varint: offset, size). The footer is two
+handles, padded to 40 bytes, and a magic number.
 
 Source: LevelDB's doc/table_format.md; tensorflow v2.21, xla/tsl/lib/io/{format.h,table_options.h}.
 """
@@ -22,30 +22,30 @@ MAGIC = (0xDB4775248B80FB57).to_bytes(8, "little")
 FOOTER_BYTES = 48
 TRAILER_BYTES = 5
 RESTART_INTERVAL = 16
-"""Entries from one that shares nothing to the next; TensorFlow's choice."""
+"""Entries between restarts; TensorFlow's default."""
 BLOCK_BYTES = 1 << 18
-"""A block is closed when it is so large; TensorFlow's choice."""
+"""Size at which a block is closed; TensorFlow's default."""
 
 
 class _DamagedError(Exception):
-    """What is wrong with the bytes; the reader adds the file's name."""
+    """Damaged bytes; `read_table` adds the file's name."""
 
 
 class _UnsupportedError(Exception):
-    """What the reader does not know; it adds the file's name."""
+    """An unsupported feature; `read_table` adds the file's name."""
 
 
 def mask(crc: int) -> int:
-    """A CRC-32C as it is stored, so that bytes that hold CRCs can be checked themselves (LevelDB's util/crc32c.h)."""
+    """The stored form of a CRC-32C, because a CRC of bytes that contain CRCs is weak (LevelDB's util/crc32c.h)."""
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def read_table(content: bytes, source: str) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values of a table, in its order.
+    """Keys and values of a table, in order.
 
     Args:
       content: of the whole file.
-      source: its name, for messages.
+      source: name of the file, for messages.
 
     Raises:
       UserError: the file is truncated or damaged, or its blocks are compressed.
@@ -54,8 +54,8 @@ def read_table(content: bytes, source: str) -> Iterator[tuple[bytes, bytes]]:
         if len(content) < FOOTER_BYTES or not content.endswith(MAGIC):
             raise _DamagedError("the end of a checkpoint's index is missing")
         footer = content[-FOOTER_BYTES:]
-        _, place = _handle(footer, 0)
-        index, _ = _handle(footer, place)
+        _, position = _handle(footer, 0)
+        index, _ = _handle(footer, position)
         for _, value in _entries(_block(content, index)):
             yield from _entries(_block(content, _handle(value, 0)[0]))
     except _DamagedError as error:
@@ -64,36 +64,36 @@ def read_table(content: bytes, source: str) -> Iterator[tuple[bytes, bytes]]:
         raise UserError(f"{source}: {error}; save it again with TensorFlow's tf.train.Saver") from error
 
 
-def _handle(content: bytes, place: int) -> tuple[tuple[int, int], int]:
-    """(offset, size) of a block, and the place behind."""
-    offset, place = _varint(content, place)
-    size, place = _varint(content, place)
-    return (offset, size), place
+def _handle(content: bytes, position: int) -> tuple[tuple[int, int], int]:
+    """(offset, size) of a block, and the position after the handle."""
+    offset, position = _varint(content, position)
+    size, position = _varint(content, position)
+    return (offset, size), position
 
 
-def _varint(content: bytes, place: int) -> tuple[int, int]:
-    """A number in groups of 7 bits, the lowest first, and the place behind."""
+def _varint(content: bytes, position: int) -> tuple[int, int]:
+    """A number in groups of 7 bits, the lowest first, and the position after it."""
     value = 0
     for shift in range(0, 64, 7):
-        if place >= len(content):
+        if position >= len(content):
             break
-        byte = content[place]
-        place += 1
+        byte = content[position]
+        position += 1
         value |= (byte & 127) << shift
         if byte < 128:
-            return value, place
+            return value, position
     raise _DamagedError("a number has no end")
 
 
 def _block(content: bytes, handle: tuple[int, int]) -> bytes:
-    """A block without its trailer, checked."""
+    """A block without its trailer, with its checksum verified."""
     offset, size = handle
     if offset + size + TRAILER_BYTES > len(content):
         raise _DamagedError(f"a block ends at byte {offset + size}, the file at {len(content)}")
     checked = content[offset : offset + size + 1]
     (stored,) = struct.unpack_from("<I", content, offset + size + 1)
     if mask(google_crc32c.value(checked)) != stored:
-        raise _DamagedError(f"the block at byte {offset} has another CRC-32C than recorded")
+        raise _DamagedError(f"the block at byte {offset} does not match its CRC-32C")
     if checked[-1]:
         raise _UnsupportedError(f"the block at byte {offset} is compressed, which is not supported")
     return checked[:-1]
@@ -104,16 +104,16 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
         raise _DamagedError("a block has no restarts")
     (restarts,) = struct.unpack_from("<I", block, len(block) - 4)
     end = len(block) - 4 * (restarts + 1)
-    key, place = b"", 0
-    while place < end:
-        shared, place = _varint(block, place)
-        own, place = _varint(block, place)
-        size, place = _varint(block, place)
-        if shared > len(key) or place + own + size > end:
+    key, position = b"", 0
+    while position < end:
+        shared, position = _varint(block, position)
+        unshared, position = _varint(block, position)
+        size, position = _varint(block, position)
+        if shared > len(key) or position + unshared + size > end:
             raise _DamagedError("an entry is longer than its block")
-        key = key[:shared] + block[place : place + own]
-        yield key, block[place + own : place + own + size]
-        place += own + size
+        key = key[:shared] + block[position : position + unshared]
+        yield key, block[position + unshared : position + unshared + size]
+        position += unshared + size
 
 
 def make_table(items: Iterable[tuple[bytes, bytes]], block_bytes: int = BLOCK_BYTES) -> bytes:
@@ -121,7 +121,7 @@ def make_table(items: Iterable[tuple[bytes, bytes]], block_bytes: int = BLOCK_BY
 
     Args:
       items: keys and values, the keys ascending.
-      block_bytes: a block is closed when it is so large.
+      block_bytes: size at which a block is closed.
     """
     file, index, builder = bytearray(), _Builder(1), _Builder(RESTART_INTERVAL)
 
@@ -152,7 +152,7 @@ def _number(value: int) -> bytes:
 
 
 class _Builder:
-    """One block as it grows."""
+    """A block under construction."""
 
     def __init__(self, interval: int):
         self._interval, self._content, self._restarts, self._count = interval, bytearray(), [0], 0

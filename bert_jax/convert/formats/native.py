@@ -1,8 +1,8 @@
-"""Our own form of a model that is no run: ``model.json``, ``params.safetensors`` and, if there are any, moments of an
-optimizer and buffers in files of their own.
+"""The native format of a model outside a run: ``model.json``, ``params.safetensors`` and optional files with the
+optimizer's moments and with buffers.
 
-Tensors are named by their paths in the tree of parameters and are float32. model.json has the SHA-256 of each file, and
-is what makes a directory a model.
+Tensors are float32 and named by their path in the parameter tree. model.json has the SHA-256 of each file; a directory
+without it is not a model.
 """
 
 import dataclasses
@@ -19,9 +19,9 @@ import safetensors.numpy
 from bert_jax import __version__
 from bert_jax.config import ModelConfig
 from bert_jax.convert.formats.tensor_files import open_safetensors
-from bert_jax.convert.json_fields import build
+from bert_jax.convert.json_fields import dataclass_from_json
 from bert_jax.convert.name_map import Params, check_finite
-from bert_jax.convert.translate import FAMILIES, Translated
+from bert_jax.convert.translate import FAMILIES, NativeModel
 from bert_jax.errors import UserError
 from bert_jax.model import bert
 from bert_jax.model.heads import Heads, TaskHead
@@ -36,12 +36,12 @@ FORMAT_VERSION = 2
 
 def write(
     directory: Path,
-    model: Translated,
-    moments: Moments | None = None,
+    model: NativeModel,
+    optimizer_state: Moments | None = None,
     buffers: Mapping[str, np.ndarray] | None = None,
-    settings: Mapping[str, Any] | None = None,
+    hf_config: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a model; with it the moments of an optimizer, tensors that are no parameters, and settings of others."""
+    """Write a model, and optionally the optimizer's moments, tensors that are not parameters, and its config.json."""
     _save(directory / PARAMS, name_leaves(model.params))
     about: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
@@ -51,57 +51,60 @@ def write(
         "heads": dataclasses.asdict(model.heads),
         "sha256": {PARAMS: _digest(directory / PARAMS)},
     }
-    if moments is not None:
-        trees = {"mu": moments.mu, "nu": moments.nu}
+    if optimizer_state is not None:
+        trees = {"mu": optimizer_state.mu, "nu": optimizer_state.nu}
         _save(directory / MOMENTS, name_leaves(trees))
-        about["step"] = moments.step
+        about["step"] = optimizer_state.step
         about["sha256"][MOMENTS] = _digest(directory / MOMENTS)
     if buffers:
         safetensors.numpy.save_file(dict(buffers), directory / BUFFERS)
         about["sha256"][BUFFERS] = _digest(directory / BUFFERS)
-    if settings:
-        about["settings"] = dict(settings)
+    if hf_config:
+        about["settings"] = dict(hf_config)
     (directory / DESCRIPTION).write_text(json.dumps(about, indent=1) + "\n")
 
 
-class Read(NamedTuple):
-    """A model, and what lay beside it."""
+class NativeCheckpoint(NamedTuple):
+    """A model in the native format."""
 
-    model: Translated
-    moments: Moments | None
+    model: NativeModel
+    optimizer_state: Moments | None
     buffers: dict[str, np.ndarray]
-    settings: dict[str, Any]
-    """Of the foreign config.json that the model came with; empty if it came from a run."""
+    hf_config: dict[str, Any]
+    """The config.json of the model's first source; empty if that was a run."""
 
 
-def read(directory: StoredPath) -> Read:
-    """What `write` wrote.
+def read(directory: StoredPath) -> NativeCheckpoint:
+    """Read what `write` wrote.
 
     Raises:
-      UserError: a file is missing, damaged, of a version that is not known, or holds a value that is not finite.
+      UserError: a file is missing, damaged or of an unknown version, or has a value that is not finite.
     """
-    about = _description(directory)
-    described = str(directory / DESCRIPTION)
+    about = _read_description(directory)
+    description = str(directory / DESCRIPTION)
     for name, digest in about["sha256"].items():
         if not (directory / name).is_file() or _digest(directory / name) != digest:
             raise UserError(f"{directory / name} is missing or damaged: convert it again")
     parts = {name: part for name, part in about["heads"].items() if name != "task"}
     task = about["heads"]["task"]
     if task is not None:
-        parts["task"] = build(TaskHead, task, described)
-    config, heads = build(ModelConfig, about["model"], described), build(Heads, parts, described)
+        parts["task"] = dataclass_from_json(TaskHead, task, description)
+    config, heads = (
+        dataclass_from_json(ModelConfig, about["model"], description),
+        dataclass_from_json(Heads, parts, description),
+    )
     shapes = bert.shapes(config, heads)
-    model = Translated(about["family"], config, heads, _load(directory / PARAMS, shapes))
-    moments, buffers = None, {}
+    model = NativeModel(about["family"], config, heads, _load(directory / PARAMS, shapes))
+    optimizer_state, buffers = None, {}
     if MOMENTS in about["sha256"]:
         trees = _load(directory / MOMENTS, {"mu": shapes, "nu": shapes})
-        moments = Moments(about["step"], trees["mu"], trees["nu"])
+        optimizer_state = Moments(about["step"], trees["mu"], trees["nu"])
     if BUFFERS in about["sha256"]:
         buffers = dict(open_safetensors(Path(directory / BUFFERS)))
-    return Read(model, moments, buffers, about.get("settings", {}))
+    return NativeCheckpoint(model, optimizer_state, buffers, about.get("settings", {}))
 
 
-def _description(directory: StoredPath) -> dict[str, Any]:
+def _read_description(directory: StoredPath) -> dict[str, Any]:
     path = directory / DESCRIPTION
     about = read_json_object(path, "convert the model again")
     version = about.get("format_version")
@@ -109,9 +112,9 @@ def _description(directory: StoredPath) -> dict[str, Any]:
         is_older = isinstance(version, int) and version < FORMAT_VERSION
         remedy = "convert the model again" if is_older else "update bert_jax"
         raise UserError(f"{path} has format version {version}, this bert_jax reads {FORMAT_VERSION}: {remedy}")
-    tables = all(isinstance(about.get(name), dict) for name in ("sha256", "heads", "model"))
+    has_sections = all(isinstance(about.get(name), dict) for name in ("sha256", "heads", "model"))
     if (
-        not tables
+        not has_sections
         or about.get("family") not in [*FAMILIES]
         or not {PARAMS} <= about["sha256"].keys() <= {PARAMS, MOMENTS, BUFFERS}
         or "task" not in about["heads"]
@@ -131,11 +134,11 @@ def _load(path: StoredPath, shapes: Params) -> Params:
     tensors = open_safetensors(Path(path))
 
     def check(name: str, leaf: jax.ShapeDtypeStruct) -> None:
-        found = tensors.stored[name][:2] if name in tensors else None
-        if found != (leaf.shape, "float32"):
-            has = "does not have" if found is None else f"has with shape {list(found[0])}, {found[1]}"
+        actual = tensors.lazy_tensors[name][:2] if name in tensors else None
+        if actual != (leaf.shape, "float32"):
+            has = "does not have" if actual is None else f"has with shape {list(actual[0])}, {actual[1]}"
             raise UserError(
-                f"{path.parent / DESCRIPTION} wants {name} of shape {list(leaf.shape)}, float32, which {path.name} "
+                f"{path.parent / DESCRIPTION} needs {name} of shape {list(leaf.shape)}, float32, which {path.name} "
                 f"{has}: convert the model again"
             )
 
@@ -144,7 +147,7 @@ def _load(path: StoredPath, shapes: Params) -> Params:
         check_finite(name, array, str(path))
         return array
 
-    map_with_paths(check, shapes)  # all, before memory is allocated for any
+    map_with_paths(check, shapes)  # before memory is allocated for any tensor
     return map_with_paths(take, shapes)
 
 

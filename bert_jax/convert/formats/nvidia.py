@@ -1,6 +1,6 @@
-"""BERT checkpoints of NVIDIA's PyTorch code: DeepLearningExamples (``ckpt_*.pt``) and MLPerf (``model.ckpt-28252.pt``).
+"""Reads checkpoints of NVIDIA's PyTorch BERT: DeepLearningExamples (``ckpt_*.pt``), MLPerf (``model.ckpt-28252.pt``).
 
-A file is ``{"model": state dict, "optimizer": ..., ...}``; the names are those of `transformers` but for fused layers:
+A file is ``{"model": state dict, "optimizer": ..., ...}``; names are those of `transformers`, except in fused layers:
 
 - NVIDIA/DeepLearningExamples PyTorch/LanguageModeling/BERT/modeling.py (commit 1d4211f): `dense_act` is a dense layer
   with its activation, in the feed-forward layer, the pooler and the MLM head. GELU is the exact one.
@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.convert.formats import torch_checkpoint
-from bert_jax.convert.formats.foreign_config import checked
+from bert_jax.convert.formats.hf_config import normalize_hf_config
 from bert_jax.convert.formats.vocabulary import trim_vocabulary
-from bert_jax.convert.hf_model import Form
+from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.tensors import LazyTensors
 from bert_jax.errors import UserError
 from bert_jax.storage import read_json_object
@@ -40,7 +40,7 @@ OPTIONAL = {
     "attention_probs_dropout_prob": 0.1,
     "initializer_range": 0.02,
 }
-"""With the values that their BertConfig has when the file does not say."""
+"""Fields that may be missing, with the defaults of NVIDIA's BertConfig."""
 RENAMED = (
     (r"^(module\.|bert_model_segment\.|heads_only_segment\.)+", ""),
     (r"\.dense_act\.", ".dense."),
@@ -54,37 +54,37 @@ RENAMED = (
     (r"\bgamma$", "weight"),
     (r"\bbeta$", "bias"),
 )
-"""In this order: what their name has, what ours has instead."""
+"""(pattern in the checkpoint's name, replacement), applied in this order."""
 
 
-def read(path: Path, config: Path | None = None) -> Form:
-    """A checkpoint, without the rows that pad its vocabulary.
+def read(path: Path, config: Path | None = None) -> HuggingFaceModel:
+    """Read a checkpoint, without the padding rows of its vocabulary.
 
     Args:
       path: on disk.
-      config: their ``bert_config.json``; None: the one beside the checkpoint.
+      config: path of ``bert_config.json``; None: in the checkpoint's directory.
 
     Raises:
-      UserError: as torch_checkpoint.load; the config is missing or incomplete; the vocabulary is smaller than it says.
+      UserError: as torch_checkpoint.load; or the config is missing, incomplete, or has a larger vocabulary.
     """
-    content = torch_checkpoint.load(path, stand_ins=True)
+    content = torch_checkpoint.load(path, placeholders=True)
     if not isinstance(content, Mapping) or not isinstance(content.get("model"), Mapping):
         raise UserError(f"{path}: has no 'model' with a state dict: it is not a checkpoint of NVIDIA's BERT")
-    tensors = torch_checkpoint.open_state(content["model"], path)
-    renamed = {rename(name): tensor for name, tensor in tensors.stored.items()}
+    tensors = torch_checkpoint.lazy_state_dict(content["model"], path)
+    renamed = {rename(name): tensor for name, tensor in tensors.lazy_tensors.items()}
     if len(renamed) != len(tensors):
-        raise UserError(f"{path}: two of its tensors are the same one under names of different versions")
+        raise UserError(f"{path}: two tensors are the same one under the names of different versions")
     settings = _settings(config or path.parent / CONFIG)
     pretraining = {"cls.predictions.bias", "cls.predictions.decoder.bias"} & set(renamed)
     if pretraining and "cls.seq_relationship.weight" in renamed:
         settings["architectures"] = ["BertForPreTraining"]
     elif pretraining:
         settings["architectures"] = ["BertForMaskedLM"]
-    return trim_vocabulary(Form(settings, LazyTensors(renamed), str(path)), settings["vocab_size"])
+    return trim_vocabulary(HuggingFaceModel(settings, LazyTensors(renamed), str(path)), settings["vocab_size"])
 
 
 def rename(name: str) -> str:
-    """Their name of a tensor -> that of transformers."""
+    """The name of a tensor in transformers."""
     for pattern, replacement in RENAMED:
         name = re.sub(pattern, replacement, name)
     return name
@@ -94,7 +94,9 @@ def _settings(path: Path) -> dict[str, Any]:
     source_config = read_json_object(path, f"copy the model's {CONFIG} there")
     missing = [name for name in SETTINGS if name not in source_config]
     if missing:
-        raise UserError(f"{path}: does not say {', '.join(missing)}: copy the model's {CONFIG} there")
+        raise UserError(f"{path}: lacks {', '.join(missing)}: copy the model's {CONFIG} there")
     known = {name: source_config[name] for name in SETTINGS}
     known |= {name: source_config.get(name, default) for name, default in OPTIONAL.items()}
-    return checked({"model_type": "bert", **known, "layer_norm_eps": 1e-12, "tie_word_embeddings": True}, str(path))
+    return normalize_hf_config(
+        {"model_type": "bert", **known, "layer_norm_eps": 1e-12, "tie_word_embeddings": True}, str(path)
+    )

@@ -1,11 +1,11 @@
-"""A model out of a run's work directory."""
+"""Reads a model from a run's work directory."""
 
 import jax
 import numpy as np
 
 from bert_jax.convert.name_map import check_finite
-from bert_jax.convert.source_model import Contents
-from bert_jax.convert.translate import Translated, family_of
+from bert_jax.convert.source_model import SourceModel
+from bert_jax.convert.translate import NativeModel, family_of
 from bert_jax.errors import UserError
 from bert_jax.model import bert
 from bert_jax.storage import StoredPath
@@ -16,34 +16,40 @@ from bert_jax.training.state import Moments
 
 PAIR_LABELS = {
     "nsp": "whether the second text follows the first (label 0) or is a random one (label 1)",
-    "sop": "whether the two texts stand in their order (label 0) or were swapped (label 1)",
+    "sop": "whether the two texts are in their original order (label 0) or were swapped (label 1)",
 }
-"""What the pair head tells, by objective.pair. The class in transformers calls it next-sentence prediction always."""
+"""What the pair head predicts, by objective.pair. transformers always calls it next-sentence prediction."""
 
 
-def read(directory: StoredPath, *, moments: bool) -> Contents:
-    """Model, as deep as it was then, tokenizer and, if wanted, moments of a run's newest intact checkpoint.
+def read(directory: StoredPath, *, optimizer_state: bool) -> SourceModel:
+    """Read the newest intact checkpoint of a run, with the depth of its phase.
+
+    Args:
+      directory: the run's work directory.
+      optimizer_state: also read the optimizer's moments.
 
     Raises:
-      UserError: the directory holds no run, the run no intact checkpoint, or the checkpoint a value that is not finite.
+      UserError: no run, no intact checkpoint, or a value that is not finite.
     """
     config = workdir.read_config(directory)
-    found = checkpoint.newest_intact(checkpoint.checkpoint_directory(directory))
-    if found is None:
+    save = checkpoint.newest_intact(checkpoint.checkpoint_directory(directory))
+    if save is None:
         raise UserError(f"{directory} has no finished checkpoint yet: train it further with bert-jax pretrain")
-    model, heads = config.model_of(checkpoint.read_metadata(found)["phase"]), heads_of(config)
+    model, heads = config.model_of(checkpoint.read_metadata(save)["phase"]), heads_of(config)
     shapes = bert.shapes(model, heads)
-    params = checkpoint.restore_parts(found, {"params": shapes})["params"]
-    kept = None
-    if moments:
+    params = checkpoint.restore_parts(save, {"params": shapes})["params"]
+    moments = None
+    if optimizer_state:
         state = {"count": jax.ShapeDtypeStruct((), np.int32), "mu": shapes, "nu": shapes}
-        there = checkpoint.restore_parts(found, {"optimizer": state})["optimizer"]
-        kept = Moments(int(there["count"]), there["mu"], there["nu"])
+        restored = checkpoint.restore_parts(save, {"optimizer": state})["optimizer"]
+        moments = Moments(int(restored["count"]), restored["mu"], restored["nu"])
     notes = ()
     if heads.pair:
-        notes = (f"Its sentence-pair head tells {PAIR_LABELS[config.objective.pair]}.",)
-    for tree in (params, *(kept[1:] if kept else ())):
+        notes = (f"Its sentence-pair head predicts {PAIR_LABELS[config.objective.pair]}.",)
+    for tree in (params, *(moments[1:] if moments else ())):
         for name, leaf in name_leaves(tree).items():
-            check_finite(name, np.asarray(leaf), str(found))
-    translated = Translated(family_of(model, heads), model, heads, params)
-    return Contents("run", str(directory), translated, directory / workdir.TOKENIZER, moments=kept, notes=notes)
+            check_finite(name, np.asarray(leaf), str(save))
+    translated = NativeModel(family_of(model, heads), model, heads, params)
+    return SourceModel(
+        "run", str(directory), translated, directory / workdir.TOKENIZER, optimizer_state=moments, notes=notes
+    )

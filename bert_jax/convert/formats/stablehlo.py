@@ -1,8 +1,8 @@
-"""A model for serving: StableHLO that runs wherever jax does, without bert_jax, beside its weights.
+"""A model for serving: a StableHLO program, which needs jax but not bert_jax, and its weights.
 
-``model.stablehlo`` is what `jax.export.deserialize` reads: a function of (weights by name, input_ids, token_type_ids,
-attention_mask), the last three int32 [batch, length] of any batch and length; it gives a dict of float32 arrays:
-`hidden` [batch, length, hidden_size], and what heads the model has: `mlm`, `pair`, `task`, `pooled`.
+`jax.export.deserialize` reads ``model.stablehlo``: a function of (weights by name, input_ids, token_type_ids,
+attention_mask), the last three int32 [batch, length] of any batch and length. It returns a dict of float32
+arrays: `hidden` [batch, length, hidden_size], and `mlm`, `pair`, `task` and `pooled` if the model has them.
 """
 
 import dataclasses
@@ -15,9 +15,9 @@ import numpy as np
 import safetensors.numpy
 from jax import export
 
-from bert_jax.convert.forward import Inputs, Outputs
-from bert_jax.convert.parity.our_forward import select_task, whole_rows
-from bert_jax.convert.translate import Translated
+from bert_jax.convert.forward_io import ForwardInputs, ForwardOutputs
+from bert_jax.convert.parity.jax_forward import select_task, whole_rows
+from bert_jax.convert.translate import NativeModel
 from bert_jax.errors import UserError, install_command
 from bert_jax.model import bert
 from bert_jax.model.encoder import EncoderInputs
@@ -28,28 +28,28 @@ PROGRAM, PARAMS = "model.stablehlo", "params.safetensors"
 PLATFORMS = ("cpu", "cuda", "tpu")
 
 
-def write(directory: Path, model: Translated) -> None:
-    """Write program and weights into a directory that is there.
+def write(directory: Path, model: NativeModel) -> None:
+    """Write program and weights into an existing directory.
 
     Raises:
-      UserError: the package that jax writes programs with is missing.
+      UserError: the package flatbuffers is missing.
     """
     if importlib.util.find_spec("flatbuffers") is None:
         raise UserError(f"stablehlo needs the package flatbuffers, which is missing: {install_command('serving')}")
     leaves = {name: np.ascontiguousarray(leaf, np.float32) for name, leaf in name_leaves(model.params).items()}
     safetensors.numpy.save_file(leaves, directory / PARAMS)
     weights = {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in leaves.items()}
-    most = model.config.max_positions
+    max_positions = model.config.max_positions
     batch, length = export.symbolic_shape(
-        "batch, length", constraints=["batch >= 1", f"length <= {most}", "length >= 1"]
+        "batch, length", constraints=["batch >= 1", f"length <= {max_positions}", "length >= 1"]
     )
     ids = jax.ShapeDtypeStruct((batch, length), np.int32)
     program = export.export(jax.jit(_function(model)), platforms=PLATFORMS)(weights, ids, ids, ids)
     (directory / PROGRAM).write_bytes(program.serialize())
 
 
-def _function(model: Translated):
-    # As the proof of the conversion computes it, whatever the run trained in.
+def _function(model: NativeModel):
+    # As in the parity report, whatever the run was trained with.
     config = dataclasses.replace(model.config, attention="reference", remat="none", compute_dtype="float32")
     heads, shapes = model.heads, model.params
 
@@ -61,25 +61,25 @@ def _function(model: Translated):
 
     def results(bound: bert.BertModel, batch: EncoderInputs) -> dict[str, Array]:
         output = bound.encoder(batch)
-        found = {"hidden": output.hidden}
+        outputs = {"hidden": output.hidden}
         if output.pooled is not None:
-            found["pooled"] = output.pooled[:, 0]
+            outputs["pooled"] = output.pooled[:, 0]
         if bound.mlm is not None:
-            found["mlm"] = bound.mlm(output.hidden, bound.encoder.embeddings.attend)
+            outputs["mlm"] = bound.mlm(output.hidden, bound.encoder.embeddings.attend)
         if bound.pair is not None:
-            found["pair"] = bound.pair(output.pooled)[:, 0]
+            outputs["pair"] = bound.pair(output.pooled)[:, 0]
         if heads.task is not None:
             logits = bound.task_logits(batch, output)
-            found["task"] = select_task(heads.task.kind, logits)
-        return {name: values.astype(np.float32) for name, values in found.items()}
+            outputs["task"] = select_task(heads.task.kind, logits)
+        return {name: values.astype(np.float32) for name, values in outputs.items()}
 
     return apply
 
 
-def run(directory: Path, inputs: Inputs) -> Outputs:
-    """What the program gives, called as a server would; it has no hidden states but the last."""
+def run(directory: Path, inputs: ForwardInputs) -> ForwardOutputs:
+    """Run the program as a server would; it returns only the last hidden state."""
     program = export.deserialize((directory / PROGRAM).read_bytes())
-    found = program.call(safetensors.numpy.load_file(directory / PARAMS), *inputs)
-    arrays = {name: np.asarray(values) for name, values in found.items()}
+    outputs = program.call(safetensors.numpy.load_file(directory / PARAMS), *inputs)
+    arrays = {name: np.asarray(values) for name, values in outputs.items()}
     logits = {name: arrays[name] for name in ("mlm", "pair", "task") if name in arrays}
-    return Outputs([arrays["hidden"]], logits, pooled_BH=arrays.get("pooled"))
+    return ForwardOutputs([arrays["hidden"]], logits, pooled_BH=arrays.get("pooled"))

@@ -1,11 +1,10 @@
-"""TensorFlow's checkpoints ("tensor bundle", format V2), read and written without TensorFlow.
+"""Reads and writes TensorFlow's checkpoints ("tensor bundle", format V2) without TensorFlow.
 
-``PREFIX.index`` is a table (leveldb_table.py): under the empty key a header, under each tensor's name an entry with
-dtype, shape, CRC-32C and place in one of the files ``PREFIX.data-00000-of-00002``, which hold nothing but the tensors'
-bytes.
+``PREFIX.index`` is a table (leveldb_table.py): the empty key has a header, each tensor's name an entry with dtype,
+shape, CRC-32C and position in one of the files ``PREFIX.data-00000-of-00002``, which consist of the tensors' bytes.
 
 Source: tensorflow v2.21, core/protobuf/tensor_bundle.proto, core/util/tensor_bundle/{tensor_bundle.h,naming.h},
-core/framework/types.proto; tests compare with what TensorFlow writes and reads.
+core/framework/types.proto; tests compare with TensorFlow.
 """
 
 from collections.abc import Mapping
@@ -24,7 +23,7 @@ from bert_jax.storage import StoredPath, is_remote, write_atomic
 
 VERSION = 1
 CRC_BYTES = 1 << 24
-"""So many bytes at once are read to check a tensor."""
+"""Bytes that are read at a time to verify a tensor."""
 STRING = 7
 DTYPES: dict[int, np.dtype] = {
     number: np.dtype(kind).newbyteorder("<")
@@ -46,7 +45,7 @@ DTYPES: dict[int, np.dtype] = {
 }
 """By TensorFlow's number (DataType of types.proto)."""
 
-# Messages by name; of each the fields: name, number, type. An enum travels as an int32 does.
+# Message name -> fields: name, number, type. An enum is encoded like an int32.
 _MESSAGES = {
     "Version": (("producer", 1, "int32"), ("min_consumer", 2, "int32")),
     "Header": (("num_shards", 1, "int32"), ("endianness", 2, "int32"), ("version", 3, "Version")),
@@ -70,10 +69,10 @@ def _message_classes() -> dict[str, Any]:
     file = descriptor_pb2.FileDescriptorProto(name="bert_jax/tensor_bundle.proto", package=package, syntax="proto3")
     kinds = descriptor_pb2.FieldDescriptorProto
     for message, fields in _MESSAGES.items():
-        described = file.message_type.add(name=message)
+        message_type = file.message_type.add(name=message)
         for name, number, kind in fields:
             label = kinds.LABEL_REPEATED if kind.startswith("repeated ") else kinds.LABEL_OPTIONAL
-            field = described.field.add(name=name, number=number, label=label)
+            field = message_type.field.add(name=name, number=number, label=label)
             kind = kind.removeprefix("repeated ")
             if kind in _MESSAGES:
                 field.type, field.type_name = kinds.TYPE_MESSAGE, f".{package}.{kind}"
@@ -91,8 +90,8 @@ _Header, _Entry = _classes["Header"], _classes["Entry"]
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Of one tensor."""
+class _TensorLocation:
+    """Where and how one tensor is stored."""
 
     dtype: int
     """TensorFlow's number."""
@@ -106,7 +105,7 @@ class _Place:
 
 
 def index_path(prefix: StoredPath) -> StoredPath:
-    """The file that makes a prefix a checkpoint."""
+    """The index file of a checkpoint."""
     return prefix.parent / f"{prefix.name}.index"
 
 
@@ -116,7 +115,7 @@ def shard_path(prefix: StoredPath, shard: int, num_shards: int) -> StoredPath:
 
 
 def is_table(path: StoredPath) -> bool:
-    """Whether a file is one of TensorFlow's tables: an index, or a whole checkpoint of the format V1."""
+    """Whether a file is a table of TensorFlow: an index, or a checkpoint of the format V1."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -126,17 +125,17 @@ def is_table(path: StoredPath) -> bool:
 
 
 class TensorBundle:
-    """A checkpoint, open: names and shapes are known, tensors are read when asked for."""
+    """An open checkpoint: names and shapes are known, tensors are read on access."""
 
     def __init__(self, prefix: StoredPath):
-        """Reads the index, and sees that the files with the tensors are as long as it says.
+        """Read the index, and check the sizes of the files with the tensors.
 
         Args:
           prefix: path without ``.index``.
 
         Raises:
-          UserError: there is no such checkpoint, a file is missing, truncated or damaged, or it is of a kind that is
-            not supported: format V1, big-endian, partitioned variables, compressed blocks.
+          UserError: a file is missing, truncated or damaged, or the checkpoint is not supported: format V1, big-endian,
+            partitioned variables, compressed blocks.
         """
         self._prefix, self._index = prefix, index_path(prefix)
         try:
@@ -145,59 +144,63 @@ class TensorBundle:
             raise UserError(_absent(prefix)) from error
         items = dict(leveldb_table.read_table(content, str(self._index)))
         self._num_shards = self._read_header(items.pop(b"", b""))
-        places = {}
+        locations = {}
         for key, value in items.items():
             name = key.decode(errors="backslashreplace")
-            places[name] = self._read_place(name, value)
-        self._check_shards(places)
-        self._places = {name: place for name, place in places.items() if place.dtype != STRING}
+            locations[name] = self._read_location(name, value)
+        self._check_shards(locations)
+        self._locations = {name: location for name, location in locations.items() if location.dtype != STRING}
 
     def names(self) -> list[str]:
-        """Of all tensors but strings, sorted."""
-        return list(self._places)
+        """Names of all tensors except strings, sorted."""
+        return list(self._locations)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of one tensor.
+        """Shape of a tensor.
 
         Raises:
-          KeyError: there is none of this name.
+          KeyError: there is no tensor of this name.
         """
-        return self._places[name].shape
+        return self._locations[name].shape
 
     def dtype(self, name: str) -> str:
-        """Of one tensor: numpy's name, or TensorFlow's number where numpy has no such type.
+        """Dtype of a tensor: numpy's name, or TensorFlow's number if numpy has no such type.
 
         Raises:
-          KeyError: there is none of this name.
+          KeyError: there is no tensor of this name.
         """
-        number = self._places[name].dtype
+        number = self._locations[name].dtype
         return DTYPES[number].name if number in DTYPES else f"number {number} of TensorFlow"
 
     def read(self, name: str) -> np.ndarray:
-        """One tensor, checked; on disk a read-only view of the file, from a store a copy.
+        """Read a tensor and verify its checksum; from disk a read-only memory map, from an object store a copy.
 
         Raises:
-          KeyError: there is none of this name.
-          UserError: its bytes are not those that were written, or its dtype is none that numpy has.
+          KeyError: there is no tensor of this name.
+          UserError: the tensor is damaged, or numpy does not have its dtype.
         """
-        place = self._places[name]
-        path = shard_path(self._prefix, place.shard, self._num_shards)
-        dtype = DTYPES.get(place.dtype)
-        require(dtype is not None, f"{self._index}: tensor '{name}' has TensorFlow's dtype {place.dtype}: unsupported")
-        raw = _read_bytes(path, place.offset, place.size)
-        if _stored_crc(raw) != place.crc:
+        location = self._locations[name]
+        path = shard_path(self._prefix, location.shard, self._num_shards)
+        dtype = DTYPES.get(location.dtype)
+        require(
+            dtype is not None, f"{self._index}: tensor '{name}' has TensorFlow's dtype {location.dtype}: unsupported"
+        )
+        raw = _read_bytes(path, location.offset, location.size)
+        if _stored_crc(raw) != location.crc:
             raise UserError(f"{path}: tensor '{name}' is damaged (CRC-32C); copy or download the file again")
-        return raw.view(dtype).reshape(place.shape)
+        return raw.view(dtype).reshape(location.shape)
 
     def _read_header(self, value: bytes) -> int:
         header = self._parse(_Header, value, "the header")
-        require(header.num_shards > 0, f"{self._index}: no checkpoint of TensorFlow: it has no header")
+        require(header.num_shards > 0, f"{self._index}: not a checkpoint of TensorFlow: it has no header")
         require(header.endianness == 0, f"{self._index}: written on a big-endian machine, which is not supported")
         newer = header.version.min_consumer > VERSION
-        require(not newer, f"{self._index}: its format {header.version.min_consumer} is newer than is known: {VERSION}")
+        require(
+            not newer, f"{self._index}: its format {header.version.min_consumer} is newer than the supported {VERSION}"
+        )
         return header.num_shards
 
-    def _read_place(self, name: str, value: bytes) -> _Place:
+    def _read_location(self, name: str, value: bytes) -> _TensorLocation:
         entry = self._parse(_Entry, value, f"tensor '{name}'")
         if entry.slices:
             advice = "save it again without a partitioner"
@@ -207,7 +210,7 @@ class TensorBundle:
         whole = dtype is None or entry.size == dtype.itemsize * np.prod(shape, dtype=object)
         if not whole or not 0 <= entry.shard_id < self._num_shards or min(entry.offset, *shape, 0) < 0:
             raise UserError(f"{self._index}: the entry of tensor '{name}' contradicts itself; copy the file again")
-        return _Place(entry.dtype, shape, entry.shard_id, entry.offset, entry.size, entry.crc32c)
+        return _TensorLocation(entry.dtype, shape, entry.shard_id, entry.offset, entry.size, entry.crc32c)
 
     def _parse(self, message: Any, value: bytes, what: str) -> Any:
         try:
@@ -215,16 +218,18 @@ class TensorBundle:
         except DecodeError as error:
             raise UserError(f"{self._index}: {what} cannot be read; copy or download the file again") from error
 
-    def _check_shards(self, places: Mapping[str, _Place]) -> None:
+    def _check_shards(self, locations: Mapping[str, _TensorLocation]) -> None:
         for shard in range(self._num_shards):
             path = shard_path(self._prefix, shard, self._num_shards)
-            inside = {name: place for name, place in places.items() if place.shard == shard}
+            inside = {name: location for name, location in locations.items() if location.shard == shard}
             if not path.exists():
-                raise UserError(f"{path} is missing, with {len(inside)} tensors: copy it beside {self._index.name}")
+                raise UserError(
+                    f"{path} is missing, with {len(inside)} tensors: copy it to the directory of {self._index.name}"
+                )
             with path.open("rb") as file:
                 size = file.seek(0, 2)
-            for name, place in inside.items():
-                if place.offset + place.size > size:
+            for name, location in inside.items():
+                if location.offset + location.size > size:
                     raise UserError(f"{path}: truncated, tensor '{name}' is not in it; copy or download it again")
 
 
@@ -232,7 +237,7 @@ def _absent(prefix: StoredPath) -> str:
     if is_table(prefix):
         advice = "save it again with TensorFlow's tf.train.Saver, which writes V2"
         return f"{prefix}: a checkpoint of TensorFlow's format V1 (one file), which is not supported: {advice}"
-    return f"{index_path(prefix)} is missing: {prefix} is no checkpoint of TensorFlow"
+    return f"{index_path(prefix)} is missing: {prefix} is not a checkpoint of TensorFlow"
 
 
 def _read_bytes(path: StoredPath, offset: int, size: int) -> np.ndarray:
@@ -245,7 +250,7 @@ def _read_bytes(path: StoredPath, offset: int, size: int) -> np.ndarray:
 
 
 def _stored_crc(raw: np.ndarray) -> int:
-    """As an entry has it, of uint8[bytes]."""
+    """The CRC-32C in the form of an entry, of uint8[bytes]."""
     crc = 0
     for start in range(0, raw.size, CRC_BYTES):
         crc = google_crc32c.extend(crc, raw[start : start + CRC_BYTES].tobytes())
@@ -253,17 +258,17 @@ def _stored_crc(raw: np.ndarray) -> int:
 
 
 def write(prefix: StoredPath, tensors: Mapping[str, np.ndarray], block_bytes: int = leveldb_table.BLOCK_BYTES) -> None:
-    """A checkpoint that TensorFlow reads, in one shard; the same tensors give the same bytes.
+    """Write a checkpoint in one shard that TensorFlow reads; equal tensors give equal bytes.
 
-    The index comes last: before it is there, there is no checkpoint.
+    The index is written last, so that an interrupted write leaves no checkpoint.
 
     Args:
       prefix: path without ``.index``; its directory exists.
-      tensors: by name; each is asked for once, in the order of the names.
+      tensors: by name; each is read once, in the order of the names.
       block_bytes: of the index; see make_table.
 
     Raises:
-      UserError: a dtype that TensorFlow has not.
+      UserError: TensorFlow does not have a tensor's dtype.
     """
     numbers = {dtype: number for number, dtype in DTYPES.items()}
     header = _Header(num_shards=1)
@@ -273,7 +278,9 @@ def write(prefix: StoredPath, tensors: Mapping[str, np.ndarray], block_bytes: in
         for key, name in sorted((name.encode(), name) for name in tensors):
             array = np.asarray(tensors[name])
             dtype = array.dtype.newbyteorder("<")
-            require(dtype in numbers, f"{prefix}: tensor '{name}' is of {array.dtype}, which TensorFlow has not")
+            require(
+                dtype in numbers, f"{prefix}: tensor '{name}' has dtype {array.dtype}, which TensorFlow does not have"
+            )
             raw = np.ascontiguousarray(array, dtype).reshape(-1).view(np.uint8)
             entry = _Entry(dtype=numbers[dtype], offset=offset, size=raw.size, crc32c=_stored_crc(raw))
             for size in array.shape:

@@ -1,4 +1,4 @@
-"""Tensors of a directory as `transformers` writes it, whole or in shards: safetensors, or pickles.
+"""Reads and writes weights of `transformers`, whole or in shards: safetensors or pickles.
 
 Names of the files: huggingface/transformers src/transformers/utils/__init__.py (v4.46.3 and v5.23.0 alike).
 """
@@ -7,31 +7,31 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import ml_dtypes  # noqa: F401 (numpy learns the name bfloat16 from it)
+import ml_dtypes  # noqa: F401 (registers the dtype bfloat16 in numpy)
 import numpy as np
 import safetensors
 import safetensors.numpy
 
 from bert_jax.convert.formats import torch_checkpoint
-from bert_jax.convert.tensors import BUFFERS, WEIGHT_TYPES, LazyTensors, Stored, no_weight
+from bert_jax.convert.tensors import BUFFERS, WEIGHT_TYPES, LazyTensor, LazyTensors, weight_dtype_message
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath, read_json_object
 
 SAFETENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
 TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-"""Safetensors' name of a type -> numpy's."""
+"""Safetensors' name of a dtype -> numpy's."""
 OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
 def open_tensors(directory: StoredPath) -> LazyTensors:
-    """Every tensor of a model's directory, under its name there, read when it is asked for.
+    """Every tensor of a model's directory by name, read on access.
 
     Args:
       directory: on disk (storage.download_if_needed).
 
     Raises:
-      UserError: there is no checkpoint, or it is damaged, or a shard is missing; a pickle wants to execute code, or
-        torch is missing for it; later: a tensor that is asked for has a type that is no weight's.
+      UserError: the checkpoint or a shard is missing or damaged; a pickle would execute code, or torch is missing; on
+        access: a tensor's dtype is not one of weights.
     """
     place = Path(directory)
     openers = {SAFETENSORS: open_safetensors, PICKLE: open_pickle}
@@ -41,16 +41,16 @@ def open_tensors(directory: StoredPath) -> LazyTensors:
         if (place / f"{name}.index.json").exists():
             return _weights(_shards(place / f"{name}.index.json", opener))
     looked_for = ", ".join(name + end for name in openers for end in ("", ".index.json"))
-    raise UserError(f"{directory}: no checkpoint of Hugging Face's there: looked for {looked_for}")
+    raise UserError(f"{directory}: no Hugging Face checkpoint: looked for {looked_for}")
 
 
 def _weights(tensors: LazyTensors) -> LazyTensors:
-    """Under today's names."""
-    found = {}
-    for name, tensor in tensors.stored.items():
+    """The tensors, with old names replaced."""
+    renamed = {}
+    for name, tensor in tensors.lazy_tensors.items():
         old = next((old for old in OLD_NAMES if name.endswith(old)), None)
-        found[name.removesuffix(old) + OLD_NAMES[old] if old else name] = tensor
-    return LazyTensors(found)
+        renamed[name.removesuffix(old) + OLD_NAMES[old] if old else name] = tensor
+    return LazyTensors(renamed)
 
 
 def _shards(index: Path, opener: Callable[[Path], LazyTensors]) -> LazyTensors:
@@ -58,26 +58,26 @@ def _shards(index: Path, opener: Callable[[Path], LazyTensors]) -> LazyTensors:
     weight_map = read_index(index)
     shards = {}
     for name in sorted(set(weight_map.values())):
-        if not os.path.isfile(index.parent / name):  # noqa: PTH113 (pathlib's raises if a name is too long)
-            raise UserError(f"{index}: names the shard {name}, which is not there: fetch it, too")
-        shards[name] = opener(index.parent / name).stored
+        if not os.path.isfile(index.parent / name):  # noqa: PTH113 (pathlib raises if a name is too long)
+            raise UserError(f"{index}: names the shard {name}, which is missing: fetch it, too")
+        shards[name] = opener(index.parent / name).lazy_tensors
     for name, shard in weight_map.items():
         if name not in shards[shard]:
-            raise UserError(f"{index}: tensor '{name}' is not in {shard}: the two are of different checkpoints")
+            raise UserError(f"{index}: tensor '{name}' is not in {shard}: they belong to different checkpoints")
     return LazyTensors({name: shards[shard][name] for name, shard in weight_map.items()})
 
 
 def read_index(index: Path) -> dict[str, str]:
-    """Tensor -> file beside the index.
+    """Tensor name -> file name in the index's directory.
 
     Raises:
-      UserError: it is no index, or leads out of its directory.
+      UserError: the file is not an index, or names a file in another directory.
     """
     weight_map = read_json_object(index, "fetch it again").get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise UserError(f"{index}: no index of shards (JSON with 'weight_map'): fetch it again")
+        raise UserError(f"{index}: not an index of shards (JSON with 'weight_map'): fetch it again")
     if any(Path(name).name != name for name in weight_map.values()):
-        raise UserError(f"{index}: names a shard in another directory: put all shards beside it")
+        raise UserError(f"{index}: names a shard in another directory: put all shards into its directory")
     return weight_map
 
 
@@ -85,40 +85,40 @@ def open_safetensors(path: Path) -> LazyTensors:
     """The tensors of one file.
 
     Raises:
-      UserError: it is damaged; later: a type that is no weight's.
+      UserError: the file is damaged; on access: a tensor's dtype is not one of weights.
     """
     try:
-        # It stays open as long as a tensor's reader is held.
+        # The file stays open as long as a reader of one of its tensors exists.
         file = safetensors.safe_open(path, framework="numpy")
     except (OSError, safetensors.SafetensorError) as error:
         raise UserError(f"{path}: truncated or damaged: fetch it again ({' '.join(str(error).split())})") from error
     return LazyTensors({name: _stored(file, name, path) for name in file.keys()})  # noqa: SIM118 (not a dict)
 
 
-def _stored(file: safetensors.safe_open, name: str, path: Path) -> Stored:
+def _stored(file: safetensors.safe_open, name: str, path: Path) -> LazyTensor:
     header = file.get_slice(name)
     dtype = TYPES.get(header.get_dtype(), header.get_dtype())
 
     def read() -> np.ndarray:
         if dtype not in WEIGHT_TYPES and not name.endswith(BUFFERS):
-            raise UserError(no_weight(path, name, dtype))
+            raise UserError(weight_dtype_message(path, name, dtype))
         return file.get_tensor(name)
 
-    return Stored(tuple(header.get_shape()), dtype, read)
+    return LazyTensor(tuple(header.get_shape()), dtype, read)
 
 
 def open_pickle(path: Path) -> LazyTensors:
-    """The tensors of one file of torch.save that is a plain state dict; see torch_checkpoint.load."""
-    return torch_checkpoint.open_state(torch_checkpoint.load(path), path)
+    """The tensors of a file of torch.save with a plain state dict; see torch_checkpoint.load."""
+    return torch_checkpoint.lazy_state_dict(torch_checkpoint.load(path), path)
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
-    """A file as `transformers` opens it."""
-    # The library writes an array's memory as it lies there, transposed or not.
+    """Write a file that `transformers` reads."""
+    # The library writes an array's memory without regard to its strides.
     whole = {name: np.asarray(array, order="C") for name, array in tensors.items()}
     safetensors.numpy.save_file(whole, path, metadata={"format": "pt"})
 
 
 def write_pickle(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
-    """A plain state dict; see torch_checkpoint.save."""
+    """Write a plain state dict; see torch_checkpoint.save."""
     torch_checkpoint.save(path, tensors)

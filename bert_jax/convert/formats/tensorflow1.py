@@ -1,7 +1,7 @@
-"""Checkpoints of Google's original BERT and ALBERT (TensorFlow 1), read and written without TensorFlow.
+"""Reads and writes checkpoints of Google's BERT and ALBERT (TensorFlow 1) without TensorFlow.
 
-A directory holds ``bert_config.json`` or ``albert_config.json``, ``bert_model.ckpt.index``,
-``bert_model.ckpt.data-00000-of-00001`` and a vocabulary, which is not looked at here. Names: tensorflow1_names.py.
+A directory has ``bert_config.json`` or ``albert_config.json``, ``bert_model.ckpt.index``,
+``bert_model.ckpt.data-00000-of-00001`` and a vocabulary, which this module does not read. Names: tensorflow1_names.py.
 """
 
 import functools
@@ -16,18 +16,18 @@ import numpy as np
 from bert_jax.convert.formats import tensor_bundle, tensorflow1_names
 from bert_jax.convert.formats.tensor_bundle import TensorBundle
 from bert_jax.convert.formats.tensorflow1_config import google_config, read_config
-from bert_jax.convert.formats.tensorflow1_names import GLOBAL_STEP, SLOTS, to_huggingface, to_tensorflow
-from bert_jax.convert.hf_model import Form
-from bert_jax.convert.tensors import LazyTensors, Stored
+from bert_jax.convert.formats.tensorflow1_names import GLOBAL_STEP, SLOTS, huggingface_name, tensorflow_name
+from bert_jax.convert.hf_model import HuggingFaceModel
+from bert_jax.convert.tensors import LazyTensor, LazyTensors
 from bert_jax.errors import UserError, require
 from bert_jax.storage import StoredPath, make_directory, write_atomic
 
-Moments = tuple[int, dict[str, np.ndarray], dict[str, np.ndarray]]
-"""Steps taken; first and second moments under Hugging Face's names, in their layout."""
+AdamMoments = tuple[int, dict[str, np.ndarray], dict[str, np.ndarray]]
+"""Number of steps; first and second moments with the names and layout of transformers."""
 
 CHECKPOINT = "bert_model.ckpt"
 
-# transformers' modules have these beside the tensors they are tied to, or computed from nothing.
+# transformers stores these copies of tied tensors, and constants.
 TIED = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
@@ -37,26 +37,26 @@ TIED = {
 BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 
 
-def found(source: StoredPath) -> StoredPath | None:
-    """The prefix of the checkpoint at a place; None if there is none.
+def find_checkpoint(source: StoredPath) -> StoredPath | None:
+    """The prefix of the checkpoint at a path, or None.
 
     Args:
       source: a directory with a checkpoint, or a checkpoint's prefix or ``.index`` file.
 
     Raises:
-      UserError: a directory holds several, and no file `checkpoint` that names one of them as the newest.
+      UserError: the directory has several, and no file `checkpoint` that names one of them as the newest.
     """
     if source.name.endswith(".index") and source.is_file():
         return source.parent / source.name.removesuffix(".index")
     if not source.is_dir():
-        there = tensor_bundle.index_path(source).exists() or tensor_bundle.is_table(source)
-        return source if there else None
+        exists = tensor_bundle.index_path(source).exists() or tensor_bundle.is_table(source)
+        return source if exists else None
     names = sorted(entry.name for entry in source.iterdir() if ".ckpt" in entry.name)
     prefixes = [name.removesuffix(".index") for name in names if name.endswith(".index")]
     if len(prefixes) > 1:
         return source / _newest(source, prefixes)
     if not prefixes:
-        # A checkpoint of the format V1 is one file; opening it says so.
+        # A checkpoint of the format V1 is one file; opening it raises an error that explains this.
         prefixes = [
             name for name in names if re.search(r"\.ckpt(-\w+)?$", name) and tensor_bundle.is_table(source / name)
         ]
@@ -64,7 +64,7 @@ def found(source: StoredPath) -> StoredPath | None:
 
 
 def _newest(directory: StoredPath, prefixes: list[str]) -> str:
-    """What TensorFlow's file `checkpoint` says; a path in it may be of another machine, only its name counts."""
+    """The checkpoint that TensorFlow's file `checkpoint` names; its directory may be of another machine."""
     state = directory / "checkpoint"
     text = state.read_bytes().decode(errors="replace") if state.exists() else ""
     match = re.search(r'^model_checkpoint_path: "(?:.*/)?([^/"]+)"', text, re.MULTILINE)
@@ -73,61 +73,63 @@ def _newest(directory: StoredPath, prefixes: list[str]) -> str:
     raise UserError(f"{directory} holds several checkpoints: name one of {', '.join(prefixes)}")
 
 
-class _Weights(LazyTensors):
-    """A model's tensors under Hugging Face's names, each read when it is asked for."""
+class _HuggingFaceTensors(LazyTensors):
+    """A model's tensors by their names in transformers, read on access."""
 
     def __init__(self, bundle: TensorBundle, family: str, source: str):
         self._bundle = bundle
-        self._places: dict[str, tuple[str, bool]] = {}
+        self._locations: dict[str, tuple[str, bool]] = {}
         for name in bundle.names():
             if not tensorflow1_names.is_optimizer_state(name):
-                theirs, transposed = to_huggingface(name, family, source)
-                self._places[theirs] = (name, transposed)
-        super().__init__({name: self._stored(name) for name in self._places})
+                hf_name, transposed = huggingface_name(name, family, source)
+                self._locations[hf_name] = (name, transposed)
+        super().__init__({name: self._stored(name) for name in self._locations})
 
-    def _stored(self, name: str) -> Stored:
-        own, transposed = self._places[name]
-        shape = self._bundle.shape(own)
-        return Stored(
-            shape[::-1] if transposed else shape, self._bundle.dtype(own), functools.partial(self.read_slot, name, "")
+    def _stored(self, name: str) -> LazyTensor:
+        stored_name, transposed = self._locations[name]
+        shape = self._bundle.shape(stored_name)
+        return LazyTensor(
+            shape[::-1] if transposed else shape,
+            self._bundle.dtype(stored_name),
+            functools.partial(self.read_slot, name, ""),
         )
 
     def tensorflow_name(self, name: str) -> str:
-        return self._places[name][0]
+        return self._locations[name][0]
 
     def read_slot(self, name: str, slot: str) -> np.ndarray:
-        """`slot` is what follows the tensor's name; "" is the tensor itself."""
-        own, transposed = self._places[name]
-        array = self._bundle.read(own + slot)
+        """Read an optimizer slot; `slot` is its suffix, "" for the tensor itself."""
+        stored_name, transposed = self._locations[name]
+        array = self._bundle.read(stored_name + slot)
         return array.T if transposed else array
 
 
-def read(source: StoredPath) -> Form:
-    """A checkpoint as transformers would save it; without the optimizer's state.
+def read(source: StoredPath) -> HuggingFaceModel:
+    """Read a checkpoint without the optimizer's state.
 
     Args:
-      source: as for `found`; the config lies beside the checkpoint.
+      source: as for `find_checkpoint`; the config is in the checkpoint's directory.
 
     Raises:
-      UserError: there is no checkpoint or no config, they are damaged, or of a kind that is not supported; or a tensor
-        is none of Google's. A tensor that is missing is noticed by who asks for it.
+      UserError: checkpoint or config are missing, damaged or not supported, or a tensor name is unknown. Missing
+        tensors are detected by `from_huggingface`.
     """
     prefix, config, weights, _ = _open(source)
     config["architectures"] = [_architecture(config["model_type"], weights)]
-    return Form(config, weights, str(prefix))
+    return HuggingFaceModel(config, weights, str(prefix))
 
 
-def _open(source: StoredPath) -> tuple[StoredPath, dict[str, Any], _Weights, TensorBundle]:
-    prefix = found(source)
-    require(prefix is not None, f"{source} is no checkpoint of TensorFlow: it needs a file *.ckpt.index")
+def _open(source: StoredPath) -> tuple[StoredPath, dict[str, Any], _HuggingFaceTensors, TensorBundle]:
+    prefix = find_checkpoint(source)
+    require(prefix is not None, f"{source} is not a checkpoint of TensorFlow: it needs a file *.ckpt.index")
     bundle = TensorBundle(prefix)
     config = read_config(prefix.parent)
-    return prefix, config, _Weights(bundle, config["model_type"], str(prefix)), bundle
+    return prefix, config, _HuggingFaceTensors(bundle, config["model_type"], str(prefix)), bundle
 
 
 def _architecture(family: str, names: Mapping[str, np.ndarray]) -> str:
-    """The class of transformers that has these heads and no other."""
-    heads = {
+    """The class of transformers that has exactly these heads."""
+    suffixes = {
         "cls.seq_relationship.weight": "ForPreTraining",
         "sop_classifier.classifier.weight": "ForPreTraining",
         "cls.predictions.bias": "ForMaskedLM",
@@ -135,19 +137,20 @@ def _architecture(family: str, names: Mapping[str, np.ndarray]) -> str:
         "classifier.weight": "ForSequenceClassification",
         "qa_outputs.weight": "ForQuestionAnswering",
     }
-    return family.capitalize() + next((suffix for name, suffix in heads.items() if name in names), "Model")
+    return family.capitalize() + next((suffix for name, suffix in suffixes.items() if name in names), "Model")
 
 
-def read_moments(source: StoredPath) -> Moments | None:
-    """Steps taken and the optimizer's moments; None if the checkpoint has no moments.
+def read_moments(source: StoredPath) -> AdamMoments | None:
+    """The number of steps and the optimizer's moments; None if the checkpoint has no moments.
 
-    A pooler may lack them: what the loss does not depend on got no slots (SQuAD, or pretraining without pairs).
+    A pooler may lack them: TensorFlow makes no slots for variables that the loss does not depend on (SQuAD, or
+    pretraining without pairs).
 
     Args:
-      source: as for `found`.
+      source: as for `find_checkpoint`.
 
     Raises:
-      UserError: as `read` does; or only part of the moments is there, or they are of another optimizer.
+      UserError: as `read`; or some moments are missing, or belong to another optimizer.
     """
     prefix, _, weights, bundle = _open(source)
     names = set(bundle.names())
@@ -155,12 +158,13 @@ def read_moments(source: StoredPath) -> Moments | None:
     if not slots:
         other = next((name for name in sorted(names) if name.endswith(tensorflow1_names.OTHER_SLOTS)), None)
         require(
-            other is None, f"{prefix}: '{other}' is of an optimizer that is not supported: only BERT's Adam and LAMB"
+            other is None,
+            f"{prefix}: '{other}' belongs to an optimizer that is not supported: only BERT's Adam and LAMB are",
         )
         return None
-    require(GLOBAL_STEP in names, f"{prefix}: has moments, but no {GLOBAL_STEP}: the checkpoint is not whole")
-    whole = bundle.shape(GLOBAL_STEP) == () and bundle.dtype(GLOBAL_STEP) in ("int32", "int64")
-    require(whole, f"{prefix}: {GLOBAL_STEP} is not one whole number: the checkpoint is not whole")
+    require(GLOBAL_STEP in names, f"{prefix}: has moments, but no {GLOBAL_STEP}: the checkpoint is incomplete")
+    is_integer = bundle.shape(GLOBAL_STEP) == () and bundle.dtype(GLOBAL_STEP) in ("int32", "int64")
+    require(is_integer, f"{prefix}: {GLOBAL_STEP} is not an integer: the checkpoint is damaged")
     kept = []
     for name in weights:
         missing = [slot for slot in SLOTS if weights.tensorflow_name(name) + slot not in slots]
@@ -168,11 +172,9 @@ def read_moments(source: StoredPath) -> Moments | None:
             kept.append(name)
         elif len(missing) == 1 or not _may_lack_moments(name):
             what = weights.tensorflow_name(name) + missing[0]
-            raise UserError(
-                f"{prefix}: '{what}' is missing, while other moments are there: the checkpoint is not whole"
-            )
+            raise UserError(f"{prefix}: '{what}' is missing, but other moments exist: the checkpoint is incomplete")
     orphans = slots - {weights.tensorflow_name(name) + slot for name in kept for slot in SLOTS}
-    require(not orphans, f"{prefix}: '{min(orphans, default='')}' belongs to no tensor: the checkpoint is not whole")
+    require(not orphans, f"{prefix}: '{min(orphans, default='')}' belongs to no tensor: the checkpoint is incomplete")
     first, second = ({name: weights.read_slot(name, slot) for name in kept} for slot in SLOTS)
     return int(bundle.read(GLOBAL_STEP)), first, second
 
@@ -181,23 +183,23 @@ def _may_lack_moments(name: str) -> bool:
     return ".pooler." in name
 
 
-def write(form: Form, directory: StoredPath, moments: Moments | None = None) -> None:
-    """A directory that Google's code reads: its config and ``bert_model.ckpt``. No vocabulary.
+def write(hf_model: HuggingFaceModel, directory: StoredPath, moments: AdamMoments | None = None) -> None:
+    """Write a directory that Google's code reads: config and ``bert_model.ckpt``, without vocabulary.
 
     Args:
-      form: a BERT or an ALBERT; ties to the embeddings that transformers spells out are left out.
-      directory: made if it is not there; holds no checkpoint of this name.
-      moments: also written, with the number of steps; without them the checkpoint is one to start from.
+      hf_model: a BERT or an ALBERT; tied copies of tensors are not written.
+      directory: created if it does not exist; must not have a checkpoint of this name.
+      moments: also written, with the number of steps, if given.
 
     Raises:
-      UserError: there is a checkpoint already, the model is none that Google's code builds, or moments are missing.
+      UserError: a checkpoint exists already, Google's code does not support the model, or moments are incomplete.
     """
     prefix = directory / CHECKPOINT
     exists = tensor_bundle.index_path(prefix).exists()
     require(not exists, f"{prefix}.index exists already: choose another destination, or remove it")
-    config = google_config(form)
-    family = form.config["model_type"]
-    tensors = _Renamed(form, family)
+    config = google_config(hf_model)
+    family = hf_model.config["model_type"]
+    tensors = _TensorFlowTensors(hf_model, family)
     if moments is not None:
         tensors.add_moments(*moments)
     make_directory(directory)
@@ -206,57 +208,61 @@ def write(form: Form, directory: StoredPath, moments: Moments | None = None) -> 
     tensor_bundle.write(prefix, tensors)
 
 
-class _Renamed(Mapping[str, np.ndarray]):
-    """A form's tensors under TensorFlow's names, each fetched when it is asked for."""
+class _TensorFlowTensors(Mapping[str, np.ndarray]):
+    """A model's tensors by their names in TensorFlow, read on access."""
 
-    def __init__(self, form: Form, family: str):
-        self._form, self._family = form, family
-        self._made: dict[str, Callable[[], np.ndarray]] = {}
+    def __init__(self, hf_model: HuggingFaceModel, family: str):
+        self._hf_model, self._family = hf_model, family
+        self._readers: dict[str, Callable[[], np.ndarray]] = {}
         self._names: list[str] = []
-        for name in form.tensors:
+        for name in hf_model.tensors:
             if name.endswith(BUFFERS):
                 continue
             if name in TIED:
                 self._check_tied(name)
                 continue
             self._names.append(name)
-            self._add(name, form.tensors, "")
+            self._add(name, hf_model.tensors, "")
 
     def _check_tied(self, name: str) -> None:
-        tensors, twin = self._form.tensors, TIED[name]
+        tensors, twin = self._hf_model.tensors, TIED[name]
         equal = twin in tensors and np.array_equal(tensors[name], tensors[twin])
-        require(equal, f"{self._form.source}: '{name}' is not tied to '{twin}'; TensorFlow 1's code has one for both")
+        require(
+            equal,
+            f"{self._hf_model.source}: '{name}' is not tied to '{twin}': TensorFlow 1's code has one tensor for both",
+        )
 
     def _add(self, name: str, tensors: Mapping[str, np.ndarray], slot: str) -> None:
-        own, transposed = to_tensorflow(name, self._family, self._form.source)
-        self._made[own + slot] = (lambda: tensors[name].T) if transposed else (lambda: tensors[name])
+        stored_name, transposed = tensorflow_name(name, self._family, self._hf_model.source)
+        self._readers[stored_name + slot] = (lambda: tensors[name].T) if transposed else (lambda: tensors[name])
 
     def add_moments(self, step: int, first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -> None:
-        """Slots of every tensor, and the step.
+        """Add the slots of every tensor, and the step.
 
         Raises:
-          UserError: a tensor has no moments, or moments have no tensor.
+          UserError: a tensor has no moments, or moments belong to no tensor.
         """
         for moments, slot in zip((first, second), SLOTS, strict=True):
             stray = sorted(set(moments) - set(self._names))
             require(
-                not stray, f"{self._form.source}: moments of '{stray[0] if stray else ''}', which is no tensor of it"
+                not stray,
+                f"{self._hf_model.source}: moments of '{stray[0] if stray else ''}', which the model does not have",
             )
             for name in self._names:
                 both_lack = name not in first and name not in second
                 if name in moments:
                     self._add(name, moments, slot)
                 elif not (both_lack and _may_lack_moments(name)):
-                    raise UserError(f"{self._form.source}: '{name}' has no moments ({slot[1:]}): give all or none")
-        self._made[GLOBAL_STEP] = lambda: np.asarray(step, np.int64)
+                    raise UserError(f"{self._hf_model.source}: '{name}' has no moments ({slot[1:]}): give all or none")
+        self._readers[GLOBAL_STEP] = lambda: np.asarray(step, np.int64)
 
     def __getitem__(self, name: str) -> np.ndarray:
-        array = self._made[name]()
-        # Google's code has float32 variables, and TensorFlow restores no other dtype into them.
+        array = self._readers[name]()
+        # Google's code has float32 variables, and TensorFlow does not convert dtypes on restore.
         return array.astype(np.float32) if array.dtype in (np.float16, ml_dtypes.bfloat16) else array
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._made)
+        return iter(self._readers)
 
     def __len__(self) -> int:
-        return len(self._made)
+        return len(self._readers)

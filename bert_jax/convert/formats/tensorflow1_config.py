@@ -1,4 +1,4 @@
-"""The settings of Google's BERT and ALBERT (``bert_config.json``, ``albert_config.json``) and those of transformers.
+"""Converts configs of Google's BERT and ALBERT (``bert_config.json``, ``albert_config.json``) to and from transformers.
 
 Sources: google-research/bert, modeling.py (0017e7e); google-research/albert, modeling.py (507021d); transformers 5.23,
 configuration_bert.py and configuration_albert.py.
@@ -7,12 +7,12 @@ configuration_bert.py and configuration_albert.py.
 from typing import Any
 
 from bert_jax.convert.formats.tensorflow1_names import FAMILIES
-from bert_jax.convert.hf_model import Form
+from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.errors import UserError, require
 from bert_jax.storage import StoredPath, read_json_object
 
 EPSILON = 1e-12
-"""Of LayerNorm: tf.contrib.layers.layer_norm has it built in, config files do not say it."""
+"""Of LayerNorm: fixed in tf.contrib.layers.layer_norm, and not in the config files."""
 _BERT_DEFAULTS = {
     "hidden_size": 768,
     "num_hidden_layers": 12,
@@ -39,13 +39,13 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "attention_probs_dropout_prob": 0.0,
     },
 }
-"""What Google's BertConfig and AlbertConfig take for a setting that the file lacks; vocab_size has to be there."""
+"""Defaults of Google's BertConfig and AlbertConfig; vocab_size has none."""
 
 # Google's "gelu" is the exact one (erf) in BERT's first code, and since commit bee6030 (see CyberZHG/keras-bert, issue
-# 129) the approximation with tanh, under the same name; in ALBERT it is the approximation. The files do not say which
-# one a model was trained with. transformers publishes all of Google's BERTs with "gelu", the exact one, and its default
-# for an ALBERT is "gelu_new", the approximation: so do we. Where we wrote the file, GELU_KIND says which; Google's code
-# carries unknown keys along.
+# 129) the approximation with tanh, under the same name; in ALBERT it is the approximation. The files do not say
+# which one a model was trained with. transformers publishes all of Google's BERTs with "gelu", the exact one, and its
+# default for an ALBERT is "gelu_new", the approximation; bert_jax does the same. Files that bert_jax writes have
+# GELU_KIND; Google's code keeps unknown keys.
 GELU_KIND = "gelu_approximate"
 GELUS = {"none": "gelu", "tanh": "gelu_new"}
 UNMARKED_GELU = {"bert": "none", "albert": "tanh"}
@@ -53,13 +53,13 @@ OTHER_ACTIVATIONS = ("relu", "tanh", "linear")
 
 
 def read_config(directory: StoredPath) -> dict[str, Any]:
-    """Their ``config.json``, from Google's file; keys that Google's classes do not know are carried along."""
+    """Google's config as a config of transformers; unknown keys are kept."""
     files = {family: directory / f"{family}_config.json" for family in FAMILIES}
-    there = [family for family, file in files.items() if file.exists()]
-    if len(there) != 1:
-        state = "both" if there else "none"
+    present = [family for family, file in files.items() if file.exists()]
+    if len(present) != 1:
+        state = "both" if present else "none"
         raise UserError(f"{directory} needs one of bert_config.json and albert_config.json, and has {state} of them")
-    family, file = there[0], files[there[0]]
+    family, file = present[0], files[present[0]]
     config = DEFAULTS[family] | read_json_object(file, "copy or download it again")
     require("vocab_size" in config, f"{file} has no vocab_size: is it the config of a {family}?")
     config["model_type"] = family
@@ -77,23 +77,23 @@ def read_config(directory: StoredPath) -> dict[str, Any]:
 
 
 def _check_shape(config: dict[str, Any], source: str) -> None:
-    """Raise UserError for what Google's code and transformers build differently."""
+    """Raise UserError for configs from which Google's code and transformers build different models."""
     if config["model_type"] != "albert":
         return
     inner = config.get("inner_group_num", 1)
     require(inner == 1, f"{source}: inner_group_num {inner} is not supported: only 1 is")
-    # Google's code then leaves the projection out, transformers' has one.
+    # Google's code then has no projection, but transformers has one.
     same = config["embedding_size"] == config["hidden_size"]
     require(not same, f"{source}: an ALBERT whose embedding_size is its hidden_size is not supported")
 
 
-def google_config(form: Form) -> dict[str, Any]:
-    """Google's config of a form.
+def google_config(hf_model: HuggingFaceModel) -> dict[str, Any]:
+    """A config of transformers as a config of Google's code.
 
     Raises:
-      UserError: Google's code builds no such model.
+      UserError: Google's code does not support the model.
     """
-    config, source = form.config, form.source
+    config, source = hf_model.config, hf_model.source
     family = config["model_type"]
     supported = ", ".join(FAMILIES)
     require(family in FAMILIES, f"{source}: a {family} cannot be written for TensorFlow 1: only {supported}")

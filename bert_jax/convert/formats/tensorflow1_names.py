@@ -1,4 +1,4 @@
-"""What Google's TensorFlow 1 code calls the tensors of a BERT or an ALBERT, and what transformers does.
+"""Maps the tensor names of Google's TensorFlow 1 BERT and ALBERT to those of transformers, and back.
 
 Sources: google-research/bert, modeling.py (0017e7e) and run_squad.py (1cd50d7); google-research/albert, modeling.py
 (507021d), run_pretraining.py (4ae12a2), classifier_utils.py (1dcca98) and lamb_optimizer.py (6ca4dfd), whose heads and
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from bert_jax.errors import UserError
 
-# What lies in a scope of theirs: (name in TensorFlow, name in transformers, whether one is the other transposed).
+# The tensors of a scope: (suffix in TensorFlow, suffix in transformers, whether one is the transpose of the other).
 # tf.layers.dense keeps kernels as [inputs, outputs], torch.nn.Linear as [outputs, inputs]; heads that Google made with
 # tf.get_variable are [outputs, inputs] on both sides.
 _TENSOR = (("", "", False),)
@@ -20,10 +20,10 @@ _NORM = (("/gamma", ".weight", False), ("/beta", ".bias", False))
 _HEAD = (("/output_weights", ".weight", False), ("/output_bias", ".bias", False))
 
 _PARTS = ("query", "key", "value")
-_LAYER, _THEIR_LAYER = "bert/encoder/layer_{n}/", "bert.encoder.layer.{n}."
+_LAYER, _HF_LAYER = "bert/encoder/layer_{n}/", "bert.encoder.layer.{n}."
 _GROUP = "bert/encoder/transformer/group_{n}/inner_group_0/"
-_THEIR_GROUP = "albert.encoder.albert_layer_groups.{n}.albert_layers.0."
-# Of run_classifier.py and run_squad.py, by the same names in both families.
+_HF_GROUP = "albert.encoder.albert_layer_groups.{n}.albert_layers.0."
+# Heads of run_classifier.py and run_squad.py, with the same names in both families.
 _TASKS = (
     ("", "classifier", (("output_weights", ".weight", False), ("output_bias", ".bias", False))),
     ("cls/squad", "qa_outputs", _HEAD),
@@ -34,12 +34,12 @@ _SCOPES = {
         ("bert/embeddings/position_embeddings", "bert.embeddings.position_embeddings.weight", _TENSOR),
         ("bert/embeddings/token_type_embeddings", "bert.embeddings.token_type_embeddings.weight", _TENSOR),
         ("bert/embeddings/LayerNorm", "bert.embeddings.LayerNorm", _NORM),
-        *((f"{_LAYER}attention/self/{part}", f"{_THEIR_LAYER}attention.self.{part}", _DENSE) for part in _PARTS),
-        (f"{_LAYER}attention/output/dense", f"{_THEIR_LAYER}attention.output.dense", _DENSE),
-        (f"{_LAYER}attention/output/LayerNorm", f"{_THEIR_LAYER}attention.output.LayerNorm", _NORM),
-        (f"{_LAYER}intermediate/dense", f"{_THEIR_LAYER}intermediate.dense", _DENSE),
-        (f"{_LAYER}output/dense", f"{_THEIR_LAYER}output.dense", _DENSE),
-        (f"{_LAYER}output/LayerNorm", f"{_THEIR_LAYER}output.LayerNorm", _NORM),
+        *((f"{_LAYER}attention/self/{part}", f"{_HF_LAYER}attention.self.{part}", _DENSE) for part in _PARTS),
+        (f"{_LAYER}attention/output/dense", f"{_HF_LAYER}attention.output.dense", _DENSE),
+        (f"{_LAYER}attention/output/LayerNorm", f"{_HF_LAYER}attention.output.LayerNorm", _NORM),
+        (f"{_LAYER}intermediate/dense", f"{_HF_LAYER}intermediate.dense", _DENSE),
+        (f"{_LAYER}output/dense", f"{_HF_LAYER}output.dense", _DENSE),
+        (f"{_LAYER}output/LayerNorm", f"{_HF_LAYER}output.LayerNorm", _NORM),
         ("bert/pooler/dense", "bert.pooler.dense", _DENSE),
         ("cls/predictions/transform/dense", "cls.predictions.transform.dense", _DENSE),
         ("cls/predictions/transform/LayerNorm", "cls.predictions.transform.LayerNorm", _NORM),
@@ -53,12 +53,12 @@ _SCOPES = {
         ("bert/embeddings/token_type_embeddings", "albert.embeddings.token_type_embeddings.weight", _TENSOR),
         ("bert/embeddings/LayerNorm", "albert.embeddings.LayerNorm", _NORM),
         ("bert/encoder/embedding_hidden_mapping_in", "albert.encoder.embedding_hidden_mapping_in", _DENSE),
-        *((f"{_GROUP}attention_1/self/{part}", f"{_THEIR_GROUP}attention.{part}", _DENSE) for part in _PARTS),
-        (f"{_GROUP}attention_1/output/dense", f"{_THEIR_GROUP}attention.dense", _DENSE),
-        (f"{_GROUP}LayerNorm", f"{_THEIR_GROUP}attention.LayerNorm", _NORM),
-        (f"{_GROUP}ffn_1/intermediate/dense", f"{_THEIR_GROUP}ffn", _DENSE),
-        (f"{_GROUP}ffn_1/intermediate/output/dense", f"{_THEIR_GROUP}ffn_output", _DENSE),
-        (f"{_GROUP}LayerNorm_1", f"{_THEIR_GROUP}full_layer_layer_norm", _NORM),
+        *((f"{_GROUP}attention_1/self/{part}", f"{_HF_GROUP}attention.{part}", _DENSE) for part in _PARTS),
+        (f"{_GROUP}attention_1/output/dense", f"{_HF_GROUP}attention.dense", _DENSE),
+        (f"{_GROUP}LayerNorm", f"{_HF_GROUP}attention.LayerNorm", _NORM),
+        (f"{_GROUP}ffn_1/intermediate/dense", f"{_HF_GROUP}ffn", _DENSE),
+        (f"{_GROUP}ffn_1/intermediate/output/dense", f"{_HF_GROUP}ffn_output", _DENSE),
+        (f"{_GROUP}LayerNorm_1", f"{_HF_GROUP}full_layer_layer_norm", _NORM),
         ("bert/pooler/dense", "albert.pooler", _DENSE),
         ("cls/predictions/transform/dense", "predictions.dense", _DENSE),
         ("cls/predictions/transform/LayerNorm", "predictions.LayerNorm", _NORM),
@@ -69,20 +69,20 @@ _SCOPES = {
 }
 FAMILIES = tuple(_SCOPES)
 MODULE = "module/"
-"""Before every name in a checkpoint that was trained from TensorFlow Hub's module; it says nothing."""
+"""Prefix of every name in a checkpoint that was trained from TensorFlow Hub's module; it is ignored."""
 BEAM_HEAD = ("start_logits/", "end_logits/", "answer_class/")
-"""Scopes of run_squad_v2.py of ALBERT, whose head picks ends for each of the likeliest starts."""
+"""Scopes of ALBERT's run_squad_v2.py, whose head selects ends for each of the most probable starts."""
 
 GLOBAL_STEP = "global_step"
 SLOTS = ("/adam_m", "/adam_v")
 """First and second moment, of AdamWeightDecayOptimizer and LAMBOptimizer alike."""
 OTHER_SLOTS = ("/AdamWeightDecayOptimizer", "/AdamWeightDecayOptimizer_1", "/Adam", "/Adam_1", "/Momentum")
-"""Of other optimizers, as tf.train.Optimizer names slots; transformers' converter of old left out the first two."""
+"""Slots of other optimizers, by the naming of tf.train.Optimizer; transformers' old converter skipped the first two."""
 OTHER_STATE = ("beta1_power", "beta2_power")
 
 
-class Target(NamedTuple):
-    """What a tensor is on the other side."""
+class TensorName(NamedTuple):
+    """A tensor's name in the other library, and whether the tensor is transposed there."""
 
     name: str
     transposed: bool
@@ -90,58 +90,62 @@ class Target(NamedTuple):
 
 _RULES = {
     family: [
-        (scope + ours, module + theirs, transposed)
-        for scope, module, inside in scopes
-        for ours, theirs, transposed in inside
+        (scope + tensorflow_suffix, module + hf_suffix, transposed)
+        for scope, module, tensors in scopes
+        for tensorflow_suffix, hf_suffix, transposed in tensors
     ]
     for family, scopes in _SCOPES.items()
 }
-"""By family: name in TensorFlow, name in transformers, whether one is the other transposed; {n} is a number."""
+"""By family: name in TensorFlow, name in transformers, whether one is the transpose of the other; {n} is a number."""
 
 
-def to_huggingface(name: str, family: str, source: str) -> Target:
+def huggingface_name(name: str, family: str, source: str) -> TensorName:
     """The name in transformers of a tensor in a TensorFlow checkpoint.
 
     Args:
-      name: as `bert/encoder/layer_0/output/dense/kernel`.
+      name: for example `bert/encoder/layer_0/output/dense/kernel`.
       family: `bert` or `albert`.
       source: the checkpoint, for messages.
 
     Raises:
-      UserError: no rule knows the name.
+      UserError: the name is unknown.
     """
     plain = name.removeprefix(MODULE)
     if plain.startswith(BEAM_HEAD):
         advice = "use a pretrained model or one of run_squad_v1.py"
-        raise UserError(f"{source}: '{name}' is of run_squad_v2.py's beam search, which is not supported: {advice}")
+        raise UserError(
+            f"{source}: '{name}' belongs to run_squad_v2.py's beam search, which is not supported: {advice}"
+        )
     return _translate(plain, _RULES[family], family, source)
 
 
-def to_tensorflow(name: str, family: str, source: str) -> Target:
+def tensorflow_name(name: str, family: str, source: str) -> TensorName:
     """The name in a TensorFlow checkpoint of a tensor in transformers.
 
     Args:
-      name: as `bert.encoder.layer.0.output.dense.weight`.
+      name: for example `bert.encoder.layer.0.output.dense.weight`.
       family: `bert` or `albert`.
       source: where the tensor is, for messages.
 
     Raises:
-      UserError: no rule knows the name.
+      UserError: the name is unknown.
     """
-    flipped = [(theirs, ours, transposed) for ours, theirs, transposed in _RULES[family]]
+    flipped = [(hf, tensorflow, transposed) for tensorflow, hf, transposed in _RULES[family]]
     return _translate(name, flipped, family, source)
 
 
-def _translate(name: str, rules: list[tuple[str, str, bool]], family: str, source: str) -> Target:
+def _translate(name: str, rules: list[tuple[str, str, bool]], family: str, source: str) -> TensorName:
     for known, other, transposed in rules:
         if match := re.fullmatch(re.escape(known).replace(r"\{n\}", r"(\d+)"), name):
-            return Target(other.replace("{n}", match[1] if match.groups() else ""), transposed)
+            return TensorName(other.replace("{n}", match[1] if match.groups() else ""), transposed)
     number = re.search(r"\d+", name)
     filled = [known.replace("{n}", number[0] if number else "0") for known, _, _ in rules]
     nearest = difflib.get_close_matches(name, filled, n=1, cutoff=0)[0]
-    raise UserError(f"{source}: tensor '{name}' is none of Google's {family}; the nearest known name is '{nearest}'")
+    raise UserError(
+        f"{source}: tensor '{name}' is not part of Google's {family}; the nearest known name is '{nearest}'"
+    )
 
 
 def is_optimizer_state(name: str) -> bool:
-    """Whether a tensor of a checkpoint is none of the model's."""
+    """Whether a tensor of a checkpoint belongs to the optimizer and not to the model."""
     return name == GLOBAL_STEP or name in OTHER_STATE or name.endswith(SLOTS + OTHER_SLOTS)

@@ -1,7 +1,7 @@
-"""Files that `torch.save` wrote: read without executing anything, and told apart by their keys.
+"""Reads files of `torch.save` without executing code, and detects which program wrote them.
 
-Such a file is a pickle, and a pickle may call any function. torch's own unpickler (weights_only) calls none but those
-that make tensors; we let it make empty objects besides, in place of what trainers left beside their weights.
+Such a file is a pickle, and a pickle may call any function. torch's unpickler with weights_only calls only functions
+that create tensors. Here it may also create placeholders for objects that trainers store with their weights.
 """
 
 import argparse
@@ -19,13 +19,13 @@ from typing import Any, Literal
 import ml_dtypes
 import numpy as np
 
-from bert_jax.convert.tensors import BUFFERS, WEIGHT_TYPES, LazyTensors, Stored, no_weight
+from bert_jax.convert.tensors import BUFFERS, WEIGHT_TYPES, LazyTensor, LazyTensors, weight_dtype_message
 from bert_jax.errors import UserError, install_command
 
-Kind = Literal["state dict", "fairseq", "nvidia"]
+Writer = Literal["state dict", "fairseq", "nvidia"]
 LEGACY_PICKLES = 5
-"""A file of torch before 1.6 is so many pickles and then the tensors: magic number, protocol, system, object, keys."""
-LEFT_BY_TRAINERS = (
+"""Number of pickles before the tensors in files of torch before 1.6: magic number, protocol, system, object, keys."""
+TRAINER_CLASSES = (
     "__main__.",
     "enum.",
     "fairseq.",
@@ -43,19 +43,19 @@ LEFT_BY_TRAINERS = (
     "collections.defaultdict",
     "_codecs.encode",
 )
-"""Beginnings of names that may stand in a checkpoint of a trainer: settings (omegaconf, hydra, fairseq), counters
-(numpy), data loaders (NVIDIA). None of them is imported or called: each is `Inert`."""
+"""Prefixes of class names that checkpoints of trainers may contain: settings (omegaconf, hydra, fairseq), counters
+(numpy), data loaders (NVIDIA). None of them is imported or called: each becomes a `Placeholder`."""
 
 
-class Inert:
-    """Stands where the file wants an object of a class that we do not import; keeps what it was given."""
+class Placeholder:
+    """Replaces an object whose class is not imported; keeps its arguments and state."""
 
     def __init__(self, *arguments: Any):
         self.arguments = arguments
         self.state: Any = None
 
     def __new__(cls, *arguments: Any):
-        """The unpickler may leave __init__ out."""
+        """Set the attributes here, because the unpickler may skip __init__."""
         self = super().__new__(cls)
         self.arguments, self.state = arguments, None
         return self
@@ -64,32 +64,32 @@ class Inert:
         self.state = state
 
 
-def plain(value: Any) -> Any:
-    """Settings as dicts and lists, whether they were a Namespace, a dict or a pickled DictConfig of omegaconf.
+def to_plain(value: Any) -> Any:
+    """Settings as dicts and lists, from a Namespace, a dict or a pickled DictConfig of omegaconf.
 
-    What else is Inert becomes None. (omegaconf 2.0.6 dictconfig.py, listconfig.py and nodes.py: containers keep their
+    Other placeholders become None. (omegaconf 2.0.6 dictconfig.py, listconfig.py and nodes.py: containers keep their
     nodes in `_content`, leaves their value in `_val`; enums are pickled as a call with their value.)
     """
     if isinstance(value, argparse.Namespace):
-        return plain(vars(value))
+        return to_plain(vars(value))
     if isinstance(value, Mapping):
-        return {str(key): plain(child) for key, child in value.items()}
+        return {str(key): to_plain(child) for key, child in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(child) for child in value]
-    if isinstance(value, Inert):
+        return [to_plain(child) for child in value]
+    if isinstance(value, Placeholder):
         state = value.state if isinstance(value.state, dict) else {}
         inside = next((state[key] for key in ("_content", "_val") if key in state), None)
         if inside is None and len(value.arguments) == 1:
             inside = value.arguments[0]
-        return plain(inside)
+        return to_plain(inside)
     return value
 
 
 def require_torch(path: object) -> Any:
-    """The package torch, which is imported nowhere else here.
+    """Import torch.
 
     Raises:
-      UserError: it is not installed.
+      UserError: torch is not installed.
     """
     try:
         import torch
@@ -98,47 +98,47 @@ def require_torch(path: object) -> Any:
     return torch
 
 
-def load(path: Path, *, stand_ins: bool = False) -> Any:
-    """What `torch.save` was given, on the CPU; the tensors of a file since torch 1.6 stay on disk until they are used.
+def load(path: Path, *, placeholders: bool = False) -> Any:
+    """Load a file of `torch.save` to the CPU; tensors of torch 1.6 and later stay on disk until they are used.
 
     Args:
       path: a local file.
-      stand_ins: whether things that trainers leave in their checkpoints may stand in it, as Inert.
+      placeholders: whether to accept objects of trainers, as `Placeholder`.
 
     Raises:
-      UserError: torch is missing; there is no such file, it is damaged or no checkpoint; it wants to execute code.
+      UserError: torch is missing; the file is missing, damaged or not a checkpoint; it would execute code.
     """
     torch = require_torch(path)
     try:
         names = _globals(path)
     except FileNotFoundError as error:
-        raise UserError(f"{path}: there is no such file") from error
+        raise UserError(f"{path} does not exist") from error
     except Exception as error:
-        raise UserError(f"{path}: truncated, or no file of torch.save: fetch it again") from error
-    known: list[Any] = [(argparse.Namespace, "argparse.Namespace")] if stand_ins else []
-    allowed = {name for name in names if stand_ins and name.startswith(LEFT_BY_TRAINERS)}
-    known += [(_inert(name), name) for name in sorted(allowed)]
+        raise UserError(f"{path}: truncated, or not a file of torch.save: fetch it again") from error
+    known: list[Any] = [(argparse.Namespace, "argparse.Namespace")] if placeholders else []
+    allowed = {name for name in names if placeholders and name.startswith(TRAINER_CLASSES)}
+    known += [(_placeholder_class(name), name) for name in sorted(allowed)]
     try:
         with torch.serialization.safe_globals(known):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
-        asked = sorted(name for name in names - allowed - {"argparse.Namespace"} if not _of_tensors(name))
-        what = ", ".join(asked[:5]) or "something that torch does not allow"
+        unsafe = sorted(name for name in names - allowed - {"argparse.Namespace"} if not _of_tensors(name))
+        what = ", ".join(unsafe[:5]) or "a function that torch does not allow"
         raise UserError(
-            f"{path}: refused, because to read it would execute {what}: save the plain state dict again where you "
-            "trust it, torch.save(model.state_dict(), ...)"
+            f"{path}: refused, because reading it would execute {what}: if you trust the file, save the plain "
+            "state dict again with torch.save(model.state_dict(), ...)"
         ) from error
     except Exception as error:
-        raise UserError(f"{path}: truncated, or no file of torch.save: fetch it again ({_line(error)})") from error
+        raise UserError(f"{path}: truncated, or not a file of torch.save: fetch it again ({_line(error)})") from error
 
 
-def _inert(name: str) -> type[Inert]:
-    # Of each name a class of its own: the unpickler looks classes up by identity, and messages name them.
-    return type(name.rpartition(".")[2], (Inert,), {})
+def _placeholder_class(name: str) -> type[Placeholder]:
+    # A class for each name: the unpickler looks classes up by identity, and messages show their names.
+    return type(name.rpartition(".")[2], (Placeholder,), {})
 
 
 def _of_tensors(name: str) -> bool:
-    """Whether a plain state dict names it; what torch allows besides never is the culprit. For messages only."""
+    """Whether a plain state dict contains this name. Only used for error messages."""
     tensors = ("torch._utils.", "torch._tensor.", "torch.storage.", "torch.nn.parameter.")
     plain_names = ("collections.OrderedDict", "collections.Counter", "builtins.set")
     return name.startswith(tensors) or name in plain_names or re.fullmatch(r"torch\.\w+", name) is not None
@@ -149,9 +149,9 @@ def _line(error: Exception) -> str:
 
 
 def _globals(path: Path) -> set[str]:
-    """Every class and function that a file names, found without unpickling; of both formats.
+    """Every class and function that a file refers to, without unpickling; supports both file formats.
 
-    `torch.serialization.get_unsafe_globals_in_checkpoint` knows the new one only, and stops at a pickle of protocol 4.
+    `torch.serialization.get_unsafe_globals_in_checkpoint` supports only the new one, and not protocol 4.
     """
     with contextlib.ExitStack() as stack:
         if zipfile.is_zipfile(path):
@@ -163,7 +163,7 @@ def _globals(path: Path) -> set[str]:
 
 
 def _named(file: Any) -> Iterator[str]:
-    """The globals of one pickle; those of protocol 4 (STACK_GLOBAL) as far as their strings stand right before."""
+    """The globals of one pickle; those of protocol 4 (STACK_GLOBAL) only if their strings directly precede them."""
     strings: list[str] = []
     for operation, argument, _ in pickletools.genops(file):
         if operation.name in ("GLOBAL", "INST"):
@@ -176,11 +176,11 @@ def _named(file: Any) -> Iterator[str]:
             strings.append(argument)
 
 
-def open_state(state: object, source: object) -> LazyTensors:
+def lazy_state_dict(state: object, source: object) -> LazyTensors:
     """The tensors of a state dict.
 
     Raises:
-      UserError: it is none; asked for a tensor that is no weight, or not in memory's plain order.
+      UserError: it is not a state dict; on access: a tensor is not strided, or its dtype is not one of weights.
     """
     if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
         raise UserError(f"{source}: holds {type(state).__name__}, not a state dict: save model.state_dict()")
@@ -190,39 +190,39 @@ def open_state(state: object, source: object) -> LazyTensors:
     )
 
 
-def _stored(name: str, tensor: Any, source: object) -> Stored:
+def _stored(name: str, tensor: Any, source: object) -> LazyTensor:
     dtype = str(tensor.dtype).removeprefix("torch.")
     torch = require_torch(source)
 
     def read() -> np.ndarray:
         if (dtype not in WEIGHT_TYPES and not name.endswith(BUFFERS)) or tensor.layout != torch.strided:
-            raise UserError(no_weight(source, name, dtype))
+            raise UserError(weight_dtype_message(source, name, dtype))
         dense = tensor.detach()
         if dtype == "bfloat16":
-            # torch gives numpy no bfloat16: the bits go over as integers.
+            # torch cannot convert bfloat16 to numpy: reinterpret the bits.
             return dense.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
         return dense.numpy()
 
-    return Stored(tuple(tensor.shape), dtype, read)
+    return LazyTensor(tuple(tensor.shape), dtype, read)
 
 
-def kind_of(path: Path) -> Kind:
-    """What wrote a file, by its keys: ``args`` or ``cfg`` beside ``model`` is fairseq, ``model`` alone NVIDIA.
+def detect_writer(path: Path) -> Writer:
+    """Which program wrote a file, by its keys: ``model`` with ``args`` or ``cfg`` is fairseq, ``model`` alone NVIDIA.
 
     Raises:
-      UserError: as `load`; or it is none of them.
+      UserError: as `load`; or no known program.
     """
-    content = load(path, stand_ins=True)
+    content = load(path, placeholders=True)
     if isinstance(content, Mapping) and isinstance(content.get("model"), Mapping):
         return "fairseq" if {"args", "cfg"} & set(content) else "nvidia"
     torch = require_torch(path)
     if isinstance(content, Mapping) and any(isinstance(value, torch.Tensor) for value in content.values()):
         return "state dict"
-    raise UserError(f"{path}: neither a state dict nor a checkpoint of fairseq or NVIDIA: its keys are not theirs")
+    raise UserError(f"{path}: not a state dict, and not a checkpoint of fairseq or NVIDIA")
 
 
 def save(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
-    """A plain state dict, as `torch.load(path, weights_only=True)` reads it.
+    """Write a plain state dict that `torch.load(path, weights_only=True)` reads.
 
     Raises:
       UserError: torch is missing.
@@ -230,12 +230,12 @@ def save(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
     torch = require_torch(path)
     state = {}
     for name, array in tensors.items():
-        # A copy: torch warns of arrays that cannot be written to.
+        # A copy, because torch warns about read-only arrays.
         array = np.array(array, order="C")
         if array.dtype.name == "bfloat16":
             state[name] = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         else:
             state[name] = torch.from_numpy(array)
-    # Into a file of Python's: torch's own raises errors that do not say what the system said.
+    # A Python file object, because torch's writer hides the error of the operating system.
     with path.open("wb") as file:
         torch.save(state, file)

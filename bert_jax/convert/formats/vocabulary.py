@@ -1,4 +1,4 @@
-"""Rows of a vocabulary that no token has: trainers add them for the sake of even sizes.
+"""Removes the padding rows of a vocabulary, which trainers add for sizes that divide evenly.
 
 NVIDIA's BERT pads to a multiple of 8 (DeepLearningExamples PyTorch/LanguageModeling/BERT/run_pretraining.py), Megatron
 to a multiple of 128 times the number of tensor-parallel parts.
@@ -8,8 +8,8 @@ import dataclasses
 import re
 from collections.abc import Callable
 
-from bert_jax.convert.hf_model import Form
-from bert_jax.convert.tensors import LazyTensors, Stored, rows, stored
+from bert_jax.convert.hf_model import HuggingFaceModel
+from bert_jax.convert.tensors import LazyTensor, LazyTensors, lazy_row_slice, to_lazy
 from bert_jax.errors import UserError
 
 HEADS = r"(cls\.predictions\.decoder|predictions\.decoder|lm_head\.decoder|vocab_projector|generator_lm_head|decoder)"
@@ -18,44 +18,49 @@ TABLES = re.compile(rf"(^|\.)embeddings\.(word|tok)_embeddings\.weight$|^{HEADS}
 BIASES = re.compile(rf"^({HEADS}|cls\.predictions|predictions|lm_head)\.bias$")
 
 
-def trim_vocabulary(form: Form, vocab_size: int) -> Form:
-    """Without the rows behind the tokenizer's last token, in every table and bias of the vocabulary.
+def trim_vocabulary(hf_model: HuggingFaceModel, vocab_size: int) -> HuggingFaceModel:
+    """Remove the rows after the tokenizer's last token from every table and bias of the vocabulary.
 
-    Hidden states stay the same. Probabilities are those among the tokens that there are.
+    Hidden states stay the same. Probabilities are then over the tokenizer's tokens only.
 
     Args:
-      form: with rows for as many tokens or more.
-      vocab_size: tokens of the tokenizer.
+      hf_model: with at least vocab_size rows.
+      vocab_size: number of the tokenizer's tokens.
 
     Raises:
       UserError: there are fewer rows than tokens, or the tables differ in size.
     """
-    found = _rows(form)
-    if found < vocab_size:
+    num_rows = _num_rows(hf_model)
+    if num_rows < vocab_size:
         raise UserError(
-            f"{form.source}: the word table has {found} rows, the tokenizer {vocab_size} tokens: "
-            "this is not the model's tokenizer"
+            f"{hf_model.source}: the word table has {num_rows} rows, the tokenizer {vocab_size} tokens: "
+            "the tokenizer belongs to another model"
         )
-    return _changed(form, vocab_size, lambda name, tensor: rows(tensor, 0, vocab_size))
+    return _changed(hf_model, vocab_size, lambda name, tensor: lazy_row_slice(tensor, 0, vocab_size))
 
 
-def _rows(form: Form) -> int:
-    """Rows of all tables and biases of the vocabulary, which must agree."""
-    sizes = {name: (*tensor.shape, 0)[0] for name, tensor in stored(form.tensors).items() if _of_vocabulary(name)}
+def _num_rows(hf_model: HuggingFaceModel) -> int:
+    """Number of rows of the vocabulary's tables and biases, which must all be equal."""
+    sizes = {
+        name: (*tensor.shape, 0)[0] for name, tensor in to_lazy(hf_model.tensors).items() if _is_vocabulary_tensor(name)
+    }
     if not any(TABLES.search(name) for name in sizes):
-        raise UserError(f"{form.source}: there is no table of word embeddings")
+        raise UserError(f"{hf_model.source}: there is no table of word embeddings")
     if len(set(sizes.values())) != 1:
-        told = ", ".join(f"{name} {size}" for name, size in sorted(sizes.items()))
-        raise UserError(f"{form.source}: the tables of the vocabulary differ in their rows: {told}")
+        sizes_text = ", ".join(f"{name} {size}" for name, size in sorted(sizes.items()))
+        raise UserError(f"{hf_model.source}: the vocabulary's tables differ in their number of rows: {sizes_text}")
     return next(iter(sizes.values()))
 
 
-def _of_vocabulary(name: str) -> bool:
+def _is_vocabulary_tensor(name: str) -> bool:
     return bool(TABLES.search(name) or BIASES.search(name))
 
 
-def _changed(form: Form, size: int, change: Callable[[str, Stored], Stored]) -> Form:
+def _changed(
+    hf_model: HuggingFaceModel, size: int, change: Callable[[str, LazyTensor], LazyTensor]
+) -> HuggingFaceModel:
     tensors = {
-        name: change(name, tensor) if _of_vocabulary(name) else tensor for name, tensor in stored(form.tensors).items()
+        name: change(name, tensor) if _is_vocabulary_tensor(name) else tensor
+        for name, tensor in to_lazy(hf_model.tensors).items()
     }
-    return dataclasses.replace(form, config=form.config | {"vocab_size": size}, tensors=LazyTensors(tensors))
+    return dataclasses.replace(hf_model, config=hf_model.config | {"vocab_size": size}, tensors=LazyTensors(tensors))

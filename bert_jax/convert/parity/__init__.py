@@ -1,1 +1,1 @@
-"""Proof that a converted model computes what its source computes."""
+"""Checks that a converted model computes what its source computes."""

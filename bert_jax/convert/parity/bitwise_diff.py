@@ -1,44 +1,44 @@
-"""Whether what was written is, bit for bit, what was read."""
+"""Differences between two models, compared bit for bit."""
 
 import jax
 import numpy as np
 
-from bert_jax.convert.source_model import Contents
-from bert_jax.convert.translate import other_field
+from bert_jax.convert.source_model import SourceModel
+from bert_jax.convert.translate import first_different_field
 from bert_jax.training.param_paths import name_leaves
 
 
-def differences(before: Contents, after: Contents) -> tuple[str, ...]:
-    """What two models differ in, a line each; none: they are the same, moments included.
+def differences(before: SourceModel, after: SourceModel) -> tuple[str, ...]:
+    """Compare config, heads, parameters and optimizer state; one line per difference, empty if they are equal.
 
     Args:
-      before: what was converted.
-      after: what was written, read again.
+      before: the source.
+      after: the converted model, read again.
     """
-    was, now, found = before.model, after.model, []
-    name = other_field(was.config, now.config)
+    old, new, lines = before.model, after.model, []
+    name = first_different_field(old.config, new.config)
     if name is not None:
-        found.append(f"model.{name} was {getattr(was.config, name)} and is {getattr(now.config, name)}")
+        lines.append(f"model.{name} was {getattr(old.config, name)} and is {getattr(new.config, name)}")
     parts = [
-        (heads.mlm, heads.mlm_activation, heads.pair, heads.has_pooler, heads.task) for heads in (was.heads, now.heads)
+        (heads.mlm, heads.mlm_activation, heads.pair, heads.has_pooler, heads.task) for heads in (old.heads, new.heads)
     ]
     if parts[0] != parts[1]:
-        found.append(f"the heads were {was.heads} and are {now.heads}")
-    found += _other_leaves("parameter", was.params, now.params)
-    if before.moments is not None and after.moments is not None:
-        if before.moments.step != after.moments.step:
-            found.append(f"{before.moments.step} updates were behind the moments, and are {after.moments.step}")
-        found += _other_leaves("moment", before.moments[1:], after.moments[1:])
-    elif (before.moments is None) != (after.moments is None):
-        found.append("only one of both has moments")
-    return tuple(found)
+        lines.append(f"the heads were {old.heads} and are {new.heads}")
+    lines += _different_leaves("parameter", old.params, new.params)
+    if before.optimizer_state is not None and after.optimizer_state is not None:
+        if before.optimizer_state.step != after.optimizer_state.step:
+            lines.append(f"the moments had {before.optimizer_state.step} steps and have {after.optimizer_state.step}")
+        lines += _different_leaves("moment", before.optimizer_state[1:], after.optimizer_state[1:])
+    elif (before.optimizer_state is None) != (after.optimizer_state is None):
+        lines.append("only one of the two has moments")
+    return tuple(lines)
 
 
-def _other_leaves(what: str, before: object, after: object) -> list[str]:
-    was, now = (name_leaves(tree) for tree in (before, after))
-    names = [name for name in was.keys() | now.keys() if not _same(was.get(name), now.get(name))]
-    return [f"{what} {min(names)} is another ({len(names)} are)"] if names else []
+def _different_leaves(what: str, before: object, after: object) -> list[str]:
+    old, new = (name_leaves(tree) for tree in (before, after))
+    names = [name for name in old.keys() | new.keys() if not _equal(old.get(name), new.get(name))]
+    return [f"{what} {min(names)} differs ({len(names)} in all)"] if names else []
 
 
-def _same(one: jax.Array | np.ndarray | None, two: jax.Array | np.ndarray | None) -> bool:
-    return one is not None and two is not None and np.array_equal(one, two, equal_nan=True)
+def _equal(a: jax.Array | np.ndarray | None, b: jax.Array | np.ndarray | None) -> bool:
+    return a is not None and b is not None and np.array_equal(a, b, equal_nan=True)

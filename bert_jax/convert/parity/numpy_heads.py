@@ -5,23 +5,23 @@ Shapes in names: B rows, S positions, H hidden, V vocabulary, C classes.
 
 import numpy as np
 
-from bert_jax.convert.forward import Heads, Task, family_of, prefix_of
+from bert_jax.convert.forward_io import HeadsPresent, TaskKind, family_of, prefix_of
 from bert_jax.convert.parity.numpy_layers import ACTIVATIONS, Weights
 
 Logits = dict[str, np.ndarray]
 
 
 def run_heads(
-    weights: Weights, heads: Heads, hidden_BSH: np.ndarray, attention_mask_BS: np.ndarray
+    weights: Weights, heads: HeadsPresent, hidden_BSH: np.ndarray, attention_mask_BS: np.ndarray
 ) -> tuple[Logits, np.ndarray | None]:
     """Logits by name, float32, and the pooled vectors, float64 [B, H], of a model with a pooler."""
-    on_pooled = heads.task is Task.SEQUENCE and family_of(weights.form) in ("bert", "albert")
+    on_pooled = heads.task is TaskKind.SEQUENCE and family_of(weights.hf_model) in ("bert", "albert")
     pooled_BH = _pool(weights, hidden_BSH, needed=heads.pair or on_pooled)
     logits = {}
     if heads.mlm:
         logits["mlm"] = _mlm(weights, hidden_BSH)
     if heads.pair:
-        name = "cls.seq_relationship" if family_of(weights.form) == "bert" else "sop_classifier.classifier"
+        name = "cls.seq_relationship" if family_of(weights.hf_model) == "bert" else "sop_classifier.classifier"
         logits["pair"] = weights.dense(name, pooled_BH)
     if heads.task is not None:
         logits["task"] = _task(weights, heads.task, hidden_BSH, pooled_BH, attention_mask_BS)
@@ -29,16 +29,16 @@ def run_heads(
 
 
 def _pool(weights: Weights, hidden_BSH: np.ndarray, *, needed: bool) -> np.ndarray | None:
-    """tanh of a projection of the first token; ALBERT's is a layer of the model itself. None where there is none."""
-    inner = "" if family_of(weights.form) == "albert" else ".dense"
-    name = f"{prefix_of(weights.form)}pooler{inner}"
+    """tanh of a dense layer on the first token; None if the model has no pooler."""
+    inner = "" if family_of(weights.hf_model) == "albert" else ".dense"
+    name = f"{prefix_of(weights.hf_model)}pooler{inner}"
     return np.tanh(weights.dense(name, hidden_BSH[:, 0])) if needed or f"{name}.weight" in weights else None
 
 
 def _mlm(weights: Weights, hidden_BSH: np.ndarray) -> np.ndarray:
     """Logits over the vocabulary [B, S, V], float32: dense, activation, LayerNorm, decoder."""
-    config = weights.form.config
-    family, epsilon = family_of(weights.form), config.get("layer_norm_eps", 1e-12)
+    config = weights.hf_model.config
+    family, epsilon = family_of(weights.hf_model), config.get("layer_norm_eps", 1e-12)
     gelu = ACTIVATIONS["gelu"]
     if family == "modernbert":
         return _decode(
@@ -48,7 +48,7 @@ def _mlm(weights: Weights, hidden_BSH: np.ndarray) -> np.ndarray:
         activate = weights.activation(config["activation"])
         transformed = activate(weights.dense("vocab_transform", hidden_BSH))
         return _decode(weights, weights.norm("vocab_layer_norm", transformed, 1e-12), "vocab_projector")
-    if family == "electra":  # its generator's function is fixed, whatever hidden_act says; so is RoBERTa's
+    if family == "electra":  # the generator's activation is fixed, whatever hidden_act says; so is RoBERTa's
         transformed = gelu(weights.dense("generator_predictions.dense", hidden_BSH))
         return _decode(
             weights, weights.norm("generator_predictions.LayerNorm", transformed, epsilon), "generator_lm_head"
@@ -62,22 +62,22 @@ def _mlm(weights: Weights, hidden_BSH: np.ndarray) -> np.ndarray:
 
 
 def _decode(weights: Weights, transformed_BSE: np.ndarray, name: str, *, bias: bool = True) -> np.ndarray:
-    """The decoder where the form has one of its own, else the table of word embeddings; one row of text at a time."""
-    word = "tok_embeddings" if family_of(weights.form) == "modernbert" else "word_embeddings"
-    table = f"{prefix_of(weights.form)}embeddings.{word}.weight"
-    own_table = f"{name}.weight" in weights or weights.form.config.get("tie_word_embeddings") is False
+    """Logits by the decoder if the model has one, else by the word embeddings; one row at a time saves memory."""
+    word = "tok_embeddings" if family_of(weights.hf_model) == "modernbert" else "word_embeddings"
+    table = f"{prefix_of(weights.hf_model)}embeddings.{word}.weight"
+    own_table = f"{name}.weight" in weights or weights.hf_model.config.get("tie_word_embeddings") is False
     table_VE = weights(f"{name}.weight" if own_table else table)
-    # Tied, the bias lies beside the decoder under the head's own name (transformers, _tied_weights_keys).
-    beside = f"{name.rpartition('.')[0]}.bias"
-    own = f"{name}.bias"
-    found = [weights(each) for each in (own, beside) if each in weights] if bias else [np.zeros(1)]
-    bias_V = found[0] if found else weights(beside if "." in name else own)
+    # A tied bias is stored under the head's name (transformers, _tied_weights_keys).
+    head_bias = f"{name.rpartition('.')[0]}.bias"
+    decoder_bias = f"{name}.bias"
+    biases = [weights(each) for each in (decoder_bias, head_bias) if each in weights] if bias else [np.zeros(1)]
+    bias_V = biases[0] if biases else weights(head_bias if "." in name else decoder_bias)
     return np.stack([(row_SE @ table_VE.T + bias_V).astype(np.float32) for row_SE in transformed_BSE])
 
 
 def _modern_transform(weights: Weights, hidden: np.ndarray) -> np.ndarray:
-    """ModernBERT's head, which stands before its decoder and before every classifier."""
-    config = weights.form.config
+    """ModernBERT's head, which precedes its decoder and every classifier."""
+    config = weights.hf_model.config
     activate = weights.activation(config.get("classifier_activation", "gelu"))
     risen = activate(weights.dense("head.dense", hidden, bias=config.get("classifier_bias", False)))
     return weights.norm("head.norm", risen, config.get("norm_eps", 1e-5), bias=config.get("norm_bias", False))
@@ -85,23 +85,23 @@ def _modern_transform(weights: Weights, hidden: np.ndarray) -> np.ndarray:
 
 def _task(
     weights: Weights,
-    task: Task,
+    task: TaskKind,
     hidden_BSH: np.ndarray,
     pooled_BH: np.ndarray | None,
     attention_mask_BS: np.ndarray,
 ) -> np.ndarray:
-    """Logits in the shape that `Task` says."""
-    config = weights.form.config
-    family = family_of(weights.form)
+    """Logits in the shape of the `TaskKind`."""
+    config = weights.hf_model.config
+    family = family_of(weights.hf_model)
     if family == "modernbert":
-        if task is Task.SEQUENCE:
-            hidden_BSH = _summarise(hidden_BSH, attention_mask_BS, config.get("classifier_pooling", "cls"))
+        if task is TaskKind.SEQUENCE:
+            hidden_BSH = _pool_rows(hidden_BSH, attention_mask_BS, config.get("classifier_pooling", "cls"))
         return weights.dense("classifier", _modern_transform(weights, hidden_BSH))
-    if task is Task.REPLACED:
+    if task is TaskKind.REPLACED:
         risen = weights.activation(config["hidden_act"])(weights.dense("discriminator_predictions.dense", hidden_BSH))
         return weights.dense("discriminator_predictions.dense_prediction", risen)[..., 0]
-    if task is not Task.SEQUENCE:
-        return weights.dense("qa_outputs" if task is Task.SPAN else "classifier", hidden_BSH)
+    if task is not TaskKind.SEQUENCE:
+        return weights.dense("qa_outputs" if task is TaskKind.SPAN else "classifier", hidden_BSH)
     if family == "distilbert":
         return weights.dense("classifier", np.maximum(weights.dense("pre_classifier", hidden_BSH[:, 0]), 0.0))
     if family in ("roberta", "electra"):
@@ -110,7 +110,7 @@ def _task(
     return weights.dense("classifier", pooled_BH)
 
 
-def _summarise(hidden_BSH: np.ndarray, attention_mask_BS: np.ndarray, pooling: str) -> np.ndarray:
+def _pool_rows(hidden_BSH: np.ndarray, attention_mask_BS: np.ndarray, pooling: str) -> np.ndarray:
     """One vector per row [B, H]: of the first token, or the mean of the real ones."""
     if pooling == "cls":
         return hidden_BSH[:, 0]

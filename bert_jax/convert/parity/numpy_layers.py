@@ -1,6 +1,6 @@
-"""Layers in plain numpy and float64, on weights that are read by name and only while they are used.
+"""Layers in numpy and float64, on weights that are read by name and only while they are used.
 
-Slow and obvious on purpose: nothing of bert_jax.model is used, so that both sides cannot share a mistake.
+Slow and simple on purpose: nothing of bert_jax.model is used, so that the two sides share no code.
 Shapes in names: B rows, S queries, T keys, N heads, D head size.
 """
 
@@ -9,8 +9,8 @@ from collections.abc import Callable
 import numpy as np
 from scipy.special import erf
 
-from bert_jax.convert.forward import is_spare
-from bert_jax.convert.hf_model import Form
+from bert_jax.convert.forward_io import may_be_unused
+from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.errors import UserError
 
 
@@ -43,10 +43,10 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 class Weights:
-    """The tensors of a form, cast to float64 one at a time, and a memory of which were asked for."""
+    """The tensors of a model, cast to float64 one at a time, with a record of which were read."""
 
-    def __init__(self, form: Form):
-        self.form, self._names, self._read = form, set(form.tensors), set()
+    def __init__(self, hf_model: HuggingFaceModel):
+        self.hf_model, self._names, self._read = hf_model, set(hf_model.tensors), set()
 
     def __contains__(self, name: str) -> bool:
         return name in self._names
@@ -58,9 +58,9 @@ class Weights:
           UserError: it is missing.
         """
         if name not in self._names:
-            raise UserError(f"{self.form.source}: tensor '{name}' is missing")
+            raise UserError(f"{self.hf_model.source}: tensor '{name}' is missing")
         self._read.add(name)
-        return np.asarray(self.form.tensors[name], np.float64)
+        return np.asarray(self.hf_model.tensors[name], np.float64)
 
     def dense(self, name: str, x: np.ndarray, *, bias: bool = True) -> np.ndarray:
         """x W^T + b over the last axis."""
@@ -77,13 +77,13 @@ class Weights:
         """A function by its name in a config.
 
         Raises:
-          UserError: it is not one of those known here.
+          UserError: the activation is not in ACTIVATIONS.
         """
         if name not in ACTIVATIONS:
-            raise UserError(f"{self.form.source}: activation '{name}' is not one of {', '.join(ACTIVATIONS)}")
+            raise UserError(f"{self.hf_model.source}: activation '{name}' is not one of {', '.join(ACTIVATIONS)}")
         return ACTIVATIONS[name]
 
-    def rows(self, name: str, ids: np.ndarray) -> np.ndarray:
+    def embedding_rows(self, name: str, ids: np.ndarray) -> np.ndarray:
         """Rows of a table.
 
         Raises:
@@ -91,12 +91,12 @@ class Weights:
         """
         table = self(name)
         if ids.min() < 0 or ids.max() >= len(table):
-            raise UserError(f"{self.form.source}: id {ids.max()} is outside '{name}', which has {len(table)} rows")
+            raise UserError(f"{self.hf_model.source}: id {ids.max()} is outside '{name}', which has {len(table)} rows")
         return table[ids]
 
-    def unread(self) -> tuple[str, ...]:
-        """Names that nobody asked for, though a reader of the whole model should have."""
-        return tuple(sorted(name for name in self._names - self._read if not is_spare(name)))
+    def unused_tensors(self) -> tuple[str, ...]:
+        """Names of tensors that were not read, without those that `may_be_unused`."""
+        return tuple(sorted(name for name in self._names - self._read if not may_be_unused(name)))
 
 
 def split_heads(x_BSH: np.ndarray, num_heads: int) -> np.ndarray:
@@ -123,7 +123,7 @@ def attend(query_BNSD: np.ndarray, key_BNTD: np.ndarray, value_BNTD: np.ndarray,
 
 
 def rotate(x_BNSD: np.ndarray, base: float) -> np.ndarray:
-    """Rotary positions from 0: dimension i turns with i + D/2 (Su et al. 2021; rotate_half of transformers)."""
+    """Rotary positions from 0; dimension i is paired with i + D/2 (Su et al. 2021; rotate_half of transformers)."""
     length, size = x_BNSD.shape[-2:]
     frequencies = base ** (-np.arange(0, size, 2) / size)
     angles_SD = np.tile(np.arange(length)[:, None] * frequencies, 2)

@@ -1,11 +1,11 @@
-"""What the parity report runs a model and two tokenizers on: short texts in several scripts, and a batch of them."""
+"""Inputs of the parity report: short texts in several scripts, and a batch of them."""
 
 import itertools
 
 import numpy as np
 
-from bert_jax.convert.forward import Inputs, family_of, setting
-from bert_jax.convert.hf_model import Form
+from bert_jax.convert.forward_io import ForwardInputs, config_value, family_of
+from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.errors import UserError
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
@@ -33,42 +33,46 @@ TEXTS = (
     "x",
     "antidisestablishmentarianism Donaudampfschifffahrtsgesellschaftskapitän " + "ha" * 60,
 )
-"""Written for this purpose: case, accents, CJK characters, quotes and a word of more than 100 characters show the
-settings of tokenizers."""
+"""Case, accents, CJK characters, quotes and a word of more than 100 characters reveal the settings of tokenizers."""
 
-LONGEST = 48
-"""Tokens of a row, at most."""
-WIDEST = 512
-"""Tokens of a window that a row reaches beyond; all rows are padded to the longest, and attention costs its square."""
+MAX_ROW_LENGTH = 48
+"""Maximum number of tokens in a row."""
+MAX_WINDOW = 512
+"""Largest attention window, in tokens, that a row is made to exceed: all rows are padded to the longest one."""
 _PAIRED_EVERY = 3
 _TYPES = {"bert": 2, "roberta": 2, "albert": 2, "electra": 2}
-"""Defaults of type_vocab_size in transformers' configs; the other families have no types."""
+"""Defaults of type_vocab_size in transformers' configs; the other families have no token types."""
 
 
-def sample_inputs(form: Form, tokenizer: Tokenizer | None, seed: int = 0) -> Inputs:
-    """A batch that is the same every time: rows of 1 to `LONGEST` tokens, padded, every third row a pair of texts.
+def sample_inputs(hf_model: HuggingFaceModel, tokenizer: Tokenizer | None, seed: int = 0) -> ForwardInputs:
+    """A deterministic padded batch: rows of 1 to `MAX_ROW_LENGTH` tokens, every third row a pair of texts.
 
     Args:
-      form: whose vocabulary, number of positions and of token types the batch keeps to.
-      tokenizer: cuts the texts; without one, ids are drawn at random and mean nothing, which serves as well.
+      hf_model: gives the sizes of the vocabulary, the positions and the token types.
+      tokenizer: of the model; None: rows of random ids.
       seed: of the random ids.
 
     Raises:
-      UserError: the tokenizer has ids that the model's table has not, or the config does not say how many it has.
+      UserError: the tokenizer has ids outside the model's vocabulary, or the config has no vocab_size.
     """
-    vocab_size, pad = setting(form, "vocab_size"), _pad_id(form, tokenizer)
-    longest, types = _longest(form), form.config.get("type_vocab_size", _TYPES.get(family_of(form), 0))
+    vocab_size, pad = config_value(hf_model, "vocab_size"), _pad_id(hf_model, tokenizer)
+    longest, types = (
+        _max_row_length(hf_model),
+        hf_model.config.get("type_vocab_size", _TYPES.get(family_of(hf_model), 0)),
+    )
     if tokenizer is None:
         rows = _random_rows(vocab_size, pad, longest, seed)
     else:
         rows = [(one[:longest], two[: max(0, longest - len(one))]) for one, two in _text_rows(tokenizer)]
         highest = max(max(first + second) for first, second in rows)
         if highest >= vocab_size:
-            raise UserError(f"{form.source}: the tokenizer gives id {highest}, the model knows {vocab_size} ids")
-    if family_of(form) == "modernbert":
-        # A row that is longer than what local layers see of it.
-        window = min(form.config.get("local_attention", 128), WIDEST)
-        length = min(window + 16, form.config["max_position_embeddings"])
+            raise UserError(
+                f"{hf_model.source}: the tokenizer gives id {highest}, the model's vocabulary has {vocab_size}"
+            )
+    if family_of(hf_model) == "modernbert":
+        # A row that is longer than the window of local layers.
+        window = min(hf_model.config.get("local_attention", 128), MAX_WINDOW)
+        length = min(window + 16, hf_model.config["max_position_embeddings"])
         rows.append((np.random.default_rng(seed + 1).integers(0, vocab_size, length).tolist(), []))
     shape = len(rows), max(len(first) + len(second) for first, second in rows)
     ids_BS, types_BS, mask_BS = np.full(shape, pad, np.int32), np.zeros(shape, np.int32), np.zeros(shape, np.int32)
@@ -78,39 +82,39 @@ def sample_inputs(form: Form, tokenizer: Tokenizer | None, seed: int = 0) -> Inp
         mask_BS[row, :length] = 1
         if types >= 2:
             types_BS[row, len(first) : length] = 1
-    return Inputs(ids_BS, types_BS, mask_BS)
+    return ForwardInputs(ids_BS, types_BS, mask_BS)
 
 
-def _longest(form: Form) -> int:
-    """Tokens that fit; RoBERTa's position table has rows up to its padding id that no token uses."""
-    positions = form.config.get("max_position_embeddings", 512)
-    if family_of(form) == "roberta":
-        positions -= (1 if form.config.get("pad_token_id") is None else form.config["pad_token_id"]) + 1
-    return min(LONGEST, positions)
+def _max_row_length(hf_model: HuggingFaceModel) -> int:
+    """Maximum row length; in RoBERTa's position table no token uses the rows up to the padding id."""
+    positions = hf_model.config.get("max_position_embeddings", 512)
+    if family_of(hf_model) == "roberta":
+        positions -= (1 if hf_model.config.get("pad_token_id") is None else hf_model.config["pad_token_id"]) + 1
+    return min(MAX_ROW_LENGTH, positions)
 
 
-def _pad_id(form: Form, tokenizer: Tokenizer | None) -> int:
-    """The model's own first: RoBERTa counts positions from it."""
-    pad = form.config.get("pad_token_id")
-    if pad is not None and 0 <= pad < form.config["vocab_size"]:
+def _pad_id(hf_model: HuggingFaceModel, tokenizer: Tokenizer | None) -> int:
+    """The padding id, the config's first: RoBERTa counts positions from it."""
+    pad = hf_model.config.get("pad_token_id")
+    if pad is not None and 0 <= pad < hf_model.config["vocab_size"]:
         return pad
     return 0 if tokenizer is None else tokenizer.pad_id
 
 
 def _text_rows(tokenizer: Tokenizer) -> list[tuple[list[int], list[int]]]:
-    """First and second part of each row: [CLS] alone, then every text, every third with its successor behind it."""
+    """First and second part of each row: [CLS] alone, then every text, every third one with the next text."""
     cls, sep = [tokenizer.cls_id], [tokenizer.sep_id]
     pieces = [list(ids) for ids in tokenizer.encode_batch(list(TEXTS))]
     rows = [(cls, [])]
     for i, (ids, following) in enumerate(itertools.pairwise([*pieces, pieces[0]])):
-        # Both parts short, so that the second is not cut off.
+        # Both parts are short, so that the second is not truncated.
         paired = i % _PAIRED_EVERY == 0
         rows.append((cls + ids[:20] + sep, following[:20] + sep) if paired else (cls + ids + sep, []))
     return rows
 
 
 def _random_rows(vocab_size: int, pad: int, longest: int, seed: int) -> list[tuple[list[int], list[int]]]:
-    """As many rows of random ids, none of which is the padding id."""
+    """The same number of rows of random ids, without the padding id."""
     rng = np.random.default_rng(seed)
     others = np.setdiff1d(np.arange(vocab_size), [pad] if vocab_size > 1 else [])
     rows = []

@@ -1,6 +1,6 @@
-"""The second side of the parity report where transformers and PyTorch are installed: their class, our form's tensors.
+"""Reference forward pass in transformers, for the parity report where transformers and PyTorch are installed.
 
-Both libraries are imported only when a forward pass is asked for, and nothing is ever downloaded.
+Both libraries are imported only for a forward pass, and nothing is downloaded.
 """
 
 import importlib.metadata
@@ -9,20 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.convert.forward import (
-    DECODERS,
-    PREFIXES,
-    Heads,
-    Inputs,
-    Outputs,
-    Task,
+from bert_jax.convert.forward_io import (
+    CAUSAL_CLASSES,
+    ENCODER_PREFIXES,
+    ForwardInputs,
+    ForwardOutputs,
+    HeadsPresent,
+    TaskKind,
     family_of,
     heads_of,
     is_causal,
-    is_spare,
+    may_be_unused,
     prefix_of,
 )
-from bert_jax.convert.hf_model import Form
+from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.errors import UserError
 
 CLASSES = {
@@ -35,126 +35,128 @@ CLASSES = {
     "xlm-roberta": "XLMRoberta",
     "camembert": "Camembert",
 }
-"""By model_type: how the names of transformers' classes begin."""
+"""By model_type: prefix of transformers' class names."""
 _POOLED = ("bert", "roberta", "albert")
 _LOGITS = {"bert": ("prediction_logits", "seq_relationship_logits"), "albert": ("prediction_logits", "sop_logits")}
-"""Of the classes with two heads: the names of MLM and pair logits."""
+"""For classes with two heads: the names of MLM and pair logits."""
 
 _REFUSALS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""Errors of their classes at settings and tensors that they do not accept."""
+"""Errors that transformers raises for configs and tensors that it does not accept."""
 
 
 def available() -> bool:
-    """Whether PyTorch and a transformers of series 5, the one that the extra `parity` names, are installed."""
+    """Whether PyTorch and transformers 5 (the version of the extra `parity`) are installed."""
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
         return False
     return int(importlib.metadata.version("transformers").partition(".")[0]) >= 5
 
 
-def library() -> str:
-    """As the report names this side, e.g. "transformers 5.23.0"."""
+def library_version() -> str:
+    """Name and version for the report, e.g. "transformers 5.23.0"."""
     return f"transformers {importlib.metadata.version('transformers')}"
 
 
-def class_name(form: Form) -> str:
-    """The class that has exactly the heads of the form.
+def class_name(hf_model: HuggingFaceModel) -> str:
+    """The class that has exactly the heads of the model.
 
     Raises:
-      UserError: no class of theirs has these heads together.
+      UserError: no class of transformers has these heads together.
     """
-    family, (mlm, pair, task) = family_of(form), heads_of(form)
-    prefix = CLASSES[form.config["model_type"]]
+    family, (mlm, pair, task) = family_of(hf_model), heads_of(hf_model)
+    prefix = CLASSES[hf_model.config["model_type"]]
     if task is not None:
         if mlm or pair:
             raise UserError(
-                f"{form.source}: no class of transformers has both pretraining heads and {task.value[3:]}: leave one "
-                "out with --drop PATTERN"
+                f"{hf_model.source}: no class of transformers has both pretraining heads and {task.value[3:]}: leave "
+                "one out with --drop PATTERN"
             )
         return prefix + task.value
     if pair and not mlm:
         if family != "bert":
-            raise UserError(f"{form.source}: no class of transformers has a pair head of {family} alone")
+            raise UserError(f"{hf_model.source}: no class of transformers has a pair head of {family} alone")
         return "BertForNextSentencePrediction"
-    if mlm and not pair and is_causal(form):
-        return prefix + DECODERS[family]
+    if mlm and not pair and is_causal(hf_model):
+        return prefix + CAUSAL_CLASSES[family]
     return prefix + ("ForPreTraining" if pair else "ForMaskedLM" if mlm else "Model")
 
 
-def run(form: Form, inputs: Inputs) -> Outputs:
-    """All hidden states and the logits of every head that the form has, in float32 on the CPU, eager attention.
+def run(hf_model: HuggingFaceModel, inputs: ForwardInputs) -> ForwardOutputs:
+    """All hidden states and the logits of every head that the model has, in float32 on the CPU, eager attention.
 
-    Values at padded positions mean nothing.
+    Values at padded positions have no meaning.
 
     Raises:
-      UserError: a tensor is missing or has another shape than their class wants, or there is no such class.
+      UserError: no class has these heads, or a tensor is missing or has another shape than the class expects.
     """
     import torch
 
-    heads = heads_of(form)
-    model, unread = load(form)
-    tensors = {name: torch.tensor(np.asarray(array)).long() for name, array in _arguments(form, inputs).items()}
+    heads = heads_of(hf_model)
+    model, unused_tensors = load(hf_model)
+    tensors = {name: torch.tensor(np.asarray(array)).long() for name, array in _arguments(hf_model, inputs).items()}
     with torch.no_grad():
-        found = model(**tensors, output_hidden_states=True, return_dict=True)
-    pooled = found.get("pooler_output")
-    return Outputs(
-        [state.numpy() for state in found.hidden_states],
-        {name: logits.numpy() for name, logits in _logits(form, heads, found).items()},
+        output = model(**tensors, output_hidden_states=True, return_dict=True)
+    pooled = output.get("pooler_output")
+    return ForwardOutputs(
+        [state.numpy() for state in output.hidden_states],
+        {name: logits.numpy() for name, logits in _logits(hf_model, heads, output).items()},
         heads.task,
         None if pooled is None else pooled.numpy(),
-        unread,
+        unused_tensors,
     )
 
 
-def load(form: Form) -> tuple[Any, tuple[str, ...]]:
-    """Their model with the form's tensors, ready to be called, and the names of tensors it has no place for.
+def load(hf_model: HuggingFaceModel) -> tuple[Any, tuple[str, ...]]:
+    """A model of transformers with the given tensors, and the names of tensors that it does not have.
 
     Raises:
-      UserError: a tensor is missing or has another shape than their class wants, or there is no such class.
+      UserError: no class has these heads, or a tensor is missing or has another shape than the class expects.
     """
     import transformers
     from huggingface_hub.errors import StrictDataclassError
 
-    name = class_name(form)
-    kind = getattr(transformers, name)
-    wanted = "" if _is_bare(name) else PREFIXES[family_of(form)]
-    state = _state(form, wanted)
-    ties = dict(kind._tied_weights_keys or {})
-    tied = _tie(form, state, ties)
+    name = class_name(hf_model)
+    model_class = getattr(transformers, name)
+    wanted = "" if _is_bare(name) else ENCODER_PREFIXES[family_of(hf_model)]
+    state = _state(hf_model, wanted)
+    ties = dict(model_class._tied_weights_keys or {})
+    tied = _tie(hf_model, state, ties)
     try:
-        model = kind(_config(form, kind, state, tied), **_without_pooler(form, state, name)).eval()
+        model = model_class(
+            _config(hf_model, model_class, state, tied), **_without_pooler(hf_model, state, name)
+        ).eval()
         result = model.load_state_dict(state, strict=False)
     except (*_REFUSALS, StrictDataclassError) as error:
-        raise UserError(f"{form.source}: {name} refuses this model: {' '.join(str(error).split())}") from error
+        raise UserError(f"{hf_model.source}: {name} refuses this model: {' '.join(str(error).split())}") from error
     partners = ties | {source: target for target, source in ties.items()} if tied else {}
     missing = [key for key in result.missing_keys if partners.get(key) not in state]
     if missing:
-        raise UserError(f"{form.source}: tensor '{missing[0]}' is missing, {name} has it")
-    return model, tuple(sorted(key for key in result.unexpected_keys if not is_spare(key)))
+        raise UserError(f"{hf_model.source}: tensor '{missing[0]}' is missing, {name} has it")
+    return model, tuple(sorted(key for key in result.unexpected_keys if not may_be_unused(key)))
 
 
-def _state(form: Form, wanted: str) -> dict[str, Any]:
-    """The tensors in float32, the encoder's under the prefix that their class wants."""
+def _state(hf_model: HuggingFaceModel, wanted: str) -> dict[str, Any]:
+    """The tensors in float32, the encoder's with the prefix that the class expects."""
     import torch
 
-    prefix, state = prefix_of(form), {}
-    for name in form.tensors:
+    prefix, state = prefix_of(hf_model), {}
+    for name in hf_model.tensors:
         inside = name.removeprefix(prefix) if name.startswith(prefix) else None
         target = wanted + inside if prefix and inside is not None else name
-        state[target] = torch.tensor(np.asarray(form.tensors[name], np.float32))
+        state[target] = torch.tensor(np.asarray(hf_model.tensors[name], np.float32))
     return state
 
 
-def _tie(form: Form, state: dict[str, Any], ties: dict[str, str]) -> bool:
-    """Whether the decoder is the table of word embeddings; if not, a bias under one of its two names gets both.
+def _tie(hf_model: HuggingFaceModel, state: dict[str, Any], ties: dict[str, str]) -> bool:
+    """Whether the decoder equals the word embeddings; if not, a bias is stored under both of its names.
 
-    A decoder that is there counts, whatever the config says; where there is none, the config may forbid the tie.
+    A stored decoder decides, whatever the config says; without one, the config's tie_word_embeddings does.
 
     Args:
-      form: whose config it is.
+      hf_model: the source.
       state: the tensors; changed in place.
-      ties: their `_tied_weights_keys`: name of the copy -> name of the original.
+      ties: `_tied_weights_keys` of the class: name of the copy -> name of the original.
     """
-    missing_is_tied = form.config.get("tie_word_embeddings") is not False
+    missing_is_tied = hf_model.config.get("tie_word_embeddings") is not False
     tied = all(
         state[copy].equal(state[original]) if copy in state and original in state else missing_is_tied
         for copy, original in ties.items()
@@ -162,14 +164,16 @@ def _tie(form: Form, state: dict[str, Any], ties: dict[str, str]) -> bool:
     )
     for copy, original in ties.items():
         if not tied and copy.endswith("bias"):
-            found = state.get(copy, state.get(original))
-            state |= {copy: found, original: found} if found is not None else {}
+            bias = state.get(copy, state.get(original))
+            state |= {copy: bias, original: bias} if bias is not None else {}
     return tied
 
 
-def _config(form: Form, kind: type, state: dict[str, Any], tied: bool) -> Any:
-    """Their config, with as many labels as the tensors have."""
-    config = kind.config_class.from_dict(dict(form.config) | {"chunk_size_feed_forward": 0})  # saves memory alone
+def _config(hf_model: HuggingFaceModel, model_class: type, state: dict[str, Any], tied: bool) -> Any:
+    """The config of transformers, with the number of labels that the tensors have."""
+    config = model_class.config_class.from_dict(
+        dict(hf_model.config) | {"chunk_size_feed_forward": 0}
+    )  # only affects memory
     config._attn_implementation = "eager"
     config.tie_word_embeddings = tied
     for name in (
@@ -183,10 +187,10 @@ def _config(form: Form, kind: type, state: dict[str, Any], tied: bool) -> Any:
     return config
 
 
-def _without_pooler(form: Form, state: dict[str, Any], name: str) -> dict[str, bool]:
-    """What tells the bare encoders of some families that there is no pooler."""
+def _without_pooler(hf_model: HuggingFaceModel, state: dict[str, Any], name: str) -> dict[str, bool]:
+    """The constructor argument that some encoder classes need if the model has no pooler."""
     has = any(part in state for part in ("pooler.weight", "pooler.dense.weight"))
-    return {"add_pooling_layer": has} if _is_bare(name) and family_of(form) in _POOLED else {}
+    return {"add_pooling_layer": has} if _is_bare(name) and family_of(hf_model) in _POOLED else {}
 
 
 def _is_bare(name: str) -> bool:
@@ -194,21 +198,21 @@ def _is_bare(name: str) -> bool:
     return name.endswith("Model") and not name.endswith("LMHeadModel")
 
 
-def _arguments(form: Form, inputs: Inputs) -> dict[str, np.ndarray]:
+def _arguments(hf_model: HuggingFaceModel, inputs: ForwardInputs) -> dict[str, np.ndarray]:
     arguments = {"input_ids": inputs.input_ids_BS, "attention_mask": inputs.attention_mask_BS}
-    if family_of(form) not in ("distilbert", "modernbert"):
+    if family_of(hf_model) not in ("distilbert", "modernbert"):
         arguments["token_type_ids"] = inputs.token_type_ids_BS
     return arguments
 
 
-def _logits(form: Form, heads: Heads, found: Any) -> dict[str, Any]:
-    """Their logits, torch tensors, under our names."""
+def _logits(hf_model: HuggingFaceModel, heads: HeadsPresent, output: Any) -> dict[str, Any]:
+    """Logits as torch tensors, by the names of `ForwardOutputs`."""
     import torch
 
-    if heads.task is Task.SPAN:
-        return {"task": torch.stack([found.start_logits, found.end_logits], -1)}
+    if heads.task is TaskKind.SPAN:
+        return {"task": torch.stack([output.start_logits, output.end_logits], -1)}
     if heads.mlm and heads.pair:
-        names = _LOGITS[family_of(form)]
-        return {"mlm": found[names[0]], "pair": found[names[1]]}
+        names = _LOGITS[family_of(hf_model)]
+        return {"mlm": output[names[0]], "pair": output[names[1]]}
     name = "task" if heads.task else "mlm" if heads.mlm else "pair" if heads.pair else None
-    return {name: found["logits"]} if name else {}
+    return {name: output["logits"]} if name else {}

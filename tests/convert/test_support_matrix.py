@@ -1,11 +1,11 @@
-"""The tables in docs/conversion.md say what tests/convert/cells.py says, and that is what the command can do."""
+"""The tables in docs/conversion.md agree with tests/convert/support_matrix.py and with the command."""
 
 import re
 from pathlib import Path
 
 from bert_jax.convert import conversion
 from bert_jax.convert.translate import FAMILIES as TRANSLATED
-from tests.convert.cells import CELLS, FAMILIES, FORMATS, VERIFIED, can
+from tests.convert.support_matrix import FAMILIES, FORMATS, SUPPORT, VERIFIED, supported
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "conversion.md").read_text()
 
@@ -22,7 +22,7 @@ def test_the_table_of_the_docs():
     assert [name.strip("`") for name in formats] == list(FORMATS)
     assert [family for family, *_ in lines] == list(FAMILIES)
     told = {(family, name): cell for family, *cells in lines for name, cell in zip(FORMATS, cells, strict=True)}
-    assert told == CELLS
+    assert told == SUPPORT
 
 
 def test_what_the_docs_call_verified():
@@ -30,7 +30,7 @@ def test_what_the_docs_call_verified():
     told = [((family, name.strip("`")), word) for name, families, word, _ in lines for family in families.split(", ")]
     assert dict(told) == VERIFIED and len(told) == len(VERIFIED)
     # Of what can be read, all but our own form has a word.
-    assert set(VERIFIED) == {cell for cell in can("in") if cell[1] != "bert-jax"}
+    assert set(VERIFIED) == {cell for cell in supported("in") if cell[1] != "bert-jax"}
     meanings = re.findall(r'"(\w+)" (?:means released|that the original)', PAGE)
     assert meanings == ["Published", "random"]
     assert [cell for cell, word in VERIFIED.items() if word == "published"] == [("bert", "huggingface")]
@@ -38,7 +38,7 @@ def test_what_the_docs_call_verified():
 
 def test_cells_and_the_command_know_the_same_names():
     assert set(FAMILIES) == set(TRANSLATED)
-    assert {name for _, name in can("out")} == set(conversion.TARGETS)
-    assert "`--to` is one of " + ", ".join(f"`{name}`" for name in list(conversion.TARGETS)[:1]) in PAGE
-    for name in conversion.TARGETS:
+    assert {name for _, name in supported("out")} == set(conversion.OUTPUT_FORMATS)
+    assert "`--to` is one of " + ", ".join(f"`{name}`" for name in list(conversion.OUTPUT_FORMATS)[:1]) in PAGE
+    for name in conversion.OUTPUT_FORMATS:
         assert f"`{name}`" in PAGE

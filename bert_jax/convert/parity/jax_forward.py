@@ -1,4 +1,4 @@
-"""Our side of the parity report: the JAX model that a conversion reads or writes, in float32."""
+"""The forward pass of bert_jax for the parity report, in float32."""
 
 import dataclasses
 
@@ -6,29 +6,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.convert.forward import Inputs, Outputs, Task
-from bert_jax.convert.translate import Translated
+from bert_jax.convert.forward_io import ForwardInputs, ForwardOutputs, TaskKind
+from bert_jax.convert.translate import NativeModel
 from bert_jax.model import bert
 from bert_jax.model.encoder import EncoderInputs
 from bert_jax.shapes import Array, Float, Int
 
 TASKS = {
-    "classification": Task.SEQUENCE,
-    "tagging": Task.TOKENS,
-    "span": Task.SPAN,
-    "replaced": Task.REPLACED,
+    "classification": TaskKind.SEQUENCE,
+    "tagging": TaskKind.TOKENS,
+    "span": TaskKind.SPAN,
+    "replaced": TaskKind.REPLACED,
 }
 
 
-def run(translated: Translated, inputs: Inputs) -> Outputs:
+def run(native_model: NativeModel, inputs: ForwardInputs) -> ForwardOutputs:
     """All hidden states and the logits of the heads that the model has.
 
-    Values at padded positions mean nothing. Whatever the config trains with, this is float32, the plain attention and
-    full matrix products: on accelerators the default product rounds its factors, to three digits on a TPU.
+    Values at padded positions have no meaning. Whatever the config says, this uses float32, the reference attention and
+    full precision of matrix products: by default, accelerators round the factors, to three digits on a TPU.
     """
-    _, config, heads, params = translated
-    plain = dataclasses.replace(config, compute_dtype="float32", attention="reference", remat="none")
-    model = bert.bind(plain, heads, jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params))
+    _, config, heads, params = native_model
+    reference_config = dataclasses.replace(config, compute_dtype="float32", attention="reference", remat="none")
+    model = bert.bind(reference_config, heads, jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params))
     batch, logits, task = whole_rows(*map(jnp.asarray, inputs)), {}, None
     with jax.default_matmul_precision("highest"):
         output = model.encoder(batch, hidden_states=True)
@@ -40,7 +40,7 @@ def run(translated: Translated, inputs: Inputs) -> Outputs:
             task = TASKS[heads.task.kind]
             logits["task"] = select_task(heads.task.kind, model.task_logits(batch, output))
     pooled_BH = None if output.pooled is None else np.asarray(output.pooled[:, 0])
-    return Outputs(
+    return ForwardOutputs(
         list(np.asarray(output.hidden_states)),
         {name: np.asarray(values) for name, values in logits.items()},
         task,
@@ -49,14 +49,14 @@ def run(translated: Translated, inputs: Inputs) -> Outputs:
 
 
 def select_task(kind: str, logits: Float[Array, "B n C"]) -> Float[Array, "B ..."]:
-    """A task's logits as transformers shapes them, of rows with one example each."""
+    """A task's logits in the shape of transformers, for rows with one example each."""
     return logits[:, 0] if kind == "classification" else logits[..., 0] if kind == "replaced" else logits
 
 
 def whole_rows(
     input_ids: Int[Array, "B S"], token_type_ids: Int[Array, "B S"], attention_mask: Int[Array, "B S"]
 ) -> EncoderInputs:
-    """What an encoder reads if each row is one example with [CLS] in front."""
+    """The encoder's inputs if each row is one example that begins with [CLS]."""
     rows, length = input_ids.shape
     return EncoderInputs(
         input_ids=input_ids,

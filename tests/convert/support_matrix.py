@@ -9,12 +9,14 @@ _EXCEPTIONS = {
     "nvidia": dict.fromkeys(FAMILIES, "none") | {"bert": "in"},
     "stablehlo": dict.fromkeys(FAMILIES, "out"),
 }
-CELLS = {(family, format): _EXCEPTIONS.get(format, {}).get(family, "both") for format in FORMATS for family in FAMILIES}
+SUPPORT = {
+    (family, format): _EXCEPTIONS.get(format, {}).get(family, "both") for format in FORMATS for family in FAMILIES
+}
 """(family, format) -> "in", "out", "both" or "none"."""
 
 VERIFIED = {(family, "huggingface"): "random" for family in FAMILIES}
 VERIFIED |= {(family, "pytorch"): "random" for family in FAMILIES}
-VERIFIED |= {(family, "flax"): "random" for family in FAMILIES if CELLS[family, "flax"] == "in"}
+VERIFIED |= {(family, "flax"): "random" for family in FAMILIES if SUPPORT[family, "flax"] == "in"}
 VERIFIED |= {("bert", "tensorflow1"): "in part", ("albert", "tensorflow1"): "in part"}
 VERIFIED |= {
     ("roberta", "fairseq"): "random",
@@ -27,6 +29,6 @@ software wrote of random numbers. "in part": TensorFlow's writer wrote the file,
 in it. "no": only files of our own."""
 
 
-def can(direction: str) -> list[tuple[str, str]]:
+def supported(direction: str) -> list[tuple[str, str]]:
     """Cells that go "in" or "out"."""
-    return [cell for cell, found in CELLS.items() if found in (direction, "both")]
+    return [cell for cell, found in SUPPORT.items() if found in (direction, "both")]

@@ -51,7 +51,7 @@ def made(tmp_path_factory, tiny_run):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transformers_forward, "available", lambda: False)
         for name, (source, to) in JOURNEYS.items():
-            command = ["convert", str(places[source]), str(places[name]), "--to", to, "--moments", "keep"]
+            command = ["convert", str(places[source]), str(places[name]), "--to", to, "--optimizer-state", "keep"]
             assert cli.main(command) == 0
         convert(places["ours"], places["without"], "bert-jax")
         convert(places["google's"], places["google's without"], "tensorflow1")
@@ -59,13 +59,13 @@ def made(tmp_path_factory, tiny_run):
 
 
 def moments_of(place) -> Moments | None:
-    with input_formats.opened(place, input_formats.Wishes(moments=True)) as contents:
-        return contents.moments
+    with input_formats.open_model(place, input_formats.ReadOptions(optimizer_state=True)) as source_model:
+        return source_model.optimizer_state
 
 
 def params_of(place):
-    with input_formats.opened(place) as contents:
-        return contents.model.params
+    with input_formats.open_model(place) as source_model:
+        return source_model.model.params
 
 
 def starting(config, source, moments: str = "keep", **changes):
@@ -88,21 +88,21 @@ def test_moments_keep_every_bit(made, name, tiny_config):
 def test_moments_stay_behind_unless_asked_for(made):
     assert moments_of(made["without"]) is None and moments_of(made["google's without"]) is None
     assert not (made["without"] / "moments.safetensors").exists() and (made["ours"] / "moments.safetensors").exists()
-    with input_formats.opened(made["ours"]) as contents:
-        assert contents.moments is None
+    with input_formats.open_model(made["ours"]) as source_model:
+        assert source_model.optimizer_state is None
 
 
 @pytest.mark.parametrize("to", ["huggingface", "pytorch", "stablehlo"])
 def test_forms_without_a_place_for_them(made, tmp_path, capsys, to):
-    assert cli.main(["convert", str(made["run"]), str(tmp_path / "new"), "--to", to, "--moments", "keep"]) == 2
+    assert cli.main(["convert", str(made["run"]), str(tmp_path / "new"), "--to", to, "--optimizer-state", "keep"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line == f"error: --moments keep: {to} has no place for an optimizer's moments: use --to bert-jax"
+    assert line == f"error: --optimizer-state keep: {to} cannot hold the optimizer's moments: use --to bert-jax"
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["without", "google's without"])
 def test_a_source_without_moments(made, tmp_path, tiny_config, tiny_corpus, capsys, name):
-    with pytest.raises(UserError, match=r"has no moments of an optimizer: set start\.optimizer_state new"):
+    with pytest.raises(UserError, match=r"has no optimizer moments: set start\.optimizer_state new"):
         pretraining.pretrain(
             starting(tiny_config, made[name]),
             [CorpusWeight(tiny_corpus)],
@@ -110,10 +110,10 @@ def test_a_source_without_moments(made, tmp_path, tiny_config, tiny_corpus, caps
             load_initial_params=load_initial_params,
         )
     for to in ("bert-jax", "tensorflow1"):
-        command = ["convert", str(made[name]), str(tmp_path / "new"), "--to", to, "--moments", "keep"]
+        command = ["convert", str(made[name]), str(tmp_path / "new"), "--to", to, "--optimizer-state", "keep"]
         assert cli.main(command) == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert "has no moments of an optimizer" in line and "--moments drop" in line
+        assert "has no optimizer moments" in line and "--optimizer-state drop" in line
     assert list(tmp_path.iterdir()) == []
 
 
@@ -191,7 +191,7 @@ def test_init_from_nothing(tmp_path, tiny_corpus, capsys, monkeypatch):
     for those in (["--init-from", "nowhere"], ["--init-from=nowhere"]):
         assert cli.main([*common, *those]) == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert "nowhere is no file and no directory" in line
+        assert "nowhere does not exist" in line
     assert cli.main([*common, "--init-from"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "--start.source" in line or "--init-from" in line

@@ -1,4 +1,4 @@
-"""A foreign config.json, made fit for use: nulls are gone, defaults are written out, and every value is of its type."""
+"""Checks and normalizes a config.json of transformers: nulls removed, defaults filled in, types and ranges checked."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ NUMBERS = {
     **dict.fromkeys(("attention_dropout", "mlp_dropout", "embedding_dropout"), (0, 1)),
     **dict.fromkeys(("global_rope_theta", "local_rope_theta"), (1, 1e12)),
 }
-"""The least and the greatest value."""
+"""By field: the smallest and the largest value."""
 TEXTS = (
     *("model_type", "hidden_act", "activation", "hidden_activation", "classifier_activation", "classifier_pooling"),
     "position_embedding_type",
@@ -35,23 +35,23 @@ DEFAULTS = {
     "distilbert": {"activation": "gelu"},
     "modernbert": {"hidden_activation": "gelu"},
 }
-"""What transformers' configuration_*.py take where nothing is said, and all who read such a config have to know."""
+"""By model_type: defaults of transformers' configuration_*.py for fields that readers here require."""
 
 
-def checked(config: Any, source: str) -> dict[str, Any]:
-    """A config whose known values can be relied on; those that are not known are left as they are.
+def normalize_hf_config(config: Any, source: str) -> dict[str, Any]:
+    """Check the known fields of a config and fill in defaults; unknown fields stay as they are.
 
     Raises:
-      UserError: a value is of another type than it must be, named with what it is.
+      UserError: a value has a wrong type or is out of range.
     """
     require(isinstance(config, dict), f"{source}: config.json must be a JSON object")
     family = config.get("model_type")
-    # A padding id of null is none for ModernBERT, and the usual one for the others.
+    # A padding id of null means no padding token in ModernBERT, and the default in the other families.
     kept = {name: v for name, v in config.items() if v is not None or (family == "modernbert" and "_token_id" in name)}
     for names, kinds, what in (
         (WHOLE, (int,), "a whole number"),
         (NUMBERS, (int, float), "a number"),
-        (TEXTS, (str,), "a word"),
+        (TEXTS, (str,), "a string"),
         (FLAGS, (bool,), "true or false"),
     ):
         for name in names:
@@ -63,9 +63,9 @@ def checked(config: Any, source: str) -> dict[str, Any]:
         _check_range(kept, name, least, most, source)
     _check_range(kept, "local_attention", 0, 10**9, source)
     _check_token_ids(kept, source)
-    _check_tables(kept, source)
-    usual = DEFAULTS.get(family, {}) if isinstance(family, str) else {}
-    return kept | {name: value for name, value in usual.items() if name not in kept}
+    _check_containers(kept, source)
+    defaults = DEFAULTS.get(family, {}) if isinstance(family, str) else {}
+    return kept | {name: value for name, value in defaults.items() if name not in kept}
 
 
 def _check_range(config: dict[str, Any], name: str, least: float, most: float, source: str) -> None:
@@ -76,7 +76,7 @@ def _check_range(config: dict[str, Any], name: str, least: float, most: float, s
 
 
 def _check_token_ids(config: dict[str, Any], source: str) -> None:
-    """Ids of special tokens; transformers builds no table whose padding id is outside it, and counts from the end."""
+    """Check the ids of special tokens; transformers allows negative padding ids, which count from the end."""
     for name, value in config.items():
         ids = value if isinstance(value, list) and name == "eos_token_id" else [value]
         whole = all(isinstance(i, int) and not isinstance(i, bool) for i in ids)
@@ -89,15 +89,15 @@ def _check_token_ids(config: dict[str, Any], source: str) -> None:
     )
 
 
-def _check_tables(config: dict[str, Any], source: str) -> None:
-    """Values that hold others."""
+def _check_containers(config: dict[str, Any], source: str) -> None:
+    """Check the values that are lists or objects."""
     labels = config.get("id2label", {})
     fits = isinstance(labels, dict) and all(str(key).isdecimal() for key in labels)
-    require(fits, f"{source}: id2label is {short_repr(labels)} in config.json: it must name a label for each number")
+    require(fits, f"{source}: id2label is {short_repr(labels)} in config.json: it must map each number to a label")
     for name in ("architectures", "layer_types"):
         words = config.get(name, [])
         fits = isinstance(words, list) and all(isinstance(word, str) for word in words)
-        require(fits, f"{source}: {name} is {short_repr(words)} in config.json: it must be a list of words")
+        require(fits, f"{source}: {name} is {short_repr(words)} in config.json: it must be a list of strings")
     depth, kinds = config.get("num_hidden_layers"), config.get("layer_types")
     require(
         kinds is None or len(kinds) == depth,
