@@ -22,7 +22,7 @@ from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfi
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.mixture_spec import Part
 from bert_jax.doctor import reference_curve
-from bert_jax.doctor.reference_curve import Curve, Rounding, Values
+from bert_jax.doctor.reference_curve import Curve, Precision, Values
 from bert_jax.training.run_directory.metrics import read_metrics
 
 METRICS = ("mlm_loss", "pair_loss", "gradient_norm", "parameter_norm", "learning_rate")
@@ -41,7 +41,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 """What of the preset is another, so that 200 updates learn something."""
 
 EIGHT = "--xla_force_host_platform_device_count=8"
-RIGHT: dict[str, tuple[Rounding, str, dict[str, Any]]] = {
+RIGHT: dict[str, tuple[Precision, str, dict[str, Any]]] = {
     "accumulation 4": ("float32", "", {"accumulation": 4}),
     "8 devices, data 2, fsdp 2, tensor 2": ("float32", EIGHT, {"mesh": {"data": 2, "fsdp": 2, "tensor": 2}}),
     # The float32 next to 0.999: so far apart are bias corrections that are written in different ways.
@@ -113,7 +113,7 @@ def trained(arguments: argparse.Namespace, variant: str, flags: str, changes: di
         environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
         subprocess.run(command, check=True, env=environment)
         (workdir / "done").touch()
-    values = reference_curve.values_of(read_metrics(workdir / "metrics.jsonl"), METRICS)
+    values = reference_curve.metric_values(read_metrics(workdir / "metrics.jsonl"), METRICS)
     return {metric: [float(f"{value:.{DIGITS}g}") for value in row] for metric, row in values.items()}
 
 
@@ -123,12 +123,12 @@ def spread(runs: Sequence[Values], right: Values) -> Values:
     return {metric: [float(f"{max(column):.2g}") for column in zip(*rows, strict=True)] for metric, rows in off.items()}
 
 
-def table(runs: dict[str, tuple[Rounding, Values]], curve: Curve) -> str:
+def table(runs: dict[str, tuple[Precision, Values]], curve: Curve) -> str:
     """For every run the verdict, and how far it lies, as a part of what is allowed."""
     lines = [f"| run | {' | '.join(('first', *METRICS))} |", f"|---|{'---|' * (len(METRICS) + 1)}"]
-    for name, (rounding, values) in runs.items():
+    for name, (precision, values) in runs.items():
         cells = []
-        for line in reference_curve.compare(values, curve, rounding):
+        for line in reference_curve.compare(values, curve, precision):
             off = line.values["deviations"]
             bounds = line.values.get("bounds") or [line.values["bound"]] * len(off)
             parts = off.values() if isinstance(off, dict) else off
@@ -143,13 +143,13 @@ def make(arguments: argparse.Namespace) -> None:
     """The curve's file, and the tables."""
     right = trained(arguments, "reference", "", {})
     runs = {name: (kind, trained(arguments, name, flags, changes)) for name, (kind, flags, changes) in RIGHT.items()}
-    kinds: tuple[Rounding, ...] = ("float32", "bfloat16")
+    kinds: tuple[Precision, ...] = ("float32", "bfloat16")
     spreads = {kind: spread([values for of, values in runs.values() if of == kind], right) for kind in kinds}
     config = config_lib.to_dict(recipe(arguments.preset))
     curve = Curve(config, Corpus.open(arguments.corpus).identity, right, spreads)
-    reference_curve.FOLDER.mkdir(exist_ok=True)
+    reference_curve.CURVES_DIRECTORY.mkdir(exist_ok=True)
     text = json.dumps(vars(curve), separators=(",", ":"))
-    (reference_curve.FOLDER / f"{arguments.preset}.json").write_text(text.replace('],"', '],\n"') + "\n")
+    (reference_curve.CURVES_DIRECTORY / f"{arguments.preset}.json").write_text(text.replace('],"', '],\n"') + "\n")
     print(table(runs, curve), "\n", flush=True)
     if not arguments.wrong:
         return

@@ -41,7 +41,7 @@ def pretrain(arguments: Sequence[str]) -> int:
     config = _with_vocabulary(config, arguments, mixture)
     from bert_jax.convert import init_from  # jax is loaded when it is needed, not for --help
     from bert_jax.distributed import agreement, worker
-    from bert_jax.doctor.doctor import summary
+    from bert_jax.doctor.doctor import run_summary
     from bert_jax.training import pretraining
     from bert_jax.training.run_directory import goodput
 
@@ -51,7 +51,7 @@ def pretrain(arguments: Sequence[str]) -> int:
         worker.join(asked.cluster)
 
     def announce() -> None:
-        for line in summary(config, mixture, micro_batch):
+        for line in run_summary(config, mixture, micro_batch):
             print(line, file=sys.stderr, flush=True)
 
     place = pretraining.pretrain(
@@ -85,9 +85,9 @@ def doctor(arguments: Sequence[str]) -> int:
 
     worker.skip_absent_tpu()
     if asked.against:
-        from bert_jax.doctor.reference_curve import follow
+        from bert_jax.doctor.reference_curve import compare_with_curve
 
-        return _tell(follow(config, mixture), asked.json)
+        return _tell(compare_with_curve(config, mixture), asked.json)
     config = _with_vocabulary(config, arguments, mixture)
     from bert_jax.doctor.doctor import Wishes, examine_together
 

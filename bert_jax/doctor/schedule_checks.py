@@ -11,54 +11,58 @@ from typing import NamedTuple
 from bert_jax.config import Config, Phase
 from bert_jax.data.corpus_rows import CorpusRows
 from bert_jax.data.row_reader import Marks
-from bert_jax.doctor.check_context import Asked
-from bert_jax.doctor.epochs import estimate
-from bert_jax.doctor.finding import Line
+from bert_jax.doctor.check_context import CheckContext
+from bert_jax.doctor.epochs import estimate_epochs
+from bert_jax.doctor.finding import Finding
 from bert_jax.training.optimizers.schedules import learning_rate
 
 
-class Published(NamedTuple):
+class ReferenceLearningRate(NamedTuple):
     """A line of learning rates over batch sizes."""
 
     rate: float
-    batch: int
+    batch_size: int
     """At which `rate` was published."""
-    smallest: int
+    min_batch: int
     """Batch below which the line is level: nothing was published there."""
-    far: float
+    max_ratio: float
     """Times the line: from there on a rate is far above it."""
     source: str
 
 
-LINES = {
+REFERENCE_RATES = {
     # RoBERTa's 6e-4 at 8,192 and 1e-3 at 8,000 (table 3) are 1.1 and 1.8 times this line, 24-hour BERT's 1e-3 at 4,096
     # 2.5 times.
-    "adamw": Published(1e-4, 256, 256, 4.0, "Devlin et al. 2019, 1e-4 at 256 rows"),
+    "adamw": ReferenceLearningRate(1e-4, 256, 256, 4.0, "Devlin et al. 2019, 1e-4 at 256 rows"),
     # The same line goes through all points of table 4, 6.25e-4 at 512 to 5e-3 at 32,768, and ALBERT's 1.76e-3 at 4,096;
     # MLPerf's 2.88e-3 at 8,192 is 1.15 times the line.
-    "lamb": Published(5e-3, 32_768, 512, 2.0, "You et al. 2020, table 4: 6.25e-4 at 512 to 5e-3 at 32,768 rows"),
+    "lamb": ReferenceLearningRate(
+        5e-3, 32_768, 512, 2.0, "You et al. 2020, table 4: 6.25e-4 at 512 to 5e-3 at 32,768 rows"
+    ),
 }
 PUBLISHED_WIDTH = 768
 """hidden_size of the smallest model of these runs; of narrower ones larger rates are expected, as 1 / width (Yang et
 al. 2022, Tensor Programs V)."""
-LARGE = 0.5
+NO_WARMUP_RATIO = 0.5
 """Of the line: a peak above that is large for a start without warmup."""
-UNDONE = 0.2
+MAX_DECAY_LEFT = 0.2
 """Share of the way from peak to end that may be left at the last update."""
 
 
-def line_at(config: Config, phase: Phase) -> float:
+def reference_rate(config: Config, phase: Phase) -> float:
     """The published learning rate for a phase's batch and the model's width."""
-    published = LINES[config.optimizer.name]
-    batch = max(phase.batch_size, published.smallest)
-    return published.rate * math.sqrt(batch / published.batch) * max(1.0, PUBLISHED_WIDTH / config.model.hidden_size)
+    published = REFERENCE_RATES[config.optimizer.name]
+    batch = max(phase.batch_size, published.min_batch)
+    return (
+        published.rate * math.sqrt(batch / published.batch_size) * max(1.0, PUBLISHED_WIDTH / config.model.hidden_size)
+    )
 
 
-def rates(asked: Asked) -> Iterator[Line]:
+def rates(context: CheckContext) -> Iterator[Finding]:
     """Peaks against batches."""
-    config, published = asked.config, LINES[asked.config.optimizer.name]
+    config, published = context.config, REFERENCE_RATES[context.config.optimizer.name]
     for i, phase in enumerate(config.phases):
-        line = line_at(config, phase)
+        line = reference_rate(config, phase)
         times = phase.learning_rate / line
         values = {"phase": i, "learning_rate": phase.learning_rate, "published": line, "times": times}
         wide = config.model.hidden_size
@@ -67,83 +71,83 @@ def rates(asked: Asked) -> Iterator[Line]:
             f"phase {i}: peak {phase.learning_rate:g} with {phase.batch_size:,} rows is {times:.2g} times {line:.2g}, "
             f"the square-root line{narrow} of {config.optimizer.name} ({published.source})"
         )
-        if times > published.far:
+        if times > published.max_ratio:
             remedy = f"expect divergence; lower --phases.{i}.learning-rate to {line:.2g}, or raise the batch"
-            yield Line("warning", "rate", f"{text}: {remedy}", values)
+            yield Finding("warning", "rate", f"{text}: {remedy}", values)
         else:
-            yield Line("ok", "rate", text, values)
+            yield Finding("ok", "rate", text, values)
 
 
-def warmups(asked: Asked) -> Iterator[Line]:
+def warmups(context: CheckContext) -> Iterator[Finding]:
     """Warmup against the phase's peak; `ineffective` reports one that is as long as the phase."""
-    for i, phase in enumerate(asked.config.phases):
-        large = LARGE * line_at(asked.config, phase)
+    for i, phase in enumerate(context.config.phases):
+        large = NO_WARMUP_RATIO * reference_rate(context.config, phase)
         values = {"phase": i, "warmup_steps": phase.warmup_steps, "steps": phase.steps, "large": large}
         text = f"phase {i}: {phase.warmup_steps:,} of {phase.steps:,} updates"
         if not phase.warmup_steps and phase.learning_rate > large:
             tenth = max(1, phase.steps // 10)
             remedy = f"set --phases.{i}.warmup-steps, e.g. {tenth:,}"
             start = f"it starts at {phase.learning_rate:g}, above {large:.2g}, half of the published line"
-            yield Line("warning", "warmup", f"{text}; {start}: {remedy}", values)
+            yield Finding("warning", "warmup", f"{text}; {start}: {remedy}", values)
         elif phase.warmup_steps < phase.steps:
             below = "" if phase.warmup_steps else f"; {phase.learning_rate:g} is at most {large:.2g}, half of the line"
-            yield Line("ok", "warmup", f"{text}{below}", values)
+            yield Finding("ok", "warmup", f"{text}{below}", values)
 
 
-def decays(asked: Asked) -> Iterator[Line]:
+def decays(context: CheckContext) -> Iterator[Finding]:
     """End rates, and whether the last phase reaches its own."""
-    for i, phase in enumerate(asked.config.phases):
+    for i, phase in enumerate(context.config.phases):
         last, peak, end = learning_rate(phase, phase.steps - 1), phase.learning_rate, phase.end_learning_rate
         values = {"phase": i, "peak": peak, "end": end, "last": last}
         text = f"phase {i}: {phase.decay} from {peak:g} to {end:g}; its last update has {last:.3g}"
         if phase.decay == "constant":
-            yield Line("ok", "decay", f"phase {i}: constant at {peak:g}", values)
+            yield Finding("ok", "decay", f"phase {i}: constant at {peak:g}", values)
             continue
         left = (last - end) / (peak - end) if peak > end else 0.0
-        final = i == len(asked.config.phases) - 1
+        final = i == len(context.config.phases) - 1
         if end > peak:
             remedy = f"the rate rises: lower --phases.{i}.end-learning-rate to at most {peak:g}"
-            yield Line("warning", "decay", f"{text}: {remedy}", values)
-        elif final and phase.warmup_steps < phase.steps and left > UNDONE:
+            yield Finding("warning", "decay", f"{text}: {remedy}", values)
+        elif final and phase.warmup_steps < phase.steps and left > MAX_DECAY_LEFT:
             remedy = f"set --phases.{i}.decay polynomial with power 1, an earlier decay-start, or more updates"
-            yield Line("warning", "decay", f"{text}, {left:.0%} of the way above its end: {remedy}", values)
+            yield Finding("warning", "decay", f"{text}, {left:.0%} of the way above its end: {remedy}", values)
         else:
-            yield Line("ok", "decay", text, values)
+            yield Finding("ok", "decay", text, values)
 
 
-def updates(asked: Asked) -> Iterator[Line]:
+def steps(context: CheckContext) -> Iterator[Finding]:
     """Whether the run is long enough for its optimizer."""
-    total, beta2 = asked.config.total_steps, asked.config.optimizer.beta2
+    total, beta2 = context.config.total_steps, context.config.optimizer.beta2
     span = 1 / (1 - beta2)
-    values = {"updates": total, "span": span}
+    values = {"steps": total, "span": span}
     text = f"{total:,} updates; the second moment averages over {span:,.0f} (optimizer.beta2 {beta2:g})"
     if total < span:
         remedy = "good for a trial only; raise --phases.N.steps, or lower --optimizer.beta2"
-        yield Line("warning", "updates", f"{text}: {remedy}", values)
+        yield Finding("warning", "steps", f"{text}: {remedy}", values)
         return
-    yield Line("ok", "updates", text, values)
+    yield Finding("ok", "steps", text, values)
 
 
-def settings(asked: Asked) -> Iterator[Line]:
+def settings(context: CheckContext) -> Iterator[Finding]:
     """Settings that cannot take effect."""
-    config, epochs = asked.config, {}
-    if asked.turns is not None and (config.data.example_copies or config.data.mask_copies):
+    config, epochs = context.config, {}
+    if context.turns is not None and (config.data.example_copies or config.data.mask_copies):
         # Rows are only counted, so no id matters.
-        corpora = [CorpusRows(corpus, config.data, Marks(0, 0, 0), config.seed) for corpus in asked.corpora]
-        epochs = estimate(config, corpora, asked.turns)
-    found = ineffective(config, epochs)
+        corpora = [CorpusRows(corpus, config.data, Marks(0, 0, 0), config.seed) for corpus in context.corpora]
+        epochs = estimate_epochs(config, corpora, context.turns)
+    found = ineffective_settings(config, epochs)
     for name, text in found.items():
-        yield Line("warning", "settings", text, {"setting": name})
+        yield Finding("warning", "settings", text, {"setting": name})
     if not found:
-        yield Line("ok", "settings", "the run is long enough for its copies, warmups, ramps and intervals", {})
+        yield Finding("ok", "settings", "the run is long enough for its copies, warmups, ramps and intervals", {})
 
 
-def ineffective(config: Config, epochs: Mapping[str, Sequence[float]]) -> dict[str, str]:
+def ineffective_settings(config: Config, epochs: Mapping[str, Sequence[float]]) -> dict[str, str]:
     """Settings that cannot take effect in a run because of its length or format: a warning for each, by its name.
 
     Args:
       config: of the run.
-      epochs: that each phase makes of each corpus, by the corpus's name (`epochs.estimate`). Of what is missing
+      epochs: that each phase makes of each corpus, by the corpus's name (`estimate_epochs`). Of what is missing
         here, nothing is reported.
     """
     found = _copies(config, epochs)
@@ -232,5 +236,5 @@ def _all_new(config: Config, made: Sequence[float], period: int) -> bool:
     return True
 
 
-CHECKS = {"rate": rates, "warmup": warmups, "decay": decays, "updates": updates, "settings": settings}
+CHECKS = {"rate": rates, "warmup": warmups, "decay": decays, "steps": steps, "settings": settings}
 """By the name that an error of theirs gets."""

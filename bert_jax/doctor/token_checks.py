@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from bert_jax.config import ModelConfig
 from bert_jax.data.corpus import SPLITS, Corpus
-from bert_jax.doctor.check_context import Asked
-from bert_jax.doctor.finding import Line
+from bert_jax.doctor.check_context import CheckContext
+from bert_jax.doctor.finding import Finding
 from bert_jax.storage import reach
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.run_directory.workdir import TOKENIZER
@@ -14,14 +14,14 @@ SAMPLED_RECORDS = 64
 """Of each split, evenly spaced: some 500,000 tokens at most."""
 
 
-def ids(asked: Asked) -> Iterator[Line]:
+def ids(context: CheckContext) -> Iterator[Finding]:
     """Ids as they stand in records, not as the tokenizer promises them."""
-    for corpus in asked.corpora:
+    for corpus in context.corpora:
         for split in SPLITS:
-            yield _ids(corpus if split == corpus.split else Corpus.open(corpus.directory, split), asked.config.model)
+            yield _ids(corpus if split == corpus.split else Corpus.open(corpus.directory, split), context.config.model)
 
 
-def _ids(corpus: Corpus, model: ModelConfig) -> Line:
+def _ids(corpus: Corpus, model: ModelConfig) -> Finding:
     count = len(corpus.record_offsets) - 1
     wanted = min(count, SAMPLED_RECORDS)
     chosen = [count * (2 * i + 1) // (2 * wanted) for i in range(wanted)]
@@ -34,43 +34,43 @@ def _ids(corpus: Corpus, model: ModelConfig) -> Line:
     if top >= limit:
         remedy = f"set --model.vocab-size {top + 1}" if top < corpus.vocab_size else "rebuild the corpus"
         text = f"{where}: record {chosen[highest.index(top)]} has token id {top}, and {bound} at {limit - 1}"
-        return Line("error", "ids", f"{text}: {remedy}", values)
+        return Finding("error", "ids", f"{text}: {remedy}", values)
     text = f"{where}: ids in {wanted} of {count:,} records go up to {top}; {bound} at {limit - 1}"
-    return Line("ok", "ids", text, values)
+    return Finding("ok", "ids", text, values)
 
 
-def tokenizer(asked: Asked) -> Iterator[Line]:
+def tokenizer(context: CheckContext) -> Iterator[Finding]:
     """That of the run which the work directory holds; `vocabulary` compares those of corpora with each other."""
-    own = asked.corpora[0].tokenizer_fingerprint
+    own = context.corpora[0].tokenizer_fingerprint
     values = {"corpora": own, "run": None}
-    if asked.workdir is not None:
-        reach(asked.workdir)
-    if asked.workdir is None or not (asked.workdir / TOKENIZER).exists():
-        why = "no --workdir is given" if asked.workdir is None else f"{asked.workdir} holds no run yet"
-        yield Line("ok", "tokenizer", f"the corpora's is {own[:12]}; {why}, so there is no other", values)
+    if context.workdir is not None:
+        reach(context.workdir)
+    if context.workdir is None or not (context.workdir / TOKENIZER).exists():
+        why = "no --workdir is given" if context.workdir is None else f"{context.workdir} holds no run yet"
+        yield Finding("ok", "tokenizer", f"the corpora's is {own[:12]}; {why}, so there is no other", values)
         return
-    file = asked.workdir / TOKENIZER
+    file = context.workdir / TOKENIZER
     there = Tokenizer.load(file).fingerprint
     values |= {"run": there}
     if there != own:
         text = f"the run's ({file}) is {there[:12]}, the corpora's {own[:12]}: ids would mean other words"
         remedy = f"choose another --workdir, or build the corpora with --tokenizer {file}"
-        yield Line("error", "tokenizer", f"{text}: {remedy}", values)
+        yield Finding("error", "tokenizer", f"{text}: {remedy}", values)
         return
-    yield Line("ok", "tokenizer", f"{own[:12]}, that of the run in {asked.workdir}", values)
+    yield Finding("ok", "tokenizer", f"{own[:12]}, that of the run in {context.workdir}", values)
 
 
-def positions(asked: Asked) -> Iterator[Line]:
+def positions(context: CheckContext) -> Iterator[Finding]:
     """Longest rows against the position table; a longer row is refused with the config itself."""
-    model, longest = asked.config.model, max(phase.seq_len for phase in asked.config.phases)
+    model, longest = context.config.model, max(phase.seq_len for phase in context.config.phases)
     values = {"longest": longest, "max_positions": model.max_positions, "kind": model.positions}
     text = f"rows of up to {longest} tokens, {model.positions} positions 0 to {model.max_positions - 1} (no offset)"
     if model.positions == "learned" and longest < model.max_positions:
         unused = f"those from {longest} on are never trained"
         remedy = f"set --model.max-positions {longest}, or add a phase with longer rows"
-        yield Line("warning", "positions", f"{text}; {unused}: {remedy}", values)
+        yield Finding("warning", "positions", f"{text}; {unused}: {remedy}", values)
         return
-    yield Line("ok", "positions", text, values)
+    yield Finding("ok", "positions", text, values)
 
 
 CHECKS = {"ids": ids, "tokenizer": tokenizer, "positions": positions}

@@ -19,8 +19,8 @@ from bert_jax.data.mixture import Turns
 from bert_jax.data.mixture_spec import Part
 from bert_jax.directory_lock import LOCK, DirectoryLock
 from bert_jax.doctor import machine_checks, schedule_checks, storage_checks
-from bert_jax.doctor.check_context import Asked, Machine
-from bert_jax.doctor.doctor import CHECKS, OF_RUN, Wishes, carry_out, examine
+from bert_jax.doctor.check_context import CheckContext, Machine
+from bert_jax.doctor.doctor import CHECKS, RUN_CHECKS, DoctorOptions, check_run, run_checks
 from bert_jax.planning.roofline import predict
 from bert_jax.training.run_directory.checkpoint import COMMIT
 from bert_jax.training.run_directory.workdir import CONFIG, TOKENIZER
@@ -51,14 +51,14 @@ def phase(config: Config, **changes) -> Config:
 
 def report_of(paths: list[Path], mark: str = "", **changes) -> dict:
     own = {str(path): Corpus.open(path).identity for path in paths}
-    return REPORT | {"corpora": own, "mark": {"file": mark, "trouble": ""}} | changes
+    return REPORT | {"corpora": own, "storage_probe": {"file": probe, "error": ""}} | changes
 
 
 @pytest.fixture
-def asked(tiny_config, tiny_corpus, tmp_path) -> Asked:
+def context(tiny_config, tiny_corpus, tmp_path) -> CheckContext:
     """One process on one device, with a work directory that is not there yet."""
     (tmp_path / "mark").write_text("")
-    return Asked(
+    return CheckContext(
         quiet(tiny_config),
         [Corpus.open(tiny_corpus)],
         Turns([1.0]),
@@ -70,81 +70,81 @@ def asked(tiny_config, tiny_corpus, tmp_path) -> Asked:
     )
 
 
-def of(asked: Asked, **changes) -> Asked:
-    return dataclasses.replace(asked, **changes)
+def of(context: CheckContext, **changes) -> CheckContext:
+    return dataclasses.replace(context, **changes)
 
 
-def model(asked: Asked, **changes) -> Asked:
-    return of(asked, config=config_lib.replace(asked.config, model=changes))
+def model(context: CheckContext, **changes) -> CheckContext:
+    return of(context, config=config_lib.replace(context.config, model=changes))
 
 
-def schedule(asked: Asked, **changes) -> Asked:
-    return of(asked, config=phase(asked.config, **changes))
+def schedule(context: CheckContext, **changes) -> CheckContext:
+    return of(context, config=phase(context.config, **changes))
 
 
-def data(asked: Asked, **changes) -> Asked:
-    return of(asked, config=config_lib.replace(asked.config, data=changes))
+def data(context: CheckContext, **changes) -> CheckContext:
+    return of(context, config=config_lib.replace(context.config, data=changes))
 
 
-def pairs(asked: Asked, **changes) -> Asked:
-    return data(asked, format="segment_pair", example_end="sentence", **changes)
+def pairs(context: CheckContext, **changes) -> CheckContext:
+    return data(context, format="segment_pair", example_end="sentence", **changes)
 
 
-def ramp(asked: Asked, steps: int) -> Asked:
-    return schedule(asked, start_batch_size=4, ramp_steps=steps, accumulation=2)
+def ramp(context: CheckContext, steps: int) -> CheckContext:
+    return schedule(context, start_batch_size=4, ramp_steps=steps, accumulation=2)
 
 
-def machine(asked: Asked, **changes) -> Asked:
-    return of(asked, machine=asked.machine._replace(**changes))
+def machine(context: CheckContext, **changes) -> CheckContext:
+    return of(context, machine=context.machine._replace(**changes))
 
 
-def on_mesh(asked: Asked, devices: int, **axes) -> Asked:
-    return machine(of(asked, config=dataclasses.replace(asked.config, mesh=MeshConfig(**axes))), devices=devices)
+def on_mesh(context: CheckContext, devices: int, **axes) -> CheckContext:
+    return machine(of(context, config=dataclasses.replace(context.config, mesh=MeshConfig(**axes))), devices=devices)
 
 
-def peer(asked: Asked, **changes) -> Asked:
-    return of(asked, reports=(*asked.reports, asked.reports[0] | {"host": "there"} | changes))
+def peer(context: CheckContext, **changes) -> CheckContext:
+    return of(context, reports=(*context.reports, context.reports[0] | {"host": "there"} | changes))
 
 
-def without_a_file(asked: Asked) -> Asked:
-    copy = asked.workdir.parent / "broken"
-    shutil.copytree(asked.corpora[0].directory, copy)
+def without_a_file(context: CheckContext) -> CheckContext:
+    copy = context.workdir.parent / "broken"
+    shutil.copytree(context.corpora[0].directory, copy)
     (copy / "features.json").unlink()
-    return of(asked, corpora=[Corpus.open(copy)])
+    return of(context, corpora=[Corpus.open(copy)])
 
 
-def with_tokenizer(asked: Asked) -> Asked:
-    file = asked.workdir / TOKENIZER
+def with_tokenizer(context: CheckContext) -> CheckContext:
+    file = context.workdir / TOKENIZER
     file.parent.mkdir()
-    tokenizer = json.loads((asked.corpora[0].directory / TOKENIZER).read_text())
+    tokenizer = json.loads((context.corpora[0].directory / TOKENIZER).read_text())
     text = json.dumps(tokenizer)
     known = next(word for word in ("river", "stone", "green", "wind", "old", "the") if f'"{word}"' in text)
     file.write_text(text.replace(f'"{known}"', '"otherword"'))
-    return asked
+    return context
 
 
-def file_for_workdir(asked: Asked) -> Asked:
-    asked.workdir.write_text("")
-    return asked
+def file_for_workdir(context: CheckContext) -> CheckContext:
+    context.workdir.write_text("")
+    return context
 
 
-def other_files(asked: Asked) -> Asked:
-    asked.workdir.mkdir()
-    (asked.workdir / "thesis.tex").write_text("")
-    return asked
+def other_files(context: CheckContext) -> CheckContext:
+    context.workdir.mkdir()
+    (context.workdir / "thesis.tex").write_text("")
+    return context
 
 
-def locked(asked: Asked) -> Asked:
+def locked(context: CheckContext) -> CheckContext:
     """By this process's parent, which is alive."""
-    owner = DirectoryLock(asked.workdir)._owner | {"process": os.getppid()}
-    asked.workdir.mkdir()
-    (asked.workdir / LOCK).write_text(json.dumps(owner | {"started": directory_lock._started(os.getppid())}))
-    return asked
+    owner = DirectoryLock(context.workdir)._owner | {"process": os.getppid()}
+    context.workdir.mkdir()
+    (context.workdir / LOCK).write_text(json.dumps(owner | {"started": directory_lock._started(os.getppid())}))
+    return context
 
 
-def mark(asked: Asked, **changes) -> Asked:
-    here = asked.reports[0]
-    return of(asked, reports=(here | {"mark": here["mark"] | changes},))
+def mark(context: CheckContext, **changes) -> CheckContext:
+    here = context.reports[0]
+    return of(context, reports=(here | {"mark": here["storage_probe"] | changes},))
 
 
 # The line's name: what it is about, the level, and words of the text (the fix among them).
@@ -169,7 +169,7 @@ FIRES = [
     ("decay", lambda a: schedule(a, end_learning_rate=1.0), "warning", ["rises", "lower --phases.0.end-learning"]),
     ("decay", lambda a: schedule(a, decay_power=0.0), "warning", ["100% of the way", "with power 1"]),
     ("decay", lambda a: schedule(a, decay_start=18), "warning", ["50% of the way", "earlier decay-start"]),
-    ("updates", lambda a: schedule(a, steps=9, warmup_steps=1), "warning", ["9 updates", "raise --phases.N.steps"]),
+    ("steps", lambda a: schedule(a, steps=9, warmup_steps=1), "warning", ["9 updates", "raise --phases.N.steps"]),
     ("model", lambda a: model(machine(a, kind="cpu"), compute_dtype="bfloat16"), "warning", ["compute-dtype float32"]),
     ("time", lambda a: on_mesh(machine(a, kind="NVIDIA H100"), 3, data=2), "warning", ["not looked at", "3 devices"]),
     ("mesh", lambda a: machine(a, devices=3), "error", ["batch_size 8 is not divisible by 3"]),
@@ -188,48 +188,48 @@ FIRES = [
     ("processes", lambda a: peer(a, config={"seed": 1}), "error", ["process 1 (there)", "config", "seed is 1"]),
     ("processes", lambda a: peer(a, code={"hash": "b"}), "error", ["process 1 (there)", "code", "hash is b"]),
     ("processes", lambda a: peer(a, versions={"jax": "2"}), "error", ["process 1 (there)", "versions", "jax is 2"]),
-    ("sight", lambda a: peer(a, corpora={a.paths[0]: "c" * 64}), "error", ["process 1 (there)", "cccc", "copy"]),
-    ("sight", lambda a: peer(a, corpora={a.paths[0]: "no such corpus"}), "error", ["(there)", "no such corpus"]),
+    ("same-data", lambda a: peer(a, corpora={a.paths[0]: "c" * 64}), "error", ["process 1 (there)", "cccc", "copy"]),
+    ("same-data", lambda a: peer(a, corpora={a.paths[0]: "no such corpus"}), "error", ["(there)", "no such corpus"]),
     ("clock", lambda a: peer(a, ahead=-9.0), "warning", ["process 1 (there)", "9.0 s behind", "chrony"]),
 ]
 BY_FREE_SPACE = {"disk"}
 """`test_disk` fires it: it is not of what is asked for."""
 
 
-def lines_of(asked: Asked, name: str):
+def lines_of(context: CheckContext, name: str):
     check = "stream" if name in {"rows", *ELSEWHERE} else name
-    return [line for line in carry_out({check: CHECKS[check]}, asked) if line.name == name]
+    return [line for line in run_checks({check: CHECKS[check]}, context) if line.name == name]
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(storage_checks, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(storage_checks, "VISIBILITY_TIMEOUT_SECONDS", 0.0)
 
 
 @pytest.mark.parametrize(("name", "change", "level", "words"), FIRES)
-def test_it_fires(asked, name, change, level, words):
-    before = lines_of(asked, name)
+def test_it_fires(context, name, change, level, words):
+    before = lines_of(context, name)
     assert before and {line.level for line in before} == {"ok"}
-    fired = [line for line in lines_of(change(asked), name) if line.level != "ok"]
+    fired = [line for line in lines_of(change(context), name) if line.level != "ok"]
     assert fired and {line.level for line in fired} == {level}
     assert all(word in fired[0].text for word in words), fired[0].text
     assert "\n" not in fired[0].text and json.dumps(fired[0].values) is not None
 
 
-def test_every_line_is_silent_and_has_a_case_where_it_fires(asked):
-    lines = list(carry_out(CHECKS, asked))
+def test_every_line_is_silent_and_has_a_case_where_it_fires(context):
+    lines = list(run_checks(CHECKS, context))
     assert [line for line in lines if line.level != "ok"] == []
     assert {line.name for line in lines} == {name for name, *_ in FIRES} | ONLY_SAY | ELSEWHERE | BY_FREE_SPACE
     assert all(json.loads(json.dumps(line.values)) == line.values for line in lines)
 
 
-def test_disk(asked, monkeypatch):
-    (calm,) = lines_of(asked, "disk")
+def test_disk(context, monkeypatch):
+    (calm,) = lines_of(context, "disk")
     # A parameter and its two moments, float32; tests/planning/test_memory_model.py knows the number of parameters.
-    size, keep = calm.values["checkpoint"], asked.config.checkpoint.keep
-    assert size == 12 * storage_checks.count_parameters(asked.config.model, False, storage_checks.Sizes()).total
+    size, keep = calm.values["checkpoint"], context.config.checkpoint.keep
+    assert size == 12 * storage_checks.count_parameters(context.config.model, False, storage_checks.Sizes()).total
 
-    def level(free, changed=asked):
+    def level(free, changed=context):
         monkeypatch.setattr(storage_checks.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(0, 0, free))
         (line,) = lines_of(changed, "disk")
         assert line.level == "ok" or "lower --checkpoint.keep" in line.text
@@ -244,22 +244,22 @@ def test_disk(asked, monkeypatch):
     assert [level(free) for free in sizes] == ["error", "warning", "warning", "ok"]
     # What is there already needs no more room.
     for step in ("00000004", "00000008"):
-        (asked.workdir / "checkpoints" / step).mkdir(parents=True)
-        (asked.workdir / "checkpoints" / step / COMMIT).write_text("{}")
-    there = lines_of(asked, "disk")[0].values["there"]
+        (context.workdir / "checkpoints" / step).mkdir(parents=True)
+        (context.workdir / "checkpoints" / step / COMMIT).write_text("{}")
+    there = lines_of(context, "disk")[0].values["there"]
     assert (there, level((keep - 1) * size - 1), level(3 * size)) == (2, "error", "ok")
-    assert level(0, of(asked, workdir=None)) == "ok"
+    assert level(0, of(context, workdir=None)) == "ok"
 
 
-def test_nothing_is_said_of_a_bucket_s_room(asked):
+def test_nothing_is_said_of_a_bucket_s_room(context):
     from etils import epath
 
-    (line,) = lines_of(of(asked, workdir=epath.Path("gs://bucket/run")), "disk")
+    (line,) = lines_of(of(context, workdir=epath.Path("gs://bucket/run")), "disk")
     assert line.level == "ok" and "bucket cannot be checked" in line.text and line.values["free"] is None
 
 
-def test_a_run_goes_on_and_no_other_takes_its_place(asked, tiny_config, tiny_run, tmp_path):
-    here = of(asked, config=tiny_config, workdir=tmp_path / "copy")
+def test_a_run_goes_on_and_no_other_takes_its_place(context, tiny_config, tiny_run, tmp_path):
+    here = of(context, config=tiny_config, workdir=tmp_path / "copy")
     shutil.copytree(tiny_run, here.workdir)
     before = (here.workdir / CONFIG).read_bytes()
     (line,) = lines_of(here, "workdir")
@@ -270,12 +270,12 @@ def test_a_run_goes_on_and_no_other_takes_its_place(asked, tiny_config, tiny_run
     assert (here.workdir / CONFIG).read_bytes() == before
 
 
-def test_the_fix_for_memory_fits(asked):
+def test_the_fix_for_memory_fits(context):
     """Fewer rows at a time where they are enough; otherwise recomputing; with --micro-batch auto what is found."""
-    asked = schedule(asked, batch_size=1024)
-    (calm,) = lines_of(asked, "memory")
-    least = sum(machine_checks.estimate(asked.config, 0, machine_checks.Sizes(), 1024).values())
-    scarce = machine(asked, memory=(calm.values["needed"] + least) / 2)
+    context = schedule(context, batch_size=1024)
+    (calm,) = lines_of(context, "memory")
+    least = sum(machine_checks.estimate(context.config, 0, machine_checks.Sizes(), 1024).values())
+    scarce = machine(context, memory=(calm.values["needed"] + least) / 2)
     (line,) = lines_of(scarce, "memory")
     assert line.level == "warning" and "or --micro-batch auto" in line.text
     fix = int(line.text.split("--phases.0.accumulation ")[1].split(",")[0])
@@ -285,33 +285,33 @@ def test_the_fix_for_memory_fits(asked):
     assert found.level == "ok" and found.values["accumulation"] == fix and "found at the start" in found.text
 
 
-def test_devices_that_report_their_memory_are_filled_by_default(asked):
+def test_devices_that_report_their_memory_are_filled_by_default(context):
     """As `pretrain` does on them; a number that is given stays."""
-    asked = schedule(asked, batch_size=1024)
-    least = sum(machine_checks.estimate(asked.config, 0, machine_checks.Sizes(), 1024).values())
-    scarce = machine(asked, memory=2.0 * least, reports_memory=True)
+    context = schedule(context, batch_size=1024)
+    least = sum(machine_checks.estimate(context.config, 0, machine_checks.Sizes(), 1024).values())
+    scarce = machine(context, memory=2.0 * least, reports_memory=True)
     (found,) = lines_of(scarce, "memory")
     assert found.level == "ok" and found.values["accumulation"] > 1 and "found at the start" in found.text
     (given,) = lines_of(schedule(scarce, accumulation=1), "memory")
     assert given.level == "warning" and given.values["accumulation"] == 1
 
 
-def test_hours_are_those_of_the_roofline(asked):
+def test_hours_are_those_of_the_roofline(context):
     """For the micro-batches that are found; none for a device that nobody has rated."""
-    (unknown,) = lines_of(machine(asked, kind="cpu"), "time")
+    (unknown,) = lines_of(machine(context, kind="cpu"), "time")
     assert unknown.level == "ok" and unknown.values["hours"] is None and "kind cpu" in unknown.text
-    (line,) = lines_of(machine(asked, kind="NVIDIA H100 80GB HBM3"), "time")
-    step = predict(asked.config, 0, machine_checks.Sizes(), 1, CHIPS["h100"]).step_seconds
+    (line,) = lines_of(machine(context, kind="NVIDIA H100 80GB HBM3"), "time")
+    step = predict(context.config, 0, machine_checks.Sizes(), 1, CHIPS["h100"]).step_seconds
     assert line.level == "ok" and line.values["hours"] == pytest.approx(20 * step / 3600) and "estimate" in line.text
 
 
-def test_without_a_workdir_it_is_said(asked):
+def test_without_a_workdir_it_is_said(context):
     for name in ("workdir", "disk", "tokenizer"):
-        (line,) = lines_of(of(asked, workdir=None), name)
+        (line,) = lines_of(of(context, workdir=None), name)
         assert line.level == "ok" and "--workdir" in line.text
 
 
-def test_ids_are_read_from_records(asked, monkeypatch):
+def test_ids_are_read_from_records(context, monkeypatch):
     """Also those that the model has room for, and the tokenizer does not know."""
     records = Corpus.records
 
@@ -323,7 +323,7 @@ def test_ids_are_read_from_records(asked, monkeypatch):
         return found
 
     monkeypatch.setattr(Corpus, "records", spoiled)
-    train, validation = lines_of(model(asked, vocab_size=1000), "ids")
+    train, validation = lines_of(model(context, vocab_size=1000), "ids")
     assert train.level == "ok" and validation.level == "error"
     assert "split validation" in validation.text and "rebuild the corpus" in validation.text
 
@@ -334,17 +334,17 @@ PUBLISHED = {512: 5 / (2**3 * 1e3), 4096: 1.76e-3, 8192: 5 / (2 * 1e3), 32_768: 
 @pytest.mark.parametrize(("batch", "rate"), PUBLISHED.items())
 def test_lambs_line_goes_through_the_published_points(batch, rate):
     config = phase(config_lib.replace(load_config("bert_base"), optimizer={"name": "lamb"}), batch_size=batch)
-    assert schedule_checks.line_at(config, config.phases[0]) == pytest.approx(rate, rel=0.01)
+    assert schedule_checks.reference_rate(config, config.phases[0]) == pytest.approx(rate, rel=0.01)
 
 
 @pytest.mark.parametrize("name", preset_files())
 def test_shipped_schedules_are_no_cause_for_warnings(name):
-    found = list(carry_out(schedule_checks.CHECKS, Asked(load_config(name), [], None)))
+    found = list(run_checks(schedule_checks.CHECKS, CheckContext(load_config(name), [], None)))
     assert [line.text for line in found if line.level != "ok"] == []
 
 
-def test_without_corpora_the_run_is_looked_at_all_the_same(asked, tiny_config):
-    wishes = Wishes(asked.workdir)
-    lines = list(examine(tiny_config, [Part(Path("/nowhere"))], wishes, asked.machine, asked.reports))
+def test_without_corpora_the_run_is_looked_at_all_the_same(context, tiny_config):
+    wishes = DoctorOptions(context.workdir)
+    lines = list(check_run(tiny_config, [Part(Path("/nowhere"))], wishes, context.machine, context.reports))
     assert (lines[0].level, lines[0].name) == ("error", "corpora")
-    assert {line.name for line in lines[1:]} == set(OF_RUN)
+    assert {line.name for line in lines[1:]} == set(RUN_CHECKS)

@@ -22,10 +22,10 @@ from bert_jax.data.mixture import Turns
 from bert_jax.data.mixture_spec import Part
 from bert_jax.data.row_reader import empty_rows
 from bert_jax.doctor import data_checks, epochs
-from bert_jax.doctor.check_context import ONE, Asked
+from bert_jax.doctor.check_context import ONE_DEVICE, CheckContext
 from bert_jax.doctor.data_checks import streams
-from bert_jax.doctor.doctor import Wishes, examine, summary
-from bert_jax.doctor.epochs import measure, rows_by_phase, stay
+from bert_jax.doctor.doctor import DoctorOptions, check_run, run_summary
+from bert_jax.doctor.epochs import count_epoch, count_phase_epochs, rows_by_phase
 from bert_jax.training import loop
 from bert_jax.training.run_directory.workdir import read_config
 from tests.data.memory import FIRST, MARKS, make_corpus, random_documents
@@ -42,8 +42,8 @@ def small(monkeypatch):
 
 
 def counted(corpus, data: DataConfig, seq_len: int, windows=None) -> dict[str, int]:
-    """What `Epoch` has, counted over rows: every token of a `make_corpus` has an id of its own."""
-    rows_of_corpus, shown = CorpusRows(corpus, data, MARKS, 0), []
+    """What `EpochCounts` has, counted over rows: every token of a `make_corpus` has an id of its own."""
+    rows_of_corpus, covered = CorpusRows(corpus, data, MARKS, 0), []
     document_of = np.repeat(np.arange(corpus.num_documents), np.diff(corpus.document_offsets))
     document_of = np.repeat(document_of, corpus.sentence_lengths)
     found = dict.fromkeys(("examples", "rows", "filled", "labelled", "negatives"), 0)
@@ -63,12 +63,12 @@ def counted(corpus, data: DataConfig, seq_len: int, windows=None) -> dict[str, i
             mine = rows["segment_ids"][row] == slot + 1
             a, b = (rows["input_ids"][row][mine & (rows["token_type_ids"][row] == kind)] - FIRST for kind in (0, 1))
             a, b = a[a >= 0], b[b >= 0]
-            shown += a.tolist()
+            covered += a.tolist()
             # A random segment is of another document, and nothing else is.
             if len(b) and document_of[b[0]] == document_of[a[0]]:
-                shown += b.tolist()
-    assert len(set(shown)) == len(shown)
-    return found | {"shown": len(shown)}
+                covered += b.tolist()
+    assert len(set(covered)) == len(covered)
+    return found | {"covered": len(covered)}
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -76,13 +76,13 @@ def counted(corpus, data: DataConfig, seq_len: int, windows=None) -> dict[str, i
 def test_an_epoch_is_counted_right(small, form, slots, seq_len):
     corpus = make_corpus(random_documents(1, 150, longest=20))
     data = DataConfig(format=form, examples_per_row=slots)
-    measured = measure(Plan(corpus, data, seq_len, 0))
+    counts = count_epoch(Plan(corpus, data, seq_len, 0))
     expected = counted(corpus, data, seq_len)
-    assert measured.windows == measured.all_windows > 4 and measured.scale == 1
-    assert {name: getattr(measured, name) for name in expected} == expected
-    assert measured.tokens == measured.all_tokens == corpus.num_tokens
-    assert measured.truncated == corpus.num_tokens - expected["shown"]
-    assert (measured.truncated > 0) == (form in PAIRS)
+    assert counts.windows == counts.all_windows > 4 and counts.scale == 1
+    assert {name: getattr(counts, name) for name in expected} == expected
+    assert counts.tokens == counts.all_tokens == corpus.num_tokens
+    assert counts.truncated == corpus.num_tokens - expected["covered"]
+    assert (counts.truncated > 0) == (form in PAIRS)
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -91,26 +91,26 @@ def test_a_sample_is_its_windows(small, form):
     corpus = make_corpus(random_documents(2, 600, longest=14))
     data = DataConfig(format=form)
     plan = Plan(corpus, data, 32, 0)
-    measured, every = measure(plan, budget=corpus.num_tokens // 3 + 1), measure(plan)
-    assert measured.all_windows == plan.windows > 20 and measured.windows == plan.windows // 3
-    step = plan.windows / measured.windows
-    chosen = [int(step * (i + 0.5)) for i in range(measured.windows)]
+    counts, every = count_epoch(plan, budget=corpus.num_tokens // 3 + 1), count_epoch(plan)
+    assert counts.all_windows == plan.windows > 20 and counts.windows == plan.windows // 3
+    step = plan.windows / counts.windows
+    chosen = [int(step * (i + 0.5)) for i in range(counts.windows)]
     expected = counted(corpus, data, 32, chosen)
-    assert {name: getattr(measured, name) for name in expected} == expected
-    assert measured.tokens < measured.all_tokens == corpus.num_tokens
-    assert measured.rows * measured.scale == pytest.approx(every.rows, rel=0.03)
-    assert measure(plan, budget=1).windows == 1
+    assert {name: getattr(counts, name) for name in expected} == expected
+    assert counts.tokens < counts.all_tokens == corpus.num_tokens
+    assert counts.rows * counts.scale == pytest.approx(every.rows, rel=0.03)
+    assert count_epoch(plan, budget=1).windows == 1
 
 
 @pytest.mark.parametrize("form", PAIRS)
 def test_negatives_are_what_the_formula_says(form):
     """Within five deviations of some 8,000 fair coins."""
     data = DataConfig(format=form)
-    measured = measure(Plan(make_corpus(random_documents(3, 4000)), data, 48, 0))
-    coins = measured.labelled - measured.singles
-    assert coins > 5000 and measured.singles > 500
-    assert abs(measured.negatives - measured.singles - coins / 2) < 5 * np.sqrt(coins / 4)
-    lone = measure(Plan(make_corpus([[20]] * 50), data, 48, 0))
+    counts = count_epoch(Plan(make_corpus(random_documents(3, 4000)), data, 48, 0))
+    coins = counts.labelled - counts.singles
+    assert coins > 5000 and counts.singles > 500
+    assert abs(counts.negatives - counts.singles - coins / 2) < 5 * np.sqrt(coins / 4)
+    lone = count_epoch(Plan(make_corpus([[20]] * 50), data, 48, 0))
     assert lone.singles == lone.negatives == lone.labelled == lone.examples
 
 
@@ -123,7 +123,7 @@ def config_of(form="segment_pair", phases=SHORT, **data) -> Config:
 
 
 def lines_of(corpora, config, shares=(1.0,)):
-    return list(streams(Asked(config, list(corpora), Turns(shares))))
+    return list(streams(CheckContext(config, list(corpora), Turns(shares))))
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -141,7 +141,7 @@ def test_lines_say_what_was_counted(small, form):
         assert found["rows"]["rows_per_epoch"] == truth["rows"]
         assert found["rows"]["examples_per_epoch"] == truth["examples"]
         assert found["rows"]["updates_per_epoch"] == truth["rows"] / phase.batch_size
-        assert found["coverage"]["covered"] == truth["shown"] / corpus.num_tokens
+        assert found["coverage"]["covered"] == truth["covered"] / corpus.num_tokens
         assert found["coverage"]["covered"] + found["coverage"]["truncated"] == pytest.approx(1, abs=1e-12)
         assert found["fill"]["fill"] == pytest.approx(truth["filled"] / truth["rows"] / phase.seq_len)
         assert found["fill"]["fill_unpacked"] == pytest.approx(alone["filled"] / alone["rows"] / phase.seq_len)
@@ -185,14 +185,14 @@ def test_a_phase_that_ends_with_an_epoch_opens_the_next_one(small):
     """And one row less or more does not."""
     corpus = make_corpus(random_documents(5, 60))
     plan = Plan(corpus, DataConfig(), 32, 0)
-    measured = measure(plan)
-    second = measure(plan, epoch=1).rows
+    counts = count_epoch(plan)
+    second = count_epoch(plan, epoch=1).rows
     for extra, following in ((-1, 2), (0, 2), (1, 3)):
-        stays = stay(plan, measured, 0, measured.rows + second + extra)
-        assert (stays.following, stays.exact) == (following, True)
-        assert stays.epochs == pytest.approx(2 + extra / second, abs=0.1 * abs(extra))
-    assert stay(plan, measured, 3, 0) == (3, 0.0, True)
-    rough = stay(plan, measured, 1, 3 * measured.rows, most=4 * plan.windows - 1)
+        phase_epochs = count_phase_epochs(plan, counts, 0, counts.rows + second + extra)
+        assert (phase_epochs.following, phase_epochs.exact) == (following, True)
+        assert phase_epochs.epochs == pytest.approx(2 + extra / second, abs=0.1 * abs(extra))
+    assert count_phase_epochs(plan, counts, 3, 0) == (3, 0.0, True)
+    rough = count_phase_epochs(plan, counts, 1, 3 * counts.rows, most=4 * plan.windows - 1)
     assert rough == (1, 3.0, False)
 
 
@@ -242,7 +242,9 @@ def test_tokens_that_nobody_accounts_for_are_an_error(small, monkeypatch):
 
 def test_a_sample_says_so(small, monkeypatch):
     corpus = make_corpus(random_documents(2, 400))
-    monkeypatch.setattr(data_checks, "measure", lambda plan, budget: measure(plan, budget=corpus.num_tokens // 4))
+    monkeypatch.setattr(
+        data_checks, "count_epoch", lambda plan, budget: count_epoch(plan, budget=corpus.num_tokens // 4)
+    )
     windows = Plan(corpus, DataConfig(), 32, 0).windows
     for line in lines_of([corpus], config_of()):
         assert line.text.startswith(f"memory, phase 0, from {windows // 4} of {windows} windows: ")
@@ -269,9 +271,9 @@ def test_the_command(preset, tiny_corpus, tiny_config, capsys):
     assert all(one["text"] in line for one, line in zip(told, printed, strict=True) if one["name"] != "memory")
     values = {line["name"]: line["values"] for line in told}
     assert values.keys() >= {"mixture", "files", "vocabulary", "format", "rows", "coverage", "held-out"}
-    measured = measure(Plan(Corpus.open(tiny_corpus), tiny_config.data, 32, tiny_config.seed))
-    assert values["rows"]["rows_per_epoch"] == measured.rows
-    assert values["epochs"]["epochs"] == pytest.approx(5 * 8 / measured.rows, rel=0.1)
+    counts = count_epoch(Plan(Corpus.open(tiny_corpus), tiny_config.data, 32, tiny_config.seed))
+    assert values["rows"]["rows_per_epoch"] == counts.rows
+    assert values["epochs"]["epochs"] == pytest.approx(5 * 8 / counts.rows, rel=0.1)
     assert values["held-out"] == {"corpus": "corpus", "rows": 12, "hosts": 1} and values["mixture"]["shares"] == {
         "corpus": 1.0
     }
@@ -280,7 +282,7 @@ def test_the_command(preset, tiny_corpus, tiny_config, capsys):
 def test_what_pretrain_says_before_its_first_update(tiny_config, tiny_corpus):
     """About ten lines of the same findings, with doctor's warnings among them."""
     once = config_lib.replace(tiny_config, phases=(dataclasses.replace(tiny_config.phases[0], steps=1_000_000),))
-    lines = list(summary(once, [Part(tiny_corpus)], None))
+    lines = list(run_summary(once, [Part(tiny_corpus)], None))
     named = [line.split()[0] for line in lines if not line.startswith("warning: ")]
     assert named == ["model", "mesh", "memory", "time", "mixture", "vocabulary", "rows"]
     (epochs,) = [line for line in lines if line.startswith("warning: epochs: ")]
@@ -311,7 +313,9 @@ def test_a_mixture(tiny_corpus, second_corpus, tiny_config):
     """Whatever the order of flags."""
     parts = [Part(tiny_corpus, 3.0), Part(second_corpus, 1.0)]
     alone = {"host": "h", "config": {}, "code": {}, "versions": {}, "environment": {}, "ahead": 0.0, "corpora": {}}
-    lines, other = (list(examine(tiny_config, order, Wishes(), ONE, [alone])) for order in (parts, parts[::-1]))
+    lines, other = (
+        list(check_run(tiny_config, order, DoctorOptions(), ONE_DEVICE, [alone])) for order in (parts, parts[::-1])
+    )
     assert lines == other
     assert not [line for line in lines if line.level == "error"]
     assert lines[0].values["shares"] == {"corpus": 0.75, "second": 0.25}

@@ -16,7 +16,7 @@ from bert_jax.config import presets
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.mixture_spec import Part
 from bert_jax.doctor import reference_curve
-from bert_jax.doctor.reference_curve import Curve, compare, merged, read_curve, values_of
+from bert_jax.doctor.reference_curve import Curve, compare, metric_values, read_curve, reference_config
 from bert_jax.errors import UserError
 from bert_jax.training import pretraining
 from bert_jax.training.run_directory.metrics import read_metrics
@@ -103,7 +103,7 @@ def test_what_is_free_is_kept_and_the_rest_is_the_curves(name):
         phases=(dataclasses.replace(preset.phases[0], accumulation=4), *preset.phases[1:]),
     )
     wanted = config_lib.from_dict(curve.config)
-    got = merged(user, preset, curve)
+    got = reference_config(user, preset, curve)
     assert got == config_lib.replace(
         wanted,
         model=free,
@@ -129,10 +129,10 @@ def test_what_is_free_is_kept_and_the_rest_is_the_curves(name):
 def test_what_decides_updates_is_refused(name, changes, named):
     preset = presets.load_config(name)
     with pytest.raises(UserError, match=f"^{named}"):
-        merged(config_lib.replace(preset, **changes), preset, read_curve(name))
+        reference_config(config_lib.replace(preset, **changes), preset, read_curve(name))
     faster = tuple(dataclasses.replace(phase, learning_rate=7e-3) for phase in preset.phases)
     with pytest.raises(UserError, match=r"^phases\.0\.learning_rate 0\.007"):
-        merged(dataclasses.replace(preset, phases=faster), preset, read_curve(name))
+        reference_config(dataclasses.replace(preset, phases=faster), preset, read_curve(name))
 
 
 def test_refusals_on_the_command_line(tiny_corpus, capsys):
@@ -151,7 +151,7 @@ def test_refusals_on_the_command_line(tiny_corpus, capsys):
 def test_the_command(script, tiny_corpus, tiny_config, tmp_path, monkeypatch, capsys):
     """A curve of six updates made here, then the same run again, computed in another way; then a curve that differs."""
     monkeypatch.setattr(reference_curve, "WINDOW", 2)
-    monkeypatch.setattr(reference_curve, "FOLDER", tmp_path / "curves")
+    monkeypatch.setattr(reference_curve, "CURVES_DIRECTORY", tmp_path / "curves")
     phase = dataclasses.replace(tiny_config.phases[0], steps=6, warmup_steps=2, accumulation=1)
     config = dataclasses.replace(
         script.recipe("bert_tiny"),
@@ -161,7 +161,7 @@ def test_the_command(script, tiny_corpus, tiny_config, tmp_path, monkeypatch, ca
         phases=(phase,),
     )
     pretraining.pretrain(config, [Part(tiny_corpus)], tmp_path / "run")
-    values = values_of(read_metrics(tmp_path / "run" / "metrics.jsonl"), script.METRICS)
+    values = metric_values(read_metrics(tmp_path / "run" / "metrics.jsonl"), script.METRICS)
     none = {name: [0.0] * 3 for name in values}
     curve = Curve(config_lib.to_dict(config), Corpus.open(tiny_corpus).identity, values, {"float32": none})
     (tmp_path / "curves").mkdir()
@@ -250,6 +250,6 @@ def test_a_wrong_run_does_not(script, corpus, tmp_path):
     """The mistake that shows the least in the first updates: a tenth too fast."""
     config = script.changed(script.recipe("bert_tiny"), script.WRONG["learning rate x 1.1"])
     pretraining.pretrain(config, [Part(corpus)], tmp_path / "run")
-    values = values_of(read_metrics(tmp_path / "run" / "metrics.jsonl"), script.METRICS)
+    values = metric_values(read_metrics(tmp_path / "run" / "metrics.jsonl"), script.METRICS)
     found = levels(compare(values, read_curve("bert_tiny"), "float32"))
     assert found["learning_rate"] == found["parameter_norm"] == "error"

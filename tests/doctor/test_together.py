@@ -15,7 +15,7 @@ from bert_jax.data.mixture_spec import Part
 from bert_jax.distributed.cluster_detection import Seat
 from bert_jax.distributed.rendezvous import visit, welcome
 from bert_jax.doctor import machine, shared_storage_probe, storage_checks
-from bert_jax.doctor.doctor import Wishes, examine_together
+from bert_jax.doctor.doctor import DoctorOptions, run_doctor
 from bert_jax.errors import UserError
 from tests.distributed.test_supervisor import free_port
 from tests.stores import MemoryStore, memory_store
@@ -31,7 +31,7 @@ def together(configs, corpora, workdirs, seconds=60.0):
 
     def one(i: int) -> int:
         seat = Seat("127.0.0.1", port, i, len(configs), None)
-        return examine_together(configs[i], [Part(corpora[i])], Wishes(workdirs[i]), seat, seconds, tell)
+        return run_doctor(configs[i], [Part(corpora[i])], DoctorOptions(workdirs[i]), seat, seconds, tell)
 
     with concurrent.futures.ThreadPoolExecutor(len(configs)) as pool:
         codes = list(pool.map(one, range(len(configs))))
@@ -49,7 +49,7 @@ def test_processes_that_agree(tiny_config, tiny_corpus, tmp_path, there):
         (tmp_path / "run").mkdir()
     codes, said = together([tiny_config] * 2, [tiny_corpus] * 2, [tmp_path / "run"] * 2)
     assert codes == [0, 0]
-    for name in ("processes", "sight", "clock", "workdir"):
+    for name in ("processes", "same-data", "clock", "workdir"):
         (line,) = named(said, name)
         assert line.level == "ok", line
     assert "2 process(es)" in named(said, "workdir")[0].text
@@ -60,13 +60,13 @@ def test_processes_that_agree(tiny_config, tiny_corpus, tmp_path, there):
 
 def test_differences_are_named_and_the_rest_is_still_looked_at(tiny_config, tiny_corpus, tmp_path, monkeypatch):
     """Another seed, and a corpus that process 1 does not see."""
-    monkeypatch.setattr(storage_checks, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(storage_checks, "VISIBILITY_TIMEOUT_SECONDS", 0.1)
     other = dataclasses.replace(tiny_config, seed=1)
     codes, said = together([tiny_config, other], [tiny_corpus, Path("/nowhere")], [tmp_path / "run"] * 2)
     assert codes == [2, 2]
     (line,) = named(said, "processes")
     assert line.level == "error" and "process 1 (" in line.text and "seed is 1, there 0" in line.text
-    (line,) = named(said, "sight")
+    (line,) = named(said, "same-data")
     assert line.level == "error" and "process 1 (" in line.text and "no such corpus" in line.text
     assert {"rows", "rate", "mesh", "disk", "clock"} <= {line.name for line in said}
 
@@ -80,13 +80,13 @@ def test_a_work_directory_that_one_process_cannot_write(tiny_config, tiny_corpus
 
 def test_who_does_not_come_is_named(tiny_config, tiny_corpus):
     seat, said = Seat("127.0.0.1", free_port(), 0, 2, None), []
-    code = examine_together(
-        tiny_config, [Part(tiny_corpus)], Wishes(), seat, 0.3, lambda lines: said.extend(lines) or 2
+    code = run_doctor(
+        tiny_config, [Part(tiny_corpus)], DoctorOptions(), seat, 0.3, lambda lines: said.extend(lines) or 2
     )
     (line,) = said
     assert code == 2 and line.level == "error" and "process 1 of 2 did not come" in line.text
     with pytest.raises(UserError, match="process 0 of 2 cannot be reached"):
-        examine_together(tiny_config, [Part(tiny_corpus)], Wishes(), seat._replace(process=1), 0.3, lambda lines: 0)
+        run_doctor(tiny_config, [Part(tiny_corpus)], DoctorOptions(), seat._replace(process=1), 0.3, lambda lines: 0)
 
 
 def test_clocks_are_compared_when_reports_come(monkeypatch):
@@ -105,23 +105,23 @@ def test_clocks_are_compared_when_reports_come(monkeypatch):
 
 def test_a_mark_is_taken_away_and_makes_no_directory(tmp_path):
     for workdir in (tmp_path / "a" / "run", tmp_path):
-        with shared_storage_probe.marked(workdir) as mark:
-            assert Path(mark.file).parent == tmp_path and not mark.trouble
-            assert [str(path) for path in tmp_path.iterdir()] == [mark.file]
+        with shared_storage_probe.probe_file(workdir) as probe:
+            assert Path(probe.file).parent == tmp_path and not probe.error
+            assert [str(path) for path in tmp_path.iterdir()] == [probe.file]
         assert list(tmp_path.iterdir()) == []
-    with shared_storage_probe.marked(Path("/proc/run")) as mark:
-        assert mark.file == "" and "cannot write to /proc" in mark.trouble
+    with shared_storage_probe.probe_file(Path("/proc/run")) as probe:
+        assert probe.file == "" and "cannot write to /proc" in probe.error
     (tmp_path / "file").write_text("")
-    with shared_storage_probe.marked(tmp_path / "file" / "run") as mark:
-        assert "Not a directory" in mark.trouble
+    with shared_storage_probe.probe_file(tmp_path / "file" / "run") as probe:
+        assert "Not a directory" in probe.error
 
 
 def test_a_bucket_that_cannot_be_reached():
     """And one that can, in memory."""
-    with shared_storage_probe.marked(memory_store().parent / "nowhere" / "run") as mark:
-        assert mark.file == "" and "there is no bucket 'nowhere'" in mark.trouble
-    with shared_storage_probe.marked(memory_store() / "run") as mark:
-        assert mark.trouble == "" and epath.Path(mark.file).exists()
+    with shared_storage_probe.probe_file(memory_store().parent / "nowhere" / "run") as probe:
+        assert probe.file == "" and "there is no bucket 'nowhere'" in probe.error
+    with shared_storage_probe.probe_file(memory_store() / "run") as probe:
+        assert probe.error == "" and epath.Path(probe.file).exists()
     assert MemoryStore.objects == {}
 
 
@@ -140,7 +140,7 @@ SEEN = {"count": 4, "kind": "chip", "slices": [0], "memory": 16.0, "reports_memo
     ],
 )
 def test_the_devices_of_a_run(wishes, found):
-    devices = machine.find(*wishes, [SEEN, SEEN | {"slices": [1]}])
+    devices = machine.resolve_devices(*wishes, [SEEN, SEEN | {"slices": [1]}])
     assert devices[:3] == found[:3] and devices.reports_memory == (wishes[2] is None)
     assert devices.memory == pytest.approx(found[3], rel=0.1) if found[3] else devices.memory is None
 
@@ -148,7 +148,7 @@ def test_the_devices_of_a_run(wishes, found):
 @pytest.mark.parametrize(
     ("wishes", "words"),
     [
-        ((None, 3, 32), "32 devices do not lie evenly on 3 hosts"),
+        ((None, 3, 32), "32 devices cannot be divided evenly among 3 hosts"),
         ((None, 0, None), "--hosts is 0"),
         (("h100:4x8", None, 32), "give one of them"),
         (("h1000:4x8", None, None), "there is no chip 'h1000'"),
@@ -156,11 +156,11 @@ def test_the_devices_of_a_run(wishes, found):
 )
 def test_numbers_that_contradict_each_other(wishes, words):
     with pytest.raises(UserError, match=words):
-        machine.find(*wishes, [SEEN])
+        machine.resolve_devices(*wishes, [SEEN])
 
 
 def test_devices_are_counted(monkeypatch):
-    own = machine.seen(None)
+    own = machine.describe_local_devices(None)
     assert own["count"] >= 1 and own["kind"] == "cpu" and own["slices"] == [0] and own["memory"] > 2**20
 
 
