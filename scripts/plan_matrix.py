@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("| preset | topology | phase | mesh | rows x micro | remat | GiB of | s/step | MFU | hours |")
     print("|---|---|---|---|---|---|---|---|---|---|")
     try:
-        for topology in map(topologies.find, asked.topologies):
+        for topology in map(topologies.parse_topology, asked.topologies):
             for name in asked.presets:
                 found = examine(name, topology)
                 for line in rows(name, topology.name, found):
@@ -53,11 +53,11 @@ def examine(name: str, topology: topologies.Topology) -> dict[str, Any]:
     """The plan of what the search chose, or why there is none."""
     config = presets.load_config(name)
     try:
-        proposal = mesh_search.propose(config, topology)
+        search = mesh_search.search_mesh(config, topology)
     except UserError as error:
         return {"name": name, "topology": topology.name, "error": str(error)}
-    found = run_plan.plan(proposal.config, topology, compiled=proposal.compiled)
-    return found | {"remat": proposal.config.model.remat}
+    found = run_plan.plan(search.config, topology, compile_step=search.compiled_step)
+    return found | {"remat": search.config.model.remat}
 
 
 def rows(name: str, topology: str, found: dict[str, Any]) -> list[str]:

@@ -114,8 +114,8 @@ def schedule(arguments: Sequence[str]) -> None:
     config, asked = _configured(Schedule, arguments, "schedule")
     from bert_jax.planning import schedule
 
-    found = schedule.describe(config)
-    print(json.dumps(found) if asked.json else "\n".join(schedule.lines(found)))
+    found = schedule.to_dict(config)
+    print(json.dumps(found) if asked.json else "\n".join(schedule.format_lines(found)))
     if asked.plot is not None:
         schedule.plot(config, asked.plot)
 
@@ -130,17 +130,17 @@ def plan(arguments: Sequence[str]) -> None:
         raise UserError("--search looks for the micro-batch itself: leave --micro-batch away, or --search")
     from bert_jax.planning import mesh_search, run_plan, topologies
 
-    topology = topologies.find(asked.topology)
+    topology = topologies.parse_topology(asked.topology)
     if not asked.search:
         found = run_plan.plan(config, topology, micro_batch, asked.price_per_chip_hour)
-        print(json.dumps(found) if asked.json else "\n".join(run_plan.lines(found)))
+        print(json.dumps(found) if asked.json else "\n".join(run_plan.format_lines(found)))
         return
-    proposal = mesh_search.propose(config, topology)
-    found = run_plan.plan(proposal.config, topology, None, asked.price_per_chip_hour, proposal.compiled)
+    search = mesh_search.search_mesh(config, topology)
+    found = run_plan.plan(search.config, topology, None, asked.price_per_chip_hour, search.compiled_step)
     if asked.json:
-        print(json.dumps(found | {"search": mesh_search.values(proposal)}))
+        print(json.dumps(found | {"search": mesh_search.to_dict(search)}))
     else:
-        print("\n".join([*run_plan.lines(found), *mesh_search.lines(proposal)]))
+        print("\n".join([*run_plan.format_lines(found), *mesh_search.format_lines(search)]))
 
 
 def evaluate(arguments: Sequence[str]) -> None:

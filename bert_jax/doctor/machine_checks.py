@@ -10,8 +10,8 @@ from bert_jax.config import Config
 from bert_jax.doctor.check_context import CheckContext
 from bert_jax.doctor.finding import Finding
 from bert_jax.errors import UserError
-from bert_jax.planning.aot_compile import blank_task
-from bert_jax.planning.memory_model import estimate, fewest_that_fit
+from bert_jax.planning.aot_compile import compile_only_task
+from bert_jax.planning.memory_model import estimate_memory, fewest_micro_batches_that_fit
 from bert_jax.planning.roofline import predict
 from bert_jax.planning.run_plan import hours_of
 from bert_jax.planning.workload import count_parameters
@@ -44,7 +44,7 @@ def mesh(context: CheckContext) -> Iterator[Finding]:
     """What `pretrain` refuses to train on these devices with so many processes."""
     config, machine = context.config, context.machine
     laid = abstract_mesh(config.mesh, machine.devices, machine.slices)
-    check_mesh(blank_task(config), laid, machine.hosts, context.micro_batch)
+    check_mesh(compile_only_task(config), laid, machine.hosts, context.micro_batch)
     shards = laid.shape["data"] * laid.shape["fsdp"]
     axes = ", ".join(f"{axis} {size}" for axis, size in laid.shape.items())
     text = (
@@ -58,7 +58,7 @@ def split(context: CheckContext) -> Iterator[Finding]:
     """Which parameters an axis of the mesh cannot divide, and what their copies cost."""
     try:
         laid = abstract_mesh(context.config.mesh, context.machine.devices, context.machine.slices)
-        params = abstract_state(blank_task(context.config).at(len(context.config.phases) - 1), laid).params
+        params = abstract_state(compile_only_task(context.config).at(len(context.config.phases) - 1), laid).params
     except UserError as error:
         yield _not_looked_at("split", error)
         return
@@ -115,7 +115,7 @@ def time(context: CheckContext) -> Iterator[Finding]:
         laid = abstract_mesh(config.mesh, machine.devices, machine.slices)
         sizes, seconds = Sizes(**laid.shape, slices=machine.slices), []
         for i in range(len(config.phases)):
-            count = _wanted(context, i, laid) or fewest_that_fit(config, i, sizes, machine.memory)
+            count = _wanted(context, i, laid) or fewest_micro_batches_that_fit(config, i, sizes, machine.memory)
             if count is None:
                 yield Finding("ok", "time", f"not estimated: phase {i} does not fit", {"hours": None})
                 return
@@ -130,9 +130,9 @@ def time(context: CheckContext) -> Iterator[Finding]:
 
 def _memory(config: Config, index: int, sizes: Sizes, available: float, wanted: int | None) -> Finding:
     """Of one phase; `wanted` micro-batches, or as many as it takes."""
-    limit, fitting = FILLED * available, fewest_that_fit(config, index, sizes, available)
+    limit, fitting = FILLED * available, fewest_micro_batches_that_fit(config, index, sizes, available)
     count = wanted or fitting or (accumulations(config.phases[index], sizes.row_shards) or [1])[-1]
-    needed = sum(estimate(config, index, sizes, count).values())
+    needed = sum(estimate_memory(config, index, sizes, count).values())
     text = (
         f"phase {index}: about {needed / GIB:,.2f} of {available / GIB:,.2f} GiB on each device, with accumulation "
         f"{count}{'' if wanted else ' (found at the start)'}; an estimate, `bert-jax plan` compiles"
@@ -143,7 +143,7 @@ def _memory(config: Config, index: int, sizes: Sizes, available: float, wanted: 
     recomputed = config_lib.replace(config, model={"remat": "full"})
     if fitting:
         remedy = f"set --phases.{index}.accumulation {fitting}, or --micro-batch auto"
-    elif fewest_that_fit(recomputed, index, sizes, available):
+    elif fewest_micro_batches_that_fit(recomputed, index, sizes, available):
         remedy = "set --model.remat full and --micro-batch auto"
     else:
         remedy = "split the model over more devices (mesh.fsdp, mesh.tensor), with --model.remat full"

@@ -274,7 +274,7 @@ def test_the_fix_for_memory_fits(context):
     """Fewer rows at a time where they are enough; otherwise recomputing; with --micro-batch auto what is found."""
     context = schedule(context, batch_size=1024)
     (calm,) = lines_of(context, "memory")
-    least = sum(machine_checks.estimate(context.config, 0, machine_checks.Sizes(), 1024).values())
+    least = sum(machine_checks.estimate_memory(context.config, 0, machine_checks.Sizes(), 1024).values())
     scarce = machine(context, memory=(calm.values["needed"] + least) / 2)
     (line,) = lines_of(scarce, "memory")
     assert line.level == "warning" and "or --micro-batch auto" in line.text
@@ -288,7 +288,7 @@ def test_the_fix_for_memory_fits(context):
 def test_devices_that_report_their_memory_are_filled_by_default(context):
     """As `pretrain` does on them; a number that is given stays."""
     context = schedule(context, batch_size=1024)
-    least = sum(machine_checks.estimate(context.config, 0, machine_checks.Sizes(), 1024).values())
+    least = sum(machine_checks.estimate_memory(context.config, 0, machine_checks.Sizes(), 1024).values())
     scarce = machine(context, memory=2.0 * least, reports_memory=True)
     (found,) = lines_of(scarce, "memory")
     assert found.level == "ok" and found.values["accumulation"] > 1 and "found at the start" in found.text

@@ -44,7 +44,7 @@ def compile_naive(task: Pretraining, params: Any, rows: Any, accumulation: int) 
 
 def gradients_sent(found: list[Collective]) -> int:
     """Bytes that a device sends to sum up gradients: 8 per parameter if they are all-reduced, 4 if scattered."""
-    return sum(one.sent for one in found if one.kind in REDUCTIONS)
+    return sum(one.bytes_sent for one in found if one.kind in REDUCTIONS)
 
 
 def table_gathers(found: list[Collective], vocab_size: int, width: int) -> list[Collective]:

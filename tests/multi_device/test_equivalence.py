@@ -5,7 +5,7 @@ devices send each other, read from the compiled programs (promise 2). All of it 
 import numpy as np
 import pytest
 
-from bert_jax.planning.hlo import bytes_by_kind, collectives
+from bert_jax.planning.hlo import bytes_by_kind, parse_collectives
 from tests.multi_device.exchanges import gradients_sent, table_gathers
 
 ADAMW = ["one/8", "data8", "data8/8", "fsdp8", "fsdp8/8", "cube", "cube/8"]
@@ -18,7 +18,7 @@ def found(cases, outcome):
     """Exchanges by case; "naive ..." are the programs in which mistakes must be found."""
     programs = {name: case["hlo"] for name, case in cases.items()}
     programs |= {f"naive {name}": text for name, text in outcome["controls"].items()}
-    return {name: collectives(text) for name, text in programs.items()}
+    return {name: parse_collectives(text) for name, text in programs.items()}
 
 
 @pytest.fixture
@@ -49,9 +49,9 @@ def test_parameters_really_are_sharded(cases):
 
 def test_programs_differ(cases):
     """Else their agreement would mean nothing."""
-    assert not collectives(cases["one"]["hlo"])
+    assert not parse_collectives(cases["one"]["hlo"])
     for name in ("data8", "fsdp8", "cube"):
-        assert sum(bytes_by_kind(collectives(cases[name]["hlo"])).values()) > 1_000_000
+        assert sum(bytes_by_kind(parse_collectives(cases[name]["hlo"])).values()) > 1_000_000
     assert "known_trip_count" in cases["one/8"]["hlo"]
 
 
@@ -119,7 +119,7 @@ def test_the_embedding_table_is_not_gathered(found, name):
 
 @pytest.mark.parametrize("name", ["fsdp8", f"fsdp8/{ACCUMULATION}"])
 def test_a_split_table_is_gathered_once_per_update(found, name):
-    assert [one.turns for one in table_gathers(found[name], VOCAB, WIDTH)] == [1]
+    assert [one.executions for one in table_gathers(found[name], VOCAB, WIDTH)] == [1]
 
 
 def test_encode_shares_its_rows_among_all_devices(outcome):

@@ -13,7 +13,7 @@ from bert_jax.data.corpus import Corpus
 from bert_jax.data.cursor import Cursor
 from bert_jax.errors import UserError
 from bert_jax.planning import aot_compile
-from bert_jax.planning.collectives import Collectives
+from bert_jax.planning.collectives import CollectiveBytes
 from bert_jax.planning.hlo import Collective
 from bert_jax.training.sharding import abstract_mesh, undivided
 
@@ -25,7 +25,7 @@ def on(data: int, fsdp: int, tensor: int):
 
 
 def state_bytes(config, mesh) -> int:
-    state = aot_compile.abstract_arguments(aot_compile.blank_task(config).at(len(config.phases) - 1), mesh)[0]
+    state = aot_compile.abstract_arguments(aot_compile.compile_only_task(config).at(len(config.phases) - 1), mesh)[0]
     return aot_compile.shard_bytes((state.params, state.optimizer))
 
 
@@ -46,7 +46,7 @@ def test_presets_lower(name):
     config = presets.load_config(name)
     for i, phase in enumerate(config.phases):
         devices = next(n for n in (256, 64, 16, 8, 4, 2, 1) if phase.batch_size_at(0) % n == 0)
-        traced = aot_compile.trace(config, i, abstract_mesh(MeshConfig(), devices), phase.fewest_micro_batches)
+        traced = aot_compile.trace_step(config, i, abstract_mesh(MeshConfig(), devices), phase.fewest_micro_batches)
         for platform in ("cuda", "tpu"):
             text = traced.lower(lowering_platforms=(platform,)).as_text()
             assert f"mhlo.num_partitions = {devices} " in text and "sdy.manual_computation" in text
@@ -57,7 +57,7 @@ def test_presets_lower(name):
 @pytest.mark.parametrize("name", ["bert_tiny", "albert_base", "modern_base"])
 def test_sensible_meshes_lower(name, sizes):
     config, mesh = batch_of(name), on(*sizes)
-    text = aot_compile.trace(config, len(config.phases) - 1, mesh, 2).lower(lowering_platforms=("tpu",)).as_text()
+    text = aot_compile.trace_step(config, len(config.phases) - 1, mesh, 2).lower(lowering_platforms=("tpu",)).as_text()
     for axis, size in zip(("data", "fsdp", "tensor"), sizes, strict=True):
         assert f'"{axis}"={size}' in text
     assert ("stablehlo.all_gather" in text) == (sizes[1] > 1)
@@ -78,7 +78,7 @@ def test_fsdp_divides_parameters_and_moments(name):
 def test_what_an_axis_cannot_divide():
     config = presets.load_config("bert_base")
     for sizes, expected in (((1, 8, 1), []), ((1, 1, 2), []), ((2, 1, 4), ["encoder/embeddings/word", "mlm/bias"])):
-        state = aot_compile.abstract_arguments(aot_compile.blank_task(config).at(0), on(*sizes))[0]
+        state = aot_compile.abstract_arguments(aot_compile.compile_only_task(config).at(0), on(*sizes))[0]
         found = undivided(state.params)
         assert [one.path for one in found] == expected
     word = found[0]
@@ -94,7 +94,7 @@ def test_an_abstract_batch_is_a_real_one(tiny_corpus, marks, two_phases, data):
         phases.setdefault(config.place_of(one.following.step - 1)[0], one.rows)
     assert len(phases) == 2
     for phase, rows in phases.items():
-        _, expected, _ = aot_compile.abstract_arguments(aot_compile.blank_task(config).at(phase), on(1, 1, 1))
+        _, expected, _ = aot_compile.abstract_arguments(aot_compile.compile_only_task(config).at(phase), on(1, 1, 1))
         assert {k: (v.shape, v.dtype) for k, v in rows.items()} == {k: (v.shape, v.dtype) for k, v in expected.items()}
 
 
@@ -104,11 +104,11 @@ def test_refusals_are_understood():
     late = "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 17.25G of 15.75G hbm. Exceeded by 1.50G."
     small = late.replace("17.25G", "16896M")
     g = 2**30
-    assert aot_compile.refusal(early) == (24.5 * g, 15.75 * g, False)
-    assert aot_compile.refusal(late) == (17.25 * g, 15.75 * g, True)
-    assert aot_compile.refusal(small) == (16.5 * g, 15.75 * g, True)
+    assert aot_compile.parse_out_of_memory(early) == (24.5 * g, 15.75 * g, False)
+    assert aot_compile.parse_out_of_memory(late) == (17.25 * g, 15.75 * g, True)
+    assert aot_compile.parse_out_of_memory(small) == (16.5 * g, 15.75 * g, True)
     with pytest.raises(ValueError, match="not known"):
-        aot_compile.refusal("RESOURCE_EXHAUSTED: too much")
+        aot_compile.parse_out_of_memory("RESOURCE_EXHAUSTED: too much")
 
 
 def test_bytes_by_axis():
@@ -126,7 +126,9 @@ def test_bytes_by_axis():
         exchange("send", ()),
         exchange("all-reduce", (5,)),
     ]
-    assert aot_compile.by_axis(found, sizes) == Collectives(data=500 + 1500, fsdp=500, tensor=3000, network=1000)
+    assert aot_compile.bytes_by_axis(found, sizes) == CollectiveBytes(
+        data=500 + 1500, fsdp=500, tensor=3000, network=1000
+    )
 
 
 def test_meshes_over_slices():

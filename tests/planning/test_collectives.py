@@ -6,7 +6,7 @@ import pytest
 
 from bert_jax.chips import CHIPS, Sizes
 from bert_jax.errors import UserError
-from bert_jax.planning.collectives import Collectives, axis_bandwidth, expected_collectives, link_seconds
+from bert_jax.planning.collectives import CollectiveBytes, axis_bandwidth, expected_collectives, link_seconds
 from bert_jax.planning.workload import workload
 from tests.planning.machines import CHIP, run, starved
 
@@ -82,7 +82,7 @@ def test_a_switch_gives_every_axis_the_same():
 
 def test_seconds_on_links():
     sizes = Sizes(data=8, fsdp=4, slices=2)
-    seconds = link_seconds(Collectives(data=4e9, fsdp=6e9, tensor=0, network=2e8), sizes, CHIP)
+    seconds = link_seconds(CollectiveBytes(data=4e9, fsdp=6e9, tensor=0, network=2e8), sizes, CHIP)
     assert seconds == {"data": 2.0, "fsdp": 3.0, "tensor": 0.0, "network": 2.0}
 
 

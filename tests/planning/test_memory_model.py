@@ -11,7 +11,7 @@ from bert_jax.config import Config, Phase
 from bert_jax.config.presets import load_config
 from bert_jax.model import families
 from bert_jax.objectives.masking import Vocabulary
-from bert_jax.planning.memory_model import LOGIT_BYTES, WORKING, estimate
+from bert_jax.planning.memory_model import LOGIT_BYTES, LAYER_WORKING_SHARE, estimate_memory
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.sharding import make_mesh, replicated, row_sharding
 from bert_jax.training.state import abstract_state
@@ -26,25 +26,25 @@ LAYER = 2 * (2 * TOKENS * 8 + 4 * TOKENS * 8 + 2 * TOKENS * 16) + 16 * TOKENS * 
 
 
 def test_by_hand_without_remat():
-    assert estimate(run(), 0, Sizes(), 1) == {
+    assert estimate_memory(run(), 0, Sizes(), 1) == {
         "parameters": 4 * TOTAL,
         "moments": 8 * TOTAL,
         "gradients": 4 * (TOTAL + 96 * 8),
         "gathered": 0,
         "casts": 2 * (TOTAL + 2 * (4 * 64 + 2 * 128)),
         "activations": 2 * LAYER,
-        "temporaries": int(WORKING * LAYER) + LOGIT_BYTES * 8 * 2 * 96,
+        "temporaries": int(LAYER_WORKING_SHARE * LAYER) + LOGIT_BYTES * 8 * 2 * 96,
         "batch": 4 * 6 * TOKENS,
     }
 
 
 @pytest.mark.parametrize(("remat", "kept"), [("full", TOKENS * 8 * 2), ("dots", TOKENS * (8 + 3 * 8 + 2 * 8 + 16) * 2)])
 def test_remat_keeps_less(remat, kept):
-    assert estimate(run(remat=remat), 0, Sizes(), 1)["activations"] == 2 * kept
+    assert estimate_memory(run(remat=remat), 0, Sizes(), 1)["activations"] == 2 * kept
 
 
 def test_micro_batches_need_a_sum_and_less_of_the_rest():
-    one, four = (estimate(run(), 0, Sizes(), n) for n in (1, 4))
+    one, four = (estimate_memory(run(), 0, Sizes(), n) for n in (1, 4))
     assert four["gradients"] - one["gradients"] == 4 * TOTAL
     assert four["activations"] * 4 == one["activations"]
     assert four["parameters"] == one["parameters"] and four["batch"] == one["batch"]
@@ -52,20 +52,20 @@ def test_micro_batches_need_a_sum_and_less_of_the_rest():
 
 def test_fsdp_splits_the_state_and_gathers():
     split = TOTAL - COPIED
-    parts = estimate(run(), 0, Sizes(fsdp=4), 1)
+    parts = estimate_memory(run(), 0, Sizes(fsdp=4), 1)
     assert parts["parameters"] == 4 * (split // 4 + COPIED) == parts["moments"] // 2
     assert parts["gathered"] == 4 * split
 
 
 def test_without_dropout_no_mask_is_kept():
-    dry = estimate(run(hidden_dropout=0.0, attention_dropout=0.0), 0, Sizes(), 1)
-    assert estimate(run(), 0, Sizes(), 1)["activations"] - dry["activations"] == 2 * (2 * TOKENS * 8 + SCORES)
-    fused = estimate(run(hidden_dropout=0.0, attention_dropout=0.0, attention="cudnn"), 0, Sizes(), 1)
+    dry = estimate_memory(run(hidden_dropout=0.0, attention_dropout=0.0), 0, Sizes(), 1)
+    assert estimate_memory(run(), 0, Sizes(), 1)["activations"] - dry["activations"] == 2 * (2 * TOKENS * 8 + SCORES)
+    fused = estimate_memory(run(hidden_dropout=0.0, attention_dropout=0.0, attention="cudnn"), 0, Sizes(), 1)
     assert dry["activations"] - fused["activations"] == 2 * 6 * SCORES
 
 
 def test_tensor_splits_heads_and_feed_forward():
-    whole, half = (estimate(run(), 0, Sizes(tensor=n), 1)["activations"] for n in (1, 2))
+    whole, half = (estimate_memory(run(), 0, Sizes(tensor=n), 1)["activations"] for n in (1, 2))
     stays = 2 * (2 * 2 * TOKENS * 8 + 16 * TOKENS * 8 + 2 * TOKENS * 8)
     assert half - stays == (whole - stays) / 2
 
@@ -98,7 +98,7 @@ def test_estimate_is_near_what_is_compiled(remat, seq_len, rows, accumulation):
     phase = Phase(seq_len=seq_len, batch_size=rows, accumulation=accumulation)
     config = Config(name="near", model=model, phases=(phase,))
     needed = compiled_bytes(config)
-    estimated = sum(estimate(config, 0, Sizes(), accumulation).values())
+    estimated = sum(estimate_memory(config, 0, Sizes(), accumulation).values())
     assert estimated == pytest.approx(needed, rel=TOLERANCE)
 
 
@@ -110,7 +110,7 @@ def test_estimate_is_near_what_the_tpu_compiler_said(remat, accumulation, tempor
     """bert_large_lamb's second phase on v5e:16x16, compiled ahead of time with libtpu 0.0.51 (docs/LOG.md)."""
     config = load_config("bert_large_lamb")
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, remat=remat))
-    parts = estimate(config, 1, Sizes(256), accumulation)
+    parts = estimate_memory(config, 1, Sizes(256), accumulation)
     assert parts["parameters"] + parts["moments"] == pytest.approx(4_036_766_208, rel=0.001)
     working = sum(parts.values()) - parts["parameters"] - parts["moments"] - parts["batch"]
     assert working == pytest.approx(temporary, rel=TOLERANCE)

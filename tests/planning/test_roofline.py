@@ -8,7 +8,7 @@ from bert_jax.chips import CHIPS, Sizes, slices_for
 from bert_jax.config.presets import load_config
 from bert_jax.objectives.masking import Vocabulary
 from bert_jax.planning import roofline
-from bert_jax.planning.collectives import Collectives
+from bert_jax.planning.collectives import CollectiveBytes
 from bert_jax.planning.roofline import parameter_bytes, predict, program_flops
 from bert_jax.planning.workload import workload
 from bert_jax.training.pretraining_task import Pretraining
@@ -80,7 +80,7 @@ def test_parameter_traffic(optimizer, update):
 def test_compiled_bytes_take_the_place_of_expected_ones():
     sizes = Sizes(data=4)
     expected = predict(run(), 0, sizes, 1, CHIP)
-    given = predict(run(), 0, sizes, 1, CHIP, Collectives(data=3 * expected.collectives.data))
+    given = predict(run(), 0, sizes, 1, CHIP, CollectiveBytes(data=3 * expected.collectives.data))
     assert given.seconds["data"] == pytest.approx(3 * expected.seconds["data"])
     assert {k: v for k, v in given.seconds.items() if k != "data"} == {
         k: v for k, v in expected.seconds.items() if k != "data"
