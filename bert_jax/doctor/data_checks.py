@@ -25,7 +25,7 @@ from bert_jax.doctor.finding import Finding
 MANY_EPOCHS = 40
 """Devlin et al. 2019, appendix A.2: 1,000,000 steps are about 40 epochs of their 3.3 billion words."""
 MUCH_TRUNCATED = 0.25
-"""Original BERT truncates about a sixth of the tokens of English books in rows of 128: full chunks are cut at random."""
+"""Original BERT truncates about a sixth of the tokens of English books in rows of 128 (random cut of full chunks)."""
 MOSTLY_NEGATIVE = 0.6
 LOW_FILL = 0.9
 WINDOW_TOKENS = STRETCH_TOKENS * WINDOW_STRETCHES

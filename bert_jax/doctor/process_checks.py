@@ -1,4 +1,4 @@
-"""Whether all processes are about to do the same, see the same corpora, and have the same time."""
+"""Checks across processes: same config, code and versions, same corpora, and synchronised clocks."""
 
 from collections.abc import Iterator
 
@@ -7,12 +7,12 @@ from bert_jax.doctor.check_context import CheckContext
 from bert_jax.doctor.finding import Finding
 
 CLOCK_SECONDS = 3.0
-"""That a clock may differ from process 0's: file timestamps and logs of several hosts are still in order."""
-ALONE = "one process was looked at; start this in all of them, as pretrain, to compare them"
+"""Largest accepted difference from process 0's clock: file times and logs of several hosts stay in order."""
+ONE_PROCESS = "one process was checked; start the command in all processes, like pretrain, to compare them"
 
 
 def processes(context: CheckContext) -> Iterator[Finding]:
-    """Config and command, code, and versions."""
+    """Config and command, code, and versions of all processes."""
     reports = context.reports
     hosts = [report["host"] for report in reports]
     if different := differences(list(reports)):
@@ -20,35 +20,33 @@ def processes(context: CheckContext) -> Iterator[Finding]:
             yield Finding("error", "processes", text, {"hosts": hosts})
         return
     if len(reports) == 1:
-        yield Finding("ok", "processes", f"{ALONE} ({hosts[0]})", {"hosts": hosts})
+        yield Finding("ok", "processes", f"{ONE_PROCESS} ({hosts[0]})", {"hosts": hosts})
         return
     text = f"{len(reports)} processes on {len(set(hosts))} host(s) agree in {', '.join(SAME)}"
     yield Finding("ok", "processes", text, {"hosts": hosts})
 
 
 def same_data(context: CheckContext) -> Iterator[Finding]:
-    """Corpora, as every process sees them."""
-    ours = context.reports[0]["corpora"]
-    found = [
-        (i, path, seen)
+    """Identity of the corpora that each process reads."""
+    expected = context.reports[0]["corpora"]
+    different = [
+        (i, path, identity)
         for i, report in enumerate(context.reports)
-        for path, seen in report["corpora"].items()
-        if seen != ours.get(path)
+        for path, identity in report["corpora"].items()
+        if identity != expected.get(path)
     ]
-    for i, path, seen in found:
-        what = f"the content of its corpus is {seen[:12]}" if len(seen) == 64 else seen
-        remedy = "copy the same corpus to all hosts, or to where all see it"
-        text = (
-            f"process {i} ({context.reports[i]['host']}) does not see the {path} that process 0 sees ({what}): {remedy}"
-        )
+    for i, path, identity in different:
+        what = f"its corpus has identity {identity[:12]}" if len(identity) == 64 else identity
+        remedy = "copy the same corpus to all hosts, or to shared storage"
+        text = f"process {i} ({context.reports[i]['host']}) reads another {path} than process 0 ({what}): {remedy}"
         yield Finding("error", "same-data", text, {"process": i, "path": path})
-    if not found:
-        text = f"{len(context.reports)} process(es) see the same {len(ours)} corpora"
+    if not different:
+        text = f"{len(context.reports)} process(es) read the same {len(expected)} corpora"
         yield Finding("ok", "same-data", text, {"processes": len(context.reports)})
 
 
 def clock(context: CheckContext) -> Iterator[Finding]:
-    """Clocks against process 0's, as each was when its report came."""
+    """Difference of each clock from process 0's when the report arrived."""
     ahead = [report["ahead"] for report in context.reports]
     values = {"ahead": ahead}
     bad = [i for i, seconds in enumerate(ahead) if abs(seconds) > CLOCK_SECONDS]
@@ -57,12 +55,12 @@ def clock(context: CheckContext) -> Iterator[Finding]:
         text = (
             f"{where} has a clock that is {abs(ahead[i]):.1f} s {'ahead of' if ahead[i] > 0 else 'behind'} process 0's"
         )
-        remedy = "logs and file times would contradict each other; let NTP or chrony set the clocks"
+        remedy = "logs and file times would be out of order; synchronise the clocks with NTP or chrony"
         yield Finding("warning", "clock", f"{text}: {remedy}", values)
     if not bad:
-        apart = f"within {max(map(abs, ahead)):.1f} s of process 0's" if len(ahead) > 1 else ALONE
-        yield Finding("ok", "clock", apart, values)
+        text = f"within {max(map(abs, ahead)):.1f} s of process 0's" if len(ahead) > 1 else ONE_PROCESS
+        yield Finding("ok", "clock", text, values)
 
 
 CHECKS = {"processes": processes, "same-data": same_data, "clock": clock}
-"""By the name that an error of theirs gets."""
+"""Checks by the name of the finding that reports their error."""

@@ -307,7 +307,7 @@ def test_help_documents_every_field(capsys):
 
     for path in flatten(to_dict(presets.load_config("bert_base"))):
         assert f"\n  --{path}".replace("_", "-") in shown
-    assert all(f"\n  --{name} " in shown for name in flags.COMMON.split())
+    assert all(f"\n  --{name} " in shown for name in flags.COMMON_FIELDS.split())
 
 
 def test_every_other_name_leads_to_a_flag(capsys):
@@ -317,7 +317,7 @@ def test_every_other_name_leads_to_a_flag(capsys):
         assert cli.main([command, "--help-all"]) == 0
         page = capsys.readouterr().out
         shown += page if command != "evaluate" else ""  # whose --seq-len is another name of a flag of the others
-    for flag, others in flags.KNOWN_AS.items():
+    for flag, others in flags.FLAG_SYNONYMS.items():
         assert re.search(rf"^  {flag}\b", shown, re.M), flag
         assert not [one for one in others.split() if re.search(rf"^  --{one}[ \n]", shown, re.M)], flag
 
@@ -364,7 +364,7 @@ def test_pretrain_a_file_with_overrides(place, tmp_path, capsys, monkeypatch):
     arguments += ["--optimizer.clip-norm", "None", "--data.mask-copies", "3", "--evaluation.rows", "4"]
     assert cli.main(arguments) == 0
     captured = capsys.readouterr()
-    assert "finished: 2 updates" in captured.out
+    assert "finished: 2 steps" in captured.out
     warnings = [line for line in captured.err.splitlines() if line.startswith("warning: ")]
     for words in ("set --data.example-copies 3 too", "the peak 0.003 is never reached", "fewer than checkpoint.every"):
         assert len([line for line in warnings if words in line]) == 1, (words, warnings)
@@ -377,7 +377,7 @@ def test_pretrain_a_file_with_overrides(place, tmp_path, capsys, monkeypatch):
     before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
     assert cli.main(arguments) == 0
     captured = capsys.readouterr()
-    assert "finished: 2 updates" in captured.out and "continuing from update 2" in captured.err
+    assert "finished: 2 steps" in captured.out and "continuing from update 2" in captured.err
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
 
 

@@ -1,4 +1,4 @@
-"""The checks of `bert-jax doctor`: each fires on what it is there for, and is silent where nothing is wrong."""
+"""The checks of `bert-jax doctor`: each fires on the problem it is for, and is silent without a problem."""
 
 import dataclasses
 import json
@@ -27,14 +27,14 @@ from bert_jax.training.run_directory.workdir import CONFIG, TOKENIZER
 
 REPORT = {"host": "here", "config": {"seed": 0}, "code": {"hash": "a"}, "versions": {"jax": "1"}, "ahead": 0.0}
 REPORT |= {"environment": {}}
-ONLY_SAY = {"mixture", "format"}
-"""They describe; what is wrong with a mixture is an error of opening it."""
-ELSEWHERE = {"coverage", "fill", "pairs", "epochs"}
-"""Lines of `stream` whose warnings tests/doctor/test_doctor.py provokes with corpora of their own."""
+DESCRIPTIVE = {"mixture", "format"}
+"""Findings that only describe; a wrong mixture is an error when it is opened."""
+TESTED_ELSEWHERE = {"coverage", "packing", "pairs", "epochs"}
+"""Findings of `stream` whose warnings tests/doctor/test_doctor.py triggers with corpora of their own."""
 
 
 def quiet(tiny: Config) -> Config:
-    """A config about which there is nothing to say."""
+    """A config without warnings."""
     config = config_lib.replace(
         tiny,
         model={"max_positions": 32},
@@ -49,15 +49,15 @@ def phase(config: Config, **changes) -> Config:
     return dataclasses.replace(config, phases=(dataclasses.replace(config.phases[0], **changes),))
 
 
-def report_of(paths: list[Path], mark: str = "", **changes) -> dict:
-    own = {str(path): Corpus.open(path).identity for path in paths}
-    return REPORT | {"corpora": own, "storage_probe": {"file": probe, "error": ""}} | changes
+def report_of(paths: list[Path], probe: str = "", **changes) -> dict:
+    identities = {str(path): Corpus.open(path).identity for path in paths}
+    return REPORT | {"corpora": identities, "storage_probe": {"file": probe, "error": ""}} | changes
 
 
 @pytest.fixture
 def context(tiny_config, tiny_corpus, tmp_path) -> CheckContext:
-    """One process on one device, with a work directory that is not there yet."""
-    (tmp_path / "mark").write_text("")
+    """One process on one device, with a work directory that does not exist yet."""
+    (tmp_path / "probe").write_text("")
     return CheckContext(
         quiet(tiny_config),
         [Corpus.open(tiny_corpus)],
@@ -66,7 +66,7 @@ def context(tiny_config, tiny_corpus, tmp_path) -> CheckContext:
         (str(tiny_corpus),),
         tmp_path / "run",
         None,
-        (report_of([tiny_corpus], str(tmp_path / "mark")),),
+        (report_of([tiny_corpus], str(tmp_path / "probe")),),
     )
 
 
@@ -142,12 +142,12 @@ def locked(context: CheckContext) -> CheckContext:
     return context
 
 
-def mark(context: CheckContext, **changes) -> CheckContext:
-    here = context.reports[0]
-    return of(context, reports=(here | {"mark": here["storage_probe"] | changes},))
+def probe(context: CheckContext, **changes) -> CheckContext:
+    report = context.reports[0]
+    return of(context, reports=(report | {"storage_probe": report["storage_probe"] | changes},))
 
 
-# The line's name: what it is about, the level, and words of the text (the fix among them).
+# Name of the finding, change that triggers it, level, and words of the text (with the remedy).
 FIRES = [
     ("files", without_a_file, "error", ["features.json", "missing"]),
     ("vocabulary", lambda a: model(a, vocab_size=60), "error", ["set --model.vocab-size"]),
@@ -155,9 +155,9 @@ FIRES = [
     ("held-out", lambda a: machine(a, hosts=13), "warning", ["13 hosts", "--evaluation.rows"]),
     ("hosts", lambda a: machine(a, hosts=5), "warning", ["1 shard(s)", "5 host(s)", "--max-shard-mb 1"]),
     ("ids", lambda a: model(a, vocab_size=60), "error", ["model's embeddings end at 59", "set --model.vocab-size"]),
-    ("tokenizer", with_tokenizer, "error", ["other words", "choose another --workdir"]),
+    ("tokenizer", with_tokenizer, "error", ["token ids differ", "choose another --workdir"]),
     ("positions", lambda a: model(a, max_positions=64), "warning", ["from 32 on", "set --model.max-positions 32"]),
-    ("rate", lambda a: schedule(a, learning_rate=0.1), "warning", ["times 0.0012", "Devlin", "lower --phases.0.l"]),
+    ("rate", lambda a: schedule(a, learning_rate=0.1), "warning", ["x 0.0012", "Devlin", "lower --phases.0.l"]),
     ("settings", lambda a: schedule(a, warmup_steps=20), "warning", ["never reached", "lower --phases.0.warmup-steps"]),
     ("settings", lambda a: schedule(a, steps=3), "warning", ["3 steps", "evaluation.every 4, checkpoint.every 4:"]),
     ("settings", lambda a: ramp(a, 60), "warning", ["20 steps end before", "4 rows, not 8", "--phases.0.ramp-steps"]),
@@ -167,24 +167,24 @@ FIRES = [
     ("settings", lambda a: pairs(a, example_copies=9), "warning", ["data.example_copies 9 has no effect on corpus ("]),
     ("warmup", lambda a: schedule(a, warmup_steps=0), "warning", ["starts at 0.001", "set --phases.0.warmup-steps"]),
     ("decay", lambda a: schedule(a, end_learning_rate=1.0), "warning", ["rises", "lower --phases.0.end-learning"]),
-    ("decay", lambda a: schedule(a, decay_power=0.0), "warning", ["100% of the way", "with power 1"]),
-    ("decay", lambda a: schedule(a, decay_start=18), "warning", ["50% of the way", "earlier decay-start"]),
-    ("steps", lambda a: schedule(a, steps=9, warmup_steps=1), "warning", ["9 updates", "raise --phases.N.steps"]),
+    ("decay", lambda a: schedule(a, decay_power=0.0), "warning", ["100% of the decay", "with power 1"]),
+    ("decay", lambda a: schedule(a, decay_start=18), "warning", ["50% of the decay", "earlier decay-start"]),
+    ("steps", lambda a: schedule(a, steps=9, warmup_steps=1), "warning", ["9 steps", "raise --phases.N.steps"]),
     ("model", lambda a: model(machine(a, kind="cpu"), compute_dtype="bfloat16"), "warning", ["compute-dtype float32"]),
-    ("time", lambda a: on_mesh(machine(a, kind="NVIDIA H100"), 3, data=2), "warning", ["not looked at", "3 devices"]),
+    ("time", lambda a: on_mesh(machine(a, kind="NVIDIA H100"), 3, data=2), "warning", ["not checked", "3 devices"]),
     ("mesh", lambda a: machine(a, devices=3), "error", ["batch_size 8 is not divisible by 3"]),
     ("mesh", lambda a: on_mesh(a, 4, tensor=4), "error", ["does not divide the 2 attention heads"]),
     ("mesh", lambda a: on_mesh(a, 6, fsdp=4), "error", ["does not fit 6 devices"]),
     ("mesh", lambda a: machine(on_mesh(a, 2, tensor=2), hosts=2), "error", ["mesh.tensor may not span processes"]),
     ("split", lambda a: model(on_mesh(a, 2, tensor=2), vocab_size=121), "warning", ["word", "121", "multiples"]),
-    ("split", lambda a: on_mesh(a, 3, data=2), "warning", ["not looked at", "does not fit 3 devices"]),
+    ("split", lambda a: on_mesh(a, 3, data=2), "warning", ["not checked", "does not fit 3 devices"]),
     ("memory", lambda a: machine(a, memory=2.0**20), "warning", ["on each device", "split the model over more"]),
-    ("memory", lambda a: on_mesh(a, 3, data=2), "warning", ["not looked at", "does not fit 3 devices"]),
+    ("memory", lambda a: on_mesh(a, 3, data=2), "warning", ["not checked", "does not fit 3 devices"]),
     ("workdir", file_for_workdir, "error", ["is a file: choose another"]),
     ("workdir", other_files, "error", ["holds files, but no run"]),
     ("workdir", locked, "warning", [f"locked by process {os.getppid()} on ", "wait for its end"]),
-    ("workdir", lambda a: mark(a, file="", trouble="cannot write to /x: Read-only"), "error", ["(here)", "another"]),
-    ("workdir", lambda a: mark(a, file="/nowhere/mark"), "error", ["not the same directory", "shared file system"]),
+    ("workdir", lambda a: probe(a, file="", error="cannot write to /x: Read-only"), "error", ["(here)", "another"]),
+    ("workdir", lambda a: probe(a, file="/nowhere/probe"), "error", ["not the same directory", "shared file system"]),
     ("processes", lambda a: peer(a, config={"seed": 1}), "error", ["process 1 (there)", "config", "seed is 1"]),
     ("processes", lambda a: peer(a, code={"hash": "b"}), "error", ["process 1 (there)", "code", "hash is b"]),
     ("processes", lambda a: peer(a, versions={"jax": "2"}), "error", ["process 1 (there)", "versions", "jax is 2"]),
@@ -193,12 +193,12 @@ FIRES = [
     ("clock", lambda a: peer(a, ahead=-9.0), "warning", ["process 1 (there)", "9.0 s behind", "chrony"]),
 ]
 BY_FREE_SPACE = {"disk"}
-"""`test_disk` fires it: it is not of what is asked for."""
+"""`test_disk` triggers it: it depends on the disk, not on the context."""
 
 
-def lines_of(context: CheckContext, name: str):
-    check = "stream" if name in {"rows", *ELSEWHERE} else name
-    return [line for line in run_checks({check: CHECKS[check]}, context) if line.name == name]
+def findings_of(context: CheckContext, name: str):
+    check = "stream" if name in {"rows", *TESTED_ELSEWHERE} else name
+    return [finding for finding in run_checks({check: CHECKS[check]}, context) if finding.name == name]
 
 
 @pytest.fixture(autouse=True)
@@ -208,32 +208,34 @@ def impatient(monkeypatch):
 
 @pytest.mark.parametrize(("name", "change", "level", "words"), FIRES)
 def test_it_fires(context, name, change, level, words):
-    before = lines_of(context, name)
-    assert before and {line.level for line in before} == {"ok"}
-    fired = [line for line in lines_of(change(context), name) if line.level != "ok"]
-    assert fired and {line.level for line in fired} == {level}
+    before = findings_of(context, name)
+    assert before and {finding.level for finding in before} == {"ok"}
+    fired = [finding for finding in findings_of(change(context), name) if finding.level != "ok"]
+    assert fired and {finding.level for finding in fired} == {level}
     assert all(word in fired[0].text for word in words), fired[0].text
     assert "\n" not in fired[0].text and json.dumps(fired[0].values) is not None
 
 
-def test_every_line_is_silent_and_has_a_case_where_it_fires(context):
-    lines = list(run_checks(CHECKS, context))
-    assert [line for line in lines if line.level != "ok"] == []
-    assert {line.name for line in lines} == {name for name, *_ in FIRES} | ONLY_SAY | ELSEWHERE | BY_FREE_SPACE
-    assert all(json.loads(json.dumps(line.values)) == line.values for line in lines)
+def test_every_finding_is_ok_by_default_and_has_a_case_where_it_fires(context):
+    findings = list(run_checks(CHECKS, context))
+    assert [finding for finding in findings if finding.level != "ok"] == []
+    assert {finding.name for finding in findings} == {
+        name for name, *_ in FIRES
+    } | DESCRIPTIVE | TESTED_ELSEWHERE | BY_FREE_SPACE
+    assert all(json.loads(json.dumps(finding.values)) == finding.values for finding in findings)
 
 
 def test_disk(context, monkeypatch):
-    (calm,) = lines_of(context, "disk")
+    (calm,) = findings_of(context, "disk")
     # A parameter and its two moments, float32; tests/planning/test_memory_model.py knows the number of parameters.
     size, keep = calm.values["checkpoint"], context.config.checkpoint.keep
     assert size == 12 * storage_checks.count_parameters(context.config.model, False, storage_checks.Sizes()).total
 
     def level(free, changed=context):
         monkeypatch.setattr(storage_checks.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(0, 0, free))
-        (line,) = lines_of(changed, "disk")
-        assert line.level == "ok" or "lower --checkpoint.keep" in line.text
-        return line.level
+        (finding,) = findings_of(changed, "disk")
+        assert finding.level == "ok" or "lower --checkpoint.keep" in finding.text
+        return finding.level
 
     sizes = [
         (keep + 1) * size - 1,
@@ -242,77 +244,81 @@ def test_disk(context, monkeypatch):
         int(1.1 * (keep + 2) * size) + 9,
     ]
     assert [level(free) for free in sizes] == ["error", "warning", "warning", "ok"]
-    # What is there already needs no more room.
+    # Present checkpoints need no more space.
     for step in ("00000004", "00000008"):
         (context.workdir / "checkpoints" / step).mkdir(parents=True)
         (context.workdir / "checkpoints" / step / COMMIT).write_text("{}")
-    there = lines_of(context, "disk")[0].values["there"]
-    assert (there, level((keep - 1) * size - 1), level(3 * size)) == (2, "error", "ok")
+    present = findings_of(context, "disk")[0].values["present"]
+    assert (present, level((keep - 1) * size - 1), level(3 * size)) == (2, "error", "ok")
     assert level(0, of(context, workdir=None)) == "ok"
 
 
-def test_nothing_is_said_of_a_bucket_s_room(context):
+def test_the_space_of_a_bucket_is_not_checked(context):
     from etils import epath
 
-    (line,) = lines_of(of(context, workdir=epath.Path("gs://bucket/run")), "disk")
-    assert line.level == "ok" and "bucket cannot be checked" in line.text and line.values["free"] is None
+    (finding,) = findings_of(of(context, workdir=epath.Path("gs://bucket/run")), "disk")
+    assert finding.level == "ok" and "bucket cannot be checked" in finding.text and finding.values["free"] is None
 
 
-def test_a_run_goes_on_and_no_other_takes_its_place(context, tiny_config, tiny_run, tmp_path):
+def test_a_run_continues_and_another_run_is_refused(context, tiny_config, tiny_run, tmp_path):
     here = of(context, config=tiny_config, workdir=tmp_path / "copy")
     shutil.copytree(tiny_run, here.workdir)
     before = (here.workdir / CONFIG).read_bytes()
-    (line,) = lines_of(here, "workdir")
-    assert line.level == "ok" and line.values["holds_run"] and "goes on" in line.text
-    assert lines_of(here, "tokenizer")[0].values["run"] == here.corpora[0].tokenizer_fingerprint
-    (line,) = lines_of(of(here, config=dataclasses.replace(tiny_config, seed=1)), "workdir")
-    assert line.level == "error" and "seed 0 -> 1" in line.text
+    (finding,) = findings_of(here, "workdir")
+    assert finding.level == "ok" and finding.values["holds_run"] and "will continue" in finding.text
+    assert findings_of(here, "tokenizer")[0].values["run"] == here.corpora[0].tokenizer_fingerprint
+    (finding,) = findings_of(of(here, config=dataclasses.replace(tiny_config, seed=1)), "workdir")
+    assert finding.level == "error" and "seed 0 -> 1" in finding.text
     assert (here.workdir / CONFIG).read_bytes() == before
 
 
-def test_the_fix_for_memory_fits(context):
-    """Fewer rows at a time where they are enough; otherwise recomputing; with --micro-batch auto what is found."""
+def test_the_remedy_for_memory_fits(context):
+    """Fewer rows per micro-batch where that is enough, otherwise remat; with --micro-batch auto the same choice."""
     context = schedule(context, batch_size=1024)
-    (calm,) = lines_of(context, "memory")
+    (calm,) = findings_of(context, "memory")
     least = sum(machine_checks.estimate_memory(context.config, 0, machine_checks.Sizes(), 1024).values())
     scarce = machine(context, memory=(calm.values["needed"] + least) / 2)
-    (line,) = lines_of(scarce, "memory")
-    assert line.level == "warning" and "or --micro-batch auto" in line.text
-    fix = int(line.text.split("--phases.0.accumulation ")[1].split(",")[0])
-    (fixed,) = lines_of(schedule(scarce, accumulation=fix), "memory")
+    (finding,) = findings_of(scarce, "memory")
+    assert finding.level == "warning" and "or --micro-batch auto" in finding.text
+    fix = int(finding.text.split("--phases.0.accumulation ")[1].split(",")[0])
+    (fixed,) = findings_of(schedule(scarce, accumulation=fix), "memory")
     assert fixed.level == "ok"
-    (found,) = lines_of(of(scarce, micro_batch="auto"), "memory")
+    (found,) = findings_of(of(scarce, micro_batch="auto"), "memory")
     assert found.level == "ok" and found.values["accumulation"] == fix and "found at the start" in found.text
 
 
 def test_devices_that_report_their_memory_are_filled_by_default(context):
-    """As `pretrain` does on them; a number that is given stays."""
+    """Same as in `pretrain`; a given number is kept."""
     context = schedule(context, batch_size=1024)
     least = sum(machine_checks.estimate_memory(context.config, 0, machine_checks.Sizes(), 1024).values())
     scarce = machine(context, memory=2.0 * least, reports_memory=True)
-    (found,) = lines_of(scarce, "memory")
+    (found,) = findings_of(scarce, "memory")
     assert found.level == "ok" and found.values["accumulation"] > 1 and "found at the start" in found.text
-    (given,) = lines_of(schedule(scarce, accumulation=1), "memory")
+    (given,) = findings_of(schedule(scarce, accumulation=1), "memory")
     assert given.level == "warning" and given.values["accumulation"] == 1
 
 
 def test_hours_are_those_of_the_roofline(context):
-    """For the micro-batches that are found; none for a device that nobody has rated."""
-    (unknown,) = lines_of(machine(context, kind="cpu"), "time")
+    """For the chosen micro-batches; None for an unknown device."""
+    (unknown,) = findings_of(machine(context, kind="cpu"), "time")
     assert unknown.level == "ok" and unknown.values["hours"] is None and "kind cpu" in unknown.text
-    (line,) = lines_of(machine(context, kind="NVIDIA H100 80GB HBM3"), "time")
+    (finding,) = findings_of(machine(context, kind="NVIDIA H100 80GB HBM3"), "time")
     step = predict(context.config, 0, machine_checks.Sizes(), 1, CHIPS["h100"]).step_seconds
-    assert line.level == "ok" and line.values["hours"] == pytest.approx(20 * step / 3600) and "estimate" in line.text
+    assert (
+        finding.level == "ok"
+        and finding.values["hours"] == pytest.approx(20 * step / 3600)
+        and "estimate" in finding.text
+    )
 
 
-def test_without_a_workdir_it_is_said(context):
+def test_without_a_workdir_the_findings_mention_the_flag(context):
     for name in ("workdir", "disk", "tokenizer"):
-        (line,) = lines_of(of(context, workdir=None), name)
-        assert line.level == "ok" and "--workdir" in line.text
+        (finding,) = findings_of(of(context, workdir=None), name)
+        assert finding.level == "ok" and "--workdir" in finding.text
 
 
 def test_ids_are_read_from_records(context, monkeypatch):
-    """Also those that the model has room for, and the tokenizer does not know."""
+    """Also ids that the model has embeddings for, but that the tokenizer does not have."""
     records = Corpus.records
 
     def spoiled(corpus, indices):
@@ -323,7 +329,7 @@ def test_ids_are_read_from_records(context, monkeypatch):
         return found
 
     monkeypatch.setattr(Corpus, "records", spoiled)
-    train, validation = lines_of(model(context, vocab_size=1000), "ids")
+    train, validation = findings_of(model(context, vocab_size=1000), "ids")
     assert train.level == "ok" and validation.level == "error"
     assert "split validation" in validation.text and "rebuild the corpus" in validation.text
 
@@ -332,19 +338,19 @@ PUBLISHED = {512: 5 / (2**3 * 1e3), 4096: 1.76e-3, 8192: 5 / (2 * 1e3), 32_768: 
 
 
 @pytest.mark.parametrize(("batch", "rate"), PUBLISHED.items())
-def test_lambs_line_goes_through_the_published_points(batch, rate):
+def test_lambs_reference_rate_equals_the_published_values(batch, rate):
     config = phase(config_lib.replace(load_config("bert_base"), optimizer={"name": "lamb"}), batch_size=batch)
     assert schedule_checks.reference_rate(config, config.phases[0]) == pytest.approx(rate, rel=0.01)
 
 
 @pytest.mark.parametrize("name", preset_files())
-def test_shipped_schedules_are_no_cause_for_warnings(name):
-    found = list(run_checks(schedule_checks.CHECKS, CheckContext(load_config(name), [], None)))
-    assert [line.text for line in found if line.level != "ok"] == []
+def test_shipped_schedules_give_no_warnings(name):
+    findings = list(run_checks(schedule_checks.CHECKS, CheckContext(load_config(name), [], None)))
+    assert [finding.text for finding in findings if finding.level != "ok"] == []
 
 
-def test_without_corpora_the_run_is_looked_at_all_the_same(context, tiny_config):
-    wishes = DoctorOptions(context.workdir)
-    lines = list(check_run(tiny_config, [Part(Path("/nowhere"))], wishes, context.machine, context.reports))
-    assert (lines[0].level, lines[0].name) == ("error", "corpora")
-    assert {line.name for line in lines[1:]} == set(RUN_CHECKS)
+def test_without_corpora_the_run_is_still_checked(context, tiny_config):
+    options = DoctorOptions(context.workdir)
+    findings = list(check_run(tiny_config, [Part(Path("/nowhere"))], options, context.machine, context.reports))
+    assert (findings[0].level, findings[0].name) == ("error", "corpora")
+    assert {finding.name for finding in findings[1:]} == set(RUN_CHECKS)

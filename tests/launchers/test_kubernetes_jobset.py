@@ -120,7 +120,7 @@ def test_gpu_pods_find_each_other(made):
     for index in range(4):
         program, command, *words = as_started(jobset, index)
         assert (program, command) == ("bert-jax", "pretrain")
-        config, asked = cli._configured(cli.Pretrain, words, "pretrain")
+        config, asked = cli._parse_config_command(cli.Pretrain, words, "pretrain")
         seat = cluster_detection.find(asked.cluster)
         assert seat.host == f"{name}-{job['name']}-0-0.{name}" and (seat.process, seat.processes) == (index, 4)
         assert str(asked.workdir) == "/data/runs/first" and config.phases[0].steps == 7

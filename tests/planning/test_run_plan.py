@@ -137,7 +137,7 @@ def test_the_search_compiles_few(config, monkeypatch):
     json.dumps(mesh_search.to_dict(search))
     calls.clear()
     monkeypatch.setattr(aot_compile, "compile_step", compiler(100 * GIB, calls))
-    with pytest.raises(UserError, match="nothing that was tried fits"):
+    with pytest.raises(UserError, match="no tried setting fits"):
         mesh_search.search_mesh(config, TPUS)
     assert 1 <= len(calls) <= 6
 
@@ -175,7 +175,7 @@ def test_without_libtpu(monkeypatch):
         ("--topology h100:8x8", "is not divisible by 64 row shards"),
         ("--topology h100:1x8 --micro-batch 3", "--micro-batch 3 does not cut"),
         ("--topology h100:1x8 --micro-batch auto", "--micro-batch auto needs a device"),
-        ("--topology h100:1x8 --micro-batch 2 --search", "--search looks for the micro-batch itself"),
+        ("--topology h100:1x8 --micro-batch 2 --search", "--search chooses the micro-batch"),
         ("--topology h100:1x8 --price-per-chip-hour -1", "price_per_chip_hour is -1: it must be a number in [0, 1e30]"),
     ],
 )
