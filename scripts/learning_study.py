@@ -247,26 +247,26 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--sweep", action="store_true", help="only the short runs that the learning rates come from")
     what.add_argument("--report", action="store_true", help="only report on finished runs")
-    asked = parser.parse_args(arguments)
-    if asked.corpus is None and not asked.report:
+    args = parser.parse_args(arguments)
+    if args.corpus is None and not args.report:
         parser.error("--corpus is needed, but for --report")
-    if unknown := set(asked.arms.split(",")) - set(ARMS):
+    if unknown := set(args.arms.split(",")) - set(ARMS):
         parser.error(f"--arms: there is no {', '.join(sorted(unknown))}; arms are {', '.join(ARMS)}")
-    return asked
+    return args
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run what is asked for, seed by seed, so that an early end leaves whole comparisons."""
-    asked = parse(arguments)
-    arms = asked.arms.split(",")
-    if asked.sweep:
-        return sweep(asked.corpus, asked.out, arms)
-    if not asked.report:
-        for seed in map(int, asked.seeds.split(",")):
+    """Run what is args for, seed by seed, so that an early end leaves whole comparisons."""
+    args = parse(arguments)
+    arms = args.arms.split(",")
+    if args.sweep:
+        return sweep(args.corpus, args.out, arms)
+    if not args.report:
+        for seed in map(int, args.seeds.split(",")):
             for arm in arms:
-                run(asked.corpus, asked.out / f"{arm}-{seed}", *ARMS[arm], seed)
-    print(report(asked.out))
-    print(f"\n{draw(asked.out)}")
+                run(args.corpus, args.out / f"{arm}-{seed}", *ARMS[arm], seed)
+    print(report(args.out))
+    print(f"\n{draw(args.out)}")
     return None
 
 

@@ -31,17 +31,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--presets", nargs="+", default=list(presets.preset_files()), help="default: all")
     parser.add_argument("--topologies", nargs="+", default=TOPOLOGIES, help="default: one of each kind of chip")
     parser.add_argument("--json", type=Path, help="also write what `plan --json` would print, a line for each pair")
-    asked = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     print("| preset | topology | phase | mesh | rows x micro | remat | GiB of | s/step | MFU | hours |")
     print("|---|---|---|---|---|---|---|---|---|---|")
     try:
-        for topology in map(topologies.parse_topology, asked.topologies):
-            for name in asked.presets:
+        for topology in map(topologies.parse_topology, args.topologies):
+            for name in args.presets:
                 found = examine(name, topology)
                 for line in rows(name, topology.name, found):
                     print(line, flush=True)
-                if asked.json:
-                    with asked.json.open("a", encoding="utf-8") as file:
+                if args.json:
+                    with args.json.open("a", encoding="utf-8") as file:
                         file.write(json.dumps(found) + "\n")
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -28,7 +28,7 @@ SMALLER = {
     "doctor": SMALL_RUN,
     "plan": f"{SMALL_RUN} --topology v5e:2x2",
     "scripts/benchmarks/bench_loop.py": (
-        "--preset bert_tiny --seq-len 16 --batch 2 --updates 2 --log-every 2 --rounds 1"
+        "--preset bert_tiny --seq-len 16 --batch 2 --steps 2 --log-every 2 --rounds 1"
     ),
     "scripts/benchmarks/bench_optimizer.py": "--preset bert_tiny --rounds 1",
     "scripts/benchmarks/calibrate_roofline.py": "--presets bert_tiny --rounds 1 --seconds 0.01",

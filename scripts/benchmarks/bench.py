@@ -331,9 +331,9 @@ def run(options: argparse.Namespace, budget: Budget) -> dict[str, Any]:
     Raises:
       UserError: fewer devices than wanted.
     """
-    import bench_ours
+    import bench_bert_jax
 
-    about = bench_ours.describe_device(options.devices)
+    about = bench_bert_jax.describe_device(options.devices)
     cases = default_cases(about["platform"], options)
     peer = None
     if options.peer:
@@ -345,16 +345,16 @@ def run(options: argparse.Namespace, budget: Budget) -> dict[str, Any]:
     def build(case: Case) -> Any:
         say(f"{case.preset} {case.seq_len}: {case.program}, batch {case.batch}, dropout {case.dropout}, {case.dtype}")
         if case.variant is None:
-            return bench_ours.OurStep(case, options.devices)
-        rows = bench_ours.synthetic_rows(case.batch, case.seq_len)
-        places = bench_ours.predictions(case.seq_len), bench_ours.MASK
-        return peer.PeerStep(case, bench_ours.model_config(case), rows, *places, about["platform"])
+            return bench_bert_jax.BertJaxStep(case, options.devices)
+        rows = bench_bert_jax.synthetic_rows(case.batch, case.seq_len)
+        places = bench_bert_jax.predictions(case.seq_len), bench_bert_jax.MASK
+        return peer.PeerStep(case, bench_bert_jax.model_config(case), rows, *places, about["platform"])
 
     def say(what: str) -> None:
         print(f"[{max(budget.left(), 0):4.0f} s left] {what}", file=sys.stderr, flush=True)
 
     say("matmul and copy ceilings")
-    ceiling = bench_ours.Ceiling(about["platform"])
+    ceiling = bench_bert_jax.Ceiling(about["platform"])
     ceiling.sample()
     rows, patience = [], {}
     for group in group_cases(cases):
@@ -365,7 +365,7 @@ def run(options: argparse.Namespace, budget: Budget) -> dict[str, Any]:
         gc.collect()
         if any(row.samples for row in fresh) and budget.left() > 2:
             ceiling.sample()
-    return bench_report.summarise(about, ceiling, rows, bench_ours.step_flops, options.devices)
+    return bench_report.summarise(about, ceiling, rows, bench_bert_jax.step_flops, options.devices)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Run as a script from a clone, nothing needs to be installed.
 sys.path[:0] = [path for path in (str(ROOT), str(ROOT / "scripts" / "benchmarks")) if path not in sys.path]
 
-import bench_ours  # noqa: E402
+import bench_bert_jax  # noqa: E402
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
@@ -40,18 +40,18 @@ TARGET = 0.01
 
 def vocabulary() -> Any:
     """The synthetic rows' vocabulary, some of whose ids continue words."""
-    continues = np.random.default_rng(0).random(bench_ours.VOCABULARY.size) < CONTINUED
-    continues[: bench_ours.FIRST_WORD] = False
-    return bench_ours.VOCABULARY._replace(continues_word=continues.tobytes())
+    continues = np.random.default_rng(0).random(bench_bert_jax.VOCABULARY.size) < CONTINUED
+    continues[: bench_bert_jax.FIRST_WORD] = False
+    return bench_bert_jax.VOCABULARY._replace(continues_word=continues.tobytes())
 
 
 def packed_rows(batch: int, seq_len: int, slots: int = 4) -> dict[str, np.ndarray]:
-    """What masking reads of the rows of `bench_ours.synthetic_rows`, each cut into `slots` examples of like length."""
-    rows = bench_ours.synthetic_rows(batch, seq_len)
+    """What masking reads of the rows of `bench_bert_jax.synthetic_rows`, each cut into `slots` examples of like length."""
+    rows = bench_bert_jax.synthetic_rows(batch, seq_len)
     slot = np.minimum(np.arange(seq_len) * slots // seq_len, slots - 1).astype(np.int32)
     start = np.searchsorted(slot, np.arange(slots)).astype(np.int32)
     ids = rows["input_ids"].copy()
-    ids[:, start], ids[:, start[1:] - 1] = bench_ours.CLS, bench_ours.SEP
+    ids[:, start], ids[:, start[1:] - 1] = bench_bert_jax.CLS, bench_bert_jax.SEP
 
     def everywhere(row: np.ndarray) -> np.ndarray:
         return np.broadcast_to(row, (batch, len(row))).copy()
@@ -84,9 +84,9 @@ def seconds_per_call(call: Callable[[], Any], calls: int) -> float:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Medians in seconds, and ratios to the step, ready for JSON."""
-    about = bench_ours.describe_device(1)
-    step = bench_ours.OurStep(Case(options.preset, options.seq_len, options.batch), 1)
-    layouts = {"unpacked": bench_ours.synthetic_rows, "packed": packed_rows}
+    about = bench_bert_jax.describe_device(1)
+    step = bench_bert_jax.BertJaxStep(Case(options.preset, options.seq_len, options.batch), 1)
+    layouts = {"unpacked": bench_bert_jax.synthetic_rows, "packed": packed_rows}
     programs = {
         f"{layout} {unit}": compile_masking(make(options.batch, options.seq_len), unit)
         for layout, make in layouts.items()

@@ -26,7 +26,7 @@ HUGE_PAGES = "glibc.malloc.hugetlb=1"
 # Run as a script from a clone, nothing needs to be installed.
 sys.path[:0] = [path for path in (str(ROOT), str(ROOT / "scripts" / "benchmarks")) if path not in sys.path]
 
-import bench_ours  # noqa: E402
+import bench_bert_jax  # noqa: E402
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import optax  # noqa: E402
@@ -103,7 +103,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     medians = {name: statistics.median(times[1:]) for name, times in samples.items()}
     fastest = {name: min(times[1:]) for name, times in samples.items()}
     return {
-        **bench_ours.describe_device(1),
+        **bench_bert_jax.describe_device(1),
         "preset": options.preset,
         "parameters": parameters,
         "rounds": options.rounds,

@@ -100,21 +100,21 @@ def rate(batches: Iterator[dict[str, np.ndarray]], seconds: float) -> float:
     return tokens / (time.perf_counter() - start)
 
 
-def bench_reader(asked: argparse.Namespace) -> list[dict]:
+def bench_reader(args: argparse.Namespace) -> list[dict]:
     """Both sides of every case in turn; medians over rounds."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     results = []
-    for directory in asked.corpus:
-        for form in asked.formats.split(","):
-            for seq_len in map(int, asked.seq_lens.split(",")):
+    for directory in args.corpus:
+        for form in args.formats.split(","):
+            for seq_len in map(int, args.seq_lens.split(",")):
                 corpus = Corpus.open(directory)
                 sides = {"ours": our_batches(corpus, form, seq_len), "grain": grain_batches(corpus, form, seq_len)}
                 samples: dict[str, list[float]] = {name: [] for name in sides}
                 for side in sides.values():
                     rate(side, 0.3)
-                for _ in range(asked.rounds):
+                for _ in range(args.rounds):
                     for name, side in sides.items():
-                        samples[name].append(rate(side, asked.seconds))
+                        samples[name].append(rate(side, args.seconds))
                 ratios = [a / b for a, b in zip(samples["ours"], samples["grain"], strict=True)]
                 results.append(
                     {
@@ -177,10 +177,10 @@ class LengthsOnly(Corpus):
         return corpus
 
 
-def bench_plan(asked: argparse.Namespace) -> list[dict]:
+def bench_plan(args: argparse.Namespace) -> list[dict]:
     """Seconds until a batch is ready, in a fresh stream each time; its records are zeros and cost nothing to read."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    corpus, results = LengthsOnly.make(asked.documents, asked.tokens), []
+    corpus, results = LengthsOnly.make(args.documents, args.tokens), []
     arrays = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     for form in FORMATS:
         for seq_len in (128, 512):
@@ -198,28 +198,28 @@ def bench_plan(asked: argparse.Namespace) -> list[dict]:
     return results
 
 
-def bench_wait(asked: argparse.Namespace) -> list[dict]:
+def bench_wait(args: argparse.Namespace) -> list[dict]:
     """Train a preset and read the share of time spent waiting for rows from its metrics."""
     from bert_jax.data.mixture_spec import Part
     from bert_jax.training import pretraining
     from bert_jax.training.run_directory.metrics import read_metrics
 
-    preset = load_config(asked.preset)
+    preset = load_config(args.preset)
     phase = dataclasses.replace(
-        preset.phases[0], steps=asked.steps, batch_size=asked.batch, accumulation=1, warmup_steps=1
+        preset.phases[0], steps=args.steps, batch_size=args.batch, accumulation=1, warmup_steps=1
     )
     config = dataclasses.replace(
-        config_lib.replace(preset, log={"every": asked.steps // 4}, evaluation={"rows": 8, "batch_size": 8}),
+        config_lib.replace(preset, log={"every": args.steps // 4}, evaluation={"rows": 8, "batch_size": 8}),
         phases=(phase,),
     )
     with tempfile.TemporaryDirectory() as directory:
-        pretraining.pretrain(config, [Part(Path(corpus)) for corpus in asked.corpus], Path(directory) / "run")
+        pretraining.pretrain(config, [Part(Path(corpus)) for corpus in args.corpus], Path(directory) / "run")
         timings = [line["timing"] for line in read_metrics(Path(directory) / "run" / "metrics.jsonl")]
     timings = [timing for timing in timings if "step_seconds" in timing]
     shares = [timing["data_wait"] for timing in timings]
     result = {
-        "preset": asked.preset,
-        "batch": asked.batch,
+        "preset": args.preset,
+        "batch": args.batch,
         "step_s": statistics.median(timing["step_seconds"] for timing in timings),
         "data_wait": statistics.median(shares),
         "data_wait_range": [min(shares), max(shares)],
@@ -248,10 +248,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
-    results = {"reader": bench_reader, "plan": bench_plan, "wait": bench_wait}[asked.mode](asked)
-    if asked.json:
-        asked.json.write_text(json.dumps(results, indent=1))
+    args = parser.parse_args()
+    results = {"reader": bench_reader, "plan": bench_plan, "wait": bench_wait}[args.mode](args)
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

@@ -33,8 +33,8 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 from bench import PRESETS, Case  # noqa: E402
+from bench_bert_jax import BertJaxStep, describe_device  # noqa: E402
 from bench_command import positive, stamped, write  # noqa: E402
-from bench_ours import OurStep, describe_device  # noqa: E402
 from scipy.optimize import lsq_linear  # noqa: E402
 
 from bert_jax.chips import CPU, Chip, Efficiency, Sizes, chip_of  # noqa: E402
@@ -170,7 +170,7 @@ def measure(
     """Config and turns of every case; the cases take turns."""
     steps = []
     for case in cases:
-        step = OurStep(case, 1)
+        step = BertJaxStep(case, 1)
         step.run(1)
         steps.append((step, max(1, round(seconds / step.run(1))), []))
         print(f"compiled {name_of(case)}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Every preset's step is lowered for devices that are not there; what it would hold on each of them."""
+"""Lowering of every preset's step for absent devices, and its memory on each of them."""
 
 import dataclasses
 
@@ -30,7 +30,7 @@ def state_bytes(config, mesh) -> int:
 
 
 def batch_of(name: str) -> config_lib.Config:
-    """The preset with batches that any small mesh can split; nothing else of it is changed."""
+    """The preset with batches that any small mesh can split; no other setting is changed."""
     config = presets.load_config(name)
     phases = [
         dataclasses.replace(phase, batch_size=64, accumulation=2, start_batch_size=None, ramp_steps=0)
@@ -42,7 +42,7 @@ def batch_of(name: str) -> config_lib.Config:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_lower(name):
-    """The whole step of every phase, as the preset says it, on as many devices as its batch allows up to a pod."""
+    """The step of every phase of the preset, on as many devices as its batch allows, up to 256."""
     config = presets.load_config(name)
     for i, phase in enumerate(config.phases):
         devices = next(n for n in (256, 64, 16, 8, 4, 2, 1) if phase.batch_size_at(0) % n == 0)
@@ -65,8 +65,8 @@ def test_sensible_meshes_lower(name, sizes):
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_fsdp_divides_parameters_and_moments(name):
-    """To within 5 %: norms and biases stay whole. In bert_tiny the 30,522 biases of its vocabulary alone, which 8 does
-    not divide, are 4.8 % of a share.
+    """To within 5 %: norms and biases are replicated. In bert_tiny, the 30,522 vocabulary biases alone, which 8 does
+    not divide, are 4.8 % of a shard.
     """
     config = presets.load_config(name)
     total, share = state_bytes(config, on(1, 1, 1)), state_bytes(config, on(1, 8, 1))
@@ -75,7 +75,7 @@ def test_fsdp_divides_parameters_and_moments(name):
     assert state_bytes(config, on(8, 1, 1)) == total, "the data axis divides nothing"
 
 
-def test_what_an_axis_cannot_divide():
+def test_parameters_that_an_axis_does_not_divide():
     config = presets.load_config("bert_base")
     for sizes, expected in (((1, 8, 1), []), ((1, 1, 2), []), ((2, 1, 4), ["encoder/embeddings/word", "mlm/bias"])):
         state = aot_compile.abstract_arguments(aot_compile.compile_only_task(config).at(0), on(*sizes))[0]
@@ -86,7 +86,7 @@ def test_what_an_axis_cannot_divide():
 
 
 @pytest.mark.parametrize("data", [{}, {"examples_per_row": 1, "format": "full_sentences"}])
-def test_an_abstract_batch_is_a_real_one(tiny_corpus, marks, two_phases, data):
+def test_an_abstract_batch_matches_a_real_one(tiny_corpus, marks, two_phases, data):
     config = config_lib.replace(two_phases, data=data, objective={"pair": "none"} if data else {})
     stream = Stream([Corpus.open(tiny_corpus)], [1.0], config, marks)
     phases = {}
@@ -98,7 +98,7 @@ def test_an_abstract_batch_is_a_real_one(tiny_corpus, marks, two_phases, data):
         assert {k: (v.shape, v.dtype) for k, v in rows.items()} == {k: (v.shape, v.dtype) for k, v in expected.items()}
 
 
-def test_refusals_are_understood():
+def test_out_of_memory_messages_are_parsed():
     early = "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory required for HLO "
     early += "temporaries (24.50G) exceeds available HBM (15.75G). HLO module: jit_train_step."
     late = "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 17.25G of 15.75G hbm. Exceeded by 1.50G."
@@ -107,24 +107,24 @@ def test_refusals_are_understood():
     assert aot_compile.parse_out_of_memory(early) == (24.5 * g, 15.75 * g, False)
     assert aot_compile.parse_out_of_memory(late) == (17.25 * g, 15.75 * g, True)
     assert aot_compile.parse_out_of_memory(small) == (16.5 * g, 15.75 * g, True)
-    with pytest.raises(ValueError, match="not known"):
+    with pytest.raises(ValueError, match="unknown out-of-memory"):
         aot_compile.parse_out_of_memory("RESOURCE_EXHAUSTED: too much")
 
 
 def test_bytes_by_axis():
-    """Of groups over one axis, and over two; what leaves the slices."""
+    """Groups over one axis, over two axes, and between slices."""
 
-    def exchange(kind, group, turns=1):
-        return Collective(kind, (), 1000, turns, group, "")
+    def collective(kind, group, executions=1):
+        return Collective(kind, (), 1000, executions, group, "")
 
     sizes = Sizes(data=4, fsdp=2, tensor=2, slices=2)  # a slice is 2 x 2 x 2
     found = [
-        exchange("all-reduce", (0, 1), turns=3),
-        exchange("all-gather", (0, 2)),
-        exchange("reduce-scatter", (0, 4)),
-        exchange("all-reduce", (0, 2, 4, 6)),
-        exchange("send", ()),
-        exchange("all-reduce", (5,)),
+        collective("all-reduce", (0, 1), executions=3),
+        collective("all-gather", (0, 2)),
+        collective("reduce-scatter", (0, 4)),
+        collective("all-reduce", (0, 2, 4, 6)),
+        collective("send", ()),
+        collective("all-reduce", (5,)),
     ]
     assert aot_compile.bytes_by_axis(found, sizes) == CollectiveBytes(
         data=500 + 1500, fsdp=500, tensor=3000, network=1000
@@ -138,7 +138,7 @@ def test_meshes_over_slices():
         abstract_mesh(MeshConfig(2, 16, 1), 32, slices=4)
 
 
-def test_the_cache_of_programs_is_left_as_it_was():
+def test_the_compilation_cache_setting_is_restored():
     before = jax.config.jax_enable_compilation_cache
     with aot_compile._no_cache():
         assert not jax.config.jax_enable_compilation_cache

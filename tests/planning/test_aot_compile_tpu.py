@@ -1,4 +1,4 @@
-"""Programs that libtpu compiles for TPUs that are not there: what they hold, send, and say when they do not fit."""
+"""Programs that libtpu compiles for absent TPUs: memory, collectives, and the error of those that do not fit."""
 
 import dataclasses
 import importlib.util
@@ -35,7 +35,7 @@ def config():
 
 @pytest.fixture(scope="module")
 def programs(config, topology):
-    """By mesh and accumulation."""
+    """Compiled steps by mesh and accumulation."""
     cases = [((8, 1, 1), 1), ((8, 1, 1), ACCUMULATION), ((1, 8, 1), ACCUMULATION), ((2, 2, 2), 1)]
     return {
         (sizes, count): aot_compile.compile_step(config, 0, topology.mesh(MeshConfig(*sizes)), count)
@@ -51,22 +51,22 @@ def parameters(config, topology):
 
 @pytest.fixture(scope="module")
 def naive(config, topology):
-    """Exchanges of the programs in which mistakes must be found."""
+    """Collectives of naive programs, in which the checks must fail."""
 
-    def exchanges(data: int, fsdp: int):
+    def collectives(data: int, fsdp: int):
         mesh = topology.mesh(MeshConfig(data, fsdp, 1))
         state, rows, _ = aot_compile.abstract_arguments(aot_compile.compile_only_task(config).at(0), mesh)
         with aot_compile._no_cache():
             program = compile_naive(aot_compile.compile_only_task(config).at(0), state.params, rows, ACCUMULATION)
         return hlo.parse_collectives(program.as_text())
 
-    return {"data": exchanges(8, 1), "fsdp": exchanges(1, 8)}
+    return {"data": collectives(8, 1), "fsdp": collectives(1, 8)}
 
 
 def test_gradients_cross_devices_once(programs, naive, parameters):
-    """All-reduced 4 bytes per parameter, which pass twice, or scattered; whatever the accumulation."""
+    """By an all-reduce of 4 bytes per parameter, sent twice, or a reduce-scatter; for any accumulation."""
     for case, program in programs.items():
-        tensor = case[0][2]  # each of its devices reduces its part, and activations
+        tensor = case[0][2]  # each device of the axis reduces its part of the gradients, and activations
         assert gradients_sent(program.collectives) <= 1.05 * 8 * parameters, case
         assert gradients_sent(program.collectives) >= 0.5 * 8 * parameters / tensor, case
     once, often = (gradients_sent(programs[(8, 1, 1), count].collectives) for count in (1, ACCUMULATION))
@@ -78,20 +78,20 @@ def test_the_embedding_table_is_not_gathered(programs, naive):
     for case in (((8, 1, 1), 1), ((8, 1, 1), ACCUMULATION), ((2, 2, 2), 1)):
         assert not table_gathers(programs[case].collectives, *TABLE), case
     (gathered,) = table_gathers(programs[(1, 8, 1), ACCUMULATION].collectives, *TABLE)
-    assert gathered.executions == 1, "split over fsdp, it is gathered once per update"
+    assert gathered.executions == 1, "split over fsdp, it is gathered once per step"
     assert table_gathers(naive["fsdp"], *TABLE), "the control has nothing to find"
 
 
 def test_memory_is_divided(programs, parameters):
     whole, split = (programs[case].argument_bytes for case in (((8, 1, 1), ACCUMULATION), ((1, 8, 1), ACCUMULATION)))
     assert 12 * parameters <= whole <= 1.05 * 12 * parameters
-    assert whole / 8 <= split <= 1.15 * whole / 8, "tiles of 8 x 128 are filled up"
+    assert whole / 8 <= split <= 1.15 * whole / 8, "arrays are padded to tiles of 8 x 128"
     for program in programs.values():
         assert program.argument_bytes + program.temporary_bytes + program.code_bytes <= program.total_bytes
 
 
 def test_slices(config):
-    """Two of four chips each: what leaves them is named, and is no more than the gradients."""
+    """Two slices of four chips: transfers between them are found, and are at most the gradients."""
     topology = topologies.parse_topology("2xv5e:2x2")
     mesh = topology.mesh(MeshConfig())
     assert [device.slice_index for device in mesh.devices.flat] == [0] * 4 + [1] * 4
@@ -102,7 +102,7 @@ def test_slices(config):
     assert 0.1 * parameters < hlo.bytes_by_kind(program.collectives)[hlo.BETWEEN_SLICES] <= 1.05 * parameters
 
 
-def test_what_does_not_fit():
+def test_programs_that_do_not_fit():
     base = presets.load_config("bert_base")
     refused = aot_compile.compile_step(base, 0, topologies.parse_topology("v5e:1x1").mesh(MeshConfig()), 1)
     assert isinstance(refused, aot_compile.OutOfMemory)
@@ -111,7 +111,7 @@ def test_what_does_not_fit():
 
 @pytest.mark.parametrize(("topology", "phase"), [("v5e:4x4", 0), ("v5e:4x4", 1), ("v6e:4x4", 1)])
 def test_bert_large(topology, phase):
-    """16 rows on each chip, of 512 tokens too, fit with room to spare; the program is that of a pod on fewer chips."""
+    """16 rows per chip fit, also of 512 tokens; a pod has the same program per chip."""
     large = config_lib.replace(presets.load_config("bert_large"), model={"remat": "full"})
     phases = tuple(dataclasses.replace(one, batch_size=256) for one in large.phases)
     large = dataclasses.replace(large, phases=phases)

@@ -1,4 +1,4 @@
-"""Reading exchanges from HLO: small texts as XLA writes them, each with what would be wrong to count."""
+"""Parsing of collectives from HLO: small texts as XLA prints them, each with instructions that must not count."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def module(entry: str, others: str = "", header: str = "") -> str:
 
 
 def loop(condition: str, note: str = "", start: str = "constant(0)") -> str:
-    """An all-reduce in a loop, as the TPU compiler writes it: without a note of how often."""
+    """An all-reduce in a loop, as the TPU compiler prints it: without a trip count."""
     others = f"%body (p: f32[2048]) -> f32[2048] {{\n  {REDUCED}\n}}\n\n%cond (p: (s32[], f32[2048])) -> pred[] {{\n"
     others += f"{condition}\n}}"
     entry = f"""
@@ -33,7 +33,7 @@ COUNTS = """  %limit = s32[]{:T(128)} constant(4), metadata={op_name="jit(f)/whi
   ROOT %lt = pred[]{:T(512)} compare(%i, %limit), direction=LT"""
 
 
-def test_an_exchange():
+def test_a_collective():
     found = parse_collectives(module(f'{REDUCED}, metadata={{op_name="jit(f)/psum" stack_frame_id=3}}'))
     assert found == [Collective("all-reduce", ("f32[2048]",), 8192, 1, (0, 1, 2, 3), "jit(f)/psum")]
     assert bytes_sent(found) == 2 * 8192 and bytes_by_kind(found) == {"all-reduce": 8192}
@@ -56,7 +56,7 @@ def test_loops_multiply():
     assert bytes_by_kind(parse_collectives(loop(COUNTS))) == {"all-reduce": 4 * 8192}
 
 
-def test_a_loop_whose_bound_only_the_run_knows():
+def test_a_loop_with_a_bound_known_at_run_time():
     dynamic = COUNTS.replace("constant(4)", "get-tuple-element(%p), index=1")
     assert [one.executions for one in parse_collectives(loop(dynamic))] == [1]
     assert [one.executions for one in parse_collectives(loop(dynamic), unknown_trip_count=8)] == [8]
@@ -64,13 +64,13 @@ def test_a_loop_whose_bound_only_the_run_knows():
 
 def test_loops_in_loops():
     inner = f"%inner (p: f32[2048]) -> f32[2048] {{\n  {REDUCED}\n}}\n"
-    turns = ', condition=%c, backend_config={"known_trip_count":{"n":"3"}}'
-    outer = f"%outer (p: f32[2048]) -> f32[2048] {{\n  %w = f32[2048]{{0}} while(%p), body=%inner{turns}\n}}\n"
-    text = module(f"%v = f32[2048]{{0}} while(%a), body=%outer{turns}", inner + outer)
+    trip_count = ', condition=%c, backend_config={"known_trip_count":{"n":"3"}}'
+    outer = f"%outer (p: f32[2048]) -> f32[2048] {{\n  %w = f32[2048]{{0}} while(%p), body=%inner{trip_count}\n}}\n"
+    text = module(f"%v = f32[2048]{{0}} while(%a), body=%outer{trip_count}", inner + outer)
     assert [one.executions for one in parse_collectives(text)] == [9]
 
 
-def test_a_pair_of_start_and_done_is_one_exchange():
+def test_a_pair_of_start_and_done_is_one_collective():
     text = module("""
 %s = (f32[512]{0}, f32[2048]{0}) all-gather-start(%a), replica_groups=[1,4]<=[4], dimensions={0}
 %d = f32[2048]{0} all-gather-done(%s)
@@ -96,7 +96,7 @@ def test_a_wrapped_start_counts_what_it_wraps_once():
     assert (found.kind, found.bytes, found.bytes_sent) == ("reduce-scatter", 8192, 8192), "the operand's bytes"
 
 
-def test_a_chain_of_fusions_is_one_exchange():
+def test_a_chain_of_fusions_is_one_collective():
     """As the TPU compiler spreads one all-gather over the products that run beside it."""
     gather = '  %g = bf16[64]{0} all-gather(%p), replica_groups={{0,1}}, frontend_attributes={chain_id="0"}\n'
     links = "".join(
@@ -110,7 +110,7 @@ def test_a_chain_of_fusions_is_one_exchange():
     assert bytes_by_kind(parse_collectives(module(entry, links))) == {"all-gather": 128}
 
 
-def test_what_leaves_a_slice():
+def test_transfers_between_slices():
     text = module(
         "%s = (f32[4,128]{1,0}, u32[], token[]) send(%a, %after), is_host_transfer=true, "
         'frontend_attributes={_xla_megascale_transfer_type="ALL_REDUCE"}\n'

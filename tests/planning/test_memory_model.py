@@ -1,4 +1,4 @@
-"""Estimated memory against sums done by hand, and against programs that XLA's CPU compiler really makes."""
+"""Estimated memory against sums computed by hand, and against programs of XLA's CPU compiler."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from bert_jax.config import Config, Phase
 from bert_jax.config.presets import load_config
 from bert_jax.model import families
 from bert_jax.objectives.masking import Vocabulary
-from bert_jax.planning.memory_model import LOGIT_BYTES, LAYER_WORKING_SHARE, estimate_memory
+from bert_jax.planning.memory_model import LAYER_WORKING_SHARE, LOGIT_BYTES, estimate_memory
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.sharding import make_mesh, replicated, row_sharding
 from bert_jax.training.state import abstract_state
@@ -20,7 +20,7 @@ from tests.planning.machines import run
 from tests.planning.test_collectives import COPIED, TOTAL
 
 TOLERANCE = 0.15
-"""Of all bytes together: how far an estimate may be from a compiled program (docs/LOG.md has the figures)."""
+"""Largest relative error of the total estimate against a compiled program (figures in docs/LOG.md)."""
 TOKENS, SCORES = 8 * 16, 8 * 2 * 16 * 16
 LAYER = 2 * (2 * TOKENS * 8 + 4 * TOKENS * 8 + 2 * TOKENS * 16) + 16 * TOKENS * 8 + 2 * TOKENS * 8 + SCORES * 7
 
@@ -43,7 +43,7 @@ def test_remat_keeps_less(remat, kept):
     assert estimate_memory(run(remat=remat), 0, Sizes(), 1)["activations"] == 2 * kept
 
 
-def test_micro_batches_need_a_sum_and_less_of_the_rest():
+def test_micro_batches_need_a_gradient_sum_and_less_activation_memory():
     one, four = (estimate_memory(run(), 0, Sizes(), n) for n in (1, 4))
     assert four["gradients"] - one["gradients"] == 4 * TOTAL
     assert four["activations"] * 4 == one["activations"]
@@ -71,7 +71,7 @@ def test_tensor_splits_heads_and_feed_forward():
 
 
 def compiled_bytes(config: Config) -> int:
-    """What the step needs on one CPU device; donated inputs count once."""
+    """Bytes of the step on one CPU device; donated inputs count once."""
     task = Pretraining(config, Vocabulary(config.model.vocab_size, 4, (0, 1, 2, 3, 4)), phase=0)
     mesh, phase = make_mesh(config.mesh, jax.devices()[:1]), config.phases[0]
     rows, slots = row_sharding(mesh), config.data.slots(phase.seq_len)
@@ -93,7 +93,7 @@ def compiled_bytes(config: Config) -> int:
     ("remat", "seq_len", "rows", "accumulation"),
     [("none", 128, 8, 1), ("none", 256, 8, 2), ("dots", 128, 16, 1), ("full", 128, 32, 1)],
 )
-def test_estimate_is_near_what_is_compiled(remat, seq_len, rows, accumulation):
+def test_estimate_is_near_compiled_programs(remat, seq_len, rows, accumulation):
     model = dataclasses.replace(families.bert(3, 128, vocab_size=4096), remat=remat)
     phase = Phase(seq_len=seq_len, batch_size=rows, accumulation=accumulation)
     config = Config(name="near", model=model, phases=(phase,))
@@ -106,7 +106,7 @@ def test_estimate_is_near_what_is_compiled(remat, seq_len, rows, accumulation):
     ("remat", "accumulation", "temporary"),
     [("none", 128, 5_138_710_528), ("full", 8, 5_018_386_432)],
 )
-def test_estimate_is_near_what_the_tpu_compiler_said(remat, accumulation, temporary):
+def test_estimate_is_near_the_tpu_compilers_figure(remat, accumulation, temporary):
     """bert_large_lamb's second phase on v5e:16x16, compiled ahead of time with libtpu 0.0.51 (docs/LOG.md)."""
     config = load_config("bert_large_lamb")
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, remat=remat))

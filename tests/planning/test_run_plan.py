@@ -1,4 +1,4 @@
-"""`bert-jax plan`: the figures of a row, the whole run, mistakes in one line, a search that compiles few."""
+"""`bert-jax plan`: the figures of a phase, the whole run, one-line errors, a search that compiles few programs."""
 
 import dataclasses
 import importlib.util
@@ -20,18 +20,18 @@ GPUS = Topology("h100:2x4", CHIPS["h100"], 8, 2, None)
 
 
 @dataclasses.dataclass(frozen=True)
-class Imagined(Topology):
-    """A TPU topology for which nothing is really compiled."""
+class FakeTopology(Topology):
+    """A TPU topology without compiler."""
 
     def mesh(self, config):
         return dataclasses.replace(GPUS, slices=1).mesh(config)
 
 
-TPUS = Imagined("v3:2x2", CHIPS["v3"], 8, 1, ())
+TPUS = FakeTopology("v3:2x2", CHIPS["v3"], 8, 1, ())
 
 
 def compiler(total: int, calls: list | None = None):
-    """Stands for `aot_compile.compile_step`: a program of so many bytes, which reduces a megabyte over data."""
+    """Fake of `aot_compile.compile_step`: a program of `total` bytes, with an all-reduce of 1 MiB over data."""
 
     def compiled(config, phase, mesh, accumulation):
         if calls is not None:
@@ -82,7 +82,7 @@ def test_what_does_not_fit_is_a_row(config):
     assert not row["fits"] and row["short_by"] == 4 * GIB and row["step_seconds"] is None
     text = "\n".join(run_plan.format_lines(found))
     assert "does not fit, by at least 4.00 GiB" in text and "the run does not fit" in text
-    # A program that compiles, and is larger than the table says that the chip is, does not fit either.
+    # A program that compiles but is larger than the memory in the table of chips does not fit either.
     (row,) = run_plan.plan(config, TPUS, compile_step=compiler(17 * GIB))["phases"]
     assert not row["fits"]
 
@@ -102,7 +102,7 @@ def test_time_of_ramps_and_clocks(config):
     assert config.phases[0].batch_size == 16
     ramping = run_plan.plan(config_lib.replace(config, phases=phases), TPUS, 1, compile_step=compiler(GIB))
     step = ramping["phases"][0]["step_seconds"]
-    # Three quarters of the updates' rows: the first quarter of them has half a batch.
+    # In the first part of the run, batches have half the rows.
     rows = phases[0].rows_before(phases[0].steps)
     assert rows < phases[0].steps * 16
     assert math.isclose(ramping["run"]["hours"], rows / 16 * step / 3600)
@@ -124,7 +124,7 @@ def test_the_search_compiles_few(config, monkeypatch):
     calls: list = []
     monkeypatch.setattr(aot_compile, "compile_step", compiler(GIB, calls))
     phase = config.phases[0]
-    # Alone, the second would get another mesh: with its long batch, what parameters cost counts for less.
+    # Alone, the second phase would get another mesh: its large batch reduces the relative cost of parameters.
     config = config_lib.replace(config, phases=(phase, dataclasses.replace(phase, steps=1, batch_size=4096)))
     search = mesh_search.search_mesh(config, TPUS)
     assert len(calls) == 2 and [phase for phase, *_ in calls] == [0, 1], (
@@ -153,7 +153,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_topologies_that_are_none(name):
+def test_invalid_topologies(name):
     with pytest.raises(UserError, match=MISTAKES[name]) as error:
         topologies.parse_topology(name)
     assert "\n" not in str(error.value)

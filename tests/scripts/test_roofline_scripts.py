@@ -33,14 +33,14 @@ def weak_scaling():
 
 
 def config_of(case):
-    import bench_ours
+    import bench_bert_jax
 
     from bert_jax.config import Config, DataConfig, OptimizerConfig, Phase
 
     phase = Phase(seq_len=case.seq_len, batch_size=case.batch, accumulation=case.accumulation)
     return Config(
         name=case.preset,
-        model=bench_ours.model_config(case),
+        model=bench_bert_jax.model_config(case),
         data=DataConfig(examples_per_row=1),
         optimizer=OptimizerConfig(name=case.optimizer),
         phases=(phase,),

@@ -86,7 +86,7 @@ def synthetic_rows(batch: int, seq_len: int, seed: int = 0) -> dict[str, np.ndar
     }
 
 
-class OurStep:
+class BertJaxStep:
     """The compiled train step of one case, ready to be timed."""
 
     def __init__(self, case: Any, devices: int):
