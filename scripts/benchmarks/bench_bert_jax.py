@@ -186,19 +186,19 @@ def _seconds(call: Any, calls: int) -> float:
     return (time.perf_counter() - start) / calls
 
 
-def describe_device(wanted: int) -> dict[str, Any]:
+def describe_device(count: int) -> dict[str, Any]:
     """Versions, cores, and the device that jax computes on.
 
     Raises:
-      UserError: fewer devices than wanted.
+      UserError: fewer devices than requested.
     """
     device = jax.devices()[0]
-    if jax.device_count() < wanted:
-        raise UserError(f"--devices {wanted}: jax sees {jax.device_count()} of kind {device.device_kind}")
+    if jax.device_count() < count:
+        raise UserError(f"--devices {count}: jax sees {jax.device_count()} of kind {device.device_kind}")
     return {
         "platform": device.platform,
         "device": device.device_kind,
-        "devices": wanted,
+        "devices": count,
         "cores": os.cpu_count(),
         "threads": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "versions": {package.__name__: package.__version__ for package in (jax, jaxlib, flax, optax, np)},
