@@ -176,9 +176,9 @@ def held_out(context: CheckContext) -> Iterator[Finding]:
     """Rows of the validation splits that evaluation scores."""
     config = context.config
     splits = [Corpus.open(corpus.directory, "validation") for corpus in context.corpora]
-    found = HeldOut(splits, config.data, Marks(0, 0, 0))  # rows are only counted: ids do not matter
-    for rows in found.corpora:
-        count = found.count(rows, config.phases[-1].seq_len, config.evaluation.rows)
+    validation = HeldOut(splits, config.data, Marks(0, 0, 0))  # rows are only counted: ids do not matter
+    for rows in validation.corpora:
+        count = validation.count(rows, config.phases[-1].seq_len, config.evaluation.rows)
         name = rows.corpus.name
         text = f"{name}: {count:,} of the {config.evaluation.rows:,} rows of evaluation.rows are scored"
         values = {"corpus": name, "rows": count, "hosts": context.machine.hosts}

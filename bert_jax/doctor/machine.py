@@ -57,10 +57,10 @@ def resolve_devices(
         require(count is None or count >= 1, f"{name} is {count}: it must be at least 1")
     if topology is not None:
         require(devices is None, "--devices and --topology both set the number of devices: give one of them")
-        found = topologies.parse_topology(topology)
-        text = f"{found.count:,} devices of {topology}"
-        memory = float(found.chip.memory)
-        machine = Machine(found.count, hosts or found.slices, found.slices, memory, text, found.chip.kinds[0], True)
+        target = topologies.parse_topology(topology)
+        text = f"{target.count:,} devices of {topology}"
+        memory = float(target.chip.memory)
+        machine = Machine(target.count, hosts or target.slices, target.slices, memory, text, target.chip.kinds[0], True)
     elif devices is not None:
         machine = Machine(devices, hosts or len(reports), 1, None, f"{devices:,} planned device(s)")
     else:
