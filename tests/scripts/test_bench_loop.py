@@ -33,7 +33,7 @@ def check_comparison(compared, name, baselines, rounds):
     assert all(set(kinds) == KINDS for kinds in compared["overhead"].values())
 
 
-def test_hooks_runs_the_real_loop_and_the_same_program_bare(bench_loop, tmp_path, capsys, monkeypatch):
+def test_hooks_runs_the_loop_and_the_same_program_bare(bench_loop, tmp_path, capsys, monkeypatch):
     made, calls, steps, events = [], [], [], []
     train = bench_loop.loop.train
 
@@ -106,7 +106,7 @@ def test_the_run_is_the_preset_in_other_shapes(bench_loop):
 
 
 def test_overhead_is_against_the_windows_on_both_sides(bench_loop):
-    """A machine that slows down evenly hides nothing and adds nothing."""
+    """A linear drift of the machine's speed has no effect."""
     drifting = {
         "bare": {"seconds": [1.0, 2.0, 3.0], "cpu": [1.0, 1.0, 1.0], "main": [0.0, 0.0, 0.0]},
         "loop": {"seconds": [1.5 * 1.02, 2.5 * 1.02], "cpu": [1.5, 1.5], "main": [0.15, 0.25]},
@@ -129,7 +129,7 @@ def test_overhead_is_against_the_windows_on_both_sides(bench_loop):
         ("", "hooks|checkpoint"),
     ],
 )
-def test_mistakes_get_exit_code_2(arguments, complaint, bench_loop, capsys):
+def test_errors_get_exit_code_2(arguments, complaint, bench_loop, capsys):
     try:
         code = bench_loop.main(arguments.split())
     except SystemExit as leaving:
