@@ -190,8 +190,8 @@ def convert(argv: Sequence[str]) -> None:
     from bert_jax.distributed import worker
 
     worker.skip_absent_tpu()
-    wishes = input_formats.Wishes(args.moments == "keep", args.drop, args.trim_vocabulary)
-    report = conversion.convert(args.source, args.destination, args.to, wishes, force=args.force, pooling=args.pooling)
+    options = input_formats.Wishes(args.moments == "keep", args.drop, args.trim_vocabulary)
+    report = conversion.convert(args.source, args.destination, args.to, options, force=args.force, pooling=args.pooling)
     print(json.dumps(report.to_dict()) if args.json else "\n".join([*report.lines(), f"wrote {args.destination}"]))
 
 

@@ -38,7 +38,7 @@ class CheckContext:
     config: Config
     corpora: list[Corpus]
     """Train splits, in the order of `parts.opened`; empty if they cannot be opened."""
-    turns: Turns | None
+    mixture_order: Turns | None
     """Order in which the corpora share the rows; None without corpora."""
     machine: Machine = ONE_DEVICE
     paths: tuple[str, ...] = ()
@@ -57,5 +57,5 @@ class CheckContext:
     @property
     def shares(self) -> dict[str, float]:
         """Share of the rows by `Corpus.identity`."""
-        counts = [] if self.turns is None else self.turns.counts.tolist()
+        counts = [] if self.mixture_order is None else self.mixture_order.counts.tolist()
         return {corpus.identity: count / CYCLE for corpus, count in zip(self.corpora, counts, strict=True)}

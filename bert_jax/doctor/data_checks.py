@@ -35,7 +35,8 @@ WINDOW_TOKENS = STRETCH_TOKENS * WINDOW_STRETCHES
 def mixture(context: CheckContext) -> Iterator[Finding]:
     """Sizes of the corpora and their shares of the rows."""
     shares = {
-        one.name: count / CYCLE for one, count in zip(context.corpora, context.turns.counts.tolist(), strict=True)
+        one.name: count / CYCLE
+        for one, count in zip(context.corpora, context.mixture_order.counts.tolist(), strict=True)
     }
     sizes = [f"{one.name} ({one.num_tokens:,} tokens) {shares[one.name]:.1%} of the rows" for one in context.corpora]
     tokens = {one.name: one.num_tokens for one in context.corpora}
@@ -76,9 +77,9 @@ def recipe(context: CheckContext) -> Iterator[Finding]:
 
 def streams(context: CheckContext) -> Iterator[Finding]:
     """Epochs of every corpus in every phase."""
-    rows = rows_by_phase(context.config, context.turns)
+    rows = rows_by_phase(context.config, context.mixture_order)
     for i, corpus in enumerate(context.corpora):
-        share, first, before, start_exact = context.turns.counts[i] / CYCLE, 0, 0.0, True
+        share, first, before, start_exact = context.mixture_order.counts[i] / CYCLE, 0, 0.0, True
         for number, phase in enumerate(context.config.phases):
             plan = Plan(corpus, context.config.data, phase.seq_len, context.config.seed)
             budget = MAX_COUNTED_TOKENS if context.windows is None else WINDOW_TOKENS * context.windows

@@ -131,10 +131,10 @@ def steps(context: CheckContext) -> Iterator[Finding]:
 def settings(context: CheckContext) -> Iterator[Finding]:
     """Settings that cannot take effect."""
     config, epochs = context.config, {}
-    if context.turns is not None and (config.data.example_copies or config.data.mask_copies):
+    if context.mixture_order is not None and (config.data.example_copies or config.data.mask_copies):
         # Rows are only counted: ids do not matter.
         corpora = [CorpusRows(corpus, config.data, Marks(0, 0, 0), config.seed) for corpus in context.corpora]
-        epochs = estimate_epochs(config, corpora, context.turns)
+        epochs = estimate_epochs(config, corpora, context.mixture_order)
     warnings = ineffective_settings(config, epochs)
     for name, text in warnings.items():
         yield Finding("warning", "settings", text, {"setting": name})

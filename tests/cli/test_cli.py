@@ -82,7 +82,7 @@ def sandbox(tmp_path_factory, tiny_corpus, other_corpus, tiny_run, tiny_export, 
 
 @pytest.fixture
 def cwd(sandbox, monkeypatch):
-    """Runs in `sandbox`, and sees to it that nothing there was created, changed or touched."""
+    """Change to `sandbox`, and check afterwards that no file in it was created, changed or touched."""
     monkeypatch.chdir(sandbox)
     before = snapshot(sandbox)
     yield sandbox
