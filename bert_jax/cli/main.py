@@ -23,7 +23,7 @@ from bert_jax.distributed.process_report import make_report
 from bert_jax.doctor.finding import Finding
 from bert_jax.errors import TRY_AGAIN, UserError, near
 
-END_MESSAGES = {"steps": "finished", "time": "finished, its time is over", "target": "finished, target reached"}
+END_MESSAGES = {"steps": "finished", "time": "finished, time limit reached", "target": "finished, target reached"}
 """Message of a finished run, by the reason of its end (training/loop.py)."""
 
 
