@@ -34,10 +34,8 @@ WINDOW_TOKENS = STRETCH_TOKENS * WINDOW_STRETCHES
 
 def mixture(context: CheckContext) -> Iterator[Finding]:
     """Sizes of the corpora and their shares of the rows."""
-    shares = {
-        one.name: count / CYCLE
-        for one, count in zip(context.corpora, context.mixture_order.counts.tolist(), strict=True)
-    }
+    counts = context.mixture_order.counts.tolist()
+    shares = {one.name: count / CYCLE for one, count in zip(context.corpora, counts, strict=True)}
     sizes = [f"{one.name} ({one.num_tokens:,} tokens) {shares[one.name]:.1%} of the rows" for one in context.corpora]
     tokens = {one.name: one.num_tokens for one in context.corpora}
     yield Finding("ok", "mixture", "; ".join(sizes), {"shares": shares, "tokens": tokens})

@@ -25,9 +25,10 @@ from bert_jax.doctor import (
 )
 from bert_jax.doctor.check_context import CheckContext, Machine
 from bert_jax.doctor.finding import Finding
+from bert_jax.doctor.shared_storage_probe import StorageProbe
 from bert_jax.errors import PeerError, UserError
 from bert_jax.storage import StoredPath
-from bert_jax.training.micro_batch import Asked as MicroBatchRequest
+from bert_jax.training.micro_batch import Asked as Rows
 
 Check = Callable[[CheckContext], Iterator[Finding]]
 CORPUS_CHECKS: dict[str, Check] = data_checks.CHECKS | token_checks.CHECKS
@@ -42,7 +43,7 @@ class DoctorOptions(NamedTuple):
     """Options of the command besides the config and the corpora."""
 
     workdir: StoredPath | None = None
-    micro_batch: MicroBatchRequest = None
+    micro_batch: Rows = None
     hosts: int | None = None
     """Number of planned processes; None: the present ones."""
     devices: int | None = None
@@ -100,11 +101,7 @@ def run_doctor(
 
 
 def _process_report(
-    config: Config,
-    parts: Sequence[Part],
-    options: DoctorOptions,
-    seat: Seat | None,
-    probe: shared_storage_probe.StorageProbe,
+    config: Config, parts: Sequence[Part], options: DoctorOptions, seat: Seat | None, probe: StorageProbe
 ) -> Report:
     paths = [str(part.directory) for part in parts]
     weighed = [f"{part.directory}={part.weight}" for part in parts]
@@ -157,7 +154,7 @@ SUMMARY_WINDOWS = 10
 """Windows per corpus that are planned for a summary; takes less than a second."""
 
 
-def run_summary(config: Config, parts: Sequence[Part], micro_batch: MicroBatchRequest) -> Iterator[str]:
+def run_summary(config: Config, parts: Sequence[Part], micro_batch: Rows) -> Iterator[str]:
     """Summary of a run in about ten lines, and the warnings of `bert-jax doctor`.
 
     Args:

@@ -59,8 +59,15 @@ def resolve_devices(
         require(devices is None, "--devices and --topology both set the number of devices: give one of them")
         target = topologies.parse_topology(topology)
         text = f"{target.count:,} devices of {topology}"
-        memory = float(target.chip.memory)
-        machine = Machine(target.count, hosts or target.slices, target.slices, memory, text, target.chip.kinds[0], True)
+        machine = Machine(
+            target.count,
+            hosts or target.slices,
+            target.slices,
+            float(target.chip.memory),
+            text,
+            target.chip.kinds[0],
+            True,
+        )
     elif devices is not None:
         machine = Machine(devices, hosts or len(reports), 1, None, f"{devices:,} planned device(s)")
     else:

@@ -259,20 +259,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--dtype", type=_listed(_one_of("float32", "bfloat16")), help="compute type; default float32 on CPU, bfloat16")
     add("--attention", type=_listed(_one_of("reference", "xla", "cudnn")), help="default: all that the case allows")
     add(
-        "--optimizer",
-        type=_listed(_one_of("adamw", "lamb")),
-        default=["adamw"],
-        help="optimizer of bert_jax; the peer has AdamW",
+        "--optimizer", type=_listed(_one_of("adamw", "lamb")), default=["adamw"], help="of bert_jax; the peer has AdamW"
     )
     add("--accumulation", type=_listed(positive), default=[1], help="micro-batches per step")
     add("--scan-unroll", type=_listed(positive), default=[1], help="layers per iteration of the scan over depth")
     add("--remat", type=_listed(_one_of("none", "dots", "full")), default=["none"], help="remat policy")
     add("--pair", choices=("nsp", "none"), help="pair objective; default nsp, or none with --peer")
-    add(
-        "--peer",
-        choices=("transformers",),
-        help="also time BertForMaskedLM of this library, stock and on gathered positions",
-    )
+    add("--peer", choices=("transformers",), help="also time its BertForMaskedLM, stock and on gathered positions")
     add("--no-peer-compile", action="store_true", help="no torch.compile for the peer (CPU: never)")
     add(
         "--devices",

@@ -107,7 +107,7 @@ class CompiledStep:
 
 
 class BareStep:
-    """The step alone, on inputs that are already on the device."""
+    """The step alone, on a batch and inputs that are on the device already."""
 
     def __init__(self, step: CompiledStep):
         self.step, self.state = step, init_state(step.task, step.mesh)
