@@ -1,11 +1,11 @@
-"""Does it learn as claimed? LAMB in large batches, AdamW in small and large ones, progressive stacking; on a laptop.
+"""Learning study on a laptop: LAMB with large batches, AdamW with small and large ones, progressive stacking.
 
-    python scripts/learning_study.py --corpus corpus --out runs/learning --sweep     how the learning rates were chosen
+    python scripts/learning_study.py --corpus corpus --out runs/learning --sweep     runs that chose the learning rates
     python scripts/learning_study.py --corpus corpus --out runs/learning             all runs, then the report
     python scripts/learning_study.py --out runs/learning --report                    the report alone
 
-Runs are `bert-jax pretrain`, one after the other; the same call goes on where it was. ARMS and CLAIMS are the protocol
-of docs/learning.md, written before the runs. A run that fails ends the study with its last words.
+Runs are `bert-jax pretrain` commands in sequence; the same call continues an interrupted study. ARMS and CLAIMS are the
+protocol of docs/learning.md, fixed before the runs. If a run fails, the study exits with the last line of its log.
 """
 
 import argparse
@@ -34,7 +34,7 @@ COMMON = {
     "--log.no-layers": "",
     "--log.no-tensorboard": "",
 }
-"""Flags of all runs. A run is saved at its end only."""
+"""Flags of all runs. Runs save only at their end."""
 SMALL_BATCH = {
     "--phases.0.batch-size": "16",
     "--phases.0.steps": "3264",
@@ -49,19 +49,19 @@ LARGE_BATCH = {
     "--evaluation.every": "34",
     "--log.every": "17",
 }
-"""The same rows in the same order as SMALL_BATCH, eight times as many an update."""
+"""The same rows in the same order as SMALL_BATCH, with eight times as many per step."""
 ARMS: dict[str, tuple[str, dict[str, str]]] = {
     "adamw_16": ("bert_tiny", SMALL_BATCH | {"--optimizer.name": "adamw", "--phases.0.learning-rate": "2e-3"}),
     "adamw_128": ("bert_tiny", LARGE_BATCH | {"--optimizer.name": "adamw", "--phases.0.learning-rate": "5.7e-3"}),
     "lamb_128": ("bert_tiny", LARGE_BATCH | {"--optimizer.name": "lamb", "--phases.0.learning-rate": "4e-2"}),
     "stacked": (str(learning_stacked.__file__), {"--evaluation.every": "304", "--log.every": "76"}),
 }
-"""Config and flags of each arm. AdamW's rate for large batches is the preset's times the root of 8."""
+"""Config and flags of each arm. AdamW's rate for large batches is the preset's times the square root of 8."""
 SWEEP = {"adamw_128": ("4e-3", "8e-3"), "lamb_128": ("2e-2", "8e-2")}
 """Other rates for large batches."""
 SWEEP_SEED = 100
 SWEEP_SHARE = 1
-"""Of a run's updates. After a quarter of them, batches of 128 were no better than the unigram model at any rate."""
+"""Share of a run's steps. With a quarter of them, batches of 128 did not beat the unigram model at any rate."""
 
 
 class Claim(NamedTuple):
@@ -79,12 +79,12 @@ CLAIMS = (
     Claim("c", "stacked", "adamw_16", "compute"),
 )
 MARGIN = 0.05
-"""Nats of held-out MLM loss below which a difference counts for nothing here."""
+"""Nats of held-out MLM loss; smaller differences are treated as equal."""
 CONFIDENCE = 0.95
 
 
 def sweep_flags(arm: str, rate: str) -> dict[str, str]:
-    """The arm in a short run with another learning rate, its schedule shrunk with it."""
+    """Flags of the arm in a shorter run with another learning rate and a scaled schedule."""
     flags = ARMS[arm][1]
     steps = round(int(flags["--phases.0.steps"]) * SWEEP_SHARE)
     shorter = {"--phases.0.steps": steps, "--phases.0.warmup-steps": steps // 16, "--evaluation.every": steps // 4}
@@ -92,18 +92,18 @@ def sweep_flags(arm: str, rate: str) -> dict[str, str]:
 
 
 def finished(workdir: Path) -> bool:
-    """Whether the run has its last held-out line."""
+    """Whether the run has the held-out line of its last step."""
     lines = held_out(workdir)
     return bool(lines) and lines[-1]["step"] == read_config(workdir).total_steps
 
 
 def held_out(workdir: Path) -> list[dict[str, Any]]:
-    """Held-out lines of a run."""
+    """Held-out metrics of a run, one dict per evaluation."""
     return [line for line in read_metrics(workdir / "metrics.jsonl") if line["split"] == "validation"]
 
 
 def run(corpus: Path, workdir: Path, config: str, flags: dict[str, str], seed: int) -> None:
-    """Train in `workdir`, unless that is done; what is printed goes into a file beside it."""
+    """Train in `workdir` unless the run is finished; its output is appended to `workdir`.log."""
     if finished(workdir):
         return
     words = [word for flag, value in (COMMON | flags).items() for word in (flag, value) if word]
@@ -113,7 +113,7 @@ def run(corpus: Path, workdir: Path, config: str, flags: dict[str, str], seed: i
     workdir.parent.mkdir(parents=True, exist_ok=True)
     print(f"{workdir.name} ...", file=sys.stderr, flush=True)
     with log.open("a") as output:
-        # The code of this clone, wherever the study is started.
+        # Run the code of this clone, in any working directory.
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
         failed = subprocess.run(command, stdout=output, stderr=output, env=environment).returncode
     if failed or not finished(workdir):
@@ -124,7 +124,7 @@ def run(corpus: Path, workdir: Path, config: str, flags: dict[str, str], seed: i
 
 
 def sweep(corpus: Path, out: Path, arms: Sequence[str]) -> None:
-    """Short runs on a seed of their own, and the table that the learning rates are chosen from."""
+    """Short runs with a separate seed, and the table for the choice of learning rates."""
     print("| arm | learning rate | held-out MLM loss |\n|---|---|---|")
     for arm in arms:
         for rate in SWEEP.get(arm, ()):
@@ -135,13 +135,13 @@ def sweep(corpus: Path, out: Path, arms: Sequence[str]) -> None:
 
 def losses(out: Path, arm: str) -> dict[int, float]:
     """Final held-out MLM loss of the arm's finished runs, by seed."""
-    found = {int(path.name.rpartition("-")[2]): path for path in out.glob(f"{arm}-*") if path.is_dir()}
-    return {seed: held_out(path)[-1]["mlm_loss"] for seed, path in sorted(found.items()) if finished(path)}
+    runs = {int(path.name.rpartition("-")[2]): path for path in out.glob(f"{arm}-*") if path.is_dir()}
+    return {seed: held_out(path)[-1]["mlm_loss"] for seed, path in sorted(runs.items()) if finished(path)}
 
 
 def interval(differences: Sequence[float]) -> tuple[float, float]:
-    """Student's confidence interval of the mean; at least two differences."""
-    from scipy.stats import t  # comes with jax
+    """Student's confidence interval of the mean; needs at least two differences."""
+    from scipy.stats import t  # a dependency of jax
 
     mean = statistics.mean(differences)
     error = statistics.stdev(differences) / len(differences) ** 0.5
@@ -150,7 +150,7 @@ def interval(differences: Sequence[float]) -> tuple[float, float]:
 
 
 def verdict(low: float, high: float) -> str:
-    """What an interval of (new - old) says; a difference may be there and yet be smaller than MARGIN."""
+    """Verdict for an interval of (new - old); a significant difference may still be smaller than MARGIN."""
     if low > -MARGIN and high < MARGIN:
         return f"equal within {MARGIN} nats"
     if high < 0:
@@ -184,8 +184,8 @@ def report(out: Path) -> str:
 
 
 def curves(out: Path, arm: str, cost: str) -> tuple[list[float], list[list[float]]]:
-    """Where the arm was scored, in millions of tokens or in updates of adamw_16; and the losses of each seed."""
-    places: list[float] = []
+    """Cost at each evaluation of the arm, in millions of tokens or steps of adamw_16, and the losses of each seed."""
+    costs: list[float] = []
     values = []
     for seed in losses(out, arm):
         workdir = out / f"{arm}-{seed}"
@@ -196,13 +196,13 @@ def curves(out: Path, arm: str, cost: str) -> tuple[list[float], list[list[float
         }
         lines = held_out(workdir)
         steps = [line["step"] for line in lines]
-        places = [tokens[step] / 1e6 for step in steps] if cost == "tokens" else [compute(arm, step) for step in steps]
+        costs = [tokens[step] / 1e6 for step in steps] if cost == "tokens" else [compute(arm, step) for step in steps]
         values.append([line["mlm_loss"] for line in lines])
-    return places, values
+    return costs, values
 
 
 def compute(arm: str, step: int) -> float:
-    """Model FLOPs of the first `step` updates, in those of an update of adamw_16."""
+    """Model FLOPs of the first `step` steps, in steps of adamw_16."""
     shallow = min(step, learning_stacked.ONE_LAYER) if arm == "stacked" else 0
     return step - shallow * (1 - learning_stacked.COST)
 
@@ -215,17 +215,17 @@ def draw(out: Path) -> Path:
     import matplotlib.pyplot as plt
 
     figure, panels = plt.subplots(1, 2, figsize=(9.6, 3.8), layout="constrained", sharey=True)
-    titles = {"tokens": "tokens seen (millions)", "compute": "compute (updates with two layers)"}
+    titles = {"tokens": "tokens seen (millions)", "compute": "compute (steps with two layers)"}
     colors = {arm: f"C{i}" for i, arm in enumerate(ARMS)}
     for axes, (cost, title) in zip(panels, titles.items(), strict=True):
         wanted: Iterable[str] = dict.fromkeys(arm for c in CLAIMS if c.cost == cost for arm in (c.old, c.new))
         for arm in wanted:
-            places, values = curves(out, arm, cost)
+            costs, values = curves(out, arm, cost)
             if values:
                 columns = list(zip(*values, strict=True))
-                axes.plot(places, [statistics.mean(column) for column in columns], color=colors[arm], label=arm)
+                axes.plot(costs, [statistics.mean(column) for column in columns], color=colors[arm], label=arm)
                 low, high = [min(column) for column in columns], [max(column) for column in columns]
-                axes.fill_between(places, low, high, color=colors[arm], alpha=0.2, linewidth=0)
+                axes.fill_between(costs, low, high, color=colors[arm], alpha=0.2, linewidth=0)
         axes.set(xlabel=title)
         axes.spines[["top", "right"]].set_visible(False)
         if axes.lines:
@@ -238,35 +238,35 @@ def draw(out: Path) -> Path:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Words of the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", type=Path, help="directory that bert-data build made, with 8,192 token ids")
     parser.add_argument("--out", type=Path, required=True, help="directory of the runs and of learning.png")
-    parser.add_argument("--arms", default=",".join(ARMS), help="those of %(default)s to run")
+    parser.add_argument("--arms", default=",".join(ARMS), help="arms to run; default: %(default)s")
     parser.add_argument("--seeds", default="0,1,2")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--sweep", action="store_true", help="only the short runs that the learning rates come from")
+    what.add_argument("--sweep", action="store_true", help="only the short runs for the choice of learning rates")
     what.add_argument("--report", action="store_true", help="only report on finished runs")
-    asked = parser.parse_args(arguments)
-    if asked.corpus is None and not asked.report:
-        parser.error("--corpus is needed, but for --report")
-    if unknown := set(asked.arms.split(",")) - set(ARMS):
+    args = parser.parse_args(arguments)
+    if args.corpus is None and not args.report:
+        parser.error("--corpus is required without --report")
+    if unknown := set(args.arms.split(",")) - set(ARMS):
         parser.error(f"--arms: there is no {', '.join(sorted(unknown))}; arms are {', '.join(ARMS)}")
-    return asked
+    return args
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run what is asked for, seed by seed, so that an early end leaves whole comparisons."""
-    asked = parse(arguments)
-    arms = asked.arms.split(",")
-    if asked.sweep:
-        return sweep(asked.corpus, asked.out, arms)
-    if not asked.report:
-        for seed in map(int, asked.seeds.split(",")):
+    """Run the arms seed by seed, so that an interrupted study has complete comparisons."""
+    args = parse(arguments)
+    arms = args.arms.split(",")
+    if args.sweep:
+        return sweep(args.corpus, args.out, arms)
+    if not args.report:
+        for seed in map(int, args.seeds.split(",")):
             for arm in arms:
-                run(asked.corpus, asked.out / f"{arm}-{seed}", *ARMS[arm], seed)
-    print(report(asked.out))
-    print(f"\n{draw(asked.out)}")
+                run(args.corpus, args.out / f"{arm}-{seed}", *ARMS[arm], seed)
+    print(report(args.out))
+    print(f"\n{draw(args.out)}")
     return None
 
 

@@ -1,10 +1,10 @@
-"""Make the curves that `bert-jax doctor --against` compares with, and measure how far right runs lie from them.
+"""Make the reference curves of `bert-jax doctor --against`, and measure the deviations of correct runs from them.
 
     python scripts/make_reference_curves.py bert_tiny --corpus ref/corpus
 
-trains the reference and every right variant (other meshes, orders of sums, precisions), each in a process of its own,
-and writes bert_jax/planning/curves/PRESET.json; with --wrong it trains mistakes, too. The tables that it prints stand
-in docs/reference.md. A run that is finished is kept in --scratch and not trained again.
+trains the reference and every correct variant (other meshes, orders of sums, precisions), each in its own process, and
+writes bert_jax/doctor/curves/PRESET.json; with --wrong it also trains mistakes. The printed tables are in
+docs/reference.md. Finished runs are kept in --scratch and not repeated.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfi
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.doctor import reference_curve
-from bert_jax.doctor.reference_curve import Curve, Rounding, Values
+from bert_jax.doctor.reference_curve import Curve, Precision, Values
 from bert_jax.training.run_directory.metrics import read_metrics
 
 METRICS = ("mlm_loss", "pair_loss", "gradient_norm", "parameter_norm", "learning_rate")
@@ -30,27 +30,27 @@ DIGITS = 8
 
 RECIPES: dict[str, dict[str, Any]] = {
     "bert_tiny": {"learning_rate": 2e-3},
-    # As bert_tiny has it: with dropout, fewer targets, other weights or a higher rate, 200 updates of this depth see
-    # no more than how frequent words are.
+    # As in bert_tiny: with dropout, fewer targets, other weights or a higher rate, a model of this depth learns only
+    # the frequencies of words in 200 steps.
     "bert_mini": {
         "model": {"initializer_range": 0.04, "hidden_dropout": 0.0, "attention_dropout": 0.0},
         "objective": {"mask_rate": 0.3},
         "learning_rate": 5e-4,
     },
 }
-"""What of the preset is another, so that 200 updates learn something."""
+"""Changes of the preset, so that 200 steps learn more than word frequencies."""
 
 EIGHT = "--xla_force_host_platform_device_count=8"
-RIGHT: dict[str, tuple[Rounding, str, dict[str, Any]]] = {
+RIGHT: dict[str, tuple[Precision, str, dict[str, Any]]] = {
     "accumulation 4": ("float32", "", {"accumulation": 4}),
     "8 devices, data 2, fsdp 2, tensor 2": ("float32", EIGHT, {"mesh": {"data": 2, "fsdp": 2, "tensor": 2}}),
-    # The float32 next to 0.999: so far apart are bias corrections that are written in different ways.
+    # The float32 next to 0.999: different formulas of the bias correction deviate by as much.
     "beta2 0.99899995": ("float32", "", {"optimizer": {"beta2": 0.99899995}}),
     "bfloat16": ("bfloat16", "", {"model": {"compute_dtype": "bfloat16"}}),
     "bfloat16, accumulation 4": ("bfloat16", "", {"model": {"compute_dtype": "bfloat16"}, "accumulation": 4}),
     "bfloat16, 8 devices": ("bfloat16", EIGHT, {"model": {"compute_dtype": "bfloat16"}, "mesh": {"tensor": 2}}),
 }
-"""Settings that change rounding alone: how they round, flags of XLA, changes."""
+"""Settings that change only the rounding: precision, flags of XLA, changes."""
 WRONG: dict[str, dict[str, Any]] = {
     "learning rate x 2": {"phase": {"learning_rate": 2.0}},
     "learning rate x 1.1": {"phase": {"learning_rate": 1.1}},
@@ -66,19 +66,19 @@ WRONG: dict[str, dict[str, Any]] = {
     "gelu by tanh": {"model": {"activation": "gelu_tanh"}},
     "another seed": {"seed": 1},
 }
-"""Settings that are mistakes; learning rates as parts of the peak."""
+"""Settings that are mistakes; learning rates are relative to the peak."""
 
 
 def recipe(name: str) -> Config:
-    """The run whose metrics are the curve of a preset."""
-    preset, about = presets.load_config(name), RECIPES[name]
+    """Config of a preset's reference run."""
+    preset, changes = presets.load_config(name), RECIPES[name]
     return config_lib.replace(
         preset,
-        model={"vocab_size": 1000, "scan_unroll": 1, **about.get("model", {})},
-        objective=about.get("objective", {}),
-        # Ten times BERT's, so that decay of what should not be decayed shows in 200 updates.
+        model={"vocab_size": 1000, "scan_unroll": 1, **changes.get("model", {})},
+        objective=changes.get("objective", {}),
+        # Ten times BERT's, so that wrongly decayed parameters show in 200 steps.
         optimizer={"weight_decay": 0.1},
-        phases=(Phase(steps=200, seq_len=64, batch_size=16, learning_rate=about["learning_rate"], warmup_steps=20),),
+        phases=(Phase(steps=200, seq_len=64, batch_size=16, learning_rate=changes["learning_rate"], warmup_steps=20),),
         checkpoint=CheckpointConfig(),
         log=LogConfig(every=1, layers=False, tensorboard=False),
         evaluation=EvaluationConfig(every=0, rows=16, batch_size=16),
@@ -87,7 +87,7 @@ def recipe(name: str) -> Config:
 
 
 def changed(config: Config, changes: dict[str, Any]) -> Config:
-    """A recipe with the changes of a variant."""
+    """The reference config with the changes of a variant."""
     changes = json.loads(json.dumps(changes))
     phase = config.phases[0]
     by = changes.pop("phase", {})
@@ -98,14 +98,14 @@ def changed(config: Config, changes: dict[str, Any]) -> Config:
 
 
 def train(name: str, changes: dict[str, Any], corpus: Path, workdir: Path) -> None:
-    """One run, in this process."""
+    """Train one run in this process."""
     from bert_jax.training import pretraining
 
     pretraining.pretrain(changed(recipe(name), changes), [CorpusWeight(corpus)], workdir)
 
 
 def trained(arguments: argparse.Namespace, variant: str, flags: str, changes: dict[str, Any]) -> Values:
-    """One run, in a process of its own; or what is left of it."""
+    """Metrics of one run, trained in its own process unless it is finished."""
     workdir = arguments.scratch / arguments.preset / "".join(c if c.isalnum() else "_" for c in variant)
     if not (workdir / "done").exists():
         command = [sys.executable, __file__, arguments.preset, "--corpus", str(arguments.corpus)]
@@ -113,43 +113,43 @@ def trained(arguments: argparse.Namespace, variant: str, flags: str, changes: di
         environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
         subprocess.run(command, check=True, env=environment)
         (workdir / "done").touch()
-    values = reference_curve.values_of(read_metrics(workdir / "metrics.jsonl"), METRICS)
+    values = reference_curve.metric_values(read_metrics(workdir / "metrics.jsonl"), METRICS)
     return {metric: [float(f"{value:.{DIGITS}g}") for value in row] for metric, row in values.items()}
 
 
-def spread(runs: Sequence[Values], right: Values) -> Values:
-    """The farthest mean of each window."""
-    off = {metric: [reference_curve.deviations(run[metric], right[metric]) for run in runs] for metric in METRICS}
+def spread(runs: Sequence[Values], reference: Values) -> Values:
+    """Largest deviation of each window's mean among runs."""
+    off = {metric: [reference_curve.deviations(run[metric], reference[metric]) for run in runs] for metric in METRICS}
     return {metric: [float(f"{max(column):.2g}") for column in zip(*rows, strict=True)] for metric, rows in off.items()}
 
 
-def table(runs: dict[str, tuple[Rounding, Values]], curve: Curve) -> str:
-    """For every run the verdict, and how far it lies, as a part of what is allowed."""
+def table(runs: dict[str, tuple[Precision, Values]], curve: Curve) -> str:
+    """Table of all runs: largest deviation relative to the tolerance, in bold if above it."""
     lines = [f"| run | {' | '.join(('first', *METRICS))} |", f"|---|{'---|' * (len(METRICS) + 1)}"]
-    for name, (rounding, values) in runs.items():
+    for name, (precision, values) in runs.items():
         cells = []
-        for line in reference_curve.compare(values, curve, rounding):
-            off = line.values["deviations"]
-            bounds = line.values.get("bounds") or [line.values["bound"]] * len(off)
+        for finding in reference_curve.compare(values, curve, precision):
+            off = finding.values["deviations"]
+            bounds = finding.values.get("bounds") or [finding.values["bound"]] * len(off)
             parts = off.values() if isinstance(off, dict) else off
             worst = max(one / bound for one, bound in zip(parts, bounds, strict=True))
             shown = "> 10,000" if worst > 1e4 else f"{worst:,.0f}" if worst >= 10 else f"{worst:.2g}"
-            cells.append(f"**{shown}**" if line.level == "error" else shown)
+            cells.append(f"**{shown}**" if finding.level == "error" else shown)
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def make(arguments: argparse.Namespace) -> None:
-    """The curve's file, and the tables."""
-    right = trained(arguments, "reference", "", {})
+    """Write the curve, and print the tables."""
+    reference = trained(arguments, "reference", "", {})
     runs = {name: (kind, trained(arguments, name, flags, changes)) for name, (kind, flags, changes) in RIGHT.items()}
-    kinds: tuple[Rounding, ...] = ("float32", "bfloat16")
-    spreads = {kind: spread([values for of, values in runs.values() if of == kind], right) for kind in kinds}
+    kinds: tuple[Precision, ...] = ("float32", "bfloat16")
+    spreads = {kind: spread([values for of, values in runs.values() if of == kind], reference) for kind in kinds}
     config = config_lib.to_dict(recipe(arguments.preset))
-    curve = Curve(config, Corpus.open(arguments.corpus).identity, right, spreads)
-    reference_curve.FOLDER.mkdir(exist_ok=True)
+    curve = Curve(config, Corpus.open(arguments.corpus).identity, reference, spreads)
+    reference_curve.CURVES_DIRECTORY.mkdir(exist_ok=True)
     text = json.dumps(vars(curve), separators=(",", ":"))
-    (reference_curve.FOLDER / f"{arguments.preset}.json").write_text(text.replace('],"', '],\n"') + "\n")
+    (reference_curve.CURVES_DIRECTORY / f"{arguments.preset}.json").write_text(text.replace('],"', '],\n"') + "\n")
     print(table(runs, curve), "\n", flush=True)
     if not arguments.wrong:
         return
@@ -159,12 +159,12 @@ def make(arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Parse, and make or train."""
+    """Parse the command line, then make curves or train one run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("preset", choices=RECIPES)
-    parser.add_argument("--corpus", type=Path, required=True, help="made as docs/reference.md says")
-    parser.add_argument("--scratch", type=Path, default=Path("runs/reference"), help="where the runs lie")
-    parser.add_argument("--wrong", action="store_true", help="train the mistakes too, to see them found")
+    parser.add_argument("--corpus", type=Path, required=True, help="the corpus of docs/reference.md")
+    parser.add_argument("--scratch", type=Path, default=Path("runs/reference"), help="directory of the runs")
+    parser.add_argument("--wrong", action="store_true", help="also train the mistakes")
     parser.add_argument("--train", nargs=2, metavar=("CHANGES", "WORKDIR"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.train:

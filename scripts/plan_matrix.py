@@ -1,9 +1,9 @@
-"""Every preset on every topology: what `bert-jax plan --search` finds, as one table.
+"""Table of the results of `bert-jax plan --search` for every preset on every topology.
 
     python scripts/plan_matrix.py --json matrix.jsonl
 
-No device is needed, but libtpu (the extra `plan`) and hours: each pair compiles up to 6 programs. A pair
-that cannot be is a row that says why.
+Needs no device, but libtpu (the extra `plan`) and hours: each pair compiles up to 6 programs. An impossible pair is a
+row with the reason.
 """
 
 import argparse
@@ -26,52 +26,52 @@ TOPOLOGIES = ("v3:32x32", "v4:8x8x8", "v5e:16x16", "2xv5e:16x16", "v5p:8x8x8", "
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print a line of the table whenever a pair is done. 2: a preset or topology that does not exist."""
+    """Print a row of the table after each pair; returns 0, or 2 for an unknown preset or topology."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--presets", nargs="+", default=list(presets.preset_files()), help="default: all")
     parser.add_argument("--topologies", nargs="+", default=TOPOLOGIES, help="default: one of each kind of chip")
-    parser.add_argument("--json", type=Path, help="also write what `plan --json` would print, a line for each pair")
-    asked = parser.parse_args(arguments)
+    parser.add_argument("--json", type=Path, help="also append the output of `plan --json`, a line for each pair")
+    args = parser.parse_args(arguments)
     print("| preset | topology | phase | mesh | rows x micro | remat | GiB of | s/step | MFU | hours |")
     print("|---|---|---|---|---|---|---|---|---|---|")
     try:
-        for topology in map(topologies.find, asked.topologies):
-            for name in asked.presets:
-                found = examine(name, topology)
-                for line in rows(name, topology.name, found):
+        for topology in map(topologies.parse_topology, args.topologies):
+            for name in args.presets:
+                plan = search_plan(name, topology)
+                for line in rows(name, topology.name, plan):
                     print(line, flush=True)
-                if asked.json:
-                    with asked.json.open("a", encoding="utf-8") as file:
-                        file.write(json.dumps(found) + "\n")
+                if args.json:
+                    with args.json.open("a", encoding="utf-8") as file:
+                        file.write(json.dumps(plan) + "\n")
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def examine(name: str, topology: topologies.Topology) -> dict[str, Any]:
-    """The plan of what the search chose, or why there is none."""
+def search_plan(name: str, topology: topologies.Topology) -> dict[str, Any]:
+    """Plan of the setting that the search chose, or the error."""
     config = presets.load_config(name)
     try:
-        proposal = mesh_search.propose(config, topology)
+        search = mesh_search.search_mesh(config, topology)
     except UserError as error:
         return {"name": name, "topology": topology.name, "error": str(error)}
-    found = run_plan.plan(proposal.config, topology, compiled=proposal.compiled)
-    return found | {"remat": proposal.config.model.remat}
+    plan = run_plan.plan(search.config, topology, compile_step=search.compiled_step)
+    return plan | {"remat": search.config.model.remat}
 
 
-def rows(name: str, topology: str, found: dict[str, Any]) -> list[str]:
-    """Of the table: one for each phase."""
-    if "error" in found:
-        return [f"| {name} | {topology} | | | | | {found['error']} | | | |"]
-    mesh = " x ".join(str(size) for size in found["mesh"].values())
+def rows(name: str, topology: str, plan: dict[str, Any]) -> list[str]:
+    """Rows of the table, one for each phase."""
+    if "error" in plan:
+        return [f"| {name} | {topology} | | | | | {plan['error']} | | | |"]
+    mesh = " x ".join(str(size) for size in plan["mesh"].values())
     lines = []
-    for row in found["phases"]:
+    for row in plan["phases"]:
         memory = f"{row['memory']['total'] / GIB:.2f} of {row['memory']['available'] / GIB:.2f}"
-        last = f"{found['run']['hours']:.2f}" if row is found["phases"][-1] else ""
+        last = f"{plan['run']['hours']:.2f}" if row is plan["phases"][-1] else ""
         lines.append(
             f"| {name} | {topology} | {row['phase']} | {mesh} | {row['rows']} x {row['accumulation']} "
-            f"| {found['remat']} | {memory}{'' if row['compiled'] else ' (estimated)'} | {row['step_seconds']:.4g} "
+            f"| {plan['remat']} | {memory}{'' if row['compiled'] else ' (estimated)'} | {row['step_seconds']:.4g} "
             f"| {100 * row['mfu']:.1f}% | {last} |"
         )
     return lines

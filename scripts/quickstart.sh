@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# From the documentation that ships with Python to a BERT that other tools can load, in minutes, on two CPU cores.
+# Train a BERT on the documentation of Python and export it for other tools, in minutes on two CPU cores.
 #
 #   bash scripts/quickstart.sh [DIRECTORY [FLAG ...]]      default: runs/quickstart; flags go to `bert-jax pretrain`
 #
-# Every stage is a command that you can run on your own text. Stopped half-way, the same call goes on where it was.
+# Every stage is a command that you can run on your own text. The same call continues an interrupted run.
 set -euo pipefail
 
 run=${1:+$(realpath -m "$1")}
@@ -16,7 +16,7 @@ export PATH="$(cd "$venv" && pwd)/bin:$PATH"
 export JAX_PLATFORMS=${JAX_PLATFORMS:-cpu} JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-$venv/jax-cache}
 
 say() { printf '\n\033[1m%s\033[0m\n' "$*" >&2; }
-step() { # the command is shown as you would type it
+step() { # print a command, then run it
     say "\$ $*"
     "$@"
 }

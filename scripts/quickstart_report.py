@@ -1,4 +1,4 @@
-"""The last page of the quickstart: fills a few masks, writes summary.json, draws the curve, prints the table.
+"""Report of the quickstart: fills a few masks, writes summary.json, plots the curve, prints a table.
 
 Usage: python scripts/quickstart_report.py DIRECTORY
 """
@@ -24,11 +24,11 @@ NAMES = {
     "mlm_accuracy": "masked-token accuracy",
     "pair_accuracy": "sentence-pair accuracy",
 }
-"""Held-out metrics of the closing table; a run with objective.pair none has no pair accuracy."""
+"""Held-out metrics of the table; a run with objective.pair none has no pair accuracy."""
 
 
 def summarize(directory: Path) -> dict:
-    """The figures of the closing table, also kept in summary.json."""
+    """Figures of the table, also written to summary.json."""
     heldout = json.loads((directory / "heldout.json").read_text())
     lines = [line for line in read_metrics(directory / "model" / "metrics.jsonl") if line["split"] == "train"]
     timings = [line["timing"] for line in lines]
@@ -45,7 +45,7 @@ def summarize(directory: Path) -> dict:
 
 
 def draw_curve(directory: Path, unigram_loss: float) -> Path:
-    """Training and held-out MLM loss over updates, with the unigram baseline."""
+    """Plot training and held-out MLM loss over steps, with the unigram baseline."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -59,7 +59,7 @@ def draw_curve(directory: Path, unigram_loss: float) -> Path:
             *zip(*points, strict=True), label={"train": "training batch", "validation": "held out"}[split], **style
         )
     axes.axhline(unigram_loss, color="C3", linestyle="--", linewidth=1, label="unigram model, same positions")
-    axes.set(xlabel="update", ylabel="masked-token loss (nats)")
+    axes.set(xlabel="step", ylabel="masked-token loss (nats)")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     path = directory / "curve.png"
@@ -69,16 +69,16 @@ def draw_curve(directory: Path, unigram_loss: float) -> Path:
 
 
 def print_masks(directory: Path) -> None:
-    """A few filled masks, from the exported model."""
+    """Print a few filled masks of the exported model."""
     model = bert_jax.load(directory / "export")
-    print("\nWhat it would write:")
+    print("\nMasks filled by the model:")
     for text in TEXTS:
         best = model.fill_mask(text, top=3)[0]
         print(f"  {text:<55} {', '.join(f'{c.token} {c.probability:.0%}' for c in best)}")
 
 
 def print_table(directory: Path, summary: dict, curve: Path) -> None:
-    """The closing table."""
+    """Print the table of results."""
     rule = "─" * WIDTH
     print(f"\n{rule}\n{'held out':<34}{'this model':>14}{'baseline':>14}\n{rule}")
     for name, value in summary["heldout"].items():
@@ -104,7 +104,7 @@ def print_table(directory: Path, summary: dict, curve: Path) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Everything above, in order."""
+    """Write the summary, plot the curve, print masks and table."""
     directory = Path(arguments[0])
     summary = summarize(directory)
     (directory / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Make or bring up to date the environment that the scripts run in.
+# Create or update the environment of the scripts.
 #
 #   bash scripts/setup_env.sh EXTRA...      extras of setup.cfg, e.g. `test plot`
 #
 # The environment is $BERT_JAX_VENV or .venv in the project root; its Python is $PYTHON, or the first python3.12 or
-# python3.11 that works. pip is called only when something changed: a stamp in the environment holds a hash of what
-# decides its content, and the extras that are in it.
+# python3.11 that works. pip runs only after a change: a stamp in the environment holds a hash of its inputs, and the
+# installed extras.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -21,8 +21,8 @@ fail() {
     exit 2
 }
 
-# A shim of a version manager may exist and not run; a distribution's Python may lack the modules for environments.
-# Prints "3.11" or "3.12" for a Python that will do.
+# Prints "3.11" or "3.12" for a usable Python. A shim of a version manager may exist but not run; a distribution's
+# Python may lack the modules venv and ensurepip.
 version_of() {
     "$1" -c 'import sys, venv, ensurepip; print("%d.%d" % sys.version_info[:2])' 2>/dev/null | grep -xE '3\.1[12]'
 }
@@ -42,20 +42,20 @@ make_venv() {
     local python
     if [[ -n ${PYTHON:-} ]]; then
         version_of "$PYTHON" >/dev/null ||
-            fail "PYTHON=$PYTHON is no Python 3.11 or 3.12 with the modules venv and ensurepip"
+            fail "PYTHON=$PYTHON is not a Python 3.11 or 3.12 with the modules venv and ensurepip"
         python=$PYTHON
     else
         python=$(find_python) ||
-            fail "no Python 3.11 or 3.12 with the modules venv and ensurepip was found; install one, or name it: PYTHON=/path/to/python3.12"
+            fail "no Python 3.11 or 3.12 with the modules venv and ensurepip was found; install one, or set PYTHON=/path/to/python3.12"
     fi
     [[ ! -e $venv || -f $venv/pyvenv.cfg || -z $(ls -A "$venv") ]] ||
-        fail "$venv exists and is no virtual environment; move it away or set BERT_JAX_VENV"
+        fail "$venv exists and is not a virtual environment; move it or set BERT_JAX_VENV"
     say "making $venv with $("$python" --version) ($python)"
     "$python" -m venv --clear "$venv"
 }
 
-# Standard input: pip's messages. Kept in the log; on a terminal, shown as a count.
-follow() {
+# Write pip's messages (standard input) to the log; on a terminal, show a count.
+log_progress() {
     local line collected=0
     while IFS= read -r line; do
         printf '%s\n' "$line" >>"$log"
@@ -74,7 +74,7 @@ if [[ -z $version || ( -n ${PYTHON:-} && $(version_of "$PYTHON") != "$version" )
     version=$(version_of "$venv/bin/python")
 fi
 
-# What is there already stays: quickstart must not take away what the tests need, nor the other way round.
+# Installed extras are kept, so that quickstart and tests can share the environment.
 extras=$(printf '%s\n' "$@" $([[ ! -f $stamp ]] || tail -n +2 "$stamp") | sort -u)
 inputs=("$root/setup.cfg" "$root/setup.py" "$root/constraints/cpu-py${version/./}.txt")
 constraints=(--constraint "${inputs[2]}")
@@ -95,13 +95,13 @@ if [[ -f $stamp && $(<"$stamp") == "$wanted" ]]; then
 fi
 
 packages=$(grep -chv '^#' "${inputs[@]:2}" | awk '{ sum += $1 } END { print sum }')
-say "installing bert_jax[$(paste -sd, <<<"$extras")] and about $packages packages; minutes, mostly download"
+say "installing bert_jax[$(paste -sd, <<<"$extras")] and about $packages packages; takes minutes, mostly for downloads"
 : >"$log"
 rm -f "$stamp"
 # PyTorch's own index has builds without CUDA, gigabytes smaller (CONTRIBUTING.md).
 if ! "$venv/bin/python" -m pip install --disable-pip-version-check --use-pep517 "${constraints[@]}" \
     ${BERT_JAX_TORCH_INDEX:+--extra-index-url "$BERT_JAX_TORCH_INDEX"} \
-    --editable "$root[$(paste -sd, <<<"$extras")]" 2>&1 | follow; then
+    --editable "$root[$(paste -sd, <<<"$extras")]" 2>&1 | log_progress; then
     grep -E '^ERROR|error:' "$log" >&2 || tail -n 5 "$log" >&2
     fail "pip did not finish (all of its messages: $log); is there a network?"
 fi

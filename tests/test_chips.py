@@ -1,4 +1,4 @@
-"""The table of chips: which one a device is, and figures that cannot be typing errors."""
+"""The table of chips: chip of a device, and plausible figures."""
 
 import re
 from unittest import mock
@@ -26,11 +26,11 @@ from bert_jax.training import peak_flops
         ("NVIDIA B200", "b200"),
     ],
 )
-def test_the_longest_name_that_fits_counts(kind, name):
+def test_the_longest_matching_name_is_used(kind, name):
     assert chip_of(kind).name == name
 
 
-def test_an_unknown_device_is_no_chip():
+def test_an_unknown_device_has_no_chip():
     assert chip_of("cpu") is None and chip_of("NVIDIA L4") is None
 
 

@@ -1,4 +1,4 @@
-"""Every command that the README and the task pages show is run, as written but smaller."""
+"""Runs every command of the README and the task pages, with flags that make it small."""
 
 import re
 import shlex
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 TASKS = ["pretrain", "large_batch", "stream", "ablation", "conversion", "pods", "performance", "object_stores"]
 TASKS += ["scaling", "plan", "slurm", "doctor", "tpu", "kubernetes", "tutorials/own_text", "tutorials/other_models"]
 AS_WRITTEN = "docs/reference.md"
-"""Its commands compare with fixed figures: smaller ones would be refused."""
+"""A page whose commands compare with fixed figures: smaller runs would be refused."""
 PAGES = ["README.md", AS_WRITTEN, *(f"docs/{task}.md" for task in TASKS)]
 SMALL_RUN = (
     "--model.vocab-size 120 --model.hidden-size 64 --model.num-layers 1 --model.num-heads 2 "
@@ -28,7 +28,7 @@ SMALLER = {
     "doctor": SMALL_RUN,
     "plan": f"{SMALL_RUN} --topology v5e:2x2",
     "scripts/benchmarks/bench_loop.py": (
-        "--preset bert_tiny --seq-len 16 --batch 2 --updates 2 --log-every 2 --rounds 1"
+        "--preset bert_tiny --seq-len 16 --batch 2 --steps 2 --log-every 2 --rounds 1"
     ),
     "scripts/benchmarks/bench_optimizer.py": "--preset bert_tiny --rounds 1",
     "scripts/benchmarks/calibrate_roofline.py": "--presets bert_tiny --rounds 1 --seconds 0.01",
@@ -43,11 +43,11 @@ SMALLER = {
 
 
 WITH_PYTHON = ["docs/conversion.md", "docs/tutorials/other_models.md"]
-"""Their Python is run, too, when their commands have been."""
+"""Pages whose Python blocks are run after their commands."""
 
 
 def python_of(page: str) -> str:
-    """All ```python blocks, one after the other."""
+    """All ```python blocks, concatenated."""
     return "\n".join(re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S))
 
 
@@ -59,7 +59,7 @@ def commands_of(page: str) -> list[str]:
 
 
 def shrink(line: str) -> list[str]:
-    """The words of a command, with later flags that make it small; they override those before."""
+    """The words of a command, with flags that make it small in place of its own."""
     words = shlex.split(line)
     smaller = shlex.split(SMALLER.get(words[1], ""))
     two_phases = ("bert_base", "bert_large", "bert_large_76min", "bert_large_lamb")
@@ -78,7 +78,7 @@ def shrink(line: str) -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path, tiny_corpus, second_corpus, tiny_run, tiny_export):
-    """A place with `my_texts/`, `corpus/`, `other/`, a finished `runs/first` and `their_model`, as the pages assume."""
+    """A directory with `my_texts/`, `corpus/`, `other/`, a finished `runs/first` and `their_model`, as the pages assume."""
     (tmp_path / "my_texts").mkdir()
     for index, document in enumerate((tiny_corpus.parent / "text.txt").read_text().split("\n\n")):
         (tmp_path / "my_texts" / f"{index}.txt").write_text(document)
@@ -91,7 +91,7 @@ def folder(tmp_path, tiny_corpus, second_corpus, tiny_run, tiny_export):
 
 @pytest.fixture
 def models(folder, tiny_export):
-    """`folder` with models of other people's, as docs/conversion.md assumes."""
+    """`folder` with models in other formats, as docs/conversion.md assumes."""
     import torch
 
     from tests.convert.test_nvidia import examples_name
@@ -103,10 +103,10 @@ def models(folder, tiny_export):
     for place in ("roberta.large.mnli", "nvidia"):
         (folder / place).mkdir()
     shutil.copy(tests / "convert/fixtures/fairseq/new.pt", folder / "roberta.large.mnli/model.pt")
-    theirs = zoo.build("bert", "ForPreTraining")
-    state = {examples_name(name): t for name, t in theirs.state_dict().items() if not name.endswith("decoder.bias")}
+    hf_model = zoo.build("bert", "ForPreTraining")
+    state = {examples_name(name): t for name, t in hf_model.state_dict().items() if not name.endswith("decoder.bias")}
     torch.save({"model": state}, folder / "nvidia/ckpt_8601.pt")
-    theirs.config.to_json_file(folder / "nvidia/bert_config.json")
+    hf_model.config.to_json_file(folder / "nvidia/bert_config.json")
     return folder
 
 
@@ -242,7 +242,7 @@ def test_the_files_of_the_architecture_exist():
 
 @pytest.mark.slow
 def test_quickstart(tmp_path):
-    """The whole script, with a training of 30 updates, and again on what it left."""
+    """The whole script with 30 steps, and again on its finished output."""
     import json
     import os
 

@@ -1,4 +1,4 @@
-"""What the messages and pages advise to install can be installed: bert_jax itself is on no package index."""
+"""Install commands in messages and pages work: bert_jax itself is not on a package index."""
 
 import configparser
 import importlib.metadata
@@ -21,7 +21,7 @@ ADVISED = {
     "torch": "pip install 'torch>=",
     "wandb": "pip install 'wandb",
 }
-"""How the command begins, by extra."""
+"""Start of the install command, by extra."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The walls of the house: where jit and PartitionSpec may stand, how long things get, what runs without jax."""
+"""Structure of the code: files that may use jit and PartitionSpec, lengths, imports without jax."""
 
 import ast
 import configparser
@@ -38,7 +38,7 @@ def mentions(attribute: str) -> set[str]:
     return {name(path) for path in PACKAGE if has(path)}
 
 
-def test_jit_stands_in_four_files():
+def test_jit_is_used_in_four_files():
     assert mentions("jit") == {
         "bert_jax/convert/formats/stablehlo.py",
         "bert_jax/training/step.py",
@@ -51,7 +51,7 @@ def test_no_other_compiler():
     assert not mentions("pmap") | mentions("pjit")
 
 
-def test_only_sharding_says_partition_spec():
+def test_only_sharding_uses_partition_spec():
     assert {name(path) for path in PACKAGE if re.search(r"\bPartitionSpec\b", path.read_text())} == {
         "bert_jax/training/sharding.py"
     }
@@ -60,7 +60,7 @@ def test_only_sharding_says_partition_spec():
 @pytest.mark.parametrize("path", SOURCES, ids=name)
 def test_lengths(path):
     text = path.read_text()
-    assert len(text.splitlines()) <= MAX_FILE_LINES, "a file this long holds two ideas"
+    assert len(text.splitlines()) <= MAX_FILE_LINES, "split this file: it is too long"
     long = {
         node.name: node.end_lineno - node.lineno + 1
         for node in ast.walk(ast.parse(text))
@@ -70,7 +70,7 @@ def test_lengths(path):
 
 
 def test_every_module_has_its_layer():
-    """Else the import contracts would let it pass in silence."""
+    """The import contracts ignore modules without a layer."""
     contracts = configparser.ConfigParser()
     contracts.read(ROOT / "setup.cfg")
     layers = re.findall(r"[\w.]+", contracts["importlinter:contract:layers"]["layers"])
@@ -114,7 +114,7 @@ def test_the_blocker_blocks():
 
 
 def test_annotations_are_checked():
-    """Also across arguments: both have the same number of rows."""
+    """Also across arguments, which must have the same number of rows."""
     hidden_BSD, positions_BM = jnp.zeros((2, 8, 4)), jnp.zeros((2, 3), jnp.int32)
     assert gather_positions(hidden_BSD, positions_BM).shape == (2, 3, 4)
     for wrong in (jnp.zeros((3, 3), jnp.int32), jnp.zeros((2, 3)), jnp.zeros(3, jnp.int32)):

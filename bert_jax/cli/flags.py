@@ -1,4 +1,4 @@
-"""The flags of `bert-jax`: what their words mean, help, and one line for those that mean nothing."""
+"""The flags of `bert-jax`: parsing, help, and one-line errors."""
 
 import contextlib
 import io
@@ -13,15 +13,15 @@ import tyro
 from bert_jax.config import field_validation
 from bert_jax.errors import UserError, did_you_mean
 
-COMMON = """
+COMMON_FIELDS = """
 model.num-layers model.hidden-size model.compute-dtype model.remat objective.pair objective.mask-rate data.format
 optimizer.name phases.0.steps phases.0.seq-len phases.0.batch-size phases.0.learning-rate phases.0.warmup-steps
 mesh.fsdp checkpoint.every log.every evaluation.every
 """
-"""Fields of a config that ``--help`` shows; ``--help-all`` shows all of them."""
-RARE = ("name", "profile", "compilation-cache")
-"""Flags outside sections that only ``--help-all`` shows."""
-KNOWN_AS = {
+"""Fields of a config that ``--help`` shows; ``--help-all`` shows all fields."""
+RARE_FLAGS = ("name", "profile", "compilation-cache")
+"""Top-level flags that only ``--help-all`` shows."""
+FLAG_SYNONYMS = {
     "--phases.0.learning-rate": "lr learning-rate peak-lr peak-learning-rate",
     "--phases.0.batch-size": "batch-size train-batch-size global-batch-size total-batch-size bsz",
     "--micro-batch": "per-device-train-batch-size per-gpu-train-batch-size micro-batch-size device-batch-size",
@@ -56,11 +56,11 @@ KNOWN_AS = {
     "--top": "top-k k",
     "--to": "format",
 }
-"""Flags of transformers, of Google's, NVIDIA's and fairseq's BERT, and of habit, by what they are here."""
+"""Common names of flags (transformers, BERT of Google, NVIDIA and fairseq), by the flag of bert-jax."""
 
 
-def micro_batch(text: str) -> int | Literal["auto"]:
-    """What ``--micro-batch`` says; UserError if it is neither a number of rows nor auto."""
+def parse_micro_batch(text: str) -> int | Literal["auto"]:
+    """Parse ``--micro-batch``; UserError if it is neither a number of rows nor auto."""
     if text == "auto":
         return "auto"
     if not re.fullmatch("[0-9]{1,9}", text) or int(text) < 1:
@@ -68,39 +68,39 @@ def micro_batch(text: str) -> int | Literal["auto"]:
     return int(text)
 
 
-def window(text: str) -> tuple[int, int]:
-    """What ``--profile A:B`` says; UserError if it is no such window."""
+def parse_window(text: str) -> tuple[int, int]:
+    """Parse ``--profile A:B``; UserError if it is not a valid window."""
     match = re.fullmatch("([0-9]{1,10}):([0-9]{1,10})", text)
     if not match or int(match[1]) >= int(match[2]):
-        raise UserError(f"--profile {text}: write the first update and the one after the last, as in 100:110")
+        raise UserError(f"--profile {text}: write the first step and the one after the last, as in 100:110")
     return int(match[1]), int(match[2])
 
 
 def parse(kind: type, arguments: Sequence[str], command: str, default: Any = None) -> Any:
-    """tyro's parse; what it would print on many lines becomes one: the text of a UserError.
+    """Parse with tyro; its multi-line errors become a UserError of one line.
 
     Raises:
       SystemExit: after ``--help`` or ``--help-all``.
     """
     words = arguments[: arguments.index("--")] if "--" in arguments else arguments
     if "--help-all" in words:
-        print(_help(kind, command, default))
+        print(_full_help(kind, command, default))
         raise SystemExit(0)
     if "--help" in words or "-h" in words:
-        print(_short(_help(kind, command, default), command))
+        print(_short_help(_full_help(kind, command, default), command))
         raise SystemExit(0)
     _refuse_empty(arguments)
     _refuse_contradictions(kind, words)
     box = io.StringIO()
     try:
         with contextlib.redirect_stderr(box), contextlib.redirect_stdout(box):
-            asked = _tyro(kind, arguments, command, default)
+            args = _tyro(kind, arguments, command, default)
     except SystemExit:
-        flags = re.findall(r"^  (--?[a-z].*)$", _help(kind, command, default), re.MULTILINE)
+        flags = re.findall(r"^  (--?[a-z].*)$", _full_help(kind, command, default), re.MULTILINE)
         _refuse_unknown(words, [name for flag in flags for name in re.findall(r"--[\w.-]+", flag)], command)
         raise UserError(_one_line(box.getvalue(), words, flags, command)) from None
-    field_validation.check(asked, "")
-    return asked
+    field_validation.check(args, "")
+    return args
 
 
 def _tyro(kind: type, arguments: Sequence[str], command: str, default: Any) -> Any:
@@ -108,20 +108,20 @@ def _tyro(kind: type, arguments: Sequence[str], command: str, default: Any) -> A
     return tyro.cli(kind, args=arguments, prog=f"bert-jax {command}", **given)
 
 
-def _help(kind: type, command: str, default: Any) -> str:
-    """All flags, each on a line of its own after two spaces. A StringIO has no encoding, so tyro draws no boxes."""
+def _full_help(kind: type, command: str, default: Any) -> str:
+    """Help text with all flags, each on a line after two spaces. StringIO has no encoding, so tyro draws no boxes."""
     text = io.StringIO()
     with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
         _tyro(kind, ["--help"], command, default)
-    return "\n".join(line.rstrip() for line in _plain(text.getvalue()).splitlines())
+    return "\n".join(line.rstrip() for line in _strip_colors(text.getvalue()).splitlines())
 
 
-def _plain(text: str) -> str:
+def _strip_colors(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
-def _short(text: str, command: str) -> str:
-    """Help with the flags of the command itself and those in COMMON."""
+def _short_help(text: str, command: str) -> str:
+    """Help text with the flags of the command itself and those in COMMON_FIELDS."""
     head, *sections = re.split(r"\n(?= [^ ].*\n -{5})", text)
     kept, hidden = [head], 0
     for section in sections:
@@ -138,11 +138,11 @@ def _short(text: str, command: str) -> str:
 
 def _is_common(flag: str) -> bool:
     name = re.findall(r"--([\w.-]+)", flag)[0]
-    return name in COMMON.split() or ("." not in name and name not in RARE)
+    return name in COMMON_FIELDS.split() or ("." not in name and name not in RARE_FLAGS)
 
 
-def _given(words: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Every flag among the words, in its usual spelling, with its values."""
+def _flags_with_values(words: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Every flag in the words, with hyphens, and its values."""
     starts = [i for i, word in enumerate(words) if word.startswith("--")] + [len(words)]
     for start, end in itertools.pairwise(starts):
         name, equals, value = words[start].partition("=")
@@ -150,7 +150,7 @@ def _given(words: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def _refuse_empty(words: Sequence[str]) -> None:
-    """Refuse empty words, such as unset variables of a shell; as a path, one would be the current directory."""
+    """Refuse empty words, such as unset shell variables: an empty path would be the current directory."""
     for position, (before, word) in enumerate(itertools.pairwise(["", *words]), start=1):
         name, equals, value = word.partition("=")
         if equals and not value and name.startswith("--"):
@@ -165,14 +165,14 @@ def _refuse_contradictions(kind: type, words: Sequence[str]) -> None:
     hints = typing.get_type_hints(kind, include_extras=True)
     repeatable = {f"--{name}" for name, hint in hints.items() if tyro.conf.UseAppendAction in typing.get_args(hint)}
     seen: dict[str, tuple[str, ...]] = {}
-    for name, values in _given(words):
+    for name, values in _flags_with_values(words):
         before = seen.setdefault(re.sub(r"(^--|\.)no-", r"\1", name), (name, *values))
         if name not in repeatable and before != (name, *values):
             raise UserError(f"{' '.join(before)} and {' '.join([name, *values])} contradict each other: give one")
 
 
 def _refuse_unknown(words: Sequence[str], known: Sequence[str], command: str) -> None:
-    for name, _ in _given(words):
+    for name, _ in _flags_with_values(words):
         if name not in known:
             answer = _suggestion(name, known) or f"`bert-jax {command} --help-all` shows all flags"
             raise UserError(f"{command} has no flag {name}: {answer}")
@@ -180,7 +180,7 @@ def _refuse_unknown(words: Sequence[str], known: Sequence[str], command: str) ->
 
 def _suggestion(name: str, known: Sequence[str]) -> str:
     word = name.strip("-").lower()
-    same = [flag for flag, others in KNOWN_AS.items() if flag in known and word in others.split()]
+    same = [flag for flag, others in FLAG_SYNONYMS.items() if flag in known and word in others.split()]
     same = same or [flag for flag in known if flag.rpartition(".")[2] == word]
     if same:
         return f"use {' or '.join(same[:4])}"
@@ -191,8 +191,8 @@ def _suggestion(name: str, known: Sequence[str]) -> str:
 
 
 def _one_line(printed: str, words: Sequence[str], flags: Sequence[str], command: str) -> str:
-    """What a message of tyro says, without its title, help text and footer."""
-    message = re.split(r"^ *-{5,} *$", _plain(printed), flags=re.MULTILINE)[1].strip("\n").splitlines()
+    """An error message of tyro on one line, without its title, help text and footer."""
+    message = re.split(r"^ *-{5,} *$", _strip_colors(printed), flags=re.MULTILINE)[1].strip("\n").splitlines()
     text = " ".join(line.strip() for line in message)
     if text.startswith("Missing from"):
         needed = [line.strip() for line in message[1:] if re.match(" {6}[^ ]", line)]
@@ -200,7 +200,7 @@ def _one_line(printed: str, words: Sequence[str], flags: Sequence[str], command:
     if wrong := re.match("Error parsing (--[^ ]+):", text):
         takes = next(flag for flag in flags if flag.startswith(f"{wrong[1]} ")).partition(" ")[2]
         takes = takes.split("  ")[0]  # where a name is short, its help follows on the same line
-        values = next(values for name, values in _given(words) if name == wrong[1])
+        values = next(values for name, values in _flags_with_values(words) if name == wrong[1])
         return f"{wrong[1]} takes {takes}, not {' '.join(values)!r}"
     text = re.sub("Missing value for argument '(.*)'. Expected 1 values.", r"\1 needs a value", text)
     return re.sub("Unrecognized options: (.*)", r"'\1' is neither a flag nor the value of one", text)

@@ -1,4 +1,4 @@
-"""What the checks of `bert-jax doctor` look at. Needs no jax."""
+"""Input of the checks of `bert-jax doctor`. Needs no jax."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -10,51 +10,52 @@ from bert_jax.storage import StoredPath
 
 
 class Machine(NamedTuple):
-    """Devices of a run: those that are seen, or those that are planned."""
+    """Devices of a run: visible or planned ones."""
 
     devices: int
-    """Of all processes."""
+    """Number of devices of all processes."""
     hosts: int
-    """Processes, one per host."""
+    """Number of processes, one per host."""
     slices: int
-    """That the devices lie in, which fsdp and tensor may not span."""
+    """Number of slices; the axes fsdp and tensor may not span slices."""
     memory: float | None
     """Bytes that a program may use on a device; None if unknown."""
     text: str
-    """Which devices these are, for a person."""
+    """Description of the devices for the findings."""
     kind: str = ""
-    """As jax calls the devices; empty if unknown."""
+    """`device_kind` of jax; empty if unknown."""
     reports_memory: bool = False
-    """Whether they report `memory` themselves, so that `pretrain` chooses micro-batches by it; CPUs do not."""
+    """Whether the devices report `memory` themselves, so that `pretrain` chooses micro-batches by it; CPUs do not."""
 
 
-ONE = Machine(1, 1, 1, None, "one device, assumed")
+ONE_DEVICE = Machine(1, 1, 1, None, "one device, assumed")
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What the checks are about. Those of corpora come only if these could be opened."""
+class CheckContext:
+    """Input of every check. The checks of corpora run only if the corpora could be opened."""
 
     config: Config
     corpora: list[Corpus]
-    """Train splits, in the order of `parts.opened`; none if they cannot be opened."""
-    turns: MixtureOrder | None
-    """How they share the rows; None if there are none."""
-    machine: Machine = ONE
+    """Train splits, in the order of `parts.opened`; empty if they cannot be opened."""
+    mixture_order: MixtureOrder | None
+    """Order in which the corpora share the rows; None without corpora."""
+    machine: Machine = ONE_DEVICE
     paths: tuple[str, ...] = ()
-    """Where the corpora lie, as given."""
+    """Paths of the corpora, as given."""
     workdir: StoredPath | None = None
-    """Of the run, if it is given."""
+    """Work directory of the run, if given."""
     micro_batch: int | Literal["auto"] | None = None
-    """As `bert-jax pretrain` takes it."""
+    """Same as the flag of `bert-jax pretrain`."""
     reports: tuple[dict[str, Any], ...] = ()
-    """A report of each process (distributed/process_report.py), with its `sight` (shared_storage_probe.py)."""
+    """A report of each process (distributed/process_report.py), with the results of shared_storage_probe.py."""
 
     windows: int | None = None
-    """Of a corpus (4 M tokens each) that are planned to count rows and epochs; None: as many as take some seconds."""
+    """Windows (4 M tokens each) per corpus that are planned to count rows and epochs; None: as many as take a few
+    seconds."""
 
     @property
     def shares(self) -> dict[str, float]:
         """Share of the rows by `Corpus.identity`."""
-        counts = [] if self.turns is None else self.turns.counts.tolist()
+        counts = [] if self.mixture_order is None else self.mixture_order.counts.tolist()
         return {corpus.identity: count / CYCLE_ROWS for corpus, count in zip(self.corpora, counts, strict=True)}

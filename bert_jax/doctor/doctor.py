@@ -1,6 +1,6 @@
-"""`bert-jax doctor`: one check after the other, each said in lines; one process, or several that meet for it.
+"""`bert-jax doctor`: runs all checks in turn and reports their findings, for one process or several.
 
-`pretrain` prints the shorter half of it before its first update (`summary`).
+`pretrain` prints a summary before its first step (`run_summary`).
 """
 
 import os
@@ -23,62 +23,63 @@ from bert_jax.doctor import (
     storage_checks,
     token_checks,
 )
-from bert_jax.doctor.check_context import Asked, Machine
-from bert_jax.doctor.finding import Line
+from bert_jax.doctor.check_context import CheckContext, Machine
+from bert_jax.doctor.finding import Finding
+from bert_jax.doctor.shared_storage_probe import StorageProbe
 from bert_jax.errors import PeerError, UserError
 from bert_jax.storage import StoredPath
 from bert_jax.training.micro_batch import MicroBatchRequest
 
-Check = Callable[[Asked], Iterator[Line]]
-OF_CORPORA: dict[str, Check] = data_checks.CHECKS | token_checks.CHECKS
+Check = Callable[[CheckContext], Iterator[Finding]]
+CORPUS_CHECKS: dict[str, Check] = data_checks.CHECKS | token_checks.CHECKS
 """Checks that need open corpora."""
-OF_RUN: dict[str, Check] = (
+RUN_CHECKS: dict[str, Check] = (
     schedule_checks.CHECKS | machine_checks.CHECKS | storage_checks.CHECKS | process_checks.CHECKS
 )
-CHECKS = OF_CORPORA | OF_RUN
+CHECKS = CORPUS_CHECKS | RUN_CHECKS
 
 
-class Wishes(NamedTuple):
-    """What the command says beside the config and the corpora."""
+class DoctorOptions(NamedTuple):
+    """Options of the command besides the config and the corpora."""
 
     workdir: StoredPath | None = None
     micro_batch: MicroBatchRequest = None
     hosts: int | None = None
-    """That are planned; None: as many as there are processes."""
+    """Number of planned processes; None: the present ones."""
     devices: int | None = None
-    """That are planned for all hosts; None: as are seen."""
+    """Number of planned devices of all hosts; None: the visible ones."""
     topology: str | None = None
-    """Where it will run; None: here, or on `devices`."""
+    """Name of the target topology; None: the present devices, or `devices`."""
 
 
-def examine_together(
+def run_doctor(
     config: Config,
     parts: Sequence[CorpusWeight],
-    wishes: Wishes,
+    options: DoctorOptions,
     info: ProcessInfo | None,
     seconds: float,
-    tell: Callable[[Iterator[Line]], int],
+    print_findings: Callable[[Iterator[Finding]], int],
 ) -> int:
-    """Look at this process, and in process 0 at all of them and at the run.
+    """Report this process; process 0 also checks the run and all processes.
 
     Args:
       config, parts: of the run.
-      wishes: what else is known of it.
-      info: of this process; None if it is alone.
-      seconds: to wait for the others.
-      tell: says lines, and returns the exit code; called in process 0 only.
+      options: other options of the command.
+      info: of this process; None for a single process.
+      seconds: timeout for the other processes.
+      print_findings: prints findings and returns the exit code; called in process 0 only.
 
     Returns:
       the exit code, the same in all processes.
 
     Raises:
-      UserError: wishes that contradict each other; process 0 does not answer.
+      UserError: contradicting options, or process 0 does not answer.
     """
-    with shared_storage_probe.marked(wishes.workdir) as mark:
-        report = _report(config, parts, wishes, info, mark)
+    with shared_storage_probe.probe_file(options.workdir) as probe:
+        report = _process_report(config, parts, options, info, probe)
         if info is None:
             alone = [report | {"ahead": 0.0}]
-            return tell(examine(config, parts, wishes, _machine(wishes, alone), alone))
+            return print_findings(check_run(config, parts, options, _resolve_devices(options, alone), alone))
         if info.process_index:
             try:
                 rendezvous, code = join(info, report, seconds)
@@ -89,43 +90,45 @@ def examine_together(
         try:
             rendezvous, reports = accept_workers(info, report, seconds)
         except PeerError as error:
-            text = f"{error}: start this in all of them, or give a longer --cluster.timeout"
-            return tell(iter([Line("error", "processes", text, {"hosts": [report["host"]]})]))
+            text = f"{error}: start the command in all processes, or give a longer --cluster.timeout"
+            return print_findings(iter([Finding("error", "processes", text, {"hosts": [report["host"]]})]))
         try:
-            code = tell(examine(config, parts, wishes, _machine(wishes, reports), reports))
+            code = print_findings(check_run(config, parts, options, _resolve_devices(options, reports), reports))
             rendezvous.send(result=code)
         finally:
             rendezvous.close()
         return code
 
 
-def _report(
-    config: Config, parts: Sequence[CorpusWeight], wishes: Wishes, info: ProcessInfo | None, mark: shared_storage_probe.Mark
+def _process_report(
+    config: Config, parts: Sequence[CorpusWeight], options: DoctorOptions, info: ProcessInfo | None, probe: StorageProbe
 ) -> Report:
     paths = [str(part.directory) for part in parts]
     weighed = [f"{part.directory}={part.weight}" for part in parts]
-    planned = wishes.topology is not None or wishes.devices is not None
-    # Processes that share a GPU, and whoever else is on it, are not to be kept from its memory by a look.
+    planned = options.topology is not None or options.devices is not None
+    # Listing the devices must not allocate GPU memory that other processes need.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    devices: dict[str, Any] | None = None if planned else machine.seen(info)
-    return make_report(config, corpus=weighed, **wishes._asdict()) | {
-        "corpora": shared_storage_probe.corpora(paths),
-        "mark": mark._asdict(),
+    devices: dict[str, Any] | None = None if planned else machine.describe_local_devices(info)
+    return make_report(config, corpus=weighed, **options._asdict()) | {
+        "corpora": shared_storage_probe.corpus_identities(paths),
+        "storage_probe": probe._asdict(),
         "devices": devices,
     }
 
 
-def _machine(wishes: Wishes, reports: Sequence[Report]) -> Machine:
-    return machine.find(wishes.topology, wishes.hosts, wishes.devices, [report["devices"] for report in reports])
+def _resolve_devices(options: DoctorOptions, reports: Sequence[Report]) -> Machine:
+    return machine.resolve_devices(
+        options.topology, options.hosts, options.devices, [report["devices"] for report in reports]
+    )
 
 
-def examine(
-    config: Config, parts: Sequence[CorpusWeight], wishes: Wishes, devices: Machine, reports: Sequence[Report]
-) -> Iterator[Line]:
-    """What a config makes of a mixture on some devices, a line as soon as it is known.
+def check_run(
+    config: Config, parts: Sequence[CorpusWeight], options: DoctorOptions, devices: Machine, reports: Sequence[Report]
+) -> Iterator[Finding]:
+    """Findings about a config with a mixture on some devices, each as soon as it is known.
 
-    What `bert-jax pretrain` would refuse is a line of level "error"; the other checks go on, unless there is
-    nothing that they could look at.
+    A setting that `bert-jax pretrain` would refuse gives a finding of level "error". The other checks still run,
+    except those whose input is missing.
     """
     checks = CHECKS
     corpora, turns = [], None
@@ -135,45 +138,47 @@ def examine(
             resolve_shares(ordered, [corpus.num_tokens for corpus in corpora], config.data.mixture_exponent)
         )
     except UserError as error:
-        yield Line("error", "corpora", str(error), {})
-        checks, corpora = OF_RUN, []
+        yield Finding("error", "corpora", str(error), {})
+        checks, corpora = RUN_CHECKS, []
     paths = tuple(str(part.directory) for part in parts)
-    asked = Asked(config, corpora, turns, devices, paths, wishes.workdir, wishes.micro_batch, tuple(reports))
-    yield from carry_out(checks, asked)
+    context = CheckContext(config, corpora, turns, devices, paths, options.workdir, options.micro_batch, tuple(reports))
+    yield from run_checks(checks, context)
 
 
-SHOWN = ("model", "mesh", "memory", "time", "mixture", "vocabulary", "rows", "epochs")
-"""What `pretrain` prints of the lines that are ok; it prints all warnings."""
-OF_SUMMARY = {
+SUMMARY_FINDINGS = ("model", "mesh", "memory", "time", "mixture", "vocabulary", "rows", "epochs")
+"""Findings of level ok that `pretrain` prints; it prints all warnings."""
+SUMMARY_CHECKS = {
     name: check
     for name, check in (machine_checks.CHECKS | data_checks.CHECKS | schedule_checks.CHECKS).items()
-    if name != "files"  # `pretrain` has just compared checksums
+    if name != "files"  # `pretrain` has already compared checksums
 }
 SUMMARY_WINDOWS = 10
-"""Of each corpus that are planned for a summary: less than a second."""
+"""Windows per corpus that are planned for a summary; takes less than a second."""
 
 
-def summary(config: Config, parts: Sequence[CorpusWeight], micro_batch: MicroBatchRequest) -> Iterator[str]:
-    """What a run is about to do, in about ten lines, and the warnings of `bert-jax doctor`.
+def run_summary(config: Config, parts: Sequence[CorpusWeight], micro_batch: MicroBatchRequest) -> Iterator[str]:
+    """Summary of a run in about ten lines, and the warnings of `bert-jax doctor`.
 
     Args:
-      config, parts: of a run that nothing has refused.
-      micro_batch: as `bert-jax pretrain` takes it.
+      config, parts: of a run that passed validation.
+      micro_batch: same as the flag of `bert-jax pretrain`.
     """
     parts, corpora = open_corpora(parts)
     turns = MixtureOrder(resolve_shares(parts, [corpus.num_tokens for corpus in corpora], config.data.mixture_exponent))
-    asked = Asked(config, corpora, turns, machine.devices_of_run(), micro_batch=micro_batch, windows=SUMMARY_WINDOWS)
-    for line in carry_out(OF_SUMMARY, asked):
-        if line.level != "ok":
-            yield f"warning: {line.name}: {line.text}"
-        elif line.name in SHOWN:
-            yield f"{line.name:<10}  {line.text}"
+    context = CheckContext(
+        config, corpora, turns, machine.devices_of_run(), micro_batch=micro_batch, windows=SUMMARY_WINDOWS
+    )
+    for finding in run_checks(SUMMARY_CHECKS, context):
+        if finding.level != "ok":
+            yield f"warning: {finding.name}: {finding.text}"
+        elif finding.name in SUMMARY_FINDINGS:
+            yield f"{finding.name:<10}  {finding.text}"
 
 
-def carry_out(checks: dict[str, Check], asked: Asked) -> Iterator[Line]:
-    """Lines of some checks; what one refuses is a line, too."""
+def run_checks(checks: dict[str, Check], context: CheckContext) -> Iterator[Finding]:
+    """Findings of some checks; a UserError becomes a finding of level "error"."""
     for name, check in checks.items():
         try:
-            yield from check(asked)
+            yield from check(context)
         except UserError as error:
-            yield Line("error", name, str(error), {})
+            yield Finding("error", name, str(error), {})

@@ -1,4 +1,4 @@
-"""An epoch's plan, counted; and how many epochs the phases of a run make. Needs no jax and reads no record."""
+"""Counts over the plan of an epoch, and the number of epochs of each phase. Needs no jax and reads no records."""
 
 import dataclasses
 import math
@@ -13,60 +13,60 @@ from bert_jax.data.epoch_plan import EpochPlan, Window
 from bert_jax.data.mixture import CYCLE_ROWS, MixtureOrder
 from bert_jax.progress import progress
 
-PLANNED_TOKENS = 500_000_000
-"""Of larger corpora, windows with about this number of tokens are measured; some seconds."""
-PLANNED_WINDOWS = 120
-"""How long a phase stays is counted exactly if that takes no more windows; about as many tokens."""
-SHOWN_WINDOWS = 50
-"""From so many windows on (some 200 M tokens) a bar is shown."""
+MAX_COUNTED_TOKENS = 500_000_000
+"""For larger corpora, windows with about this number of tokens are counted, which takes a few seconds."""
+MAX_EXACT_WINDOWS = 120
+"""The epochs of a phase are counted exactly if this takes at most this number of windows (about 500 M tokens)."""
+PROGRESS_BAR_WINDOWS = 50
+"""A progress bar is shown for at least this number of windows (about 200 M tokens)."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Epoch:
+class EpochCounts:
     """Counts over windows of an epoch."""
 
     windows: int
-    """planned and counted here"""
+    """number of counted windows"""
     all_windows: int
-    """that the epoch has"""
+    """number of windows of the epoch"""
     all_tokens: int
-    """of the corpus"""
+    """number of tokens of the corpus"""
     tokens: int
-    """of the corpus in the windows counted"""
-    shown: int
-    """of these, in an example"""
+    """number of tokens of the corpus in the counted windows"""
+    covered: int
+    """those of `tokens` that are in an example"""
     truncated: int
-    """of these, in none, as the plan says"""
+    """those of `tokens` that are in no example, according to the plan"""
     examples: int
     rows: int
     filled: int
-    """tokens of all rows that are not padding: text, that of random segments too, and special tokens"""
+    """tokens of all rows without padding: text, including random segments, and special tokens"""
     labelled: int
     """examples with a pair label"""
     negatives: int
     """examples with label 1: B is random, or A and B are swapped"""
     singles: int
-    """pairs that had to have a random B, because their chunk had one sentence"""
+    """pairs with a random B because their chunk has only one sentence"""
 
     @property
     def scale(self) -> float:
-        """What counts are to be multiplied by to be those of the epoch; 1 if all of it was planned."""
+        """Factor from the counts to those of the whole epoch; 1 if all windows were counted."""
         return 1.0 if self.windows == self.all_windows else self.all_tokens / self.tokens
 
 
-def measure(plan: EpochPlan, epoch: int = 0, budget: int = PLANNED_TOKENS) -> Epoch:
-    """Plans an epoch, or evenly spaced windows of it where the corpus has more than `budget` tokens."""
+def count_epoch(plan: EpochPlan, epoch: int = 0, budget: int = MAX_COUNTED_TOKENS) -> EpochCounts:
+    """Count an epoch, or evenly spaced windows of it if the corpus has more than `budget` tokens."""
     windows, total = plan.windows, plan.corpus.num_tokens
     planned = windows if total <= budget else max(1, windows * budget // total)
     chosen = [windows * (2 * i + 1) // (2 * planned) for i in range(planned)]
     counts = np.zeros(9, np.int64)
     for window in _windows(plan, epoch, chosen):
         counts += _counts(plan, window)
-    return Epoch(planned, windows, total, *counts.tolist())
+    return EpochCounts(planned, windows, total, *counts.tolist())
 
 
 def _windows(plan: EpochPlan, epoch: int, chosen: list[int]) -> Iterator[Window]:
-    if len(chosen) < SHOWN_WINDOWS:
+    if len(chosen) < PROGRESS_BAR_WINDOWS:
         yield from (plan.window(epoch, index) for index in chosen)
         return
     with progress(f"planning {plan.corpus.name} at {plan.seq_len}", len(chosen), "window") as bar:
@@ -76,7 +76,7 @@ def _windows(plan: EpochPlan, epoch: int, chosen: list[int]) -> Iterator[Window]
 
 
 def _counts(plan: EpochPlan, window: Window) -> tuple[int, ...]:
-    """The fields of `Epoch` from `tokens` on."""
+    """The fields of `EpochCounts` from `tokens` on."""
     examples, sentences = window.examples, np.asarray(plan.corpus.record_offsets)[window.chunks]
     lengths = np.asarray(plan.corpus.sentence_lengths)
     own = [examples[f"{segment}_tokens"][examples[f"{segment}_offset"] >= 0].sum() for segment in "ab"]
@@ -104,55 +104,58 @@ def rows_by_phase(config: Config, turns: MixtureOrder) -> np.ndarray:
     return np.diff(np.stack(taken), axis=0)
 
 
-def estimate(config: Config, corpora: Sequence[CorpusRows], turns: MixtureOrder) -> dict[str, list[float]]:
+def estimate_epochs(config: Config, corpora: Sequence[CorpusRows], turns: MixtureOrder) -> dict[str, list[float]]:
     """Epochs that each phase makes of each corpus, by the corpus's name, e.g. {"books": [2.5, 0.25]}.
 
-    One window of each is planned, so this takes tenths of a second whatever the corpora; `stay` is exact.
+    One window of each corpus is planned, which takes tenths of a second for corpora of any size.
+    `count_phase_epochs` is exact.
 
     Raises:
       UserError: see `EpochPlan`.
     """
     rows = rows_by_phase(config, turns)
-    measured = [[measure(one.plan(phase.seq_len), budget=1) for phase in config.phases] for one in corpora]
+    counts = [[count_epoch(one.plan(phase.seq_len), budget=1) for phase in config.phases] for one in corpora]
     return {
-        one.corpus.name: [int(rows[i, j]) / (found.rows * found.scale) for i, found in enumerate(measured[j])]
+        one.corpus.name: [int(rows[i, j]) / (epoch.rows * epoch.scale) for i, epoch in enumerate(counts[j])]
         for j, one in enumerate(corpora)
     }
 
 
-class Stay(NamedTuple):
-    """How long a phase stays with one corpus."""
+class PhaseEpochs(NamedTuple):
+    """Epochs of one corpus in one phase."""
 
     first: int
-    """epoch that it opens with, counted from 0"""
+    """first epoch of the phase, counted from 0"""
     epochs: float
-    """that it makes of the corpus, e.g. 2.25"""
+    """number of epochs, e.g. 2.25"""
     exact: bool
-    """whether every epoch was planned; otherwise it was assumed that each has as many rows as the one measured"""
+    """whether every epoch was planned; otherwise all epochs are assumed to have as many rows as the counted one"""
 
     @property
     def following(self) -> int:
-        """Epoch that the next phase opens: the first one that this phase has not touched."""
+        """First epoch of the next phase: the first one that this phase does not read from."""
         return self.first + math.ceil(self.epochs)
 
 
-def stay(plan: EpochPlan, measured: Epoch, first: int, rows: int, most: int = PLANNED_WINDOWS) -> Stay:
-    """How many epochs it takes to read so many rows of a corpus from the start of epoch `first` on.
+def count_phase_epochs(
+    plan: EpochPlan, counts: EpochCounts, first: int, rows: int, max_windows: int = MAX_EXACT_WINDOWS
+) -> PhaseEpochs:
+    """Number of epochs that a phase takes to read `rows` rows of a corpus, from the start of epoch `first`.
 
     Args:
-      plan: of the corpus, for the rows' length.
-      measured: any epoch of it.
-      first: epoch that the phase opens with.
-      rows: that it reads of this corpus.
-      most: windows that may be planned to get at an exact figure.
+      plan: of the corpus, for rows of the phase's length.
+      counts: of any epoch of the corpus.
+      first: first epoch of the phase.
+      rows: number of rows that the phase reads of this corpus.
+      max_windows: number of windows that may be planned for an exact result.
     """
-    about = rows / (measured.rows * measured.scale)
-    if (about + 1) * plan.windows > most:
-        return Stay(first, about, False)
+    about = rows / (counts.rows * counts.scale)
+    if (about + 1) * plan.windows > max_windows:
+        return PhaseEpochs(first, about, False)
     epochs = 0
     while rows:
-        here = sum(len(window) for window in _windows(plan, first + epochs, list(range(plan.windows))))
-        if here > rows:
-            return Stay(first, epochs + rows / here, True)
-        rows, epochs = rows - here, epochs + 1
-    return Stay(first, float(epochs), True)
+        epoch_rows = sum(len(window) for window in _windows(plan, first + epochs, list(range(plan.windows))))
+        if epoch_rows > rows:
+            return PhaseEpochs(first, epochs + rows / epoch_rows, True)
+        rows, epochs = rows - epoch_rows, epochs + 1
+    return PhaseEpochs(first, float(epochs), True)

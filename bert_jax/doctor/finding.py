@@ -1,17 +1,17 @@
-"""What a check of `bert-jax doctor` found."""
+"""Result of a check of `bert-jax doctor`."""
 
 from typing import Any, Literal, NamedTuple
 
 
-class Line(NamedTuple):
-    """One finding: for a person as text, for a script as values."""
+class Finding(NamedTuple):
+    """One finding: as text for people, as values for scripts."""
 
     level: Literal["ok", "warning", "error"]
-    """An error means that `bert-jax pretrain` would refuse the run, or that what it promises does not hold."""
+    """An error means that `bert-jax pretrain` would refuse the run, or that a documented guarantee does not hold."""
     name: str
-    """What was looked at, in one word."""
+    """What was checked, in one word."""
     text: str
-    """What was found, in figures, and what to do if it is not ok."""
+    """The finding with its figures, and a remedy unless the level is ok."""
     values: dict[str, Any]
     """The same as plain values; shares are in [0, 1]."""
 

@@ -1,4 +1,4 @@
-"""Which devices a run will have: those that its processes see, those that are planned, or those of a topology."""
+"""Devices of a run: those that its processes see, planned ones, or those of a topology."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,16 +12,16 @@ from bert_jax.planning import topologies
 from bert_jax.training.micro_batch import available_memory, device_memory
 
 
-def seen(info: ProcessInfo | None) -> dict[str, Any]:
-    """This process's own devices, as plain values: `count`, `kind`, `slices`, `memory`, bytes of each, and
-    whether they report that themselves, `reports_memory`.
+def describe_local_devices(info: ProcessInfo | None) -> dict[str, Any]:
+    """Devices of this process as plain values: `count`, `kind`, `slices`, `memory` (bytes of each device) and
+    `reports_memory` (whether the devices report their memory themselves).
     """
     local = jax.local_devices()
     if info is not None and (ids := info.local_device_ids) is not None:
         local = [device for device in local if device.id in ids] or local[: len(ids)]
     memory = min(map(available_memory, local))
     if local[0].platform == "cpu":
-        memory /= len(local)  # all of them share what the host has
+        memory /= len(local)  # all CPU devices share the memory of the host
     return {
         "count": len(local),
         "kind": local[0].device_kind,
@@ -32,51 +32,55 @@ def seen(info: ProcessInfo | None) -> dict[str, Any]:
 
 
 def devices_of_run() -> Machine:
-    """The devices of all processes of this run, of which each has as many."""
+    """Devices of all processes of the current run; all processes have the same number of devices."""
     slices = {getattr(device, "slice_index", None) or 0 for device in jax.devices()}
-    return find(None, None, None, [seen(None)] * jax.process_count())._replace(slices=len(slices))
+    reports = [describe_local_devices(None)] * jax.process_count()
+    return resolve_devices(None, None, None, reports)._replace(slices=len(slices))
 
 
-def find(topology: str | None, hosts: int | None, devices: int | None, sights: Sequence[dict[str, Any]]) -> Machine:
-    """The devices of a run.
+def resolve_devices(
+    topology: str | None, hosts: int | None, devices: int | None, reports: Sequence[dict[str, Any]]
+) -> Machine:
+    """Devices of a run.
 
     Args:
       topology: name (planning/topologies.py), or None.
-      hosts: processes that are planned; None: those that are here, or a topology's slices.
-      devices: that are planned for all processes; None: those of the topology, or as many for each as are seen.
-      sights: of each process, what `seen` says; not read if devices or a topology are given.
+      hosts: number of planned processes; None: the present ones, or the slices of the topology.
+      devices: number of planned devices of all processes; None: those of the topology, or per process as many as are
+        visible.
+      reports: result of `describe_local_devices` in each process; not read if devices or a topology are given.
 
     Raises:
-      UserError: numbers that contradict each other, or no such topology.
+      UserError: contradicting numbers, or unknown topology.
     """
     for name, count in (("--hosts", hosts), ("--devices", devices)):
         require(count is None or count >= 1, f"{name} is {count}: it must be at least 1")
     if topology is not None:
-        require(devices is None, "--devices and --topology both say how many devices there are: give one of them")
-        there = topologies.find(topology)
-        text = f"{there.count:,} devices of {topology}"
-        found = Machine(
-            there.count,
-            hosts or there.slices,
-            there.slices,
-            float(there.chip.memory),
+        require(devices is None, "--devices and --topology both set the number of devices: give one of them")
+        target = topologies.parse_topology(topology)
+        text = f"{target.count:,} devices of {topology}"
+        machine = Machine(
+            target.count,
+            hosts or target.slices,
+            target.slices,
+            float(target.chip.memory),
             text,
-            there.chip.device_kinds[0],
+            target.chip.device_kinds[0],
             True,
         )
     elif devices is not None:
-        found = Machine(devices, hosts or len(sights), 1, None, f"{devices:,} planned device(s)")
+        machine = Machine(devices, hosts or len(reports), 1, None, f"{devices:,} planned device(s)")
     else:
-        slices = {number for sight in sights for number in sight["slices"]}
-        memory = min(sight["memory"] for sight in sights)
-        per_host, kinds = sights[0]["count"], sorted({sight["kind"] for sight in sights})
-        count = sum(sight["count"] for sight in sights) if hosts is None else hosts * per_host
+        slices = {number for report in reports for number in report["slices"]}
+        memory = min(report["memory"] for report in reports)
+        per_host, kinds = reports[0]["count"], sorted({report["kind"] for report in reports})
+        count = sum(report["count"] for report in reports) if hosts is None else hosts * per_host
         planned = "" if hosts is None else f", {per_host} on each of {hosts} planned hosts"
         text = f"{count:,} device(s) of kind {' and '.join(kinds)}{planned}"
-        within, reported = len(slices) if hosts is None else 1, sights[0]["reports_memory"]
-        found = Machine(count, hosts or len(sights), within, memory, text, kinds[0], reported)
+        num_slices, reports_memory = len(slices) if hosts is None else 1, reports[0]["reports_memory"]
+        machine = Machine(count, hosts or len(reports), num_slices, memory, text, kinds[0], reports_memory)
     require(
-        found.devices % found.hosts == 0,
-        f"{found.devices} devices do not lie evenly on {found.hosts} hosts: change --devices or --hosts",
+        machine.devices % machine.hosts == 0,
+        f"{machine.devices} devices cannot be divided evenly among {machine.hosts} hosts: change --devices or --hosts",
     )
-    return found
+    return machine

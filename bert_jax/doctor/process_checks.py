@@ -1,68 +1,66 @@
-"""Whether all processes are about to do the same, see the same corpora, and have the same time."""
+"""Checks across processes: same config, code and versions, same corpora, and synchronised clocks."""
 
 from collections.abc import Iterator
 
 from bert_jax.distributed.rendezvous import COMPARED_SECTIONS, report_differences
-from bert_jax.doctor.check_context import Asked
-from bert_jax.doctor.finding import Line
+from bert_jax.doctor.check_context import CheckContext
+from bert_jax.doctor.finding import Finding
 
 CLOCK_SECONDS = 3.0
-"""That a clock may differ from process 0's: file timestamps and logs of several hosts are still in order."""
-ALONE = "one process was looked at; start this in all of them, as pretrain, to compare them"
+"""Largest accepted difference from process 0's clock: file times and logs of several hosts stay in order."""
+ONE_PROCESS = "one process was checked; start the command in all processes, like pretrain, to compare them"
 
 
-def processes(asked: Asked) -> Iterator[Line]:
-    """Config and command, code, and versions."""
-    reports = asked.reports
+def processes(context: CheckContext) -> Iterator[Finding]:
+    """Config and command, code, and versions of all processes."""
+    reports = context.reports
     hosts = [report["host"] for report in reports]
     if different := report_differences(list(reports)):
         for text in different:
-            yield Line("error", "processes", text, {"hosts": hosts})
+            yield Finding("error", "processes", text, {"hosts": hosts})
         return
     if len(reports) == 1:
-        yield Line("ok", "processes", f"{ALONE} ({hosts[0]})", {"hosts": hosts})
+        yield Finding("ok", "processes", f"{ONE_PROCESS} ({hosts[0]})", {"hosts": hosts})
         return
     text = f"{len(reports)} processes on {len(set(hosts))} host(s) agree in {', '.join(COMPARED_SECTIONS)}"
-    yield Line("ok", "processes", text, {"hosts": hosts})
+    yield Finding("ok", "processes", text, {"hosts": hosts})
 
 
-def sight(asked: Asked) -> Iterator[Line]:
-    """Corpora, as every process sees them."""
-    ours = asked.reports[0]["corpora"]
-    found = [
-        (i, path, seen)
-        for i, report in enumerate(asked.reports)
-        for path, seen in report["corpora"].items()
-        if seen != ours.get(path)
+def same_data(context: CheckContext) -> Iterator[Finding]:
+    """Identity of the corpora that each process reads."""
+    expected = context.reports[0]["corpora"]
+    different = [
+        (i, path, identity)
+        for i, report in enumerate(context.reports)
+        for path, identity in report["corpora"].items()
+        if identity != expected.get(path)
     ]
-    for i, path, seen in found:
-        what = f"the content of its corpus is {seen[:12]}" if len(seen) == 64 else seen
-        remedy = "copy the same corpus to all hosts, or to where all see it"
-        text = (
-            f"process {i} ({asked.reports[i]['host']}) does not see the {path} that process 0 sees ({what}): {remedy}"
-        )
-        yield Line("error", "sight", text, {"process": i, "path": path})
-    if not found:
-        text = f"{len(asked.reports)} process(es) see the same {len(ours)} corpora"
-        yield Line("ok", "sight", text, {"processes": len(asked.reports)})
+    for i, path, identity in different:
+        what = f"its corpus has identity {identity[:12]}" if len(identity) == 64 else identity
+        remedy = "copy the same corpus to all hosts, or to shared storage"
+        text = f"process {i} ({context.reports[i]['host']}) reads another {path} than process 0 ({what}): {remedy}"
+        yield Finding("error", "same-data", text, {"process": i, "path": path})
+    if not different:
+        text = f"{len(context.reports)} process(es) read the same {len(expected)} corpora"
+        yield Finding("ok", "same-data", text, {"processes": len(context.reports)})
 
 
-def clock(asked: Asked) -> Iterator[Line]:
-    """Clocks against process 0's, as each was when its report came."""
-    ahead = [report["ahead"] for report in asked.reports]
+def clock(context: CheckContext) -> Iterator[Finding]:
+    """Difference of each clock from process 0's when the report arrived."""
+    ahead = [report["ahead"] for report in context.reports]
     values = {"ahead": ahead}
     bad = [i for i, seconds in enumerate(ahead) if abs(seconds) > CLOCK_SECONDS]
     for i in bad:
-        where = f"process {i} ({asked.reports[i]['host']})"
+        where = f"process {i} ({context.reports[i]['host']})"
         text = (
             f"{where} has a clock that is {abs(ahead[i]):.1f} s {'ahead of' if ahead[i] > 0 else 'behind'} process 0's"
         )
-        remedy = "logs and file times would contradict each other; let NTP or chrony set the clocks"
-        yield Line("warning", "clock", f"{text}: {remedy}", values)
+        remedy = "logs and file times would be out of order; synchronise the clocks with NTP or chrony"
+        yield Finding("warning", "clock", f"{text}: {remedy}", values)
     if not bad:
-        apart = f"within {max(map(abs, ahead)):.1f} s of process 0's" if len(ahead) > 1 else ALONE
-        yield Line("ok", "clock", apart, values)
+        text = f"within {max(map(abs, ahead)):.1f} s of process 0's" if len(ahead) > 1 else ONE_PROCESS
+        yield Finding("ok", "clock", text, values)
 
 
-CHECKS = {"processes": processes, "sight": sight, "clock": clock}
-"""By the name that an error of theirs gets."""
+CHECKS = {"processes": processes, "same-data": same_data, "clock": clock}
+"""Checks by the name of the finding that reports their error."""

@@ -1,7 +1,7 @@
-"""`bert-jax doctor --against`: run the updates of a shipped curve and compare.
+"""`bert-jax doctor --against`: repeats the steps of a shipped reference curve and compares the metrics.
 
-A curve holds the metrics of 200 updates of a small model on a corpus that anybody can make. How to compute is the
-user's; what decides the updates is the curve's. docs/reference.md has what was measured.
+A curve holds the metrics of 200 steps of a small model on a reproducible corpus. The user chooses how the steps are
+computed; the curve fixes everything that decides their results. docs/reference.md lists the measurements.
 """
 
 import dataclasses
@@ -19,29 +19,29 @@ import jax
 from bert_jax import config as config_lib
 from bert_jax.config import Config, presets
 from bert_jax.data.mixture_spec import CorpusWeight, open_corpora
-from bert_jax.doctor.finding import Line
+from bert_jax.doctor.finding import Finding
 from bert_jax.errors import UserError
 from bert_jax.training import pretraining
 from bert_jax.training.run_directory.metrics import read_metrics
 
-Rounding = Literal["float32", "bfloat16"]
+Precision = Literal["float32", "bfloat16"]
 Values = dict[str, list[float]]
-"""Metrics, a value for each update or each window."""
+"""Metrics by name, with a value for each step or each window."""
 
-FOLDER = Path(__file__).parent / "curves"
+CURVES_DIRECTORY = Path(__file__).parent / "curves"
 WINDOW = 20
-"""Updates over whose mean a run and its curve are compared: rounding grows from update to update, means less so."""
-MARGIN = 4.0
-"""A run may lie so many times farther from the curve than the farthest right one that was measured."""
-LEAST = 1e-4
-"""What a mean may always be off, relative to the curve."""
-FIRST: dict[Rounding, float] = {"float32": 1e-4, "bfloat16": 1e-2}
-"""What the first update may be off, relative to the curve."""
+"""Steps per window; a run is compared with its curve by means over windows, as rounding errors of single steps grow."""
+SPREAD_MARGIN = 4.0
+"""A run may deviate by this multiple of the largest deviation that was measured for correct runs."""
+MIN_TOLERANCE = 1e-4
+"""Smallest tolerance of a window's mean, relative to the curve."""
+FIRST_STEP_TOLERANCE: dict[Precision, float] = {"float32": 1e-4, "bfloat16": 1e-2}
+"""Tolerance of the first step, relative to the curve."""
 COMMANDS = (
     "bert-data tokenizer --source reference --kind wordpiece --vocab-size 1000 --out ref/tokenizer.json",
     "bert-data build --source reference --tokenizer ref/tokenizer.json --out ref/corpus",
 )
-"""How the corpus is made."""
+"""Commands that create the corpus."""
 
 
 @dataclass(frozen=True)
@@ -49,67 +49,67 @@ class Curve:
     """A shipped curve."""
 
     config: dict[str, Any]
-    """of the run, as `config.to_dict` makes it"""
+    """config of the run, as in `config.to_dict`"""
     corpus: str
     """`Corpus.identity`"""
     metrics: Values
-    """a value for each update"""
-    spread: dict[Rounding, Values]
-    """for each window, how far the means of right runs lay from the curve's, relative to it, at most"""
+    """a value for each step"""
+    spread: dict[Precision, Values]
+    """for each window, the largest relative deviation of its mean among correct runs"""
 
-    def bounds(self, metric: str, rounding: Rounding) -> list[float]:
-        """What each window's mean may be off. It never falls: what rounding has moved does not come back."""
-        farthest = 0.0
+    def bounds(self, metric: str, precision: Precision) -> list[float]:
+        """Tolerance of each window's mean. It never decreases, because rounding errors persist."""
+        largest = 0.0
         bounds = []
-        for spread in self.spread[rounding][metric]:
-            farthest = max(farthest, spread)
-            bounds.append(max(LEAST, MARGIN * farthest))
+        for spread in self.spread[precision][metric]:
+            largest = max(largest, spread)
+            bounds.append(max(MIN_TOLERANCE, SPREAD_MARGIN * largest))
         return bounds
 
 
 def read_curve(name: str) -> Curve:
-    """The curve of a preset.
+    """Read the curve of a preset.
 
     Raises:
-      UserError: it has none.
+      UserError: the preset has no curve.
     """
-    known = sorted(path.stem for path in FOLDER.glob("*.json"))
+    known = sorted(path.stem for path in CURVES_DIRECTORY.glob("*.json"))
     if name not in known:
         raise UserError(f"there is no reference curve for '{name}': --against knows {' and '.join(known)}")
-    return Curve(**json.loads((FOLDER / f"{name}.json").read_text()))
+    return Curve(**json.loads((CURVES_DIRECTORY / f"{name}.json").read_text()))
 
 
-def follow(config: Config, parts: Sequence[CorpusWeight]) -> Iterator[Line]:
-    """Train as the curve of the config's preset was trained, and compare: a line for each metric.
+def compare_with_curve(config: Config, parts: Sequence[CorpusWeight]) -> Iterator[Finding]:
+    """Train like the curve of the config's preset, and compare: a finding for each metric.
 
     Raises:
-      UserError: see `read_curve`, `merged`, `check_corpus` and `pretraining.pretrain`.
+      UserError: see `read_curve`, `reference_config`, `check_corpus` and `pretraining.pretrain`.
     """
     curve = read_curve(config.name)
-    asked = merged(config, presets.load_config(config.name), curve)
+    run_config = reference_config(config, presets.load_config(config.name), curve)
     check_corpus(parts, curve)
     with tempfile.TemporaryDirectory(prefix="bert_jax-reference-") as directory:
         workdir = Path(directory) / "run"
-        pretraining.pretrain(asked, list(parts), workdir)
-        values = values_of(read_metrics(workdir / "metrics.jsonl"), list(curve.metrics))
-    rounding = rounding_of(asked)
-    yield _setup(asked, rounding)
-    yield from compare(values, curve, rounding)
+        pretraining.pretrain(run_config, list(parts), workdir)
+        values = metric_values(read_metrics(workdir / "metrics.jsonl"), list(curve.metrics))
+    precision = precision_of(run_config)
+    yield _setup(run_config, precision)
+    yield from compare(values, curve, precision)
 
 
-def merged(config: Config, preset: Config, curve: Curve) -> Config:
-    """The curve's config, computed as the user's says: mesh, attention, precision, memory, readers.
+def reference_config(config: Config, preset: Config, curve: Curve) -> Config:
+    """The curve's config with the user's mesh, attention, precision, remat and readers.
 
     Raises:
-      UserError: the user's sets anything that decides the updates; what it leaves as the preset has it does not count.
+      UserError: the user's config changes a setting of the preset that decides the results of the steps.
     """
     reference = config_lib.from_dict(curve.config)
-    asked, shipped, wanted = (_decisive(one) for one in (config, preset, reference))
-    for name in asked:
-        if asked[name] not in (shipped.get(name), wanted.get(name)):
-            shown = wanted.get(name, shipped.get(name))
+    given, shipped, expected = (_decisive_settings(one) for one in (config, preset, reference))
+    for name in given:
+        if given[name] not in (shipped.get(name), expected.get(name)):
+            value = expected.get(name, shipped.get(name))
             raise UserError(
-                f"{name} {asked[name]}: --against compares with a run that has {shown}, so leave it out; free are the "
+                f"{name} {given[name]}: --against compares with a run that has {value}, so leave it out; allowed are "
                 "mesh, model.attention, compute_dtype, remat and scan_unroll, phases.0.accumulation and data's readers"
             )
     computed = {name: getattr(config.model, name) for name in ("attention", "compute_dtype", "remat", "scan_unroll")}
@@ -118,8 +118,8 @@ def merged(config: Config, preset: Config, curve: Curve) -> Config:
     return config_lib.replace(reference, model=computed, data=read, phases=(phase,), mesh=config.mesh)
 
 
-def _decisive(config: Config) -> dict[str, Any]:
-    """What decides the updates but for rounding, by the name of its flag."""
+def _decisive_settings(config: Config) -> dict[str, Any]:
+    """Settings that decide the results of the steps, except the precision, by flag."""
     flat = _flat(config_lib.identity_fields(config))
     del flat["model.compute_dtype"]
     return flat
@@ -136,87 +136,89 @@ def _flat(values: Any, path: str = "") -> dict[str, Any]:
 
 
 def check_corpus(parts: Sequence[CorpusWeight], curve: Curve) -> None:
-    """See that the corpus is the curve's.
+    """Check that the corpus is that of the curve.
 
     Raises:
-      UserError: it is another one, or there are several; the message has the commands that make it.
+      UserError: another corpus, or several; the message contains the commands that create the right one.
     """
     _, corpora = open_corpora(parts)
-    found = [corpus for corpus in corpora if corpus.identity == curve.corpus]
-    if len(corpora) != 1 or not found:
+    if [corpus.identity for corpus in corpora] != [curve.corpus]:
         names = ", ".join(os.fspath(corpus.directory) for corpus in corpora)
         raise UserError(
-            f"corpus {names} is not the one that the curves were trained on; make that with `{COMMANDS[0]}` and "
-            f"`{COMMANDS[1]}`, and say --corpus ref/corpus"
+            f"corpus {names} is not the one that the curves were trained on; create it with `{COMMANDS[0]}` and "
+            f"`{COMMANDS[1]}`, and give --corpus ref/corpus"
         )
 
 
-def rounding_of(config: Config) -> Rounding:
-    """How products are rounded: accelerators round float32 ones too unless they are told not to."""
+def precision_of(config: Config) -> Precision:
+    """Precision of matrix products; by default accelerators round those of float32 arrays, too."""
     precise = jax.config.jax_default_matmul_precision in ("highest", "float32")
     exact = config.model.compute_dtype == "float32" and (jax.default_backend() == "cpu" or precise)
     return "float32" if exact else "bfloat16"
 
 
-def _setup(config: Config, rounding: Rounding) -> Line:
+def _setup(config: Config, precision: Precision) -> Finding:
     devices = jax.devices()
-    about = {"devices": len(devices), "kind": devices[0].device_kind, "jax": jax.__version__, "rounding": rounding}
-    text = f"{config.total_steps} updates of {config.name} on {len(devices)} x {about['kind']}, jax {jax.__version__}"
-    if config.model.compute_dtype == rounding:
-        return Line("ok", "set-up", f"{text}, judged as {rounding}", about)
-    advice = "this device rounds float32 products: JAX_DEFAULT_MATMUL_PRECISION=highest makes the sharp comparison"
-    return Line("warning", "set-up", f"{text}, judged as {rounding}: {advice}", about)
+    values = {"devices": len(devices), "kind": devices[0].device_kind, "jax": jax.__version__, "rounding": precision}
+    text = f"{config.total_steps} steps of {config.name} on {len(devices)} x {values['kind']}, jax {jax.__version__}"
+    if config.model.compute_dtype == precision:
+        return Finding("ok", "set-up", f"{text}, compared as {precision}", values)
+    advice = "this device rounds float32 products: JAX_DEFAULT_MATMUL_PRECISION=highest gives the strict comparison"
+    return Finding("warning", "set-up", f"{text}, compared as {precision}: {advice}", values)
 
 
-def values_of(lines: Sequence[dict[str, Any]], metrics: Sequence[str]) -> Values:
-    """Metrics of every update, from the lines of metrics.jsonl; what is not finite becomes nan."""
+def metric_values(lines: Sequence[dict[str, Any]], metrics: Sequence[str]) -> Values:
+    """Metrics of every step, from the lines of metrics.jsonl; non-finite values become nan."""
     train = [line for line in lines if line["split"] == "train"]
     return {name: [math.nan if line[name] is None else line[name] for line in train] for name in metrics}
 
 
-def compare(values: Values, curve: Curve, rounding: Rounding) -> Iterator[Line]:
-    """A line for the first update, and one for the windows of each metric."""
-    yield _first(values, curve, FIRST[rounding])
+def compare(values: Values, curve: Curve, precision: Precision) -> Iterator[Finding]:
+    """A finding for the first step, and one for the windows of each metric."""
+    yield _first(values, curve, FIRST_STEP_TOLERANCE[precision])
     for name, reference in curve.metrics.items():
-        off = deviations(values[name], reference)
-        bounds = curve.bounds(name, rounding)
-        yield _windows(name, off, bounds)
+        yield _windows(name, deviations(values[name], reference), curve.bounds(name, precision))
 
 
 def deviations(values: Sequence[float], reference: Sequence[float]) -> list[float]:
-    """How far the means of all windows lie from the reference's, relative to it."""
+    """Relative deviation of the means of all windows from those of the reference."""
     starts = range(0, len(reference), WINDOW)
     pairs = [(_mean(values[a : a + WINDOW]), _mean(reference[a : a + WINDOW])) for a in starts]
-    return [abs(mean - right) / max(abs(right), 1e-12) for mean, right in pairs]
+    return [abs(mean - expected) / max(abs(expected), 1e-12) for mean, expected in pairs]
 
 
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def _first(values: Values, curve: Curve, bound: float) -> Line:
-    off = {name: abs(values[name][0] - right[0]) / max(abs(right[0]), 1e-12) for name, right in curve.metrics.items()}
-    wrong = [name for name, deviation in off.items() if not deviation <= bound]
-    about = {"deviations": off, "bound": bound}
+def _first(values: Values, curve: Curve, bound: float) -> Finding:
+    relative = {
+        name: abs(values[name][0] - expected[0]) / max(abs(expected[0]), 1e-12)
+        for name, expected in curve.metrics.items()
+    }
+    wrong = [name for name, deviation in relative.items() if not deviation <= bound]
+    details = {"deviations": relative, "bound": bound}
     if not wrong:
-        farthest = max(off, key=lambda name: off[name])
-        text = f"nothing is off by more than {off[farthest]:.1e} ({farthest}), where {bound:.0e} is allowed"
-        return Line("ok", "first", text, about)
-    shown = ", ".join(f"{name} {values[name][0]:.6g} for {curve.metrics[name][0]:.6g}" for name in wrong)
+        largest = max(relative, key=lambda name: relative[name])
+        text = f"largest deviation {relative[largest]:.1e} ({largest}), where {bound:.0e} is allowed"
+        return Finding("ok", "first", text, details)
+    shown = ", ".join(f"{name} {values[name][0]:.6g} instead of {curve.metrics[name][0]:.6g}" for name in wrong)
     text = (
-        f"{shown}; {bound:.0e} is allowed: weights, rows, masks or the model itself are others; docs/reference.md "
-        "shows what known mistakes look like"
+        f"{shown}; {bound:.0e} is allowed: weights, rows, masks or the model itself differ; docs/reference.md shows "
+        "the deviations of known mistakes"
     )
-    return Line("error", "first", text, about)
+    return Finding("error", "first", text, details)
 
 
-def _windows(name: str, off: list[float], bounds: list[float]) -> Line:
-    about = {"deviations": off, "bounds": bounds, "window": WINDOW}
-    wrong = [i for i, (deviation, bound) in enumerate(zip(off, bounds, strict=True)) if not deviation <= bound]
-    shown = wrong[0] if wrong else max(range(len(off)), key=lambda i: off[i] / bounds[i])
-    where = f"updates {shown * WINDOW + 1} to {(shown + 1) * WINDOW}"
-    text = f"off by {100 * off[shown]:.2g}% over {where}, where {100 * bounds[shown]:.2g}% is allowed"
+def _windows(name: str, relative: list[float], bounds: list[float]) -> Finding:
+    details = {"deviations": relative, "bounds": bounds, "window": WINDOW}
+    wrong = [i for i, (deviation, bound) in enumerate(zip(relative, bounds, strict=True)) if not deviation <= bound]
+    shown = wrong[0] if wrong else max(range(len(relative)), key=lambda i: relative[i] / bounds[i])
+    where = f"steps {shown * WINDOW + 1} to {(shown + 1) * WINDOW}"
+    text = f"off by {100 * relative[shown]:.2g}% over {where}, where {100 * bounds[shown]:.2g}% is allowed"
     if wrong:
-        later = f", and in {len(wrong) - 1} of {len(off)} windows behind" if len(wrong) > 1 else ""
-        return Line("error", name, f"{text}{later}; docs/reference.md shows what known mistakes look like", about)
-    return Line("ok", name, text, about)
+        later = f", and in {len(wrong) - 1} of {len(relative)} windows after it" if len(wrong) > 1 else ""
+        return Finding(
+            "error", name, f"{text}{later}; docs/reference.md shows the deviations of known mistakes", details
+        )
+    return Finding("ok", name, text, details)

@@ -1,4 +1,4 @@
-"""What a process sees of the files of a run: each says so to process 0, which compares."""
+"""Probe of the files of a run: each process reports what it sees, and process 0 compares the reports."""
 
 import contextlib
 import uuid
@@ -15,17 +15,17 @@ from bert_jax.storage import describe_error as describe_storage_error
 from bert_jax.training.run_directory.workdir import PROBE_PREFIX
 
 
-class Mark(NamedTuple):
-    """A file that was written, and read back, where the work directory is or will be."""
+class StorageProbe(NamedTuple):
+    """A file that was written and read back in the work directory, or in its nearest existing parent."""
 
     file: str
-    """Its path; empty if it could not be written."""
-    trouble: str
-    """Why not; empty if it could."""
+    """Path of the file; empty if it could not be written."""
+    error: str
+    """Reason of the failure; empty on success."""
 
 
-def corpora(paths: Sequence[str]) -> dict[str, str]:
-    """`Corpus.identity` of each corpus by path; of one that cannot be read, why."""
+def corpus_identities(paths: Sequence[str]) -> dict[str, str]:
+    """`Corpus.identity` of each corpus by path, or the reason why the corpus cannot be read."""
     return {path: _identity(epath.Path(path)) for path in paths}
 
 
@@ -36,36 +36,39 @@ def _identity(directory: epath.Path) -> str:
         return str(error)
 
 
-def nearest(place: StoredPath) -> StoredPath:
-    """A directory, or the nearest one above it that exists; in a bucket there are none to be made."""
-    if is_remote(place):
-        return place
-    place = Path(place).absolute()
-    while not place.exists():
-        place = place.parent
-    return place
+def nearest_existing(directory: StoredPath) -> StoredPath:
+    """The directory or its nearest existing parent; a path in a bucket is returned as it is."""
+    if is_remote(directory):
+        return directory
+    directory = Path(directory).absolute()
+    while not directory.exists():
+        directory = directory.parent
+    return directory
 
 
 @contextlib.contextmanager
-def marked(workdir: StoredPath | None) -> Iterator[Mark]:
-    """Leave a small file where a work directory is or will be, and take it away again; no directory is made."""
+def probe_file(workdir: StoredPath | None) -> Iterator[StorageProbe]:
+    """Create a small file in the work directory or its nearest existing parent, and remove it on exit.
+
+    No directory is created.
+    """
     if workdir is None:
-        yield Mark("", "")
+        yield StorageProbe("", "")
         return
-    place = nearest(workdir)
-    file = place / f"{PROBE_PREFIX}{uuid.uuid4().hex}"
-    trouble = _write(place, file)
+    directory = nearest_existing(workdir)
+    file = directory / f"{PROBE_PREFIX}{uuid.uuid4().hex}"
+    write_error = _write_and_read(directory, file)
     try:
-        yield Mark("" if trouble else str(file), trouble)
+        yield StorageProbe("" if write_error else str(file), write_error)
     finally:
-        if not trouble:
+        if not write_error:
             file.unlink()
 
 
-def _write(place: StoredPath, file: StoredPath) -> str:
-    """Write a file and read it back; why that cannot be done, or nothing."""
+def _write_and_read(directory: StoredPath, file: StoredPath) -> str:
+    """Write a file and read it back; the reason of a failure, or an empty string."""
     try:
-        check_reachable(place)
+        check_reachable(directory)
         file.write_text(file.name)
         same = file.read_text() == file.name
     except UserError as error:
@@ -73,5 +76,5 @@ def _write(place: StoredPath, file: StoredPath) -> str:
     except Exception as error:
         if not isinstance(error, OSError) and describe_storage_error(error) is None:
             raise
-        return f"cannot write to {place}: {getattr(error, 'strerror', None) or error}"
-    return "" if same else f"{place} does not give back what was written"
+        return f"cannot write to {directory}: {getattr(error, 'strerror', None) or error}"
+    return "" if same else f"{directory} does not return the content that was written"

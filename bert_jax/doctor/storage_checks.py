@@ -1,4 +1,4 @@
-"""Whether the run's directory can be written, is this run's, and has room for its checkpoints."""
+"""Checks of the work directory: it is writable, belongs to this run, and has space for its checkpoints."""
 
 import shutil
 import time
@@ -8,62 +8,62 @@ from etils import epath
 
 from bert_jax.chips import GIB, Sizes
 from bert_jax.directory_lock import holder
-from bert_jax.doctor.check_context import Asked
-from bert_jax.doctor.finding import Line
-from bert_jax.doctor.shared_storage_probe import nearest
+from bert_jax.doctor.check_context import CheckContext
+from bert_jax.doctor.finding import Finding
+from bert_jax.doctor.shared_storage_probe import nearest_existing
 from bert_jax.planning.workload import count_parameters
 from bert_jax.storage import is_remote
 from bert_jax.training import continuation
 from bert_jax.training.run_directory import workdir as workdir_lib
 from bert_jax.training.run_directory.checkpoint import checkpoint_directory, committed_checkpoints
 
-SAVED_BYTES = 12
-"""Per parameter: itself and two moments, float32."""
-MARGIN = 1.1
-"""Free space below so many times of what is needed at most is near it."""
-PATIENCE_SECONDS = 5.0
-"""Network file systems show a new file to other hosts late."""
-GIVE = "give --workdir to have it looked at"
+CHECKPOINT_BYTES_PER_PARAMETER = 12
+"""Parameter and two moments, float32."""
+FREE_SPACE_MARGIN = 1.1
+"""Less free space than this multiple of the largest need gives a warning."""
+VISIBILITY_TIMEOUT_SECONDS = 5.0
+"""Network file systems show a new file to other hosts with a delay."""
+GIVE_WORKDIR = "give --workdir to check it"
 
 
-def workdir(asked: Asked) -> Iterator[Line]:
-    """Written and read back by every process, the same one for all, and no other run's."""
-    if asked.workdir is None:
-        yield Line("ok", "workdir", f"not looked at: {GIVE}", {"holds_run": None})
+def workdir(context: CheckContext) -> Iterator[Finding]:
+    """Every process can write and read the directory, all see the same one, and it holds no other run."""
+    if context.workdir is None:
+        yield Finding("ok", "workdir", f"not checked: {GIVE_WORKDIR}", {"holds_run": None})
         return
     bad = False
-    for i, report in enumerate(asked.reports):
-        who, mark = f"process {i} ({report['host']})", report["mark"]
-        if mark["trouble"]:
+    for i, report in enumerate(context.reports):
+        process, probe = f"process {i} ({report['host']})", report["storage_probe"]
+        if probe["error"]:
             bad = True
             remedy = "choose another --workdir, or change its permissions"
-            yield Line("error", "workdir", f"{who}: {mark['trouble']}: {remedy}", {"process": i})
-        elif not _visible(mark["file"]):
+            yield Finding("error", "workdir", f"{process}: {probe['error']}: {remedy}", {"process": i})
+        elif not _becomes_visible(probe["file"]):
             bad = True
             remedy = "put it on a shared file system or in a bucket"
-            text = f"{asked.workdir} is not the same directory for process 0 and {who}: {remedy}"
-            yield Line("error", "workdir", text, {"process": i})
+            text = f"{context.workdir} is not the same directory for process 0 and {process}: {remedy}"
+            yield Finding("error", "workdir", text, {"process": i})
     if bad:
         return
-    # Raises if it is another run's.
-    paths = list(asked.paths)
+    # The following raises a UserError if the directory belongs to another run.
+    paths = list(context.paths)
     held = False
-    if asked.corpora and (before := workdir_lib.matching_config(asked.workdir, asked.config, asked.shares, paths)):
+    if context.corpora and (before := workdir_lib.matching_config(context.workdir, context.config, context.shares, paths)):
         held = True
-        continuation.check(asked.workdir, before, asked.config)
-    what = "holds this run, which goes on" if held else "will be made, or is empty"
-    if not asked.corpora:
-        what = "not compared with the run that it may hold: the corpora come first"
-    seen = f"written and read back by {len(asked.reports)} process(es)"
-    level, found = "ok", f"{asked.workdir}: {what}; {seen}"
-    if process := holder(asked.workdir):
+        continuation.check(context.workdir, before, context.config)
+    content = "holds this run, which will continue" if held else "does not exist or is empty"
+    if not context.corpora:
+        content = "not compared with a run in it, because the corpora cannot be opened"
+    text = f"{context.workdir}: {content}; written and read back by {len(context.reports)} process(es)"
+    level = "ok"
+    if process := holder(context.workdir):
         level = "warning"
-        found += f"; it is locked by {process}: wait for its end, stop it, or choose another --workdir"
-    yield Line(level, "workdir", found, {"holds_run": held})
+        text += f"; it is locked by {process}: wait for its end, stop it, or choose another --workdir"
+    yield Finding(level, "workdir", text, {"holds_run": held})
 
 
-def _visible(file: str) -> bool:
-    end = time.monotonic() + PATIENCE_SECONDS
+def _becomes_visible(file: str) -> bool:
+    end = time.monotonic() + VISIBILITY_TIMEOUT_SECONDS
     while not epath.Path(file).exists():
         if time.monotonic() > end:
             return False
@@ -71,33 +71,35 @@ def _visible(file: str) -> bool:
     return True
 
 
-def disk(asked: Asked) -> Iterator[Line]:
-    """Room for checkpoints: `checkpoint.keep` of them, one that is being written, and one that is kept as good."""
-    config = asked.config
-    size = SAVED_BYTES * count_parameters(config.model, config.objective.pair != "none", Sizes()).total
+def disk(context: CheckContext) -> Iterator[Finding]:
+    """Space for `checkpoint.keep` checkpoints, one that is being written, and one that is kept as known good."""
+    config = context.config
+    size = (
+        CHECKPOINT_BYTES_PER_PARAMETER * count_parameters(config.model, config.objective.pair != "none", Sizes()).total
+    )
     values = {"checkpoint": size, "keep": config.checkpoint.keep, "free": None}
     text = f"a checkpoint takes {size / GIB:,.2f} GiB"
-    if asked.workdir is None or is_remote(asked.workdir):
-        why = GIVE if asked.workdir is None else "the room in a bucket cannot be checked"
-        yield Line("ok", "disk", f"{text}; {why}", values)
+    if context.workdir is None or is_remote(context.workdir):
+        why = GIVE_WORKDIR if context.workdir is None else "the space of a bucket cannot be checked"
+        yield Finding("ok", "disk", f"{text}; {why}", values)
         return
-    saved = checkpoint_directory(asked.workdir)
-    there = sum(1 for _ in committed_checkpoints(saved)) if asked.workdir.is_dir() else 0
-    free = shutil.disk_usage(nearest(asked.workdir)).free
-    most, least = (max(1, config.checkpoint.keep + more - there) * size for more in (2, 1))
+    saved = checkpoint_directory(context.workdir)
+    present = sum(1 for _ in committed_checkpoints(saved)) if context.workdir.is_dir() else 0
+    free = shutil.disk_usage(nearest_existing(context.workdir)).free
+    most, least = (max(1, config.checkpoint.keep + more - present) * size for more in (2, 1))
     text += (
-        f"; keep {config.checkpoint.keep}, {there} there: {least / GIB:,.2f} to {most / GIB:,.2f} GiB more are needed, "
+        f"; keep {config.checkpoint.keep}, {present} present: {least / GIB:,.2f} to {most / GIB:,.2f} GiB more needed, "
         f"{free / GIB:,.2f} GiB are free"
     )
-    values |= {"there": there, "free": free, "least": least, "most": most}
-    remedy = "free some, choose another --workdir, or lower --checkpoint.keep"
+    values |= {"present": present, "free": free, "least": least, "most": most}
+    remedy = "free space, choose another --workdir, or lower --checkpoint.keep"
     if free < least:
-        yield Line("error", "disk", f"{text}: {remedy}", values)
-    elif free < MARGIN * most:
-        yield Line("warning", "disk", f"{text}, which is near: {remedy}", values)
+        yield Finding("error", "disk", f"{text}: {remedy}", values)
+    elif free < FREE_SPACE_MARGIN * most:
+        yield Finding("warning", "disk", f"{text}, which is little more: {remedy}", values)
     else:
-        yield Line("ok", "disk", text, values)
+        yield Finding("ok", "disk", text, values)
 
 
 CHECKS = {"workdir": workdir, "disk": disk}
-"""By the name that an error of theirs gets."""
+"""Checks by the name of the finding that reports their error."""

@@ -1,1 +1,1 @@
-"""What can be known about a run before it is paid for."""
+"""Estimates of memory, communication, time and cost of a run before it starts."""

@@ -1,4 +1,4 @@
-"""Which mesh, micro-batch and remat policy to rent chips for: all are rated by arithmetic, and few are compiled."""
+"""Search of mesh, micro-batch and remat policy for a phase: all candidates are rated by arithmetic, few compiled."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -7,17 +7,17 @@ from typing import Literal, NamedTuple
 from bert_jax.chips import Chip, Sizes
 from bert_jax.config import Config
 from bert_jax.errors import UserError
-from bert_jax.planning.memory_model import estimate
+from bert_jax.planning.memory_model import estimate_memory
 from bert_jax.planning.roofline import Bound, predict
 from bert_jax.training.micro_batch import valid_accumulations
 
-MOST_COMPILED = 6
-"""Programs that a search compiles at most."""
+MAX_COMPILED = 6
+"""Maximum number of programs that a search compiles."""
 MARGIN = 0.2
-"""A candidate is compiled only if its estimated memory is at most so much above the chip's: that is how far
-estimates were off (planning/memory_model.py)."""
-STEP_DOWN = 0.9
-"""After one that did not fit, only candidates are compiled that need at most so much of its estimate."""
+"""A candidate is compiled only if its estimated memory exceeds the chip's by at most this share, the observed error of
+the estimates (planning/memory_model.py)."""
+RETRY_FACTOR = 0.9
+"""After a candidate that did not fit, only candidates with at most this share of its estimate are compiled."""
 
 Remat = Literal["none", "dots", "full"]
 REMATS: tuple[Remat, ...] = ("none", "dots", "full")
@@ -29,50 +29,50 @@ class Candidate(NamedTuple):
 
     sizes: Sizes
     accumulation: int
-    """Micro-batches per update."""
+    """Micro-batches per step."""
     remat: Remat
 
     def config(self, config: Config) -> Config:
-        """The config that trains so."""
+        """The config with this candidate's remat policy."""
         return dataclasses.replace(config, model=dataclasses.replace(config.model, remat=self.remat))
 
 
-class Looked(NamedTuple):
-    """What a search found out about a candidate."""
+class RatedCandidate(NamedTuple):
+    """A candidate with its estimates and the outcome of the search."""
 
     candidate: Candidate
     memory: int
     """Bytes per device, estimated."""
     step_seconds: float
-    """Of an update, predicted."""
+    """Predicted seconds of a step."""
     bound: Bound
-    """What the update waits for most."""
+    """Main bottleneck of the step."""
     outcome: Outcome
     reason: str
-    """Of the outcome, in figures."""
+    """Reason of the outcome, with figures."""
     compiled: int | None = None
     """Bytes per device that the compiled program needs."""
 
 
-class Found(NamedTuple):
-    """All that was looked at, fastest first; the chosen one, if any, too."""
+class PhaseSearch(NamedTuple):
+    """Result of a search for one phase: the chosen candidate, and all rated ones, fastest first."""
 
-    chosen: Looked | None
-    looked: list[Looked]
+    chosen: RatedCandidate | None
+    rated: list[RatedCandidate]
 
 
 Compile = Callable[[Candidate], int]
-"""Bytes per device that a candidate's program needs; UserError if its compiler refuses it."""
+"""Returns the bytes per device that a candidate's program needs; UserError if the compiler refuses it."""
 
 
 def candidates(config: Config, phase: int, devices: int, slices: int) -> Iterator[Candidate]:
     """All meshes whose sizes are powers of two and divide what they split, with all micro-batches and policies.
 
     Args:
-      config: of the run; its batch sizes stay as they are.
+      config: of the run; its batch sizes are not changed.
       phase: index.
-      devices: in all slices together.
-      slices: that the data axis spans.
+      devices: number in all slices together.
+      slices: number of slices that the data axis spans.
     """
     model = config.model_of(phase)
     for tensor in _powers_of_two(devices // slices):
@@ -91,7 +91,7 @@ def _powers_of_two(most: int) -> list[int]:
     return [2**i for i in range(max(1, most).bit_length())]
 
 
-def search(
+def search_phase(
     config: Config,
     phase: int,
     devices: int,
@@ -99,24 +99,24 @@ def search(
     chip: Chip,
     compile: Compile,
     allowed: Callable[[Candidate], bool] = lambda candidate: True,
-    most: int = MOST_COMPILED,
-) -> Found:
-    """The fastest candidate by the roofline that compiles and fits.
+    max_compiled: int = MAX_COMPILED,
+) -> PhaseSearch:
+    """Find the fastest candidate by the roofline that compiles and fits.
 
-    Candidates are compiled in the order of their predicted time, those left out whose estimated memory rules them
-    out, until one fits or `most` have been compiled.
+    Candidates are compiled in the order of their predicted time, except those whose estimated memory is too large,
+    until one fits or `max_compiled` programs were compiled.
 
     Args:
-      config, phase: what is trained.
-      devices: in all slices together.
-      slices: that the data axis spans.
-      chip: what they consist of.
-      compile: called for the few.
-      allowed: which candidates are looked at.
-      most: programs to compile.
+      config, phase: phase to search for.
+      devices: number in all slices together.
+      slices: number of slices that the data axis spans.
+      chip: kind of the devices.
+      compile: compiles a candidate.
+      allowed: filter of the candidates.
+      max_compiled: maximum number of programs to compile.
 
     Raises:
-      UserError: the batch cannot be split over so many devices.
+      UserError: the batch cannot be split over the devices.
     """
     wanted = filter(allowed, candidates(config, phase, devices, slices))
     rated = sorted(_rate(config, phase, chip, wanted), key=_order)
@@ -125,44 +125,45 @@ def search(
             f"phases.{phase}.batch_size {config.phases[phase].batch_size} cannot be split over {devices} device(s) in "
             f"{slices} slice(s): change the batch size or the number of devices"
         )
-    limit, bound, compiled, chosen, looked = chip.memory, chip.memory * (1 + MARGIN), 0, None, []
+    limit, bound, compiled, chosen, results = chip.memory, chip.memory * (1 + MARGIN), 0, None, []
     for one in rated:
         if chosen is not None:
             longer = one.step_seconds / chosen.step_seconds - 1
-            one = one._replace(outcome="slower", reason=f"by {longer:.1%} than the chosen one")
+            one = one._replace(outcome="slower", reason=f"by {longer:.1%} than the chosen candidate")
         elif one.memory > bound:
-            reason = f"estimated {one.memory / 2**30:.1f} GiB; tried are at most {bound / 2**30:.1f}"
+            reason = f"estimated {one.memory / 2**30:.1f} GiB, more than {bound / 2**30:.1f} GiB"
             one = one._replace(outcome="too large", reason=reason)
-        elif compiled == most:
-            one = one._replace(outcome="not compiled", reason=f"{most} others were, and none fitted")
+        elif compiled == max_compiled:
+            reason = f"{max_compiled} others were compiled, and none fitted"
+            one = one._replace(outcome="not compiled", reason=reason)
         else:
             compiled += 1
             one = _try(one, limit, compile)
             if one.outcome == "chosen":
                 chosen = one
             else:
-                bound = min(bound, one.memory * STEP_DOWN)
-        looked.append(one)
-    return Found(chosen, looked)
+                bound = min(bound, one.memory * RETRY_FACTOR)
+        results.append(one)
+    return PhaseSearch(chosen, results)
 
 
-def _rate(config: Config, phase: int, chip: Chip, wanted: Iterator[Candidate]) -> Iterator[Looked]:
+def _rate(config: Config, phase: int, chip: Chip, wanted: Iterator[Candidate]) -> Iterator[RatedCandidate]:
     for candidate in wanted:
         with_remat = candidate.config(config)
-        memory = sum(estimate(with_remat, phase, candidate.sizes, candidate.accumulation).values())
+        memory = sum(estimate_memory(with_remat, phase, candidate.sizes, candidate.accumulation).values())
         prediction = predict(with_remat, phase, candidate.sizes, candidate.accumulation, chip)
-        yield Looked(candidate, memory, prediction.step_seconds, prediction.bound, "not compiled", "")
+        yield RatedCandidate(candidate, memory, prediction.step_seconds, prediction.bound, "not compiled", "")
 
 
-def _order(one: Looked) -> tuple[float, int]:
-    """Fastest first; of equally fast ones that which needs least memory."""
+def _order(one: RatedCandidate) -> tuple[float, int]:
+    """Fastest first; of equally fast candidates, the one with the least memory."""
     return one.step_seconds, one.memory
 
 
-def _try(one: Looked, limit: float, compile: Compile) -> Looked:
+def _try(one: RatedCandidate, limit: float, compile: Compile) -> RatedCandidate:
     try:
         needed = compile(one.candidate)
     except UserError as error:
         return one._replace(outcome="did not fit", reason=str(error))
-    said = f"compiled: {needed / 2**30:.1f} GiB of {limit / 2**30:.1f}"
-    return one._replace(outcome="chosen" if needed <= limit else "did not fit", reason=said, compiled=needed)
+    reason = f"compiled: {needed / 2**30:.1f} GiB of {limit / 2**30:.1f}"
+    return one._replace(outcome="chosen" if needed <= limit else "did not fit", reason=reason, compiled=needed)

@@ -1,22 +1,22 @@
-"""How long an update takes by a simple model of the machine: work of each kind over the rate for that kind.
+"""Predicted step time by a simple model of the machine: work of each kind divided by the rate for that kind.
 
-What it assumes, all of it:
+All assumptions of the model:
 
 | kind | seconds on each device |
 |---|---|
-| matmul | FLOPs of all products, recomputation included, at the chip's peak x its efficiency |
+| matmul | FLOPs of all matrix products, with recomputation, at the chip's peak x its efficiency |
 | hidden | `HIDDEN_ACCESSES` per element of the residual stream and layer at memory bandwidth, or elementwise operations at the vector rate, whichever takes longer |
 | scores | the same for attention probabilities, `SCORE_ACCESSES` each; none with the fused kernel (`cudnn`) |
 | logits | the same for the loss over the vocabulary, `LOGIT_BYTES` each |
-| parameters | `WEIGHT_BYTES` per parameter and micro-batch, `ACCUMULATE_BYTES` more when gradients are summed up, and `UPDATE_BYTES` per update |
-| data, fsdp, tensor, network | bytes sent over the bandwidth of the links that the axis lies along (planning/collectives.py) |
+| parameters | `WEIGHT_BYTES` per parameter and micro-batch, `ACCUMULATE_BYTES` more when gradients are accumulated, and `OPTIMIZER_BYTES` per step |
+| data, fsdp, tensor, network | bytes sent, divided by the bandwidth of the links that the axis uses (planning/collectives.py) |
 
-- The kinds follow each other: a step is their sum. Nothing is sent while anything is computed, because the step
-  gathers before its loop over micro-batches and reduces behind it; what XLA may overlap at the edges is given away.
-- Recomputed layers (`model.remat`) cost their products again; the extra traffic of computing them twice is taken to
-  be what storing them would have cost ("dots" was no slower than "none" on a CPU, see docs/LOG.md).
-- Reading rows, dispatch, checkpoints, evaluation and failures cost nothing; every device is as fast as every other.
-- Efficiencies belong to the chip (chips.py): assumed for accelerators, fitted on a CPU.
+- The kinds do not overlap: the step time is their sum. Communication does not overlap with computation, because the
+  step gathers before its loop over micro-batches and reduces after it; overlap by XLA at the edges is ignored.
+- Recomputed layers (`model.remat`) cost their products again; the additional memory traffic is assumed to equal that
+  of storing them ("dots" was no slower than "none" on a CPU, see docs/LOG.md).
+- Reading rows, dispatch, checkpoints, evaluation and failures cost nothing; all devices are equally fast.
+- Efficiencies are part of the chip (chips.py): assumed for accelerators, fitted on a CPU.
 
 No device is needed.
 """  # noqa: E501
@@ -25,13 +25,13 @@ from typing import Literal, NamedTuple
 
 from bert_jax.chips import Chip, Sizes
 from bert_jax.config import Config
-from bert_jax.planning.collectives import Collectives, expected_collectives, link_seconds
-from bert_jax.planning.workload import Workload, split, workload
+from bert_jax.planning.collectives import CollectiveBytes, expected_collectives, link_seconds
+from bert_jax.planning.workload import Workload, shard_size, workload
 from bert_jax.training.pretraining_task import train_step_flops
 
 HIDDEN_ACCESSES = 45.0
 """Reads and writes of an element of [tokens, H] per layer, forward and backward, feed-forward width included: what
-XLA leaves unfused moves about 90 H bytes per token and layer in bfloat16 (estimated, not measured)."""
+XLA does not fuse moves about 90 H bytes per token and layer in bfloat16 (estimated, not measured)."""
 SCORE_ACCESSES = 15.0
 """Reads and writes of an attention probability, forward and backward: scores, softmax, dropout and their
 gradients; about 30 bytes in bfloat16 (estimated, not measured)."""
@@ -41,12 +41,12 @@ WEIGHT_BYTES = 12.0
 """Per parameter and micro-batch: read forward and backward, gradient written, float32."""
 ACCUMULATE_BYTES = 12.0
 """Per parameter and micro-batch, when there are several: gradient read, sum read and written, float32."""
-UPDATE_BYTES = {"adamw": 28.0, "lamb": 40.0}
-"""Per parameter: gradient, both moments and weights read, all but the gradient written; LAMB reads direction and
-weights once more for its norms."""
+OPTIMIZER_BYTES = {"adamw": 28.0, "lamb": 40.0}
+"""Per parameter and step: gradient, both moments and weights read, all but the gradient written; LAMB reads direction
+and weights again for its norms."""
 
 HASH_OPS = 21.0
-"""Of dropout, per element: two scramblings of eight operations, and five around them (model/layers.py)."""
+"""Of dropout, per element: two hash rounds of eight operations, and five more (model/layers.py)."""
 ACTIVATION_OPS = {"gelu": 80.0, "gelu_tanh": 60.0, "relu": 3.0}
 """Per element of the feed-forward width, forward and backward; erf, exp and tanh counted as 20."""
 SOFTMAX_OPS = 35.0
@@ -59,31 +59,31 @@ Bound = Literal["compute", "memory", "links"]
 
 
 class Prediction(NamedTuple):
-    """What the model says of an update."""
+    """Prediction for one step."""
 
     seconds: dict[str, float]
-    """By kind; they add up to `step_seconds`."""
+    """Seconds by kind; their sum is `step_seconds`."""
     bounds: dict[str, Bound]
-    """What each kind waits for."""
+    """Bottleneck of each kind."""
     flops: float
-    """That the model needs, over all devices (model/flops.py): no recomputation."""
+    """FLOPs that the model needs, over all devices (model/flops.py), without recomputation."""
     mfu: float
     """Model FLOP/s as a share of all chips' bfloat16 peak."""
-    collectives: Collectives
+    collectives: CollectiveBytes
     """Bytes that each device sends."""
 
     @property
     def step_seconds(self) -> float:
-        """Of the update."""
+        """Seconds of the step."""
         return sum(self.seconds.values())
 
     @property
     def bound(self) -> Bound:
-        """What most of the update's time goes to."""
+        """Bottleneck with the largest share of the step time."""
         return max((COMPUTE, MEMORY, LINKS), key=self.share)
 
     def share(self, bound: Bound) -> float:
-        """Share of the update's time that waits for this, in [0, 1]."""
+        """Share of the step time with this bottleneck, in [0, 1]."""
         return sum(self.seconds[kind] for kind, why in self.bounds.items() if why == bound) / self.step_seconds
 
 
@@ -93,26 +93,26 @@ def predict(
     sizes: Sizes,
     accumulation: int,
     chip: Chip,
-    collectives: Collectives | None = None,
+    collectives: CollectiveBytes | None = None,
 ) -> Prediction:
-    """Step time of an update of a phase at its full batch size, and what bounds it.
+    """Predict the time of a step of a phase at its full batch size, and its bottleneck.
 
     Args:
       config: of the run.
       phase: index.
       sizes: of the mesh.
-      accumulation: micro-batches per update.
-      chip: what the mesh consists of.
-      collectives: bytes that a compiled program sends; None: what the step must send by its shapes.
+      accumulation: micro-batches per step.
+      chip: kind of the devices.
+      collectives: bytes that a compiled program sends; None: computed from the shapes of the step.
 
     Raises:
-      UserError: rows or heads cannot be divided so.
+      UserError: rows or heads are not divisible by the mesh.
     """
     work = workload(config, phase, sizes, accumulation)
     sent = expected_collectives(work) if collectives is None else collectives
     seconds: dict[str, float] = {"matmul": matmul_seconds(work, chip)}
     bounds: dict[str, Bound] = {"matmul": COMPUTE}
-    for kind, (moved, operations, share) in elementwise(work, chip).items():
+    for kind, (moved, operations, share) in elementwise_costs(work, chip).items():
         by_memory, by_vector = moved / (chip.memory_bandwidth * share), operations / chip.vector_ops
         seconds[kind] = max(by_memory, by_vector)
         bounds[kind] = MEMORY if by_memory >= by_vector else COMPUTE
@@ -128,46 +128,47 @@ def predict(
 
 
 def matmul_seconds(work: Workload, chip: Chip) -> float:
-    """Of all matrix products of an update."""
+    """Seconds of all matrix products of a step."""
     peak = chip.peak_flops * (1.0 if work.activation_bytes == 2 else chip.float32_share)
     return program_flops(work) / (peak * chip.efficiency.matmul)
 
 
 def program_flops(work: Workload) -> float:
-    """FLOPs of the products that one device computes in an update.
+    """FLOPs of the matrix products that one device computes in a step.
 
-    Other than the model needs: windows are masked, not left out; the head has room for the most predictions that a
-    packed row can hold; and what `model.remat` forgets is computed again.
+    They exceed the FLOPs that the model needs: attention windows are masked, not skipped; the head is padded to the
+    maximum number of predictions of a packed row; and `model.remat` recomputes.
     """
     model, tensor = work.model, work.sizes.tensor
     width, heads, tables = model.hidden_size, model.num_heads * model.size_per_head, model.embedding_width
     products = 3 if model.feed_forward == "gated" else 2
     linear = 2 * width * (4 * heads + products * model.intermediate_size) / tensor
     attention = 4 * heads * work.seq_len / tensor
-    again = {"none": 0.0, "dots": attention, "full": linear + attention}[model.remat]
-    layers = model.num_layers * work.tokens * (3 * (linear + attention) + again)
+    recomputed = {"none": 0.0, "dots": attention, "full": linear + attention}[model.remat]
+    layers = model.num_layers * work.tokens * (3 * (linear + attention) + recomputed)
     projection = 0 if model.embedding_size is None else 2 * tables * width
-    vocabulary = split(model.vocab_size, tensor)
+    vocabulary = shard_size(model.vocab_size, tensor)
     head = work.rows * work.predictions * 2 * tables * (width + vocabulary)
     return work.micro_batches * (layers + 3 * (head + work.tokens * projection))
 
 
-def elementwise(work: Workload, chip: Chip) -> dict[str, tuple[float, float, float]]:
-    """Bytes moved, elementwise operations, and share of memory bandwidth, of each kind in an update, per device."""
+def elementwise_costs(work: Workload, chip: Chip) -> dict[str, tuple[float, float, float]]:
+    """Bytes moved, elementwise operations and share of memory bandwidth, by kind, for a step of one device."""
     model, share = work.model, chip.efficiency
     micro, layers, tensor = work.micro_batches, work.model.num_layers, work.sizes.tensor
-    again = 2 if model.remat == "full" else 1
-    noise = HASH_OPS * again
+    passes = 2 if model.remat == "full" else 1
+    dropout_ops = HASH_OPS * passes
     hidden = micro * layers * work.tokens * model.hidden_size
     wide = micro * layers * work.tokens * model.intermediate_size / tensor
     scores = 0 if model.attention == "cudnn" else micro * layers * work.scores
     logits = micro * work.logits
-    hidden_ops = hidden * 2 * (NORM_OPS + noise * (model.hidden_dropout > 0)) + wide * ACTIVATION_OPS[model.activation]
+    hidden_ops = hidden * 2 * (NORM_OPS + dropout_ops * (model.hidden_dropout > 0))
+    hidden_ops += wide * ACTIVATION_OPS[model.activation]
     return {
         "hidden": (hidden * HIDDEN_ACCESSES * work.activation_bytes, hidden_ops, share.hidden),
         "scores": (
             scores * SCORE_ACCESSES * work.activation_bytes,
-            scores * (SOFTMAX_OPS + noise * (model.attention_dropout > 0)),
+            scores * (SOFTMAX_OPS + dropout_ops * (model.attention_dropout > 0)),
             share.scores,
         ),
         "logits": (logits * LOGIT_BYTES, logits * SOFTMAX_OPS, share.logits),
@@ -175,6 +176,9 @@ def elementwise(work: Workload, chip: Chip) -> dict[str, tuple[float, float, flo
 
 
 def parameter_bytes(work: Workload, optimizer: str) -> float:
-    """Bytes that weights, gradients and the update move on each device."""
-    each = WEIGHT_BYTES + (ACCUMULATE_BYTES if work.micro_batches > 1 else 0.0)
-    return work.micro_batches * each * work.parameters.whole + UPDATE_BYTES[optimizer] * work.parameters.owned
+    """Bytes that weights, gradients and the optimizer move on each device."""
+    per_micro_batch = WEIGHT_BYTES + (ACCUMULATE_BYTES if work.micro_batches > 1 else 0.0)
+    return (
+        work.micro_batches * per_micro_batch * work.parameters.whole
+        + OPTIMIZER_BYTES[optimizer] * work.parameters.owned
+    )

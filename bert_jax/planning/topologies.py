@@ -1,7 +1,7 @@
-"""Devices that are not there, by name: ``v5e:16x16``, ``2xv5e:16x16`` for two slices, ``h100:8x8`` for nodes x GPUs.
+"""Absent devices by name: ``v5e:16x16``, ``2xv5e:16x16`` for two slices, ``h100:8x8`` for nodes x GPUs.
 
-TPU names are libtpu's, which compiles for them on any machine. For GPUs there is no such compiler: programs are lowered
-on an abstract mesh and no further.
+TPU names are those of libtpu, which compiles for them on any machine. GPU programs cannot be compiled without a GPU:
+they are lowered on an abstract mesh.
 """
 
 import difflib
@@ -32,10 +32,10 @@ EXAMPLES = {
     "b200": "b200:8x8",
 }
 GRAMMAR = "write v5e:16x16, 2xv5e:16x16 for two slices of it, or h100:8x8 for nodes x GPUs"
-# Without these, libtpu asks Google Cloud who it is, for minutes, and complains on stderr. Their values do not matter
-# for a topology that has a name.
+# Without these, libtpu queries the Google Cloud metadata server for minutes and writes errors to stderr. Their values
+# have no effect for a named topology.
 ENVIRONMENT = {
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # else one process at a time, with an error that names a lock file
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # otherwise only one process at a time may load libtpu
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_ACCELERATOR_TYPE": "v5litepod-8",
@@ -46,25 +46,25 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Topology:
-    """Devices of one kind, and how they lie."""
+    """Devices of one kind and their layout."""
 
     name: str
-    """As the user wrote it."""
+    """Name as given by the user."""
     chip: Chip
     count: int
     """jax devices in all slices together: chips, but two for each chip of v3."""
     slices: int
     """TPU pod slices, or nodes of GPUs."""
     devices: tuple[jax.Device, ...] | None
-    """For which jax compiles; None for GPUs."""
+    """Devices for which jax compiles; None for GPUs."""
 
     @property
     def chips(self) -> int:
-        """That are paid for."""
+        """Number of chips, the unit of pricing."""
         return self.count // devices_per_chip(self.chip)
 
     def mesh(self, config: MeshConfig) -> Mesh | AbstractMesh:
-        """The axes over these devices.
+        """Mesh over these devices.
 
         Raises:
           UserError: see `make_mesh`.
@@ -74,37 +74,37 @@ class Topology:
         return make_mesh(config, list(self.devices))
 
     def sizes(self, mesh: Mesh | AbstractMesh) -> Sizes:
-        """What the analytic models want to know of a mesh over them."""
+        """Sizes of a mesh over these devices, for the analytic models."""
         return Sizes(**mesh.shape, slices=self.slices)
 
 
 def devices_per_chip(chip: Chip) -> int:
-    """How many jax devices the maker sells as one chip: v3's two cores are devices of their own."""
+    """Number of jax devices per chip: each of the two cores of a v3 chip is a device."""
     return 2 if chip.name == "v3" else 1
 
 
-def find(text: str) -> Topology:
-    """The topology of a name.
+def parse_topology(text: str) -> Topology:
+    """Parse the name of a topology.
 
-    Sets the environment that libtpu reads when it is loaded, and keeps jax on the CPU: nothing here needs a device.
+    Sets the environment variables that libtpu reads when it is loaded, and keeps jax on the CPU: no device is needed.
 
     Raises:
-      UserError: no such name, libtpu is not installed, or it refuses the shape.
+      UserError: unknown name, libtpu is not installed, or libtpu does not support the shape.
     """
     match = re.fullmatch(r"(?:(\d+)x)?([a-z]\w*):(\d+(?:x\d+)*)", text)
     if not match:
         raise UserError(f"--topology {text}: {_nearest(text, list(EXAMPLES.values()))}{GRAMMAR}")
     slices, name, shape = int(match[1] or 1), match[2], [int(size) for size in match[3].split("x")]
     if name not in CHIPS:
-        near = _nearest(name, list(CHIPS))
-        raise UserError(f"--topology {text}: there is no chip '{name}': {near}chips are {', '.join(CHIPS)}")
+        suggestion = _nearest(name, list(CHIPS))
+        raise UserError(f"--topology {text}: there is no chip '{name}': {suggestion}chips are {', '.join(CHIPS)}")
     if slices < 1 or 0 in shape:
         raise UserError(f"--topology {text}: sizes must be at least 1")
     chip = CHIPS[name]
     jax.config.update("jax_platforms", "cpu")
     if not chip.torus_dimensions:
         if match[1] or len(shape) != 2:
-            raise UserError(f"--topology {text}: of GPUs, say how many nodes and how many in each, as in {name}:8x8")
+            raise UserError(f"--topology {text}: give the number of nodes and GPUs per node: {name}:8x8")
         return Topology(text, chip, math.prod(shape), shape[0], None)
     devices = _devices(text, name, match[3], slices)
     return Topology(text, chip, len(devices), slices, devices)
@@ -112,27 +112,27 @@ def find(text: str) -> Topology:
 
 def _devices(text: str, name: str, shape: str, slices: int) -> tuple[jax.Device, ...]:
     if importlib.util.find_spec("libtpu") is None:
-        raise UserError(
-            f"--topology {text}: compiling for TPUs without TPUs needs their compiler: {install_command('plan')}"
-        )
+        raise UserError(f"--topology {text}: compiling for absent TPUs needs libtpu: {install_command('plan')}")
     for variable, value in ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
-    # libtpu reads XLA_FLAGS when it first compiles, and ends the process where one is for another platform; its own are
-    # in LIBTPU_INIT_ARGS. jaxlib reads them when it makes its first backend.
+    # libtpu reads XLA_FLAGS at its first compilation and exits the process at a flag of another platform; its own flags
+    # are in LIBTPU_INIT_ARGS. jaxlib reads XLA_FLAGS when it creates its first backend.
     jax.local_devices(backend="cpu")
     os.environ.pop("XLA_FLAGS", None)
     options: dict[str, int | str] = {"num_slices": slices} if slices > 1 else {}
-    if name == "v4":  # its two cores are one device only if one says so
+    if name == "v4":  # makes the two cores of a chip one device
         options["chip_config_name"] = "megacore"
     try:
-        found = topologies.get_topology_desc(platform="tpu", topology_name=f"{name}:{shape}", **options)
+        description = topologies.get_topology_desc(platform="tpu", topology_name=f"{name}:{shape}", **options)
     except jax.errors.JaxRuntimeError as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"--topology {text}: libtpu has no such shape: {reason}; try {EXAMPLES[name]}") from None
-    # A topology of one chip has more entries than chips.
-    return tuple({device.id: device for device in found.devices}.values())
+        raise UserError(
+            f"--topology {text}: libtpu does not support this shape: {reason}; try {EXAMPLES[name]}"
+        ) from None
+    # The topology of a single chip lists devices more than once.
+    return tuple({device.id: device for device in description.devices}.values())
 
 
 def _nearest(text: str, names: list[str]) -> str:
-    near = difflib.get_close_matches(text, names, n=1, cutoff=0.4)
-    return f"did you mean '{near[0]}'? " if near else ""
+    matches = difflib.get_close_matches(text, names, n=1, cutoff=0.4)
+    return f"did you mean '{matches[0]}'? " if matches else ""

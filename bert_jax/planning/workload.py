@@ -1,6 +1,6 @@
-"""What one device holds and computes in one update: the sizes that every estimate starts from. Needs no device.
+"""Sizes of what one device holds and computes in one step, the input of all estimates. Needs no device.
 
-Sizes of parameters are read off the model and the sharding table themselves (abstractly), so they are exact.
+Parameter sizes come from the model and its shardings (abstract evaluation), so they are exact.
 """
 
 import functools
@@ -19,37 +19,37 @@ from bert_jax.objectives.masking import predictions_per_row
 from bert_jax.training.sharding import manual_specs, state_shardings
 
 
-class Parameters(NamedTuple):
-    """Numbers of parameters."""
+class ParameterCounts(NamedTuple):
+    """Numbers of parameters on one device and in total."""
 
     total: int
-    """Of the model."""
+    """Parameters of the model."""
     owned: int
-    """That a device keeps, with their moments."""
+    """Parameters in the device's shard, stored with their moments."""
     whole: int
-    """That a device holds while it computes gradients: gathered over fsdp, still split over tensor."""
+    """Parameters on the device while it computes gradients: gathered over fsdp, still split over tensor."""
     gathered: int
-    """Of `whole`, those that are split over fsdp: what is gathered and what is reduced by scattering."""
+    """Those of `whole` that are split over fsdp: gathered, and reduced by a reduce-scatter."""
 
 
 class Workload(NamedTuple):
-    """One update on one device."""
+    """One step on one device."""
 
     model: ModelConfig
-    """As deep as in the phase."""
+    """Model with the depth of the phase."""
     sizes: Sizes
     seq_len: int
     micro_batches: int
-    """Computed one after the other."""
+    """Micro-batches per step."""
     rows: int
-    """Of each micro-batch, on this device."""
+    """Rows of a micro-batch on this device."""
     predictions: int
-    """Positions per row that pass through the head over the vocabulary."""
-    parameters: Parameters
+    """Predicted positions per row, which pass through the vocabulary head."""
+    parameters: ParameterCounts
 
     @property
     def tokens(self) -> int:
-        """Of each micro-batch, on this device."""
+        """Tokens of a micro-batch on this device."""
         return self.rows * self.seq_len
 
     @property
@@ -59,13 +59,13 @@ class Workload(NamedTuple):
 
     @property
     def scores(self) -> int:
-        """Attention probabilities per layer of each micro-batch, on this device."""
+        """Attention probabilities per layer of a micro-batch on this device."""
         return self.rows * self.heads * self.seq_len**2
 
     @property
     def logits(self) -> int:
-        """Of each micro-batch, on this device."""
-        return self.rows * self.predictions * split(self.model.vocab_size, self.sizes.tensor)
+        """Logits of a micro-batch on this device."""
+        return self.rows * self.predictions * shard_size(self.model.vocab_size, self.sizes.tensor)
 
     @property
     def activation_bytes(self) -> int:
@@ -73,26 +73,26 @@ class Workload(NamedTuple):
         return 2 if self.model.compute_dtype == "bfloat16" else 4
 
 
-def split(size: int, devices: int) -> int:
-    """A dimension's part on one device; whole if it cannot be divided, as in the sharding table."""
+def shard_size(size: int, devices: int) -> int:
+    """Size of a dimension on one device; the full size if it is not divisible, as in the shardings."""
     return size // devices if size % devices == 0 else size
 
 
 def workload(config: Config, phase: int, sizes: Sizes, accumulation: int) -> Workload:
-    """What each device has to do in an update of a phase, at its full batch size.
+    """Workload of each device in a step of a phase at its full batch size.
 
     Args:
       config: of the run.
       phase: index.
       sizes: of the mesh.
-      accumulation: micro-batches per update.
+      accumulation: micro-batches per step.
 
     Raises:
-      UserError: rows or heads cannot be divided so.
+      UserError: rows or heads are not divisible by the mesh.
     """
     settings, model = config.phases[phase], config.model_of(phase)
-    rows, left = divmod(settings.batch_size, sizes.row_shards * accumulation)
-    if left or not rows:
+    rows, remainder = divmod(settings.batch_size, sizes.row_shards * accumulation)
+    if remainder or not rows:
         raise UserError(
             f"phases.{phase}.batch_size {settings.batch_size} is not divisible by {sizes.row_shards} row shards "
             f"(mesh data x fsdp) x accumulation {accumulation}"
@@ -105,18 +105,18 @@ def workload(config: Config, phase: int, sizes: Sizes, accumulation: int) -> Wor
         predictions = settings.seq_len - 1
     else:
         slots = config.data.slots(settings.seq_len)
-        rate, most = config.objective.mask_rate, settings.max_predictions
-        predictions = predictions_per_row(rate, settings.seq_len, slots, most)
+        rate, max_predictions = config.objective.mask_rate, settings.max_predictions
+        predictions = predictions_per_row(rate, settings.seq_len, slots, max_predictions)
     parameters = count_parameters(model, config.objective.pair != "none", sizes)
     return Workload(model, sizes, settings.seq_len, accumulation, rows, predictions, parameters)
 
 
-def count_parameters(model: ModelConfig, pair: bool, sizes: Sizes) -> Parameters:
-    """How a model's parameters lie on a mesh.
+def count_parameters(model: ModelConfig, pair: bool, sizes: Sizes) -> ParameterCounts:
+    """Count the parameters of a model on a mesh.
 
     Args:
       model: shapes.
-      pair: whether it has a head for sentence pairs.
+      pair: whether the model has a head for sentence pairs.
       sizes: of the mesh.
     """
     axes = (sizes.data, sizes.fsdp, sizes.tensor)
@@ -131,7 +131,7 @@ def count_parameters(model: ModelConfig, pair: bool, sizes: Sizes) -> Parameters
         owned += own
         whole += own * (sizes.fsdp if over_fsdp else 1)
         gathered += own * sizes.fsdp if over_fsdp else 0
-    return Parameters(total, owned, whole, gathered)
+    return ParameterCounts(total, owned, whole, gathered)
 
 
 @functools.lru_cache(maxsize=64)

@@ -1,12 +1,12 @@
-"""Step time, tokens/s and MFU of the real train step, beside the machine's own matmul ceiling and a peer.
+"""Step time, tokens/s and MFU of the train step, compared with the machine's matmul ceiling and a peer library.
 
-    python scripts/benchmarks/bench.py                                       # a small set that suits the device
+    python scripts/benchmarks/bench.py                                       # a small set for the device
     python scripts/benchmarks/bench.py --presets bert_base --seq-lens 128 --batch 8 --dropout 0.1,0 --scan-unroll 1,12
     python scripts/benchmarks/bench.py --peer transformers --threads 2 --json bench.json
 
-One process, one go. Cases of one preset and sequence length form a group and are interleaved: A, B, C, A, B, C, ...
-Warm-up and compilation are not timed. MFU is the FLOPs that the model needs (bert_jax/model/flops.py) over
-the ceiling measured in this run for the type of the case. Needs jax, flax, optax and numpy, nothing else.
+One process. Cases of one preset and sequence length form a group and are interleaved: A, B, C, A, B, C, ... Warm-up
+and compilation are not timed. MFU is the FLOPs that the model needs (bert_jax/model/flops.py) over the ceiling measured
+in this run for the type of the case. Needs only jax, flax, optax and numpy.
 """
 
 import argparse
@@ -39,7 +39,7 @@ PRESETS = {
     "bert_large": (24, 1024),
 }
 RESERVE = 2.0
-"""Seconds of the budget that stay free for the table and the JSON file."""
+"""Seconds of the budget that are reserved for the table and the JSON file."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ class Case:
     remat: str = "none"
     pair: str = "nsp"
     variant: str | None = None
-    """Of the peer: stock or gathered; None is bert_jax."""
+    """Variant of the peer: stock or gathered; None is bert_jax."""
     compiled: bool = False
-    """Whether the peer goes through torch.compile."""
+    """Whether the peer uses torch.compile."""
 
     @property
     def size(self) -> tuple[int, int]:
@@ -70,7 +70,7 @@ class Case:
 
     @property
     def program(self) -> str:
-        """Whose step it is."""
+        """Name of the measured program."""
         return f"transformers {self.variant}" if self.variant else "bert_jax"
 
     @property
@@ -81,22 +81,22 @@ class Case:
 
     @property
     def shapes(self) -> tuple:
-        """What a peer must share for a ratio to mean anything."""
+        """Settings that must be equal for a comparison with the peer."""
         return self.preset, self.seq_len, self.batch, self.hidden_dropout, self.attention_dropout, self.dtype
 
 
 @dataclass
 class Row:
-    """What became of a case."""
+    """Result of a case."""
 
     case: Case
     status: str = "not measured"
     """measured, out of memory, unsupported, failed, or not measured (the budget ended first)."""
     detail: str = ""
     samples: list[float] | None = None
-    """Seconds per update, one number per round."""
+    """Seconds per step, one number per round."""
     cpu_samples: list[float] | None = None
-    """CPU seconds of the process per update: on a shared machine they waver less than the clock."""
+    """CPU seconds of the process per step: on a shared machine they vary less than wall-clock time."""
     setup_seconds: float | None = None
     compile_seconds: float | None = None
     memory_bytes: int | None = None
@@ -104,36 +104,36 @@ class Row:
 
 
 class Budget:
-    """Seconds that the whole run may take."""
+    """Time budget of the whole run in seconds."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic):
         self.clock, self.end = clock, clock() + seconds
 
     def left(self) -> float:
-        """Seconds that are left, RESERVE excluded."""
+        """Remaining seconds, without RESERVE."""
         return self.end - self.clock() - RESERVE
 
 
 def measure_group(
-    rows: Sequence[Row], build: Callable[[Case], Any], budget: Budget, rounds: int, patience: dict[str, float]
+    rows: Sequence[Row], build: Callable[[Case], Any], budget: Budget, rounds: int, slowest_builds: dict[str, float]
 ) -> None:
-    """Build the cases of a group, then time them in turn, round after round, while the budget lasts.
+    """Build the cases of a group, then time them in turn for several rounds while the budget lasts.
 
-    A case is built only if the slowest build of its program so far and one step of each case that already
-    stands would still fit, and a round is started only if the last one would fit again.
+    A case is built only if the remaining time allows for the slowest build of its program so far and one round of the
+    cases built so far. A round is started only if there is time for another one like the last.
 
     Args:
       rows: filled in place.
       build: makes a step from a case; its errors become the row's status.
       budget: of the whole run.
-      rounds: at most so many.
-      patience: seconds of the slowest build by program; kept over groups, updated here.
+      rounds: maximum number of rounds.
+      slowest_builds: seconds of the slowest build by program; kept over groups, updated here.
     """
     steps: list[tuple[Row, Any, int]] = []
-    standing = 0.0
+    round_seconds = 0.0
     for row in rows:
-        expected = patience.get(row.case.program, 0.0)
-        if budget.left() < expected + standing:
+        expected = slowest_builds.get(row.case.program, 0.0)
+        if budget.left() < expected + round_seconds:
             row.detail = f"budget: {max(budget.left(), 0):.0f} s left, a build took {expected:.0f} s"
             continue
         start = budget.clock()
@@ -141,27 +141,27 @@ def measure_group(
             step = build(row.case)
             step.run(1)
             warm = step.run(1)
-        except Exception as error:  # An out-of-memory or unsupported case is a result.
+        except Exception as error:  # Running out of memory is a result, too.
             row.status, row.detail = explain(error)
             continue
         row.setup_seconds = budget.clock() - start
         row.compile_seconds, row.memory_bytes = step.compile_seconds, step.memory_bytes
-        patience[row.case.program] = max(expected, row.setup_seconds)
-        # Enough updates per round that neither dispatch nor the clock matters.
+        slowest_builds[row.case.program] = max(expected, row.setup_seconds)
+        # Enough steps per round that dispatch and clock resolution do not matter.
         count = max(1, min(20, round(0.3 / max(warm, 1e-6))))
-        standing += count * warm
+        round_seconds += count * warm
         steps.append((row, step, count))
-        # Better than nothing, should the budget end before the first round.
-        row.samples, row.detail = [warm], "one step while warming up, not interleaved: the budget ended"
+        # Kept only if the budget ends before the first round.
+        row.samples, row.detail = [warm], "one warm-up step, not interleaved: the budget ended"
     for done in range(rounds):
-        if not steps or budget.left() < standing:
+        if not steps or budget.left() < round_seconds:
             break
         start = budget.clock()
         for row, step, count in steps:
             if not done:
                 row.samples, row.detail = [], ""
             _time(row, step, count)
-        standing = budget.clock() - start
+        round_seconds = budget.clock() - start
     for row, step, _ in steps:
         if row.samples:
             row.status, row.loss = "measured", step.loss()
@@ -182,7 +182,7 @@ def _time(row: Row, step: Any, count: int) -> None:
 
 
 def explain(error: Exception) -> tuple[str, str]:
-    """Status and one line for a case that could not be run."""
+    """Status and a one-line description of a case that failed."""
     text = f"{type(error).__name__}: {error}"
     line = " ".join(text.split())[:200]
     if isinstance(error, UserError):
@@ -190,14 +190,14 @@ def explain(error: Exception) -> tuple[str, str]:
     signs = ("RESOURCE_EXHAUSTED", "OutOfMemory", "out of memory", "can't allocate memory", "MemoryError")
     if any(sign in text for sign in signs):
         return "out of memory", line
-    # What a kernel will not do comes as one of these from jax.nn and XLA.
+    # jax.nn and XLA report unsupported kernels with one of these.
     if isinstance(error, NotImplementedError) or "UNIMPLEMENTED" in text or "cudnn" in text.lower():
         return "unsupported", line
     return "failed", line
 
 
 def group_cases(cases: Iterable[Case]) -> list[list[Case]]:
-    """Cases by (preset, sequence length), first come, first measured."""
+    """Group cases by (preset, sequence length), in the order of their first case."""
     groups: dict[tuple[str, int], list[Case]] = {}
     for case in cases:
         groups.setdefault((case.preset, case.seq_len), []).append(case)
@@ -205,7 +205,7 @@ def group_cases(cases: Iterable[Case]) -> list[list[Case]]:
 
 
 def with_peers(cases: Sequence[Case], compiled: bool) -> list[Case]:
-    """Behind the first case of each set of shapes: the peer's two variants on them."""
+    """Add the two variants of the peer after the first case of each set of shapes."""
     result, seen = [], set()
     for case in cases:
         result.append(case)
@@ -217,7 +217,7 @@ def with_peers(cases: Sequence[Case], compiled: bool) -> list[Case]:
 
 
 def default_cases(platform: str, options: argparse.Namespace) -> list[Case]:
-    """What is measured where the command line leaves it open, most wanted first."""
+    """Cases for the options, with defaults for missing ones, in order of priority."""
     on_cpu = platform == "cpu"
     shapes = [("bert_base", 128), ("bert_large", 512), ("bert_large", 128), ("bert_base", 512)]
     if on_cpu:
@@ -243,38 +243,40 @@ def default_cases(platform: str, options: argparse.Namespace) -> list[Case]:
             options.scan_unroll,
             options.remat,
         ):
-            ours = (attention, optimizer, accumulation, unroll, remat, options.pair)
-            cases.append(Case(preset, seq_len, batch, *dropout, dtype, *ours))
+            settings = (attention, optimizer, accumulation, unroll, remat, options.pair)
+            cases.append(Case(preset, seq_len, batch, *dropout, dtype, *settings))
     return cases
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The command line; a mistake is one line and exit code 2."""
+    """Parse the command line; an error is one line and exit code 2."""
     parser = _OneLineParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--presets", type=_listed(_one_of(*PRESETS)), help=f"of {', '.join(PRESETS)}")
     add("--seq-lens", type=_listed(positive), help="tokens per row, e.g. 128,512")
-    add("--batch", type=_listed(positive), help="rows per update; default: 1,024 tokens on CPU, 16 or 32 k elsewhere")
+    add("--batch", type=_listed(positive), help="rows per step; default: 1,024 tokens on CPU, 16 or 32 k elsewhere")
     add("--dropout", type=_listed(_rates), help="rate, or hidden/attention, e.g. 0.1,0,0.1/0; default 0.1,0")
     add("--dtype", type=_listed(_one_of("float32", "bfloat16")), help="compute type; default float32 on CPU, bfloat16")
     add("--attention", type=_listed(_one_of("reference", "xla", "cudnn")), help="default: all that the case allows")
-    add("--optimizer", type=_listed(_one_of("adamw", "lamb")), default=["adamw"], help="of ours; the peer has AdamW")
-    add("--accumulation", type=_listed(positive), default=[1], help="micro-batches per update")
+    add(
+        "--optimizer", type=_listed(_one_of("adamw", "lamb")), default=["adamw"], help="of bert_jax; the peer has AdamW"
+    )
+    add("--accumulation", type=_listed(positive), default=[1], help="micro-batches per step")
     add("--scan-unroll", type=_listed(positive), default=[1], help="layers per iteration of the scan over depth")
-    add("--remat", type=_listed(_one_of("none", "dots", "full")), default=["none"], help="what is recomputed")
-    add("--pair", choices=("nsp", "none"), help="pair objective; default nsp, with --peer none, as the peer has none")
+    add("--remat", type=_listed(_one_of("none", "dots", "full")), default=["none"], help="remat policy")
+    add("--pair", choices=("nsp", "none"), help="pair objective; default nsp, or none with --peer")
     add("--peer", choices=("transformers",), help="also time its BertForMaskedLM, stock and on gathered positions")
     add("--no-peer-compile", action="store_true", help="no torch.compile for the peer (CPU: never)")
     add(
         "--devices",
         type=positive,
         default=1,
-        help="devices that share our batch; ceilings are multiplied",
+        help="devices that share the batch of bert_jax; ceilings are multiplied",
     )
-    add("--threads", type=positive, help="CPU cores for this process, hence for jax and torch alike")
-    add("--rounds", type=positive, default=7, help="rounds over a group; medians are over them")
-    add("--budget", type=float, default=600.0, help="seconds for the whole run; what does not fit is listed")
-    add("--json", type=Path, metavar="FILE", help="write everything measured there")
+    add("--threads", type=positive, help="CPU cores for this process (jax and torch)")
+    add("--rounds", type=positive, default=7, help="rounds over a group for the medians")
+    add("--budget", type=float, default=600.0, help="seconds for the whole run; cases without time are listed")
+    add("--json", type=Path, metavar="FILE", help="write all measurements there")
     options = parser.parse_args(arguments)
     options.pair = options.pair or ("none" if options.peer else "nsp")
     if options.budget <= RESERVE:
@@ -326,14 +328,14 @@ def _one_of(*names: str) -> Callable[[str], str]:
 
 
 def run(options: argparse.Namespace, budget: Budget) -> dict[str, Any]:
-    """Measure ceilings and cases; everything that was found out, ready for JSON.
+    """Measure ceilings and cases; returns the report for JSON.
 
     Raises:
-      UserError: fewer devices than wanted.
+      UserError: fewer devices than requested.
     """
-    import bench_ours
+    import bench_bert_jax
 
-    about = bench_ours.describe_device(options.devices)
+    about = bench_bert_jax.describe_device(options.devices)
     cases = default_cases(about["platform"], options)
     peer = None
     if options.peer:
@@ -343,38 +345,38 @@ def run(options: argparse.Namespace, budget: Budget) -> dict[str, Any]:
         cases = with_peers(cases, about["platform"] == "gpu" and not options.no_peer_compile)
 
     def build(case: Case) -> Any:
-        say(f"{case.preset} {case.seq_len}: {case.program}, batch {case.batch}, dropout {case.dropout}, {case.dtype}")
+        log(f"{case.preset} {case.seq_len}: {case.program}, batch {case.batch}, dropout {case.dropout}, {case.dtype}")
         if case.variant is None:
-            return bench_ours.OurStep(case, options.devices)
-        rows = bench_ours.synthetic_rows(case.batch, case.seq_len)
-        places = bench_ours.predictions(case.seq_len), bench_ours.MASK
-        return peer.PeerStep(case, bench_ours.model_config(case), rows, *places, about["platform"])
+            return bench_bert_jax.BertJaxStep(case, options.devices)
+        rows = bench_bert_jax.synthetic_rows(case.batch, case.seq_len)
+        masking = bench_bert_jax.predictions(case.seq_len), bench_bert_jax.MASK
+        return peer.PeerStep(case, bench_bert_jax.model_config(case), rows, *masking, about["platform"])
 
-    def say(what: str) -> None:
-        print(f"[{max(budget.left(), 0):4.0f} s left] {what}", file=sys.stderr, flush=True)
+    def log(message: str) -> None:
+        print(f"[{max(budget.left(), 0):4.0f} s left] {message}", file=sys.stderr, flush=True)
 
-    say("matmul and copy ceilings")
-    ceiling = bench_ours.Ceiling(about["platform"])
+    log("matmul and copy ceilings")
+    ceiling = bench_bert_jax.Ceiling(about["platform"])
     ceiling.sample()
-    rows, patience = [], {}
+    rows, slowest_builds = [], {}
     for group in group_cases(cases):
-        fresh = [Row(case) for case in group]
-        rows += fresh
-        measure_group(fresh, build, budget, options.rounds, patience)
-        # The group's arrays go before the next group's come; a ceiling drifts on a shared machine.
+        group_rows = [Row(case) for case in group]
+        rows += group_rows
+        measure_group(group_rows, build, budget, options.rounds, slowest_builds)
+        # Free the group's arrays before the next group; sample again, as rates drift on a shared machine.
         gc.collect()
-        if any(row.samples for row in fresh) and budget.left() > 2:
+        if any(row.samples for row in group_rows) and budget.left() > 2:
             ceiling.sample()
-    return bench_report.summarise(about, ceiling, rows, bench_ours.step_flops, options.devices)
+    return bench_report.summarise(about, ceiling, rows, bench_bert_jax.step_flops, options.devices)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print, write; 0, or 2 for a mistake of the user."""
+    """Measure, print, write; returns 0, or 2 for a user error."""
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parse(arguments)
     budget = Budget(options.budget)
     if options.threads and hasattr(os, "sched_setaffinity"):
-        # Before jax starts its threads: its pool has as many as there are cores to run on.
+        # Before jax starts its thread pool, which has one thread per available core.
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.threads])
     if options.peer:
         # Torch needs memory on the same device.

@@ -1,12 +1,11 @@
-"""Measures the corpus pipeline: its speed as ratios from one run, and its memory on a large input.
+"""Measure the corpus pipeline: its speed as ratios from one run, and its memory on a large input.
 
     python scripts/benchmarks/bench_corpus.py speed --source "text-files:*.txt" --tokenizer vocab.txt [--repeat-to-mb 9]
     python scripts/benchmarks/bench_corpus.py memory --tokenizer vocab.txt --gb 2 [--workers 2] [-- FLAG ...]
 
-`speed` takes turns between tokenising alone (ours, on sentences that lie ready, one core), a whole build
-with one worker, and a whole build with two; medians of the rounds. `memory` writes a synthetic text with
-one document of 300 MB on a single line in it, builds a corpus of it, and reports the peak resident memory
-of every process.
+`speed` alternates between tokenisation alone (bert_jax's encoder on prepared sentences, one core), a whole build with
+one worker, and a whole build with two; it reports medians over rounds. `memory` writes a synthetic text that contains a
+document of 300 MB on a single line, builds a corpus of it, and reports the peak resident memory of every process.
 """
 
 import argparse
@@ -29,12 +28,12 @@ _LONG_DOCUMENT_BYTES = 300_000_000
 
 
 def main() -> None:
-    """Parses the command line, measures, prints a table or JSON."""
+    """Parse the command line, measure, print a table or JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["speed", "memory"])
     parser.add_argument("--source", action="append", default=[], metavar="SPEC")
     parser.add_argument("--tokenizer", required=True, metavar="FILE")
-    parser.add_argument("--repeat-to-mb", type=int, default=0, metavar="MB", help="repeat the text, words reversed")
+    parser.add_argument("--repeat-to-mb", type=int, default=0, metavar="MB", help="repeat the text with reversed words")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--gb", type=float, default=2.0)
     parser.add_argument("--workers", type=int, default=2)
@@ -53,7 +52,7 @@ def main() -> None:
 
 
 def measure_speed(arguments: argparse.Namespace, directory: pathlib.Path) -> dict:
-    """MB/s of tokenising alone and of whole builds, and what the corpus takes on disk."""
+    """MB/s of tokenisation alone and of whole builds, and the size of the corpus on disk."""
     documents = [document.text for spec in arguments.source for document in _documents(spec)]
     megabytes = sum(len(text.encode()) for text in documents) / 1e6
     sample = documents if megabytes < 100 else documents[: max(1, int(len(documents) * 100 / megabytes))]
@@ -96,7 +95,7 @@ def _documents(spec: str):
 
 
 def _write_text(documents: list[str], directory: pathlib.Path, repeat_to_mb: int) -> int:
-    """One file per document; further copies have the words of each line in reverse, so that none is a duplicate."""
+    """Write a file per document; further copies have the words of each line reversed, so that none is a duplicate."""
     size, copy = 0, 0
     while copy == 0 or size < repeat_to_mb * 1_000_000:
         for index, text in enumerate(documents):
@@ -126,7 +125,7 @@ def measure_memory(arguments: argparse.Namespace, directory: pathlib.Path) -> di
 
 
 def _write_synthetic(path: pathlib.Path, size: int) -> int:
-    """Documents of numbered sentences, and in the middle one of 300 MB without a line end."""
+    """Write documents of numbered sentences, with a 300 MB document without line break in the middle."""
     nouns = "time year people way day man thing woman life child world school state family student group"
     words = nouns.split()
     written, number, long_done = 0, 0, False
@@ -151,7 +150,7 @@ def _write_synthetic(path: pathlib.Path, size: int) -> int:
 def _build(
     arguments: argparse.Namespace, directory: pathlib.Path, specs: list[str], workers: int
 ) -> tuple[float, list[int]]:
-    """Seconds of a whole build as a command, and the peak memory in MB of each of its processes."""
+    """Run a build; returns its seconds and the peak memory in MB of each of its processes."""
     out = directory / "corpus"
     shutil.rmtree(out, ignore_errors=True)
     command = [sys.executable, "-m", "data_prep", "build", "--tokenizer", arguments.tokenizer, "--out", str(out)]
@@ -171,15 +170,15 @@ def _build(
 
 
 def _descendants(pid: int) -> list[int]:
-    found = [pid]
-    for each in found:
+    pids = [pid]
+    for each in pids:
         try:
             tasks = list(pathlib.Path(f"/proc/{each}/task").iterdir())
             children = [(task / "children").read_text().split() for task in tasks]
         except OSError:
             continue
-        found += [int(child) for of_task in children for child in of_task]
-    return found
+        pids += [int(child) for of_task in children for child in of_task]
+    return pids
 
 
 def _peak_megabytes(pid: int) -> int:

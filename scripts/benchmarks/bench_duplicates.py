@@ -3,15 +3,14 @@
     python scripts/benchmarks/bench_duplicates.py                       # synthetic text with Zipf's distribution
     python scripts/benchmarks/bench_duplicates.py books/*.md --json duplicates.json
     python scripts/benchmarks/bench_duplicates.py books/*.md --shingles 1,2,3,4,5 --thresholds 0.3,0.4,0.5,0.6,0.7,0.8
-    python scripts/benchmarks/bench_duplicates.py books/*.md --peer     # beside datasketch, which must be installed
+    python scripts/benchmarks/bench_duplicates.py books/*.md --peer     # and datasketch, which must be installed
 
-Documents have 100 to 1,000 words (logarithms uniform). One in ten is a copy of another one with 5 % of its words
-exchanged for random words of the text; one in ten shares 30 % of its words, in one piece, with another one; the
-rest are different passages of the files and, when these are used up, their sentences put together at random. Their
-order is random.
+Documents have 100 to 1,000 words (log-uniform). One in ten is a copy of another one with 5 % of its words replaced by
+random words of the text; one in ten shares a passage of 30 % of its words with another one; the rest are distinct
+passages of the files and, when these are used up, random sequences of their sentences. Their order is random.
 
-A planted pair is found when one of the two was removed; every other removal counts against precision.
-Phase 1 (hashes, one core) is timed here; phase 2 runs in a process of its own, so that its peak memory is its own.
+A planted pair counts as found if one of the two was removed; all other removals reduce precision. Phase 1 (hashes, one
+core) is timed in this process; phase 2 runs in its own process to measure its peak memory.
 """
 
 import argparse
@@ -37,14 +36,14 @@ from data_prep.duplicates.ngram_index import NgramIndex  # noqa: E402
 COPIES, SHARING, SHARED_PART = 0.1, 0.1, 0.3
 SHORTEST, LONGEST = 100, 1000
 SHORT = 200
-"""words below which recall is also given apart: chance weighs most there"""
+"""documents with fewer words also have a recall of their own, as theirs varies most"""
 LONGEST_SENTENCE = 40
 ZIPF_WORDS, ZIPF_TEXT = 50_000, 2_000_000
 
 
 @dataclasses.dataclass(frozen=True)
 class Planted:
-    """Documents and the pairs (places of a document and its copy) among them."""
+    """Documents, and the pairs (indices of a document and its copy) among them."""
 
     texts: list[str]
     pairs: np.ndarray
@@ -54,7 +53,7 @@ class Planted:
 
 
 def main() -> None:
-    """Runs the benchmark."""
+    """Run the benchmark."""
     options = parse_options()
     rng = np.random.default_rng(options.seed)
     text = read_text(options.files, rng)
@@ -90,13 +89,13 @@ def main() -> None:
 
 
 def parse_options() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path, help="text in UTF-8; synthetic text when none is given")
     parser.add_argument("--documents", type=int, default=100_000)
-    parser.add_argument("--changed", type=float, default=0.05, help="share of a copy's words that are exchanged")
-    parser.add_argument("--shingles", type=many(int), default=[minhash.DEFAULT_SHINGLE_WORDS])
-    parser.add_argument("--thresholds", type=many(float), default=[near_duplicates.DEFAULT_THRESHOLD])
+    parser.add_argument("--changed", type=float, default=0.05, help="share of a copy's words that are replaced")
+    parser.add_argument("--shingles", type=comma_separated(int), default=[minhash.DEFAULT_SHINGLE_WORDS])
+    parser.add_argument("--thresholds", type=comma_separated(float), default=[near_duplicates.DEFAULT_THRESHOLD])
     parser.add_argument("--permutations", type=int, default=minhash.DEFAULT_PERMUTATIONS)
     parser.add_argument("--memory-mb", type=int, default=near_duplicates.DEFAULT_MEMORY_BYTES >> 20)
     parser.add_argument("--peer", action="store_true", help="also datasketch, with the first shingle and threshold")
@@ -105,13 +104,13 @@ def parse_options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def many(kind: Callable) -> Callable:
-    """A reader of comma-separated values."""
+def comma_separated(kind: Callable) -> Callable:
+    """Parser of comma-separated values."""
     return lambda text: [kind(value) for value in text.split(",")]
 
 
 def read_text(files: list[Path], rng: np.random.Generator) -> str:
-    """All the files, or words of random letters whose frequency falls as 1 / rank, in sentences."""
+    """Text of the files, or sentences of random words with frequencies proportional to 1 / rank."""
     if files:
         return "\n".join(file.read_text() for file in files)
     letters = rng.integers(ord("a"), ord("z") + 1, (ZIPF_WORDS, 8)).astype(np.uint8)
@@ -122,51 +121,51 @@ def read_text(files: list[Path], rng: np.random.Generator) -> str:
 
 
 def plant(text: str, documents: int, changed: float, rng: np.random.Generator) -> Planted:
-    """Makes documents of the text as the module says."""
+    """Make documents as described in the module docstring."""
     pool = text.split()
     sentences = short_sentences(text)
     lengths = np.exp(rng.uniform(np.log(SHORTEST), np.log(LONGEST), documents)).astype(int)
     num_copies, num_sharing = round(COPIES * documents), round(SHARING * documents)
-    made: list[list[str]] = []
+    word_lists: list[list[str]] = []
     used = 0
     for length in lengths[: documents - num_copies - num_sharing]:
         passage = pool[used : used + length]
         used += length
-        made.append(passage if len(passage) == length else random_sentences(sentences, length, rng))
-    sources = rng.permutation(len(made))
+        word_lists.append(passage if len(passage) == length else random_sentences(sentences, length, rng))
+    sources = rng.permutation(len(word_lists))
     for source in sources[:num_sharing]:
-        length = len(made[source])
+        length = len(word_lists[source])
         shared = round(SHARED_PART * length)
         start = rng.integers(length - shared + 1)
         rest = random_sentences(sentences, length - shared, rng)
         where = rng.integers(len(rest) + 1)
-        made.append(rest[:where] + made[source][start : start + shared] + rest[where:])
+        word_lists.append(rest[:where] + word_lists[source][start : start + shared] + rest[where:])
     pairs = []
     for source in sources[-num_copies:]:
-        pairs.append((source, len(made)))
-        made.append(exchange(made[source], pool, changed, rng))
-    order = rng.permutation(len(made))
+        pairs.append((source, len(word_lists)))
+        word_lists.append(replace_words(word_lists[source], pool, changed, rng))
+    order = rng.permutation(len(word_lists))
     place = np.argsort(order)
-    short = np.array([len(made[source]) < SHORT for source, _ in pairs])
-    return Planted([" ".join(made[i]) for i in order], place[np.array(pairs)], short)
+    short = np.array([len(word_lists[source]) < SHORT for source, _ in pairs])
+    return Planted([" ".join(word_lists[i]) for i in order], place[np.array(pairs)], short)
 
 
 def short_sentences(text: str) -> list[list[str]]:
-    """Words of each sentence; verse and lists are cut, or documents that draw them would be copies of each other."""
+    """Words of each sentence; verse and lists are cut, so that documents that draw them are not duplicates."""
     split = (sentence.split() for sentence in re.split(r"(?<=[.!?])\s+", text))
     return [sentence[i : i + LONGEST_SENTENCE] for sentence in split for i in range(0, len(sentence), LONGEST_SENTENCE)]
 
 
 def random_sentences(sentences: list[list[str]], length: int, rng: np.random.Generator) -> list[str]:
-    """Words of sentences drawn at random, cut to the length."""
+    """Words of random sentences, cut to the length."""
     document: list[str] = []
     while len(document) < length:
         document += sentences[rng.integers(len(sentences))]
     return document[:length]
 
 
-def exchange(document: list[str], pool: list[str], share: float, rng: np.random.Generator) -> list[str]:
-    """A copy with a share of its words replaced by different ones, as frequent as words of the text are."""
+def replace_words(document: list[str], pool: list[str], share: float, rng: np.random.Generator) -> list[str]:
+    """A copy with a share of its words replaced by different words, drawn with the frequencies of the text."""
     copy = list(document)
     for i in rng.choice(len(copy), round(share * len(copy)), replace=False):
         while copy[i] == document[i]:
@@ -175,7 +174,7 @@ def exchange(document: list[str], pool: list[str], share: float, rng: np.random.
 
 
 def score(planted: Planted, removed: np.ndarray) -> dict:
-    """Recall and precision of what was removed."""
+    """Recall and precision of the removed documents."""
     found = removed[planted.pairs].any(axis=1)
     return {
         "recall": float(found.mean()),
@@ -186,7 +185,7 @@ def score(planted: Planted, removed: np.ndarray) -> dict:
 
 
 def measure_speed(texts: list[str]) -> dict[str, float]:
-    """MB/s of each function that sees every document."""
+    """MB/s of each function that runs on every document."""
     data = [text.encode() for text in texts]
     hashes = [word_hashes.word_hashes(text) for text in texts]
     index = NgramIndex.build(texts[: len(texts) // 10])
@@ -209,7 +208,7 @@ def measure_speed(texts: list[str]) -> dict[str, float]:
 
 
 def write_signatures(texts: list[str], shingle: int, permutations: int, path: Path) -> float:
-    """Words and signatures of all documents; returns seconds."""
+    """Compute words and signatures of all documents; returns the seconds."""
     start = time.perf_counter()
     out = np.lib.format.open_memmap(path, "w+", np.uint32, (len(texts), permutations))
     for i, text in enumerate(texts):
@@ -218,7 +217,7 @@ def write_signatures(texts: list[str], shingle: int, permutations: int, path: Pa
 
 
 def in_new_process(*arguments: object) -> tuple[np.ndarray, float, float]:
-    """What `remove` returns."""
+    """Call `remove` in a new process."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(remove, arguments)
 
@@ -236,7 +235,7 @@ def remove(path: str, threshold: float, memory_bytes: int) -> tuple[np.ndarray, 
 
 
 def measure_peer(planted: Planted, options: argparse.Namespace, size: int) -> dict:
-    """The same greedy rule with datasketch's MinHash and MinHashLSH, verified by their estimate."""
+    """The same greedy algorithm with datasketch's MinHash and MinHashLSH, verified by their estimate."""
     import datasketch
 
     shingle, threshold = options.shingles[0], options.thresholds[0]
@@ -265,18 +264,18 @@ def measure_peer(planted: Planted, options: argparse.Namespace, size: int) -> di
         **score(planted, removed),
         "phase_1_mb_s": size / 1e6 / phase_1,
         "phase_2_s": time.perf_counter() - start,
-        "phase_2_peak_rss_mb": resident_mb() - before,  # of the index alone, signatures not counted
+        "phase_2_peak_rss_mb": resident_mb() - before,  # of the index alone, without signatures
     }
 
 
 def resident_mb() -> float:
-    """Memory of this process now."""
+    """Resident memory of this process in MB."""
     status = Path("/proc/self/status").read_text()
     return int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) * 1024 / 1e6
 
 
 def print_run(run: dict) -> None:
-    """One line of the table."""
+    """Print a row of the table."""
     print(
         f"{run['shingle_words']:7} {run['threshold']:10.2f} {run['recall']:8.4f} {run['recall_short']:8.4f}"
         f" {run['precision']:10.4f} {run['removed']:8} {run['phase_1_mb_s']:13.1f} {run['phase_2_s']:10.2f}"

@@ -1,13 +1,13 @@
-"""Texts per second of `bert_jax.load(...).encode` beside transformers with PyTorch: one machine, the same weights.
+"""Texts per second of `bert_jax.load(...).encode` and of transformers with PyTorch: same machine, same weights.
 
     python scripts/benchmarks/bench_encode.py --model MODEL --source WIKI_DIR --texts 1000 --rounds 5 --json encode.json
 
-Texts are paragraphs of files in WikiExtractor's form, of all lengths, cut to --max-length tokens. Tokenisation is timed
-with the rest. The peer stands twice: in the order given, 32 texts a batch padded to the longest of them, as most write
-it; and sorted by length first, as sentence-transformers does. It has a process of its own, because two pools of threads
-in one process wait actively for work and take each other's cores; only one of the processes works at a time. Rounds are
-interleaved (ours, given, sorted, ours, ...), medians are reported; a first round, in which programs are compiled and
-vectors are compared, is not timed. Needs torch and transformers.
+Texts are paragraphs of files in WikiExtractor's format, of all lengths, truncated to --max-length tokens. Tokenisation
+is timed, too. The peer is measured twice: in the given order, with batches of 32 texts padded to the longest, the usual
+code; and sorted by length first, as in sentence-transformers. The peer runs in its own process, because two thread
+pools in one process busy-wait on each other's cores; only one process works at a time. Rounds are interleaved
+(bert_jax, given order, sorted, bert_jax, ...), medians are reported; the first round, which compiles programs and
+compares vectors, is not timed. Needs torch and transformers.
 """
 
 import argparse
@@ -32,33 +32,33 @@ from bert_jax.errors import UserError
 PEER_BATCH = 32
 TOLERANCE = 1e-4
 Timing = tuple[float, float]
-"""Seconds by the clock, and CPU seconds of the process."""
+"""Wall-clock seconds and CPU seconds of the process."""
 
 
 def paragraphs(folder: Path, count: int) -> list[str]:
-    """Evenly spread paragraphs of the articles in a folder of WikiExtractor files, titles among them.
+    """Evenly spaced paragraphs of the articles in a folder of WikiExtractor files, including titles.
 
     Raises:
-      UserError: there are none.
+      UserError: the folder has none.
     """
     files = sorted(path for path in folder.rglob("wiki_*") if path.is_file())
     lines = [line.strip() for file in files for line in file.read_text().split("\n")]
-    found = [line for line in lines if line and not line.startswith(("<doc ", "</doc>"))]
-    if not found:
-        raise UserError(f"--source {folder}: holds no wiki_* files with text, as WikiExtractor writes them")
-    step = max(1, len(found) // count)
-    return found[::step][:count]
+    texts = [line for line in lines if line and not line.startswith(("<doc ", "</doc>"))]
+    if not texts:
+        raise UserError(f"--source {folder}: it has no wiki_* files with text in WikiExtractor's format")
+    step = max(1, len(texts) // count)
+    return texts[::step][:count]
 
 
 def timed(work: Callable[[], np.ndarray]) -> tuple[np.ndarray, Timing]:
-    """What it returns, and how long it took."""
+    """Result and timing of a call."""
     clock, cpu = time.perf_counter(), time.process_time()
     vectors = work()
     return vectors, (time.perf_counter() - clock, time.process_time() - cpu)
 
 
 def serve_peer(pipe: Connection, model: str, texts: list[str], max_length: int, threads: int) -> None:
-    """The peer's process: answers True (sorted) or False (as given) with vectors and a timing; None ends it."""
+    """Process of the peer: receives True (sorted) or False (given order), sends vectors and timing; None ends it."""
     import torch
     import transformers
 
@@ -89,40 +89,44 @@ def serve_peer(pipe: Connection, model: str, texts: list[str], max_length: int, 
 
 
 def measure(model: str, texts: list[str], options: argparse.Namespace) -> dict[str, Any]:
-    """Interleaved rounds of ours and of both ways of the peer.
+    """Time interleaved rounds of bert_jax and of both variants of the peer.
 
     Raises:
       UserError: vectors differ by more than TOLERANCE.
     """
-    ours = bert_jax.load(model)
-    here, there = multiprocessing.get_context("spawn").Pipe()
+    model_jax = bert_jax.load(model)
+    connection, peer_connection = multiprocessing.get_context("spawn").Pipe()
     peer = multiprocessing.get_context("spawn").Process(
-        target=serve_peer, args=(there, model, texts, options.max_length, options.threads), daemon=True
+        target=serve_peer, args=(peer_connection, model, texts, options.max_length, options.threads), daemon=True
     )
     peer.start()
 
-    def ask(by_length: bool) -> tuple[np.ndarray, Timing]:
-        here.send(by_length)
-        return here.recv()
+    def run_peer(by_length: bool) -> tuple[np.ndarray, Timing]:
+        connection.send(by_length)
+        return connection.recv()
 
     works = {
         "bert_jax": lambda: timed(
-            lambda: ours.encode(texts, batch_size=options.batch_size, max_length=options.max_length, normalize=False)
+            lambda: model_jax.encode(
+                texts, batch_size=options.batch_size, max_length=options.max_length, normalize=False
+            )
         ),
-        "transformers, as given": lambda: ask(False),
-        "transformers, sorted": lambda: ask(True),
+        "transformers, as given": lambda: run_peer(False),
+        "transformers, sorted": lambda: run_peer(True),
     }
     first = {name: work() for name, work in works.items()}
     difference = max(float(np.abs(vectors - first["bert_jax"][0]).max()) for vectors, _ in first.values())
     if not difference < TOLERANCE:
-        raise UserError(f"--model {model}: vectors differ by {difference:.2g} from the peer's, so speeds say nothing")
+        raise UserError(
+            f"--model {model}: vectors differ by {difference:.2g} from the peer's, so speeds are not comparable"
+        )
     timings: dict[str, list[Timing]] = {name: [] for name in works}
     for done in range(options.rounds):
         for name, work in works.items():
             timings[name].append(work()[1])
         last = ", ".join(f"{name} {pairs[-1][0]:.2f} s (CPU {pairs[-1][1]:.2f})" for name, pairs in timings.items())
         print(f"round {done + 1}, load {os.getloadavg()[0]:.1f}: {last}", file=sys.stderr)
-    here.send(None)
+    connection.send(None)
     peer.join()
     return {
         "texts": len(texts),
@@ -134,19 +138,19 @@ def measure(model: str, texts: list[str], options: argparse.Namespace) -> dict[s
     }
 
 
-def ratio(theirs: list[float], ours: list[float]) -> str:
-    """Median, least and largest of the ratios of the rounds."""
-    ratios = [other / mine for other, mine in zip(theirs, ours, strict=True)]
+def ratio(seconds: list[float], baseline: list[float]) -> str:
+    """Median, minimum and maximum over rounds of `seconds` / `baseline`."""
+    ratios = [one / other for one, other in zip(seconds, baseline, strict=True)]
     return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 def table(report: dict[str, Any]) -> list[str]:
-    """Lines to print: medians, and the peer's seconds and CPU seconds over ours, round by round."""
+    """Table of medians, and of the peer's seconds and CPU seconds relative to bert_jax, by round."""
     seconds, cpu = report["seconds"], report["cpu_seconds"]
     lines = [
         f"{report['texts']} texts, largest difference {report['largest_difference']:.1g}, "
-        f"first call of ours {report['first_seconds']:.1f} s",
-        f"{'':24}{'texts/s':>9}{'seconds':>9}{'CPU s':>8}   ours is faster by (rounds); in CPU seconds (rounds)",
+        f"first call of bert_jax {report['first_seconds']:.1f} s",
+        f"{'':24}{'texts/s':>9}{'seconds':>9}{'CPU s':>8}   over bert_jax: seconds (rounds); CPU seconds (rounds)",
     ]
     for name, values in seconds.items():
         middle = statistics.median(values)
@@ -158,20 +162,20 @@ def table(report: dict[str, Any]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the table; 2 after an error of the user."""
+    """Measure and print the table; returns 0, or 2 for a user error."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="a Hugging Face directory with a BERT and its tokenizer")
     parser.add_argument("--source", required=True, type=Path, help="folder of WikiExtractor files")
     parser.add_argument("--texts", type=int, default=1000)
-    parser.add_argument("--max-length", type=int, default=256, help="tokens; longer texts are cut")
-    parser.add_argument("--batch-size", type=int, default=16, help="of ours: rows of the longest kind in a pass")
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of the peer")
+    parser.add_argument("--max-length", type=int, default=256, help="tokens; longer texts are truncated")
+    parser.add_argument("--batch-size", type=int, default=16, help="of bert_jax: rows of the longest texts per batch")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="CPU threads of the peer")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="where to write all numbers")
+    parser.add_argument("--json", type=Path, help="write all measurements there")
     options = parser.parse_args(arguments)
     try:
         if min(options.texts, options.rounds) < 1:
-            raise UserError("--texts and --rounds: give at least 1")
+            raise UserError("--texts and --rounds must be at least 1")
         report = measure(options.model, paragraphs(options.source, options.texts), options)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

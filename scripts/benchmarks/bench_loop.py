@@ -1,19 +1,19 @@
-"""What the loop costs on top of the jitted step: metrics and hooks, and saving while training goes on.
+"""Overhead of the training loop over the jitted step: metrics and hooks, and saving during training.
 
     python scripts/benchmarks/bench_loop.py hooks --preset bert_mini --json hooks.json
     python scripts/benchmarks/bench_loop.py checkpoint --preset bert_base --out DIR --json checkpoint.json
 
-`hooks` runs the real loop (training/loop.py) on a stream that hands out one batch for ever, so that reading costs
-nothing. Whenever a window of updates is over, the stream keeps the loop waiting and times the bare step, the very
-same program, on a batch that is on the device already. Each window of the loop is compared with the bare ones before
-and behind it. Norms per layer are computed inside the step; what they cost is seen beside a program without them.
+`hooks` runs the training loop (training/loop.py) on a stream that returns the same batch forever, so that reading costs
+nothing. After each window of steps, the stream blocks the loop and times the bare step, the same program, on a batch
+that is already on the device. Each window of the loop is compared with the bare windows before and after it. Norms per
+layer are computed inside the step; their cost is the difference to a program without them.
 
-`checkpoint` times windows of bare updates, every other one with a save at its start. Such a window ends when the
-save is committed too, as the next save would have to wait for it.
+`checkpoint` times windows of bare steps, every other one with a save at its start. Such a window ends when the save is
+committed, because the next save would wait for it.
 
-Seconds are of the clock; `cpu` are CPU seconds of all threads, which waver less on a busy machine (on a CPU that also
-computes, they are what is taken away from the step), and `main` those of the thread that runs the loop. Every window
-begins and ends with an idle device. Needs what training needs.
+`seconds` is wall-clock time; `cpu` is CPU time of all threads, which varies less on a busy machine (on a CPU that also
+computes, it is the time taken from the step), and `main` that of the thread that runs the loop. The device is idle at
+the start and end of every window. Needs the requirements of training.
 """
 
 import argparse
@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Run as a script from a clone, nothing needs to be installed.
 sys.path[:0] = [path for path in (str(ROOT), str(ROOT / "scripts" / "benchmarks")) if path not in sys.path]
 
-import bench_ours  # noqa: E402
+import bench_bert_jax  # noqa: E402
 import jax  # noqa: E402
 from bench import PRESETS  # noqa: E402
 from bench_command import positive, stamped, write  # noqa: E402
@@ -58,18 +58,18 @@ from bert_jax.training.state import abstract_state, init_state  # noqa: E402
 from bert_jax.training.step import make_train_step, put_step_inputs  # noqa: E402
 
 NEVER = 10**9
-"""Updates that no window reaches."""
+"""More steps than any window has."""
 WARM_UP = 2
-"""Updates before the first window."""
+"""Steps before the first window."""
 HOOKS_TARGET, CHECKPOINT_TARGET = 0.01, 0.02
-"""Of a bare step's time: what metrics and hooks, and asynchronous saves, are meant to cost at most."""
+"""Targets for the overhead of metrics and hooks, and of asynchronous saves, as shares of the bare step time."""
 
 Samples = dict[str, dict[str, list[float]]]
-"""By what was timed and by the kind of second: seconds per update, a number for each window."""
+"""By measured side and by clock: seconds per step, one number per window."""
 
 
 def make_config(options: argparse.Namespace, log: LogConfig) -> Config:
-    """The preset in the shapes that were asked for: one phase without end, nothing evaluated, nothing saved."""
+    """The preset in the shapes of the options: one endless phase, without evaluation and checkpoints."""
     preset = presets.load_config(options.preset)
     shapes = {"steps": NEVER, "seq_len": options.seq_len, "batch_size": options.batch}
     return dataclasses.replace(
@@ -82,14 +82,14 @@ def make_config(options: argparse.Namespace, log: LogConfig) -> Config:
     )
 
 
-class Update:
-    """The compiled update of a config, which remembers the newest metrics, so that its end can be waited for."""
+class CompiledStep:
+    """The compiled step of a config; keeps the newest metrics, so that callers can wait for its end."""
 
     def __init__(self, config: Config):
-        self.task = Pretraining(config, bench_ours.VOCABULARY._replace(size=config.model.vocab_size))
+        self.task = Pretraining(config, bench_bert_jax.VOCABULARY._replace(size=config.model.vocab_size))
         self.mesh = loop.checked_mesh(self.task)
         self.phase = config.phases[0]
-        self.rows = bench_ours.synthetic_rows(self.phase.batch_size, self.phase.seq_len)
+        self.rows = bench_bert_jax.synthetic_rows(self.phase.batch_size, self.phase.seq_len)
         batch = put_rows(self.rows, self.mesh, self.phase.batch_size)
         self.inputs = batch, put_step_inputs(self.phase.learning_rate, 1, self.mesh)
         step = make_train_step(self.task, self.mesh, self.phase.fewest_micro_batches)
@@ -97,137 +97,137 @@ class Update:
         self.metrics: dict[str, jax.Array] = {}
 
     def __call__(self, *inputs: Any) -> tuple[Any, dict[str, jax.Array]]:
-        """As the compiled step."""
+        """Call the compiled step."""
         state, self.metrics = self.compiled(*inputs)
         return state, self.metrics
 
     def wait(self) -> None:
-        """Until the newest update is done."""
+        """Wait until the newest step is done."""
         jax.block_until_ready(self.metrics)
 
 
-class Bare:
+class BareStep:
     """The step alone, on a batch and inputs that are on the device already."""
 
-    def __init__(self, update: Update):
-        self.update, self.state = update, init_state(update.task, update.mesh)
+    def __init__(self, step: CompiledStep):
+        self.step, self.state = step, init_state(step.task, step.mesh)
 
-    def run(self, updates: int) -> None:
-        """So many updates, to their end."""
-        for _ in range(updates):
-            self.state, _ = self.update(self.state, *self.update.inputs)
-        self.update.wait()
+    def run(self, steps: int) -> None:
+        """Run steps and wait for their end."""
+        for _ in range(steps):
+            self.state, _ = self.step(self.state, *self.step.inputs)
+        self.step.wait()
 
 
 @contextlib.contextmanager
-def timed(samples: Samples, name: str, updates: int) -> Iterator[None]:
-    """Add what goes on in here, divided by the number of updates."""
+def timed(samples: Samples, name: str, steps: int) -> Iterator[None]:
+    """Append the seconds of the context, divided by the number of steps."""
     clocks = {"seconds": time.perf_counter, "cpu": time.process_time, "main": time.thread_time}
     start = {kind: clock() for kind, clock in clocks.items()}
     yield
     for kind, clock in clocks.items():
-        samples.setdefault(name, {}).setdefault(kind, []).append((clock() - start[kind]) / updates)
+        samples.setdefault(name, {}).setdefault(kind, []).append((clock() - start[kind]) / steps)
 
 
-class Feed:
-    """A stream of one batch for ever; while the loop waits for it between two windows, it times the bare steps."""
+class OneBatchStream:
+    """A stream that repeats one batch forever; between two windows, while the loop waits, it times the bare steps."""
 
-    def __init__(self, update: Update, bare: dict[str, Bare], updates: int, rounds: int):
-        self.update, self.bare, self.updates, self.rounds = update, bare, updates, rounds
+    def __init__(self, step: CompiledStep, bare: dict[str, BareStep], steps: int, rounds: int):
+        self.step, self.bare, self.steps, self.rounds = step, bare, steps, rounds
         self.samples: Samples = {}
 
     def read(self, start: Cursor) -> Iterator[HostBatch]:
-        """Batches for all windows. The loop asks for the next one when it is through with an update."""
+        """Batches of all windows. The loop requests the next one after a step."""
         batches = self._endless(start)
         yield from itertools.islice(batches, WARM_UP)
-        self.update.wait()
+        self.step.wait()
         for _ in range(self.rounds):
             self._time_bare()
-            with timed(self.samples, "loop", self.updates):
-                yield from itertools.islice(batches, self.updates)
-                self.update.wait()
+            with timed(self.samples, "loop", self.steps):
+                yield from itertools.islice(batches, self.steps)
+                self.step.wait()
         self._time_bare()
 
     def _endless(self, cursor: Cursor) -> Iterator[HostBatch]:
-        size = self.update.phase.batch_size
+        size = self.step.phase.batch_size
         while True:
             cursor = dataclasses.replace(cursor, step=cursor.step + 1, rows=cursor.rows + size)
-            yield HostBatch(self.update.rows, size, cursor)
+            yield HostBatch(self.step.rows, size, cursor)
 
     def _time_bare(self) -> None:
         for name, bare in self.bare.items():
-            with timed(self.samples, name, self.updates):
-                bare.run(self.updates)
+            with timed(self.samples, name, self.steps):
+                bare.run(self.steps)
 
 
 @dataclasses.dataclass(frozen=True)
-class Fed(Pretraining):
-    """Pretraining on a `Feed`."""
+class OneBatchPretraining(Pretraining):
+    """Pretraining on a `OneBatchStream`."""
 
     feed: Any = None
 
     def batches(self, cursor: Cursor) -> Any:
-        """The feed's."""
+        """Batches of the stream."""
         return self.feed.read(cursor)
 
 
-class Ready(CompiledSteps):
-    """Programs that hand out an update which is compiled already, the one that also runs bare."""
+class PrecompiledSteps(CompiledSteps):
+    """Programs whose step is already compiled; the bare side uses the same one."""
 
-    def __init__(self, update: Update, *given: Any):
+    def __init__(self, step: CompiledStep, *given: Any):
         super().__init__(*given)
-        self.ready = update
+        self.ready = step
 
-    def train_step(self, phase: int) -> tuple[Update, int]:
-        """The one there is."""
+    def train_step(self, phase: int) -> tuple[CompiledStep, int]:
+        """The compiled step and its micro-batches."""
         return self.ready, self.ready.phase.fewest_micro_batches
 
 
 def bench_hooks(options: argparse.Namespace) -> dict[str, Any]:
-    """The loop without and with TensorBoard events, each beside bare steps."""
+    """The loop without and with TensorBoard events, each compared with bare steps."""
     logs = {
         name: LogConfig(every=options.log_every, tensorboard=events)
         for name, events in (("loop", False), ("loop with tensorboard", True))
     }
-    update = Update(make_config(options, logs["loop"]))
-    plain = Update(make_config(options, LogConfig(layers=False)))
-    bare = {"bare": Bare(update), "bare without layers": Bare(plain)}
+    step = CompiledStep(make_config(options, logs["loop"]))
+    plain = CompiledStep(make_config(options, LogConfig(layers=False)))
+    bare = {"bare": BareStep(step), "bare without layers": BareStep(plain)}
     for side in bare.values():
         side.run(WARM_UP)
     variants = {}
     for name, log in logs.items():
-        feed = Feed(update, bare, options.updates, options.rounds)
-        task = Fed(make_config(options, log), update.task.vocabulary, feed=feed)
+        feed = OneBatchStream(step, bare, options.steps, options.rounds)
+        task = OneBatchPretraining(make_config(options, log), step.task.vocabulary, feed=feed)
         with tempfile.TemporaryDirectory() as workdir:
-            with mock.patch.object(loop, "CompiledSteps", lambda *given: Ready(update, *given)):
+            with mock.patch.object(loop, "CompiledSteps", lambda *given: PrecompiledSteps(step, *given)):
                 loop.train(task, Path(workdir), {})
             lines = len((Path(workdir) / "metrics.jsonl").read_text().splitlines())
         variants[name] = {"lines": lines, **compare(feed.samples, "loop", list(bare))}
-    return {"metrics": len(update.metrics), "variants": variants}
+    return {"metrics": len(step.metrics), "variants": variants}
 
 
-def compare(samples: Samples, name: str, yardsticks: Sequence[str]) -> dict[str, Any]:
-    """Medians, and by how much one thing takes longer than each of the others, which were timed around it.
+def compare(samples: Samples, name: str, baselines: Sequence[str]) -> dict[str, Any]:
+    """Medians, and the overhead of one side over each baseline, which was timed before and after it.
 
-    A window is compared with the mean of the yardstick's windows before and behind it, so that a machine that grows
-    slower or faster evenly does not count. CPU seconds of the main thread are put over the yardstick's time.
+    A window is compared with the mean of the baseline's windows before and after it, which cancels a linear drift of
+    the machine's speed. CPU seconds of the main thread are divided by the baseline's time.
 
     Args:
-      samples: of the yardsticks one window more than of the thing.
-      name: the thing.
-      yardsticks: what it is compared with.
+      samples: the baselines have one window more than the measured side.
+      name: of the measured side.
+      baselines: names of the sides that it is compared with.
     """
     overhead: dict[str, Any] = {}
-    for yardstick in yardsticks:
-        pairs = {kind: itertools.pairwise(windows) for kind, windows in samples[yardstick].items()}
+    for baseline in baselines:
+        pairs = {kind: itertools.pairwise(windows) for kind, windows in samples[baseline].items()}
         around = {kind: [statistics.mean(pair) for pair in neighbours] for kind, neighbours in pairs.items()}
-        overhead[yardstick] = {}
+        overhead[baseline] = {}
         for kind, windows in samples[name].items():
             extra = [window - mean for window, mean in zip(windows, around[kind], strict=True)]
             whole = around["seconds" if kind == "main" else kind]
             shares = [seconds / mean for seconds, mean in zip(extra, whole, strict=True)]
-            overhead[yardstick][kind] = {
-                "per_update": statistics.median(extra),
+            overhead[baseline][kind] = {
+                "per_step": statistics.median(extra),
                 "share": statistics.median(shares),
                 "share_range": [min(shares), max(shares)],
             }
@@ -236,9 +236,9 @@ def compare(samples: Samples, name: str, yardsticks: Sequence[str]) -> dict[str,
 
 
 def bench_checkpoint(options: argparse.Namespace) -> dict[str, Any]:
-    """Windows without and with a save; and a save while nothing else goes on."""
-    update = Update(make_config(options, LogConfig()))
-    bare, samples = Bare(update), {}
+    """Windows without and with a save; and a save while nothing else runs."""
+    step = CompiledStep(make_config(options, LogConfig()))
+    bare, samples = BareStep(step), {}
     bare.run(WARM_UP)
     numbers = itertools.count(1)
     with (
@@ -246,8 +246,8 @@ def bench_checkpoint(options: argparse.Namespace) -> dict[str, Any]:
         Checkpoints(Path(directory) / "checkpoints", keep=1) as checkpoints,
     ):
 
-        def save(updates: int) -> dict[str, float]:
-            return timed_save(checkpoints, next(numbers), bare, updates)
+        def save(steps: int) -> dict[str, float]:
+            return timed_save(checkpoints, next(numbers), bare, steps)
 
         alone, saves = save(0) | {"flush": flush(checkpoints)}, []
         for _ in range(options.rounds):
@@ -277,17 +277,17 @@ def bench_checkpoint(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def timed_save(checkpoints: Checkpoints, number: int, bare: Bare, updates: int) -> dict[str, float]:
-    """Save, do so many updates, and wait for the commit.
+def timed_save(checkpoints: Checkpoints, number: int, bare: BareStep, steps: int) -> dict[str, float]:
+    """Save, run `steps` steps, and wait for the commit.
 
     Returns:
-      seconds: `blocked` in the call; from its start until the arrays were `written` and until it was `committed`, by
-      the files' times; and `waited` for the commit behind the last update.
+      seconds: `blocked` in the call; from its start until the arrays were `written` and until the `committed` marker
+      appeared, by file times; and `waited` for the commit after the last step.
     """
     start, began = time.perf_counter(), time.time()
     checkpoints.save(number, bare.state, {})
     blocked = time.perf_counter() - start
-    bare.run(updates)
+    bare.run(steps)
     trained = time.perf_counter()
     checkpoints.wait()
     waited = time.perf_counter() - trained
@@ -297,7 +297,7 @@ def timed_save(checkpoints: Checkpoints, number: int, bare: Bare, updates: int) 
 
 
 def flush(checkpoints: Checkpoints) -> float:
-    """Seconds until the system has written all files, which must not burden a window without a save."""
+    """Seconds to sync all files to disk, so that this does not slow down a window without a save."""
     start = time.perf_counter()
     for file in _files(checkpoints):
         handle = os.open(file, os.O_RDONLY)
@@ -312,9 +312,9 @@ def _files(checkpoints: Checkpoints) -> list[Path]:
 
 def render_hooks(report: dict[str, Any]) -> list[str]:
     """A table for each variant."""
-    lines = [f"{report['metrics']} metrics of an update; a line every {report['log_every']} updates"]
+    lines = [f"{report['metrics']} metrics of a step; a line every {report['log_every']} steps"]
     for name, variant in report["variants"].items():
-        lines += ["", f"{name}: {report['updates']} updates a window, {report['rounds']} windows"]
+        lines += ["", f"{name}: {report['steps']} steps a window, {report['rounds']} windows"]
         lines += render_comparison(variant, name="loop")
     return [*lines, "", f"target: at most {HOOKS_TARGET:.0%} over the bare step"]
 
@@ -322,7 +322,7 @@ def render_hooks(report: dict[str, Any]) -> list[str]:
 def render_checkpoint(report: dict[str, Any]) -> list[str]:
     """Windows, saves, rates."""
     lines = [f"{report['parameters']:,} parameters, {report['bytes'] / 1e6:,.1f} MB a checkpoint"]
-    lines += [f"a save every {report['every']} updates, {report['rounds']} windows with one"]
+    lines += [f"a save every {report['every']} steps, {report['rounds']} windows with one"]
     lines += render_comparison(report, name="with a save")
     for name, save in [("alone", report["alone"]), *(("while training", save) for save in report["saves"])]:
         lines.append(f"save {name}: " + ", ".join(f"{what} {seconds:.3f} s" for what, seconds in save.items()))
@@ -332,16 +332,16 @@ def render_checkpoint(report: dict[str, Any]) -> list[str]:
 
 
 def render_comparison(compared: dict[str, Any], name: str) -> list[str]:
-    """Medians per update, then what is on top."""
-    lines = [f"{'':22}{'seconds':>12}{'cpu':>12}{'main':>12}   ms per update"]
+    """Medians per step, then the overhead."""
+    lines = [f"{'':22}{'seconds':>12}{'cpu':>12}{'main':>12}   ms per step"]
     for side, kinds in compared["medians"].items():
         lines.append(f"{side:22}" + "".join(f"{1e3 * kinds[kind]:12.2f}" for kind in ("seconds", "cpu", "main")))
-    for yardstick, kinds in compared["overhead"].items():
-        lines.append(f"{name} over {yardstick}:")
+    for baseline, kinds in compared["overhead"].items():
+        lines.append(f"{name} over {baseline}:")
         for kind, extra in kinds.items():
             low, high = extra["share_range"]
             lines.append(
-                f"  {kind:8}{extra['share']:+7.2%} ({low:+.2%} to {high:+.2%}), ms {1e3 * extra['per_update']:+.3f}"
+                f"  {kind:8}{extra['share']:+7.2%} ({low:+.2%} to {high:+.2%}), ms {1e3 * extra['per_step']:+.3f}"
             )
     return lines
 
@@ -354,17 +354,19 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     for case, preset, rounds in ((hooks, "bert_mini", 7), (checkpoint, "bert_base", 2)):
         case.add_argument("--preset", choices=PRESETS, default=preset, help=f"default {preset}")
         case.add_argument("--seq-len", type=positive, default=128, help="tokens per row")
-        case.add_argument("--batch", type=positive, default=8, help="rows per update")
-        case.add_argument("--optimizer", choices=("adamw", "lamb"), default="adamw", help="whose moments")
+        case.add_argument("--batch", type=positive, default=8, help="rows per step")
+        case.add_argument(
+            "--optimizer", choices=("adamw", "lamb"), default="adamw", help="optimizer of the saved moments"
+        )
         case.add_argument("--rounds", type=positive, default=rounds, help="windows; medians are over them")
         case.add_argument("--json", type=Path, metavar="FILE", help="write everything measured there")
-    hooks.add_argument("--updates", type=positive, default=40, help="updates in a window")
-    hooks.add_argument("--log-every", type=positive, default=10, help="updates between lines of metrics")
-    checkpoint.add_argument("--every", type=positive, default=50, help="updates in a window")
-    checkpoint.add_argument("--out", type=Path, help="where to save, below it; default: where temporary files go")
+    hooks.add_argument("--steps", type=positive, default=40, help="steps in a window")
+    hooks.add_argument("--log-every", type=positive, default=10, help="steps between lines of metrics")
+    checkpoint.add_argument("--every", type=positive, default=50, help="steps in a window")
+    checkpoint.add_argument("--out", type=Path, help="parent directory of the saves; default: that of temporary files")
     options = parser.parse_args(arguments)
-    if options.case == "hooks" and options.updates % options.log_every:
-        parser.error(f"--updates {options.updates}: windows with equal numbers of lines need a multiple of --log-every")
+    if options.case == "hooks" and options.steps % options.log_every:
+        parser.error(f"--steps {options.steps}: windows with equal numbers of lines need a multiple of --log-every")
     if options.case == "checkpoint" and options.out and not options.out.is_dir():
         parser.error(f"--out {options.out}: there is no such directory")
     return options
@@ -376,9 +378,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     cases = {"hooks": (bench_hooks, render_hooks), "checkpoint": (bench_checkpoint, render_checkpoint)}
     measure, render = cases[options.case]
-    asked = {name: value for name, value in vars(options).items() if name not in ("json", "out")}
+    settings = {name: value for name, value in vars(options).items() if name not in ("json", "out")}
     try:
-        report = bench_ours.describe_device(1) | asked | measure(options)
+        report = bench_bert_jax.describe_device(1) | settings | measure(options)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

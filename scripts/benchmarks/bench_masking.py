@@ -1,11 +1,11 @@
-"""Time of masking over time of the train step that contains it, for every mask unit, unpacked and packed.
+"""Time of masking relative to the train step that contains it, for every mask unit, unpacked and packed.
 
     python scripts/benchmarks/bench_masking.py --seq-len 128 --batch 8 --json masking.json
 
-One process. Each round times one update and then some calls of each masking program, so that all see the same
-machine; ratios are of medians. Masking a packed row is compared with the step on unpacked rows too: packing
-adds predictions to the step, never takes work away, so that the true ratio is a little smaller. A fourth of the
-synthetic tokens continue a word. Needs jax, flax, optax and numpy.
+One process. Each round times one step and then some calls of each masking program, so that all see the same machine
+state; ratios are of medians. Masking a packed row is also compared with the step on unpacked rows: packing only adds
+predictions to the step, so the true ratio is a little smaller. A fourth of the synthetic tokens continue a word. Needs
+jax, flax, optax and numpy.
 """
 
 import argparse
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Run as a script from a clone, nothing needs to be installed.
 sys.path[:0] = [path for path in (str(ROOT), str(ROOT / "scripts" / "benchmarks")) if path not in sys.path]
 
-import bench_ours  # noqa: E402
+import bench_bert_jax  # noqa: E402
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
@@ -32,41 +32,41 @@ from bert_jax.objectives.masking import mask_tokens  # noqa: E402
 
 UNITS = ("token", "word", "ngram", "span")
 CONTINUED = 0.25
-"""Share of ids that continue a word: a round guess, on which the time hardly hangs."""
+"""Share of ids that continue a word: a rough guess; the time hardly depends on it."""
 MASKING_READS = ("input_ids", "segment_ids", "position_ids", "example_id", "mask_epoch")
 TARGET = 0.01
-"""Masking is meant to cost at most so much of a step."""
+"""Target for the share of masking in a step."""
 
 
 def vocabulary() -> Any:
-    """The synthetic rows' vocabulary, some of whose ids continue words."""
-    continues = np.random.default_rng(0).random(bench_ours.VOCABULARY.size) < CONTINUED
-    continues[: bench_ours.FIRST_WORD] = False
-    return bench_ours.VOCABULARY._replace(continues_word=continues.tobytes())
+    """Vocabulary of the synthetic rows, with ids that continue words."""
+    continues = np.random.default_rng(0).random(bench_bert_jax.VOCABULARY.size) < CONTINUED
+    continues[: bench_bert_jax.FIRST_WORD] = False
+    return bench_bert_jax.VOCABULARY._replace(continues_word=continues.tobytes())
 
 
 def packed_rows(batch: int, seq_len: int, slots: int = 4) -> dict[str, np.ndarray]:
-    """What masking reads of the rows of `bench_ours.synthetic_rows`, each cut into `slots` examples of like length."""
-    rows = bench_ours.synthetic_rows(batch, seq_len)
+    """Inputs of masking for rows of `synthetic_rows`, each divided into `slots` examples of about equal length."""
+    rows = bench_bert_jax.synthetic_rows(batch, seq_len)
     slot = np.minimum(np.arange(seq_len) * slots // seq_len, slots - 1).astype(np.int32)
     start = np.searchsorted(slot, np.arange(slots)).astype(np.int32)
     ids = rows["input_ids"].copy()
-    ids[:, start], ids[:, start[1:] - 1] = bench_ours.CLS, bench_ours.SEP
+    ids[:, start], ids[:, start[1:] - 1] = bench_bert_jax.CLS, bench_bert_jax.SEP
 
-    def everywhere(row: np.ndarray) -> np.ndarray:
+    def repeat(row: np.ndarray) -> np.ndarray:
         return np.broadcast_to(row, (batch, len(row))).copy()
 
     return {
         "mask_epoch": rows["mask_epoch"],
         "input_ids": ids,
-        "segment_ids": everywhere(slot + 1),
-        "position_ids": everywhere(np.arange(seq_len, dtype=np.int32) - start[slot]),
+        "segment_ids": repeat(slot + 1),
+        "position_ids": repeat(np.arange(seq_len, dtype=np.int32) - start[slot]),
         "example_id": np.arange(batch * slots, dtype=np.int32).reshape(batch, slots),
     }
 
 
 def compile_masking(rows: dict[str, np.ndarray], unit: str) -> Callable[[], Any]:
-    """`mask_tokens` of these rows, compiled, ready to be called."""
+    """`mask_tokens` compiled for these rows, as a function without arguments."""
     key, objective, words = jnp.uint32(1), ObjectiveConfig(mask_unit=unit), vocabulary()
     batch = {name: jnp.asarray(rows[name]) for name in MASKING_READS}
     program = jax.jit(lambda batch, key: mask_tokens(batch, key, objective, words)).lower(batch, key).compile()
@@ -74,7 +74,7 @@ def compile_masking(rows: dict[str, np.ndarray], unit: str) -> Callable[[], Any]
 
 
 def seconds_per_call(call: Callable[[], Any], calls: int) -> float:
-    """Of several queued calls, the device's work done."""
+    """Seconds per call over several queued calls, until the device has finished."""
     start = time.perf_counter()
     for _ in range(calls):
         result = call()
@@ -84,9 +84,9 @@ def seconds_per_call(call: Callable[[], Any], calls: int) -> float:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Medians in seconds, and ratios to the step, ready for JSON."""
-    about = bench_ours.describe_device(1)
-    step = bench_ours.OurStep(Case(options.preset, options.seq_len, options.batch), 1)
-    layouts = {"unpacked": bench_ours.synthetic_rows, "packed": packed_rows}
+    about = bench_bert_jax.describe_device(1)
+    step = bench_bert_jax.BertJaxStep(Case(options.preset, options.seq_len, options.batch), 1)
+    layouts = {"unpacked": bench_bert_jax.synthetic_rows, "packed": packed_rows}
     programs = {
         f"{layout} {unit}": compile_masking(make(options.batch, options.seq_len), unit)
         for layout, make in layouts.items()
@@ -129,10 +129,10 @@ def render(report: dict[str, Any]) -> str:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", choices=PRESETS, default="bert_base", help="whose step it is")
+    parser.add_argument("--preset", choices=PRESETS, default="bert_base", help="preset of the step")
     parser.add_argument("--seq-len", type=positive, default=128, help="tokens per row")
     parser.add_argument("--batch", type=positive, default=8, help="rows")
-    parser.add_argument("--rounds", type=positive, default=7, help="medians are over so many")
+    parser.add_argument("--rounds", type=positive, default=7, help="number of rounds for the medians")
     parser.add_argument("--calls", type=positive, default=10, help="of each masking program per round")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured there")
     return parser.parse_args(arguments)

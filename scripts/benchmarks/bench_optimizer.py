@@ -1,15 +1,15 @@
-"""Time of an optimizer's update alone, against the bytes that it has to move.
+"""Time of an optimizer's update alone, compared with the bytes that it must move.
 
     python scripts/benchmarks/bench_optimizer.py --preset bert_base --json optimizer.json
 
-Three updates of the same arrays, one after the other in every round, so that all see the same machine: bare AdamW
-(no clipping, no norms, no guard), ours, and our LAMB. AdamW at its best reads gradient, moments and parameter once
-and writes the last three in place: 28 bytes per parameter, which say what bandwidth an AdamW reaches. LAMB's time
-is compared with that of 40 bytes per parameter at this bandwidth: it reads moments and parameter twice.
-Parameters and moments are donated, and all arrays were touched before. An update's temporary arrays are new to
-the process in every call of a benchmark, while a training step keeps them where its activations were; so that
-page faults are not what is timed, they are put on huge pages (glibc's malloc). On the CPU it takes 2.3 GB for
-bert_base. Needs jax, flax, optax and numpy.
+Three optimizers update the same arrays in turn in every round, so that all see the same machine state: bare AdamW (no
+clipping, norms or guard), AdamW and LAMB of bert_jax. An optimal AdamW reads gradient, moments and parameter once and
+writes the last three in place: 28 bytes per parameter, which gives the bandwidth of an AdamW. LAMB's time is compared
+with 40 bytes per parameter at this bandwidth: it reads moments and parameter twice.
+Parameters and moments are donated, and all arrays were touched before. Temporary arrays are new allocations in every
+call of a benchmark, while a training step reuses the memory of its activations; they are put on huge pages (glibc's
+malloc), so that page faults do not dominate. On the CPU it takes 2.3 GB for bert_base. Needs jax, flax, optax and
+numpy.
 """
 
 import argparse
@@ -26,7 +26,7 @@ HUGE_PAGES = "glibc.malloc.hugetlb=1"
 # Run as a script from a clone, nothing needs to be installed.
 sys.path[:0] = [path for path in (str(ROOT), str(ROOT / "scripts" / "benchmarks")) if path not in sys.path]
 
-import bench_ours  # noqa: E402
+import bench_bert_jax  # noqa: E402
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import optax  # noqa: E402
@@ -39,15 +39,15 @@ from bert_jax.training.optimizers.optimizer import make_optimizer  # noqa: E402
 
 BARE_BYTES, LAMB_BYTES = 28, 40
 """Per parameter, in float32."""
-YARDSTICKS = ("bare adamw", "adamw")
+BASELINES = ("bare adamw", "adamw")
 TARGET = 1.8
-"""LAMB is meant to take at most so many times as long as its bytes."""
+"""Target for LAMB's time relative to the time of its bytes."""
 
 Update = Callable[..., tuple[Any, Any, Any]]
 
 
 def bare_adamw(gradients: Any, state: optax.ScaleByAdamState, params: Any, rate: Any, finite: Any) -> Any:
-    """AdamW and nothing else: the yardstick."""
+    """Plain AdamW: the baseline."""
     config, count = OptimizerConfig(), state.count + 1
     mu = jax.tree.map(lambda m, g: config.beta1 * m + (1 - config.beta1) * g, state.mu, gradients)
     nu = jax.tree.map(lambda v, g: config.beta2 * v + (1 - config.beta2) * g * g, state.nu, gradients)
@@ -60,13 +60,13 @@ def bare_adamw(gradients: Any, state: optax.ScaleByAdamState, params: Any, rate:
 
 
 def updates(shapes: Any) -> dict[str, Update]:
-    """What is timed."""
-    ours = {name: make_optimizer(OptimizerConfig(name=name), shapes).update for name in ("adamw", "lamb")}
-    return {"bare adamw": bare_adamw, **ours}
+    """The timed optimizers."""
+    library = {name: make_optimizer(OptimizerConfig(name=name), shapes).update for name in ("adamw", "lamb")}
+    return {"bare adamw": bare_adamw, **library}
 
 
 def draw(shapes: Any, seed: int) -> Any:
-    """Arrays of a parameter's size, each number touched."""
+    """Random arrays with the shapes of the parameters."""
     leaves, structure = jax.tree.flatten(shapes)
     keys = jax.random.split(jax.random.key(seed), len(leaves))
     make = jax.jit(lambda keys: [0.02 * jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)])
@@ -74,7 +74,7 @@ def draw(shapes: Any, seed: int) -> Any:
 
 
 def compile_all(shapes: Any, arrays: tuple[Any, ...]) -> dict[str, Any]:
-    """Every update with parameters and moments donated, in the order in which they come back."""
+    """Every optimizer compiled, with parameters and moments donated."""
 
     def compiled(update: Update) -> Any:
         def step(params: Any, state: Any, gradients: Any, rate: Any, finite: Any) -> Any:
@@ -95,7 +95,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     rest = (gradients, jnp.float32(1e-4), jnp.bool_(True))
     programs = compile_all(shapes, (params, state, *rest))
     samples: dict[str, list[float]] = {name: [] for name in programs}
-    for _ in range(options.rounds + 1):  # the first one touches what a program touches
+    for _ in range(options.rounds + 1):  # the first round is a warm-up
         for name, program in programs.items():
             start = time.perf_counter()
             params, state, _ = jax.block_until_ready(program(params, state, *rest))
@@ -103,27 +103,27 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     medians = {name: statistics.median(times[1:]) for name, times in samples.items()}
     fastest = {name: min(times[1:]) for name, times in samples.items()}
     return {
-        **bench_ours.describe_device(1),
+        **bench_bert_jax.describe_device(1),
         "preset": options.preset,
         "parameters": parameters,
         "rounds": options.rounds,
         "seconds": medians,
         "fastest": fastest,
         "temporary_bytes": {name: p.memory_analysis().temp_size_in_bytes for name, p in programs.items()},
-        "bytes_per_second": {name: BARE_BYTES * parameters / medians[name] for name in YARDSTICKS},
-        "lamb_over_its_bytes": {name: _lamb_over_bytes(medians, name) for name in YARDSTICKS},
-        "fastest_lamb_over_its_bytes": {name: _lamb_over_bytes(fastest, name) for name in YARDSTICKS},
+        "bytes_per_second": {name: BARE_BYTES * parameters / medians[name] for name in BASELINES},
+        "lamb_over_its_bytes": {name: _lamb_over_bytes(medians, name) for name in BASELINES},
+        "fastest_lamb_over_its_bytes": {name: _lamb_over_bytes(fastest, name) for name in BASELINES},
         "samples": samples,
     }
 
 
-def _lamb_over_bytes(seconds: dict[str, float], yardstick: str) -> float:
-    """LAMB's time over that of its bytes at the bandwidth that the yardstick reaches."""
-    return seconds["lamb"] / (LAMB_BYTES / BARE_BYTES * seconds[yardstick])
+def _lamb_over_bytes(seconds: dict[str, float], baseline: str) -> float:
+    """LAMB's time relative to that of its bytes at the bandwidth of the baseline."""
+    return seconds["lamb"] / (LAMB_BYTES / BARE_BYTES * seconds[baseline])
 
 
 def render(report: dict[str, Any]) -> str:
-    """A line per update, then the ratio."""
+    """A line per optimizer, then the ratio."""
     lines = [
         f"{report['device']}, {report['threads']} threads; {report['preset']}, {report['parameters']:,} parameters"
     ]
@@ -144,8 +144,10 @@ def render(report: dict[str, Any]) -> str:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", choices=presets.preset_files(), default="bert_base", help="whose parameters")
-    parser.add_argument("--rounds", type=positive, default=9, help="medians are over so many")
+    parser.add_argument(
+        "--preset", choices=presets.preset_files(), default="bert_base", help="preset of the parameters"
+    )
+    parser.add_argument("--rounds", type=positive, default=9, help="number of rounds for the medians")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured there")
     return parser.parse_args(arguments)
 

@@ -1,8 +1,8 @@
 """The peer of `scripts/benchmarks/bench.py`: `transformers`' BertForMaskedLM with random weights, trained by PyTorch.
 
-Two variants: `stock` projects every position onto the vocabulary, as the library does; `gathered` runs its
-MLM head on the masked positions only, as we do. Both get what a careful user would give them: SDPA attention,
-fused AdamW, no attention mask (all rows are full), and on a GPU bf16 autocast and `torch.compile`.
+Two variants: `stock` projects every position onto the vocabulary, as the library does; `gathered` runs its MLM head on
+the masked positions only, as bert_jax does. Both use the library's fast options: SDPA attention, fused AdamW, no
+attention mask (all rows are full), and on a GPU bf16 autocast and `torch.compile`.
 """
 
 import time
@@ -17,7 +17,7 @@ from bert_jax.errors import UserError
 
 
 def describe(threads: int) -> dict[str, str]:
-    """Versions of the peer; it gets as many CPU threads as jax."""
+    """Versions of the peer; sets its number of CPU threads to that of jax."""
     torch.set_num_threads(threads)
     return {"torch": torch.__version__, "transformers": transformers.__version__}
 
@@ -32,18 +32,18 @@ class PeerStep:
 
         Args:
           case: sequence length, batch, dropout and type.
-          model: our ModelConfig, whose shapes the peer copies.
+          model: ModelConfig with the shapes of the peer.
           rows: synthetic rows, not yet masked.
           predictions: masked positions per row.
           mask_id: token id of [MASK].
-          platform: where jax computes.
+          platform: platform of jax.
 
         Raises:
-          UserError: torch cannot compute there.
+          UserError: torch does not support the platform.
         """
         gpu = platform == "gpu"
         if platform not in ("cpu", "gpu") or (gpu and not torch.cuda.is_available()):
-            raise UserError(f"this torch does not reach the {platform}: install one that does")
+            raise UserError(f"this torch does not support the platform {platform}: install one that does")
         self.device = torch.device("cuda" if gpu else "cpu")
         self.autocast = torch.bfloat16 if case.dtype == "bfloat16" else None
         torch.manual_seed(0)
@@ -65,7 +65,7 @@ class PeerStep:
             self.memory_bytes = torch.cuda.max_memory_allocated()
 
     def run(self, steps: int) -> float:
-        """Seconds for so many updates, the device's work done."""
+        """Seconds of `steps` steps, until the device has finished."""
         start = time.perf_counter()
         for _ in range(steps):
             with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
@@ -80,11 +80,11 @@ class PeerStep:
         return time.perf_counter() - start
 
     def loss(self) -> float:
-        """Of the last update."""
+        """Loss of the last step."""
         return float(self.last)
 
     def _masked(self, rows: dict[str, np.ndarray], predictions: int, mask_id: int) -> dict[str, torch.Tensor]:
-        """Fixed masks: the peer's collator, which would draw them on the host, is not timed."""
+        """Rows with fixed masks: the peer's collator, which draws masks on the host, is not timed."""
         draw = np.random.default_rng(0)
         batch, seq_len = rows["input_ids"].shape
         shuffled = draw.permuted(np.broadcast_to(np.arange(1, seq_len - 1), (batch, seq_len - 2)), axis=1)
@@ -128,7 +128,7 @@ def _build(model: Any) -> transformers.BertForMaskedLM:
 
 
 def _adamw(model: torch.nn.Module) -> torch.optim.AdamW:
-    """Fused, with our numbers; biases and LayerNorms are not decayed, as the library's Trainer has it."""
+    """Fused AdamW with bert_jax's settings; no decay of biases and LayerNorms, as in the library's Trainer."""
     config, named = OptimizerConfig(), list(model.named_parameters())
     plain = [p for name, p in named if name.endswith("bias") or "LayerNorm" in name]
     decayed = [p for name, p in named if not (name.endswith("bias") or "LayerNorm" in name)]

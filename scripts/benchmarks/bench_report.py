@@ -1,4 +1,4 @@
-"""What `scripts/benchmarks/bench.py` found out: as a JSON document, and as the table a person reads."""
+"""Results of `scripts/benchmarks/bench.py` as a JSON document and as a table."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -6,16 +6,16 @@ from dataclasses import asdict
 from typing import Any
 
 FORMAT = 1
-"""Of the JSON document; it grows when a field changes its meaning or goes."""
+"""Version of the JSON document; incremented when a field changes its meaning or is removed."""
 
 
 def summarise(
     about: dict[str, Any], ceiling: Any, rows: Sequence[Any], step_flops: Callable[[Any], float], devices: int
 ) -> dict[str, Any]:
-    """The JSON document: environment, ceilings, one entry per case, ratios to the peer.
+    """Build the JSON document: environment, ceilings, one entry per case, ratios to the peer.
 
     Units: seconds, bytes, FLOP/s; `tokens_per_s` and `mfu` belong to the median step. `ratios` are medians
-    over rounds of peer's time / our time, so a machine that slows down slows both sides of each.
+    over rounds of the peer's time / bert_jax's time, which cancels changes of the machine's speed.
     """
     ceilings = {
         name: {"median": statistics.median(values), "min": min(values), "max": max(values), "samples": len(values)}
@@ -43,15 +43,15 @@ def summarise(
 
 
 def _ratios(rows: Sequence[Any]) -> list[dict[str, Any]]:
-    found = []
-    for ours in rows:
+    ratios = []
+    for own in rows:
         for peer in rows:
-            if ours.case.variant is None and peer.case.variant and ours.case.shapes == peer.case.shapes:
-                pairs = zip(ours.samples, peer.samples, strict=False)
-                by_round = [theirs / own for own, theirs in pairs]
-                found.append(
+            if own.case.variant is None and peer.case.variant and own.case.shapes == peer.case.shapes:
+                pairs = zip(own.samples, peer.samples, strict=False)
+                by_round = [peer_seconds / own_seconds for own_seconds, peer_seconds in pairs]
+                ratios.append(
                     {
-                        "ours": asdict(ours.case),
+                        "ours": asdict(own.case),
                         "peer": peer.case.program,
                         "peer_compiled": peer.case.compiled,
                         "median": statistics.median(by_round),
@@ -59,17 +59,17 @@ def _ratios(rows: Sequence[Any]) -> list[dict[str, Any]]:
                         "max": max(by_round),
                     }
                 )
-    return found
+    return ratios
 
 
 def render(report: dict[str, Any]) -> str:
-    """Table for a terminal of 120 columns."""
+    """The report as text for a terminal of 120 columns."""
     about, ceilings = report["environment"], report["ceilings"]
-    many = f"{about['devices']} x " if about["devices"] > 1 else ""
+    count = f"{about['devices']} x " if about["devices"] > 1 else ""
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     lines = [
         "",
-        f"{many}{about['device']} ({about['platform']}), {about['threads']} of {about['cores']} cores; {versions}",
+        f"{count}{about['device']} ({about['platform']}), {about['threads']} of {about['cores']} cores; {versions}",
         "ceilings of one device: "
         + ", ".join(
             f"{name} {c['median'] / 1e12:.3g} TFLOP/s ({c['size']}^3, {c['min'] / 1e12:.3g} to {c['max'] / 1e12:.3g})"
@@ -96,7 +96,7 @@ def render(report: dict[str, Any]) -> str:
 
 
 def _settings(case: dict[str, Any]) -> str:
-    """What distinguishes a case within its group; defaults that nobody asked about stay away."""
+    """Settings that distinguish a case within its group, without defaults."""
     hidden, attention = case["hidden_dropout"], case["attention_dropout"]
     words = [case["dtype"], f"dropout {hidden:g}" + ("" if hidden == attention else f"/{attention:g}")]
     if case["variant"] is None:

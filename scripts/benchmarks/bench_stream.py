@@ -1,14 +1,13 @@
-"""How fast the training stream is: the whole reader against Grain's packing alone, plans of huge corpora, waiting.
+"""Speed of the training stream: the reader against Grain's packing alone, plans of huge corpora, waiting time.
 
     python scripts/benchmarks/bench_stream.py reader --corpus DIR [--corpus DIR ...] [--formats ...] [--seq-lens 128]
     python scripts/benchmarks/bench_stream.py plan --documents 10000000 --tokens 2000000000
     python scripts/benchmarks/bench_stream.py wait --corpus DIR --preset bert_mini --steps 40 [--batch 32]
 
-`reader` pins itself to one core and takes turns, round after round: ours (read, plan, pack, collate, from records
-that are in the page cache), and Grain's FirstFitPackIterDataset, which packs ready arrays of the same examples and
-does nothing else. `plan` makes length arrays in memory and asks for a first batch, a batch in mid-epoch, and the
-same in each format; it prints the peak of the process's memory. `wait` trains and prints which share of the time
-the loop stood waiting for rows, an upper bound of what the device waits.
+`reader` runs on one core and alternates between bert_jax's reader (read, plan, pack and collate records in the page
+cache) and Grain's FirstFitPackIterDataset, which only packs ready arrays of the same examples. `plan` creates length
+arrays in memory and reads a first batch and a batch in mid-epoch in each format; it prints the peak memory of the
+process. `wait` trains and prints the share of time in which the loop waits for rows, an upper bound of the device's.
 """
 
 import argparse
@@ -42,11 +41,11 @@ from bert_jax.data.row_reader import SpecialIds  # noqa: E402
 FORMATS = ("segment_pair", "sentence_order", "full_sentences", "doc_sentences", "sentence_pair")
 SPECIAL_IDS = SpecialIds(0, 1, 2)
 BINS = 128
-"""Of Grain's packing: the number at which it was fastest."""
+"""Packing bins of Grain; it was fastest with this number."""
 
 
 def make_config(form: str, seq_len: int, batch: int) -> Config:
-    """A run that never ends."""
+    """Config of an endless run."""
     return Config(
         name="bench",
         data=DataConfig(format=form),
@@ -55,8 +54,8 @@ def make_config(form: str, seq_len: int, batch: int) -> Config:
     )
 
 
-def our_batches(corpus: Corpus, form: str, seq_len: int) -> Iterator[dict[str, np.ndarray]]:
-    """Batches of the real stream, one after the other, in this thread."""
+def stream_batches(corpus: Corpus, form: str, seq_len: int) -> Iterator[dict[str, np.ndarray]]:
+    """Batches of bert_jax's stream, read in this thread."""
     stream = TrainingStream([corpus], [1.0], make_config(form, seq_len, 32_768 // seq_len), SPECIAL_IDS)
     cursor = stream.resolve_cursor(Cursor())
     while True:
@@ -65,7 +64,7 @@ def our_batches(corpus: Corpus, form: str, seq_len: int) -> Iterator[dict[str, n
 
 
 class Arrays:
-    """Ready examples in memory, as a source for Grain."""
+    """Examples in memory as a data source of Grain."""
 
     def __init__(self, examples: list[np.ndarray]):
         self.examples = examples
@@ -78,7 +77,7 @@ class Arrays:
 
 
 def grain_batches(corpus: Corpus, form: str, seq_len: int) -> Iterator[dict[str, np.ndarray]]:
-    """Rows that Grain's FirstFit packs of the stream's examples, batched."""
+    """Batches of rows that Grain's FirstFit packs from the examples of the stream."""
     config = config_lib.replace(make_config(form, seq_len, 4096), data={"examples_per_row": 1})
     stream = TrainingStream([corpus], [1.0], config, SPECIAL_IDS)
     rows = stream.batch(stream.resolve_cursor(Cursor()))
@@ -92,7 +91,7 @@ def grain_batches(corpus: Corpus, form: str, seq_len: int) -> Iterator[dict[str,
 
 
 def rate(batches: Iterator[dict[str, np.ndarray]], seconds: float) -> float:
-    """Real tokens a second over about `seconds`."""
+    """Tokens per second without padding, over about `seconds`."""
     tokens, start = 0, time.perf_counter()
     while time.perf_counter() - start < seconds:
         batch = next(batches)
@@ -100,21 +99,21 @@ def rate(batches: Iterator[dict[str, np.ndarray]], seconds: float) -> float:
     return tokens / (time.perf_counter() - start)
 
 
-def bench_reader(asked: argparse.Namespace) -> list[dict]:
-    """Both sides of every case in turn; medians over rounds."""
+def bench_reader(args: argparse.Namespace) -> list[dict]:
+    """Time both readers in turn for every case; medians over rounds."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     results = []
-    for directory in asked.corpus:
-        for form in asked.formats.split(","):
-            for seq_len in map(int, asked.seq_lens.split(",")):
+    for directory in args.corpus:
+        for form in args.formats.split(","):
+            for seq_len in map(int, args.seq_lens.split(",")):
                 corpus = Corpus.open(directory)
-                sides = {"ours": our_batches(corpus, form, seq_len), "grain": grain_batches(corpus, form, seq_len)}
+                sides = {"ours": stream_batches(corpus, form, seq_len), "grain": grain_batches(corpus, form, seq_len)}
                 samples: dict[str, list[float]] = {name: [] for name in sides}
                 for side in sides.values():
                     rate(side, 0.3)
-                for _ in range(asked.rounds):
+                for _ in range(args.rounds):
                     for name, side in sides.items():
-                        samples[name].append(rate(side, asked.seconds))
+                        samples[name].append(rate(side, args.seconds))
                 ratios = [a / b for a, b in zip(samples["ours"], samples["grain"], strict=True)]
                 results.append(
                     {
@@ -125,15 +124,15 @@ def bench_reader(asked: argparse.Namespace) -> list[dict]:
                         "grain_mtok_s": statistics.median(samples["grain"]) / 1e6,
                         "ratio": statistics.median(ratios),
                         "ratio_range": [min(ratios), max(ratios)],
-                        "fill": fill(corpus, form, seq_len),
+                        "fill": packing_efficiency(corpus, form, seq_len),
                     }
                 )
                 show(results[-1])
     return results
 
 
-def fill(corpus: Corpus, form: str, seq_len: int) -> float:
-    """Real tokens over slots in an epoch."""
+def packing_efficiency(corpus: Corpus, form: str, seq_len: int) -> float:
+    """Share of tokens without padding in the rows of an epoch."""
     stream = TrainingStream([corpus], [1.0], make_config(form, seq_len, 1), SPECIAL_IDS)
     rows = tokens = 0
     for window in stream.corpora[0].epoch_windows(seq_len, 0):
@@ -142,19 +141,19 @@ def fill(corpus: Corpus, form: str, seq_len: int) -> float:
 
 
 class LengthsOnly(Corpus):
-    """A corpus of which only the lengths exist."""
+    """A corpus with lengths only; its token ids are zeros."""
 
     def records(self, indices: Sequence[int]) -> list[Record]:
         """Records of zeros."""
-        found = []
+        records = []
         for index in indices:
             ends = np.cumsum(self.sentence_lengths[self.record_offsets[index] : self.record_offsets[index + 1]])
-            found.append(Record(0, 0, np.zeros(ends[-1], np.uint16), ends))
-        return found
+            records.append(Record(0, 0, np.zeros(ends[-1], np.uint16), ends))
+        return records
 
     @classmethod
     def make(cls, documents: int, tokens: int) -> "LengthsOnly":
-        """Sentences of 20 tokens on average, 2 to 38 of them; documents of equal numbers of sentences, give or take."""
+        """Sentences of 2 to 38 tokens, 20 on average, in documents with about equal numbers of sentences."""
         rng = np.random.default_rng(0)
         sentences = tokens // 20
         lengths = np.empty(sentences, np.uint16)
@@ -177,49 +176,49 @@ class LengthsOnly(Corpus):
         return corpus
 
 
-def bench_plan(asked: argparse.Namespace) -> list[dict]:
-    """Seconds until a batch is ready, in a fresh stream each time; its records are zeros and cost nothing to read."""
+def bench_plan(args: argparse.Namespace) -> list[dict]:
+    """Seconds until a batch is ready in a new stream; its records are zeros and cost nothing to read."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    corpus, results = LengthsOnly.make(asked.documents, asked.tokens), []
+    corpus, results = LengthsOnly.make(args.documents, args.tokens), []
     arrays = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     for form in FORMATS:
         for seq_len in (128, 512):
-            places = {}
+            timings = {}
             for name in ("first", "middle"):
                 stream = TrainingStream([corpus], [1.0], make_config(form, seq_len, 256), SPECIAL_IDS)
                 start = time.perf_counter()
-                windows = stream.corpora[0].plan(seq_len).windows  # a part of what is timed
+                windows = stream.corpora[0].plan(seq_len).windows  # part of the timed work
                 middle = Cursor(step=5, rows=1280, positions=(CorpusPosition(0, windows // 2, 100),))
                 stream.batch(stream.resolve_cursor(Cursor() if name == "first" else middle))
-                places[f"{name}_s"] = time.perf_counter() - start
+                timings[f"{name}_s"] = time.perf_counter() - start
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-            results.append({"format": form, "seq_len": seq_len, **places, "peak_mb": peak, "arrays_mb": arrays})
+            results.append({"format": form, "seq_len": seq_len, **timings, "peak_mb": peak, "arrays_mb": arrays})
             show(results[-1])
     return results
 
 
-def bench_wait(asked: argparse.Namespace) -> list[dict]:
+def bench_wait(args: argparse.Namespace) -> list[dict]:
     """Train a preset and read the share of time spent waiting for rows from its metrics."""
     from bert_jax.data.mixture_spec import CorpusWeight
     from bert_jax.training import pretraining
     from bert_jax.training.run_directory.metrics import read_metrics
 
-    preset = load_config(asked.preset)
+    preset = load_config(args.preset)
     phase = dataclasses.replace(
-        preset.phases[0], steps=asked.steps, batch_size=asked.batch, accumulation=1, warmup_steps=1
+        preset.phases[0], steps=args.steps, batch_size=args.batch, accumulation=1, warmup_steps=1
     )
     config = dataclasses.replace(
-        config_lib.replace(preset, log={"every": asked.steps // 4}, evaluation={"rows": 8, "batch_size": 8}),
+        config_lib.replace(preset, log={"every": args.steps // 4}, evaluation={"rows": 8, "batch_size": 8}),
         phases=(phase,),
     )
     with tempfile.TemporaryDirectory() as directory:
-        pretraining.pretrain(config, [CorpusWeight(Path(corpus)) for corpus in asked.corpus], Path(directory) / "run")
+        pretraining.pretrain(config, [CorpusWeight(Path(corpus)) for corpus in args.corpus], Path(directory) / "run")
         timings = [line["timing"] for line in read_metrics(Path(directory) / "run" / "metrics.jsonl")]
     timings = [timing for timing in timings if "step_seconds" in timing]
     shares = [timing["data_wait"] for timing in timings]
     result = {
-        "preset": asked.preset,
-        "batch": asked.batch,
+        "preset": args.preset,
+        "batch": args.batch,
         "step_s": statistics.median(timing["step_seconds"] for timing in timings),
         "data_wait": statistics.median(shares),
         "data_wait_range": [min(shares), max(shares)],
@@ -229,7 +228,7 @@ def bench_wait(asked: argparse.Namespace) -> list[dict]:
 
 
 def show(result: dict) -> None:
-    """One line."""
+    """Print a result on one line."""
     print("  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in result.items()), flush=True)
 
 
@@ -248,10 +247,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
-    results = {"reader": bench_reader, "plan": bench_plan, "wait": bench_wait}[asked.mode](asked)
-    if asked.json:
-        asked.json.write_text(json.dumps(results, indent=1))
+    args = parser.parse_args()
+    results = {"reader": bench_reader, "plan": bench_plan, "wait": bench_wait}[args.mode](args)
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Speed of bert_jax's WordPiece encoder beside the `tokenizers` library, both on one core, with identical ids.
+"""Speed of bert_jax's WordPiece encoder and of the `tokenizers` library, both on one core, with identical ids.
 
     python scripts/benchmarks/bench_tokenizer.py --tokenizer vocab.txt --source corpus/*.txt --json speed.json
 
-Every line of the files is one sentence. Rounds are interleaved (ours, library, ours, library, ...) and medians are
-reported; reading the files and the first round, in which code is compiled and characters are learnt, are not timed.
+Every line of the files is one sentence. Rounds are interleaved (bert_jax, library, bert_jax, ...) and medians are
+reported; reading the files and the first round, which compiles code and fills the character table, are not timed.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# Read by the library when it first encodes.
+# The library reads these when it first encodes.
 os.environ.update(RAYON_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -30,7 +30,7 @@ from bert_jax.tokenizers.wordpiece import FastWordPiece
 
 
 def read_sentences(files: Sequence[Path]) -> list[str]:
-    """The lines of files; what is not UTF-8 is replaced."""
+    """Lines of the files; invalid UTF-8 is replaced."""
     missing = [str(file) for file in files if not file.is_file()]
     if missing:
         raise UserError(f"--source: no such file: {', '.join(missing)}")
@@ -38,10 +38,10 @@ def read_sentences(files: Sequence[Path]) -> list[str]:
 
 
 def measure(library: tokenizers.Tokenizer, sentences: list[str], rounds: int) -> dict[str, Any]:
-    """Times both on the same sentences and compares all ids.
+    """Time both encoders on the same sentences and compare all ids.
 
     Raises:
-      UserError: the tokenizer is not one that our encoder takes.
+      UserError: bert_jax's encoder does not support the tokenizer.
     """
     fast = FastWordPiece.from_tokenizer(library)
     if fast is None:
@@ -75,12 +75,12 @@ def measure(library: tokenizers.Tokenizer, sentences: list[str], rounds: int) ->
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints one report; 1 where ids differ, 2 after an error of the user."""
+    """Measure and print a report; returns 1 if ids differ, 2 for a user error."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokenizer", required=True, help="vocab.txt, tokenizer.json or a directory with one")
     parser.add_argument("--source", nargs="+", type=Path, required=True, help="text files")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="where to write all numbers")
+    parser.add_argument("--json", type=Path, help="write all measurements there")
     options = parser.parse_args(arguments)
     try:
         if options.rounds < 1:
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     speeds = report["megabytes_per_second"]
     print(f"{report['megabytes']:.1f} MB, {report['sentences']} sentences, {report['tokens']} tokens, one core each")
-    print(f"ours     {speeds['ours']:8.1f} MB/s")
+    print(f"bert_jax {speeds['ours']:8.1f} MB/s")
     print(f"library  {speeds['library']:8.1f} MB/s   ids {'identical' if report['identical_ids'] else 'DIFFER'}")
     print(f"ratio    {report['ratio']:8.1f}       load {report['machine']['load'][0]:.1f} on {os.cpu_count()} cores")
     if options.json:

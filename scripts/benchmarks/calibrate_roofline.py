@@ -1,16 +1,16 @@
-"""Predicted over measured step time: how far `bert-jax plan`'s roofline can be trusted on the machine at hand.
+"""Predicted over measured step time: accuracy of the roofline of `bert-jax plan` on this machine.
 
     python scripts/benchmarks/calibrate_roofline.py --json roofline.json
 
-Compiles our train step in several shapes. In each round every case takes its turn: the machine's rates are measured
-(matrix products, memory, elementwise work), then a few updates, within seconds of each other, since a shared machine
-wavers; the prediction uses the rates of that turn. What counts is the median over rounds of predicted / measured.
-On a CPU everything is timed twice: by the clock, and in CPU seconds of all threads over their number, which is the
-time that an update would take if nothing else ran and no thread waited.
+Compiles the train step in several shapes. In each round, every case is sampled in turn: the machine's rates (matrix
+products, memory, elementwise work) and a few steps are measured within seconds of each other, because the speed of a
+shared machine varies; the prediction uses the rates of this sample. The result is the median over rounds of predicted /
+measured. On a CPU, everything is timed twice: in wall-clock time, and in CPU seconds of all threads divided by their
+number, the time of a step if nothing else ran and no thread waited.
 
-On an accelerator that bert_jax/chips.py knows, the published figures take the place of measured rates. On any other
-device the efficiencies are those of `chips.CPU`; some cases served to fit them, which the table says, and the others
-check them. `--fit` prints what the fitting cases of this run would make of them.
+On an accelerator of bert_jax/chips.py, the published figures replace the measured rates. On other devices the
+efficiencies are those of `chips.CPU`: some cases served to fit them (role `fitted`), the others check them. `--fit`
+prints the efficiencies that fit the fitting cases of this run.
 
 Needs jax, flax, optax, numpy and scipy.
 """
@@ -33,8 +33,8 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 from bench import PRESETS, Case  # noqa: E402
+from bench_bert_jax import BertJaxStep, describe_device  # noqa: E402
 from bench_command import positive, stamped, write  # noqa: E402
-from bench_ours import OurStep, describe_device  # noqa: E402
 from scipy.optimize import lsq_linear  # noqa: E402
 
 from bert_jax.chips import CPU, Chip, Efficiency, Sizes, chip_of  # noqa: E402
@@ -42,7 +42,7 @@ from bert_jax.model.layers import DropoutKey, dropout, gelu  # noqa: E402
 from bert_jax.planning.roofline import ACTIVATION_OPS, HASH_OPS, predict  # noqa: E402
 
 TARGET = 0.25
-"""How far predicted / measured may be from 1."""
+"""Largest accepted deviation of predicted / measured from 1."""
 FITTED = (
     Case("bert_tiny", 128, 16),
     Case("bert_tiny", 128, 64),
@@ -66,30 +66,30 @@ CHECKED = (
     Case("bert_medium", 128, 4, optimizer="lamb"),
 )
 ROWS, WIDTHS = 1024, (128, 256, 512)
-"""Of the products whose rate counts: [ROWS, width] with [width, 4 width], a feed-forward layer's."""
+"""Shapes of the measured products: [ROWS, width] with [width, 4 width], as in a feed-forward layer."""
 MEMORY_ELEMENTS = 2**24
 VECTOR_ELEMENTS = 2**20
 CALLS = 6
-"""Of each measurement of a rate."""
+"""Calls per measurement of a rate."""
 RATES = ("peak_flops", "vector_ops", "memory_bandwidth")
 
 
 CLOCKS = ("clock", "cpu")
 Chips = dict[str, Chip]
-"""The machine, by what it was timed with."""
+"""Measured machine, by clock."""
 
 
-class Turn(NamedTuple):
-    """What one turn of a case measured, by what it was timed with."""
+class Sample(NamedTuple):
+    """One sample of a case, by clock."""
 
     seconds: dict[str, float]
-    """Of an update."""
+    """Seconds of a step."""
     chips: Chips
-    """The machine at that moment."""
+    """Rates of the machine at the time of the sample."""
 
 
 def timed(call: Callable[[], Any], times: int) -> dict[str, float]:
-    """Seconds per call of several queued ones; the last result is waited for."""
+    """Seconds per call over several queued calls, until the last result is ready."""
     threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     start = time.perf_counter(), time.process_time()
     for _ in range(times):
@@ -100,7 +100,7 @@ def timed(call: Callable[[], Any], times: int) -> dict[str, float]:
 
 
 class Machine:
-    """Rates of a device that no maker's page describes. Samples take a few tenths of a second."""
+    """Measured rates of a device without published figures. A sample takes a few tenths of a second."""
 
     def __init__(self) -> None:
         draw = np.random.default_rng(0).standard_normal
@@ -111,12 +111,12 @@ class Machine:
         dropout_key = DropoutKey(jnp.uint32(1), jnp.arange(8))
         self.hash = jax.jit(lambda x: dropout(x, 0.1, dropout_key))
         self.gelu = jax.jit(jax.grad(lambda x: gelu(x).sum()))
-        # Into memory that is new each time, as a CPU program's temporaries are.
+        # Writes to newly allocated memory, as a CPU program's temporaries do.
         self.copy = jax.jit(lambda x: x + 1)
         self.memory = jnp.zeros((MEMORY_ELEMENTS,), jnp.float32)
 
     def sample(self) -> Chips:
-        """The machine as it is now."""
+        """Measure the current rates of the machine."""
         flops = [_rates(2 * a.size * b.shape[1], lambda a=a, b=b: self.multiply(a, b), CALLS) for a, b in self.products]
         hashes = _rates(HASH_OPS * VECTOR_ELEMENTS, lambda: self.hash(self.values), CALLS)
         gelus = _rates(ACTIVATION_OPS["gelu"] * VECTOR_ELEMENTS, lambda: self.gelu(self.values), CALLS)
@@ -130,13 +130,13 @@ class Machine:
 
 
 def _rates(work: float, call: Callable[[], Any], times: int) -> dict[str, float]:
-    """Work per second, after a call that is not timed."""
+    """Work per second, after an untimed call."""
     jax.block_until_ready(call())
     return {clock: work / seconds for clock, seconds in timed(call, times).items()}
 
 
 def measured_chip(flops: float, vector_ops: float, bandwidth: float, efficiency: Efficiency = CPU) -> Chip:
-    """A device of its own, without links."""
+    """A chip with measured rates, without links."""
     return Chip(
         "here",
         device_kinds=(),
@@ -156,32 +156,31 @@ def measured_chip(flops: float, vector_ops: float, bandwidth: float, efficiency:
 
 
 def name_of(case: Case) -> str:
-    """As the table shows it."""
-    said = [f"{case.preset} {case.seq_len} x {case.batch}", case.optimizer, f"dropout {case.dropout}"]
-    said += [f"accumulation {case.accumulation}"] * (case.accumulation > 1) + [f"remat {case.remat}"] * (
-        case.remat != "none"
-    )
-    return ", ".join(said)
+    """Name in the table."""
+    parts = [f"{case.preset} {case.seq_len} x {case.batch}", case.optimizer, f"dropout {case.dropout}"]
+    parts += [f"accumulation {case.accumulation}"] * (case.accumulation > 1)
+    parts += [f"remat {case.remat}"] * (case.remat != "none")
+    return ", ".join(parts)
 
 
 def measure(
     cases: Sequence[Case], rounds: int, seconds: float, sample: Callable[[], Chips]
-) -> list[tuple[Any, list[Turn]]]:
-    """Config and turns of every case; the cases take turns."""
+) -> list[tuple[Any, list[Sample]]]:
+    """Config and samples of every case; the cases are sampled in turn."""
     steps = []
     for case in cases:
-        step = OurStep(case, 1)
+        step = BertJaxStep(case, 1)
         step.run(1)
         steps.append((step, max(1, round(seconds / step.run(1))), []))
         print(f"compiled {name_of(case)}", file=sys.stderr, flush=True)
     for _ in range(rounds):
-        for step, updates, turns in steps:
+        for step, count, samples in steps:
             before = sample()
-            taken = timed(lambda step=step, updates=updates: step.run(updates), 1)
+            taken = timed(lambda step=step, count=count: step.run(count), 1)
             after = sample()
             chips = {clock: _between(before[clock], after[clock]) for clock in before}
-            turns.append(Turn({clock: taken[clock] / updates for clock in before}, chips))
-    return [(step.config, turns) for step, _, turns in steps]
+            samples.append(Sample({clock: taken[clock] / count for clock in before}, chips))
+    return [(step.config, samples) for step, _, samples in steps]
 
 
 def _between(before: Chip, after: Chip) -> Chip:
@@ -191,15 +190,15 @@ def _between(before: Chip, after: Chip) -> Chip:
     )
 
 
-def judge(case: Case, config: Any, turns: Sequence[Turn]) -> dict[str, Any]:
-    """Medians over the turns of a case, by what they were timed with."""
+def judge(case: Case, config: Any, samples: Sequence[Sample]) -> dict[str, Any]:
+    """Medians over the samples of a case, by clock."""
     result: dict[str, Any] = {"case": name_of(case)}
-    for clock in turns[0].chips:
-        predictions = [predict(config, 0, Sizes(), case.accumulation, turn.chips[clock]) for turn in turns]
-        ratios = [p.step_seconds / turn.seconds[clock] for p, turn in zip(predictions, turns, strict=True)]
+    for clock in samples[0].chips:
+        predictions = [predict(config, 0, Sizes(), case.accumulation, sample.chips[clock]) for sample in samples]
+        ratios = [p.step_seconds / sample.seconds[clock] for p, sample in zip(predictions, samples, strict=True)]
         middle = predictions[ratios.index(statistics.median_low(ratios))]
         result[clock] = {
-            "measured": statistics.median(turn.seconds[clock] for turn in turns),
+            "measured": statistics.median(sample.seconds[clock] for sample in samples),
             "ratio": statistics.median(ratios),
             "ratios": ratios,
             "bound": middle.bound,
@@ -208,25 +207,25 @@ def judge(case: Case, config: Any, turns: Sequence[Turn]) -> dict[str, Any]:
     return result
 
 
-def fit(cases: Sequence[Case], measured: Sequence[tuple[Any, Sequence[Turn]]]) -> Efficiency:
-    """Efficiencies that make the relative error of these cases, in CPU seconds, least.
+def fit(cases: Sequence[Case], measured: Sequence[tuple[Any, Sequence[Sample]]]) -> Efficiency:
+    """Efficiencies that minimise the relative error of these cases in CPU seconds.
 
-    None is negative, and no product is faster than those that were measured: matmul is at most 1.
+    They are not negative, and products are not faster than the measured ones: matmul is at most 1.
     """
     kinds = Efficiency._fields
     lines = []
-    for case, (config, turns) in zip(cases, measured, strict=True):
-        for turn in turns:
-            perfect = dataclasses.replace(turn.chips["cpu"], efficiency=Efficiency(*[1.0] * len(kinds)))
+    for case, (config, samples) in zip(cases, measured, strict=True):
+        for sample in samples:
+            perfect = dataclasses.replace(sample.chips["cpu"], efficiency=Efficiency(*[1.0] * len(kinds)))
             seconds = predict(config, 0, Sizes(), case.accumulation, perfect).seconds
-            lines.append([seconds[kind] / turn.seconds["cpu"] for kind in kinds])
+            lines.append([seconds[kind] / sample.seconds["cpu"] for kind in kinds])
     least = [float(kind == "matmul") for kind in kinds]
     shares = lsq_linear(np.array(lines), np.ones(len(lines)), bounds=(least, np.inf)).x
     return Efficiency(*(float(1 / share) if share > 0 else float("inf") for share in shares))
 
 
 def report(results: Sequence[dict[str, Any]], clocks: Sequence[str]) -> None:
-    """The table, and how many of the checked cases are near enough."""
+    """Print the table, and the number of checked cases within TARGET."""
     columns = " | ".join(f"seconds, {clock} | predicted / measured, {clock}" for clock in clocks)
     print(f"| case | role | {columns} | bound |\n|---|---|{'---|---|' * len(clocks)}---|")
     for line in results:
@@ -235,18 +234,18 @@ def report(results: Sequence[dict[str, Any]], clocks: Sequence[str]) -> None:
     for clock in clocks:
         off = [abs(line[clock]["ratio"] - 1) for line in results if line["role"] == "checked"]
         within = sum(value <= TARGET for value in off)
-        furthest = f"furthest off: {max(off, default=0):.0%}"
-        print(f"{clock}: checked cases within {TARGET:.0%}: {within} of {len(off)}; {furthest}")
+        largest = f"largest deviation: {max(off, default=0):.0%}"
+        print(f"{clock}: checked cases within {TARGET:.0%}: {within} of {len(off)}; {largest}")
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measure, print the table, and write everything if asked to."""
+    """Measure, print the table, and write the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=positive, default=5)
-    parser.add_argument("--seconds", type=float, default=0.5, help="of updates in a turn")
-    parser.add_argument("--presets", default=",".join(PRESETS), help="only cases of these")
+    parser.add_argument("--seconds", type=float, default=0.5, help="seconds of steps per sample")
+    parser.add_argument("--presets", default=",".join(PRESETS), help="only cases of these presets")
     parser.add_argument("--fit", action="store_true", help="also print efficiencies that fit this run's fitting cases")
-    parser.add_argument("--json", type=Path, help="write everything measured here")
+    parser.add_argument("--json", type=Path, help="write all measurements here")
     options = parser.parse_args(arguments)
     wanted = set(options.presets.split(","))
     fitted, checked = ([case for case in cases if case.preset in wanted] for cases in (FITTED, CHECKED))
@@ -262,11 +261,11 @@ def main(arguments: Sequence[str]) -> None:
     if options.fit and not known:
         print(fit(fitted, measured[: len(fitted)]))
     about = stamped(describe_device(1), "calibrate_roofline", arguments)
-    turns = [turn for _, turns in measured for turn in turns]
+    samples = [sample for _, samples in measured for sample in samples]
     about["rates"] = {
-        f"{rate}, {clock}": statistics.median(getattr(turn.chips[clock], rate) for turn in turns)
+        f"{rate}, {clock}": statistics.median(getattr(sample.chips[clock], rate) for sample in samples)
         for rate in RATES
-        for clock in turns[0].chips
+        for clock in samples[0].chips
     }
     print("; ".join(f"{name} {value:.3g}" for name, value in about["rates"].items()))
     write(about | {"cases": results}, options.json)

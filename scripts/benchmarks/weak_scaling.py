@@ -2,9 +2,9 @@
 
     python scripts/benchmarks/weak_scaling.py --plot weak_scaling.png
 
-Nothing is measured and no device is needed. Each chip has the same rows whatever their number (weak scaling);
-parameters are copied to every chip, and data parallelism spans slices. Efficiency is the time of a chip that has
-nothing to send, with the same rows, over the time of the step.
+Nothing is measured and no device is needed. The rows per chip are constant (weak scaling); parameters are replicated,
+and data parallelism spans slices. Efficiency is the step time of a single chip with the same rows, which sends nothing,
+divided by the step time.
 """
 
 import argparse
@@ -29,8 +29,8 @@ COUNTS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 LINKS = ("data", "fsdp", "tensor", "network")
 
 
-def at(config: Config, phase: int, chip: str, count: int, rows: int, micro_batch: int) -> Prediction:
-    """The prediction for so many chips with so many rows each."""
+def predict_at(config: Config, phase: int, chip: str, count: int, rows: int, micro_batch: int) -> Prediction:
+    """Prediction for `count` chips with `rows` rows each."""
     phases = list(config.phases)
     phases[phase] = dataclasses.replace(phases[phase], batch_size=rows * count, accumulation=rows // micro_batch)
     slices = slices_for(CHIPS[chip], count)
@@ -39,11 +39,11 @@ def at(config: Config, phase: int, chip: str, count: int, rows: int, micro_batch
 
 
 def scale(config: Config, phase: int, chip: str, rows: int, micro_batch: int) -> list[dict[str, Any]]:
-    """One line of the table for every number of chips."""
-    alone = at(config, phase, chip, 1, rows, micro_batch).step_seconds
+    """A row of the table for every number of chips."""
+    alone = predict_at(config, phase, chip, 1, rows, micro_batch).step_seconds
     lines = []
     for count in COUNTS:
-        prediction = at(config, phase, chip, count, rows, micro_batch)
+        prediction = predict_at(config, phase, chip, count, rows, micro_batch)
         links = {kind: prediction.seconds[kind] for kind in LINKS}
         lines.append(
             {
@@ -63,7 +63,7 @@ def scale(config: Config, phase: int, chip: str, rows: int, micro_batch: int) ->
 
 
 def show(lines: Sequence[dict[str, Any]]) -> None:
-    """The table."""
+    """Print the table."""
     print("| chip | chips | slices | rows/chip | ms/step | links, ms | network, ms | efficiency | MFU | bound |")
     print("|---|---|---|---|---|---|---|---|---|---|")
     for line in lines:
@@ -75,7 +75,7 @@ def show(lines: Sequence[dict[str, Any]]) -> None:
 
 
 def draw(lines: Sequence[dict[str, Any]], title: str, path: Path) -> None:
-    """Efficiency over the number of chips, a line for each chip and number of rows."""
+    """Plot efficiency over the number of chips, with a line for each kind of chip and number of rows."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -86,8 +86,8 @@ def draw(lines: Sequence[dict[str, Any]], title: str, path: Path) -> None:
     all_rows = list(dict.fromkeys(line["rows"] for line in lines))
     for i, chip in enumerate(chips):
         for j, rows in enumerate(all_rows):
-            mine = [line for line in lines if (line["chip"], line["rows"]) == (chip, rows)]
-            counts, shares = [line["chips"] for line in mine], [100 * line["efficiency"] for line in mine]
+            selected = [line for line in lines if (line["chip"], line["rows"]) == (chip, rows)]
+            counts, shares = [line["chips"] for line in selected], [100 * line["efficiency"] for line in selected]
             style = ("o-", "s--", "^:")[j % 3]
             axes.plot(counts, shares, style, color=f"C{i}", markersize=4, label=f"{chip}, {rows} rows per chip")
     axes.set_xscale("log", base=2)
@@ -104,20 +104,20 @@ def draw(lines: Sequence[dict[str, Any]], title: str, path: Path) -> None:
 
 
 def numbers(text: str) -> list[int]:
-    """Whole numbers from 1, divided by commas, for argparse."""
+    """Parse comma-separated positive integers, for argparse."""
     return [positive(part) for part in text.split(",")]
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Predict, print the table, draw it."""
+    """Predict, print the table, plot it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="bert_large_lamb")
     parser.add_argument("--phase", type=int, default=1)
     parser.add_argument("--chips", default="v5e,v5p,v6e", help=f"of {', '.join(CHIPS)}")
-    parser.add_argument("--rows", type=numbers, default=[16, 128], help="of each chip and update")
-    parser.add_argument("--micro-batch", type=positive, default=4, help="rows computed at a time")
+    parser.add_argument("--rows", type=numbers, default=[16, 128], help="rows per chip and step")
+    parser.add_argument("--micro-batch", type=positive, default=4, help="rows of a micro-batch")
     parser.add_argument("--plot", type=Path, help="write a PNG here")
-    parser.add_argument("--json", type=Path, help="write everything here")
+    parser.add_argument("--json", type=Path, help="write all predictions here")
     options = parser.parse_args(arguments)
     chips = options.chips.split(",")
     if unknown := sorted(set(chips) - set(CHIPS)):

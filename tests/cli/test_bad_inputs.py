@@ -1,4 +1,4 @@
-"""What corpora and configs must not be: one clear line before the first update, exit code 2, nothing written."""
+"""Invalid corpora and configs: a one-line error before the first step, exit code 2, no file written."""
 
 import json
 import re
@@ -31,7 +31,7 @@ def here(tmp_path, monkeypatch, tiny_corpus, tiny_config):
 
 
 def refused(here, capfd, arguments) -> str:
-    """The line that `bert-jax pretrain` says instead of doing anything."""
+    """The error line of `bert-jax pretrain`, which must not change any file."""
     before = {path: path.stat().st_mtime_ns for path in here.rglob("*")}
     assert cli.main(["pretrain", "tiny.py", "--workdir", "new", *arguments]) == 2
     captured = capfd.readouterr()
@@ -43,7 +43,7 @@ def refused(here, capfd, arguments) -> str:
 
 
 FLAGS = {
-    # what: (flags, words of the line)
+    # name: (flags, words of the error line)
     "rows shorter than an example": (["--phases.0.seq-len", "7"], ["seq_len is 7", "in [8, 1e6]"]),
     "no token masked": (["--objective.mask-rate", "0.01"], ["mask_rate 0.01 rounds to no token", "at least 0.031"]),
     "no pairs in the format": (["--data.format", "full_sentences"], ["'nsp' needs data.format segment_pair", "none"]),
@@ -98,7 +98,7 @@ def test_flags(here, capfd, second_corpus, other_corpus, name):
     ],
 )
 def test_fewer_documents_than_pairs_need(here, capfd, split, form):
-    """One; `bert-data build` makes no split without any."""
+    """One document; `bert-data build` makes no empty split."""
     tokenizer, other = Tokenizer.load(here / "corpus"), "validation" if split == "train" else "train"
     with CorpusWriter(here / "few", "few", tokenizer) as writer:
         for which in [split] + [other] * 5:
@@ -178,8 +178,8 @@ def test_a_vocabulary_of_the_same_words_in_another_order(here, capfd):
     assert "is not the tokenizer" in refused(here, capfd, ["--corpus", "corpus"])
 
 
-def test_sound_is_not_refused(here, monkeypatch):
-    """All of the above fails for the reason it names: without the damage, training begins."""
+def test_valid_inputs_are_accepted(here, monkeypatch):
+    """The errors above have the named cause: without the damage, training starts."""
     from bert_jax.training import loop
 
     begun = []

@@ -1,4 +1,4 @@
-"""`bert-jax` as a user meets it: every mistake is one line that says what to do, exit code 2, and no file touched."""
+"""The command line of `bert-jax`: every user error is one line with a remedy, exit code 2, and changes no file."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ from data_prep.build.writer import CorpusWriter
 from data_prep.cli import main as data_cli
 
 ROOT = pathlib.Path(__file__).parents[2]
-# The tiny preset of the session, as a config file.
+# The tiny config of the test session as a config file.
 CONFIG_FILE = """
 import json
 from bert_jax.config import from_dict
@@ -43,7 +43,7 @@ CONFIG_FILES = {
 }
 
 
-def listing(directory: pathlib.Path) -> dict[str, tuple]:
+def snapshot(directory: pathlib.Path) -> dict[str, tuple]:
     """Every file with its time and content, every directory."""
     found = {}
     for path in sorted(directory.rglob("*")):
@@ -56,8 +56,8 @@ def listing(directory: pathlib.Path) -> dict[str, tuple]:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory, tiny_corpus, other_corpus, tiny_run, tiny_export, tiny_config):
-    """A directory with a config file, two corpora, a finished run and its export; nothing in it may change."""
+def sandbox(tmp_path_factory, tiny_corpus, other_corpus, tiny_run, tiny_export, tiny_config):
+    """A directory with a config file, two corpora, a finished run and its export; tests must not change it."""
     from bert_jax.config import to_dict
 
     directory = tmp_path_factory.mktemp("cli")
@@ -81,12 +81,12 @@ def place(tmp_path_factory, tiny_corpus, other_corpus, tiny_run, tiny_export, ti
 
 
 @pytest.fixture
-def here(place, monkeypatch):
-    """Runs in `place`, and sees to it that nothing there was created, changed or touched."""
-    monkeypatch.chdir(place)
-    before = listing(place)
-    yield place
-    assert listing(place) == before
+def cwd(sandbox, monkeypatch):
+    """Change to `sandbox`, and check afterwards that no file in it was created, changed or touched."""
+    monkeypatch.chdir(sandbox)
+    before = snapshot(sandbox)
+    yield sandbox
+    assert snapshot(sandbox) == before
 
 
 PRETRAIN = ["pretrain", "tiny.py", "--corpus", "corpus", "--workdir", "new"]
@@ -94,7 +94,7 @@ PRETRAIN = ["pretrain", "tiny.py", "--corpus", "corpus", "--workdir", "new"]
 EVALUATE = ["evaluate", "run", "--corpus", "corpus"]
 
 BAD = {
-    # name: (arguments, words that the line must have)
+    # name: (arguments, words of the error line)
     "no such command": (["pretrian"], ["'pretrian'", "did you mean 'pretrain'?"]),
     "no config": (["pretrain", "--corpus", "corpus"], ["needs a config first", "bert_tiny"]),
     "unknown preset": (["pretrain", "bert_tinny"], ["'bert_tinny'", "did you mean 'bert_tiny'?"]),
@@ -227,7 +227,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_mistakes_are_one_line(here, capfd, name):
+def test_errors_are_one_line(cwd, capfd, name):
     arguments, words = BAD[name]
     assert cli.main(arguments) == 2
     captured = capfd.readouterr()
@@ -248,8 +248,8 @@ def test_mistakes_are_one_line(here, capfd, name):
     ],
     ids=lambda arguments: arguments[0],
 )
-def test_damaged_checkpoints(here, capfd, arguments):
-    """One warning for each damaged checkpoint, then the error; a run is not started over onto them."""
+def test_damaged_checkpoints(cwd, capfd, arguments):
+    """One warning for each damaged checkpoint, then the error; training does not restart on top of them."""
     assert cli.main(arguments) == 2
     *before, line = capfd.readouterr().err.splitlines()
     assert line.startswith("error: ") and "every checkpoint is damaged" in line and "restore a copy" in line
@@ -257,13 +257,13 @@ def test_damaged_checkpoints(here, capfd, arguments):
     assert len(warnings) == 2 and (warnings == before or arguments[0] == "pretrain")
 
 
-def test_batch_that_the_mesh_cannot_split(here):
-    """Two devices, so a process of its own: their number is fixed when jax starts."""
+def test_batch_that_the_mesh_cannot_split(cwd):
+    """In a new process with two devices: their number is fixed when jax starts."""
     arguments = [*PRETRAIN, "--phases.0.batch-size", "9"]
     environment = dict(os.environ, JAX_NUM_CPU_DEVICES="2", JAX_PLATFORMS="cpu")
     environment["PYTHONPATH"] = str(ROOT)
     command = [sys.executable, "-m", "bert_jax", *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=here)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=cwd)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: phases.0.batch_size 9 is not divisible by 2 row shards")
@@ -307,25 +307,25 @@ def test_help_documents_every_field(capsys):
 
     for path in flatten(to_dict(presets.load_config("bert_base"))):
         assert f"\n  --{path}".replace("_", "-") in shown
-    assert all(f"\n  --{name} " in shown for name in flags.COMMON.split())
+    assert all(f"\n  --{name} " in shown for name in flags.COMMON_FIELDS.split())
 
 
-def test_every_other_name_leads_to_a_flag(capsys):
-    """What `--lr` and the like are answered with exists in some command, and is no flag itself."""
+def test_every_synonym_leads_to_a_flag(capsys):
+    """The suggestion for `--lr` and the like is a flag of some command; the synonym itself is not a flag."""
     shown = ""
     for command in cli.COMMANDS:
         assert cli.main([command, "--help-all"]) == 0
         page = capsys.readouterr().out
-        shown += page if command != "evaluate" else ""  # whose --seq-len is another name of a flag of the others
-    for flag, others in flags.KNOWN_AS.items():
+        shown += page if command != "evaluate" else ""  # its --seq-len is a synonym in the other commands
+    for flag, others in flags.FLAG_SYNONYMS.items():
         assert re.search(rf"^  {flag}\b", shown, re.M), flag
         assert not [one for one in others.split() if re.search(rf"^  --{one}[ \n]", shown, re.M)], flag
 
 
 @pytest.mark.parametrize("main", [cli.main, data_cli.main])
 @pytest.mark.parametrize("flag", ["--help", "--version"])
-def test_output_that_nobody_can_read(main, flag, monkeypatch, capsys):
-    """`| head` ends quietly, as for other programs; a full disk is one line."""
+def test_output_that_cannot_be_written(main, flag, monkeypatch, capsys):
+    """A closed pipe (`| head`) exits without a message, as in other programs; a full disk is a one-line error."""
     reader, writer = os.pipe()
     os.close(reader)
     full = os.open("/dev/full", os.O_WRONLY)
@@ -348,23 +348,23 @@ def test_ctrl_c_is_one_line(monkeypatch, capsys):
     assert capsys.readouterr().err == "stopped\n"
 
 
-def test_what_a_config_file_prints_is_no_output(tmp_path, capsys):
+def test_output_of_a_config_file_goes_to_stderr(tmp_path, capsys):
     (tmp_path / "loud.py").write_text("print('hello')\nfrom configs.bert_tiny import config\n")
     assert cli.main(["schedule", str(tmp_path / "loud.py"), "--json"]) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out)["name"] == "bert_tiny" and captured.err == "hello\n"
 
 
-def test_pretrain_a_file_with_overrides(place, tmp_path, capsys, monkeypatch):
-    """Typed overrides end up in the run; the same command again finds it finished."""
+def test_pretrain_a_file_with_overrides(sandbox, tmp_path, capsys, monkeypatch):
+    """Flags override fields of the file; a repeated command finds the run finished."""
     monkeypatch.chdir(tmp_path)  # a relative --workdir
-    arguments = ["pretrain", str(place / "tiny.py"), "--corpus", str(place / "corpus"), "--workdir", "run"]
+    arguments = ["pretrain", str(sandbox / "tiny.py"), "--corpus", str(sandbox / "corpus"), "--workdir", "run"]
     arguments += ["--phases.0.steps", "2", "--evaluation.every", "0"]
     arguments += ["--phases.0.learning-rate", "3e-3", "--objective.pair", "none", "--log.no-tensorboard"]
     arguments += ["--optimizer.clip-norm", "None", "--data.mask-copies", "3", "--evaluation.rows", "4"]
     assert cli.main(arguments) == 0
     captured = capsys.readouterr()
-    assert "finished: 2 updates" in captured.out
+    assert "finished: 2 steps" in captured.out
     warnings = [line for line in captured.err.splitlines() if line.startswith("warning: ")]
     for words in ("set --data.example-copies 3 too", "the peak 0.003 is never reached", "fewer than checkpoint.every"):
         assert len([line for line in warnings if words in line]) == 1, (words, warnings)
@@ -377,17 +377,17 @@ def test_pretrain_a_file_with_overrides(place, tmp_path, capsys, monkeypatch):
     before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
     assert cli.main(arguments) == 0
     captured = capsys.readouterr()
-    assert "finished: 2 updates" in captured.out and "continuing from step 2" in captured.err
+    assert "finished: 2 steps" in captured.out and "continuing from step 2" in captured.err
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
 
 
-def test_pretrain_and_evaluate_a_mixture(place, second_corpus, tmp_path, capsys, monkeypatch):
-    """Shares are kept; the order of flags does not matter, other shares and other corpora do."""
+def test_pretrain_and_evaluate_a_mixture(sandbox, second_corpus, tmp_path, capsys, monkeypatch):
+    """Shares are stored; the order of flags has no effect; other shares and other corpora are refused."""
     monkeypatch.chdir(tmp_path)
-    one, two = f"--corpus={place / 'corpus'}", f"--corpus={second_corpus}"
+    one, two = f"--corpus={sandbox / 'corpus'}", f"--corpus={second_corpus}"
     arguments = [
         "pretrain",
-        str(place / "tiny.py"),
+        str(sandbox / "tiny.py"),
         "--workdir",
         "run",
         "--phases.0.steps",
@@ -405,7 +405,7 @@ def test_pretrain_and_evaluate_a_mixture(place, second_corpus, tmp_path, capsys,
     for mixture, words in (
         ([f"{one}=1", f"{two}=1"], ["other shares", "second 0.25 -> 0.5", "corpus 0.75 -> 0.5"]),
         ([one], ["on other corpora (", "second too)"]),
-        ([one, two, f"--corpus={place / 'other'}"], ["both named 'corpus'"]),
+        ([one, two, f"--corpus={sandbox / 'other'}"], ["both named 'corpus'"]),
     ):
         assert cli.main([*arguments, *mixture]) == 2
         (line,) = capsys.readouterr().err.splitlines()
@@ -416,10 +416,10 @@ def test_pretrain_and_evaluate_a_mixture(place, second_corpus, tmp_path, capsys,
     assert {name for name in found if "second" in name}, found
 
 
-def test_evaluate(here, capsys):
+def test_evaluate(cwd, capsys):
     assert cli.main(["evaluate", "run", "--corpus", "corpus", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    trained = [json.loads(line) for line in (here / "run" / "metrics.jsonl").read_text().splitlines()][-1]
+    trained = [json.loads(line) for line in (cwd / "run" / "metrics.jsonl").read_text().splitlines()][-1]
     assert trained["split"] == "validation"
     scored = {"format": "segment_pair", "example_end": "sentence", "seq_len": 32, "rows": 12}
     assert {name: found.pop(name) for name in scored} == scored
@@ -432,7 +432,7 @@ def test_evaluate(here, capsys):
 
 
 @pytest.mark.parametrize("model", ["run", "export"])
-def test_fill_mask(here, capsys, model):
+def test_fill_mask(cwd, capsys, model):
     assert cli.main(["fill-mask", model, "the [MASK] sings over [MASK].", "--top", "3"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines] == ["[MASK] 1", "[MASK] 2"]
@@ -442,8 +442,8 @@ def test_fill_mask(here, capsys, model):
     assert len(candidates) == 5 and candidates[0].keys() == {"token", "token_id", "probability"}
 
 
-def test_convert(here, tmp_path, capsys):
+def test_convert(cwd, tmp_path, capsys):
     for source in ("run", "export"):
         assert cli.main(["convert", source, str(tmp_path / source)]) == 0
-    assert (tmp_path / "run" / "model.safetensors").read_bytes() == (here / "export/model.safetensors").read_bytes()
-    assert (tmp_path / "export" / "model.safetensors").read_bytes() == (here / "export/model.safetensors").read_bytes()
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == (cwd / "export/model.safetensors").read_bytes()
+    assert (tmp_path / "export" / "model.safetensors").read_bytes() == (cwd / "export/model.safetensors").read_bytes()

@@ -1,7 +1,7 @@
-"""Flags and configs that nobody would write: exit code 0, 2 or 75, one line on stderr, never another exception.
+"""Random flags and configs: exit code 0, 2 or 75, one line on stderr, and no other exception.
 
-``BERT_JAX_FUZZ_EXAMPLES=1000 python -m pytest tests/cli/test_fuzz.py`` draws this many new examples for each test.
-Without it, the same few are drawn every time.
+``BERT_JAX_FUZZ_EXAMPLES=1000 python -m pytest tests/cli/test_fuzz.py`` draws this number of new examples per test.
+Without it, the same few examples are drawn every time.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ VALUES = st.one_of(
     st.binary(max_size=8).map(lambda data: os.fsdecode(data.replace(b"\0", b""))),
 )
 EXCLUDED = ("--plot", "--cluster.process", "--compilation-cache", "--help", "--help-all", "--topology")
-"""Flags that write elsewhere, wait for other processes, change this process, or compile."""
+"""Flags that write to other places, wait for other processes, change this process, or compile."""
 POSITIONALS = {"evaluate": ["nowhere"], "fill-mask": ["nowhere", "a [MASK]"], "convert": ["nowhere", "new"]}
 REQUIRED = {
     "pretrain": ["--corpus", "nowhere", "--workdir", "new"],
@@ -59,7 +59,7 @@ def flags_of(command: str) -> list[str]:
     return [flag for line in lines for flag in re.findall(r"--[\w.-]+", line) if flag not in EXCLUDED]
 
 
-FLAGS = {command: flags_of(command) for command in cli.COMMANDS if command != "launch"}  # which writes where it is told
+FLAGS = {command: flags_of(command) for command in cli.COMMANDS if command != "launch"}  # launch writes to given paths
 ALL_FLAGS = [flag for flags in FLAGS.values() for flag in flags]
 
 
@@ -80,14 +80,14 @@ def command_lines(draw) -> list[str]:
 
 
 def outcome(arguments: list[str]) -> int:
-    """Run a command, and see that it prints what it should."""
+    """Run a command and check its output."""
     note(shlex.join(arguments))
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = cli.main(arguments)
     lines = err.getvalue().splitlines()
     assert code in (0, 2, 75), code
-    # `doctor` prints what it finds wrong as it goes.
+    # `doctor` prints its findings to stdout.
     assert len(lines) == (code != 0 and not (arguments[:1] == ["doctor"] and out.getvalue())), lines
     assert all(line.startswith("error: ") and " at 0x" not in line and len(line) < 2100 for line in lines), lines
     return code
@@ -95,7 +95,7 @@ def outcome(arguments: list[str]) -> int:
 
 @pytest.fixture(scope="module", autouse=True)
 def here(tmp_path_factory):
-    """A directory in which nothing appears but what the tests write."""
+    """A directory that must contain only the files that the tests write."""
     directory, before = tmp_path_factory.mktemp("fuzz"), pathlib.Path.cwd()
     os.chdir(directory)
     yield directory
@@ -161,7 +161,7 @@ manglings = st.builds(mangled, st.just(json.dumps(BASE)), st.integers(0, 10**6),
 @example("[" * 100_000)
 @example("")
 def test_the_config_of_a_run(text):
-    """A config.json that is damaged, or made by hand."""
+    """A damaged or hand-written config.json."""
     run = pathlib.Path("run")
     run.mkdir(exist_ok=True)
     (run / "config.json").write_bytes(text.encode(errors="surrogateescape"))
@@ -175,7 +175,7 @@ def test_the_config_of_a_run(text):
 @fuzz
 @given(changes)
 def test_a_config_file_that_makes_its_config_from_json(tree):
-    """What is accepted can be used."""
+    """An accepted config can be used."""
     pathlib.Path("mine.json").write_text(json.dumps(tree))
     source = "import json, pathlib\nfrom bert_jax.config import from_dict\n"
     source += "config = lambda: from_dict(json.loads(pathlib.Path('mine.json').read_text())['config'])\n"

@@ -1,4 +1,4 @@
-"""The checks of `bert-jax doctor`: each fires on what it is there for, and is silent where nothing is wrong."""
+"""The checks of `bert-jax doctor`: each fires on the problem it is for, and is silent without a problem."""
 
 import dataclasses
 import json
@@ -19,22 +19,22 @@ from bert_jax.data.mixture import MixtureOrder
 from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.directory_lock import LOCK_FILE, DirectoryLock
 from bert_jax.doctor import machine_checks, schedule_checks, storage_checks
-from bert_jax.doctor.check_context import Asked, Machine
-from bert_jax.doctor.doctor import CHECKS, OF_RUN, Wishes, carry_out, examine
+from bert_jax.doctor.check_context import CheckContext, Machine
+from bert_jax.doctor.doctor import CHECKS, RUN_CHECKS, DoctorOptions, check_run, run_checks
 from bert_jax.planning.roofline import predict
 from bert_jax.training.run_directory.checkpoint import COMMIT_MARKER
 from bert_jax.training.run_directory.workdir import CONFIG, TOKENIZER
 
 REPORT = {"host": "here", "config": {"seed": 0}, "code": {"hash": "a"}, "versions": {"jax": "1"}, "ahead": 0.0}
 REPORT |= {"environment": {}}
-ONLY_SAY = {"mixture", "format"}
-"""They describe; what is wrong with a mixture is an error of opening it."""
-ELSEWHERE = {"coverage", "fill", "pairs", "epochs"}
-"""Lines of `stream` whose warnings tests/doctor/test_doctor.py provokes with corpora of their own."""
+DESCRIPTIVE = {"mixture", "format"}
+"""Findings that only describe; a wrong mixture is an error when it is opened."""
+TESTED_ELSEWHERE = {"coverage", "packing", "pairs", "epochs"}
+"""Findings of `stream` whose warnings tests/doctor/test_doctor.py triggers with corpora of their own."""
 
 
 def quiet(tiny: Config) -> Config:
-    """A config about which there is nothing to say."""
+    """A config without warnings."""
     config = config_lib.replace(
         tiny,
         model={"max_positions": 32},
@@ -49,16 +49,16 @@ def phase(config: Config, **changes) -> Config:
     return dataclasses.replace(config, phases=(dataclasses.replace(config.phases[0], **changes),))
 
 
-def report_of(paths: list[Path], mark: str = "", **changes) -> dict:
-    own = {str(path): Corpus.open(path).identity for path in paths}
-    return REPORT | {"corpora": own, "mark": {"file": mark, "trouble": ""}} | changes
+def report_of(paths: list[Path], probe: str = "", **changes) -> dict:
+    identities = {str(path): Corpus.open(path).identity for path in paths}
+    return REPORT | {"corpora": identities, "storage_probe": {"file": probe, "error": ""}} | changes
 
 
 @pytest.fixture
-def asked(tiny_config, tiny_corpus, tmp_path) -> Asked:
-    """One process on one device, with a work directory that is not there yet."""
-    (tmp_path / "mark").write_text("")
-    return Asked(
+def context(tiny_config, tiny_corpus, tmp_path) -> CheckContext:
+    """One process on one device, with a work directory that does not exist yet."""
+    (tmp_path / "probe").write_text("")
+    return CheckContext(
         quiet(tiny_config),
         [Corpus.open(tiny_corpus)],
         MixtureOrder([1.0]),
@@ -66,88 +66,88 @@ def asked(tiny_config, tiny_corpus, tmp_path) -> Asked:
         (str(tiny_corpus),),
         tmp_path / "run",
         None,
-        (report_of([tiny_corpus], str(tmp_path / "mark")),),
+        (report_of([tiny_corpus], str(tmp_path / "probe")),),
     )
 
 
-def of(asked: Asked, **changes) -> Asked:
-    return dataclasses.replace(asked, **changes)
+def of(context: CheckContext, **changes) -> CheckContext:
+    return dataclasses.replace(context, **changes)
 
 
-def model(asked: Asked, **changes) -> Asked:
-    return of(asked, config=config_lib.replace(asked.config, model=changes))
+def model(context: CheckContext, **changes) -> CheckContext:
+    return of(context, config=config_lib.replace(context.config, model=changes))
 
 
-def schedule(asked: Asked, **changes) -> Asked:
-    return of(asked, config=phase(asked.config, **changes))
+def schedule(context: CheckContext, **changes) -> CheckContext:
+    return of(context, config=phase(context.config, **changes))
 
 
-def data(asked: Asked, **changes) -> Asked:
-    return of(asked, config=config_lib.replace(asked.config, data=changes))
+def data(context: CheckContext, **changes) -> CheckContext:
+    return of(context, config=config_lib.replace(context.config, data=changes))
 
 
-def pairs(asked: Asked, **changes) -> Asked:
-    return data(asked, format="segment_pair", example_end="sentence", **changes)
+def pairs(context: CheckContext, **changes) -> CheckContext:
+    return data(context, format="segment_pair", example_end="sentence", **changes)
 
 
-def ramp(asked: Asked, steps: int) -> Asked:
-    return schedule(asked, start_batch_size=4, ramp_steps=steps, accumulation=2)
+def ramp(context: CheckContext, steps: int) -> CheckContext:
+    return schedule(context, start_batch_size=4, ramp_steps=steps, accumulation=2)
 
 
-def machine(asked: Asked, **changes) -> Asked:
-    return of(asked, machine=asked.machine._replace(**changes))
+def machine(context: CheckContext, **changes) -> CheckContext:
+    return of(context, machine=context.machine._replace(**changes))
 
 
-def on_mesh(asked: Asked, devices: int, **axes) -> Asked:
-    return machine(of(asked, config=dataclasses.replace(asked.config, mesh=MeshConfig(**axes))), devices=devices)
+def on_mesh(context: CheckContext, devices: int, **axes) -> CheckContext:
+    return machine(of(context, config=dataclasses.replace(context.config, mesh=MeshConfig(**axes))), devices=devices)
 
 
-def peer(asked: Asked, **changes) -> Asked:
-    return of(asked, reports=(*asked.reports, asked.reports[0] | {"host": "there"} | changes))
+def peer(context: CheckContext, **changes) -> CheckContext:
+    return of(context, reports=(*context.reports, context.reports[0] | {"host": "there"} | changes))
 
 
-def without_a_file(asked: Asked) -> Asked:
-    copy = asked.workdir.parent / "broken"
-    shutil.copytree(asked.corpora[0].directory, copy)
+def without_a_file(context: CheckContext) -> CheckContext:
+    copy = context.workdir.parent / "broken"
+    shutil.copytree(context.corpora[0].directory, copy)
     (copy / "features.json").unlink()
-    return of(asked, corpora=[Corpus.open(copy)])
+    return of(context, corpora=[Corpus.open(copy)])
 
 
-def with_tokenizer(asked: Asked) -> Asked:
-    file = asked.workdir / TOKENIZER
+def with_tokenizer(context: CheckContext) -> CheckContext:
+    file = context.workdir / TOKENIZER
     file.parent.mkdir()
-    tokenizer = json.loads((asked.corpora[0].directory / TOKENIZER).read_text())
+    tokenizer = json.loads((context.corpora[0].directory / TOKENIZER).read_text())
     text = json.dumps(tokenizer)
     known = next(word for word in ("river", "stone", "green", "wind", "old", "the") if f'"{word}"' in text)
     file.write_text(text.replace(f'"{known}"', '"otherword"'))
-    return asked
+    return context
 
 
-def file_for_workdir(asked: Asked) -> Asked:
-    asked.workdir.write_text("")
-    return asked
+def file_for_workdir(context: CheckContext) -> CheckContext:
+    context.workdir.write_text("")
+    return context
 
 
-def other_files(asked: Asked) -> Asked:
-    asked.workdir.mkdir()
-    (asked.workdir / "thesis.tex").write_text("")
-    return asked
+def other_files(context: CheckContext) -> CheckContext:
+    context.workdir.mkdir()
+    (context.workdir / "thesis.tex").write_text("")
+    return context
 
 
-def locked(asked: Asked) -> Asked:
+def locked(context: CheckContext) -> CheckContext:
     """By this process's parent, which is alive."""
-    owner = DirectoryLock(asked.workdir)._owner | {"process": os.getppid()}
-    asked.workdir.mkdir()
-    (asked.workdir / LOCK_FILE).write_text(json.dumps(owner | {"started": directory_lock._start_time(os.getppid())}))
-    return asked
+    owner = DirectoryLock(context.workdir)._owner | {"process": os.getppid()}
+    context.workdir.mkdir()
+    (context.workdir / LOCK_FILE).write_text(json.dumps(owner | {"started": directory_lock._start_time(os.getppid())}))
+    return context
 
 
-def mark(asked: Asked, **changes) -> Asked:
-    here = asked.reports[0]
-    return of(asked, reports=(here | {"mark": here["mark"] | changes},))
+def probe(context: CheckContext, **changes) -> CheckContext:
+    report = context.reports[0]
+    return of(context, reports=(report | {"storage_probe": report["storage_probe"] | changes},))
 
 
-# The line's name: what it is about, the level, and words of the text (the fix among them).
+# Name of the finding, change that triggers it, level, and words of the text (with the remedy).
 FIRES = [
     ("files", without_a_file, "error", ["features.json", "missing"]),
     ("vocabulary", lambda a: model(a, vocab_size=60), "error", ["set --model.vocab-size"]),
@@ -155,9 +155,9 @@ FIRES = [
     ("held-out", lambda a: machine(a, hosts=13), "warning", ["13 hosts", "--evaluation.rows"]),
     ("hosts", lambda a: machine(a, hosts=5), "warning", ["1 shard(s)", "5 host(s)", "--max-shard-mb 1"]),
     ("ids", lambda a: model(a, vocab_size=60), "error", ["model's embeddings end at 59", "set --model.vocab-size"]),
-    ("tokenizer", with_tokenizer, "error", ["other words", "choose another --workdir"]),
+    ("tokenizer", with_tokenizer, "error", ["token ids differ", "choose another --workdir"]),
     ("positions", lambda a: model(a, max_positions=64), "warning", ["from 32 on", "set --model.max-positions 32"]),
-    ("rate", lambda a: schedule(a, learning_rate=0.1), "warning", ["times 0.0012", "Devlin", "lower --phases.0.l"]),
+    ("rate", lambda a: schedule(a, learning_rate=0.1), "warning", ["x 0.0012", "Devlin", "lower --phases.0.l"]),
     ("settings", lambda a: schedule(a, warmup_steps=20), "warning", ["never reached", "lower --phases.0.warmup-steps"]),
     ("settings", lambda a: schedule(a, steps=3), "warning", ["3 steps", "evaluation.every 4, checkpoint.every 4:"]),
     ("settings", lambda a: ramp(a, 60), "warning", ["20 steps end before", "4 rows, not 8", "--phases.0.ramp-steps"]),
@@ -167,73 +167,75 @@ FIRES = [
     ("settings", lambda a: pairs(a, example_copies=9), "warning", ["data.example_copies 9 has no effect on corpus ("]),
     ("warmup", lambda a: schedule(a, warmup_steps=0), "warning", ["starts at 0.001", "set --phases.0.warmup-steps"]),
     ("decay", lambda a: schedule(a, end_learning_rate=1.0), "warning", ["rises", "lower --phases.0.end-learning"]),
-    ("decay", lambda a: schedule(a, decay_power=0.0), "warning", ["100% of the way", "with power 1"]),
-    ("decay", lambda a: schedule(a, decay_start=18), "warning", ["50% of the way", "earlier decay-start"]),
-    ("updates", lambda a: schedule(a, steps=9, warmup_steps=1), "warning", ["9 updates", "raise --phases.N.steps"]),
+    ("decay", lambda a: schedule(a, decay_power=0.0), "warning", ["100% of the decay", "with power 1"]),
+    ("decay", lambda a: schedule(a, decay_start=18), "warning", ["50% of the decay", "earlier decay-start"]),
+    ("steps", lambda a: schedule(a, steps=9, warmup_steps=1), "warning", ["9 steps", "raise --phases.N.steps"]),
     ("model", lambda a: model(machine(a, kind="cpu"), compute_dtype="bfloat16"), "warning", ["compute-dtype float32"]),
-    ("time", lambda a: on_mesh(machine(a, kind="NVIDIA H100"), 3, data=2), "warning", ["not looked at", "3 devices"]),
+    ("time", lambda a: on_mesh(machine(a, kind="NVIDIA H100"), 3, data=2), "warning", ["not checked", "3 devices"]),
     ("mesh", lambda a: machine(a, devices=3), "error", ["batch_size 8 is not divisible by 3"]),
     ("mesh", lambda a: on_mesh(a, 4, tensor=4), "error", ["does not divide the 2 attention heads"]),
     ("mesh", lambda a: on_mesh(a, 6, fsdp=4), "error", ["does not fit 6 devices"]),
     ("mesh", lambda a: machine(on_mesh(a, 2, tensor=2), hosts=2), "error", ["mesh.tensor must not span processes"]),
     ("split", lambda a: model(on_mesh(a, 2, tensor=2), vocab_size=121), "warning", ["word", "121", "multiples"]),
-    ("split", lambda a: on_mesh(a, 3, data=2), "warning", ["not looked at", "does not fit 3 devices"]),
+    ("split", lambda a: on_mesh(a, 3, data=2), "warning", ["not checked", "does not fit 3 devices"]),
     ("memory", lambda a: machine(a, memory=2.0**20), "warning", ["on each device", "split the model over more"]),
-    ("memory", lambda a: on_mesh(a, 3, data=2), "warning", ["not looked at", "does not fit 3 devices"]),
+    ("memory", lambda a: on_mesh(a, 3, data=2), "warning", ["not checked", "does not fit 3 devices"]),
     ("workdir", file_for_workdir, "error", ["is a file: choose another"]),
     ("workdir", other_files, "error", ["holds files, but no run"]),
     ("workdir", locked, "warning", [f"locked by process {os.getppid()} on ", "wait for its end"]),
-    ("workdir", lambda a: mark(a, file="", trouble="cannot write to /x: Read-only"), "error", ["(here)", "another"]),
-    ("workdir", lambda a: mark(a, file="/nowhere/mark"), "error", ["not the same directory", "shared file system"]),
+    ("workdir", lambda a: probe(a, file="", error="cannot write to /x: Read-only"), "error", ["(here)", "another"]),
+    ("workdir", lambda a: probe(a, file="/nowhere/probe"), "error", ["not the same directory", "shared file system"]),
     ("processes", lambda a: peer(a, config={"seed": 1}), "error", ["process 1 (there)", "config", "seed is 1"]),
     ("processes", lambda a: peer(a, code={"hash": "b"}), "error", ["process 1 (there)", "code", "hash is b"]),
     ("processes", lambda a: peer(a, versions={"jax": "2"}), "error", ["process 1 (there)", "versions", "jax is 2"]),
-    ("sight", lambda a: peer(a, corpora={a.paths[0]: "c" * 64}), "error", ["process 1 (there)", "cccc", "copy"]),
-    ("sight", lambda a: peer(a, corpora={a.paths[0]: "no such corpus"}), "error", ["(there)", "no such corpus"]),
+    ("same-data", lambda a: peer(a, corpora={a.paths[0]: "c" * 64}), "error", ["process 1 (there)", "cccc", "copy"]),
+    ("same-data", lambda a: peer(a, corpora={a.paths[0]: "no such corpus"}), "error", ["(there)", "no such corpus"]),
     ("clock", lambda a: peer(a, ahead=-9.0), "warning", ["process 1 (there)", "9.0 s behind", "chrony"]),
 ]
 BY_FREE_SPACE = {"disk"}
-"""`test_disk` fires it: it is not of what is asked for."""
+"""`test_disk` triggers it: it depends on the disk, not on the context."""
 
 
-def lines_of(asked: Asked, name: str):
-    check = "stream" if name in {"rows", *ELSEWHERE} else name
-    return [line for line in carry_out({check: CHECKS[check]}, asked) if line.name == name]
+def findings_of(context: CheckContext, name: str):
+    check = "stream" if name in {"rows", *TESTED_ELSEWHERE} else name
+    return [finding for finding in run_checks({check: CHECKS[check]}, context) if finding.name == name]
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(storage_checks, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(storage_checks, "VISIBILITY_TIMEOUT_SECONDS", 0.0)
 
 
 @pytest.mark.parametrize(("name", "change", "level", "words"), FIRES)
-def test_it_fires(asked, name, change, level, words):
-    before = lines_of(asked, name)
-    assert before and {line.level for line in before} == {"ok"}
-    fired = [line for line in lines_of(change(asked), name) if line.level != "ok"]
-    assert fired and {line.level for line in fired} == {level}
+def test_it_fires(context, name, change, level, words):
+    before = findings_of(context, name)
+    assert before and {finding.level for finding in before} == {"ok"}
+    fired = [finding for finding in findings_of(change(context), name) if finding.level != "ok"]
+    assert fired and {finding.level for finding in fired} == {level}
     assert all(word in fired[0].text for word in words), fired[0].text
     assert "\n" not in fired[0].text and json.dumps(fired[0].values) is not None
 
 
-def test_every_line_is_silent_and_has_a_case_where_it_fires(asked):
-    lines = list(carry_out(CHECKS, asked))
-    assert [line for line in lines if line.level != "ok"] == []
-    assert {line.name for line in lines} == {name for name, *_ in FIRES} | ONLY_SAY | ELSEWHERE | BY_FREE_SPACE
-    assert all(json.loads(json.dumps(line.values)) == line.values for line in lines)
+def test_every_finding_is_ok_by_default_and_has_a_case_where_it_fires(context):
+    findings = list(run_checks(CHECKS, context))
+    assert [finding for finding in findings if finding.level != "ok"] == []
+    assert {finding.name for finding in findings} == {
+        name for name, *_ in FIRES
+    } | DESCRIPTIVE | TESTED_ELSEWHERE | BY_FREE_SPACE
+    assert all(json.loads(json.dumps(finding.values)) == finding.values for finding in findings)
 
 
-def test_disk(asked, monkeypatch):
-    (calm,) = lines_of(asked, "disk")
+def test_disk(context, monkeypatch):
+    (calm,) = findings_of(context, "disk")
     # A parameter and its two moments, float32; tests/planning/test_memory_model.py knows the number of parameters.
-    size, keep = calm.values["checkpoint"], asked.config.checkpoint.keep
-    assert size == 12 * storage_checks.count_parameters(asked.config.model, False, storage_checks.Sizes()).total
+    size, keep = calm.values["checkpoint"], context.config.checkpoint.keep
+    assert size == 12 * storage_checks.count_parameters(context.config.model, False, storage_checks.Sizes()).total
 
-    def level(free, changed=asked):
+    def level(free, changed=context):
         monkeypatch.setattr(storage_checks.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(0, 0, free))
-        (line,) = lines_of(changed, "disk")
-        assert line.level == "ok" or "lower --checkpoint.keep" in line.text
-        return line.level
+        (finding,) = findings_of(changed, "disk")
+        assert finding.level == "ok" or "lower --checkpoint.keep" in finding.text
+        return finding.level
 
     sizes = [
         (keep + 1) * size - 1,
@@ -242,77 +244,81 @@ def test_disk(asked, monkeypatch):
         int(1.1 * (keep + 2) * size) + 9,
     ]
     assert [level(free) for free in sizes] == ["error", "warning", "warning", "ok"]
-    # What is there already needs no more room.
+    # Present checkpoints need no more space.
     for step in ("00000004", "00000008"):
-        (asked.workdir / "checkpoints" / step).mkdir(parents=True)
-        (asked.workdir / "checkpoints" / step / COMMIT_MARKER).write_text("{}")
-    there = lines_of(asked, "disk")[0].values["there"]
-    assert (there, level((keep - 1) * size - 1), level(3 * size)) == (2, "error", "ok")
-    assert level(0, of(asked, workdir=None)) == "ok"
+        (context.workdir / "checkpoints" / step).mkdir(parents=True)
+        (context.workdir / "checkpoints" / step / COMMIT_MARKER).write_text("{}")
+    present = findings_of(context, "disk")[0].values["present"]
+    assert (present, level((keep - 1) * size - 1), level(3 * size)) == (2, "error", "ok")
+    assert level(0, of(context, workdir=None)) == "ok"
 
 
-def test_nothing_is_said_of_a_bucket_s_room(asked):
+def test_the_space_of_a_bucket_is_not_checked(context):
     from etils import epath
 
-    (line,) = lines_of(of(asked, workdir=epath.Path("gs://bucket/run")), "disk")
-    assert line.level == "ok" and "bucket cannot be checked" in line.text and line.values["free"] is None
+    (finding,) = findings_of(of(context, workdir=epath.Path("gs://bucket/run")), "disk")
+    assert finding.level == "ok" and "bucket cannot be checked" in finding.text and finding.values["free"] is None
 
 
-def test_a_run_goes_on_and_no_other_takes_its_place(asked, tiny_config, tiny_run, tmp_path):
-    here = of(asked, config=tiny_config, workdir=tmp_path / "copy")
+def test_a_run_continues_and_another_run_is_refused(context, tiny_config, tiny_run, tmp_path):
+    here = of(context, config=tiny_config, workdir=tmp_path / "copy")
     shutil.copytree(tiny_run, here.workdir)
     before = (here.workdir / CONFIG).read_bytes()
-    (line,) = lines_of(here, "workdir")
-    assert line.level == "ok" and line.values["holds_run"] and "goes on" in line.text
-    assert lines_of(here, "tokenizer")[0].values["run"] == here.corpora[0].tokenizer_fingerprint
-    (line,) = lines_of(of(here, config=dataclasses.replace(tiny_config, seed=1)), "workdir")
-    assert line.level == "error" and "seed 0 -> 1" in line.text
+    (finding,) = findings_of(here, "workdir")
+    assert finding.level == "ok" and finding.values["holds_run"] and "will continue" in finding.text
+    assert findings_of(here, "tokenizer")[0].values["run"] == here.corpora[0].tokenizer_fingerprint
+    (finding,) = findings_of(of(here, config=dataclasses.replace(tiny_config, seed=1)), "workdir")
+    assert finding.level == "error" and "seed 0 -> 1" in finding.text
     assert (here.workdir / CONFIG).read_bytes() == before
 
 
-def test_the_fix_for_memory_fits(asked):
-    """Fewer rows at a time where they are enough; otherwise recomputing; with --micro-batch auto what is found."""
-    asked = schedule(asked, batch_size=1024)
-    (calm,) = lines_of(asked, "memory")
-    least = sum(machine_checks.estimate(asked.config, 0, machine_checks.Sizes(), 1024).values())
-    scarce = machine(asked, memory=(calm.values["needed"] + least) / 2)
-    (line,) = lines_of(scarce, "memory")
-    assert line.level == "warning" and "or --micro-batch auto" in line.text
-    fix = int(line.text.split("--phases.0.accumulation ")[1].split(",")[0])
-    (fixed,) = lines_of(schedule(scarce, accumulation=fix), "memory")
+def test_the_remedy_for_memory_fits(context):
+    """Fewer rows per micro-batch where that is enough, otherwise remat; with --micro-batch auto the same choice."""
+    context = schedule(context, batch_size=1024)
+    (calm,) = findings_of(context, "memory")
+    least = sum(machine_checks.estimate_memory(context.config, 0, machine_checks.Sizes(), 1024).values())
+    scarce = machine(context, memory=(calm.values["needed"] + least) / 2)
+    (finding,) = findings_of(scarce, "memory")
+    assert finding.level == "warning" and "or --micro-batch auto" in finding.text
+    fix = int(finding.text.split("--phases.0.accumulation ")[1].split(",")[0])
+    (fixed,) = findings_of(schedule(scarce, accumulation=fix), "memory")
     assert fixed.level == "ok"
-    (found,) = lines_of(of(scarce, micro_batch="auto"), "memory")
+    (found,) = findings_of(of(scarce, micro_batch="auto"), "memory")
     assert found.level == "ok" and found.values["accumulation"] == fix and "found at the start" in found.text
 
 
-def test_devices_that_report_their_memory_are_filled_by_default(asked):
-    """As `pretrain` does on them; a number that is given stays."""
-    asked = schedule(asked, batch_size=1024)
-    least = sum(machine_checks.estimate(asked.config, 0, machine_checks.Sizes(), 1024).values())
-    scarce = machine(asked, memory=2.0 * least, reports_memory=True)
-    (found,) = lines_of(scarce, "memory")
+def test_devices_that_report_their_memory_are_filled_by_default(context):
+    """Same as in `pretrain`; a given number is kept."""
+    context = schedule(context, batch_size=1024)
+    least = sum(machine_checks.estimate_memory(context.config, 0, machine_checks.Sizes(), 1024).values())
+    scarce = machine(context, memory=2.0 * least, reports_memory=True)
+    (found,) = findings_of(scarce, "memory")
     assert found.level == "ok" and found.values["accumulation"] > 1 and "found at the start" in found.text
-    (given,) = lines_of(schedule(scarce, accumulation=1), "memory")
+    (given,) = findings_of(schedule(scarce, accumulation=1), "memory")
     assert given.level == "warning" and given.values["accumulation"] == 1
 
 
-def test_hours_are_those_of_the_roofline(asked):
-    """For the micro-batches that are found; none for a device that nobody has rated."""
-    (unknown,) = lines_of(machine(asked, kind="cpu"), "time")
+def test_hours_are_those_of_the_roofline(context):
+    """For the chosen micro-batches; None for an unknown device."""
+    (unknown,) = findings_of(machine(context, kind="cpu"), "time")
     assert unknown.level == "ok" and unknown.values["hours"] is None and "kind cpu" in unknown.text
-    (line,) = lines_of(machine(asked, kind="NVIDIA H100 80GB HBM3"), "time")
-    step = predict(asked.config, 0, machine_checks.Sizes(), 1, CHIPS["h100"]).step_seconds
-    assert line.level == "ok" and line.values["hours"] == pytest.approx(20 * step / 3600) and "estimate" in line.text
+    (finding,) = findings_of(machine(context, kind="NVIDIA H100 80GB HBM3"), "time")
+    step = predict(context.config, 0, machine_checks.Sizes(), 1, CHIPS["h100"]).step_seconds
+    assert (
+        finding.level == "ok"
+        and finding.values["hours"] == pytest.approx(20 * step / 3600)
+        and "estimate" in finding.text
+    )
 
 
-def test_without_a_workdir_it_is_said(asked):
+def test_without_a_workdir_the_findings_mention_the_flag(context):
     for name in ("workdir", "disk", "tokenizer"):
-        (line,) = lines_of(of(asked, workdir=None), name)
-        assert line.level == "ok" and "--workdir" in line.text
+        (finding,) = findings_of(of(context, workdir=None), name)
+        assert finding.level == "ok" and "--workdir" in finding.text
 
 
-def test_ids_are_read_from_records(asked, monkeypatch):
-    """Also those that the model has room for, and the tokenizer does not know."""
+def test_ids_are_read_from_records(context, monkeypatch):
+    """Also ids that the model has embeddings for, but that the tokenizer does not have."""
     records = Corpus.records
 
     def spoiled(corpus, indices):
@@ -323,7 +329,7 @@ def test_ids_are_read_from_records(asked, monkeypatch):
         return found
 
     monkeypatch.setattr(Corpus, "records", spoiled)
-    train, validation = lines_of(model(asked, vocab_size=1000), "ids")
+    train, validation = findings_of(model(context, vocab_size=1000), "ids")
     assert train.level == "ok" and validation.level == "error"
     assert "split validation" in validation.text and "rebuild the corpus" in validation.text
 
@@ -332,19 +338,19 @@ PUBLISHED = {512: 5 / (2**3 * 1e3), 4096: 1.76e-3, 8192: 5 / (2 * 1e3), 32_768: 
 
 
 @pytest.mark.parametrize(("batch", "rate"), PUBLISHED.items())
-def test_lambs_line_goes_through_the_published_points(batch, rate):
+def test_lambs_reference_rate_equals_the_published_values(batch, rate):
     config = phase(config_lib.replace(load_config("bert_base"), optimizer={"name": "lamb"}), batch_size=batch)
-    assert schedule_checks.line_at(config, config.phases[0]) == pytest.approx(rate, rel=0.01)
+    assert schedule_checks.reference_rate(config, config.phases[0]) == pytest.approx(rate, rel=0.01)
 
 
 @pytest.mark.parametrize("name", preset_files())
-def test_shipped_schedules_are_no_cause_for_warnings(name):
-    found = list(carry_out(schedule_checks.CHECKS, Asked(load_config(name), [], None)))
-    assert [line.text for line in found if line.level != "ok"] == []
+def test_shipped_schedules_give_no_warnings(name):
+    findings = list(run_checks(schedule_checks.CHECKS, CheckContext(load_config(name), [], None)))
+    assert [finding.text for finding in findings if finding.level != "ok"] == []
 
 
-def test_without_corpora_the_run_is_looked_at_all_the_same(asked, tiny_config):
-    wishes = Wishes(asked.workdir)
-    lines = list(examine(tiny_config, [CorpusWeight(Path("/nowhere"))], wishes, asked.machine, asked.reports))
-    assert (lines[0].level, lines[0].name) == ("error", "corpora")
-    assert {line.name for line in lines[1:]} == set(OF_RUN)
+def test_without_corpora_the_run_is_still_checked(context, tiny_config):
+    options = DoctorOptions(context.workdir)
+    findings = list(check_run(tiny_config, [CorpusWeight(Path("/nowhere"))], options, context.machine, context.reports))
+    assert (findings[0].level, findings[0].name) == ("error", "corpora")
+    assert {finding.name for finding in findings[1:]} == set(RUN_CHECKS)

@@ -1,4 +1,4 @@
-"""`bert-jax doctor`: its figures against a slow count over the rows themselves, its levels, its two forms."""
+"""`bert-jax doctor`: its figures against a slow count over the rows, its levels, and its two output formats."""
 
 import dataclasses
 import json
@@ -22,10 +22,10 @@ from bert_jax.data.mixture import MixtureOrder
 from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.data.row_reader import empty_rows
 from bert_jax.doctor import data_checks, epochs
-from bert_jax.doctor.check_context import ONE, Asked
+from bert_jax.doctor.check_context import ONE_DEVICE, CheckContext
 from bert_jax.doctor.data_checks import streams
-from bert_jax.doctor.doctor import Wishes, examine, summary
-from bert_jax.doctor.epochs import measure, rows_by_phase, stay
+from bert_jax.doctor.doctor import DoctorOptions, check_run, run_summary
+from bert_jax.doctor.epochs import count_epoch, count_phase_epochs, rows_by_phase
 from bert_jax.training import loop
 from bert_jax.training.run_directory.workdir import read_config
 from tests.data.memory import FIRST, SPECIAL_IDS, make_corpus, random_documents
@@ -42,18 +42,18 @@ def small(monkeypatch):
 
 
 def counted(corpus, data: DataConfig, seq_len: int, windows=None) -> dict[str, int]:
-    """What `Epoch` has, counted over rows: every token of a `make_corpus` has an id of its own."""
-    rows_of_corpus, shown = CorpusRows(corpus, data, SPECIAL_IDS, 0), []
+    """What `EpochCounts` has, counted over rows: every token of a `make_corpus` has an id of its own."""
+    rows_of_corpus, covered = CorpusRows(corpus, data, SPECIAL_IDS, 0), []
     document_of = np.repeat(np.arange(corpus.num_documents), np.diff(corpus.document_offsets))
     document_of = np.repeat(document_of, corpus.sentence_lengths)
     found = dict.fromkeys(("examples", "rows", "filled", "labelled", "negatives"), 0)
     for index in range(rows_of_corpus.plan(seq_len).windows) if windows is None else windows:
-        here = CorpusPosition(0, index, 0)
-        count = len(rows_of_corpus.window(seq_len, here).window)
+        start = CorpusPosition(0, index, 0)
+        count = len(rows_of_corpus.window(seq_len, start).window)
         rows = empty_rows(count, seq_len, data.slots(seq_len), SPECIAL_IDS.pad_id) | {
             "mask_epoch": np.zeros(count, np.int32)
         }
-        rows_of_corpus.read_into(rows, np.arange(count), here, skip=0)
+        rows_of_corpus.read_into(rows, np.arange(count), start, skip=0)
         found["rows"] += count
         found["filled"] += int((rows["input_ids"] != SPECIAL_IDS.pad_id).sum())
         for row, slot in product(range(count), range(data.slots(seq_len))):
@@ -65,54 +65,54 @@ def counted(corpus, data: DataConfig, seq_len: int, windows=None) -> dict[str, i
             mine = rows["segment_ids"][row] == slot + 1
             a, b = (rows["input_ids"][row][mine & (rows["token_type_ids"][row] == kind)] - FIRST for kind in (0, 1))
             a, b = a[a >= 0], b[b >= 0]
-            shown += a.tolist()
+            covered += a.tolist()
             # A random segment is of another document, and nothing else is.
             if len(b) and document_of[b[0]] == document_of[a[0]]:
-                shown += b.tolist()
-    assert len(set(shown)) == len(shown)
-    return found | {"shown": len(shown)}
+                covered += b.tolist()
+    assert len(set(covered)) == len(covered)
+    return found | {"covered": len(covered)}
 
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize(("slots", "seq_len"), [(1, 32), (8, 32), (3, 12)])
-def test_an_epoch_is_counted_right(small, form, slots, seq_len):
+def test_an_epoch_is_counted_correctly(small, form, slots, seq_len):
     corpus = make_corpus(random_documents(1, 150, longest=20))
     data = DataConfig(format=form, examples_per_row=slots)
-    measured = measure(EpochPlan(corpus, data, seq_len, 0))
+    counts = count_epoch(EpochPlan(corpus, data, seq_len, 0))
     expected = counted(corpus, data, seq_len)
-    assert measured.windows == measured.all_windows > 4 and measured.scale == 1
-    assert {name: getattr(measured, name) for name in expected} == expected
-    assert measured.tokens == measured.all_tokens == corpus.num_tokens
-    assert measured.truncated == corpus.num_tokens - expected["shown"]
-    assert (measured.truncated > 0) == (form in PAIRS)
+    assert counts.windows == counts.all_windows > 4 and counts.scale == 1
+    assert {name: getattr(counts, name) for name in expected} == expected
+    assert counts.tokens == counts.all_tokens == corpus.num_tokens
+    assert counts.truncated == corpus.num_tokens - expected["covered"]
+    assert (counts.truncated > 0) == (form in PAIRS)
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_a_sample_is_its_windows(small, form):
+def test_a_sample_counts_its_windows(small, form):
     """Evenly spaced, counted right, and scaled to the epoch."""
     corpus = make_corpus(random_documents(2, 600, longest=14))
     data = DataConfig(format=form)
     plan = EpochPlan(corpus, data, 32, 0)
-    measured, every = measure(plan, budget=corpus.num_tokens // 3 + 1), measure(plan)
-    assert measured.all_windows == plan.windows > 20 and measured.windows == plan.windows // 3
-    step = plan.windows / measured.windows
-    chosen = [int(step * (i + 0.5)) for i in range(measured.windows)]
+    counts, every = count_epoch(plan, budget=corpus.num_tokens // 3 + 1), count_epoch(plan)
+    assert counts.all_windows == plan.windows > 20 and counts.windows == plan.windows // 3
+    step = plan.windows / counts.windows
+    chosen = [int(step * (i + 0.5)) for i in range(counts.windows)]
     expected = counted(corpus, data, 32, chosen)
-    assert {name: getattr(measured, name) for name in expected} == expected
-    assert measured.tokens < measured.all_tokens == corpus.num_tokens
-    assert measured.rows * measured.scale == pytest.approx(every.rows, rel=0.03)
-    assert measure(plan, budget=1).windows == 1
+    assert {name: getattr(counts, name) for name in expected} == expected
+    assert counts.tokens < counts.all_tokens == corpus.num_tokens
+    assert counts.rows * counts.scale == pytest.approx(every.rows, rel=0.03)
+    assert count_epoch(plan, budget=1).windows == 1
 
 
 @pytest.mark.parametrize("form", PAIRS)
-def test_negatives_are_what_the_formula_says(form):
+def test_negatives_match_the_formula(form):
     """Within five deviations of some 8,000 fair coins."""
     data = DataConfig(format=form)
-    measured = measure(EpochPlan(make_corpus(random_documents(3, 4000)), data, 48, 0))
-    coins = measured.labelled - measured.singles
-    assert coins > 5000 and measured.singles > 500
-    assert abs(measured.negatives - measured.singles - coins / 2) < 5 * np.sqrt(coins / 4)
-    lone = measure(EpochPlan(make_corpus([[20]] * 50), data, 48, 0))
+    counts = count_epoch(EpochPlan(make_corpus(random_documents(3, 4000)), data, 48, 0))
+    coins = counts.labelled - counts.singles
+    assert coins > 5000 and counts.singles > 500
+    assert abs(counts.negatives - counts.singles - coins / 2) < 5 * np.sqrt(coins / 4)
+    lone = count_epoch(EpochPlan(make_corpus([[20]] * 50), data, 48, 0))
     assert lone.singles == lone.negatives == lone.labelled == lone.examples
 
 
@@ -124,29 +124,29 @@ def config_of(form="segment_pair", phases=SHORT, **data) -> Config:
     return Config(name="x", objective=objective, data=DataConfig(format=form, **data), phases=phases)
 
 
-def lines_of(corpora, config, shares=(1.0,)):
-    return list(streams(Asked(config, list(corpora), MixtureOrder(shares))))
+def findings_of(corpora, config, shares=(1.0,)):
+    return list(streams(CheckContext(config, list(corpora), MixtureOrder(shares))))
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_lines_say_what_was_counted(small, form):
+def test_findings_have_the_counted_figures(small, form):
     corpus, phases = make_corpus(random_documents(4, 150)), (Phase(seq_len=24), Phase(seq_len=64, batch_size=8))
     config = config_of(form, phases)
-    lines = lines_of([corpus], config)
-    assert [line.name for line in lines] == ["rows", "coverage", "fill", "pairs", "epochs"] * 2
+    findings = findings_of([corpus], config)
+    assert [finding.name for finding in findings] == ["rows", "coverage", "packing", "pairs", "epochs"] * 2
     for number, phase in enumerate(phases):
         truth = counted(corpus, config.data, phase.seq_len)
         alone = counted(corpus, DataConfig(format=form, examples_per_row=1), phase.seq_len)
-        found = {line.name: line.values for line in lines if line.values["phase"] == number}
+        found = {finding.name: finding.values for finding in findings if finding.values["phase"] == number}
         assert all(values["corpus"] == "memory" for values in found.values())
         assert all(values["seq_len"] == phase.seq_len for values in found.values())
         assert found["rows"]["rows_per_epoch"] == truth["rows"]
         assert found["rows"]["examples_per_epoch"] == truth["examples"]
-        assert found["rows"]["updates_per_epoch"] == truth["rows"] / phase.batch_size
-        assert found["coverage"]["covered"] == truth["shown"] / corpus.num_tokens
+        assert found["rows"]["steps_per_epoch"] == truth["rows"] / phase.batch_size
+        assert found["coverage"]["covered"] == truth["covered"] / corpus.num_tokens
         assert found["coverage"]["covered"] + found["coverage"]["truncated"] == pytest.approx(1, abs=1e-12)
-        assert found["fill"]["fill"] == pytest.approx(truth["filled"] / truth["rows"] / phase.seq_len)
-        assert found["fill"]["fill_unpacked"] == pytest.approx(alone["filled"] / alone["rows"] / phase.seq_len)
+        assert found["packing"]["packing_efficiency"] == pytest.approx(truth["filled"] / truth["rows"] / phase.seq_len)
+        assert found["packing"]["unpacked_efficiency"] == pytest.approx(alone["filled"] / alone["rows"] / phase.seq_len)
         assert found["pairs"]["unlabelled"] == 1 - truth["labelled"] / truth["examples"]
         if form in PAIRS:
             assert found["pairs"]["negatives"] == truth["negatives"] / truth["labelled"]
@@ -168,33 +168,33 @@ def test_epochs_and_the_start_of_a_phase_are_those_of_the_stream(small, steps):
     config = config_of(phases=(ramp, Phase(steps=9, seq_len=64, batch_size=30), Phase(steps=1, seq_len=32)))
     corpora = [make_corpus(random_documents(i, count), name=str(i)) for i, count in enumerate((12, 60))]
     stream = TrainingStream(corpora, (0.35, 0.65), config, SPECIAL_IDS)
-    found = [line.values for line in lines_of(corpora, config, (0.35, 0.65)) if line.name == "epochs"]
+    found = [finding.values for finding in findings_of(corpora, config, (0.35, 0.65)) if finding.name == "epochs"]
     cursor = stream.resolve_cursor(Cursor())
     while cursor.step < config.total_steps - 1:
         before, cursor = cursor, stream.next_cursor(cursor)
         if cursor.phase == before.phase:
             continue
         for i, position in enumerate(cursor.positions):
-            (here,) = [v for v in found if v["corpus"] == str(i) and v["phase"] == cursor.phase]
-            assert here["first_epoch"] == position.epoch and here["first_epoch_exact"] and here["epochs_exact"]
+            (now,) = [v for v in found if v["corpus"] == str(i) and v["phase"] == cursor.phase]
+            assert now["first_epoch"] == position.epoch and now["first_epoch_exact"] and now["epochs_exact"]
             (ended,) = [v for v in found if v["corpus"] == str(i) and v["phase"] == before.phase]
-            # Epochs of one corpus differ in rows by little, and the last update is not yet in `before`.
+            # Epochs of one corpus differ in rows by little, and the last step is not yet in `before`.
             assert ended["first_epoch"] + ended["epochs"] <= position.epoch
             assert ended["first_epoch"] + ended["epochs"] > position.epoch - 1
 
 
-def test_a_phase_that_ends_with_an_epoch_opens_the_next_one(small):
+def test_a_phase_that_ends_with_an_epoch_starts_the_next_one(small):
     """And one row less or more does not."""
     corpus = make_corpus(random_documents(5, 60))
     plan = EpochPlan(corpus, DataConfig(), 32, 0)
-    measured = measure(plan)
-    second = measure(plan, epoch=1).rows
+    counts = count_epoch(plan)
+    second = count_epoch(plan, epoch=1).rows
     for extra, following in ((-1, 2), (0, 2), (1, 3)):
-        stays = stay(plan, measured, 0, measured.rows + second + extra)
-        assert (stays.following, stays.exact) == (following, True)
-        assert stays.epochs == pytest.approx(2 + extra / second, abs=0.1 * abs(extra))
-    assert stay(plan, measured, 3, 0) == (3, 0.0, True)
-    rough = stay(plan, measured, 1, 3 * measured.rows, most=4 * plan.windows - 1)
+        phase_epochs = count_phase_epochs(plan, counts, 0, counts.rows + second + extra)
+        assert (phase_epochs.following, phase_epochs.exact) == (following, True)
+        assert phase_epochs.epochs == pytest.approx(2 + extra / second, abs=0.1 * abs(extra))
+    assert count_phase_epochs(plan, counts, 3, 0) == (3, 0.0, True)
+    rough = count_phase_epochs(plan, counts, 1, 3 * counts.rows, max_windows=4 * plan.windows - 1)
     assert rough == (1, 3.0, False)
 
 
@@ -205,49 +205,51 @@ def test_rows_of_each_corpus_by_phase():
     np.testing.assert_array_equal(rows_by_phase(config, turns), expected)
 
 
-def level_of(lines, name) -> str:
-    (line,) = [line for line in lines if line.name == name]
-    return line.level
+def level_of(findings, name) -> str:
+    (finding,) = [finding for finding in findings if finding.name == name]
+    return finding.level
 
 
 def test_warnings(small):
-    """Each of them once where there is a reason for it, and not where there is none."""
+    """Each warning appears where there is a reason for it, and only there."""
     plain = make_corpus(random_documents(6, 100, most=40))
-    lines = lines_of([plain], config_of(phases=(Phase(steps=40, seq_len=64, batch_size=8),)))
-    assert [line.level for line in lines] == ["ok"] * 5
-    epoch = lines[0].values["rows_per_epoch"]
+    findings = findings_of([plain], config_of(phases=(Phase(steps=40, seq_len=64, batch_size=8),)))
+    assert [finding.level for finding in findings] == ["ok"] * 5
+    epoch = findings[0].values["rows_per_epoch"]
     for rows, level in ((39 * epoch, "ok"), (42 * epoch, "warning")):
-        many = lines_of([plain], config_of(phases=(Phase(steps=rows, seq_len=64, batch_size=1),)))
+        many = findings_of([plain], config_of(phases=(Phase(steps=rows, seq_len=64, batch_size=1),)))
         assert level_of(many, "epochs") == level
         # Two phases together, of which none alone makes more than 40.
         halves = (Phase(steps=rows // 2, seq_len=64, batch_size=1),) * 2
-        assert [line.level for line in lines_of([plain], config_of(phases=halves))][4::5] == ["ok", level]
-    lone = lines_of([make_corpus([[20]] * 90)], config_of())
+        assert [finding.level for finding in findings_of([plain], config_of(phases=halves))][4::5] == ["ok", level]
+    lone = findings_of([make_corpus([[20]] * 90)], config_of())
     assert level_of(lone, "pairs") == "warning" and level_of(lone, "coverage") == "ok"
-    long = lines_of([make_corpus([[200, 30]] * 20)], config_of())
+    long = findings_of([make_corpus([[200, 30]] * 20)], config_of())
     assert level_of(long, "coverage") == "warning"
     short = make_corpus([[3, 3]] * 200)
     for slots, level in ((2, "warning"), (8, "ok"), (1, "ok")):
         four = (Phase(steps=3, seq_len=36, batch_size=20),)
-        lines = lines_of([short], config_of("sentence_pair", four, examples_per_row=slots))
-        assert level_of(lines, "fill") == level, lines[2]
+        findings = findings_of([short], config_of("sentence_pair", four, examples_per_row=slots))
+        assert level_of(findings, "packing") == level, findings[2]
 
 
-def test_tokens_that_nobody_accounts_for_are_an_error(small, monkeypatch):
+def test_tokens_not_accounted_for_are_an_error(small, monkeypatch):
     counts = epochs._counts
     monkeypatch.setattr(
         epochs, "_counts", lambda plan, window: (counts(plan, window)[0] + 1, *counts(plan, window)[1:])
     )
-    lines = lines_of([make_corpus(random_documents(6, 100))], config_of())
-    assert level_of(lines, "coverage") == "error" and "not accounted for" in lines[1].text
+    findings = findings_of([make_corpus(random_documents(6, 100))], config_of())
+    assert level_of(findings, "coverage") == "error" and "not accounted for" in findings[1].text
 
 
-def test_a_sample_says_so(small, monkeypatch):
+def test_findings_of_a_sample_name_it(small, monkeypatch):
     corpus = make_corpus(random_documents(2, 400))
-    monkeypatch.setattr(data_checks, "measure", lambda plan, budget: measure(plan, budget=corpus.num_tokens // 4))
+    monkeypatch.setattr(
+        data_checks, "count_epoch", lambda plan, budget: count_epoch(plan, budget=corpus.num_tokens // 4)
+    )
     windows = EpochPlan(corpus, DataConfig(), 32, 0).windows
-    for line in lines_of([corpus], config_of()):
-        assert line.text.startswith(f"memory, phase 0, from {windows // 4} of {windows} windows: ")
+    for finding in findings_of([corpus], config_of()):
+        assert finding.text.startswith(f"memory, phase 0, from {windows // 4} of {windows} windows: ")
 
 
 @pytest.fixture(scope="module")
@@ -261,38 +263,38 @@ def preset(tmp_path_factory, tiny_config):
 
 
 def test_the_command(preset, tiny_corpus, tiny_config, capsys):
-    asked = ["doctor", preset, "--corpus", str(tiny_corpus), "--phases.0.steps", "5"]
-    assert cli.main(asked) == 0
+    args = ["doctor", preset, "--corpus", str(tiny_corpus), "--phases.0.steps", "5"]
+    assert cli.main(args) == 0
     printed = capsys.readouterr().out.splitlines()
-    assert cli.main([*asked, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [line.split()[1] for line in printed] == [line["name"] for line in told]
+    assert cli.main([*args, "--json"]) == 0
+    findings = json.loads(capsys.readouterr().out)
+    assert [line.split()[1] for line in printed] == [line["name"] for line in findings]
     # What memory is free changes between the two.
-    assert all(one["text"] in line for one, line in zip(told, printed, strict=True) if one["name"] != "memory")
-    values = {line["name"]: line["values"] for line in told}
+    assert all(one["text"] in line for one, line in zip(findings, printed, strict=True) if one["name"] != "memory")
+    values = {line["name"]: line["values"] for line in findings}
     assert values.keys() >= {"mixture", "files", "vocabulary", "format", "rows", "coverage", "held-out"}
-    measured = measure(EpochPlan(Corpus.open(tiny_corpus), tiny_config.data, 32, tiny_config.seed))
-    assert values["rows"]["rows_per_epoch"] == measured.rows
-    assert values["epochs"]["epochs"] == pytest.approx(5 * 8 / measured.rows, rel=0.1)
+    counts = count_epoch(EpochPlan(Corpus.open(tiny_corpus), tiny_config.data, 32, tiny_config.seed))
+    assert values["rows"]["rows_per_epoch"] == counts.rows
+    assert values["epochs"]["epochs"] == pytest.approx(5 * 8 / counts.rows, rel=0.1)
     assert values["held-out"] == {"corpus": "corpus", "rows": 12, "hosts": 1} and values["mixture"]["shares"] == {
         "corpus": 1.0
     }
 
 
-def test_what_pretrain_says_before_its_first_update(tiny_config, tiny_corpus):
+def test_what_pretrain_prints_before_its_first_step(tiny_config, tiny_corpus):
     """About ten lines of the same findings, with doctor's warnings among them."""
     once = config_lib.replace(tiny_config, phases=(dataclasses.replace(tiny_config.phases[0], steps=1_000_000),))
-    lines = list(summary(once, [CorpusWeight(tiny_corpus)], None))
+    lines = list(run_summary(once, [CorpusWeight(tiny_corpus)], None))
     named = [line.split()[0] for line in lines if not line.startswith("warning: ")]
     assert named == ["model", "mesh", "memory", "time", "mixture", "vocabulary", "rows"]
     (epochs,) = [line for line in lines if line.startswith("warning: epochs: ")]
-    assert "its 1,000,000 updates make about" in epochs and "more than the 40" in epochs
+    assert "its 1,000,000 steps make about" in epochs and "more than the 40" in epochs
     assert f"{Corpus.open(tiny_corpus).num_tokens:,} tokens" in lines[4] and len(lines) < 15
 
 
 @pytest.mark.parametrize("way", ["preset", "flag", "file"])
 def test_a_preset_has_the_vocabulary_of_its_corpus(way, preset, tiny_corpus, tmp_path, monkeypatch, capsys):
-    """Unless a flag says another number; a file of the user's has its own. It is in config.json, and on stderr."""
+    """Unless a flag sets another size; a config file has its own. The size is in config.json and on stderr."""
     monkeypatch.setattr(loop, "train", lambda *_, **__: loop.Progress(Cursor(), 0, 0, {}))
     own = tmp_path / "own.py"
     own.write_text(Path(preset).read_text().replace('"vocab_size": 120', '"vocab_size": 130'))
@@ -301,22 +303,24 @@ def test_a_preset_has_the_vocabulary_of_its_corpus(way, preset, tiny_corpus, tmp
     name, size = {"preset": ("bert_tiny", tokens), "flag": ("bert_tiny", 150), "file": (str(own), 130)}[way]
     command = ["pretrain", name, "--corpus", str(tiny_corpus), "--workdir", str(tmp_path / "run"), *flags]
     assert cli.main(command) == 75
-    told = capsys.readouterr().err
+    stderr = capsys.readouterr().err
     assert read_config(tmp_path / "run").model.vocab_size == size
-    assert f"\nvocabulary  {tokens} token ids; the model has {size} embeddings\n" in told
+    assert f"\nvocabulary  {tokens} token ids; the model has {size} embeddings\n" in stderr
     assert cli.main(["doctor", *command[1:], "--json"]) == 0
     values = {line["name"]: line["values"] for line in json.loads(capsys.readouterr().out)}
     assert values["vocabulary"] == {"tokenizer": tokens, "model": size}
 
 
 def test_a_mixture(tiny_corpus, second_corpus, tiny_config):
-    """Whatever the order of flags."""
+    """The order of the flags has no effect."""
     parts = [CorpusWeight(tiny_corpus, 3.0), CorpusWeight(second_corpus, 1.0)]
     alone = {"host": "h", "config": {}, "code": {}, "versions": {}, "environment": {}, "ahead": 0.0, "corpora": {}}
-    lines, other = (list(examine(tiny_config, order, Wishes(), ONE, [alone])) for order in (parts, parts[::-1]))
-    assert lines == other
-    assert not [line for line in lines if line.level == "error"]
-    assert lines[0].values["shares"] == {"corpus": 0.75, "second": 0.25}
+    findings, reordered = (
+        list(check_run(tiny_config, order, DoctorOptions(), ONE_DEVICE, [alone])) for order in (parts, parts[::-1])
+    )
+    assert findings == reordered
+    assert not [finding for finding in findings if finding.level == "error"]
+    assert findings[0].values["shares"] == {"corpus": 0.75, "second": 0.25}
 
 
 @pytest.mark.parametrize(
@@ -335,11 +339,11 @@ def test_errors(preset, tiny_corpus, other_corpus, capsys, flags, name, words):
     assert line.split()[1] == name and words in line
 
 
-def test_the_other_checks_go_on(preset, tiny_corpus, tmp_path, capsys):
+def test_the_other_checks_still_run(preset, tiny_corpus, tmp_path, capsys):
     broken = tmp_path / "broken"
     shutil.copytree(tiny_corpus, broken)
     (broken / "features.json").unlink()
     assert cli.main(["doctor", preset, "--corpus", str(broken), "--json"]) == 2
-    told = json.loads(capsys.readouterr().out)
-    assert [line["name"] for line in told if line["level"] == "error"] == ["files"]
-    assert {"rows", "held-out"} <= {line["name"] for line in told}
+    findings = json.loads(capsys.readouterr().out)
+    assert [line["name"] for line in findings if line["level"] == "error"] == ["files"]
+    assert {"rows", "held-out"} <= {line["name"] for line in findings}

@@ -1,4 +1,4 @@
-"""`bert-jax doctor --against`: what it refuses, what it calls wrong, and the shipped curves against a real run."""
+"""`bert-jax doctor --against`: refusals, bounds, and the shipped curves against a real run."""
 
 import dataclasses
 import importlib.util
@@ -16,7 +16,7 @@ from bert_jax.config import presets
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.doctor import reference_curve
-from bert_jax.doctor.reference_curve import Curve, compare, merged, read_curve, values_of
+from bert_jax.doctor.reference_curve import Curve, compare, metric_values, read_curve, reference_config
 from bert_jax.errors import UserError
 from bert_jax.training import pretraining
 from bert_jax.training.run_directory.metrics import read_metrics
@@ -34,13 +34,13 @@ def script():
 
 
 def synthetic(**spread) -> Curve:
-    """Two metrics of 60 updates, three windows."""
+    """Two metrics of 60 steps, three windows."""
     metrics = {"mlm_loss": [7 - i / 10 for i in range(60)], "pair_loss": [0.7] * 60}
     zeros = {name: [0.0] * 3 for name in metrics}
     return Curve({}, "", metrics, {"float32": zeros | spread, "bfloat16": {name: [0.01] * 3 for name in metrics}})
 
 
-def moved(values, factor, start, stop):
+def scaled(values, factor, start, stop):
     return [value * factor if start <= i < stop else value for i, value in enumerate(values)]
 
 
@@ -68,30 +68,30 @@ def levels(lines) -> dict[str, str]:
 )
 def test_bounds(factor, start, stop, first, window):
     curve = synthetic(mlm_loss=[0.0, 1e-3, 2e-4])
-    values = curve.metrics | {"mlm_loss": moved(curve.metrics["mlm_loss"], factor, start, stop)}
+    values = curve.metrics | {"mlm_loss": scaled(curve.metrics["mlm_loss"], factor, start, stop)}
     assert levels(compare(values, curve, "float32")) == {"first": first, "mlm_loss": window, "pair_loss": "ok"}
 
 
 def test_bfloat16_may_be_farther_off():
     curve = synthetic()
-    values = {name: moved(row, 1.009, 0, 60) for name, row in curve.metrics.items()}
+    values = {name: scaled(row, 1.009, 0, 60) for name, row in curve.metrics.items()}
     assert set(levels(compare(values, curve, "float32")).values()) == {"error"}
     assert set(levels(compare(values, curve, "bfloat16")).values()) == {"ok"}
-    values["pair_loss"] = moved(curve.metrics["pair_loss"], 1.011, 0, 1)
+    values["pair_loss"] = scaled(curve.metrics["pair_loss"], 1.011, 0, 1)
     assert levels(compare(values, curve, "bfloat16"))["first"] == "error"
 
 
-def test_what_a_line_says():
+def test_the_text_of_a_finding():
     curve = synthetic()
-    values = curve.metrics | {"mlm_loss": moved(curve.metrics["mlm_loss"], 1.02, 20, 60)}
+    values = curve.metrics | {"mlm_loss": scaled(curve.metrics["mlm_loss"], 1.02, 20, 60)}
     line = next(line for line in compare(values, curve, "float32") if line.name == "mlm_loss")
-    assert line.text.startswith("off by 2% over updates 21 to 40, where 0.01% is allowed, and in 1 of 3 windows behi")
+    assert line.text.startswith("off by 2% over steps 21 to 40, where 0.01% is allowed, and in 1 of 3 windows after")
     assert line.values["deviations"] == pytest.approx([0, 0.02, 0.02]) and line.values["bounds"] == [1e-4] * 3
     json.dumps(line._asdict())
 
 
 @pytest.mark.parametrize("name", CURVES)
-def test_what_is_free_is_kept_and_the_rest_is_the_curves(name):
+def test_free_settings_are_kept_and_the_others_are_the_curves(name):
     preset, curve = presets.load_config(name), read_curve(name)
     free = {"attention": "xla", "compute_dtype": "bfloat16", "remat": "full", "scan_unroll": 2}
     user = config_lib.replace(
@@ -103,15 +103,15 @@ def test_what_is_free_is_kept_and_the_rest_is_the_curves(name):
         phases=(dataclasses.replace(preset.phases[0], accumulation=4), *preset.phases[1:]),
     )
     wanted = config_lib.from_dict(curve.config)
-    got = merged(user, preset, curve)
-    assert got == config_lib.replace(
+    config = reference_config(user, preset, curve)
+    assert config == config_lib.replace(
         wanted,
         model=free,
         data={"reader_processes": 1, "prefetch": 2, "verify": "counts"},
         mesh={"tensor": 2},
         phases=(dataclasses.replace(wanted.phases[0], accumulation=4),),
     )
-    assert got.log.every == 1 and got.total_steps == len(curve.metrics["mlm_loss"])
+    assert config.log.every == 1 and config.total_steps == len(curve.metrics["mlm_loss"])
 
 
 @pytest.mark.parametrize(
@@ -126,22 +126,22 @@ def test_what_is_free_is_kept_and_the_rest_is_the_curves(name):
     ],
 )
 @pytest.mark.parametrize("name", CURVES)
-def test_what_decides_updates_is_refused(name, changes, named):
+def test_settings_that_decide_the_results_are_refused(name, changes, named):
     preset = presets.load_config(name)
     with pytest.raises(UserError, match=f"^{named}"):
-        merged(config_lib.replace(preset, **changes), preset, read_curve(name))
+        reference_config(config_lib.replace(preset, **changes), preset, read_curve(name))
     faster = tuple(dataclasses.replace(phase, learning_rate=7e-3) for phase in preset.phases)
     with pytest.raises(UserError, match=r"^phases\.0\.learning_rate 0\.007"):
-        merged(dataclasses.replace(preset, phases=faster), preset, read_curve(name))
+        reference_config(dataclasses.replace(preset, phases=faster), preset, read_curve(name))
 
 
 def test_refusals_on_the_command_line(tiny_corpus, capsys):
-    asked = ["--corpus", str(tiny_corpus), "--against"]
-    assert cli.main(["doctor", "bert_base", *asked]) == 2
+    args = ["--corpus", str(tiny_corpus), "--against"]
+    assert cli.main(["doctor", "bert_base", *args]) == 2
     assert "'bert_base': --against knows bert_mini and bert_tiny" in capsys.readouterr().err
-    assert cli.main(["doctor", "bert_tiny", *asked, "--optimizer.beta1", "0.8"]) == 2
+    assert cli.main(["doctor", "bert_tiny", *args, "--optimizer.beta1", "0.8"]) == 2
     assert "optimizer.beta1 0.8: --against compares" in capsys.readouterr().err
-    assert cli.main(["doctor", "bert_tiny", *asked]) == 2
+    assert cli.main(["doctor", "bert_tiny", *args]) == 2
     error = capsys.readouterr().err
     assert f"corpus {tiny_corpus} is not the one" in error and all(
         command in error for command in reference_curve.COMMANDS
@@ -149,9 +149,9 @@ def test_refusals_on_the_command_line(tiny_corpus, capsys):
 
 
 def test_the_command(script, tiny_corpus, tiny_config, tmp_path, monkeypatch, capsys):
-    """A curve of six updates made here, then the same run again, computed in another way; then a curve that differs."""
+    """A curve of six steps, then the same run computed in another way; then a curve that differs."""
     monkeypatch.setattr(reference_curve, "WINDOW", 2)
-    monkeypatch.setattr(reference_curve, "FOLDER", tmp_path / "curves")
+    monkeypatch.setattr(reference_curve, "CURVES_DIRECTORY", tmp_path / "curves")
     phase = dataclasses.replace(tiny_config.phases[0], steps=6, warmup_steps=2, accumulation=1)
     config = dataclasses.replace(
         script.recipe("bert_tiny"),
@@ -161,33 +161,33 @@ def test_the_command(script, tiny_corpus, tiny_config, tmp_path, monkeypatch, ca
         phases=(phase,),
     )
     pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
-    values = values_of(read_metrics(tmp_path / "run" / "metrics.jsonl"), script.METRICS)
+    values = metric_values(read_metrics(tmp_path / "run" / "metrics.jsonl"), script.METRICS)
     none = {name: [0.0] * 3 for name in values}
     curve = Curve(config_lib.to_dict(config), Corpus.open(tiny_corpus).identity, values, {"float32": none})
     (tmp_path / "curves").mkdir()
     file = tmp_path / "curves" / "bert_tiny.json"
     file.write_text(json.dumps(vars(curve)))
 
-    asked = ["doctor", "bert_tiny", "--corpus", str(tiny_corpus), "--against", "--phases.0.accumulation", "2"]
-    asked += ["--model.remat", "full", "--model.attention", "xla"]
-    assert cli.main(asked) == 0
+    args = ["doctor", "bert_tiny", "--corpus", str(tiny_corpus), "--against", "--phases.0.accumulation", "2"]
+    args += ["--model.remat", "full", "--model.attention", "xla"]
+    assert cli.main(args) == 0
     printed = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in printed] == [["ok", name] for name in ("set-up", "first", *script.METRICS)]
-    assert "6 updates of bert_tiny on 1 x cpu" in printed[0] and "judged as float32" in printed[0]
+    assert "6 steps of bert_tiny on 1 x cpu" in printed[0] and "compared as float32" in printed[0]
 
     values["mlm_loss"][3] *= 1.01
     file.write_text(json.dumps(vars(curve)))
-    assert cli.main([*asked, "--json"]) == 2
-    told = {line["name"]: line for line in json.loads(capsys.readouterr().out)}
-    assert [name for name, line in told.items() if line["level"] == "error"] == ["mlm_loss"]
-    assert "updates 3 to 4" in told["mlm_loss"]["text"]
-    bent = told["mlm_loss"]["values"]["deviations"]
-    assert bent[1] > 4e-3 and bent[0] < 1e-4 > bent[2]
+    assert cli.main([*args, "--json"]) == 2
+    findings = {line["name"]: line for line in json.loads(capsys.readouterr().out)}
+    assert [name for name, line in findings.items() if line["level"] == "error"] == ["mlm_loss"]
+    assert "steps 3 to 4" in findings["mlm_loss"]["text"]
+    deviations = findings["mlm_loss"]["values"]["deviations"]
+    assert deviations[1] > 4e-3 and deviations[0] < 1e-4 > deviations[2]
 
 
 @pytest.mark.parametrize("name", CURVES)
-def test_curves_are_whole(script, name):
-    """Of the script's recipe, with 200 finite values of each metric, and learning."""
+def test_curves_are_complete(script, name):
+    """They have the script's recipe and 200 finite values of each metric, and the model learns."""
     curve = read_curve(name)
     recipe = script.recipe(name)
     assert config_lib.identity_fields(config_lib.from_dict(curve.config)) == config_lib.identity_fields(recipe)
@@ -200,7 +200,7 @@ def test_curves_are_whole(script, name):
     assert max(curve.bounds("mlm_loss", "float32")) < 0.05
 
 
-def test_every_variant_is_another_run(script):
+def test_every_variant_differs_from_the_reference(script):
     base = script.recipe("bert_tiny")
     for changes in script.WRONG.values():
         assert config_lib.fingerprint(script.changed(base, changes)) != config_lib.fingerprint(base)
@@ -216,14 +216,14 @@ def test_curves_are_installed(tmp_path):
     """Beside the modules of a built package."""
     command = [sys.executable, "setup.py", "-q", "build", "--build-base", str(tmp_path), "--build-lib", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    folder = tmp_path / "bert_jax" / "planning"
+    folder = tmp_path / "bert_jax" / "doctor"
     assert sorted(path.stem for path in (folder / "curves").glob("*.json")) == CURVES
-    assert (folder / "reference.py").is_file()
+    assert (folder / "reference_curve.py").is_file()
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory) -> Path:
-    """Made with the commands that an error names."""
+    """Created by the commands of the error message."""
     from data_prep.cli import main as data_cli
 
     directory = tmp_path_factory.mktemp("reference")
@@ -238,18 +238,18 @@ def test_the_commands_make_the_corpus_of_the_curves(corpus):
 
 
 @pytest.mark.slow
-def test_a_run_follows_the_shipped_curve(corpus, capsys):
-    asked = ["doctor", "bert_tiny", "--corpus", str(corpus), "--against", "--json", "--phases.0.accumulation", "2"]
-    assert cli.main(asked) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert {line["level"] for line in told} == {"ok"} and len(told) == 7
+def test_a_correct_run_matches_the_shipped_curve(corpus, capsys):
+    args = ["doctor", "bert_tiny", "--corpus", str(corpus), "--against", "--json", "--phases.0.accumulation", "2"]
+    assert cli.main(args) == 0
+    findings = json.loads(capsys.readouterr().out)
+    assert {line["level"] for line in findings} == {"ok"} and len(findings) == 7
 
 
 @pytest.mark.slow
 def test_a_wrong_run_does_not(script, corpus, tmp_path):
-    """The mistake that shows the least in the first updates: a tenth too fast."""
+    """The mistake with the smallest deviations in the first steps: a learning rate 10 % too high."""
     config = script.changed(script.recipe("bert_tiny"), script.WRONG["learning rate x 1.1"])
     pretraining.pretrain(config, [CorpusWeight(corpus)], tmp_path / "run")
-    values = values_of(read_metrics(tmp_path / "run" / "metrics.jsonl"), script.METRICS)
+    values = metric_values(read_metrics(tmp_path / "run" / "metrics.jsonl"), script.METRICS)
     found = levels(compare(values, read_curve("bert_tiny"), "float32"))
     assert found["learning_rate"] == found["parameter_norm"] == "error"

@@ -1,5 +1,5 @@
-"""`bert-jax doctor` in several processes, here threads: what each brings, what process 0 says; and what devices it
-takes a run to have."""
+"""`bert-jax doctor` in several processes (threads here): their reports, the findings of process 0, and the devices of a
+run."""
 
 import concurrent.futures
 import dataclasses
@@ -15,79 +15,79 @@ from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.distributed.cluster_detection import ProcessInfo
 from bert_jax.distributed.rendezvous import accept_workers, join
 from bert_jax.doctor import machine, shared_storage_probe, storage_checks
-from bert_jax.doctor.doctor import Wishes, examine_together
+from bert_jax.doctor.doctor import DoctorOptions, run_doctor
 from bert_jax.errors import UserError
 from tests.distributed.test_supervisor import free_port
 from tests.stores import MemoryStore, memory_store
 
 
-def together(configs, corpora, workdirs, seconds=60.0):
-    """Exit codes of all processes, and the lines that process 0 said."""
-    port, said = free_port(), []
+def run_together(configs, corpora, workdirs, seconds=60.0):
+    """Exit codes of all processes, and the findings that process 0 prints."""
+    port, findings = free_port(), []
 
-    def tell(lines) -> int:
-        said.extend(lines)
-        return 2 if any(line.level == "error" for line in said) else 0
+    def print_findings(new) -> int:
+        findings.extend(new)
+        return 2 if any(finding.level == "error" for finding in findings) else 0
 
     def one(i: int) -> int:
         info = ProcessInfo("127.0.0.1", port, i, len(configs), None)
-        return examine_together(configs[i], [CorpusWeight(corpora[i])], Wishes(workdirs[i]), info, seconds, tell)
+        return run_doctor(configs[i], [CorpusWeight(corpora[i])], DoctorOptions(workdirs[i]), info, seconds, print_findings)
 
     with concurrent.futures.ThreadPoolExecutor(len(configs)) as pool:
         codes = list(pool.map(one, range(len(configs))))
-    return codes, said
+    return codes, findings
 
 
-def named(lines, name):
-    return [line for line in lines if line.name == name]
+def named(findings, name):
+    return [finding for finding in findings if finding.name == name]
 
 
-@pytest.mark.parametrize("there", [False, True])
-def test_processes_that_agree(tiny_config, tiny_corpus, tmp_path, there):
-    """In a directory that is to be made, and in an empty one, where they see each other's marks."""
-    if there:
+@pytest.mark.parametrize("exists", [False, True])
+def test_processes_that_agree(tiny_config, tiny_corpus, tmp_path, exists):
+    """In a new directory and in an empty one, where they see each other's probe files."""
+    if exists:
         (tmp_path / "run").mkdir()
-    codes, said = together([tiny_config] * 2, [tiny_corpus] * 2, [tmp_path / "run"] * 2)
+    codes, findings = run_together([tiny_config] * 2, [tiny_corpus] * 2, [tmp_path / "run"] * 2)
     assert codes == [0, 0]
-    for name in ("processes", "sight", "clock", "workdir"):
-        (line,) = named(said, name)
-        assert line.level == "ok", line
-    assert "2 process(es)" in named(said, "workdir")[0].text
-    (line,) = named(said, "mesh")
-    assert line.values["hosts"] == 2 and line.values["data"] == line.values["devices"]
-    assert list(tmp_path.rglob("*")) == [tmp_path / "run"] * there
+    for name in ("processes", "same-data", "clock", "workdir"):
+        (finding,) = named(findings, name)
+        assert finding.level == "ok", finding
+    assert "2 process(es)" in named(findings, "workdir")[0].text
+    (finding,) = named(findings, "mesh")
+    assert finding.values["hosts"] == 2 and finding.values["data"] == finding.values["devices"]
+    assert list(tmp_path.rglob("*")) == [tmp_path / "run"] * exists
 
 
-def test_differences_are_named_and_the_rest_is_still_looked_at(tiny_config, tiny_corpus, tmp_path, monkeypatch):
+def test_differences_are_named_and_the_other_checks_still_run(tiny_config, tiny_corpus, tmp_path, monkeypatch):
     """Another seed, and a corpus that process 1 does not see."""
-    monkeypatch.setattr(storage_checks, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(storage_checks, "VISIBILITY_TIMEOUT_SECONDS", 0.1)
     other = dataclasses.replace(tiny_config, seed=1)
-    codes, said = together([tiny_config, other], [tiny_corpus, Path("/nowhere")], [tmp_path / "run"] * 2)
+    codes, findings = run_together([tiny_config, other], [tiny_corpus, Path("/nowhere")], [tmp_path / "run"] * 2)
     assert codes == [2, 2]
-    (line,) = named(said, "processes")
-    assert line.level == "error" and "process 1 (" in line.text and "seed is 1 instead of 0" in line.text
-    (line,) = named(said, "sight")
-    assert line.level == "error" and "process 1 (" in line.text and "no such corpus" in line.text
-    assert {"rows", "rate", "mesh", "disk", "clock"} <= {line.name for line in said}
+    (finding,) = named(findings, "processes")
+    assert finding.level == "error" and "process 1 (" in finding.text and "seed is 1 instead of 0" in finding.text
+    (finding,) = named(findings, "same-data")
+    assert finding.level == "error" and "process 1 (" in finding.text and "no such corpus" in finding.text
+    assert {"rows", "rate", "mesh", "disk", "clock"} <= {finding.name for finding in findings}
 
 
 def test_a_work_directory_that_one_process_cannot_write(tiny_config, tiny_corpus, tmp_path):
-    codes, said = together([tiny_config] * 2, [tiny_corpus] * 2, [tmp_path / "run", Path("/proc/run")])
+    codes, findings = run_together([tiny_config] * 2, [tiny_corpus] * 2, [tmp_path / "run", Path("/proc/run")])
     assert codes == [2, 2]
-    (line,) = named(said, "workdir")
-    assert line.level == "error" and "process 1 (" in line.text and "cannot write to /proc" in line.text
+    (finding,) = named(findings, "workdir")
+    assert finding.level == "error" and "process 1 (" in finding.text and "cannot write to /proc" in finding.text
 
 
 def test_who_does_not_come_is_named(tiny_config, tiny_corpus):
-    info, said = ProcessInfo("127.0.0.1", free_port(), 0, 2, None), []
-    code = examine_together(
-        tiny_config, [CorpusWeight(tiny_corpus)], Wishes(), info, 0.3, lambda lines: said.extend(lines) or 2
+    info, findings = ProcessInfo("127.0.0.1", free_port(), 0, 2, None), []
+    code = run_doctor(
+        tiny_config, [CorpusWeight(tiny_corpus)], DoctorOptions(), info, 0.3, lambda new: findings.extend(new) or 2
     )
-    (line,) = said
-    assert code == 2 and line.level == "error" and "process 1 of 2 did not connect" in line.text
+    (finding,) = findings
+    assert code == 2 and finding.level == "error" and "process 1 of 2 did not connect" in finding.text
     with pytest.raises(UserError, match="process 0 of 2 cannot be reached"):
-        examine_together(
-            tiny_config, [CorpusWeight(tiny_corpus)], Wishes(), info._replace(process_index=1), 0.3, lambda lines: 0
+        run_doctor(
+            tiny_config, [CorpusWeight(tiny_corpus)], DoctorOptions(), info._replace(process_index=1), 0.3, lambda new: 0
         )
 
 
@@ -105,33 +105,33 @@ def test_clocks_are_compared_when_reports_come(monkeypatch):
     assert number == 7 and reports[0]["ahead"] == 0.0 and abs(reports[1]["ahead"]) < 2
 
 
-def test_a_mark_is_taken_away_and_makes_no_directory(tmp_path):
+def test_a_probe_file_is_removed_and_creates_no_directory(tmp_path):
     for workdir in (tmp_path / "a" / "run", tmp_path):
-        with shared_storage_probe.marked(workdir) as mark:
-            assert Path(mark.file).parent == tmp_path and not mark.trouble
-            assert [str(path) for path in tmp_path.iterdir()] == [mark.file]
+        with shared_storage_probe.probe_file(workdir) as probe:
+            assert Path(probe.file).parent == tmp_path and not probe.error
+            assert [str(path) for path in tmp_path.iterdir()] == [probe.file]
         assert list(tmp_path.iterdir()) == []
-    with shared_storage_probe.marked(Path("/proc/run")) as mark:
-        assert mark.file == "" and "cannot write to /proc" in mark.trouble
+    with shared_storage_probe.probe_file(Path("/proc/run")) as probe:
+        assert probe.file == "" and "cannot write to /proc" in probe.error
     (tmp_path / "file").write_text("")
-    with shared_storage_probe.marked(tmp_path / "file" / "run") as mark:
-        assert "Not a directory" in mark.trouble
+    with shared_storage_probe.probe_file(tmp_path / "file" / "run") as probe:
+        assert "Not a directory" in probe.error
 
 
 def test_a_bucket_that_cannot_be_reached():
     """And one that can, in memory."""
-    with shared_storage_probe.marked(memory_store().parent / "nowhere" / "run") as mark:
-        assert mark.file == "" and "there is no bucket 'nowhere'" in mark.trouble
-    with shared_storage_probe.marked(memory_store() / "run") as mark:
-        assert mark.trouble == "" and epath.Path(mark.file).exists()
+    with shared_storage_probe.probe_file(memory_store().parent / "nowhere" / "run") as probe:
+        assert probe.file == "" and "there is no bucket 'nowhere'" in probe.error
+    with shared_storage_probe.probe_file(memory_store() / "run") as probe:
+        assert probe.error == "" and epath.Path(probe.file).exists()
     assert MemoryStore.objects == {}
 
 
-SEEN = {"count": 4, "kind": "chip", "slices": [0], "memory": 16.0, "reports_memory": True}
+DEVICES = {"count": 4, "kind": "chip", "slices": [0], "memory": 16.0, "reports_memory": True}
 
 
 @pytest.mark.parametrize(
-    ("wishes", "found"),
+    ("options", "expected"),
     [
         ((None, None, None), (8, 2, 2, 16.0)),
         ((None, 3, None), (12, 3, 1, 16.0)),
@@ -141,28 +141,28 @@ SEEN = {"count": 4, "kind": "chip", "slices": [0], "memory": 16.0, "reports_memo
         (("h100:4x8", 32, None), (32, 32, 4, 60e9)),
     ],
 )
-def test_the_devices_of_a_run(wishes, found):
-    devices = machine.find(*wishes, [SEEN, SEEN | {"slices": [1]}])
-    assert devices[:3] == found[:3] and devices.reports_memory == (wishes[2] is None)
-    assert devices.memory == pytest.approx(found[3], rel=0.1) if found[3] else devices.memory is None
+def test_the_devices_of_a_run(options, expected):
+    devices = machine.resolve_devices(*options, [DEVICES, DEVICES | {"slices": [1]}])
+    assert devices[:3] == expected[:3] and devices.reports_memory == (options[2] is None)
+    assert devices.memory == pytest.approx(expected[3], rel=0.1) if expected[3] else devices.memory is None
 
 
 @pytest.mark.parametrize(
-    ("wishes", "words"),
+    ("options", "words"),
     [
-        ((None, 3, 32), "32 devices do not lie evenly on 3 hosts"),
+        ((None, 3, 32), "32 devices cannot be divided evenly among 3 hosts"),
         ((None, 0, None), "--hosts is 0"),
         (("h100:4x8", None, 32), "give one of them"),
         (("h1000:4x8", None, None), "there is no chip 'h1000'"),
     ],
 )
-def test_numbers_that_contradict_each_other(wishes, words):
+def test_numbers_that_contradict_each_other(options, words):
     with pytest.raises(UserError, match=words):
-        machine.find(*wishes, [SEEN])
+        machine.resolve_devices(*options, [DEVICES])
 
 
 def test_devices_are_counted(monkeypatch):
-    own = machine.seen(None)
+    own = machine.describe_local_devices(None)
     assert own["count"] >= 1 and own["kind"] == "cpu" and own["slices"] == [0] and own["memory"] > 2**20
 
 

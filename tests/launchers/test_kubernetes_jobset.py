@@ -120,7 +120,7 @@ def test_gpu_pods_have_the_flags_of_one_cluster(make_jobset):
     for index in range(4):
         program, command, *words = container_command(jobset, index)
         assert (program, command) == ("bert-jax", "pretrain")
-        config, args = cli._configured(cli.Pretrain, words, "pretrain")
+        config, args = cli._parse_config_command(cli.Pretrain, words, "pretrain")
         info = cluster_detection.detect(args.cluster)
         assert info.coordinator_host == f"{name}-{job['name']}-0-0.{name}" and (
             info.process_index,

@@ -44,7 +44,7 @@ def compile_naive(task: Pretraining, params: Any, rows: Any, accumulation: int) 
 
 def gradients_sent(collectives: list[Collective]) -> int:
     """Bytes that a device sends to sum gradients: 8 per parameter for all-reduce, 4 for reduce-scatter."""
-    return sum(collective.sent for collective in collectives if collective.kind in REDUCTIONS)
+    return sum(collective.bytes_sent for collective in collectives if collective.kind in REDUCTIONS)
 
 
 def table_gathers(collectives: list[Collective], vocab_size: int, width: int) -> list[Collective]:

@@ -5,7 +5,7 @@ collectives of the compiled programs (promise 2). All tests share one training r
 import numpy as np
 import pytest
 
-from bert_jax.planning.hlo import bytes_by_kind, collectives
+from bert_jax.planning.hlo import bytes_by_kind, parse_collectives
 from tests.multi_device.exchanges import gradients_sent, table_gathers
 
 ADAMW = ["one/8", "data8", "data8/8", "fsdp8", "fsdp8/8", "cube", "cube/8"]
@@ -18,7 +18,7 @@ def exchanges(cases, outcome):
     """Collectives by case; "naive ..." are control programs with known mistakes."""
     programs = {name: case["hlo"] for name, case in cases.items()}
     programs |= {f"naive {name}": text for name, text in outcome["controls"].items()}
-    return {name: collectives(text) for name, text in programs.items()}
+    return {name: parse_collectives(text) for name, text in programs.items()}
 
 
 @pytest.fixture
@@ -49,9 +49,9 @@ def test_parameters_really_are_sharded(cases):
 
 def test_programs_differ(cases):
     """Otherwise their agreement would mean nothing."""
-    assert not collectives(cases["one"]["hlo"])
+    assert not parse_collectives(cases["one"]["hlo"])
     for name in ("data8", "fsdp8", "cube"):
-        assert sum(bytes_by_kind(collectives(cases[name]["hlo"])).values()) > 1_000_000
+        assert sum(bytes_by_kind(parse_collectives(cases[name]["hlo"])).values()) > 1_000_000
     assert "known_trip_count" in cases["one/8"]["hlo"]
 
 
@@ -119,7 +119,7 @@ def test_the_embedding_table_is_not_gathered(exchanges, name):
 
 @pytest.mark.parametrize("name", ["fsdp8", f"fsdp8/{ACCUMULATION}"])
 def test_a_split_table_is_gathered_once_per_step(exchanges, name):
-    assert [gather.turns for gather in table_gathers(exchanges[name], VOCAB, WIDTH)] == [1]
+    assert [gather.executions for gather in table_gathers(exchanges[name], VOCAB, WIDTH)] == [1]
 
 
 def test_encode_splits_its_rows_over_all_devices(outcome):

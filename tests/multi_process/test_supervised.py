@@ -49,7 +49,7 @@ def test_sigterm_to_one_stops_both_after_the_same_step(disturbed):
     (first, out, _), (second, other, _) = disturbed["stopped"]
     assert first == second == 75
     assert not other.strip()
-    assert int(out.partition("stopped and saved at update ")[2].split()[0]) < STEPS
+    assert int(out.partition("stopped and saved at step ")[2].split()[0]) < STEPS
 
 
 def test_only_process_0_logs(disturbed):

@@ -1,4 +1,4 @@
-"""A small run and a chip with round figures, to compute by hand what the models say of them."""
+"""A small run and a chip with round figures, for expected values computed by hand."""
 
 import dataclasses
 from typing import Any
@@ -38,6 +38,6 @@ def run(batch: int = 8, seq_len: int = 16, optimizer: str = "adamw", phase: dict
     )
 
 
-def starved(**figures: float) -> Chip:
+def chip_with(**figures: float) -> Chip:
     """The chip with other figures."""
     return dataclasses.replace(CHIP, **figures)

@@ -1,4 +1,4 @@
-"""Every preset's step is lowered for devices that are not there; what it would hold on each of them."""
+"""Lowering of every preset's step for absent devices, and its memory on each of them."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ from bert_jax.data.corpus import Corpus
 from bert_jax.data.cursor import Cursor
 from bert_jax.errors import UserError
 from bert_jax.planning import aot_compile
-from bert_jax.planning.collectives import Collectives
+from bert_jax.planning.collectives import CollectiveBytes
 from bert_jax.planning.hlo import Collective
 from bert_jax.training.sharding import abstract_mesh, unsharded_dimensions
 
@@ -25,12 +25,12 @@ def on(data: int, fsdp: int, tensor: int):
 
 
 def state_bytes(config, mesh) -> int:
-    state = aot_compile.abstract_step_arguments(aot_compile.blank_task(config).at(len(config.phases) - 1), mesh)[0]
+    state = aot_compile.abstract_step_arguments(aot_compile.compile_only_task(config).at(len(config.phases) - 1), mesh)[0]
     return aot_compile.shard_bytes((state.params, state.optimizer))
 
 
 def batch_of(name: str) -> config_lib.Config:
-    """The preset with batches that any small mesh can split; nothing else of it is changed."""
+    """The preset with batches that any small mesh can split; no other setting is changed."""
     config = presets.load_config(name)
     phases = [
         dataclasses.replace(phase, batch_size=64, accumulation=2, start_batch_size=None, ramp_steps=0)
@@ -42,11 +42,11 @@ def batch_of(name: str) -> config_lib.Config:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_lower(name):
-    """The whole step of every phase, as the preset says it, on as many devices as its batch allows up to a pod."""
+    """The step of every phase of the preset, on as many devices as its batch allows, up to 256."""
     config = presets.load_config(name)
     for i, phase in enumerate(config.phases):
         devices = next(n for n in (256, 64, 16, 8, 4, 2, 1) if phase.batch_size_at(0) % n == 0)
-        traced = aot_compile.trace(config, i, abstract_mesh(MeshConfig(), devices), phase.fewest_micro_batches)
+        traced = aot_compile.trace_step(config, i, abstract_mesh(MeshConfig(), devices), phase.fewest_micro_batches)
         for platform in ("cuda", "tpu"):
             text = traced.lower(lowering_platforms=(platform,)).as_text()
             assert f"mhlo.num_partitions = {devices} " in text and "sdy.manual_computation" in text
@@ -57,7 +57,7 @@ def test_presets_lower(name):
 @pytest.mark.parametrize("name", ["bert_tiny", "albert_base", "modern_base"])
 def test_sensible_meshes_lower(name, sizes):
     config, mesh = batch_of(name), on(*sizes)
-    text = aot_compile.trace(config, len(config.phases) - 1, mesh, 2).lower(lowering_platforms=("tpu",)).as_text()
+    text = aot_compile.trace_step(config, len(config.phases) - 1, mesh, 2).lower(lowering_platforms=("tpu",)).as_text()
     for axis, size in zip(("data", "fsdp", "tensor"), sizes, strict=True):
         assert f'"{axis}"={size}' in text
     assert ("stablehlo.all_gather" in text) == (sizes[1] > 1)
@@ -65,8 +65,8 @@ def test_sensible_meshes_lower(name, sizes):
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_fsdp_divides_parameters_and_moments(name):
-    """To within 5 %: norms and biases stay whole. In bert_tiny the 30,522 biases of its vocabulary alone, which 8 does
-    not divide, are 4.8 % of a share.
+    """To within 5 %: norms and biases are replicated. In bert_tiny, the 30,522 vocabulary biases alone, which 8 does
+    not divide, are 4.8 % of a shard.
     """
     config = presets.load_config(name)
     total, share = state_bytes(config, on(1, 1, 1)), state_bytes(config, on(1, 8, 1))
@@ -75,10 +75,10 @@ def test_fsdp_divides_parameters_and_moments(name):
     assert state_bytes(config, on(8, 1, 1)) == total, "the data axis divides nothing"
 
 
-def test_what_an_axis_cannot_divide():
+def test_parameters_that_an_axis_does_not_divide():
     config = presets.load_config("bert_base")
     for sizes, expected in (((1, 8, 1), []), ((1, 1, 2), []), ((2, 1, 4), ["encoder/embeddings/word", "mlm/bias"])):
-        state = aot_compile.abstract_step_arguments(aot_compile.blank_task(config).at(0), on(*sizes))[0]
+        state = aot_compile.abstract_step_arguments(aot_compile.compile_only_task(config).at(0), on(*sizes))[0]
         found = unsharded_dimensions(state.params)
         assert [one.path for one in found] == expected
     word = found[0]
@@ -86,7 +86,7 @@ def test_what_an_axis_cannot_divide():
 
 
 @pytest.mark.parametrize("data", [{}, {"examples_per_row": 1, "format": "full_sentences"}])
-def test_an_abstract_batch_is_a_real_one(tiny_corpus, special_ids, two_phases, data):
+def test_an_abstract_batch_matches_a_real_one(tiny_corpus, special_ids, two_phases, data):
     config = config_lib.replace(two_phases, data=data, objective={"pair": "none"} if data else {})
     stream = TrainingStream([Corpus.open(tiny_corpus)], [1.0], config, special_ids)
     phases = {}
@@ -94,39 +94,41 @@ def test_an_abstract_batch_is_a_real_one(tiny_corpus, special_ids, two_phases, d
         phases.setdefault(config.locate_step(one.next_cursor.step - 1)[0], one.rows)
     assert len(phases) == 2
     for phase, rows in phases.items():
-        _, expected, _ = aot_compile.abstract_step_arguments(aot_compile.blank_task(config).at(phase), on(1, 1, 1))
+        _, expected, _ = aot_compile.abstract_step_arguments(aot_compile.compile_only_task(config).at(phase), on(1, 1, 1))
         assert {k: (v.shape, v.dtype) for k, v in rows.items()} == {k: (v.shape, v.dtype) for k, v in expected.items()}
 
 
-def test_refusals_are_understood():
+def test_out_of_memory_messages_are_parsed():
     early = "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory required for HLO "
     early += "temporaries (24.50G) exceeds available HBM (15.75G). HLO module: jit_train_step."
     late = "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 17.25G of 15.75G hbm. Exceeded by 1.50G."
     small = late.replace("17.25G", "16896M")
     g = 2**30
-    assert aot_compile.refusal(early) == (24.5 * g, 15.75 * g, False)
-    assert aot_compile.refusal(late) == (17.25 * g, 15.75 * g, True)
-    assert aot_compile.refusal(small) == (16.5 * g, 15.75 * g, True)
-    with pytest.raises(ValueError, match="not known"):
-        aot_compile.refusal("RESOURCE_EXHAUSTED: too much")
+    assert aot_compile.parse_out_of_memory(early) == (24.5 * g, 15.75 * g, False)
+    assert aot_compile.parse_out_of_memory(late) == (17.25 * g, 15.75 * g, True)
+    assert aot_compile.parse_out_of_memory(small) == (16.5 * g, 15.75 * g, True)
+    with pytest.raises(ValueError, match="unknown out-of-memory"):
+        aot_compile.parse_out_of_memory("RESOURCE_EXHAUSTED: too much")
 
 
 def test_bytes_by_axis():
-    """Of groups over one axis, and over two; what leaves the slices."""
+    """Groups over one axis, over two axes, and between slices."""
 
-    def exchange(kind, group, turns=1):
-        return Collective(kind, (), 1000, turns, group, "")
+    def collective(kind, group, executions=1):
+        return Collective(kind, (), 1000, executions, group, "")
 
     sizes = Sizes(data=4, fsdp=2, tensor=2, slices=2)  # a slice is 2 x 2 x 2
     found = [
-        exchange("all-reduce", (0, 1), turns=3),
-        exchange("all-gather", (0, 2)),
-        exchange("reduce-scatter", (0, 4)),
-        exchange("all-reduce", (0, 2, 4, 6)),
-        exchange("send", ()),
-        exchange("all-reduce", (5,)),
+        collective("all-reduce", (0, 1), executions=3),
+        collective("all-gather", (0, 2)),
+        collective("reduce-scatter", (0, 4)),
+        collective("all-reduce", (0, 2, 4, 6)),
+        collective("send", ()),
+        collective("all-reduce", (5,)),
     ]
-    assert aot_compile.by_axis(found, sizes) == Collectives(data=500 + 1500, fsdp=500, tensor=3000, network=1000)
+    assert aot_compile.bytes_by_axis(found, sizes) == CollectiveBytes(
+        data=500 + 1500, fsdp=500, tensor=3000, network=1000
+    )
 
 
 def test_meshes_over_slices():
@@ -136,7 +138,7 @@ def test_meshes_over_slices():
         abstract_mesh(MeshConfig(2, 16, 1), 32, slices=4)
 
 
-def test_the_cache_of_programs_is_left_as_it_was():
+def test_the_compilation_cache_setting_is_restored():
     before = jax.config.jax_enable_compilation_cache
     with aot_compile._no_cache():
         assert not jax.config.jax_enable_compilation_cache

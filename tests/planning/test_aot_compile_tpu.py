@@ -1,4 +1,4 @@
-"""Programs that libtpu compiles for TPUs that are not there: what they hold, send, and say when they do not fit."""
+"""Programs that libtpu compiles for absent TPUs: memory, collectives, and the error of those that do not fit."""
 
 import dataclasses
 import importlib.util
@@ -25,7 +25,7 @@ TABLE = 30522, 128
 
 @pytest.fixture(scope="module")
 def topology():
-    return topologies.find("v5e:2x4")
+    return topologies.parse_topology("v5e:2x4")
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def config():
 
 @pytest.fixture(scope="module")
 def programs(config, topology):
-    """By mesh and accumulation."""
+    """Compiled steps by mesh and accumulation."""
     cases = [((8, 1, 1), 1), ((8, 1, 1), ACCUMULATION), ((1, 8, 1), ACCUMULATION), ((2, 2, 2), 1)]
     return {
         (sizes, count): aot_compile.compile_step(config, 0, topology.mesh(MeshConfig(*sizes)), count)
@@ -45,28 +45,28 @@ def programs(config, topology):
 
 @pytest.fixture(scope="module")
 def parameters(config, topology):
-    state = aot_compile.abstract_step_arguments(aot_compile.blank_task(config).at(0), topology.mesh(MeshConfig()))[0]
+    state = aot_compile.abstract_step_arguments(aot_compile.compile_only_task(config).at(0), topology.mesh(MeshConfig()))[0]
     return sum(leaf.size for leaf in jax.tree.leaves(state.params))
 
 
 @pytest.fixture(scope="module")
 def naive(config, topology):
-    """Exchanges of the programs in which mistakes must be found."""
+    """Collectives of naive programs, in which the checks must fail."""
 
-    def exchanges(data: int, fsdp: int):
+    def collectives(data: int, fsdp: int):
         mesh = topology.mesh(MeshConfig(data, fsdp, 1))
-        state, rows, _ = aot_compile.abstract_step_arguments(aot_compile.blank_task(config).at(0), mesh)
+        state, rows, _ = aot_compile.abstract_step_arguments(aot_compile.compile_only_task(config).at(0), mesh)
         with aot_compile._no_cache():
-            program = compile_naive(aot_compile.blank_task(config).at(0), state.params, rows, ACCUMULATION)
-        return hlo.collectives(program.as_text())
+            program = compile_naive(aot_compile.compile_only_task(config).at(0), state.params, rows, ACCUMULATION)
+        return hlo.parse_collectives(program.as_text())
 
-    return {"data": exchanges(8, 1), "fsdp": exchanges(1, 8)}
+    return {"data": collectives(8, 1), "fsdp": collectives(1, 8)}
 
 
 def test_gradients_cross_devices_once(programs, naive, parameters):
-    """All-reduced 4 bytes per parameter, which pass twice, or scattered; whatever the accumulation."""
+    """By an all-reduce of 4 bytes per parameter, sent twice, or a reduce-scatter; for any accumulation."""
     for case, program in programs.items():
-        tensor = case[0][2]  # each of its devices reduces its part, and activations
+        tensor = case[0][2]  # each device of the axis reduces its part of the gradients, and activations
         assert gradients_sent(program.collectives) <= 1.05 * 8 * parameters, case
         assert gradients_sent(program.collectives) >= 0.5 * 8 * parameters / tensor, case
     once, often = (gradients_sent(programs[(8, 1, 1), count].collectives) for count in (1, ACCUMULATION))
@@ -78,52 +78,52 @@ def test_the_embedding_table_is_not_gathered(programs, naive):
     for case in (((8, 1, 1), 1), ((8, 1, 1), ACCUMULATION), ((2, 2, 2), 1)):
         assert not table_gathers(programs[case].collectives, *TABLE), case
     (gathered,) = table_gathers(programs[(1, 8, 1), ACCUMULATION].collectives, *TABLE)
-    assert gathered.turns == 1, "split over fsdp, it is gathered once per update"
+    assert gathered.executions == 1, "split over fsdp, it is gathered once per step"
     assert table_gathers(naive["fsdp"], *TABLE), "the control has nothing to find"
 
 
 def test_memory_is_divided(programs, parameters):
-    whole, split = (programs[case].arguments for case in (((8, 1, 1), ACCUMULATION), ((1, 8, 1), ACCUMULATION)))
+    whole, split = (programs[case].argument_bytes for case in (((8, 1, 1), ACCUMULATION), ((1, 8, 1), ACCUMULATION)))
     assert 12 * parameters <= whole <= 1.05 * 12 * parameters
-    assert whole / 8 <= split <= 1.15 * whole / 8, "tiles of 8 x 128 are filled up"
+    assert whole / 8 <= split <= 1.15 * whole / 8, "arrays are padded to tiles of 8 x 128"
     for program in programs.values():
-        assert program.arguments + program.temporaries + program.code <= program.total
+        assert program.argument_bytes + program.temporary_bytes + program.code_bytes <= program.total_bytes
 
 
 def test_slices(config):
-    """Two of four chips each: what leaves them is named, and is no more than the gradients."""
-    topology = topologies.find("2xv5e:2x2")
+    """Two slices of four chips: transfers between them are found, and are at most the gradients."""
+    topology = topologies.parse_topology("2xv5e:2x2")
     mesh = topology.mesh(MeshConfig())
     assert [device.slice_index for device in mesh.devices.flat] == [0] * 4 + [1] * 4
     program = aot_compile.compile_step(config, 0, mesh, 1)
     parameters = aot_compile.shard_bytes(
-        aot_compile.abstract_step_arguments(aot_compile.blank_task(config).at(0), mesh)[0].params
+        aot_compile.abstract_step_arguments(aot_compile.compile_only_task(config).at(0), mesh)[0].params
     )
     assert 0.1 * parameters < hlo.bytes_by_kind(program.collectives)[hlo.BETWEEN_SLICES] <= 1.05 * parameters
 
 
-def test_what_does_not_fit():
+def test_programs_that_do_not_fit():
     base = presets.load_config("bert_base")
-    refused = aot_compile.compile_step(base, 0, topologies.find("v5e:1x1").mesh(MeshConfig()), 1)
-    assert isinstance(refused, aot_compile.Refusal)
-    assert refused.available == 15.75 * GIB and refused.needed > 20 * GIB
+    refused = aot_compile.compile_step(base, 0, topologies.parse_topology("v5e:1x1").mesh(MeshConfig()), 1)
+    assert isinstance(refused, aot_compile.OutOfMemory)
+    assert refused.available_bytes == 15.75 * GIB and refused.needed_bytes > 20 * GIB
 
 
 @pytest.mark.parametrize(("topology", "phase"), [("v5e:4x4", 0), ("v5e:4x4", 1), ("v6e:4x4", 1)])
 def test_bert_large(topology, phase):
-    """16 rows on each chip, of 512 tokens too, fit with room to spare; the program is that of a pod on fewer chips."""
+    """16 rows per chip fit, also of 512 tokens; a pod has the same program per chip."""
     large = config_lib.replace(presets.load_config("bert_large"), model={"remat": "full"})
     phases = tuple(dataclasses.replace(one, batch_size=256) for one in large.phases)
     large = dataclasses.replace(large, phases=phases)
-    chips = topologies.find(topology)
+    chips = topologies.parse_topology(topology)
     program = aot_compile.compile_step(large, phase, chips.mesh(MeshConfig()), 1)
-    assert isinstance(program, aot_compile.Program) and program.total <= 0.95 * chips.chip.memory
+    assert isinstance(program, aot_compile.CompiledStepStats) and program.total_bytes <= 0.95 * chips.chip.memory
     assert gradients_sent(program.collectives) <= 1.05 * 8 * 336_226_108
 
 
 @pytest.mark.parametrize("name", ["v3:2x2", "v4:2x2x1", "v5p:2x2x1", "v6e:2x2"])
 def test_devices_of_topologies(name):
-    found = topologies.find(name)
+    found = topologies.parse_topology(name)
     assert (found.count, found.chips) == ((8, 4) if name.startswith("v3") else (4, 4))
     assert found.chip.name == name.split(":")[0]
     assert found.mesh(MeshConfig()).devices.shape == (found.count, 1, 1)
@@ -133,5 +133,5 @@ def test_shapes_that_libtpu_refuses():
     command = [sys.executable, "-m", "bert_jax", "plan", "bert_tiny", "--topology", "v6e:3x3"]
     process = subprocess.run(command, capture_output=True, text=True)
     assert process.returncode == 2 and not process.stdout
-    assert process.stderr.startswith("error: --topology v6e:3x3: libtpu has no such shape")
+    assert process.stderr.startswith("error: --topology v6e:3x3: libtpu does not support this shape")
     assert process.stderr.count("\n") == 1

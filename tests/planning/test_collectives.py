@@ -1,4 +1,4 @@
-"""Bytes that devices send, and links that carry them, against sums done by hand."""
+"""Bytes that devices send, and their time on links, against sums computed by hand."""
 
 import dataclasses
 
@@ -6,9 +6,9 @@ import pytest
 
 from bert_jax.chips import CHIPS, Sizes
 from bert_jax.errors import UserError
-from bert_jax.planning.collectives import Collectives, axis_bandwidth, expected_collectives, link_seconds
+from bert_jax.planning.collectives import CollectiveBytes, axis_bandwidth, expected_collectives, link_seconds
 from bert_jax.planning.workload import workload
-from tests.planning.machines import CHIP, run, starved
+from tests.planning.machines import CHIP, chip_with, run
 
 EMBEDDINGS = 96 * 8 + 64 * 8 + 2 * 8 + 16
 LAYER = (8 * 24 + 24) + (8 * 8 + 8) + (8 * 16 + 16) + (16 * 8 + 8) + 32
@@ -36,7 +36,7 @@ def test_one_device_sends_nothing():
 
 
 def test_data_parallel_gradients_are_reduced_once():
-    """Whatever the accumulation: 2 (n - 1) / n of 4 bytes per parameter."""
+    """For any accumulation: 2 (n - 1) / n of 4 bytes per parameter."""
     for accumulation in (1, 2):
         work = workload(run(), 0, Sizes(data=4), accumulation)
         assert expected_collectives(work) == (pytest.approx(2 * 3 / 4 * 4 * TOTAL), 0, 0, 0)
@@ -49,7 +49,7 @@ def test_fsdp_gathers_and_scatters():
     assert sent.data == pytest.approx(2 * 1 / 2 * 4 * (split / 4 + COPIED))
 
 
-def test_slices_send_what_is_left_after_scattering():
+def test_slices_send_their_part_after_the_reduce_scatter():
     sent = expected_collectives(workload(run(), 0, Sizes(data=8, slices=2), 1))
     assert sent.data == pytest.approx(2 * 3 / 4 * 4 * TOTAL)
     assert sent.network == pytest.approx(2 * 1 / 2 * 4 * TOTAL / 4)
@@ -58,7 +58,7 @@ def test_slices_send_what_is_left_after_scattering():
 @pytest.mark.parametrize(("remat", "times"), [("none", 4), ("dots", 4), ("full", 6)])
 def test_tensor_reduces_activations_in_every_layer_and_micro_batch(remat, times):
     work = workload(run(remat=remat, vocab_size=97), 0, Sizes(tensor=2), 2)
-    # 97 words cannot be split, so the table's rows need not be summed up.
+    # 97 words cannot be split, so the table needs no all-reduce.
     layers = times * 2 * (4 * 16) * 8 * 2
     assert expected_collectives(work).tensor == pytest.approx(2 * 1 / 2 * layers * 2)
     split_table = expected_collectives(workload(run(remat=remat), 0, Sizes(tensor=2), 2)).tensor
@@ -76,13 +76,13 @@ def test_links_of_a_torus():
 
 
 def test_a_switch_gives_every_axis_the_same():
-    switched = starved(torus_dimensions=0)
+    switched = chip_with(torus_dimensions=0)
     assert axis_bandwidth(switched, 2, 8) == axis_bandwidth(switched, 8, 8) == 1e9
 
 
 def test_seconds_on_links():
     sizes = Sizes(data=8, fsdp=4, slices=2)
-    seconds = link_seconds(Collectives(data=4e9, fsdp=6e9, tensor=0, network=2e8), sizes, CHIP)
+    seconds = link_seconds(CollectiveBytes(data=4e9, fsdp=6e9, tensor=0, network=2e8), sizes, CHIP)
     assert seconds == {"data": 2.0, "fsdp": 3.0, "tensor": 0.0, "network": 2.0}
 
 
@@ -95,7 +95,7 @@ def test_seconds_on_links():
         (Sizes(data=2, slices=4), 1, "mesh.data 2 does not span 4 slices"),
     ],
 )
-def test_what_cannot_be_divided_is_refused(sizes, accumulation, message):
+def test_indivisible_batches_and_meshes_are_refused(sizes, accumulation, message):
     with pytest.raises(UserError, match=message):
         workload(run(), 0, sizes, accumulation)
 

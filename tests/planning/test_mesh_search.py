@@ -1,4 +1,4 @@
-"""The search with fakes in the compiler's place: what it compiles, in which order, and why the others fell."""
+"""The search with a fake compiler: what it compiles, in which order, and the reasons of the other outcomes."""
 
 import itertools
 
@@ -7,27 +7,27 @@ import pytest
 from bert_jax.chips import Sizes
 from bert_jax.errors import UserError
 from bert_jax.planning import mesh_rating as module
-from bert_jax.planning.memory_model import estimate
-from bert_jax.planning.mesh_rating import MARGIN, MOST_COMPILED, STEP_DOWN, Candidate, candidates, search
+from bert_jax.planning.memory_model import estimate_memory
+from bert_jax.planning.mesh_rating import MARGIN, MAX_COMPILED, RETRY_FACTOR, Candidate, candidates, search_phase
 from bert_jax.planning.roofline import predict
-from tests.planning.machines import CHIP, run, starved
+from tests.planning.machines import CHIP, chip_with, run
 
 CONFIG = run(batch=64)
 
 
 class Compiler:
-    """Says of every candidate what it needs by a function, and remembers what it was asked."""
+    """Returns the bytes of every candidate by a function, and records the calls."""
 
-    def __init__(self, needs):
-        self.needs, self.asked = needs, []
+    def __init__(self, needed_bytes):
+        self.needed_bytes, self.compiled = needed_bytes, []
 
     def __call__(self, candidate: Candidate) -> int:
-        self.asked.append(candidate)
-        return self.needs(candidate)
+        self.compiled.append(candidate)
+        return self.needed_bytes(candidate)
 
 
 def memory(candidate: Candidate) -> int:
-    return sum(estimate(candidate.config(CONFIG), 0, candidate.sizes, candidate.accumulation).values())
+    return sum(estimate_memory(candidate.config(CONFIG), 0, candidate.sizes, candidate.accumulation).values())
 
 
 def seconds(candidate: Candidate) -> float:
@@ -57,7 +57,7 @@ def test_slices_divide_the_data_axis():
     }
 
 
-def test_what_a_mesh_cannot_divide_is_no_candidate():
+def test_meshes_that_do_not_divide_are_not_candidates():
     """15 feed-forward units over 2 devices; 5 devices on the data axis over 2 slices."""
     odd = run(batch=64, intermediate_size=15)
     assert {c.sizes.tensor for c in candidates(odd, 0, 8, 1)} == {1}
@@ -66,66 +66,66 @@ def test_what_a_mesh_cannot_divide_is_no_candidate():
 
 def test_the_fastest_that_fits_is_chosen_after_one_compilation():
     compiler = Compiler(memory)
-    found = search(CONFIG, 0, 8, 1, CHIP, compiler)
+    result = search_phase(CONFIG, 0, 8, 1, CHIP, compiler)
     every = list(candidates(CONFIG, 0, 8, 1))
-    assert len(compiler.asked) == 1 and len(found.looked) == len(every)
-    assert found.chosen.candidate == compiler.asked[0]
-    assert found.chosen.step_seconds == min(map(seconds, every))
-    assert found.chosen.compiled == memory(found.chosen.candidate)
-    times = [one.step_seconds for one in found.looked]
+    assert len(compiler.compiled) == 1 and len(result.rated) == len(every)
+    assert result.chosen.candidate == compiler.compiled[0]
+    assert result.chosen.step_seconds == min(map(seconds, every))
+    assert result.chosen.compiled == memory(result.chosen.candidate)
+    times = [one.step_seconds for one in result.rated]
     assert times == sorted(times)
-    assert {one.outcome for one in found.looked} == {"chosen", "slower"}
-    assert all("than the chosen one" in one.reason for one in found.looked if one.outcome == "slower")
+    assert {one.outcome for one in result.rated} == {"chosen", "slower"}
+    assert all("than the chosen candidate" in one.reason for one in result.rated if one.outcome == "slower")
 
 
-def test_what_cannot_fit_is_not_compiled():
+def test_too_large_candidates_are_not_compiled():
     every = list(candidates(CONFIG, 0, 8, 1))
     limit = sorted(map(memory, every))[len(every) // 4]
     compiler = Compiler(memory)
-    found = search(CONFIG, 0, 8, 1, starved(memory=limit), compiler)
-    assert all(memory(candidate) <= limit * (1 + MARGIN) for candidate in compiler.asked)
-    fallen = [one for one in found.looked if one.outcome == "too large"]
-    assert fallen and all("estimated" in one.reason and one.compiled is None for one in fallen)
-    assert found.chosen.compiled <= limit
+    result = search_phase(CONFIG, 0, 8, 1, chip_with(memory=limit), compiler)
+    assert all(memory(candidate) <= limit * (1 + MARGIN) for candidate in compiler.compiled)
+    too_large = [one for one in result.rated if one.outcome == "too large"]
+    assert too_large and all("estimated" in one.reason and one.compiled is None for one in too_large)
+    assert result.chosen.compiled <= limit
 
 
 def test_at_most_six_are_compiled():
     compiler = Compiler(refuse)
-    found = search(CONFIG, 0, 8, 1, CHIP, compiler)
-    assert len(compiler.asked) == MOST_COMPILED == 6
-    assert found.chosen is None
-    outcomes = [one.outcome for one in found.looked]
+    result = search_phase(CONFIG, 0, 8, 1, CHIP, compiler)
+    assert len(compiler.compiled) == MAX_COMPILED == 6
+    assert result.chosen is None
+    outcomes = [one.outcome for one in result.rated]
     assert outcomes.count("did not fit") == 6
-    assert all(one.reason == "needs 20.0 GiB of 15.8" for one in found.looked if one.outcome == "did not fit")
-    assert all("6 others were" in one.reason for one in found.looked if one.outcome == "not compiled")
+    assert all(one.reason == "needs 20.0 GiB of 15.8" for one in result.rated if one.outcome == "did not fit")
+    assert all("6 others were compiled" in one.reason for one in result.rated if one.outcome == "not compiled")
 
 
 def test_after_one_that_did_not_fit_smaller_ones_are_tried():
     compiler = Compiler(refuse)
-    search(CONFIG, 0, 8, 1, CHIP, compiler)
-    sizes = [memory(candidate) for candidate in compiler.asked]
-    assert all(after <= before * STEP_DOWN for before, after in itertools.pairwise(sizes))
+    search_phase(CONFIG, 0, 8, 1, CHIP, compiler)
+    sizes = [memory(candidate) for candidate in compiler.compiled]
+    assert all(after <= before * RETRY_FACTOR for before, after in itertools.pairwise(sizes))
 
 
 def test_a_program_larger_than_the_chip_does_not_fit_even_if_it_compiles():
-    first = search(CONFIG, 0, 8, 1, CHIP, Compiler(memory)).chosen.candidate
+    first = search_phase(CONFIG, 0, 8, 1, CHIP, Compiler(memory)).chosen.candidate
     compiler = Compiler(lambda c: int(CHIP.memory) + 1 if c == first else memory(c))
-    found = search(CONFIG, 0, 8, 1, CHIP, compiler)
-    assert found.chosen.candidate != first and len(compiler.asked) == 2
-    assert found.looked[0].outcome == "did not fit" and "compiled: 0.9 GiB of 0.9" in found.looked[0].reason
+    result = search_phase(CONFIG, 0, 8, 1, CHIP, compiler)
+    assert result.chosen.candidate != first and len(compiler.compiled) == 2
+    assert result.rated[0].outcome == "did not fit" and "compiled: 0.9 GiB of 0.9" in result.rated[0].reason
 
 
 def test_remat_only_where_memory_is_short(monkeypatch):
-    """Recomputing costs time, so plenty of memory chooses none; the policy of the config itself does not count."""
-    found = search(run(batch=64, remat="full"), 0, 1, 1, CHIP, Compiler(lambda c: 0))
-    assert found.chosen.candidate.remat == "none"
+    """Remat costs time, so "none" is chosen if memory suffices; the policy of the config has no effect."""
+    result = search_phase(run(batch=64, remat="full"), 0, 1, 1, CHIP, Compiler(lambda c: 0))
+    assert result.chosen.candidate.remat == "none"
     # In micro-batches of one row, only full recomputation remains.
     small = min(map(memory, candidates(CONFIG, 0, 1, 1)))
     monkeypatch.setattr(module, "MARGIN", 0.0)
-    found = search(CONFIG, 0, 1, 1, starved(memory=small), Compiler(memory))
-    assert found.chosen.candidate.remat == "full"
+    result = search_phase(CONFIG, 0, 1, 1, chip_with(memory=small), Compiler(memory))
+    assert result.chosen.candidate.remat == "full"
 
 
 def test_a_batch_that_cannot_be_split_is_refused():
     with pytest.raises(UserError, match="cannot be split over 8 device"):
-        search(run(batch=3), 0, 8, 1, CHIP, Compiler(memory))
+        search_phase(run(batch=3), 0, 8, 1, CHIP, Compiler(memory))

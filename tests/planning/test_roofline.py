@@ -1,4 +1,4 @@
-"""Each term of the roofline against a sum done by hand; what bounds a step; limits that no model may cross."""
+"""Each term of the roofline against a sum computed by hand; bottlenecks of a step; limits of the model."""
 
 import dataclasses
 
@@ -8,11 +8,11 @@ from bert_jax.chips import CHIPS, Sizes, slices_for
 from bert_jax.config.presets import load_config
 from bert_jax.objectives.masking import Vocabulary
 from bert_jax.planning import roofline
-from bert_jax.planning.collectives import Collectives
+from bert_jax.planning.collectives import CollectiveBytes
 from bert_jax.planning.roofline import parameter_bytes, predict, program_flops
 from bert_jax.planning.workload import workload
 from bert_jax.training.pretraining_task import Pretraining
-from tests.planning.machines import CHIP, run, starved
+from tests.planning.machines import CHIP, chip_with, run
 from tests.planning.test_collectives import TOTAL
 
 TOKENS = 8 * 16
@@ -30,7 +30,7 @@ def test_matmul_flops(remat, again):
     assert predict(run(remat=remat), 0, Sizes(), 1, CHIP).seconds["matmul"] == pytest.approx(expected / (1e12 * 0.5))
 
 
-def test_program_needs_what_the_model_needs():
+def test_program_flops_equal_model_flops():
     """Without remat and packing, the FLOPs of the program are those of MFU."""
     config = run()
     assert program_flops(workload(config, 0, Sizes(), 1)) == predict(config, 0, Sizes(), 1, CHIP).flops
@@ -43,7 +43,7 @@ def test_flops_are_those_of_the_task():
         assert flops == Pretraining(config, Vocabulary(config.model.vocab_size, 103, ())).step_flops(step)
 
 
-def test_float32_is_slower_where_the_chip_says_so():
+def test_float32_is_slower_on_chips_with_less_float32_peak():
     one, other = (predict(run(compute_dtype=t), 0, Sizes(), 1, CHIP).seconds for t in ("bfloat16", "float32"))
     assert other["matmul"] == pytest.approx(2 * one["matmul"])
     assert other["hidden"] == pytest.approx(2 * one["hidden"])
@@ -57,8 +57,8 @@ def test_elementwise_traffic():
     assert predict(run(attention="cudnn", attention_dropout=0.0), 0, Sizes(), 1, CHIP).seconds["scores"] == 0
 
 
-def test_dropout_costs_its_hash_where_operations_are_dear():
-    slow = starved(vector_ops=1e6)
+def test_dropout_costs_its_hash_where_vector_operations_are_slow():
+    slow = chip_with(vector_ops=1e6)
     without = predict(run(hidden_dropout=0.0, attention_dropout=0.0), 0, Sizes(), 1, slow).seconds
     with_it = predict(run(), 0, Sizes(), 1, slow).seconds
     scores, hidden = 2 * 8 * 2 * 16 * 16, 2 * TOKENS * 8
@@ -77,10 +77,10 @@ def test_parameter_traffic(optimizer, update):
     assert parameter_bytes(split, optimizer) == 12 * TOTAL + update * split.parameters.owned
 
 
-def test_compiled_bytes_take_the_place_of_expected_ones():
+def test_compiled_bytes_replace_expected_ones():
     sizes = Sizes(data=4)
     expected = predict(run(), 0, sizes, 1, CHIP)
-    given = predict(run(), 0, sizes, 1, CHIP, Collectives(data=3 * expected.collectives.data))
+    given = predict(run(), 0, sizes, 1, CHIP, CollectiveBytes(data=3 * expected.collectives.data))
     assert given.seconds["data"] == pytest.approx(3 * expected.seconds["data"])
     assert {k: v for k, v in given.seconds.items() if k != "data"} == {
         k: v for k, v in expected.seconds.items() if k != "data"
@@ -106,7 +106,7 @@ def test_step_is_the_sum_and_mfu_follows():
     ],
 )
 def test_a_starved_chip_names_its_bound(figures, bound):
-    prediction = predict(run(), 0, Sizes(data=8, slices=2), 1, starved(**figures))
+    prediction = predict(run(), 0, Sizes(data=8, slices=2), 1, chip_with(**figures))
     assert prediction.bound == bound
     assert prediction.share(bound) > 0.9
 

@@ -1,4 +1,4 @@
-"""`bert-jax schedule`: counts against sums over single updates, the three outputs against each other."""
+"""`bert-jax schedule`: counts against sums over single steps, the three outputs against each other."""
 
 import json
 import subprocess
@@ -37,7 +37,7 @@ CONFIG = Config(
 
 @pytest.mark.parametrize("start", [None, 1, 2, 3, 8, 24])
 @pytest.mark.parametrize("ramp", [1, 7, 24, 100])
-def test_rows_are_those_of_single_updates(start, ramp):
+def test_rows_are_those_of_single_steps(start, ramp):
     ramped = {} if start is None else {"start_batch_size": start, "ramp_steps": ramp}
     phase = Phase(steps=60, batch_size=24, accumulation=24, **ramped)
     sizes = [phase.batch_size_at(step) for step in range(phase.steps)]
@@ -47,22 +47,22 @@ def test_rows_are_those_of_single_updates(start, ramp):
 
 
 def test_values():
-    found = schedule.describe(CONFIG)
+    found = schedule.to_dict(CONFIG)
     rows = sum(CONFIG.phases[0].batch_size_at(step) for step in range(100))
     assert rows < 100 * 48
     assert [phase["tokens"] for phase in found["phases"]] == [rows * 32, 40 * 8 * 64]
-    assert found["tokens"] == rows * 32 + 40 * 8 * 64 and found["updates"] == 140
-    assert [(p["first_update"], p["end_update"]) for p in found["phases"]] == [(0, 100), (100, 140)]
+    assert found["tokens"] == rows * 32 + 40 * 8 * 64 and found["steps"] == 140
+    assert [(p["first_step"], p["end_step"]) for p in found["phases"]] == [(0, 100), (100, 140)]
     assert [(p["num_layers"], p["frozen"], p["hours"]) for p in found["phases"]] == [
         (3, ["encoder/embeddings/.*"], None),
         (12, [], 2),
     ]
-    table = {row["update"]: row for row in found["table"]}
+    table = {row["step"]: row for row in found["table"]}
     assert 15 <= len(table) <= 25 and list(table) == sorted(table)
-    assert {0, 20, 60, 100, 139} <= table.keys(), "where a phase, its full rate and its decay begin; the last update"
+    assert {0, 20, 60, 100, 139} <= table.keys(), "where a phase, its full rate and its decay begin; the last step"
     assert table[0]["tokens"] == 16 * 32 and table[0]["learning_rate"] == 0 and table[0]["batch_size"] == 16
     assert table[100] == {
-        "update": 100,
+        "step": 100,
         "phase": 1,
         "seq_len": 64,
         "batch_size": 8,
@@ -75,23 +75,23 @@ def test_values():
 
 
 def test_text():
-    text = "\n".join(schedule.lines(schedule.describe(CONFIG)))
+    text = "\n".join(schedule.format_lines(schedule.to_dict(CONFIG)))
     first, second, table = text.split("\n\n")[1:]
     for words in (
-        "updates 0 to 99",
-        "48 rows, accumulation 3; reached after 10 updates in steps of 16 rows",
+        "steps 0 to 99",
+        "48 rows, accumulation 3; reached after 10 steps, in increments of 16 rows",
         "frozen     encoder/embeddings/.*",
-        "peak 0.5 after 20 updates of warmup; polynomial decay of power 1 from its update 60 to 0",
+        "peak 0.5 after 20 warmup steps; polynomial decay of power 1 from its step 60 to 0",
     ):
         assert words in first
-    assert "hours" not in first and "2 hours; the update count is what the clock allows: 40 at most" in second
+    assert "hours" not in first and "2 hours; time decides the number of steps, at most 40" in second
     bars = {line.split()[0]: line.count("#") for line in table.splitlines()[1:]}
     assert bars["0"] == 0 and bars["20"] == bars["60"] == 24 and bars["100"] == 12
 
 
 def test_a_rate_of_zero_has_no_bar():
     config = Config(name="still", phases=(Phase(steps=5, learning_rate=0.0, warmup_steps=0),))
-    assert "#" not in "\n".join(schedule.lines(schedule.describe(config)))
+    assert "#" not in "\n".join(schedule.format_lines(schedule.to_dict(config)))
 
 
 def test_command(tmp_path, capsys):
@@ -102,8 +102,8 @@ def test_command(tmp_path, capsys):
     text = capsys.readouterr().out
     assert cli.main([*flags, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert text.splitlines() == list(schedule.lines(found))
-    assert found["updates"] == 900_007 and found["phases"][0]["learning_rate"] == 0.125
+    assert text.splitlines() == list(schedule.format_lines(found))
+    assert found["steps"] == 900_007 and found["phases"][0]["learning_rate"] == 0.125
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
@@ -127,6 +127,6 @@ def test_it_needs_no_jax():
 
 @pytest.mark.parametrize("name", sorted(presets.preset_files()))
 def test_every_preset(name):
-    found = schedule.describe(presets.load_config(name))
+    found = schedule.to_dict(presets.load_config(name))
     assert found["table"][-1]["tokens"] == found["tokens"]
-    assert all(len(line) <= 140 for line in schedule.lines(found))
+    assert all(len(line) <= 140 for line in schedule.format_lines(found))

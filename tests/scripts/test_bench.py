@@ -1,4 +1,4 @@
-"""bench.py: what it measures and prints, what it imports, how it keeps to its budget. Nothing is timed."""
+"""bench.py: report, output, imports and time budget. Nothing is timed."""
 
 import importlib.util
 import json
@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "benchmarks" / "bench.py"
 
-# Whatever else the package needs, a machine that is only lent for an hour need not install it.
+# bench.py must run without the other requirements of the package, e.g. on a machine rented for an hour.
 WITH_BLOCKED_IMPORTS = """
 import runpy, sys
 
@@ -59,15 +59,15 @@ def test_measures_with_nothing_but_jax_flax_optax_numpy(tmp_path):
     assert report["ceilings"]["bfloat16"]["median"] > 0
     assert report["ceilings"]["copy"]["median"] > 0
 
-    ours, refused = report["results"]
-    assert ours["status"] == "measured" and len(ours["samples"]) == 2
-    step = ours["step_seconds"]
+    measured, refused = report["results"]
+    assert measured["status"] == "measured" and len(measured["samples"]) == 2
+    step = measured["step_seconds"]
     assert 0 < step["min"] <= step["median"] <= step["max"]
-    assert ours["tokens_per_s"] == pytest.approx(32 / step["median"])
+    assert measured["tokens_per_s"] == pytest.approx(32 / step["median"])
     ceiling = report["ceilings"]["float32"]["median"]
-    assert ours["mfu"] == pytest.approx(ours["model_flops"] / step["median"] / ceiling)
-    # Random weights know nothing: the loss of a uniform guess is ln 30522 = 10.33.
-    assert ours["loss"] == pytest.approx(10.33, abs=0.3)
+    assert measured["mfu"] == pytest.approx(measured["model_flops"] / step["median"] / ceiling)
+    # With random weights, the loss is that of a uniform prediction, ln 30522 = 10.33.
+    assert measured["loss"] == pytest.approx(10.33, abs=0.3)
     assert refused["status"] == "unsupported" and "dropout" in refused["detail"]
 
     assert "bert_tiny, sequence length 16" in done.stdout
@@ -107,7 +107,7 @@ class Clock:
 
 
 class Step(SimpleNamespace):
-    """Costs what it is told to, on an injected clock."""
+    """A fake step with a given cost on a fake clock."""
 
     compile_seconds = memory_bytes = None
 
@@ -131,12 +131,12 @@ def test_budget_is_kept_and_first_cases_come_first(bench, seconds):
         clock.now += 8.0
         return Step(clock=clock, cost=1.0)
 
-    rows, patience = [], {}
+    rows, slowest_builds = [], {}
     for group in groups:
-        fresh = [bench.Row(case) for case in group]
-        rows += fresh
-        bench.measure_group(fresh, build, budget, 4, patience)
-    # Only the very first build cannot be foreseen.
+        group_rows = [bench.Row(case) for case in group]
+        rows += group_rows
+        bench.measure_group(group_rows, build, budget, 4, slowest_builds)
+    # Only the duration of the first build is unknown.
     assert clock.now <= max(seconds, slowest)
     statuses = [row.status for row in rows]
     assert statuses == sorted(statuses), "a later case was measured although an earlier one was not"
@@ -162,7 +162,7 @@ def test_rounds_interleave_the_cases_of_a_group(bench):
     assert order == [1, 1, 2, 2, 3, 3, 1, 2, 3, 1, 2, 3]
 
 
-def test_a_case_that_breaks_is_a_row(bench):
+def test_a_failing_case_is_a_row(bench):
     clock = Clock()
     errors = {
         1: RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes"),
@@ -193,7 +193,7 @@ def test_each_set_of_shapes_gets_both_variants_of_the_peer_once(bench):
     ]
 
 
-def test_default_cases_ask_for_nothing_that_is_refused(bench):
+def test_default_cases_are_supported(bench):
     for platform in ("cpu", "gpu", "tpu"):
         cases = bench.default_cases(platform, bench.parse([]))
         assert cases

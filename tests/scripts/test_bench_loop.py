@@ -21,23 +21,23 @@ def bench_loop():
     return module
 
 
-def check_comparison(compared, name, yardsticks, rounds):
-    """Windows of the yardsticks stand around those of the thing."""
+def check_comparison(compared, name, baselines, rounds):
+    """The baselines have one window more than the measured side."""
     samples = compared["samples"]
-    assert set(samples) == set(compared["medians"]) == {name, *yardsticks}
+    assert set(samples) == set(compared["medians"]) == {name, *baselines}
     for side, kinds in samples.items():
         assert set(kinds) == KINDS
         assert all(len(windows) == rounds + (side != name) for windows in kinds.values())
         assert all(seconds > 0 for seconds in kinds["seconds"])
-    assert set(compared["overhead"]) == set(yardsticks)
+    assert set(compared["overhead"]) == set(baselines)
     assert all(set(kinds) == KINDS for kinds in compared["overhead"].values())
 
 
-def test_hooks_runs_the_real_loop_and_the_same_program_bare(bench_loop, tmp_path, capsys, monkeypatch):
+def test_hooks_runs_the_loop_and_the_same_program_bare(bench_loop, tmp_path, capsys, monkeypatch):
     made, calls, steps, events = [], [], [], []
     train = bench_loop.loop.train
 
-    class Counted(bench_loop.Update):
+    class Counted(bench_loop.CompiledStep):
         def __init__(self, config):
             super().__init__(config)
             made.append(self)
@@ -52,12 +52,12 @@ def test_hooks_runs_the_real_loop_and_the_same_program_bare(bench_loop, tmp_path
         events.append((workdir / "tensorboard").exists())
         return place
 
-    monkeypatch.setattr(bench_loop, "Update", Counted)
+    monkeypatch.setattr(bench_loop, "CompiledStep", Counted)
     monkeypatch.setattr(bench_loop.loop, "train", watched)
     file = tmp_path / "hooks.json"
-    assert bench_loop.main(f"hooks {TINY} --updates 4 --log-every 2 --json {file}".split()) == 0
+    assert bench_loop.main(f"hooks {TINY} --steps 4 --log-every 2 --json {file}".split()) == 0
 
-    # Two updates to warm up and two windows of four; the last update's metrics stay unread.
+    # Two steps to warm up and two windows of four; the metrics of the last step are not read.
     assert steps == [[2, 4, 6, 8]] * 2
     assert events == [False, True], "TensorBoard is off in the first run only"
     shared, plain = made
@@ -71,9 +71,9 @@ def test_hooks_runs_the_real_loop_and_the_same_program_bare(bench_loop, tmp_path
     for variant in report["variants"].values():
         assert variant["lines"] == 4
         check_comparison(variant, "loop", ["bare", "bare without layers"], rounds=2)
-    assert report["metrics"] == len(shared.metrics) and report["updates"] == 4 and report["platform"] == "cpu"
+    assert report["metrics"] == len(shared.metrics) and report["steps"] == 4 and report["platform"] == "cpu"
     printed = capsys.readouterr().out
-    assert "loop over bare:" in printed and "ms per update" in printed
+    assert "loop over bare:" in printed and "ms per step" in printed
 
 
 def test_checkpoint_commits_and_leaves_nothing(bench_loop, tmp_path, capsys):
@@ -88,7 +88,7 @@ def test_checkpoint_commits_and_leaves_nothing(bench_loop, tmp_path, capsys):
     for save in [report["alone"], *report["saves"]]:
         assert set(save) == {"blocked", "written", "committed", "waited", "flush"}
         assert 0 <= save["written"] <= save["committed"]
-    # Parameters and two moments in float32; what is random hardly compresses, but moments of few updates do.
+    # Parameters and two moments in float32; what is random hardly compresses, but moments of few steps do.
     assert 4 * report["parameters"] < report["bytes"] < 1.1 * 12 * report["parameters"]
     assert set(report["bytes_per_second"]) == {"alone", "training", "sha256"}
     assert list(out.iterdir()) == []
@@ -106,14 +106,14 @@ def test_the_run_is_the_preset_in_other_shapes(bench_loop):
 
 
 def test_overhead_is_against_the_windows_on_both_sides(bench_loop):
-    """A machine that slows down evenly hides nothing and adds nothing."""
+    """A linear drift of the machine's speed has no effect."""
     drifting = {
         "bare": {"seconds": [1.0, 2.0, 3.0], "cpu": [1.0, 1.0, 1.0], "main": [0.0, 0.0, 0.0]},
         "loop": {"seconds": [1.5 * 1.02, 2.5 * 1.02], "cpu": [1.5, 1.5], "main": [0.15, 0.25]},
     }
     overhead = bench_loop.compare(drifting, "loop", ["bare"])["overhead"]["bare"]
     assert overhead["seconds"]["share"] == pytest.approx(0.02)
-    assert overhead["seconds"]["per_update"] == pytest.approx(0.04)
+    assert overhead["seconds"]["per_step"] == pytest.approx(0.04)
     assert overhead["cpu"]["share"] == pytest.approx(0.5)
     assert overhead["main"]["share_range"] == pytest.approx([0.1, 0.1])
 
@@ -121,7 +121,7 @@ def test_overhead_is_against_the_windows_on_both_sides(bench_loop):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (f"hooks {TINY} --updates 3 --log-every 2", "multiple of --log-every"),
+        (f"hooks {TINY} --steps 3 --log-every 2", "multiple of --log-every"),
         ("hooks --preset bert_huge", "bert_mini"),
         ("hooks --seq-len 4096", "position table"),
         ("checkpoint --every 0", "whole number from 1"),
@@ -129,7 +129,7 @@ def test_overhead_is_against_the_windows_on_both_sides(bench_loop):
         ("", "hooks|checkpoint"),
     ],
 )
-def test_mistakes_get_exit_code_2(arguments, complaint, bench_loop, capsys):
+def test_errors_get_exit_code_2(arguments, complaint, bench_loop, capsys):
     try:
         code = bench_loop.main(arguments.split())
     except SystemExit as leaving:

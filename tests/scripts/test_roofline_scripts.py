@@ -33,45 +33,47 @@ def weak_scaling():
 
 
 def config_of(case):
-    import bench_ours
+    import bench_bert_jax
 
     from bert_jax.config import Config, DataConfig, OptimizerConfig, Phase
 
     phase = Phase(seq_len=case.seq_len, batch_size=case.batch, accumulation=case.accumulation)
     return Config(
         name=case.preset,
-        model=bench_ours.model_config(case),
+        model=bench_bert_jax.model_config(case),
         data=DataConfig(examples_per_row=1),
         optimizer=OptimizerConfig(name=case.optimizer),
         phases=(phase,),
     )
 
 
-def turns_of(calibrate, case, efficiency, rates=(2e11, 1e11, 7e9), slower=1.0):
-    """Turns on a machine that is just what the model says it is, but so much slower."""
+def samples_of(calibrate, case, efficiency, rates=(2e11, 1e11, 7e9), slower=1.0):
+    """Samples of a machine that matches the model, except for a factor `slower`."""
     config = config_of(case)
     chip = calibrate.measured_chip(*rates)
     real = dataclasses.replace(chip, efficiency=efficiency)
     seconds = slower * predict(config, 0, Sizes(), case.accumulation, real).step_seconds
-    return config, [calibrate.Turn(dict.fromkeys(calibrate.CLOCKS, seconds), dict.fromkeys(calibrate.CLOCKS, chip))] * 3
+    return config, [
+        calibrate.Sample(dict.fromkeys(calibrate.CLOCKS, seconds), dict.fromkeys(calibrate.CLOCKS, chip))
+    ] * 3
 
 
 def test_fit_finds_the_efficiencies_that_made_the_times(calibrate):
     real = Efficiency(0.8, 0.6, 1.5, 0.7, 2.0)
-    measured = [turns_of(calibrate, case, real) for case in calibrate.FITTED]
+    measured = [samples_of(calibrate, case, real) for case in calibrate.FITTED]
     assert calibrate.fit(calibrate.FITTED, measured) == pytest.approx(real, rel=1e-3)
 
 
 def test_fit_believes_no_product_faster_than_the_measured_ones(calibrate):
-    measured = [turns_of(calibrate, case, Efficiency(1.4, 0.6, 1.5, 0.7, 2.0)) for case in calibrate.FITTED]
+    measured = [samples_of(calibrate, case, Efficiency(1.4, 0.6, 1.5, 0.7, 2.0)) for case in calibrate.FITTED]
     assert calibrate.fit(calibrate.FITTED, measured).matmul == pytest.approx(1.0)
 
 
 def test_a_case_is_judged_by_the_median_of_predicted_over_measured(calibrate):
     case = calibrate.CHECKED[0]
-    config, turns = turns_of(calibrate, case, calibrate.CPU, slower=2.0)
-    odd = turns[0]._replace(seconds=dict.fromkeys(calibrate.CLOCKS, 100.0))
-    result = calibrate.judge(case, config, [odd, *turns])
+    config, samples = samples_of(calibrate, case, calibrate.CPU, slower=2.0)
+    odd = samples[0]._replace(seconds=dict.fromkeys(calibrate.CLOCKS, 100.0))
+    result = calibrate.judge(case, config, [odd, *samples])
     assert result["cpu"]["ratio"] == result["clock"]["ratio"] == pytest.approx(0.5)
     assert result["case"] == "bert_tiny 128 x 16, adamw, dropout 0"
 
@@ -88,7 +90,7 @@ def test_report_counts_what_is_near_enough(calibrate, capsys):
         return {"case": "x", "role": role, "clock": cell, "cpu": cell}
 
     calibrate.report([line("fitted", 3.0), line("checked", 0.9), line("checked", 1.4)], ("clock",))
-    assert "clock: checked cases within 25%: 1 of 2; furthest off: 40%" in capsys.readouterr().out
+    assert "clock: checked cases within 25%: 1 of 2; largest deviation: 40%" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from bert_jax.cli import main as cli
 from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, MeshConfig, Phase
 from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.errors import UserError
-from bert_jax.planning.aot_compile import blank_task
+from bert_jax.planning.aot_compile import compile_only_task
 from bert_jax.training import compiled_steps, micro_batch, pretraining
 from bert_jax.training.micro_batch import fit_to_memory, requested_accumulation, valid_accumulations
 from bert_jax.training.run_directory.ledger import Ledger
@@ -152,7 +152,7 @@ def test_without_a_number_devices_with_known_memory_decide(mesh, tmp_path, monke
     nothing.
     """
     phase = dataclasses.replace(tiny_config.phases[0], batch_size=16)
-    task = blank_task(dataclasses.replace(tiny_config, phases=(phase, phase)))
+    task = compile_only_task(dataclasses.replace(tiny_config, phases=(phase, phase)))
     here = compiled_steps.CompiledSteps(task, mesh, Ledger(tmp_path / "cpu"), None)
     here.compile_ahead(0)
     assert [here.train_step(i)[1] for i in (0, 1)] == [1, 1] and not Ledger(tmp_path / "cpu").entries

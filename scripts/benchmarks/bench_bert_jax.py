@@ -1,6 +1,6 @@
-"""bert_jax's side of `scripts/benchmarks/bench.py`: what the machine can do, and our train step on synthetic rows.
+"""bert_jax's side of `scripts/benchmarks/bench.py`: ceilings of the machine, and the train step on synthetic rows.
 
-Needs jax, flax, optax and numpy. Imported only once the process has its final CPU affinity.
+Needs jax, flax, optax and numpy. Import it after the CPU affinity of the process is set.
 """
 
 import dataclasses
@@ -31,14 +31,14 @@ from bert_jax.training.step import make_train_step, put_step_inputs
 PAD, UNK, CLS, SEP, MASK = 0, 100, 101, 102, 103
 VOCABULARY = Vocabulary(30522, MASK, (PAD, UNK, CLS, SEP, MASK))
 FIRST_WORD = 1000
-"""Where bert-base-uncased's vocabulary leaves its special and unused ids."""
+"""First id of bert-base-uncased's vocabulary after special and unused ids."""
 
 
 def model_config(case: Any) -> ModelConfig:
-    """The preset in a case's shapes.
+    """Model config of a case.
 
     Raises:
-      UserError: what the case asks for cannot go together.
+      UserError: contradicting settings.
     """
     base = families.bert(*case.size)
     return dataclasses.replace(
@@ -59,12 +59,12 @@ def predictions(seq_len: int) -> int:
 
 
 def step_flops(case: Any) -> float:
-    """FLOPs that the model needs for one update, MLM head on the masked positions only."""
+    """FLOPs that the model needs for one step, with the MLM head on the masked positions only."""
     return pretraining_flops(model_config(case), case.batch, case.seq_len, predictions(case.seq_len))
 
 
 def synthetic_rows(batch: int, seq_len: int, seed: int = 0) -> dict[str, np.ndarray]:
-    """Full rows, [CLS] A [SEP] B [SEP], one pair each; word ids follow Zipf's law as those of text do."""
+    """Full rows [CLS] A [SEP] B [SEP] of one pair each; word ids follow Zipf's law."""
     draw = np.random.default_rng(seed)
     ranks = np.exp(draw.uniform(0, math.log(VOCABULARY.size - FIRST_WORD), (batch, seq_len)))
     ids = FIRST_WORD - 1 + ranks.astype(np.int32)
@@ -86,7 +86,7 @@ def synthetic_rows(batch: int, seq_len: int, seed: int = 0) -> dict[str, np.ndar
     }
 
 
-class OurStep:
+class BertJaxStep:
     """The compiled train step of one case, ready to be timed."""
 
     def __init__(self, case: Any, devices: int):
@@ -102,19 +102,21 @@ class OurStep:
         mesh = make_mesh(config.mesh, jax.devices()[:devices])
         check_rows(case.batch, case.accumulation, mesh, "batch")
         self.rows = put_rows(synthetic_rows(case.batch, case.seq_len), mesh, case.batch)
-        self.inputs = put_step_inputs(1e-8, 1, mesh)  # as in a long warmup: the loss shows that nothing is learned
+        self.inputs = put_step_inputs(
+            1e-8, 1, mesh
+        )  # tiny learning rate, as in a long warmup: the loss stays that of random weights
         step = make_train_step(task, mesh, case.accumulation)
         start = time.perf_counter()
         self.step = step.lower(abstract_state(task, mesh), self.rows, self.inputs).compile()
         self.compile_seconds = time.perf_counter() - start
         memory = self.step.memory_analysis()
-        # Donated inputs are outputs too: count them once.
+        # Donated inputs are also outputs: count them once.
         self.memory_bytes = memory and int(memory.argument_size_in_bytes + memory.temp_size_in_bytes)
         self.state = init_state(task, mesh)
         self.metrics: dict[str, jax.Array] = {}
 
     def run(self, steps: int) -> float:
-        """Seconds for so many updates, the device's work done."""
+        """Seconds of `steps` steps, until the device has finished."""
         start = time.perf_counter()
         for _ in range(steps):
             self.state, self.metrics = self.step(self.state, self.rows, self.inputs)
@@ -122,18 +124,18 @@ class OurStep:
         return time.perf_counter() - start
 
     def loss(self) -> float:
-        """Of the last update."""
+        """Loss of the last step."""
         return float(self.metrics["mlm_loss"])
 
 
 class Ceiling:
-    """What square matrix products and copies reach on one device; sampled again and again through a run.
+    """Measured rates of square matrix products and copies on one device, sampled repeatedly during a run.
 
-    A float32 product has jax's default precision, as the model's have: TF32 on recent GPUs, bf16 passes on TPU.
+    Float32 products have jax's default precision, as in the model: TF32 on recent GPUs, bf16 passes on TPU.
     """
 
     def __init__(self, platform: str):
-        """Take the largest size whose product still ends within a tenth of a second, or the smallest."""
+        """Choose the largest size whose product takes at most 0.1 s, or the smallest size."""
         sizes = (512, 1024, 2048) if platform == "cpu" else (1024, 2048, 4096, 8192)
         self.samples: dict[str, list[float]] = {}
         """FLOP/s by type, and bytes/s under "copy"."""
@@ -146,12 +148,12 @@ class Ceiling:
             for size in sizes:
                 seconds = self._time_product(dtype, size, repeats=1)
                 self.sizes[dtype] = size
-                # The next has eight times the work.
+                # The next size has eight times the work.
                 if seconds > 0.1 / 8:
                     break
 
     def sample(self, repeats: int = 3) -> None:
-        """Measure everything again, for a second or so."""
+        """Measure all rates again; takes about a second."""
         for dtype, size in self.sizes.items():
             for _ in range(repeats):
                 seconds = self._time_product(dtype, size)
@@ -167,7 +169,7 @@ class Ceiling:
         return float(np.median(self.samples[dtype]))
 
     def _time_product(self, dtype: str, size: int, repeats: int | None = None) -> float:
-        # Zeros would draw less power, and a GPU would clock higher than in a model.
+        # Random numbers: with zeros a GPU would draw less power and clock higher than in a model.
         a, b = (jnp.asarray(np.resize(self.numbers, (size, size)), dtype) for _ in range(2))
         seconds = _seconds(lambda: self.multiply(a, b), 1)
         calls = repeats or max(1, min(50, int(0.05 / seconds)))
@@ -175,7 +177,7 @@ class Ceiling:
 
 
 def _seconds(call: Any, calls: int) -> float:
-    """Seconds per call of several queued ones, after one that is not timed."""
+    """Seconds per call over several queued calls, after one untimed call."""
     call().block_until_ready()
     start = time.perf_counter()
     for _ in range(calls):
@@ -184,19 +186,19 @@ def _seconds(call: Any, calls: int) -> float:
     return (time.perf_counter() - start) / calls
 
 
-def describe_device(wanted: int) -> dict[str, Any]:
+def describe_device(count: int) -> dict[str, Any]:
     """Versions, cores, and the device that jax computes on.
 
     Raises:
-      UserError: fewer devices than wanted.
+      UserError: fewer devices than requested.
     """
     device = jax.devices()[0]
-    if jax.device_count() < wanted:
-        raise UserError(f"--devices {wanted}: jax sees {jax.device_count()} of kind {device.device_kind}")
+    if jax.device_count() < count:
+        raise UserError(f"--devices {count}: jax sees {jax.device_count()} of kind {device.device_kind}")
     return {
         "platform": device.platform,
         "device": device.device_kind,
-        "devices": wanted,
+        "devices": count,
         "cores": os.cpu_count(),
         "threads": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "versions": {package.__name__: package.__version__ for package in (jax, jaxlib, flax, optax, np)},
