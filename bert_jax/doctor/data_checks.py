@@ -35,9 +35,7 @@ WINDOW_TOKENS = CHUNK_TOKENS * WINDOW_CHUNKS
 def mixture(context: CheckContext) -> Iterator[Finding]:
     """Sizes of the corpora and their shares of the rows."""
     counts = context.mixture_order.counts.tolist()
-    shares = {
-        one.name: count / CYCLE_ROWS for one, count in zip(context.corpora, counts, strict=True)
-    }
+    shares = {one.name: count / CYCLE_ROWS for one, count in zip(context.corpora, counts, strict=True)}
     sizes = [f"{one.name} ({one.num_tokens:,} tokens) {shares[one.name]:.1%} of the rows" for one in context.corpora]
     tokens = {one.name: one.num_tokens for one in context.corpora}
     yield Finding("ok", "mixture", "; ".join(sizes), {"shares": shares, "tokens": tokens})

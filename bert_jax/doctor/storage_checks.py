@@ -48,7 +48,9 @@ def workdir(context: CheckContext) -> Iterator[Finding]:
     # The following raises a UserError if the directory belongs to another run.
     paths = list(context.paths)
     held = False
-    if context.corpora and (before := workdir_lib.matching_config(context.workdir, context.config, context.shares, paths)):
+    if context.corpora and (
+        before := workdir_lib.matching_config(context.workdir, context.config, context.shares, paths)
+    ):
         held = True
         continuation.check(context.workdir, before, context.config)
     content = "holds this run, which will continue" if held else "does not exist or is empty"

@@ -102,7 +102,9 @@ def pretrain(
     tokenizer_text = (corpora[0].directory / TOKENIZER).read_text(encoding="utf-8")
     mixture = {corpus.identity: share for corpus, share in zip(corpora, task.train.shares, strict=True)}
     initial = None
-    has_checkpoint = broadcast_from_first("a first checkpoint", lambda: any(committed_checkpoints(checkpoint_directory(directory))))
+    has_checkpoint = broadcast_from_first(
+        "a first checkpoint", lambda: any(committed_checkpoints(checkpoint_directory(directory)))
+    )
     if config.start.source is not None and not has_checkpoint:
         if load_initial_params is None:
             raise ValueError("a config with start.source needs load_initial_params")

@@ -31,7 +31,9 @@ def run_together(configs, corpora, workdirs, seconds=60.0):
 
     def one(i: int) -> int:
         info = ProcessInfo("127.0.0.1", port, i, len(configs), None)
-        return run_doctor(configs[i], [CorpusWeight(corpora[i])], DoctorOptions(workdirs[i]), info, seconds, print_findings)
+        return run_doctor(
+            configs[i], [CorpusWeight(corpora[i])], DoctorOptions(workdirs[i]), info, seconds, print_findings
+        )
 
     with concurrent.futures.ThreadPoolExecutor(len(configs)) as pool:
         codes = list(pool.map(one, range(len(configs))))
@@ -87,7 +89,12 @@ def test_who_does_not_come_is_named(tiny_config, tiny_corpus):
     assert code == 2 and finding.level == "error" and "process 1 of 2 did not connect" in finding.text
     with pytest.raises(UserError, match="process 0 of 2 cannot be reached"):
         run_doctor(
-            tiny_config, [CorpusWeight(tiny_corpus)], DoctorOptions(), info._replace(process_index=1), 0.3, lambda new: 0
+            tiny_config,
+            [CorpusWeight(tiny_corpus)],
+            DoctorOptions(),
+            info._replace(process_index=1),
+            0.3,
+            lambda new: 0,
         )
 
 

@@ -25,7 +25,9 @@ def on(data: int, fsdp: int, tensor: int):
 
 
 def state_bytes(config, mesh) -> int:
-    state = aot_compile.abstract_step_arguments(aot_compile.compile_only_task(config).at(len(config.phases) - 1), mesh)[0]
+    state = aot_compile.abstract_step_arguments(aot_compile.compile_only_task(config).at(len(config.phases) - 1), mesh)[
+        0
+    ]
     return aot_compile.shard_bytes((state.params, state.optimizer))
 
 
@@ -94,7 +96,9 @@ def test_an_abstract_batch_matches_a_real_one(tiny_corpus, special_ids, two_phas
         phases.setdefault(config.locate_step(one.next_cursor.step - 1)[0], one.rows)
     assert len(phases) == 2
     for phase, rows in phases.items():
-        _, expected, _ = aot_compile.abstract_step_arguments(aot_compile.compile_only_task(config).at(phase), on(1, 1, 1))
+        _, expected, _ = aot_compile.abstract_step_arguments(
+            aot_compile.compile_only_task(config).at(phase), on(1, 1, 1)
+        )
         assert {k: (v.shape, v.dtype) for k, v in rows.items()} == {k: (v.shape, v.dtype) for k, v in expected.items()}
 
 

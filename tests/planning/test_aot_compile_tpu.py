@@ -45,7 +45,9 @@ def programs(config, topology):
 
 @pytest.fixture(scope="module")
 def parameters(config, topology):
-    state = aot_compile.abstract_step_arguments(aot_compile.compile_only_task(config).at(0), topology.mesh(MeshConfig()))[0]
+    state = aot_compile.abstract_step_arguments(
+        aot_compile.compile_only_task(config).at(0), topology.mesh(MeshConfig())
+    )[0]
     return sum(leaf.size for leaf in jax.tree.leaves(state.params))
 
 
