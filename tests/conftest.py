@@ -37,7 +37,7 @@ def forget_programs():
 
 
 # Files are given to processes in this order. First what traces: once a process has loaded libtpu to compile for TPUs,
-# the profiler ends it with SIGSEGV where there is no TPU (jax 0.10.2). Then what takes minutes, to leave none for the end.
+# the profiler ends it with SIGSEGV where there is no TPU (jax 0.10.2). Then what takes minutes.
 FIRST = (
     "training/test_profile.py",
     "training/test_remote.py",

@@ -78,7 +78,7 @@ def shrink(line: str) -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path, tiny_corpus, second_corpus, tiny_run, tiny_export):
-    """A directory with `my_texts/`, `corpus/`, `other/`, a finished `runs/first` and `their_model`, as the pages assume."""
+    """A directory with `my_texts/`, `corpus/`, `other/`, a finished `runs/first` and `their_model`."""
     (tmp_path / "my_texts").mkdir()
     for index, document in enumerate((tiny_corpus.parent / "text.txt").read_text().split("\n\n")):
         (tmp_path / "my_texts" / f"{index}.txt").write_text(document)

@@ -172,7 +172,7 @@ def encoded() -> dict:
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij"]
     config = families.bert(num_layers=1, hidden_size=64, vocab_size=len(pieces))
     params = bert.init(config, jax.random.key(0), Heads())
-    model = loaded_model.Model(config, Heads(), params, wordpiece(pieces, True, "worker.py"))
+    model = loaded_model.LoadedModel(config, Heads(), params, wordpiece(pieces, True, "worker.py"))
     texts = [" ".join("abcdefghij"[i % 7 : 8 + i % 3]) for i in range(100)]
     passes, one_pass = [], model._pass
     model._pass = lambda *arguments: passes.append(one_pass(*arguments)) or passes[-1]
