@@ -88,8 +88,8 @@ def pretrain(
     Raises:
       ValueError: a config with `start.source` without `load_initial_params`.
       UserError: see `open_task`, `check_corpus_files`, `load_initial_params`, `workdir.matching_config`,
-        `workdir.acquire`, `continuation.check`, `check_shared` and `loop.train`; another process trains in the directory. Nothing is
-        written before all checks but `check_shared` have passed.
+        `workdir.acquire`, `continuation.check`, `check_shared` and `loop.train`; another process trains in the
+        directory. Nothing is written before all checks but `check_shared` have passed.
     """
     start_time = time.time()
     check_checkpoint_storage(directory)
