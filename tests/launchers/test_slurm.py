@@ -80,7 +80,7 @@ def test_a_preempted_job_ends_as_an_undisturbed_one(slurm, tmp_path):
     said = log.read_text()
     assert "Restarts=1" in call(slurm, "scontrol", "show", "job", job)
     stopped = said.partition("stopped and saved at update ")[2].split()[0]
-    assert 20 <= int(stopped) < STEPS and f"continuing from update {stopped}" in said
+    assert 20 <= int(stopped) < STEPS and f"continuing from step {stopped}" in said
     assert said.count("srun ended with 75") == 1 and "srun ended with 0" in said
     assert lines(workdir) == lines(tmp_path / "undisturbed")
 

@@ -54,7 +54,7 @@ def test_sigterm_to_one_stops_both_behind_the_same_update(disturbed):
 
 def test_only_the_first_process_speaks(disturbed):
     (_, out, said), (_, other_out, other_said) = disturbed["finished"]
-    assert "finished" in out and "continuing from update" in said and "pretraining:" in said
+    assert "finished" in out and "continuing from step" in said and "pretraining:" in said
     assert not other_out.strip() and "continuing" not in other_said and "pretraining:" not in other_said
 
 
