@@ -273,7 +273,7 @@ def test_killed_and_continued_on_s3(s3, tiny_corpus, tmp_path):
     again = run("never", 1, bucket / "corpus", bucket / "run")
     assert again.returncode == 0 and "continuing from step 30" in again.stderr, again.stderr[-3000:]
     uninterrupted = run("never", 1, tiny_corpus, tmp_path / "run")
-    assert uninterrupted.returncode == 0, undisturbed.stderr[-3000:]
+    assert uninterrupted.returncode == 0, uninterrupted.stderr[-3000:]
     config = load_config(str(KILLED))
     assert_same_run(config, bucket / "run", tmp_path / "run", tiny_corpus)
     assert any(request.method == "PUT" for request in requests)
