@@ -108,8 +108,8 @@ class Reporter:
             self._report(*pending)
 
     def _report(self, step: int, slots: int, metrics: dict[str, jax.Array]) -> None:
-        values = jax.device_get({name: metrics[name] for name in READ_EVERY_STEP})
-        tokens, consecutive_skipped, loss, rise = (values[name].item() for name in READ_EVERY_STEP)
+        scalars = jax.device_get({name: metrics[name] for name in READ_EVERY_STEP})
+        tokens, consecutive_skipped, loss, rise = (scalars[name].item() for name in READ_EVERY_STEP)
         check_divergence(step, loss, consecutive_skipped, rise, self.task.config.recovery)
         self.tokens_seen += tokens
         phase = self._phase_of(step - 1)

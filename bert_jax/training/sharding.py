@@ -250,7 +250,7 @@ def _padded(array: np.ndarray, shards: int, rows: int, value: int) -> np.ndarray
     return padded.reshape(rows, *array.shape[1:])
 
 
-def replicate(tree: Any, mesh: Mesh) -> Any:
+def put_replicated(tree: Any, mesh: Mesh) -> Any:
     """Small numpy arrays, replicated on every device; all processes must pass equal values."""
 
     def put(x: np.ndarray) -> jax.Array:

@@ -18,8 +18,8 @@ from bert_jax.training.sharding import (
     DATA_AXES,
     gather_parameters,
     manual_specs,
+    put_replicated,
     reduce_gradients,
-    replicate,
     replicated,
     row_sharding,
     row_spec,
@@ -43,7 +43,7 @@ class StepInputs(NamedTuple):
 
 def put_step_inputs(learning_rate: float, micro_batches: int, mesh: Mesh) -> StepInputs:
     """The inputs of one step, on the device."""
-    return replicate(StepInputs(np.asarray(learning_rate, np.float32), np.asarray(micro_batches, np.int32)), mesh)
+    return put_replicated(StepInputs(np.asarray(learning_rate, np.float32), np.asarray(micro_batches, np.int32)), mesh)
 
 
 def abstract_step_arguments(task: Task, mesh: Mesh | AbstractMesh) -> tuple[TrainState, Batch, StepInputs]:

@@ -15,11 +15,11 @@ from bert_jax.training.optimizers.schedules import learning_rate
 from bert_jax.training.run_directory.ledger import Ledger
 
 EVENT = "time"
-FIRST_ESTIMATE, WARMUP = 10, 2
+FIRST_ESTIMATE, UNTIMED_STEPS = 10, 2
 """Steps before the first estimate, and how many of them, which include compilation, are not timed."""
 BROADCAST_EVERY = 10
 """Steps between estimates of several processes: each needs a broadcast from the first process."""
-INTERVAL = 0.01
+ESTIMATE_INTERVAL = 0.01
 """Smallest time between two estimates, as a share of the time limit."""
 
 
@@ -65,13 +65,13 @@ class WallClockSchedule:
         last = decisions[-1] if decisions else {"step": self.start, "seconds": 0.0}
         if self._began is None:
             self._began = now - last["seconds"]
-        if self._calls == WARMUP:
+        if self._calls == UNTIMED_STEPS:
             self._timed = step, now
         self._calls += 1
         first = all(one["hours"] != self.phase.hours for one in decisions)
         seconds, total = now - self._began, 3600 * self.phase.hours
-        due = seconds - last["seconds"] >= INTERVAL * total or (first and step - self.start >= FIRST_ESTIMATE)
-        if self._calls <= WARMUP + 1 or step <= last["step"] or not due:
+        due = seconds - last["seconds"] >= ESTIMATE_INTERVAL * total or (first and step - self.start >= FIRST_ESTIMATE)
+        if self._calls <= UNTIMED_STEPS + 1 or step <= last["step"] or not due:
             return None
         speed = (step - self._timed[0]) / (now - self._timed[1])
         end = min(step + max(1, round((total - seconds) * speed)), self.config.total_steps)

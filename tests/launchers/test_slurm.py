@@ -84,7 +84,7 @@ def test_a_preempted_job_ends_as_an_undisturbed_one(slurm, tmp_path):
     text = log.read_text()
     assert "Restarts=1" in call(slurm, "scontrol", "show", "job", job)
     stopped = text.partition("stopped and saved at step ")[2].split()[0]
-    assert 20 <= int(stopped) < STEPS and f"continuing from update {stopped}" in text
+    assert 20 <= int(stopped) < STEPS and f"continuing from step {stopped}" in text
     assert text.count("srun ended with 75") == 1 and "srun ended with 0" in text
     assert lines(workdir) == lines(tmp_path / "undisturbed")
 

@@ -91,7 +91,7 @@ def test_padding_is_neither_text_nor_example(config, tiny_corpus):
 
 def test_a_ramp_is_one_program(config, tiny_corpus, tmp_path, monkeypatch):
     """What the loop calls is compiled ahead for one shape: it could take no other."""
-    made, micro_batches = [], []
+    made, counts = [], []
     make, put = compiled_steps.make_train_step, loop.put_step_inputs
 
     def make_train_step(task, mesh, accumulation):
@@ -99,13 +99,13 @@ def test_a_ramp_is_one_program(config, tiny_corpus, tmp_path, monkeypatch):
         return make(task, mesh, accumulation)
 
     def put_step_inputs(rate, micro_batches, mesh):
-        micro_batches.append(micro_batches)
+        counts.append(micro_batches)
         return put(rate, micro_batches, mesh)
 
     monkeypatch.setattr(compiled_steps, "make_train_step", make_train_step)
     monkeypatch.setattr(loop, "put_step_inputs", put_step_inputs)
     progress = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
-    assert made == [(0, 4)] and micro_batches == [size // 4 for size in SIZES]
+    assert made == [(0, 4)] and counts == [size // 4 for size in SIZES]
     assert progress.cursor.rows == sum(SIZES)
     lines = [line for line in read_metrics(tmp_path / "run" / "metrics.jsonl") if line["split"] == "train"]
     tokens = np.diff([0, *(line["tokens_seen"] for line in lines)])

@@ -79,7 +79,7 @@ def test_single_bad_batches_are_skipped_and_counted(config, calm_run, tiny_corpu
     assert progress.ended == "steps" and not rollbacks(tmp_path / "run")
     assert [line["skipped_steps"] for line in found] == [0] * 5 + [1] * 15
     assert found[5]["loss"] is None and all(line["loss"] is not None for line in found[:5] + found[6:])
-    # What came before is the undisturbed run, what comes after differs.
+    # What came before is the uninterrupted run, what comes after differs.
     calm = [line for line in lines(calm_run) if line["split"] == "train"]
     assert found[:5] == calm[:5] and found[6]["loss"] != calm[6]["loss"]
 

@@ -59,7 +59,7 @@ def config(tiny_config):
 
 @pytest.fixture(scope="module")
 def on_disk(tmp_path_factory, tiny_config, tiny_corpus):
-    """The same run as in the store, undisturbed, on disk."""
+    """The same run as in the store, uninterrupted, on disk."""
     config = dataclasses.replace(tiny_config, log=LogConfig(every=2), checkpoint=CheckpointConfig(every=3, keep=2))
     workdir = tmp_path_factory.mktemp("disk") / "run"
     pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], workdir)
@@ -237,7 +237,7 @@ def test_commands(bucket, tiny_run, tmp_path, capfd):
 
 def test_several_processes_are_refused_where_orbax_cannot_write(bucket, monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(UserError, match=r"several processes write one checkpoint together.*use gs://, or a shared"):
+    with pytest.raises(UserError, match=r"several processes write one checkpoint together.*use gs:// or a shared"):
         checkpoint.check_checkpoint_storage(bucket / "run")
     checkpoint.check_checkpoint_storage(Path("run"))
 
@@ -272,8 +272,8 @@ def test_killed_and_continued_on_s3(s3, tiny_corpus, tmp_path):
     assert there == [["00000010"], ["00000030", "00000020", "00000010"]]
     again = run("never", 1, bucket / "corpus", bucket / "run")
     assert again.returncode == 0 and "continuing from step 30" in again.stderr, again.stderr[-3000:]
-    undisturbed = run("never", 1, tiny_corpus, tmp_path / "run")
-    assert undisturbed.returncode == 0, undisturbed.stderr[-3000:]
+    uninterrupted = run("never", 1, tiny_corpus, tmp_path / "run")
+    assert uninterrupted.returncode == 0, uninterrupted.stderr[-3000:]
     config = load_config(str(KILLED))
     assert_same_run(config, bucket / "run", tmp_path / "run", tiny_corpus)
     assert any(request.method == "PUT" for request in requests)

@@ -39,12 +39,12 @@ def lines_without_timing(workdir: Path) -> list[dict]:
     return [{k: v for k, v in line.items() if k != "timing"} for line in read_metrics(workdir / "metrics.jsonl")]
 
 
-def assert_same_run(workdir: Path, undisturbed: Path, corpus: Path) -> None:
-    (state, about), (expected, expected_about) = (final_state(w, corpus) for w in (workdir, undisturbed))
+def assert_same_run(workdir: Path, uninterrupted: Path, corpus: Path) -> None:
+    (state, about), (expected, expected_about) = (final_state(w, corpus) for w in (workdir, uninterrupted))
     assert about == expected_about and about["cursor"]["step"] == 60
     for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(state), strict=True):
         np.testing.assert_array_equal(a, b, err_msg=jax.tree_util.keystr(path))
-    assert lines_without_timing(workdir) == lines_without_timing(undisturbed)
+    assert lines_without_timing(workdir) == lines_without_timing(uninterrupted)
 
 
 def command(workdir: Path, corpus: Path, point: str = "never", count: int = 1, *flags: str) -> list[str]:
@@ -53,32 +53,32 @@ def command(workdir: Path, corpus: Path, point: str = "never", count: int = 1, *
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, tiny_corpus) -> Path:
-    workdir = tmp_path_factory.mktemp("undisturbed") / "run"
+def uninterrupted(tmp_path_factory, tiny_corpus) -> Path:
+    workdir = tmp_path_factory.mktemp("uninterrupted") / "run"
     progress = pretraining.pretrain(load_config(str(CONFIG)), [CorpusWeight(tiny_corpus)], workdir)
     assert progress.cursor.step == 60 and progress.cursor.phase == 1 and progress.cursor.positions[0].epoch > 2
     return workdir
 
 
-def test_the_run_grows_learns_and_logs(undisturbed):
-    lines = lines_without_timing(undisturbed)
+def test_the_run_grows_learns_and_logs(uninterrupted):
+    lines = lines_without_timing(uninterrupted)
     train = [line for line in lines if line["split"] == "train"]
     assert [("gradient_norm/layer_01" in line) for line in train] == [line["step"] > 40 for line in train]
     assert train[0]["mlm_loss"] - train[-1]["mlm_loss"] > 0.5
     assert [line["step"] for line in lines if line["split"] == "validation"] == [15, 30, 45, 60]
 
 
-def test_another_seed_is_another_run(undisturbed, tiny_corpus, tmp_path):
+def test_another_seed_is_another_run(uninterrupted, tiny_corpus, tmp_path):
     """So that equality below is not equality of anything with anything."""
     config = load_config(str(CONFIG))
     progress = pretraining.pretrain(
         type(config)(**{**vars(config), "seed": 1}), [CorpusWeight(tiny_corpus)], tmp_path / "run"
     )
-    assert progress.evaluation["mlm_loss"] != lines_without_timing(undisturbed)[-1]["mlm_loss"]
+    assert progress.evaluation["mlm_loss"] != lines_without_timing(uninterrupted)[-1]["mlm_loss"]
 
 
 @pytest.mark.parametrize(("step", "number"), [(14, signal.SIGINT), (40, signal.SIGTERM)])
-def test_a_signal_saves_and_the_same_command_continues(undisturbed, tiny_corpus, tmp_path, monkeypatch, step, number):
+def test_a_signal_saves_and_the_same_command_continues(uninterrupted, tiny_corpus, tmp_path, monkeypatch, step, number):
     """Within a phase and at the switch; the second call must start where the first one stopped."""
     config, workdir = load_config(str(CONFIG)), tmp_path / "run"
     add_step = reporter.Reporter.add_step
@@ -99,22 +99,22 @@ def test_a_signal_saves_and_the_same_command_continues(undisturbed, tiny_corpus,
     assert checkpoint.read_metadata(newest)["cursor"]["step"] == step
     progress = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], workdir)
     assert progress.cursor.step == 60
-    assert_same_run(workdir, undisturbed, tiny_corpus)
+    assert_same_run(workdir, uninterrupted, tiny_corpus)
 
 
-def test_a_finished_run_does_nothing_more(undisturbed, tiny_corpus):
-    before = sorted((path, path.stat().st_mtime_ns) for path in (undisturbed / "checkpoints").rglob("*"))
-    progress = pretraining.pretrain(load_config(str(CONFIG)), [CorpusWeight(tiny_corpus)], undisturbed)
+def test_a_finished_run_does_nothing_more(uninterrupted, tiny_corpus):
+    before = sorted((path, path.stat().st_mtime_ns) for path in (uninterrupted / "checkpoints").rglob("*"))
+    progress = pretraining.pretrain(load_config(str(CONFIG)), [CorpusWeight(tiny_corpus)], uninterrupted)
     assert progress.cursor.step == 60 and progress.evaluation
-    assert before == sorted((path, path.stat().st_mtime_ns) for path in (undisturbed / "checkpoints").rglob("*"))
+    assert before == sorted((path, path.stat().st_mtime_ns) for path in (uninterrupted / "checkpoints").rglob("*"))
 
 
-def test_damage_falls_back_and_is_repaired(undisturbed, tiny_corpus, tmp_path, capfd):
+def test_damage_falls_back_and_is_repaired(uninterrupted, tiny_corpus, tmp_path, capfd):
     """One flipped bit in the newest checkpoint: the run goes on from the one before, and says so."""
     import shutil
 
     workdir = tmp_path / "run"
-    shutil.copytree(undisturbed, workdir)
+    shutil.copytree(uninterrupted, workdir)
     newest = next(checkpoint.committed_checkpoints(checkpoint.checkpoint_directory(workdir)))
     data = max(Path(newest).rglob("d/*"), key=lambda path: path.stat().st_size)
     raw = bytearray(data.read_bytes())
@@ -123,7 +123,7 @@ def test_damage_falls_back_and_is_repaired(undisturbed, tiny_corpus, tmp_path, c
     pretraining.pretrain(load_config(str(CONFIG)), [CorpusWeight(tiny_corpus)], workdir)
     said = capfd.readouterr().err
     assert "is damaged" in said and "continuing from step 50" in said
-    assert_same_run(workdir, undisturbed, tiny_corpus)
+    assert_same_run(workdir, uninterrupted, tiny_corpus)
 
 
 @pytest.mark.slow
@@ -140,7 +140,7 @@ def test_damage_falls_back_and_is_repaired(undisturbed, tiny_corpus, tmp_path, c
         ("metrics", 6, None),  # a save is under way, and may be committed or not
     ],
 )
-def test_killed_at_a_named_point(undisturbed, tiny_corpus, tmp_path, point, count, committed_after):
+def test_killed_at_a_named_point(uninterrupted, tiny_corpus, tmp_path, point, count, committed_after):
     workdir = tmp_path / "run"
     killed = subprocess.run(command(workdir, tiny_corpus, point, count), capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
@@ -152,7 +152,7 @@ def test_killed_at_a_named_point(undisturbed, tiny_corpus, tmp_path, point, coun
     assert again.returncode == 0, again.stderr[-3000:]
     if there:
         assert f"continuing from step {int(max(there))}" in again.stderr
-    assert_same_run(workdir, undisturbed, tiny_corpus)
+    assert_same_run(workdir, uninterrupted, tiny_corpus)
 
 
 def is_alive(process: int) -> bool:
@@ -180,7 +180,7 @@ def die_at(workdir: Path, corpus: Path, point: str, count: int, *flags: str) -> 
 
 
 @pytest.fixture(scope="module")
-def undisturbed_rescue(tmp_path_factory, tiny_corpus) -> Path:
+def uninterrupted_rescue(tmp_path_factory, tiny_corpus) -> Path:
     """A run that meets three bad batches in a row, rolls back from step 33 to 20, and skips them."""
     workdir = tmp_path_factory.mktemp("rescued") / "run"
     done = subprocess.run(command(workdir, tiny_corpus, "spoiled"), capture_output=True, text=True)
@@ -190,7 +190,7 @@ def undisturbed_rescue(tmp_path_factory, tiny_corpus) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("point", "left"), [("rollback-decided", [20, 30]), ("rollback-deleting", [20])])
-def test_killed_while_going_back(undisturbed_rescue, undisturbed, tiny_corpus, tmp_path, point, left):
+def test_killed_while_going_back(uninterrupted_rescue, uninterrupted, tiny_corpus, tmp_path, point, left):
     workdir = tmp_path / "run"
     killed = subprocess.run(command(workdir, tiny_corpus, point), capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
@@ -200,9 +200,9 @@ def test_killed_while_going_back(undisturbed_rescue, undisturbed, tiny_corpus, t
     )
     again = subprocess.run(command(workdir, tiny_corpus, "spoiled"), capture_output=True, text=True)
     assert again.returncode == 0 and "continuing from step 20" in again.stderr, again.stderr[-3000:]
-    assert_same_run(workdir, undisturbed_rescue, tiny_corpus)
-    assert (workdir / "ledger.jsonl").read_text() == (undisturbed_rescue / "ledger.jsonl").read_text() != ""
-    assert lines_without_timing(workdir) != lines_without_timing(undisturbed)
+    assert_same_run(workdir, uninterrupted_rescue, tiny_corpus)
+    assert (workdir / "ledger.jsonl").read_text() == (uninterrupted_rescue / "ledger.jsonl").read_text() != ""
+    assert lines_without_timing(workdir) != lines_without_timing(uninterrupted)
 
 
 READER = ("--data.reader-processes", "1")
@@ -220,7 +220,7 @@ READER = ("--data.reader-processes", "1")
         ("prefetched", 18, READER),
     ],
 )
-def test_killed_at_a_named_place_in_the_stream(undisturbed, tiny_corpus, tmp_path, point, count, flags):
+def test_killed_at_a_named_place_in_the_stream(uninterrupted, tiny_corpus, tmp_path, point, count, flags):
     """It goes on with threads, whatever has read before."""
     workdir = tmp_path / "run"
     said = die_at(workdir, tiny_corpus, point, count, *flags)
@@ -240,11 +240,11 @@ def test_killed_at_a_named_place_in_the_stream(undisturbed, tiny_corpus, tmp_pat
     again = subprocess.run(command(workdir, tiny_corpus), capture_output=True, text=True)
     assert again.returncode == 0, again.stderr[-3000:]
     assert not there or f"continuing from step {max(there)}" in again.stderr
-    assert_same_run(workdir, undisturbed, tiny_corpus)
+    assert_same_run(workdir, uninterrupted, tiny_corpus)
 
 
 @pytest.mark.slow
-def test_killed_at_five_random_moments(undisturbed, tiny_corpus, tmp_path):
+def test_killed_at_five_random_moments(uninterrupted, tiny_corpus, tmp_path):
     """One run, killed five times wherever it happens to be; seeded, but the machine's load also decides where."""
     workdir, chance, kills = tmp_path / "run", random.Random(0), 0
     while kills < 5:
@@ -264,4 +264,4 @@ def test_killed_at_five_random_moments(undisturbed, tiny_corpus, tmp_path):
     again = subprocess.run(command(workdir, tiny_corpus), capture_output=True, text=True)
     assert again.returncode == 0, again.stderr[-3000:]
     assert json.loads((workdir / "config.json").read_text())["config"]["name"] == "killed"
-    assert_same_run(workdir, undisturbed, tiny_corpus)
+    assert_same_run(workdir, uninterrupted, tiny_corpus)

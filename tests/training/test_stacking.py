@@ -175,7 +175,7 @@ def test_shared_layers_grow_without_parameters(config, tiny_corpus, mesh):
 
 @pytest.fixture(scope="module")
 def whole(config, tiny_corpus, tmp_path_factory, shared_programs, quick_compilation):
-    """The run, undisturbed."""
+    """The run, uninterrupted."""
     workdir = tmp_path_factory.mktemp("growing") / "run"
     assert pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], workdir).ended == "steps"
     return workdir

@@ -196,8 +196,8 @@ def restore_parts(checkpoint: epath.Path, shapes: dict[str, Any]) -> dict[str, A
     for (path, leaf), expected in zip(jax.tree.leaves_with_path(restored), jax.tree.leaves(abstract), strict=True):
         if leaf.shape != expected.shape:
             raise UserError(
-                f"{checkpoint}: {jax.tree_util.keystr(path, simple=True, separator='/')} has shape {leaf.shape}, but "
-                f"{expected.shape} by the run's config.json: restore the config.json that the run was started with"
+                f"{checkpoint}: {jax.tree_util.keystr(path, simple=True, separator='/')} has shape {leaf.shape}, not "
+                f"{expected.shape} as in the run's config.json: restore the config.json that the run was started with"
             )
     return restored
 
