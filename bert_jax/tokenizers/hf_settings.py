@@ -234,8 +234,8 @@ class Settings:
                 if content in (None, used) or (role == "unk" and model.kind == "byte-level BPE"):
                     continue
                 raise UserError(
-                    f"{self._path(file)}: {name} is '{content}', but {self.vocabulary.name} has '{used}': only the special"
-                    " tokens of BERT and RoBERTa are supported"
+                    f"{self._path(file)}: {name} is '{content}', but {self.vocabulary.name} has '{used}': only the"
+                    " special tokens of BERT and RoBERTa are supported"
                 )
 
     def _added_tokens(self) -> Iterator[AddedToken]:

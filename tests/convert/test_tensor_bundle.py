@@ -123,7 +123,7 @@ def test_the_same_tensors_give_the_same_bytes(tmp_path):
 
 
 def test_a_dtype_that_tensorflow_has_not(tmp_path):
-    with pytest.raises(UserError, match="tensor 'x' is of <U1"):
+    with pytest.raises(UserError, match="tensor 'x' has dtype <U1"):
         tensor_bundle.write(tmp_path / "model.ckpt", {"x": np.array(["a"])})
     assert not (tmp_path / "model.ckpt.index").exists()
 

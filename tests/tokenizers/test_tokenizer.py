@@ -208,7 +208,7 @@ def test_user_errors(tmp_path, uncased):
     with pytest.raises(UserError, match="has no tokenizer"):
         Tokenizer.load(tmp_path)
     cases = {
-        "broken.json": (b"{", "not a tokenizer.json"),
+        "broken.json": (b"{", "not a readable tokenizer.json"),
         "empty.txt": (b"\n", "one piece per line"),
         "latin1.txt": (b"[PAD]\n\xe9\n", "byte 6"),
         "twice.txt": ("\n".join([*SPECIALS, "a", "a"]).encode(), "'a' occurs twice"),
@@ -219,7 +219,7 @@ def test_user_errors(tmp_path, uncased):
         with pytest.raises(UserError, match=message):
             Tokenizer.load(tmp_path / name)
     uncased.save(tmp_path / "tokenizer.json")
-    with pytest.raises(UserError, match="lowercase=True itself"):
+    with pytest.raises(UserError, match="lowercase=True; lowercase=False contradicts it"):
         Tokenizer.load(tmp_path, lowercase=False)
 
 
@@ -468,10 +468,10 @@ def test_special_tokens_are_appended_to_sentencepiece(tmp_path):
     assert (tokenizer.pad_id, tokenizer.mask_id) == (library.vocab_size(), library.vocab_size() + 1)
     assert tokenizer.encode_batch(AWKWARD) == library.encode(AWKWARD)
     assert tokenizer.lowercase
-    with pytest.raises(UserError, match="sets lowercase=True itself"):
+    with pytest.raises(UserError, match="it sets lowercase=True;"):
         Tokenizer.load(path, lowercase=False, add_special_tokens=True)
     (tmp_path / "second.model").write_bytes(bare)
-    with pytest.raises(UserError, match=r"holds 2 \.model files"):
+    with pytest.raises(UserError, match=r"has 2 \.model files"):
         Tokenizer.load(tmp_path)
 
 
