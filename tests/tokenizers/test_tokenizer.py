@@ -375,8 +375,8 @@ LINES = [
 
 def train(lines, model_type="unigram", **options):
     """The library's own training, with our special tokens where nothing else is asked for."""
-    ours = {"pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3, "pad_piece": "[PAD]", "unk_piece": "[UNK]"}
-    ours |= {"bos_piece": "[CLS]", "eos_piece": "[SEP]", "control_symbols": ["[MASK]"]}
+    bert_options = {"pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3, "pad_piece": "[PAD]", "unk_piece": "[UNK]"}
+    bert_options |= {"bos_piece": "[CLS]", "eos_piece": "[SEP]", "control_symbols": ["[MASK]"]}
     model = io.BytesIO()
     sentencepiece_library.SentencePieceTrainer.train(
         sentence_iterator=iter(lines),
@@ -384,7 +384,7 @@ def train(lines, model_type="unigram", **options):
         model_type=model_type,
         hard_vocab_limit=False,
         minloglevel=2,
-        **({"vocab_size": 90} | (options or ours)),
+        **({"vocab_size": 90} | (options or bert_options)),
     )
     return model.getvalue()
 
