@@ -21,7 +21,7 @@ LAYER = "bert.encoder.layer.0"
 
 @pytest.fixture(autouse=True)
 def only_numpy(monkeypatch):
-    """The report's other side is numpy's, whatever is installed."""
+    """The reference forward pass is numpy's, whatever is installed."""
     monkeypatch.setattr(transformers_forward, "available", lambda: False)
 
 
@@ -175,7 +175,7 @@ def test_a_value_that_float32_does_not_hold(refuses, spoil):
 
 
 def test_moments_that_are_not_finite(refuses, spoil):
-    """A model of ours with the right checksums, and a checkpoint of TensorFlow 1."""
+    """A native model with correct checksums, and a checkpoint of TensorFlow 1."""
     source = spoil("bert-jax")
     change_tensors(source, lambda moments: moments["nu/mlm/bias"].__setitem__(7, np.inf), "moments.safetensors")
     digest = hashlib.sha256((source / "moments.safetensors").read_bytes()).hexdigest()
@@ -235,8 +235,8 @@ def test_a_padded_vocabulary_is_trimmed(spoil, tmp_path, tiny_run):
     table, body = (lambda m: np.asarray(m.params["encoder"]["embeddings"]["word"])), "the [MASK] sings"
     np.testing.assert_array_equal(table(trimmed), table(run)[:tokens])
     np.testing.assert_array_equal(trimmed.encode([body]), run.encode([body]))
-    for mine, theirs in zip(trimmed.fill_mask(body)[0], run.fill_mask(body)[0], strict=True):
-        assert mine.token == theirs.token
+    for actual, expected in zip(trimmed.fill_mask(body)[0], run.fill_mask(body)[0], strict=True):
+        assert actual.token == expected.token
 
 
 def test_fewer_rows_than_tokens(refuses, spoil):

@@ -1,4 +1,4 @@
-"""`bert-jax convert` between all forms that it writes: the same tensors, a card, and a destination whole or absent."""
+"""`bert-jax convert` between all output formats: equal tensors, a model card, and a complete destination or none."""
 
 import dataclasses
 import json
@@ -39,20 +39,20 @@ FILES = {
 }
 JOURNEYS = {
     # name: (source, format); each is made from the run or from one above it
-    "theirs": ("run", "huggingface"),
-    "ours": ("theirs", "bert-jax"),
-    "theirs again": ("ours", "huggingface"),
-    "google's": ("run", "tensorflow1"),
-    "ours of google's": ("google's", "bert-jax"),
-    "ours of the run": ("run", "bert-jax"),
-    "google's again": ("ours of the run", "tensorflow1"),
+    "huggingface": ("run", "huggingface"),
+    "native": ("huggingface", "bert-jax"),
+    "huggingface again": ("native", "huggingface"),
+    "tensorflow1": ("run", "tensorflow1"),
+    "native of tensorflow1": ("tensorflow1", "bert-jax"),
+    "native of the run": ("run", "bert-jax"),
+    "tensorflow1 again": ("native of the run", "tensorflow1"),
     "served": ("run", "stablehlo"),
 }
 
 
 @pytest.fixture(autouse=True)
 def only_numpy(monkeypatch):
-    """The report's other side is numpy's, whatever is installed."""
+    """The reference forward pass is numpy's, whatever is installed."""
     monkeypatch.setattr(transformers_forward, "available", lambda: False)
 
 
@@ -85,11 +85,11 @@ def test_every_journey_keeps_every_bit(made, name):
 
 
 def test_the_same_model_is_the_same_file(made):
-    """Theirs of ours of theirs is theirs, and so on: config, tensors, tokenizer."""
-    for one, two in (("theirs", "theirs again"), ("google's", "google's again"), ("ours", "ours of google's")):
+    """Converting there and back gives equal files: config, tensors, tokenizer."""
+    for one, two in (("huggingface", "huggingface again"), ("tensorflow1", "tensorflow1 again"), ("native", "native of tensorflow1")):
         for file in FILES[JOURNEYS[one][1]] - {"model.json"}:
             assert (made[one] / file).read_bytes() == (made[two] / file).read_bytes(), (one, file)
-    weights = [(made[name] / "params.safetensors").read_bytes() for name in ("ours", "ours of the run", "served")]
+    weights = [(made[name] / "params.safetensors").read_bytes() for name in ("native", "native of the run", "served")]
     assert weights[0] == weights[1] == weights[2]
 
 
@@ -119,7 +119,7 @@ def test_cards(made, name):
     assert body.startswith(f"# {name}\n\nA bert with 1 layers of width 64, {count:,} parameters; on its encoder: mlm, ")
     origin = "run" if source == "run" else JOURNEYS[source][1]
     assert f"Converted from {origin} (" in card and f") to {to} by bert_jax " in card
-    assert str(made[source].parent) not in card  # whoever gets the model need not know whose disk it was on
+    assert str(made[source].parent) not in card  # the card must not contain local paths
     table = card[card.index("## Parity") :]
     assert "parity with numpy, " in table and "parity: passed" in table
     assert bool(re.search(r"^  layer 1 +\d\.\de-\d\d \(", table, re.M))
@@ -169,8 +169,8 @@ assert "bert_jax" not in sys.modules and "flax" not in sys.modules
 """
 
 
-def test_a_program_is_served_without_us(made, tmp_path):
-    """In another process and directory, with batches of two shapes; what it gives is what our encoder gives."""
+def test_a_program_is_served_without_bert_jax(made, tmp_path):
+    """In another process and directory, with batches of two shapes; outputs equal those of bert_jax."""
     source_model = parts_of(made["run"])
     sampled = sample_inputs(to_huggingface(source_model.model, "run"), Tokenizer.load(source_model.tokenizer_path))
     batches = {
@@ -190,15 +190,15 @@ def test_a_program_is_served_without_us(made, tmp_path):
     found = np.load(tmp_path / "found.npz")
     assert {name.split(" ")[1] for name in found} == {"hidden", "pooled", "mlm", "pair"}
     for name, batch in batches.items():
-        ours, real = jax_forward.run(source_model.model, batch), batch.attention_mask_BS > 0
-        np.testing.assert_allclose(found[f"{name} hidden"][real], ours.hidden_states[-1][real], rtol=0, atol=1e-5)
-        np.testing.assert_allclose(found[f"{name} mlm"][real], ours.logits["mlm"][real], rtol=0, atol=1e-4)
-        np.testing.assert_allclose(found[f"{name} pair"], ours.logits["pair"], rtol=0, atol=1e-5)
-        np.testing.assert_allclose(found[f"{name} pooled"], ours.pooled_BH, rtol=0, atol=1e-5)
+        expected, real = jax_forward.run(source_model.model, batch), batch.attention_mask_BS > 0
+        np.testing.assert_allclose(found[f"{name} hidden"][real], expected.hidden_states[-1][real], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(found[f"{name} mlm"][real], expected.logits["mlm"][real], rtol=0, atol=1e-4)
+        np.testing.assert_allclose(found[f"{name} pair"], expected.logits["pair"], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(found[f"{name} pooled"], expected.pooled_BH, rtol=0, atol=1e-5)
 
 
 def test_json(made, tmp_path, capsys):
-    assert cli.main(["convert", str(made["theirs"]), str(tmp_path / "new"), "--to", "bert-jax", "--json"]) == 0
+    assert cli.main(["convert", str(made["huggingface"]), str(tmp_path / "new"), "--to", "bert-jax", "--json"]) == 0
     captured = capsys.readouterr()
     report = json.loads(captured.out)
     assert captured.err == "" and report["passed"] is True and report["failures"] == []
@@ -206,26 +206,26 @@ def test_json(made, tmp_path, capsys):
     assert set(report["heads"]) == {"mlm logits", "pair logits", "pooled vector"}
     assert all(0 <= part["largest"] <= part["limit"] for part in report["layers"].values())
     assert report["tokenizer"]["equal"] == report["tokenizer"]["total"] > 10
-    assert cli.main(["convert", str(made["theirs"]), str(tmp_path / "two"), "--to", "bert-jax"]) == 0
+    assert cli.main(["convert", str(made["huggingface"]), str(tmp_path / "two"), "--to", "bert-jax"]) == 0
     *table, last = capsys.readouterr().out.splitlines()
     assert table[-1] == "parity: passed" and last == f"wrote {tmp_path / 'two'}"
 
 
 @pytest.fixture
 def spoiled(monkeypatch):
-    """What is written as Hugging Face's is another model than what was read."""
-    theirs = OUTPUT_FORMATS["huggingface"]
+    """The written Hugging Face model differs from the source."""
+    huggingface_format = OUTPUT_FORMATS["huggingface"]
 
     def write(source_model, directory):
-        theirs.write(source_model, directory)
+        huggingface_format.write(source_model, directory)
         tensors = safetensors.numpy.load_file(directory / "model.safetensors")
         tensors["bert.encoder.layer.0.output.dense.bias"][:8] += 0.01
         safetensors.numpy.save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
 
-    monkeypatch.setitem(conversion.OUTPUT_FORMATS, "huggingface", theirs._replace(write=write))
+    monkeypatch.setitem(conversion.OUTPUT_FORMATS, "huggingface", huggingface_format._replace(write=write))
 
 
-def test_another_model_is_not_kept(made, spoiled, tmp_path, capsys):
+def test_a_different_model_is_not_kept(made, spoiled, tmp_path, capsys):
     assert cli.main(["convert", str(made["run"]), str(tmp_path / "deep" / "below" / "new")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {made['run']} and the converted model differ (parameter encoder/layers/")
@@ -233,10 +233,10 @@ def test_another_model_is_not_kept(made, spoiled, tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_another_model_is_kept_by_force(made, spoiled, tmp_path, capsys):
+def test_a_different_model_is_kept_by_force(made, spoiled, tmp_path, capsys):
     assert cli.main(["convert", str(made["run"]), str(tmp_path / "new"), "--force"]) == 0
-    told = capsys.readouterr().out
-    assert "<- FAILS" in told and "parity: FAILED, parameter encoder/layers/" in told
+    printed = capsys.readouterr().out
+    assert "<- FAILS" in printed and "parity: FAILED, parameter encoder/layers/" in printed
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
     card = (tmp_path / "new" / "README.md").read_text()
     assert "<- FAILS" in card and "parity: FAILED, parameter encoder/layers/" in card and "passed" not in card
@@ -245,16 +245,16 @@ def test_another_model_is_kept_by_force(made, spoiled, tmp_path, capsys):
     assert report["passed"] is False and "layer 1 differs by" in report["failures"][1]
 
 
-def test_a_tokenizer_that_cuts_otherwise_is_not_kept(made, tmp_path, monkeypatch):
-    theirs = OUTPUT_FORMATS["huggingface"]
+def test_a_different_tokenizer_is_not_kept(made, tmp_path, monkeypatch):
+    huggingface_format = OUTPUT_FORMATS["huggingface"]
 
     def write(source_model, directory):
-        theirs.write(source_model, directory)
+        huggingface_format.write(source_model, directory)
         described = json.loads((directory / "tokenizer.json").read_text())
         described["model"]["max_input_chars_per_word"] = 3
         (directory / "tokenizer.json").write_text(json.dumps(described))
 
-    monkeypatch.setitem(conversion.OUTPUT_FORMATS, "huggingface", theirs._replace(write=write))
+    monkeypatch.setitem(conversion.OUTPUT_FORMATS, "huggingface", huggingface_format._replace(write=write))
     with pytest.raises(UserError, match=r"the converted model differ .the tokenizers give different ids for "):
         convert(made["run"], tmp_path / "new", "huggingface")
     assert list(tmp_path.iterdir()) == []
@@ -275,7 +275,7 @@ def test_a_write_that_breaks_off_leaves_nothing(made, tmp_path, monkeypatch):
 
 @pytest.fixture
 def small_files():
-    """Sets a limit on the size of files, in bytes: the system then refuses to write, as it does on a full disk."""
+    """Limits the size of files, in bytes: writes then fail as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -293,7 +293,7 @@ def test_a_full_disk(made, small_files, tmp_path, monkeypatch, capsys, to):
         target.write(source_model, directory)
 
     monkeypatch.setitem(conversion.OUTPUT_FORMATS, to, target._replace(write=write))
-    assert cli.main(["convert", str(made["theirs"]), str(tmp_path / "deep" / "new"), "--to", to]) == 2
+    assert cli.main(["convert", str(made["huggingface"]), str(tmp_path / "deep" / "new"), "--to", to]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {tmp_path / 'deep' / 'new'} cannot be written: ")
     assert "File too large; raise the limit" in line
@@ -302,7 +302,7 @@ def test_a_full_disk(made, small_files, tmp_path, monkeypatch, capsys, to):
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_signal_during_a_destructor_leaves_nothing(made, tmp_path, monkeypatch):
-    """Python discards the exception of the handler there; the conversion must not end as if nothing had come."""
+    """Python discards the handler's exception in a destructor; the conversion must still stop."""
 
     class Destroyed:
         def __del__(self):
@@ -314,13 +314,13 @@ def test_a_signal_during_a_destructor_leaves_nothing(made, tmp_path, monkeypatch
 
     target = OUTPUT_FORMATS["bert-jax"]
     monkeypatch.setitem(conversion.OUTPUT_FORMATS, "bert-jax", target._replace(write=write))
-    assert cli.main(["convert", str(made["theirs"]), str(tmp_path / "new"), "--to", "bert-jax"]) == 143
+    assert cli.main(["convert", str(made["huggingface"]), str(tmp_path / "new"), "--to", "bert-jax"]) == 143
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_leaves_nothing(made, tmp_path, monkeypatch, capsys, number):
-    """The process is told to end while it writes, and once more while it removes what it wrote."""
+    """A signal while it writes, and another one while it removes the files."""
 
     def write(source_model, directory):
         (directory / "large").write_bytes(b"0")
@@ -334,7 +334,7 @@ def test_a_signal_leaves_nothing(made, tmp_path, monkeypatch, capsys, number):
     rmtree = tempfile.TemporaryDirectory._rmtree
     monkeypatch.setattr(tempfile.TemporaryDirectory, "_rmtree", staticmethod(remove))
     monkeypatch.setitem(conversion.OUTPUT_FORMATS, "bert-jax", OUTPUT_FORMATS["bert-jax"]._replace(write=write))
-    before, command = signal.getsignal(number), ["convert", str(made["theirs"]), str(tmp_path / "new"), "--to"]
+    before, command = signal.getsignal(number), ["convert", str(made["huggingface"]), str(tmp_path / "new"), "--to"]
     if number == signal.SIGINT:
         assert cli.main([*command, "bert-jax"]) == 130
         assert capsys.readouterr().err == "stopped\n"
@@ -364,7 +364,7 @@ sys.exit(cli.main(["convert", *sys.argv[1:], "--to", "bert-jax"]))
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_process_that_is_stopped_leaves_nothing(made, tmp_path, number, code):
-    command = [sys.executable, "-c", STOPPED, made["theirs"], tmp_path / "deep" / "new"]
+    command = [sys.executable, "-c", STOPPED, made["huggingface"], tmp_path / "deep" / "new"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "writing\n"
         process.send_signal(number)
@@ -374,15 +374,15 @@ def test_a_process_that_is_stopped_leaves_nothing(made, tmp_path, number, code):
 
 
 def test_a_destination_that_appeared_meanwhile_is_left_alone(made, tmp_path, monkeypatch):
-    """Another conversion to the same place was faster."""
+    """Another conversion to the same destination was faster."""
     prove = conversion._check_parity
 
     def slow(*arguments):
         (tmp_path / "new").mkdir()
-        (tmp_path / "new" / "theirs").write_text("whole")
+        (tmp_path / "new" / "file").write_text("whole")
         return prove(*arguments)
 
     monkeypatch.setattr(conversion, "_prove", slow)
     with pytest.raises(UserError, match="was created in the meantime"):
         convert(made["run"], tmp_path / "new", "bert-jax")
-    assert [path.name for path in tmp_path.rglob("*")] == ["new", "theirs"]
+    assert [path.name for path in tmp_path.rglob("*")] == ["new", "file"]

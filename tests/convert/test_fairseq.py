@@ -62,7 +62,11 @@ def test_dictionaries_that_do_not_fit(gpt2):
     with pytest.raises(UserError, match=r"dict\.txt: has 265 tokens, special ones included, the model 300 rows"):
         fairseq_dictionary.read_tokenizer_files(directory, 300)
     whole = (directory / "dict.txt").read_text()
-    for line, message in (("99999 3", "99999 is no id"), ("noword", "no token and its count"), ("a b", "no token")):
+    for line, message in (
+        ("99999 3", "99999 is not an id"),
+        ("noword", "not a token and its count"),
+        ("a b", "not a token"),
+    ):
         (directory / "dict.txt").write_text(whole + line + "\n")
         with pytest.raises(UserError, match=rf"dict\.txt, line 261: .*{message}"):
             fairseq_dictionary.read_tokenizer_files(directory, 265)

@@ -27,7 +27,7 @@ from tests.golden import make_families, recipe
 
 @pytest.fixture(autouse=True)
 def only_numpy(monkeypatch):
-    """The report's other side is numpy's, whatever is installed."""
+    """The reference forward pass is numpy's, whatever is installed."""
     monkeypatch.setattr(transformers_forward, "available", lambda: False)
 
 
@@ -42,7 +42,7 @@ def save(directory, config, tensors):
 
 @pytest.fixture
 def encoder(tmp_path):
-    """A bare BERT with a pooler, and settings that no model of ours knows."""
+    """A bare BERT with a pooler, and settings that bert_jax does not have."""
     tensors = recipe.make_weights(recipe.SETTINGS, 5)
     tensors = {name.removeprefix("bert."): array for name, array in tensors.items() if name.startswith("bert.")}
     settings = {"model_type": "bert", "problem_type": "multi_label_classification", "classifier_dropout": 0.3}
@@ -80,9 +80,9 @@ def test_what_no_text_reaches(encoder, tmp_path, monkeypatch, change, told):
 
 
 def test_settings_of_theirs_come_back(encoder, tmp_path):
-    conversion.convert(encoder, tmp_path / "ours", "bert-jax")
-    conversion.convert(tmp_path / "ours", tmp_path / "theirs", "huggingface")
-    described = json.loads((tmp_path / "theirs" / "config.json").read_text())
+    conversion.convert(encoder, tmp_path / "native", "bert-jax")
+    conversion.convert(tmp_path / "native", tmp_path / "huggingface", "huggingface")
+    described = json.loads((tmp_path / "huggingface" / "config.json").read_text())
     assert (described["problem_type"], described["classifier_dropout"]) == ("multi_label_classification", 0.3)
 
 
@@ -90,8 +90,8 @@ def test_what_is_not_there_is_not_tied(encoder, tmp_path):
     """A model without a decoder says what it likes of one; a decoder of its own is refused where there is one."""
     settings = json.loads((encoder / "config.json").read_text()) | {"tie_word_embeddings": False}
     (encoder / "config.json").write_text(json.dumps(settings))
-    conversion.convert(encoder, tmp_path / "theirs", "huggingface")
-    assert json.loads((tmp_path / "theirs" / "config.json").read_text())["tie_word_embeddings"] is False
+    conversion.convert(encoder, tmp_path / "huggingface", "huggingface")
+    assert json.loads((tmp_path / "huggingface" / "config.json").read_text())["tie_word_embeddings"] is False
     whole = recipe.make_weights(recipe.SETTINGS, 5)
     with pytest.raises(
         UserError, match=r"tie_word_embeddings is false, and 'cls.predictions.decoder.weight' is missing"
@@ -110,12 +110,12 @@ def test_a_roberta_under_another_name_keeps_it(tmp_path, kind, prefix):
     tensors = {key: make_families.drawn(key, tuple(shape)) for key, shape in golden["shapes"].items()}
     names = {"model_type": kind, "architectures": [f"{prefix}ForMaskedLM"]}
     source = save(tmp_path / "source", golden["config"] | names, tensors)
-    assert conversion.convert(source, tmp_path / "ours", "bert-jax").passed
-    report = conversion.convert(tmp_path / "ours", tmp_path / "theirs", "huggingface")
+    assert conversion.convert(source, tmp_path / "native", "bert-jax").passed
+    report = conversion.convert(tmp_path / "native", tmp_path / "huggingface", "huggingface")
     assert report.passed and [head.name for head in report.heads] == ["mlm logits"]
-    described = json.loads((tmp_path / "theirs" / "config.json").read_text())
+    described = json.loads((tmp_path / "huggingface" / "config.json").read_text())
     assert {name: described[name] for name in names} == names
-    for name, array in tensor_files.open_tensors(tmp_path / "theirs").items():
+    for name, array in tensor_files.open_tensors(tmp_path / "huggingface").items():
         np.testing.assert_array_equal(array, tensors[name], err_msg=name)
 
 
@@ -128,10 +128,10 @@ def test_a_wider_window_is_seen():
     )
     inputs = sample_inputs(hf_model, None)
     assert inputs.input_ids_BS.shape[1] == 76
-    model, theirs = from_huggingface(hf_model), run_numpy(hf_model, inputs)
+    model, reference = from_huggingface(hf_model), run_numpy(hf_model, inputs)
     narrower = model._replace(config=dataclasses.replace(model.config, attention_window=29))
     reports = [
-        parity_report.compare(jax_forward.run(each, inputs), theirs, inputs.attention_mask_BS, library="numpy")
+        parity_report.compare(jax_forward.run(each, inputs), reference, inputs.attention_mask_BS, library="numpy")
         for each in (model, narrower)
     ]
     assert [report.passed for report in reports] == [True, False]
@@ -301,9 +301,9 @@ def test_the_front_matter_of_a_card_comes_along(encoder, tmp_path):
     (encoder / "README.md").write_text(CARD)
     settings = json.loads((encoder / "config.json").read_text())
     (encoder / "config.json").write_text(json.dumps(settings | {"_name_or_path": "someone/small-bert"}))
-    conversion.convert(encoder, tmp_path / "ours", "bert-jax")
-    conversion.convert(tmp_path / "ours", tmp_path / "theirs", "huggingface")
-    front = yaml.safe_load((tmp_path / "theirs" / "README.md").read_text().split("---\n")[1])
+    conversion.convert(encoder, tmp_path / "native", "bert-jax")
+    conversion.convert(tmp_path / "native", tmp_path / "huggingface", "huggingface")
+    front = yaml.safe_load((tmp_path / "huggingface" / "README.md").read_text().split("---\n")[1])
     assert front == {
         "language": ["en", "no"],
         "license": "apache-2.0",
@@ -313,8 +313,8 @@ def test_the_front_matter_of_a_card_comes_along(encoder, tmp_path):
         "tags": ["sentence-similarity", "bert", "bert_jax"],
         "datasets": ["snli"],
     }
-    (tmp_path / "ours" / "README.md").write_text("---\nlicense: [\n---\n")
-    conversion.convert(tmp_path / "ours", tmp_path / "again", "bert-jax")
+    (tmp_path / "native" / "README.md").write_text("---\nlicense: [\n---\n")
+    conversion.convert(tmp_path / "native", tmp_path / "again", "bert-jax")
     card = (tmp_path / "again" / "README.md").read_text()
     assert "could not be read" in card and "license:" not in card
 

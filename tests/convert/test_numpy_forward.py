@@ -67,13 +67,13 @@ def test_families(case):
     if refusal is not None:
         with pytest.raises(UserError, match=refusal):
             from_huggingface(hf_model)
-    ours = jax_forward.run(from_huggingface(hf_model), golden["inputs"]) if refusal is None else outputs
-    by_us = {f"layer {i}": state for i, state in enumerate(ours.hidden_states)} | ours.logits
+    jax_outputs = jax_forward.run(from_huggingface(hf_model), golden["inputs"]) if refusal is None else outputs
+    by_us = {f"layer {i}": state for i, state in enumerate(jax_outputs.hidden_states)} | jax_outputs.logits
     assert by_us.keys() == found.keys()
     for part, expected in golden["values"].items():
-        mine = ours.pooled_BH if part == "pooled" else by_us[part]
-        mine = make_families.sampled(mine, golden["inputs"].attention_mask_BS)
-        np.testing.assert_allclose(mine, expected, rtol=0, atol=1e-4, err_msg=f"ours, {part}")
+        actual = jax_outputs.pooled_BH if part == "pooled" else by_us[part]
+        actual = make_families.sampled(actual, golden["inputs"].attention_mask_BS)
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-4, err_msg=f"jax, {part}")
         values = outputs.pooled_BH if part == "pooled" else found[part]
         values = make_families.sampled(values, golden["inputs"].attention_mask_BS)
         limit = 1e-5 * max(1, np.abs(expected).max())
@@ -123,34 +123,34 @@ def test_goldens_are_of_every_family_and_head():
 
 
 @pytest.mark.parametrize(
-    ("changes", "theirs", "pair"),
+    ("changes", "hf_changes", "pair"),
     [
         ({}, {}, True),
         ({}, {"hidden_act": "gelu_new", "layer_norm_eps": 1e-3}, True),
         ({"compute_dtype": "bfloat16"}, {"hidden_act": "relu"}, False),
     ],
 )
-def test_our_model_gives_the_same(changes, theirs, pair):
+def test_our_model_gives_the_same(changes, hf_changes, pair):
     """Every state and logit to 1e-5, whatever our model trains in; through the exporter's table of names."""
     tensors = dict(recipe_form().tensors)
     if not pair:
         tensors = {name: tensor for name, tensor in tensors.items() if "pooler" not in name and "relation" not in name}
-    model = from_huggingface(HuggingFaceModel(THEIRS | theirs, tensors, "recipe"))
+    model = from_huggingface(HuggingFaceModel(THEIRS | hf_changes, tensors, "recipe"))
     assert model.heads == Heads(pair=pair, pooler=pair)
     model = model._replace(config=dataclasses.replace(model.config, **changes))
-    hf_model = to_huggingface(model, "ours")
+    hf_model = to_huggingface(model, "native model")
     inputs = sample_inputs(hf_model, None)
-    ours, found = jax_forward.run(model, inputs), numpy_forward.run(hf_model, inputs)
+    jax_outputs, found = jax_forward.run(model, inputs), numpy_forward.run(hf_model, inputs)
     assert found.unused_tensors == ()
-    assert ours.logits.keys() == found.logits.keys() == ({"mlm", "pair"} if pair else {"mlm"})
+    assert jax_outputs.logits.keys() == found.logits.keys() == ({"mlm", "pair"} if pair else {"mlm"})
     real = inputs.attention_mask_BS > 0
-    for mine, other in zip(ours.hidden_states, found.hidden_states, strict=True):
-        np.testing.assert_allclose(mine[real], other[real], rtol=0, atol=1e-5)
+    for actual, other in zip(jax_outputs.hidden_states, found.hidden_states, strict=True):
+        np.testing.assert_allclose(actual[real], other[real], rtol=0, atol=1e-5)
     scale = np.abs(found.logits["mlm"]).max()
-    np.testing.assert_allclose(ours.logits["mlm"][real], found.logits["mlm"][real], rtol=0, atol=1e-6 * scale)
+    np.testing.assert_allclose(jax_outputs.logits["mlm"][real], found.logits["mlm"][real], rtol=0, atol=1e-6 * scale)
     if pair:
-        np.testing.assert_allclose(ours.logits["pair"], found.logits["pair"], rtol=0, atol=1e-5)
-        np.testing.assert_allclose(ours.pooled_BH, found.pooled_BH, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(jax_outputs.logits["pair"], found.logits["pair"], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(jax_outputs.pooled_BH, found.pooled_BH, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
@@ -171,14 +171,14 @@ def test_causal_models(family):
         lambda leaf: np.random.default_rng(leaf.size).normal(0.1, 0.3, leaf.shape).astype(np.float32),
         bert.shapes(config, heads),
     )
-    hf_model = to_huggingface(NativeModel(family_of(config, heads), config, heads, params), "ours")
+    hf_model = to_huggingface(NativeModel(family_of(config, heads), config, heads, params), "native model")
     assert hf_model.config["architectures"] == [{"bert": "BertLMHeadModel", "roberta": "RobertaForCausalLM"}[family]]
     inputs = sample_inputs(hf_model, None)
     assert transformers_forward.class_name(hf_model) == hf_model.config["architectures"][0]
-    found, ours = numpy_forward.run(hf_model, inputs), jax_forward.run(from_huggingface(hf_model), inputs)
-    assert parity_report.compare(ours, found, inputs.attention_mask_BS, library="x").passed
+    found, jax_outputs = numpy_forward.run(hf_model, inputs), jax_forward.run(from_huggingface(hf_model), inputs)
+    assert parity_report.compare(jax_outputs, found, inputs.attention_mask_BS, library="x").passed
     both_ways = numpy_forward.run(with_config(hf_model, is_decoder=False), inputs)
-    assert not parity_report.compare(ours, both_ways, inputs.attention_mask_BS, library="x").passed
+    assert not parity_report.compare(jax_outputs, both_ways, inputs.attention_mask_BS, library="x").passed
     row = int(inputs.attention_mask_BS.sum(1).argmax())
     last = int(inputs.attention_mask_BS[row].sum()) - 1
     changed = inputs.input_ids_BS.copy()

@@ -43,12 +43,12 @@ MLPERF = {
 """MLPerf training v0.7 to v2.0."""
 
 
-@pytest.mark.parametrize(("theirs", "ours"), (EXAMPLES | MLPERF).items())
-def test_names(theirs, ours):
-    assert nvidia.rename(theirs) == ours
-    segment = "heads_only_segment." if theirs.startswith("cls") else "bert_model_segment."
+@pytest.mark.parametrize(("nvidia_name", "hf_name"), (EXAMPLES | MLPERF).items())
+def test_names(nvidia_name, hf_name):
+    assert nvidia.rename(nvidia_name) == hf_name
+    segment = "heads_only_segment." if nvidia_name.startswith("cls") else "bert_model_segment."
     for prefix in ("module.", segment, "module." + segment):
-        assert nvidia.rename(prefix + theirs) == ours
+        assert nvidia.rename(prefix + nvidia_name) == hf_name
 
 
 CONFIG = {
@@ -93,8 +93,8 @@ def mlperf_name(name: str) -> str:
         "output.dense.": "multi_head_attention.out_proj_",
         "output.LayerNorm.": "layer_norm.",
     }
-    for theirs, fused in attention.items():
-        name = name.replace(f"attention.{theirs}", f"attention.{fused}")
+    for nvidia_name, fused in attention.items():
+        name = name.replace(f"attention.{nvidia_name}", f"attention.{fused}")
     if name.startswith("bert.encoder"):
         for part in ("weight", "bias"):
             name = name.replace(f".output.dense.{part}", f".intermediate.dense.{part}2")

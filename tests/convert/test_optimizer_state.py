@@ -1,4 +1,4 @@
-"""An optimizer's moments through `convert` and into a run that starts from them."""
+"""The optimizer's moments through `convert`, and in a run that starts from them."""
 
 import dataclasses
 import json
@@ -26,7 +26,7 @@ from bert_jax.training.sharding import make_mesh, put_rows
 from bert_jax.training.state import Moments, abstract_state, state_from_initial
 from bert_jax.training.step import make_train_step, put_step_inputs
 
-JOURNEYS = {"ours": ("run", "bert-jax"), "google's": ("ours", "tensorflow1"), "ours again": ("google's", "bert-jax")}
+JOURNEYS = {"native": ("run", "bert-jax"), "tensorflow1": ("native", "tensorflow1"), "native again": ("tensorflow1", "bert-jax")}
 WITH_MOMENTS = ("run", *JOURNEYS)
 # The recipe as a config file.
 CONFIG_FILE = """
@@ -39,22 +39,22 @@ def config():
 
 @pytest.fixture(autouse=True)
 def only_numpy(monkeypatch):
-    """The report's other side is numpy's, whatever is installed."""
+    """The reference forward pass is numpy's, whatever is installed."""
     monkeypatch.setattr(transformers_forward, "available", lambda: False)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory, tiny_run):
-    """The run's model with its moments in each form, and without them; read only."""
+    """The run's model with its moments in each format, and without them; read only."""
     directory = tmp_path_factory.mktemp("moments")
-    places = {"run": tiny_run} | {name: directory / name for name in (*JOURNEYS, "without", "google's without")}
+    places = {"run": tiny_run} | {name: directory / name for name in (*JOURNEYS, "without", "tensorflow1 without")}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transformers_forward, "available", lambda: False)
         for name, (source, to) in JOURNEYS.items():
             command = ["convert", str(places[source]), str(places[name]), "--to", to, "--optimizer-state", "keep"]
             assert cli.main(command) == 0
-        convert(places["ours"], places["without"], "bert-jax")
-        convert(places["google's"], places["google's without"], "tensorflow1")
+        convert(places["native"], places["without"], "bert-jax")
+        convert(places["tensorflow1"], places["tensorflow1 without"], "tensorflow1")
     return places
 
 
@@ -85,22 +85,22 @@ def test_moments_keep_every_bit(made, name, tiny_config):
         assert np.abs(one).max() > 0 and two.min() >= 0 and not np.array_equal(one, two)
 
 
-def test_moments_stay_behind_unless_asked_for(made):
-    assert moments_of(made["without"]) is None and moments_of(made["google's without"]) is None
-    assert not (made["without"] / "moments.safetensors").exists() and (made["ours"] / "moments.safetensors").exists()
-    with input_formats.open_model(made["ours"]) as source_model:
+def test_moments_are_dropped_by_default(made):
+    assert moments_of(made["without"]) is None and moments_of(made["tensorflow1 without"]) is None
+    assert not (made["without"] / "moments.safetensors").exists() and (made["native"] / "moments.safetensors").exists()
+    with input_formats.open_model(made["native"]) as source_model:
         assert source_model.optimizer_state is None
 
 
 @pytest.mark.parametrize("to", ["huggingface", "pytorch", "stablehlo"])
-def test_forms_without_a_place_for_them(made, tmp_path, capsys, to):
+def test_formats_that_cannot_hold_moments(made, tmp_path, capsys, to):
     assert cli.main(["convert", str(made["run"]), str(tmp_path / "new"), "--to", to, "--optimizer-state", "keep"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line == f"error: --optimizer-state keep: {to} cannot hold the optimizer's moments: use --to bert-jax"
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["without", "google's without"])
+@pytest.mark.parametrize("name", ["without", "tensorflow1 without"])
 def test_a_source_without_moments(made, tmp_path, tiny_config, tiny_corpus, capsys, name):
     with pytest.raises(UserError, match=r"has no optimizer moments: set start\.optimizer_state new"):
         pretraining.pretrain(
@@ -143,7 +143,7 @@ def test_the_first_update_is_that_of_the_run_continued(made, tiny_config, tiny_c
         found = after(state_from_initial(task, mesh, load_initial_params(config, Tokenizer.load(tiny_corpus))))
         jax.tree.map(np.testing.assert_array_equal, found.params, expected.params)
         jax.tree.map(np.testing.assert_array_equal, found.optimizer, expected.optimizer)
-    config = starting(tiny_config, made["ours"], "new")
+    config = starting(tiny_config, made["native"], "new")
     found = after(state_from_initial(task, mesh, load_initial_params(config, Tokenizer.load(tiny_corpus))))
     assert int(found.optimizer.count) == 1
     distances = [
@@ -160,9 +160,9 @@ def test_runs_that_start_with_moments(made, tmp_path, tiny_config, tiny_corpus, 
     config.write_text(CONFIG_FILE.format(text=json.dumps(to_dict(starting(tiny_config, "none", "new")))))
     flags = {
         "run": ["--init-from", str(made["run"]), "--start.optimizer-state", "keep"],
-        "ours": [f"--init-from={made['ours']}", "--start.optimizer-state", "keep"],
-        "google's": ["--start.source=" + str(made["google's"]), "--start.optimizer-state", "keep"],
-        "new": ["--init_from", str(made["ours"])],
+        "native": [f"--init-from={made['native']}", "--start.optimizer-state", "keep"],
+        "tensorflow1": ["--start.source=" + str(made["tensorflow1"]), "--start.optimizer-state", "keep"],
+        "new": ["--init_from", str(made["native"])],
     }
     found = {}
     for name, those in flags.items():
@@ -170,8 +170,8 @@ def test_runs_that_start_with_moments(made, tmp_path, tiny_config, tiny_corpus, 
         assert cli.main(command) == 0
         found[name] = moments_of(tmp_path / name), params_of(tmp_path / name)
         source = json.loads((tmp_path / name / "config.json").read_text())["config"]["start"]["source"]
-        assert source == str(made["ours" if name == "new" else name])
-    for name in ("ours", "google's"):
+        assert source == str(made["native" if name == "new" else name])
+    for name in ("native", "tensorflow1"):
         jax.tree.map(np.testing.assert_array_equal, found[name], found["run"])
     assert found["run"][0].step == 9 and found["new"][0].step == 1
     pairs = zip(jax.tree.leaves(found["run"][1]), jax.tree.leaves(found["new"][1]), strict=True)
@@ -200,7 +200,7 @@ def test_init_from_nothing(tmp_path, tiny_corpus, capsys, monkeypatch):
 
 def test_a_run_with_moments_of_its_own_is_continued(made, tmp_path, tiny_config, tiny_corpus):
     """The source counts at the start only: the same command goes on from the run's own checkpoint."""
-    source = shutil.copytree(made["ours"], tmp_path / "source")
+    source = shutil.copytree(made["native"], tmp_path / "source")
     config = starting(tiny_config, source)
     pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
     shutil.rmtree(source)

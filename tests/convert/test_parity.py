@@ -87,8 +87,8 @@ def test_not_a_number():
     model = from_huggingface(FORM)
     params = jax.tree.map(np.array, model.params)
     params["encoder"]["layers"]["down"]["bias"][0, 3] = np.nan
-    ours = jax_forward.run(model._replace(params=params), INPUTS)
-    report = compare(ours, reference(), INPUTS.attention_mask_BS, library="numpy")
+    actual = jax_forward.run(model._replace(params=params), INPUTS)
+    report = compare(actual, reference(), INPUTS.attention_mask_BS, library="numpy")
     assert first_failure(report) == "layer 1"
     assert "  layer 1        not a number (1.0e-04)  <- FAILS" in report.lines()
     report_lines = json.loads(json.dumps(report.to_dict(), allow_nan=False))
@@ -103,8 +103,8 @@ def outputs(hidden=None, task=None, **logits) -> ForwardOutputs:
 MASK = np.array([[1, 1, 0], [1, 0, 0]])
 
 
-def judge(ours: ForwardOutputs, theirs: ForwardOutputs, **options) -> parity_report.ParityReport:
-    return compare(ours, theirs, MASK, library="x", **options)
+def judge(actual: ForwardOutputs, expected: ForwardOutputs, **options) -> parity_report.ParityReport:
+    return compare(actual, expected, MASK, library="x", **options)
 
 
 @pytest.mark.parametrize(("size", "passes"), [(1.0, False), (0.1, False), (100.0, True)])
@@ -133,20 +133,20 @@ def test_padding_is_left_out_but_not_what_is_no_number():
 
 def test_top_1():
     """At real tokens, of which there are three."""
-    theirs = np.zeros((2, 3, 4))
-    theirs[..., 2] = 1
-    ours = theirs.copy()
-    ours[0, 1, 3] = 1.5  # real
-    ours[0, 2, 3] = ours[1, 1, 3] = ours[1, 2, 3] = 1.5  # padding
-    report = judge(outputs(mlm=ours), outputs(mlm=theirs))
+    expected = np.zeros((2, 3, 4))
+    expected[..., 2] = 1
+    actual = expected.copy()
+    actual[0, 1, 3] = 1.5  # real
+    actual[0, 2, 3] = actual[1, 1, 3] = actual[1, 2, 3] = 1.5  # padding
+    report = judge(outputs(mlm=actual), outputs(mlm=expected))
     assert report.agreement == {"mlm": pytest.approx(2 / 3)} and not report.passed
     assert "  top-1 of mlm: 66.66 % equal" in report.lines()
-    near = theirs.copy()
+    near = expected.copy()
     near[0, 1, 3] = 1 + 1e-5
-    report = judge(outputs(mlm=near), outputs(mlm=theirs))
+    report = judge(outputs(mlm=near), outputs(mlm=expected))
     assert not report.passed  # 1 away, tied or not
-    theirs[0, 1, 3] = 1
-    report = judge(outputs(mlm=near), outputs(mlm=theirs))
+    expected[0, 1, 3] = 1
+    report = judge(outputs(mlm=near), outputs(mlm=expected))
     assert report.passed and report.agreement["mlm"] < 1  # all but tied: shown, not failed
 
 
@@ -169,10 +169,10 @@ def test_top_1_of_pairs_and_tasks():
     assert task_agreement(start, moved, TaskKind.SPAN) == 0.75
 
 
-def task_agreement(ours, theirs, task: TaskKind) -> float | None:
+def task_agreement(actual, expected, task: TaskKind) -> float | None:
     return judge(
-        ForwardOutputs([], {"task": np.asarray(ours, np.float32)}),
-        ForwardOutputs([], {"task": np.asarray(theirs, np.float32)}, task),
+        ForwardOutputs([], {"task": np.asarray(actual, np.float32)}),
+        ForwardOutputs([], {"task": np.asarray(expected, np.float32)}, task),
     ).agreement.get("task")
 
 
@@ -188,8 +188,8 @@ def test_what_cannot_be_compared_fails():
             dataclasses.replace(outputs(), unused_tensors=("spare",)),
         ),
     }
-    for problem, (ours, theirs) in cases.items():
-        report = judge(ours, theirs)
+    for problem, (actual, expected) in cases.items():
+        report = judge(actual, expected)
         assert report.failures == (problem,) and not report.passed
         assert f"  {problem}" in report.lines()
 

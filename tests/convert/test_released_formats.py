@@ -22,7 +22,7 @@ MOST_BYTES = 160_000
 
 @pytest.fixture(autouse=True)
 def only_numpy(monkeypatch):
-    """The report's other side is numpy's, whatever is installed."""
+    """The reference forward pass is numpy's, whatever is installed."""
     monkeypatch.setattr(transformers_forward, "available", lambda: False)
 
 
@@ -56,8 +56,8 @@ def test_it_is_converted(name, tmp_path):
     assert sums_of(tmp_path / "new") == DIGESTS[name]
     found = native.read(tmp_path / "new").optimizer_state
     assert found.step == 1 and found.mu.keys() == found.nu.keys() == bert_jax.load(FORMATS / name).params.keys()
-    assert cli.main(["convert", str(tmp_path / "new"), str(tmp_path / "theirs")]) == 0
-    assert sums_of(tmp_path / "theirs") == DIGESTS[name]
+    assert cli.main(["convert", str(tmp_path / "new"), str(tmp_path / "huggingface")]) == 0
+    assert sums_of(tmp_path / "huggingface") == DIGESTS[name]
 
 
 def test_a_digest_sees_every_value():

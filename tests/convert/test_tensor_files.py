@@ -112,7 +112,7 @@ def test_no_checkpoint(tmp_path):
         "pytorch_model.bin",
         "pytorch_model.bin.index.json",
     )
-    fails(tmp_path, "no checkpoint", str(tmp_path), *looked_for)
+    fails(tmp_path, "no Hugging Face checkpoint", str(tmp_path), *looked_for)
 
 
 def test_truncated(tmp_path, tensors):
@@ -133,7 +133,7 @@ def test_shards_that_do_not_fit(tmp_path, tensors):
     whole = json.loads(index.read_text())
     content = (tmp_path / shard).read_bytes()
     (tmp_path / shard).unlink()
-    fails(tmp_path, str(index), shard, "not there")
+    fails(tmp_path, str(index), shard, "missing")
     (tmp_path / shard).write_bytes(content)
     index.write_text(json.dumps({"weight_map": whole["weight_map"] | {"more": shard}}))
     fails(tmp_path, "'more' is not in", shard)
@@ -142,10 +142,10 @@ def test_shards_that_do_not_fit(tmp_path, tensors):
     for broken, words in (
         ("{", "is not JSON"),
         ("[]", "is not a JSON object"),
-        ("{}", "no index"),
-        ('{"weight_map": {"a": 3}}', "no index"),
-        (json.dumps({"weight_map": {"a": "a" * 300}}), "not there"),
-        (json.dumps({"weight_map": {"a": ".."}}), "not there"),
+        ("{}", "not an index"),
+        ('{"weight_map": {"a": 3}}', "not an index"),
+        (json.dumps({"weight_map": {"a": "a" * 300}}), "is missing"),
+        (json.dumps({"weight_map": {"a": ".."}}), "is missing"),
     ):
         index.write_text(broken)
         fails(tmp_path, str(index), words)
@@ -156,7 +156,7 @@ def test_no_weights(tmp_path, dtype):
     path = tmp_path / "model.safetensors"
     tensor_files.write_safetensors(path, {"good": np.ones(2, np.float32), "odd": np.ones(2).astype(dtype)})
     assert tensor_files.open_tensors(tmp_path)["good"].sum() == 2
-    fails(tmp_path, str(path), "'odd'", "no weight's")
+    fails(tmp_path, str(path), "'odd'", "weights must be one of")
 
 
 def test_without_torch(tmp_path, monkeypatch):

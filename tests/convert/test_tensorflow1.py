@@ -101,9 +101,9 @@ def change_config(directory: Path, family: str, **settings) -> None:
 def test_every_tensor_has_the_value_of_the_name_written_by_hand(family):
     hf_model = tensorflow1.read(GOLDEN / family)
     assert len(hf_model.tensors) == len(VARIABLES[family])
-    for theirs, name in PAIRS[family].items():
+    for hf_name, name in PAIRS[family].items():
         expected = recipe.values(name, VARIABLES[family][name])
-        np.testing.assert_array_equal(hf_model.tensors[theirs], expected.T if name.endswith("/kernel") else expected)
+        np.testing.assert_array_equal(hf_model.tensors[hf_name], expected.T if name.endswith("/kernel") else expected)
 
 
 def test_names_and_shapes_are_those_of_berts_state_dict():
@@ -114,14 +114,14 @@ def test_names_and_shapes_are_those_of_berts_state_dict():
 @pytest.mark.parametrize("family", ["bert", "albert"])
 def test_the_table_goes_both_ways_for_every_variable(family):
     for name in VARIABLES[family]:
-        theirs, transposed = tensorflow1_names.huggingface_name(name, family, "test")
-        assert tensorflow1_names.tensorflow_name(theirs, family, "test") == (name, transposed)
+        hf_name, transposed = tensorflow1_names.huggingface_name(name, family, "test")
+        assert tensorflow1_names.tensorflow_name(hf_name, family, "test") == (name, transposed)
         assert transposed == name.endswith("/kernel")
 
 
 @pytest.mark.parametrize("family", ["bert", "albert"])
 @pytest.mark.parametrize(
-    ("theirs", "name"),
+    ("hf_name", "name"),
     [
         ("classifier.weight", "output_weights"),
         ("classifier.bias", "output_bias"),
@@ -129,9 +129,9 @@ def test_the_table_goes_both_ways_for_every_variable(family):
         ("qa_outputs.bias", "cls/squad/output_bias"),
     ],
 )
-def test_heads_of_tasks_are_not_transposed(family, theirs, name):
-    assert tensorflow1_names.tensorflow_name(theirs, family, "test") == (name, False)
-    assert tensorflow1_names.huggingface_name(name, family, "test") == (theirs, False)
+def test_heads_of_tasks_are_not_transposed(family, hf_name, name):
+    assert tensorflow1_names.tensorflow_name(hf_name, family, "test") == (name, False)
+    assert tensorflow1_names.huggingface_name(name, family, "test") == (hf_name, False)
 
 
 def test_the_config_of_bert():
@@ -200,7 +200,7 @@ def without(directory: Path, *left_out: str, **added) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("family", "theirs", "google", "kind"),
+    ("family", "hf_name", "google", "kind"),
     [
         ("bert", "gelu", "gelu", "none"),
         ("bert", "gelu_new", "gelu", "tanh"),
@@ -210,15 +210,15 @@ def without(directory: Path, *left_out: str, **added) -> Path:
         ("bert", "relu", "relu", None),
     ],
 )
-def test_activations_survive(tmp_path, family, theirs, google, kind):
+def test_activations_survive(tmp_path, family, hf_name, google, kind):
     hf_model = tensorflow1.read(GOLDEN / family)
     tensorflow1.write(
-        HuggingFaceModel(hf_model.config | {"hidden_act": theirs}, hf_model.tensors, "test"), tmp_path / "out"
+        HuggingFaceModel(hf_model.config | {"hidden_act": hf_name}, hf_model.tensors, "test"), tmp_path / "out"
     )
     written = json.loads((tmp_path / "out" / f"{family}_config.json").read_text())
     assert (written["hidden_act"], written.get("gelu_approximate")) == (google, kind)
     back = tensorflow1.read(tmp_path / "out").config
-    assert back["hidden_act"] == {"gelu_pytorch_tanh": "gelu_new"}.get(theirs, theirs)
+    assert back["hidden_act"] == {"gelu_pytorch_tanh": "gelu_new"}.get(hf_name, hf_name)
     assert "gelu_approximate" not in back
 
 

@@ -27,10 +27,10 @@ def test_moments_come_back_as_they_were(tmp_path, family):
 def test_moments_that_tensorflow_wrote():
     step, first, second = tensorflow1.read_moments(GOLDEN / "bert")
     assert step == recipe.STEP and set(first) == set(second) == set(tensorflow1.read(GOLDEN / "bert").tensors)
-    for theirs, name in PAIRS["bert"].items():
+    for hf_name, name in PAIRS["bert"].items():
         for moments, slot in ((first, "/adam_m"), (second, "/adam_v")):
             expected = recipe.values(name + slot, VARIABLES["bert"][name])
-            np.testing.assert_array_equal(moments[theirs], expected.T if name.endswith("/kernel") else expected)
+            np.testing.assert_array_equal(moments[hf_name], expected.T if name.endswith("/kernel") else expected)
 
 
 def test_a_pooler_without_gradients_has_no_moments(tmp_path):

@@ -48,10 +48,10 @@ def assert_same(found, state):
     assert set(found) == set(state)
     for name, tensor in state.items():
         raw = tensor.detach().contiguous()
-        theirs = (raw.view(torch.int16) if raw.dtype == torch.bfloat16 else raw).numpy()
+        torch_state = (raw.view(torch.int16) if raw.dtype == torch.bfloat16 else raw).numpy()
         assert found[name].dtype.name == str(tensor.dtype).removeprefix("torch.")
         assert found.lazy_tensors[name].shape == found[name].shape == tuple(tensor.shape)
-        np.testing.assert_array_equal(bits(found[name]), bits(theirs))
+        np.testing.assert_array_equal(bits(found[name]), bits(torch_state))
 
 
 @pytest.mark.parametrize("new", FORMATS.values(), ids=FORMATS)
@@ -83,11 +83,11 @@ def test_torch_reads_what_was_written(tmp_path):
     tensors["half"].flags.writeable = False
     tensors["reversed"] = np.arange(3, dtype=np.float32)[::-1]
     tensor_files.write_pickle(tmp_path / "pytorch_model.bin", tensors)
-    theirs = torch.load(tmp_path / "pytorch_model.bin", weights_only=True)
-    np.testing.assert_array_equal(theirs["a"].numpy(), tensors["a"])
-    np.testing.assert_array_equal(theirs["every"].view(torch.int16).numpy().view(np.uint16), BITS)
-    assert theirs["half"].dtype == torch.float16
-    assert_same(tensor_files.open_tensors(tmp_path), theirs)
+    torch_state = torch.load(tmp_path / "pytorch_model.bin", weights_only=True)
+    np.testing.assert_array_equal(torch_state["a"].numpy(), tensors["a"])
+    np.testing.assert_array_equal(torch_state["every"].view(torch.int16).numpy().view(np.uint16), BITS)
+    assert torch_state["half"].dtype == torch.float16
+    assert_same(tensor_files.open_tensors(tmp_path), torch_state)
 
 
 def fails(path, *words, placeholders=False):

@@ -15,7 +15,7 @@ from tests.live import zoo
 
 pytestmark = [
     pytest.mark.slow,
-    # What torch and transformers warn about among themselves is theirs.
+    # Warnings inside torch and transformers are not errors here.
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
 ]
 
@@ -27,67 +27,67 @@ transformers = pytest.importorskip("transformers")
 @pytest.mark.parametrize(("family", "head"), zoo.CASES, ids=lambda part: part)
 def test_numbers_and_names(family, head, size, tmp_path):
     """Hidden states and logits within 1e-4 at every real token; what we write is what they wrote, and they open it."""
-    theirs = zoo.build(family, head, size)
-    theirs.save_pretrained(tmp_path / "theirs")
-    hf_model = huggingface.read(tmp_path / "theirs")
+    torch_model = zoo.build(family, head, size)
+    torch_model.save_pretrained(tmp_path / "torch")
+    hf_model = huggingface.read(tmp_path / "torch")
     model = from_huggingface(hf_model)
     assert model.family == family
     arrays = zoo.inputs(family, size)
     real = arrays["attention_mask"] > 0
-    ours = jax_forward.run(model, ForwardInputs(*arrays.values()))
+    outputs = jax_forward.run(model, ForwardInputs(*arrays.values()))
     with torch.no_grad():
         given = {name: torch.tensor(array).long() for name, array in arrays.items()}
         if family in ("distilbert", "modernbert"):
             del given["token_type_ids"]
-        output = theirs(**given, output_hidden_states=True)
-    assert len(ours.hidden_states) == len(output.hidden_states)
-    for layer, (mine, other) in enumerate(zip(ours.hidden_states, output.hidden_states, strict=True)):
-        assert other.numpy()[real].std() > 0.3  # or the tolerance would mean nothing
-        np.testing.assert_allclose(mine[real], other.numpy()[real], rtol=0, atol=1e-4, err_msg=f"layer {layer}")
-    compare_logits(ours, output, model.heads, real)
+        output = torch_model(**given, output_hidden_states=True)
+    assert len(outputs.hidden_states) == len(output.hidden_states)
+    for layer, (actual, expected) in enumerate(zip(outputs.hidden_states, output.hidden_states, strict=True)):
+        assert expected.numpy()[real].std() > 0.3  # or the tolerance would mean nothing
+        np.testing.assert_allclose(actual[real], expected.numpy()[real], rtol=0, atol=1e-4, err_msg=f"layer {layer}")
+    compare_logits(outputs, output, model.heads, real)
 
     written = strip_base_prefix(to_huggingface(model, "here"))
-    (tmp_path / "ours").mkdir()
-    huggingface.write(tmp_path / "ours", written, write_safetensors, SAFETENSORS)
-    before, after = open_tensors(tmp_path / "theirs"), open_tensors(tmp_path / "ours")
+    (tmp_path / "written").mkdir()
+    huggingface.write(tmp_path / "written", written, write_safetensors, SAFETENSORS)
+    before, after = open_tensors(tmp_path / "torch"), open_tensors(tmp_path / "written")
     assert set(before) == set(after)
     for name in before:
         np.testing.assert_array_equal(after[name], before[name], err_msg=name)
-    again, report = type(theirs).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    again, report = type(torch_model).from_pretrained(tmp_path / "written", output_loading_info=True)
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
-    for name, tensor in theirs.state_dict().items():
+    for name, tensor in torch_model.state_dict().items():
         assert torch.equal(tensor, again.state_dict()[name]), name
-    described = json.loads((tmp_path / "ours" / "config.json").read_text())
+    described = json.loads((tmp_path / "written" / "config.json").read_text())
     assert described["architectures"] == [zoo.PREFIXES[family] + head]
     if head in zoo.TASKS[:2]:
         assert tuple(again.config.id2label.values()) == zoo.LABELS
 
 
-def compare_logits(ours, output, heads, real):
+def compare_logits(outputs, output, heads, real):
     if heads.task is not None:
         logits = (
             torch.stack([output.start_logits, output.end_logits], -1) if "start_logits" in output else output.logits
         )
-        mine, other = ours.logits["task"], logits.numpy()
+        actual, expected = outputs.logits["task"], logits.numpy()
         if heads.task.kind != "classification":
-            mine, other = mine[real], other[real]
-        np.testing.assert_allclose(mine, other, rtol=0, atol=1e-4)
+            actual, expected = actual[real], expected[real]
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-4)
     elif heads.mlm:
         logits = output.prediction_logits if "prediction_logits" in output else output.logits
-        np.testing.assert_allclose(ours.logits["mlm"][real], logits.numpy()[real], rtol=0, atol=1e-4)
+        np.testing.assert_allclose(outputs.logits["mlm"][real], logits.numpy()[real], rtol=0, atol=1e-4)
     if heads.pair:
         pairs = output.sop_logits if "sop_logits" in output else output.seq_relationship_logits
-        np.testing.assert_allclose(ours.logits["pair"], pairs.numpy(), rtol=0, atol=1e-4)
+        np.testing.assert_allclose(outputs.logits["pair"], pairs.numpy(), rtol=0, atol=1e-4)
     if "pooler_output" in output and output.pooler_output is not None:
-        np.testing.assert_allclose(ours.pooled_BH, output.pooler_output.numpy(), rtol=0, atol=1e-4)
+        np.testing.assert_allclose(outputs.pooled_BH, output.pooler_output.numpy(), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", zoo.PREFIXES)
 def test_every_tensor_counts(family):
     """A changed tensor changes what comes out: none is read from the wrong place, or left at its start value."""
     head = "ForPreTraining" if family in ("bert", "albert", "electra") else "ForMaskedLM"
-    theirs = zoo.build(family, head)
-    hf_model = form_of(theirs)
+    torch_model = zoo.build(family, head)
+    hf_model = form_of(torch_model)
     arrays = ForwardInputs(*zoo.inputs(family, "narrow").values())
     usual = jax_forward.run(from_huggingface(hf_model), arrays)
     rng = np.random.default_rng(0)

@@ -17,7 +17,7 @@ from tests.live.small_models import byte_bpe
 
 pytestmark = [
     pytest.mark.slow,
-    # What torch and transformers warn about among themselves is theirs.
+    # Warnings inside torch and transformers are not errors here.
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
 ]
 
@@ -65,15 +65,15 @@ def test_their_pipeline_fills_our_masks(roberta, format, tmp_path):
     assert convert(epath.Path(roberta), epath.Path(tmp_path / "out"), format).passed
     pipeline = transformers.pipeline("fill-mask", model=str(tmp_path / "out"), device="cpu")
     assert type(pipeline.model).__name__ == "RobertaForMaskedLM" and pipeline.tokenizer.mask_token == "<mask>"
-    ours = bert_jax.load(roberta)
-    size, best = ours.tokenizer.vocab_size, []
+    loaded_model = bert_jax.load(roberta)
+    size, best = loaded_model.tokenizer.vocab_size, []
     for text in TEXTS:
-        (expected,) = ours.fill_mask(text, top=10)
+        (expected,) = loaded_model.fill_mask(text, top=10)
         # Theirs counts rows of the table that no token stands for; compare among real tokens.
-        theirs = [found for found in pipeline(text, top_k=ours.config.vocab_size) if found["token"] < size]
-        assert len(theirs) == size
-        assert [found["token"] for found in theirs[:10]] == [candidate.token_id for candidate in expected]
-        scores = [found["score"] for found in theirs[:10]]
+        hf_output = [found for found in pipeline(text, top_k=loaded_model.config.vocab_size) if found["token"] < size]
+        assert len(hf_output) == size
+        assert [found["token"] for found in hf_output[:10]] == [candidate.token_id for candidate in expected]
+        scores = [found["score"] for found in hf_output[:10]]
         np.testing.assert_allclose(scores, [candidate.probability for candidate in expected], rtol=1e-3)
         best.append(expected[0].token_id)
     assert len(set(best)) > 1  # what is predicted hangs on the text

@@ -24,7 +24,7 @@ from tests.live import small_models
 
 pytestmark = [
     pytest.mark.slow,
-    # What torch and transformers warn about among themselves is theirs.
+    # Warnings inside torch and transformers are not errors here.
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
 ]
 
@@ -96,10 +96,10 @@ def same(found, expected, *, tied: bool = False) -> None:
     assert all(expected[name].tobytes() in digests for name in expected)
 
 
-def refused(source: Path, destination: Path, to: str, *words: str, wishes=input_formats.ReadOptions()) -> None:  # noqa: B008
+def refused(source: Path, destination: Path, to: str, *words: str, options=input_formats.ReadOptions()) -> None:  # noqa: B008
     """In one line, and nothing is left."""
     with pytest.raises(UserError) as caught:
-        convert(epath.Path(source), epath.Path(destination), to, wishes)
+        convert(epath.Path(source), epath.Path(destination), to, options)
     message = str(caught.value)
     assert "\n" not in message and not destination.exists() and list(destination.parent.glob(".*")) == []
     assert all(word in message for word in words), message
@@ -117,8 +117,8 @@ def test_out(family, format, saved, written):
     elif format == "tensorflow1":
         same(tensorflow1.read(epath.Path(directory)).tensors, tensors)
     elif format == "stablehlo":
-        ours = written(family, "bert-jax")[0]
-        assert (directory / "params.safetensors").read_bytes() == (ours / "params.safetensors").read_bytes()
+        native_directory = written(family, "bert-jax")[0]
+        assert (directory / "params.safetensors").read_bytes() == (native_directory / "params.safetensors").read_bytes()
     elif format == "huggingface":
         same(open_tensors(epath.Path(directory)), tensors)
     if format == "huggingface":
@@ -165,8 +165,8 @@ def test_in(family, format, saved, written, tmp_path):
     """To a directory of transformers: the report passes, and every tensor of the source is in it."""
     for number, (source, tensors, drop) in enumerate(sources(family, format, saved, written, tmp_path)):
         out = epath.Path(tmp_path / f"out{number}")
-        wishes = input_formats.ReadOptions(drop=(drop,) if drop else ())
-        report = convert(epath.Path(source), out, "huggingface", wishes)
+        options = input_formats.ReadOptions(drop=(drop,) if drop else ())
+        report = convert(epath.Path(source), out, "huggingface", options)
         proved(report, tokenizer=format in ("huggingface", "pytorch", "nvidia", "bert-jax"))
         assert json.loads((out / "config.json").read_text())["model_type"] == family
         wanted = {name: tensors[name] for name in tensors if not name.startswith(drop.rstrip("*") or "-")}
@@ -231,7 +231,7 @@ def test_moments_that_are_not_there(format, saved, tmp_path):
         tmp_path / "out",
         format,
         "has no optimizer moments",
-        wishes=input_formats.ReadOptions(optimizer_state=True),
+        options=input_formats.ReadOptions(optimizer_state=True),
     )
 
 

@@ -14,7 +14,7 @@ from tests.live import zoo
 
 pytestmark = [
     pytest.mark.slow,
-    # What torch and transformers warn about among themselves is theirs.
+    # Warnings inside torch and transformers are not errors here.
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
 ]
 
@@ -46,15 +46,15 @@ def test_both_sides_are_theirs(name, size):
     heads = {part for part in expected if "layer" not in part}
     assert heads or name in ("DistilBertModel", "ElectraModel", "ModernBertModel")
 
-    ours, theirs = numpy_forward.run(hf_model, inputs), transformers_forward.run(hf_model, inputs)
-    assert ours.unused_tensors == theirs.unused_tensors == () and theirs.task is ours.task
-    assert parts(theirs).keys() == expected.keys()
-    assert parts(ours).keys() - expected.keys() <= {"pooled"}
+    numpy_outputs, hf_outputs = numpy_forward.run(hf_model, inputs), transformers_forward.run(hf_model, inputs)
+    assert numpy_outputs.unused_tensors == hf_outputs.unused_tensors == () and hf_outputs.task is numpy_outputs.task
+    assert parts(hf_outputs).keys() == expected.keys()
+    assert parts(numpy_outputs).keys() - expected.keys() <= {"pooled"}
     for part, values in expected.items():
-        close(parts(ours)[part], values, inputs, part)
-        np.testing.assert_array_equal(parts(theirs)[part], values)
+        close(parts(numpy_outputs)[part], values, inputs, part)
+        np.testing.assert_array_equal(parts(hf_outputs)[part], values)
 
-    report = parity_report.compare(ours, theirs, inputs.attention_mask_BS, library="x")
+    report = parity_report.compare(numpy_outputs, hf_outputs, inputs.attention_mask_BS, library="x")
     assert report.passed and all(share > 0.99 for share in report.agreement.values()), report.lines()
 
 
@@ -97,9 +97,9 @@ def test_no_pooler(name):
     assert len(tensors) == len(hf_model.tensors) - 2
     hf_model = dataclasses.replace(hf_model, tensors=tensors)
     inputs = sample_inputs(hf_model, None)
-    ours, theirs = numpy_forward.run(hf_model, inputs), transformers_forward.run(hf_model, inputs)
-    assert ours.pooled_BH is None and theirs.pooled_BH is None
-    assert parity_report.compare(ours, theirs, inputs.attention_mask_BS, library="x").passed
+    numpy_outputs, hf_outputs = numpy_forward.run(hf_model, inputs), transformers_forward.run(hf_model, inputs)
+    assert numpy_outputs.pooled_BH is None and hf_outputs.pooled_BH is None
+    assert parity_report.compare(numpy_outputs, hf_outputs, inputs.attention_mask_BS, library="x").passed
 
 
 @pytest.mark.parametrize(
@@ -167,13 +167,13 @@ def test_decoders_look_back_alone(family, head, size):
     assert transformers_forward.class_name(hf_model) == type(model).__name__
     inputs = ForwardInputs(*zoo.inputs(family, size).values())
     expected = direct(model, inputs)
-    ours, theirs = numpy_forward.run(hf_model, inputs), transformers_forward.run(hf_model, inputs)
-    assert ours.unused_tensors == theirs.unused_tensors == ()
+    numpy_outputs, hf_outputs = numpy_forward.run(hf_model, inputs), transformers_forward.run(hf_model, inputs)
+    assert numpy_outputs.unused_tensors == hf_outputs.unused_tensors == ()
     for part, values in expected.items():
-        close(parts(ours)[part], values, inputs, part)
-        np.testing.assert_array_equal(parts(theirs)[part], values)
+        close(parts(numpy_outputs)[part], values, inputs, part)
+        np.testing.assert_array_equal(parts(hf_outputs)[part], values)
     both_ways = numpy_forward.run(dataclasses.replace(hf_model, config=hf_model.config | {"is_decoder": False}), inputs)
-    assert not parity_report.compare(both_ways, theirs, inputs.attention_mask_BS, library="x").passed
+    assert not parity_report.compare(both_ways, hf_outputs, inputs.attention_mask_BS, library="x").passed
 
 
 def test_buffers_and_spare_poolers_go_unread():

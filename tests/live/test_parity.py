@@ -13,7 +13,7 @@ from tests.golden.make_parity import PATH, run_reference
 
 pytestmark = [
     pytest.mark.slow,
-    # What torch and transformers warn about among themselves is theirs.
+    # Warnings inside torch and transformers are not errors here.
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
 ]
 
@@ -32,55 +32,63 @@ TEXTS = ["the river sings over the old stone.", "Quick, WIND falls!", "Über das
 
 
 def test_their_tools_open_our_export(tiny_export, tiny_run):
-    ours = bert_jax.load(tiny_run)
+    loaded_model = bert_jax.load(tiny_run)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_export)
     for text in TEXTS:
         special = text.replace("[MASK]", "[PAD]") if "[MASK]" in text else text
-        expected = [ours.tokenizer.cls_id, *ours.tokenizer.encode(special, specials=True), ours.tokenizer.sep_id]
+        expected = [
+            loaded_model.tokenizer.cls_id,
+            *loaded_model.tokenizer.encode(special, specials=True),
+            loaded_model.tokenizer.sep_id,
+        ]
         assert tokenizer(special)["input_ids"] == expected
     batch = tokenizer([TEXTS[0], TEXTS[1]], [TEXTS[1], TEXTS[3]], return_tensors="pt", padding=True)
     assert (batch["attention_mask"] == 0).any() and (batch["token_type_ids"] == 1).any()
     model, report = transformers.BertForPreTraining.from_pretrained(tiny_export, output_loading_info=True)
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     with torch.no_grad():
-        theirs = model.eval()(**batch, output_hidden_states=True)
+        hf_output = model.eval()(**batch, output_hidden_states=True)
     arrays = [batch[name].numpy().astype(np.int32) for name in ("input_ids", "token_type_ids", "attention_mask")]
-    found = jax_forward.run(NativeModel("bert", ours.config, ours.heads, ours.params), ForwardInputs(*arrays))
-    np.testing.assert_allclose(found.hidden_states, torch.stack(theirs.hidden_states).numpy(), atol=1e-4)
-    np.testing.assert_allclose(found.logits["mlm"], theirs.prediction_logits.numpy(), atol=1e-4)
-    np.testing.assert_allclose(found.logits["pair"], theirs.seq_relationship_logits.numpy(), atol=1e-4)
+    found = jax_forward.run(
+        NativeModel("bert", loaded_model.config, loaded_model.heads, loaded_model.params), ForwardInputs(*arrays)
+    )
+    np.testing.assert_allclose(found.hidden_states, torch.stack(hf_output.hidden_states).numpy(), atol=1e-4)
+    np.testing.assert_allclose(found.logits["mlm"], hf_output.prediction_logits.numpy(), atol=1e-4)
+    np.testing.assert_allclose(found.logits["pair"], hf_output.seq_relationship_logits.numpy(), atol=1e-4)
 
 
 def test_hidden_states_and_attentions_of_texts(tiny_export):
     """What `load` gives of texts, beside the same of transformers, at real tokens."""
-    ours = bert_jax.load(tiny_export).forward([TEXTS[0], TEXTS[3]], hidden_states=True, attentions=True)
+    loaded_model = bert_jax.load(tiny_export).forward([TEXTS[0], TEXTS[3]], hidden_states=True, attentions=True)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_export)
     model = transformers.BertModel.from_pretrained(tiny_export, attn_implementation="eager").eval()
     batch = tokenizer([TEXTS[0], TEXTS[3]], return_tensors="pt", padding=True)
     with torch.no_grad():
-        theirs = model(**batch, output_hidden_states=True, output_attentions=True)
-    real = ours.attention_mask > 0
+        hf_output = model(**batch, output_hidden_states=True, output_attentions=True)
+    real = loaded_model.attention_mask > 0
     assert real.tolist() == (batch["attention_mask"] > 0).tolist() and not real.all()
-    hidden = torch.stack(theirs.hidden_states).numpy()
-    np.testing.assert_allclose(ours.hidden_states[:, real], hidden[:, real], atol=1e-4)
-    attentions = torch.stack(theirs.attentions).numpy()
-    assert ours.attentions.shape == attentions.shape
+    hidden = torch.stack(hf_output.hidden_states).numpy()
+    np.testing.assert_allclose(loaded_model.hidden_states[:, real], hidden[:, real], atol=1e-4)
+    attentions = torch.stack(hf_output.attentions).numpy()
+    assert loaded_model.attentions.shape == attentions.shape
     for text in range(2):
         length = int(real[text].sum())
-        np.testing.assert_allclose(ours.attentions[:, text, :, :length], attentions[:, text, :, :length], atol=1e-5)
-    np.testing.assert_allclose(ours.pooled, theirs.pooler_output.numpy(), atol=1e-4)
+        np.testing.assert_allclose(
+            loaded_model.attentions[:, text, :, :length], attentions[:, text, :, :length], atol=1e-5
+        )
+    np.testing.assert_allclose(loaded_model.pooled, hf_output.pooler_output.numpy(), atol=1e-4)
 
 
 def test_their_pipeline_fills_our_masks(tiny_export, tiny_run):
     pipeline = transformers.pipeline("fill-mask", model=str(tiny_export), device="cpu", top_k=5)
-    ours = bert_jax.load(tiny_run)
+    loaded_model = bert_jax.load(tiny_run)
     for text in ("the [MASK] sings.", "a slow river [MASK] over the stone"):
-        (expected,) = ours.fill_mask(text, top=5)
+        (expected,) = loaded_model.fill_mask(text, top=5)
         # Theirs counts rows of the table that no token stands for; compare among real tokens.
-        size = ours.tokenizer.vocab_size
-        theirs = [found for found in pipeline(text, top_k=ours.config.vocab_size) if found["token"] < size]
-        assert [found["token"] for found in theirs[:5]] == [candidate.token_id for candidate in expected]
-        scores = [found["score"] for found in theirs[:5]]
+        size = loaded_model.tokenizer.vocab_size
+        hf_output = [found for found in pipeline(text, top_k=loaded_model.config.vocab_size) if found["token"] < size]
+        assert [found["token"] for found in hf_output[:5]] == [candidate.token_id for candidate in expected]
+        scores = [found["score"] for found in hf_output[:5]]
         np.testing.assert_allclose(scores, [candidate.probability for candidate in expected], rtol=1e-3)
 
 

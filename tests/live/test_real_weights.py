@@ -23,7 +23,7 @@ from bert_jax.convert.parity.sample_texts import TEXTS
 
 pytestmark = [
     pytest.mark.slow,
-    # What torch and transformers warn about among themselves is theirs.
+    # Warnings inside torch and transformers are not errors here.
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
 ]
 
@@ -63,9 +63,9 @@ def texts():
 
 
 @pytest.fixture(scope="module")
-def ours(tmp_path_factory):
-    """The model in our own form."""
-    directory = epath.Path(tmp_path_factory.mktemp("minilm") / "ours")
+def native_directory(tmp_path_factory):
+    """The model in the native format."""
+    directory = epath.Path(tmp_path_factory.mktemp("minilm") / "native")
     report = convert(MODEL, directory, "bert-jax")
     assert report.passed and report.tokenizer.equal == report.tokenizer.total
     assert len(report.layers) == 7 and report.library.startswith("transformers")
@@ -73,15 +73,15 @@ def ours(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def theirs():
+def reference_model():
     model = transformers.AutoModel.from_pretrained(str(MODEL), attn_implementation="eager").eval()
     return model, transformers.AutoTokenizer.from_pretrained(str(MODEL))
 
 
 @pytest.fixture(scope="module")
-def batches(texts, theirs):
-    """Batches as transformers pads them, and its hidden states."""
-    model, tokenizer = theirs
+def batches(texts, reference_model):
+    """Batches padded by transformers, and its hidden states."""
+    model, tokenizer = reference_model
     made = []
     for start in range(0, COUNT, ROWS):
         batch = tokenizer(
@@ -97,10 +97,10 @@ def batches(texts, theirs):
     return made
 
 
-def test_hidden_states(ours, batches):
+def test_hidden_states(native_directory, batches):
     """Of all layers, at every real token."""
     largest = np.zeros(7)
-    with input_formats.open_model(ours) as source_model:
+    with input_formats.open_model(native_directory) as source_model:
         for inputs, expected in batches:
             real = inputs.attention_mask_BS > 0
             found = jax_forward.run(source_model.model, inputs).hidden_states
@@ -113,23 +113,23 @@ def test_hidden_states(ours, batches):
     assert tokens > 15 * COUNT and largest.max() <= LIMIT
 
 
-def test_there_and_back_bit_for_bit(ours, tmp_path):
+def test_there_and_back_bit_for_bit(native_directory, tmp_path):
     """Through our own form; `embeddings.position_ids` is no parameter and comes back all the same."""
-    convert(ours, epath.Path(tmp_path / "back"), "huggingface")
+    convert(native_directory, epath.Path(tmp_path / "back"), "huggingface")
     before, after = open_tensors(MODEL), open_tensors(epath.Path(tmp_path / "back"))
     assert set(after) == set(before) and "embeddings.position_ids" in before and len(before) > 100
     assert (tmp_path / "back" / SAFETENSORS).stat().st_size > 80e6
     for name in before:
         assert after[name].dtype == before[name].dtype, name
         np.testing.assert_array_equal(after[name], before[name], err_msg=name)
-    model, told = transformers.AutoModel.from_pretrained(tmp_path / "back", output_loading_info=True)
-    assert type(model).__name__ == "BertModel" and not any(told[k] for k in ("missing_keys", "mismatched_keys"))
+    model, loading_info = transformers.AutoModel.from_pretrained(tmp_path / "back", output_loading_info=True)
+    assert type(model).__name__ == "BertModel" and not any(loading_info[k] for k in ("missing_keys", "mismatched_keys"))
 
 
-@pytest.mark.parametrize("form", ["theirs", "ours"])
-def test_sentence_embeddings(hf_model, ours, texts, batches):
+@pytest.mark.parametrize("source", ["huggingface", "native"])
+def test_sentence_embeddings(source, native_directory, texts, batches):
     """As sentence-transformers computes them: the mean over real tokens, divided by its length (modules.json)."""
-    model = bert_jax.load(ours if hf_model == "ours" else MODEL)
+    model = bert_jax.load(native_directory if source == "native" else MODEL)
     vectors = model.encode(texts, max_length=LONGEST)
     masks = [inputs.attention_mask_BS[:, :, None] for inputs, _ in batches]
     means = [(states[-1] * m).sum(1) / m.sum(1) for (_, states), m in zip(batches, masks, strict=True)]
@@ -147,6 +147,6 @@ def test_sentence_transformers_gives_the_same_vectors(tmp_path, texts):
     library = pytest.importorskip("sentence_transformers")
     for name, options in (("kept", {}), ("made", {"pooling": "cls"})):
         convert(MODEL, epath.Path(tmp_path / name), "huggingface", **options)
-        theirs = library.SentenceTransformer(str(tmp_path / name), device="cpu").encode(texts[:20])
+        expected = library.SentenceTransformer(str(tmp_path / name), device="cpu").encode(texts[:20])
         found = bert_jax.load(tmp_path / name).encode(texts[:20], max_length=256)
-        np.testing.assert_allclose(found, theirs, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)

@@ -10,7 +10,7 @@ from bert_jax.convert.hf_model import HuggingFaceModel
 
 pytestmark = [
     pytest.mark.slow,
-    # What torch and transformers warn about among themselves is theirs.
+    # Warnings inside torch and transformers are not errors here.
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
 ]
 
@@ -25,8 +25,8 @@ def test_a_form_is_what_transformers_has(family):
     hf_model = tensorflow1.read(GOLDEN / family)
     config = getattr(transformers, f"{family.capitalize()}Config")(**hf_model.config)
     model = getattr(transformers, hf_model.config["architectures"][0])(config)
-    theirs = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if ".decoder." not in name}
-    assert {name: array.shape for name, array in hf_model.tensors.items()} == theirs
+    hf_shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if ".decoder." not in name}
+    assert {name: array.shape for name, array in hf_model.tensors.items()} == hf_shapes
     assert config.hidden_act == {"bert": "gelu", "albert": "gelu_new"}[family]
 
 

@@ -74,16 +74,16 @@ def sources(tmp_path_factory):
     return found
 
 
-def differing(ours: Tokenizer, theirs, lines: list[str]) -> list[str]:
+def differing(tokenizer: Tokenizer, hf_tokenizer, lines: list[str]) -> list[str]:
     """Lines for which ids differ; lines that name special tokens, which transformers honours, left out."""
-    names = [ours.id_to_token(i) for i in ours.special_ids] + ["<|endoftext|>"]
+    names = [tokenizer.id_to_token(i) for i in tokenizer.special_ids] + ["<|endoftext|>"]
     lines = [line for line in lines if not any(name in line for name in names)]
     assert len(lines) > 5
     wrong = []
     for start in range(0, len(lines), 20_000):
         part = lines[start : start + 20_000]
-        there = theirs(part, add_special_tokens=False)["input_ids"] if part else []
-        wrong += [line for line, one, two in zip(part, ours.encode_batch(part), there, strict=True) if one != two]
+        hf_ids = hf_tokenizer(part, add_special_tokens=False)["input_ids"] if part else []
+        wrong += [line for line, one, two in zip(part, tokenizer.encode_batch(part), hf_ids, strict=True) if one != two]
     return wrong
 
 
@@ -96,10 +96,10 @@ def test_made_files(tmp_path, sources, lines, family):
     assert after.fingerprint == before.fingerprint
     assert after.encode_batch(lines) == before.encode_batch(lines)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    assert differing(before, theirs, lines) == []
+    hf_tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert differing(before, hf_tokenizer, lines) == []
     roles = ("pad", "unk", "cls", "sep", "mask")
-    assert [getattr(theirs, f"{r}_token_id") for r in roles] == [getattr(before, f"{r}_id") for r in roles]
+    assert [getattr(hf_tokenizer, f"{r}_token_id") for r in roles] == [getattr(before, f"{r}_id") for r in roles]
     carried = tmp_path / "carried"
     carried.mkdir()
     tokenizer_files.copy_tokenizer_files(epath.Path(tmp_path), epath.Path(carried))
@@ -113,8 +113,8 @@ def test_albert(tmp_path, sources, lines, how):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "albert"}))
     if how == "released":
         (tmp_path / "tokenizer_config.json").unlink()
-    ours, theirs = Tokenizer.load(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
-    wrong = differing(ours, theirs, lines)
+    tokenizer, hf_tokenizer = Tokenizer.load(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    wrong = differing(tokenizer, hf_tokenizer, lines)
     print(f"{how}: {len(wrong)} of {len(lines)} lines differ, as {wrong[:5]}")
     assert len(wrong) <= len(lines) // 1000
 
@@ -138,8 +138,8 @@ def test_settings_beside_a_vocabulary(tmp_path, family, settings):
     small_models.save(family, source, scratch)
     (source / "tokenizer.json").unlink(missing_ok=True)
     (source / "tokenizer_config.json").write_text(json.dumps(settings))
-    theirs = transformers.AutoTokenizer.from_pretrained(source)
-    expected = [theirs.encode(text, add_special_tokens=False) for text in (*LINES, *TEXTS)]
+    hf_tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    expected = [hf_tokenizer.encode(text, add_special_tokens=False) for text in (*LINES, *TEXTS)]
     assert bert_jax.load(source).tokenizer.encode_batch([*LINES, *TEXTS]) == expected
     for target in OUTPUT_FORMATS if family == "bert" else ("huggingface", "bert-jax"):
         report = convert(source, tmp_path / target, target)

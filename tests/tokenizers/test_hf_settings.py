@@ -65,7 +65,7 @@ def test_the_assumed_case_is_named(folder):
     cased = Tokenizer.load(folder)
     assert not cased.lowercase and "vocab.txt: read as cased, because some pieces have upper-case letters" in cased.note
     write(folder, tokenizer_config={"tokenize_chinese_chars": False})
-    assert "no tokenizer_config.json beside it gives do_lower_case" in Tokenizer.load(folder).note
+    assert "no tokenizer_config.json gives do_lower_case" in Tokenizer.load(folder).note
     (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in BERT if piece != "Fahrt"))
     assert "read as uncased, because no piece has" in Tokenizer.load(folder).note
     assert Tokenizer.load(folder, lowercase=True).note is None

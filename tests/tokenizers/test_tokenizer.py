@@ -208,7 +208,7 @@ def test_user_errors(tmp_path, uncased):
     with pytest.raises(UserError, match="has no tokenizer"):
         Tokenizer.load(tmp_path)
     cases = {
-        "broken.json": (b"{", "not a tokenizer.json"),
+        "broken.json": (b"{", "not a readable tokenizer.json"),
         "empty.txt": (b"\n", "one piece per line"),
         "latin1.txt": (b"[PAD]\n\xe9\n", "byte 6"),
         "twice.txt": ("\n".join([*SPECIALS, "a", "a"]).encode(), "'a' occurs twice"),
@@ -219,7 +219,7 @@ def test_user_errors(tmp_path, uncased):
         with pytest.raises(UserError, match=message):
             Tokenizer.load(tmp_path / name)
     uncased.save(tmp_path / "tokenizer.json")
-    with pytest.raises(UserError, match="lowercase=True itself"):
+    with pytest.raises(UserError, match="lowercase=True; lowercase=False contradicts it"):
         Tokenizer.load(tmp_path, lowercase=False)
 
 
@@ -375,8 +375,8 @@ LINES = [
 
 def train(lines, model_type="unigram", **options):
     """The library's own training, with our special tokens where nothing else is asked for."""
-    ours = {"pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3, "pad_piece": "[PAD]", "unk_piece": "[UNK]"}
-    ours |= {"bos_piece": "[CLS]", "eos_piece": "[SEP]", "control_symbols": ["[MASK]"]}
+    bert_options = {"pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3, "pad_piece": "[PAD]", "unk_piece": "[UNK]"}
+    bert_options |= {"bos_piece": "[CLS]", "eos_piece": "[SEP]", "control_symbols": ["[MASK]"]}
     model = io.BytesIO()
     sentencepiece_library.SentencePieceTrainer.train(
         sentence_iterator=iter(lines),
@@ -384,7 +384,7 @@ def train(lines, model_type="unigram", **options):
         model_type=model_type,
         hard_vocab_limit=False,
         minloglevel=2,
-        **({"vocab_size": 90} | (options or ours)),
+        **({"vocab_size": 90} | (options or bert_options)),
     )
     return model.getvalue()
 
@@ -468,10 +468,10 @@ def test_special_tokens_are_appended_to_sentencepiece(tmp_path):
     assert (tokenizer.pad_id, tokenizer.mask_id) == (library.vocab_size(), library.vocab_size() + 1)
     assert tokenizer.encode_batch(AWKWARD) == library.encode(AWKWARD)
     assert tokenizer.lowercase
-    with pytest.raises(UserError, match="sets lowercase=True itself"):
+    with pytest.raises(UserError, match="it sets lowercase=True;"):
         Tokenizer.load(path, lowercase=False, add_special_tokens=True)
     (tmp_path / "second.model").write_bytes(bare)
-    with pytest.raises(UserError, match=r"holds 2 \.model files"):
+    with pytest.raises(UserError, match=r"has 2 \.model files"):
         Tokenizer.load(tmp_path)
 
 
