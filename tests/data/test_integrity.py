@@ -122,7 +122,7 @@ def test_another_number_of_records(corpora, verify, split):
     writer.close()
     change_manifest(corpora[1], lambda m: m["files"].update({shard["file"]: file_entry(path)}))
     count = len(records)
-    with pytest.raises(UserError, match=f"{path.name}: holds {count - 1} records where corpus.json lists {count}; copy"):
+    with pytest.raises(UserError, match=f"{path.name}: holds {count - 1} records where corpus.json lists {count};"):
         check_corpus_files(corpora, verify)
 
 

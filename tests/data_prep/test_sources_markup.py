@@ -378,4 +378,4 @@ def test_what_bounds_the_time(monkeypatch):
     monkeypatch.setitem(wikitext._END_TAGS, "ref", EndTag())
     assert plain_text("a<ref>b<ref>c<ref>d") == "abcd"
     assert searched == [7], "an end tag that is missing is looked for once"
-    assert plain_text("[[a" * 20 + "b]]" * 20).count("[[") == 19 - wikitext._MOST_LINKS, "all but the innermost"
+    assert plain_text("[[a" * 20 + "b]]" * 20).count("[[") == 19 - wikitext._MAX_LINK_DEPTH, "all but the innermost"
