@@ -88,7 +88,7 @@ def _verify_dataset_info(path: epath.Path, manifest: Mapping) -> None:
     """Checks that TFDS finds the same records in the same shards."""
     info = {split["name"]: [int(n) for n in split["shardLengths"]] for split in json.loads(path.read_text())["splits"]}
     if info != {split: [shard["records"] for shard in manifest["splits"][split]["shards"]] for split in SPLITS}:
-        raise UserError(f"{path}: holds other counts than {MANIFEST} says; rebuild the corpus")
+        raise UserError(f"{path}: has other counts than {MANIFEST}; rebuild the corpus")
 
 
 def _verify_split(
@@ -112,7 +112,7 @@ def _verify_split(
                 bar.update(len(records))
     counts = manifest["splits"][split]
     if (check.document + 1, token_counts.sum()) != (counts["documents"], counts["tokens"]):
-        raise UserError(f"{directory}: {split} holds other counts than {MANIFEST} says; rebuild the corpus")
+        raise UserError(f"{directory}: {split} has other counts than {MANIFEST}; rebuild the corpus")
     if not np.array_equal(token_counts, corpus.token_counts):
         raise UserError(f"{directory / array_file(split, 'token_counts')}: contradicts the records; rebuild the corpus")
     unknown = int(token_counts[unk_id])

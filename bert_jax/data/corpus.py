@@ -365,7 +365,7 @@ class RecordReader:
             raise UserError(f"{path}: cannot be read as ArrayRecord ({error}); rebuild the corpus") from error
         if reader.num_records() != self._counts[shard]:
             raise UserError(
-                f"{path}: holds {reader.num_records()} records where {MANIFEST} says {self._counts[shard]};"
+                f"{path}: holds {reader.num_records()} records where {MANIFEST} lists {self._counts[shard]};"
                 " copy the corpus again or rebuild it"
             )
         return reader

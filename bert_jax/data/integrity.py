@@ -61,7 +61,7 @@ def check_file_sizes(files: Sequence[ManifestFile]) -> None:
         if not file.path.exists():
             raise UserError(f"{file.path}: missing; {REMEDY}")
         if (size := file.path.stat().length) != file.size:
-            raise UserError(f"{file.path}: damaged, it has {size} bytes where {MANIFEST} says {file.size}; {REMEDY}")
+            raise UserError(f"{file.path}: damaged, it has {size} bytes where {MANIFEST} lists {file.size}; {REMEDY}")
 
 
 def check_checksums(files: Sequence[ManifestFile], on_bytes: Callable[[int], object] | None = None) -> None:
@@ -112,7 +112,7 @@ def check_record_count(file: ManifestFile, count: int) -> None:
         reason = str(error).splitlines()[0][:120]
         raise UserError(f"{file.path}: damaged, it cannot be read as ArrayRecord ({reason}); {REMEDY}") from error
     if num_records != count:
-        raise UserError(f"{file.path}: holds {num_records} records where {MANIFEST} says {count}; {REMEDY}")
+        raise UserError(f"{file.path}: holds {num_records} records where {MANIFEST} lists {count}; {REMEDY}")
 
 
 def check_corpus_files(

@@ -167,7 +167,7 @@ def find_near_duplicates(
       signatures: uint32 [n, permutations]; an array, or a memmap opened for reading.
       active: documents to consider, bool [n].
       threshold: Jaccard similarity of shingles, in (0, 1].
-      memory_bytes: beside the arguments and the result.
+      memory_bytes: in addition to the arguments and the result.
     """
     count, permutations = signatures.shape
     bands, rows = bands_and_rows(threshold, permutations)

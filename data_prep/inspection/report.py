@@ -83,14 +83,14 @@ def corpus(statistics: CorpusStatistics) -> list[Section]:
         f" tokenizer {manifest['tokenizer']['fingerprint'][:12]}"
     )
     parts = [Section(manifest["name"], (about, _counts(manifest)), level=1)]
-    parts += [*left_out(manifest), _lengths(statistics), _packing(statistics), _pieces(statistics.pieces)]
+    parts += [*removed_and_skipped(manifest), _lengths(statistics), _packing(statistics), _pieces(statistics.pieces)]
     parts += [Section("How documents of train begin", statistics.samples), _sources(manifest)]
     return parts
 
 
 def counts(manifest: Mapping) -> list[Section]:
     """The report at the end of a build, from corpus.json alone."""
-    return [Section(manifest["name"], (_counts(manifest),), level=1), *left_out(manifest)]
+    return [Section(manifest["name"], (_counts(manifest),), level=1), *removed_and_skipped(manifest)]
 
 
 def short_documents(train: SplitStatistics) -> str | None:
@@ -107,7 +107,7 @@ def short_documents(train: SplitStatistics) -> str | None:
     )
 
 
-def left_out(manifest: Mapping) -> list[Section]:
+def removed_and_skipped(manifest: Mapping) -> list[Section]:
     """Removed by filters, changed by cleaning, and skipped while reading."""
     text_bytes = sum(manifest["splits"][split]["text_bytes"] for split in SPLITS)
     text_bytes += sum(removed.get("text_bytes", 0) for removed in manifest["dropped"].values())
@@ -125,12 +125,12 @@ def left_out(manifest: Mapping) -> list[Section]:
         blocks.append(Note("Nothing was filtered or cleaned."))
     skipped = manifest["skipped"]
     if not skipped:
-        return [Section("Left out", (*blocks, Note("Nothing was skipped while reading.")))]
+        return [Section("Removed and skipped", (*blocks, Note("Nothing was skipped while reading.")))]
     reasons = tuple((_words(reason), f"{about['count']:,}") for reason, about in skipped.items())
     places = tuple((_words(reason), place) for reason, about in skipped.items() for place in about["first"])
     blocks.append(Table(("skipped because it could not be read", "how many"), reasons))
     blocks.append(Table(("skipped", "first places"), places, words=True))
-    return [Section("Left out", tuple(blocks))]
+    return [Section("Removed and skipped", tuple(blocks))]
 
 
 def mixture(mixed: Mixture) -> list[Section]:

@@ -130,7 +130,7 @@ def test_shards(here, capfd, split):
     path.write_bytes(content[:-100])
     for verify in ("checksums", "counts"):
         line = refused(here, capfd, [*arguments, "--data.verify", verify])
-        assert f"{where}damaged, it has {len(content) - 100} bytes where corpus.json says {len(content)}" in line
+        assert f"{where}damaged, it has {len(content) - 100} bytes where corpus.json lists {len(content)}" in line
     path.unlink()
     for verify in ("checksums", "counts"):
         assert refused(here, capfd, [*arguments, "--data.verify", verify]).startswith(f"error: {where}missing")
@@ -150,7 +150,7 @@ def test_a_shard_with_another_number_of_records(here, capfd, verify):
     manifest["files"][path.name] = file_entry(path)
     (here / "corpus" / "corpus.json").write_text(json.dumps(manifest))
     line = refused(here, capfd, ["--corpus", "corpus", "--data.verify", verify])
-    assert f"{path.name}: holds {len(records) - 1} records where corpus.json says {len(records)}; copy the" in line
+    assert f"{path.name}: holds {len(records) - 1} records where corpus.json lists {len(records)}; copy the" in line
 
 
 @pytest.mark.parametrize("name", ["train.sentence_lengths.npy", "validation.document_offsets.npy", "features.json"])

@@ -344,7 +344,7 @@ def test_shards_that_are_missing_or_exchanged(tmp_path):
         Corpus.open(tmp_path / "c").sentences(0, Corpus.open(tmp_path / "c").num_sentences)
     shards[-1].write_bytes(last)
     shards[0].write_bytes(last)
-    with pytest.raises(UserError, match=r"where corpus\.json says"):
+    with pytest.raises(UserError, match=r"where corpus\.json lists"):
         Corpus.open(tmp_path / "c").sentences(0, 1)
 
 

@@ -92,7 +92,7 @@ def test_missing_or_cut_files(corpora, verify):
         with pytest.raises(UserError, match=rf"{path.parent.name}/{path.name}: missing; copy the corpus again or"):
             check_corpus_files(corpora, verify)
         path.write_bytes(content[:-1])
-        words = f"{path.name}: damaged, it has {len(content) - 1} bytes where corpus.json says {len(content)}; copy"
+        words = f"{path.name}: damaged, it has {len(content) - 1} bytes where corpus.json lists {len(content)}; copy"
         with pytest.raises(UserError, match=words):
             check_corpus_files(corpora, verify)
         path.write_bytes(content)
@@ -122,7 +122,7 @@ def test_another_number_of_records(corpora, verify, split):
     writer.close()
     change_manifest(corpora[1], lambda m: m["files"].update({shard["file"]: file_entry(path)}))
     count = len(records)
-    with pytest.raises(UserError, match=f"{path.name}: holds {count - 1} records where corpus.json says {count}; copy"):
+    with pytest.raises(UserError, match=f"{path.name}: holds {count - 1} records where corpus.json lists {count};"):
         check_corpus_files(corpora, verify)
 
 

@@ -88,7 +88,7 @@ def test_blocks_of_documents_add_up():
 
 
 def test_rows_without_room_for_text():
-    with pytest.raises(ValueError, match="a row of 2 slots has no room"):
+    with pytest.raises(ValueError, match="a row of 2 tokens has no room"):
         packing.example_counts(2)
 
 

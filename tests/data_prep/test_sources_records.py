@@ -188,7 +188,7 @@ def test_parquet_mistakes(tmp_path, parquet):
         "tags": "the column 'tags' has type list<.*>, not text",
         "meta": "the column 'meta' has type struct<.*>, not text",
         "meta.titel": "no field 'titel', did you mean 'title'",
-        "text.x": "no field 'x'; there are none here",
+        "text.x": "no field 'x'; there are no fields",
     }.items():
         with pytest.raises(UserError, match=message):
             parse(f"parquet:{path}@{field}").inputs()
@@ -278,7 +278,7 @@ def test_tfds_mistakes(tmp_path, monkeypatch):
         "my_text/cfg:train@meta": "the field 'meta' is FeaturesDict.*not text",
         "my_text/cfg:train@id": "the field 'id' is .*int64.*not text",
         "my_text/cfg:train@words": "the field 'words' is .*not text",
-        "my_text/cfg:train@text.x": "no field 'x'; there are none here",
+        "my_text/cfg:train@text.x": "no field 'x'; there are no fields",
         "old:train@text": rf"{tfrecord} is tfrecord, which needs TensorFlow; .*{way_round}",
     }.items():
         with pytest.raises(UserError, match=f"(?s)--source tfds:.*{message}") as error:

@@ -145,7 +145,7 @@ CHANGES = [
     (replace(3, document=4), "record 3 of train contradicts"),
     (replace(3, document=2**64 - 1), "record 3 of train contradicts"),
     (replace(3, part=1), "record 3 of train contradicts"),
-    (lambda records: records[:-1], "records where corpus.json says"),
+    (lambda records: records[:-1], "records where corpus.json lists"),
     (lambda records: [*records[:-1], b"\x0a\x03abc"], "damaged .not a record"),
     (lambda records: [*records[:-1], b""], "damaged .not a record"),
 ]
@@ -245,7 +245,7 @@ def test_tfds_would_see_other_shards(corpus):
     info["splits"][0]["shardLengths"][0] = "1"
     path.write_text(json.dumps(info))
     update_checksum(corpus, path.name)
-    with pytest.raises(UserError, match=r"dataset_info\.json: holds other counts"):
+    with pytest.raises(UserError, match=r"dataset_info\.json: has other counts"):
         verify_corpus(corpus)
 
 
