@@ -65,7 +65,7 @@ def estimate_memory(config: Config, phase: int, sizes: Sizes, accumulation: int)
 
 
 def fewest_micro_batches_that_fit(config: Config, phase: int, sizes: Sizes, available: float) -> int | None:
-    """The fewest micro-batches whose estimate fits into `MEMORY_SHARE` of device memory; None: single rows do not.
+    """Fewest micro-batches whose estimate fits into `MEMORY_SHARE` of device memory; None: single rows do not.
 
     Args:
       config: of the run.

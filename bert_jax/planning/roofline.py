@@ -46,13 +46,13 @@ OPTIMIZER_BYTES = {"adamw": 28.0, "lamb": 40.0}
 and weights again for its norms."""
 
 HASH_OPS = 21.0
-"""Of dropout, per element: two hash rounds of eight operations, and five more (model/layers.py)."""
+"""Operations of dropout per element: two hash rounds of eight operations, and five more (model/layers.py)."""
 ACTIVATION_OPS = {"gelu": 80.0, "gelu_tanh": 60.0, "relu": 3.0}
 """Per element of the feed-forward width, forward and backward; erf, exp and tanh counted as 20."""
 SOFTMAX_OPS = 35.0
 """Per probability or logit, forward and backward; exp counted as 20."""
 NORM_OPS = 30.0
-"""Of a LayerNorm with its residual, per element, forward and backward."""
+"""Operations of a LayerNorm with its residual per element, forward and backward."""
 
 COMPUTE, MEMORY, LINKS = "compute", "memory", "links"
 Bound = Literal["compute", "memory", "links"]

@@ -42,7 +42,7 @@ def small(monkeypatch):
 
 
 def counted(corpus, data: DataConfig, seq_len: int, windows=None) -> dict[str, int]:
-    """What `EpochCounts` has, counted over rows: every token of a `make_corpus` has an id of its own."""
+    """Fields of `EpochCounts` counted over the rows; every token of a `make_corpus` has a unique id."""
     rows_of_corpus, covered = CorpusRows(corpus, data, SPECIAL_IDS, 0), []
     document_of = np.repeat(np.arange(corpus.num_documents), np.diff(corpus.document_offsets))
     document_of = np.repeat(document_of, corpus.sentence_lengths)

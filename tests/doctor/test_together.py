@@ -80,7 +80,7 @@ def test_a_work_directory_that_one_process_cannot_write(tiny_config, tiny_corpus
     assert finding.level == "error" and "process 1 (" in finding.text and "cannot write to /proc" in finding.text
 
 
-def test_who_does_not_come_is_named(tiny_config, tiny_corpus):
+def test_missing_processes_are_named(tiny_config, tiny_corpus):
     info, findings = ProcessInfo("127.0.0.1", free_port(), 0, 2, None), []
     code = run_doctor(
         tiny_config, [CorpusWeight(tiny_corpus)], DoctorOptions(), info, 0.3, lambda new: findings.extend(new) or 2

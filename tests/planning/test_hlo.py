@@ -97,7 +97,7 @@ def test_a_wrapped_start_counts_what_it_wraps_once():
 
 
 def test_a_chain_of_fusions_is_one_collective():
-    """As the TPU compiler spreads one all-gather over the products that run beside it."""
+    """The TPU compiler spreads one all-gather over the matrix products that overlap with it."""
     gather = '  %g = bf16[64]{0} all-gather(%p), replica_groups={{0,1}}, frontend_attributes={chain_id="0"}\n'
     links = "".join(
         f"%{name} (p: bf16[32]) -> bf16[64] {{\n{gather}  ROOT %c = (bf16[64]{{0}}) custom-call(%g), "

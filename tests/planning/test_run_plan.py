@@ -73,7 +73,7 @@ def _leaves(tree):
     return [leaf for value in tree.values() for leaf in _leaves(value)] if isinstance(tree, dict) else [tree]
 
 
-def test_what_does_not_fit_is_a_row(config):
+def test_a_phase_that_does_not_fit_is_a_row(config):
     def refused(config, phase, mesh, accumulation):
         return aot_compile.OutOfMemory(20 * GIB, 16 * GIB, True)
 
@@ -179,7 +179,7 @@ def test_without_libtpu(monkeypatch):
         ("--topology h100:1x8 --price-per-chip-hour -1", "price_per_chip_hour is -1: it must be a number in [0, 1e30]"),
     ],
 )
-def test_mistakes_are_one_line(arguments, message, capsys):
+def test_errors_are_one_line(arguments, message, capsys):
     assert cli.main(["plan", "bert_tiny", *arguments.split()]) == 2
     out, err = capsys.readouterr()
     assert not out and err.startswith("error: ") and err.count("\n") == 1 and message in err

@@ -64,7 +64,7 @@ def test_fit_finds_the_efficiencies_that_made_the_times(calibrate):
     assert calibrate.fit(calibrate.FITTED, measured) == pytest.approx(real, rel=1e-3)
 
 
-def test_fit_believes_no_product_faster_than_the_measured_ones(calibrate):
+def test_fit_limits_products_to_the_measured_rate(calibrate):
     measured = [samples_of(calibrate, case, Efficiency(1.4, 0.6, 1.5, 0.7, 2.0)) for case in calibrate.FITTED]
     assert calibrate.fit(calibrate.FITTED, measured).matmul == pytest.approx(1.0)
 
@@ -84,7 +84,7 @@ def test_checked_cases_did_not_serve_to_fit(calibrate):
     assert len(set(names)) == len(names)
 
 
-def test_report_counts_what_is_near_enough(calibrate, capsys):
+def test_report_counts_cases_within_the_target(calibrate, capsys):
     def line(role, ratio):
         cell = {"measured": 1.0, "ratio": ratio, "bound": "memory"}
         return {"case": "x", "role": role, "clock": cell, "cpu": cell}
@@ -127,7 +127,7 @@ def test_weak_scaling_keeps_rows_and_loses_only_to_links(weak_scaling, tmp_path,
         (["--phase", "2"], "has 2, counted from 0"),
     ],
 )
-def test_weak_scaling_says_what_is_wrong(weak_scaling, flags, message, capsys):
+def test_weak_scaling_errors(weak_scaling, flags, message, capsys):
     with pytest.raises(SystemExit):
         weak_scaling.main(flags)
     assert message in capsys.readouterr().err
