@@ -86,7 +86,11 @@ def test_every_journey_keeps_every_bit(made, name):
 
 def test_the_same_model_is_the_same_file(made):
     """Converting there and back gives equal files: config, tensors, tokenizer."""
-    for one, two in (("huggingface", "huggingface again"), ("tensorflow1", "tensorflow1 again"), ("native", "native of tensorflow1")):
+    for one, two in (
+        ("huggingface", "huggingface again"),
+        ("tensorflow1", "tensorflow1 again"),
+        ("native", "native of tensorflow1"),
+    ):
         for file in FILES[JOURNEYS[one][1]] - {"model.json"}:
             assert (made[one] / file).read_bytes() == (made[two] / file).read_bytes(), (one, file)
     weights = [(made[name] / "params.safetensors").read_bytes() for name in ("native", "native of the run", "served")]
