@@ -172,9 +172,9 @@ def lateness(process: int, processes: int, corpora: list[str]) -> dict[str, np.n
     agreement.set_timeout(60)
     found = {"broadcast": np.array(agreement.broadcast_from_first("a word", lambda: f"from {process}"))}
     found["gathered"] = np.array(agreement.all_gather("numbers", process))
-    agreement.set_timeout(2)
+    agreement.set_timeout(5)
     if process == 2:
-        time.sleep(5)
+        time.sleep(12)
     try:
         agreement.barrier("a barrier")
     except PeerError as error:
