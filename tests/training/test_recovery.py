@@ -63,8 +63,8 @@ def final_params(workdir, corpus, config) -> list[np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def calm_run(config, tiny_corpus, tmp_path_factory):
-    workdir = tmp_path_factory.mktemp("calm") / "run"
+def stable_run(config, tiny_corpus, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("stable") / "run"
     with pytest.MonkeyPatch.context() as patch:
         spoil(patch.setattr, 0, 0, 3.0)  # nothing, in the program of the runs that are compared with this one
         progress = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], workdir)
@@ -72,7 +72,7 @@ def calm_run(config, tiny_corpus, tmp_path_factory):
     return workdir
 
 
-def test_single_bad_batches_are_skipped_and_counted(config, calm_run, tiny_corpus, tmp_path, monkeypatch):
+def test_single_bad_batches_are_skipped_and_counted(config, stable_run, tiny_corpus, tmp_path, monkeypatch):
     spoil(monkeypatch.setattr, 40, 41, float("nan"))  # step 6
     progress = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
     found = [line for line in lines(tmp_path / "run") if line["split"] == "train"]
@@ -80,7 +80,7 @@ def test_single_bad_batches_are_skipped_and_counted(config, calm_run, tiny_corpu
     assert [line["skipped_steps"] for line in found] == [0] * 5 + [1] * 15
     assert found[5]["loss"] is None and all(line["loss"] is not None for line in found[:5] + found[6:])
     # What came before is the uninterrupted run, what comes after differs.
-    calm = [line for line in lines(calm_run) if line["split"] == "train"]
+    calm = [line for line in lines(stable_run) if line["split"] == "train"]
     assert found[:5] == calm[:5] and found[6]["loss"] != calm[6]["loss"]
 
 
@@ -88,7 +88,7 @@ def test_single_bad_batches_are_skipped_and_counted(config, calm_run, tiny_corpu
     ("factor", "reason"), [(float("nan"), "not finite"), (float("inf"), "not finite"), (3.0, "above the lowest")]
 )
 def test_trouble_goes_back_and_passes_over_the_rows(
-    config, calm_run, tiny_corpus, tmp_path, monkeypatch, capfd, factor, reason
+    config, stable_run, tiny_corpus, tmp_path, monkeypatch, capfd, factor, reason
 ):
     """Step 9, or 9 and 10, are bad (from row 64 on). The newest checkpoint, of step 8, is too young to be good."""
     last = 10 if reason == "not finite" else 9
@@ -102,7 +102,7 @@ def test_trouble_goes_back_and_passes_over_the_rows(
     assert "Rolling back to step 4" in said and "rollback 1 of at most 2" in said
     assert progress.ended == "steps" and progress.cursor.skipped == ((40, last * 8),)
     assert progress.cursor.rows == 14 * 8 + 6 * 4 + last * 8 - 40
-    found, calm = ([line for line in lines(w) if line["split"] == "train"] for w in (tmp_path / "run", calm_run))
+    found, calm = ([line for line in lines(w) if line["split"] == "train"] for w in (tmp_path / "run", stable_run))
     assert [line["step"] for line in found] == list(range(1, 21))
     assert found[:5] == calm[:5] and found[5]["loss"] != calm[5]["loss"]
     assert all(line["loss"] is not None for line in found)
@@ -196,10 +196,10 @@ def test_a_damaged_checkpoint_is_not_gone_back_to(config, tiny_corpus, tmp_path,
     assert [entry["to"] for entry in rollbacks(workdir)] == [0] and progress.ended == "steps"
 
 
-def test_what_a_run_started_from_is_always_good(config, calm_run, tiny_corpus, tmp_path, monkeypatch):
+def test_what_a_run_started_from_is_always_good(config, stable_run, tiny_corpus, tmp_path, monkeypatch):
     """Divergence before any other checkpoint is good: not to random parameters, but to those of the source."""
     started = dataclasses.replace(
-        config, start=StartConfig(source=str(calm_run)), recovery=dataclasses.replace(config.recovery, stable_steps=9)
+        config, start=StartConfig(source=str(stable_run)), recovery=dataclasses.replace(config.recovery, stable_steps=9)
     )
     monkeypatch.setattr(loop, "init_state", None)
     spoil(monkeypatch.setattr, 72, 88, float("nan"))  # steps 10 and 11, with checkpoints 4 and 8 before them
