@@ -86,7 +86,11 @@ def test_every_journey_keeps_every_bit(made, name):
 
 def test_the_same_model_is_the_same_file(made):
     """Converting there and back gives equal files: config, tensors, tokenizer."""
-    for one, two in (("huggingface", "huggingface again"), ("tensorflow1", "tensorflow1 again"), ("native", "native of tensorflow1")):
+    for one, two in (
+        ("huggingface", "huggingface again"),
+        ("tensorflow1", "tensorflow1 again"),
+        ("native", "native of tensorflow1"),
+    ):
         for file in FILES[JOURNEYS[one][1]] - {"model.json"}:
             assert (made[one] / file).read_bytes() == (made[two] / file).read_bytes(), (one, file)
     weights = [(made[name] / "params.safetensors").read_bytes() for name in ("native", "native of the run", "served")]
@@ -350,13 +354,13 @@ from bert_jax.cli import main as cli
 from bert_jax.convert import conversion
 
 
-def write(contents, directory):
+def write(source_model, directory):
     (directory / "large").write_bytes(b"0")
     print("writing", flush=True)
     time.sleep(60)
 
 
-conversion.TARGETS["bert-jax"] = conversion.TARGETS["bert-jax"]._replace(write=write)
+conversion.OUTPUT_FORMATS["bert-jax"] = conversion.OUTPUT_FORMATS["bert-jax"]._replace(write=write)
 sys.exit(cli.main(["convert", *sys.argv[1:], "--to", "bert-jax"]))
 """
 

@@ -26,7 +26,11 @@ from bert_jax.training.sharding import make_mesh, put_rows
 from bert_jax.training.state import Moments, abstract_state, state_from
 from bert_jax.training.step import make_train_step, put_dials
 
-JOURNEYS = {"native": ("run", "bert-jax"), "tensorflow1": ("native", "tensorflow1"), "native again": ("tensorflow1", "bert-jax")}
+JOURNEYS = {
+    "native": ("run", "bert-jax"),
+    "tensorflow1": ("native", "tensorflow1"),
+    "native again": ("tensorflow1", "bert-jax"),
+}
 WITH_MOMENTS = ("run", *JOURNEYS)
 # The recipe as a config file.
 CONFIG_FILE = """

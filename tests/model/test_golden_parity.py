@@ -75,7 +75,7 @@ def test_every_tensor_counts(golden, name):
 
 
 def test_table_of_names_is_complete():
-    """to_form gives every tensor of the reference, in its shape, and from_form takes it back bit for bit."""
+    """to_huggingface gives every tensor of the reference in its shape; from_huggingface restores it bit for bit."""
     weights = recipe.make_weights(recipe.SETTINGS, 3)
     model = from_recipe(weights)
     assert (model.family, model.config, model.heads) == ("bert", CONFIG, HEADS)
