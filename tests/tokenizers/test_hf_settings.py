@@ -1,4 +1,4 @@
-"""Settings in the files beside a vocabulary: each is used, or refused by its name."""
+"""Settings in the directory of a vocabulary: each is used, or refused by its name."""
 
 import json
 
@@ -52,7 +52,7 @@ def test_settings_of_wordpiece(folder, settings, expected):
 
 
 def test_sample_texts_show_every_setting(folder):
-    """No two of these settings cut all sample texts alike, even where the vocabulary has few of their letters."""
+    """Any two of these settings give different ids for the sample texts, even with a small vocabulary."""
     found = {}
     for settings, _ in SETTINGS[1:]:
         (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in [*BERT, "was", "i", "##n", "the"]))
@@ -142,7 +142,7 @@ def test_a_tokenizer_json_and_settings_that_contradict_it(folder):
         write(folder, tokenizer_config={"tokenizer_class": "BertTokenizer", name: False})
         with pytest.raises(UserError, match=rf"{name} is false, but tokenizer\.json has true: correct"):
             Tokenizer.load(folder)
-    # Classes that do not read it, as in paraphrase-multilingual-MiniLM-L12-v2; tokenizer.json says all.
+    # Classes that do not read it, as in paraphrase-multilingual-MiniLM-L12-v2; tokenizer.json is complete.
     write(folder, tokenizer_config={"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": False, "x": 1})
     assert Tokenizer.load(folder).fingerprint == tokenizer.fingerprint
 
