@@ -1,1 +1,1 @@
-"""Checkpoints in other people's formats."""
+"""Conversion between checkpoint formats."""

@@ -151,14 +151,14 @@ class Settings:
         return AlbertPreprocessing(True if lowercase is None else lowercase, bool(keep))
 
     def check(self, model: TokenizerModel, lowercase: bool | None) -> None:
-        """Compare the files with the tokenizer that was made of them.
+        """Compare the files with the tokenizer that was built from them.
 
         Args:
           model: the tokenizer.
-          lowercase: what the caller wants instead of do_lower_case; None: nothing else.
+          lowercase: overrides do_lower_case; None: not overridden.
 
         Raises:
-          UserError: a setting contradicts a tokenizer.json, or a token is not what a file says.
+          UserError: a setting contradicts a tokenizer.json, or a token differs from that in a file.
         """
         overruled = () if lowercase is None else ("do_lower_case",)
         for name in self._used():
@@ -255,7 +255,7 @@ class Settings:
             raise self._bad_value(CONFIG, "added_tokens_decoder", "is", decoder, "an object with token ids as names")
         for key, token in (decoder or {}).items():
             if not re.fullmatch("[0-9]{1,9}", key):
-                raise UserError(f"{self._path(CONFIG)}: added_tokens_decoder: '{key[:40]}' is no token id")
+                raise UserError(f"{self._path(CONFIG)}: added_tokens_decoder: '{key[:40]}' is not a token id")
             content = str(self._content(CONFIG, "added_tokens_decoder", token))
             is_special = isinstance(token, dict) and token.get("special") is True
             yield AddedToken(CONFIG, content, is_special, int(key))

@@ -1,4 +1,4 @@
-"""Which family is read from and written to which format: what docs/conversion.md says and test_matrix.py tries."""
+"""Which family can be read from and written to which format, as in docs/conversion.md; tested by test_matrix.py."""
 
 FAMILIES = ("bert", "roberta", "xlm-roberta", "camembert", "albert", "distilbert", "electra", "modernbert")
 FORMATS = ("huggingface", "pytorch", "tensorflow1", "flax", "fairseq", "nvidia", "bert-jax", "stablehlo")
@@ -24,11 +24,11 @@ VERIFIED |= {
     ("xlm-roberta", "flax"): "no",
     ("bert", "huggingface"): "published",
 }
-"""What was read here, of all that others write. "published": released weights. "random": files that the original
+"""Which files of other software were tested. "published": released weights. "random": files that the original
 software wrote of random numbers. "in part": TensorFlow's writer wrote the file, but Google's code did not name what is
 in it. "no": only files of our own."""
 
 
 def supported(direction: str) -> list[tuple[str, str]]:
-    """Cells that go "in" or "out"."""
+    """Pairs (family, format) that support "in" or "out"."""
     return [cell for cell, found in SUPPORT.items() if found in (direction, "both")]

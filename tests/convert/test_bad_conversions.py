@@ -1,4 +1,4 @@
-"""What cannot be converted: one line on stderr, exit code 2, and neither a destination nor scratch beside it."""
+"""Failed conversions: one line on stderr, exit code 2, and neither a destination nor temporary files."""
 
 import hashlib
 import json
@@ -27,7 +27,7 @@ def only_numpy(monkeypatch):
 
 @pytest.fixture(scope="module")
 def forms(tmp_path_factory, tiny_run):
-    """`tiny_run` in every form that can be read again; copied before it is spoiled."""
+    """`tiny_run` in every readable format; copied before it is damaged."""
     directory = tmp_path_factory.mktemp("forms")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transformers_forward, "available", lambda: False)
@@ -197,7 +197,7 @@ def test_moments_that_are_not_finite(refuses, spoil):
 
 
 def test_a_run_that_diverged(refuses, tiny_run, monkeypatch):
-    """Its newest checkpoint is intact, and holds what is no number."""
+    """Its newest checkpoint is intact, and has a value that is NaN."""
     restore = run.checkpoint.restore_parts
 
     def spoiled(*arguments):
@@ -263,7 +263,7 @@ def test_a_file_cut_short(refuses, spoil):
 
 
 def test_a_file_of_a_model_is_its_directory(forms, refuses, tmp_path):
-    """Named itself, weights or a config stand for what lies beside them."""
+    """The path of weights or of a config stands for its directory."""
     for form, file in (
         ("huggingface", "model.safetensors"),
         ("huggingface", "config.json"),
@@ -433,7 +433,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_a_damaged_model_of_ours(refuses, spoil, name):
+def test_a_damaged_native_model(refuses, spoil, name):
     damage, words = DAMAGES[name]
     source = spoil("bert-jax")
     damage(source)

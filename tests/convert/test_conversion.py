@@ -354,13 +354,13 @@ from bert_jax.cli import main as cli
 from bert_jax.convert import conversion
 
 
-def write(contents, directory):
+def write(source_model, directory):
     (directory / "large").write_bytes(b"0")
     print("writing", flush=True)
     time.sleep(60)
 
 
-conversion.TARGETS["bert-jax"] = conversion.TARGETS["bert-jax"]._replace(write=write)
+conversion.OUTPUT_FORMATS["bert-jax"] = conversion.OUTPUT_FORMATS["bert-jax"]._replace(write=write)
 sys.exit(cli.main(["convert", *sys.argv[1:], "--to", "bert-jax"]))
 """
 

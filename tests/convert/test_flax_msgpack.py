@@ -60,7 +60,7 @@ def test_as_transformers_reads_it(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_into_ours_and_back(name):
+def test_into_bert_jax_and_back(name):
     hf_model = flax_msgpack_reader.read(FIXTURES / name)
     again = to_huggingface(from_huggingface(hf_model), "again")
     assert digests(again.tensors.items()) == digests(hf_model.tensors.items())
@@ -90,7 +90,7 @@ def copy(tmp_path):
 
 
 def test_chunks_and_bfloat16(copy, monkeypatch):
-    """Above 1 GiB an array is saved in chunks; here the limit is 64 bytes."""
+    """Above 1 GiB an array is saved in chunks; in this test the limit is 64 bytes."""
     every = np.arange(2**16, dtype=np.uint16).view(ml_dtypes.bfloat16)
     tree = {"params": {"bert": {"x": {"kernel": np.arange(60, dtype=np.float32).reshape(6, 10)}}, "every": every}}
     monkeypatch.setattr(flax.serialization, "MAX_CHUNK_SIZE", 64)

@@ -1,4 +1,4 @@
-"""Files of a model that anybody may have edited: a conversion succeeds or says one line, and then leaves nothing.
+"""Corrupted model files: a conversion succeeds, or fails with one line and leaves no files.
 
 BERT_JAX_FUZZ_EXAMPLES=20000 tries so many random examples instead of the few that are always the same.
 """
@@ -108,7 +108,7 @@ def spoil_bytes(draw, content: bytes) -> bytes:
 
 
 def spoil_weights(draw, content: bytes) -> bytes:
-    """A header that says something else than what follows, or a damaged file."""
+    """A header that contradicts the content, or a damaged file."""
     (length,) = struct.unpack("<Q", content[:8])
     header, rest = json.loads(content[8 : 8 + length]), content[8 + length :]
     what = draw(st.sampled_from(["header", "header", "header", "length", "bytes", "deep"]))

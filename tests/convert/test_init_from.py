@@ -47,7 +47,7 @@ def test_a_deeper_model_repeats_the_layers(tiny_config, tiny_corpus, tiny_run, t
 
 
 def test_blocks_are_repeated_in_their_order():
-    """0 1 2 becomes 0 1 2 0 1 2, and less than that is cut off behind."""
+    """0 1 2 becomes 0 1 2 0 1 2; a smaller depth drops the last layers."""
     tree = {"encoder": {"layers": {"bias": np.arange(3)}, "embeddings": {"word": np.arange(5)}}}
     for depth, expected in ((6, [0, 1, 2, 0, 1, 2]), (4, [0, 1, 2, 0]), (2, [0, 1]), (3, [0, 1, 2])):
         found = repeat_layers(tree, depth)["encoder"]

@@ -50,7 +50,7 @@ def encoder(tmp_path):
 
 
 def spoiling(monkeypatch, change):
-    """Every Hugging Face directory is changed behind its writing."""
+    """Every written Hugging Face directory is changed."""
     target = conversion.OUTPUT_FORMATS["huggingface"]
 
     def write(source_model, directory):
@@ -71,15 +71,17 @@ def spoil_far_rows(tensors):
     tensors["embeddings.position_embeddings.weight"][39] += 7
 
 
-@pytest.mark.parametrize(("change", "told"), [(lose_pooler, "the heads were"), (spoil_far_rows, "embeddings/position")])
-def test_what_no_text_reaches(encoder, tmp_path, monkeypatch, change, told):
+@pytest.mark.parametrize(
+    ("change", "message"), [(lose_pooler, "the heads were"), (spoil_far_rows, "embeddings/position")]
+)
+def test_what_no_text_reaches(encoder, tmp_path, monkeypatch, change, message):
     spoiling(monkeypatch, change)
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         conversion.convert(encoder, tmp_path / "new", "huggingface")
     assert not (tmp_path / "new").exists()
 
 
-def test_settings_of_theirs_come_back(encoder, tmp_path):
+def test_config_fields_of_the_source_are_kept(encoder, tmp_path):
     conversion.convert(encoder, tmp_path / "native", "bert-jax")
     conversion.convert(tmp_path / "native", tmp_path / "huggingface", "huggingface")
     described = json.loads((tmp_path / "huggingface" / "config.json").read_text())
@@ -87,7 +89,7 @@ def test_settings_of_theirs_come_back(encoder, tmp_path):
 
 
 def test_what_is_not_there_is_not_tied(encoder, tmp_path):
-    """A model without a decoder says what it likes of one; a decoder of its own is refused where there is one."""
+    """Without an MLM head, tie_word_embeddings is kept; an untied decoder is refused."""
     settings = json.loads((encoder / "config.json").read_text()) | {"tie_word_embeddings": False}
     (encoder / "config.json").write_text(json.dumps(settings))
     conversion.convert(encoder, tmp_path / "huggingface", "huggingface")
@@ -105,7 +107,7 @@ def test_what_is_not_there_is_not_tied(encoder, tmp_path):
 
 @pytest.mark.parametrize(("kind", "prefix"), [("xlm-roberta", "XLMRoberta"), ("camembert", "Camembert")])
 def test_a_roberta_under_another_name_keeps_it(tmp_path, kind, prefix):
-    """Through our own form, too; positions and heads are RoBERTa's."""
+    """Also through the native format; positions and heads are RoBERTa's."""
     golden = make_families.goldens()["RobertaForMaskedLM 0"]
     tensors = {key: make_families.drawn(key, tuple(shape)) for key, shape in golden["shapes"].items()}
     names = {"model_type": kind, "architectures": [f"{prefix}ForMaskedLM"]}
@@ -166,7 +168,7 @@ def test_lower_casing_is_what_the_directory_says(exported):
 
 @pytest.mark.parametrize("to", ["huggingface", "bert-jax"])
 def test_settings_of_a_tokenizer_travel(exported, tmp_path, to, capsys):
-    """A vocab.txt and settings, as in older directories: nothing else says what is done to text."""
+    """A vocab.txt and settings, as in older directories: nothing else defines the normalization."""
     (exported / "tokenizer.json").unlink()
     settings = {"do_lower_case": True, "strip_accents": False, "tokenize_chinese_chars": False}
     (exported / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -294,7 +296,7 @@ datasets: [snli]
 
 
 def test_the_front_matter_of_a_card_comes_along(encoder, tmp_path):
-    """Through our own form, too; the library is that of the new format. One that is not YAML is left out, with a note.
+    """Also through the native format; the library is that of the new format. Invalid YAML is left out, with a note.
 
     The language `no` is Norwegian, not a truth value.
     """

@@ -1,4 +1,4 @@
-"""The numpy forward pass beside our JAX model and beside goldens; live/test_numpy_forward.py has every family."""
+"""The numpy forward pass, the JAX model and golden values; live/test_numpy_forward.py has every family."""
 
 import dataclasses
 import re
@@ -50,12 +50,12 @@ REFUSED = {
     "Electra.* 1": "hidden_act 'silu' is not one of",
     "ModernBert.* 1": "norm_bias is True",
 }
-"""What the numpy side can compute and our encoder has not: settings that no published model uses."""
+"""Configs that the numpy forward pass supports and bert_jax does not; no published model uses them."""
 
 
 @pytest.mark.parametrize("case", GOLDENS)
 def test_families(case):
-    """What their class gave once: every hidden state and every head, ours to 1e-4, numpy's to 1e-5 of the values."""
+    """Recorded outputs of transformers: every hidden state and head, JAX to 1e-4, numpy to 1e-5."""
     golden = GOLDENS[case]
     tensors = {key: make_families.drawn(key, tuple(shape)) for key, shape in golden["shapes"].items()}
     outputs = numpy_forward.run(HuggingFaceModel(golden["config"], tensors, case), golden["inputs"])
@@ -130,8 +130,8 @@ def test_goldens_are_of_every_family_and_head():
         ({"compute_dtype": "bfloat16"}, {"hidden_act": "relu"}, False),
     ],
 )
-def test_our_model_gives_the_same(changes, hf_changes, pair):
-    """Every state and logit to 1e-5, whatever our model trains in; through the exporter's table of names."""
+def test_the_jax_model_gives_the_same(changes, hf_changes, pair):
+    """Every state and logit to 1e-5, whatever the compute dtype; the name map converts the parameters."""
     tensors = dict(recipe_form().tensors)
     if not pair:
         tensors = {name: tensor for name, tensor in tensors.items() if "pooler" not in name and "relation" not in name}
@@ -155,7 +155,7 @@ def test_our_model_gives_the_same(changes, hf_changes, pair):
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 def test_causal_models(family):
-    """Ours, written as theirs: every state and logit, and nothing of what follows a token."""
+    """A native model converted to transformers: every state and logit, without attention to later tokens."""
     config = ModelConfig(
         vocab_size=211,
         hidden_size=32,

@@ -1,4 +1,4 @@
-"""NVIDIA's names (from their sources, see nvidia.py) against those of transformers; files by torch.save itself."""
+"""NVIDIA's names (from its sources, see nvidia.py) and those of transformers; files written by torch.save."""
 
 import json
 

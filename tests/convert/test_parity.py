@@ -132,7 +132,7 @@ def test_padding_is_left_out_but_not_what_is_no_number():
 
 
 def test_top_1():
-    """At real tokens, of which there are three."""
+    """Only at the three real tokens."""
     expected = np.zeros((2, 3, 4))
     expected[..., 2] = 1
     actual = expected.copy()

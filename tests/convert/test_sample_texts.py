@@ -70,7 +70,7 @@ def test_never_longer_than_the_position_table(tokenizer: Tokenizer):
     size = tokenizer.vocab_size
     for each in (None, tokenizer):
         assert sample_inputs(form(vocab_size=size, max_position_embeddings=9), each).input_ids_BS.shape[1] == 9
-        # RoBERTa's positions begin behind its padding id.
+        # RoBERTa's positions begin after its padding id.
         short = form(vocab_size=size, model_type="roberta", pad_token_id=1, max_position_embeddings=20)
         assert sample_inputs(short, each).input_ids_BS.shape[1] == 18
 

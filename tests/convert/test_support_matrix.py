@@ -11,7 +11,7 @@ PAGE = (Path(__file__).parent.parent.parent / "docs" / "conversion.md").read_tex
 
 
 def rows(first: str) -> list[list[str]]:
-    """Cells of the table that begins with a line; without the line under its head."""
+    """Cells of the table that begins with `first`, without the separator line."""
     table = PAGE[PAGE.index(first) :].split("\n\n")[0]
     head, _, *lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
     return [head, *lines]
@@ -21,22 +21,24 @@ def test_the_table_of_the_docs():
     (_, *formats), *lines = rows("| | `huggingface`")
     assert [name.strip("`") for name in formats] == list(FORMATS)
     assert [family for family, *_ in lines] == list(FAMILIES)
-    told = {(family, name): cell for family, *cells in lines for name, cell in zip(FORMATS, cells, strict=True)}
-    assert told == SUPPORT
+    documented = {(family, name): cell for family, *cells in lines for name, cell in zip(FORMATS, cells, strict=True)}
+    assert documented == SUPPORT
 
 
 def test_what_the_docs_call_verified():
     (_, *lines) = rows("| format | families | verified | with |")
-    told = [((family, name.strip("`")), word) for name, families, word, _ in lines for family in families.split(", ")]
-    assert dict(told) == VERIFIED and len(told) == len(VERIFIED)
-    # Of what can be read, all but our own form has a word.
+    documented = [
+        ((family, name.strip("`")), word) for name, families, word, _ in lines for family in families.split(", ")
+    ]
+    assert dict(documented) == VERIFIED and len(documented) == len(VERIFIED)
+    # Every readable format except the native one has an entry.
     assert set(VERIFIED) == {cell for cell in supported("in") if cell[1] != "bert-jax"}
     meanings = re.findall(r'"(\w+)" (?:means released|that the original)', PAGE)
     assert meanings == ["Published", "random"]
     assert [cell for cell, word in VERIFIED.items() if word == "published"] == [("bert", "huggingface")]
 
 
-def test_cells_and_the_command_know_the_same_names():
+def test_the_matrix_and_the_command_have_the_same_names():
     assert set(FAMILIES) == set(TRANSLATED)
     assert {name for _, name in supported("out")} == set(conversion.OUTPUT_FORMATS)
     assert "`--to` is one of " + ", ".join(f"`{name}`" for name in list(conversion.OUTPUT_FORMATS)[:1]) in PAGE

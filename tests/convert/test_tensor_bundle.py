@@ -103,7 +103,7 @@ def blocks(index: bytes) -> list[tuple[int, int]]:
 
 
 def test_the_data_and_the_entries_are_tensorflows(tmp_path):
-    """One shard: our data file is TensorFlow's to the byte, and so is the block of the index with its entries."""
+    """One shard: data file and index entries equal those of TensorFlow, byte for byte."""
     tensorflow_prefix = GOLDEN / "albert" / "model.ckpt-best"
     written_prefix = tmp_path / "ours.ckpt"
     bundle = TensorBundle(tensorflow_prefix)
@@ -202,7 +202,7 @@ def test_partitioned_variable():
 
 
 def with_index(prefix: Path, header: dict, entry: dict | None = None) -> Path:
-    """An index of our own making, and 8 bytes of data."""
+    """A handmade index, and 8 bytes of data."""
     items = [(b"", tensor_bundle._Header(**header).SerializeToString())]
     if entry is not None:
         items.append((b"x", tensor_bundle._Entry(**entry).SerializeToString()))
@@ -222,7 +222,7 @@ def with_index(prefix: Path, header: dict, entry: dict | None = None) -> Path:
         ({"num_shards": 1}, {"dtype": 8, "size": 8}, "tensor 'x' has TensorFlow's dtype 8"),
     ],
 )
-def test_what_an_index_can_say_that_is_not_supported(tmp_path, header, entry, said):
+def test_unsupported_indices(tmp_path, header, entry, said):
     assert said in refused(with_index(tmp_path / "model.ckpt", header, entry))
 
 

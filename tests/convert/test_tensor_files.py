@@ -56,7 +56,7 @@ def test_one_file(tmp_path, tensors, path):
 
 
 def test_the_library_reads_what_was_written(tmp_path, tensors):
-    """Also an array that does not lie in its own order, which the library would write as it lies."""
+    """Also a transposed array, whose memory the library would write without regard to strides."""
     assert not tensors["bert.b.weight"].flags.c_contiguous
     tensor_files.write_safetensors(tmp_path / "model.safetensors", tensors)
     assert_same(safetensors.numpy.load_file(tmp_path / "model.safetensors"), tensors)

@@ -185,8 +185,10 @@ def test_a_form_comes_back_as_it_was(tmp_path, family, head):
     )
     back = tensorflow1.read(tmp_path / "out")
     assert equal(dict(back.tensors), tensors)
-    ours = {"architectures": [family.capitalize() + head]}
-    assert back.config == {key: hf_model.config[key] for key in hf_model.config if key != "net_structure_type"} | ours
+    expected = {"architectures": [family.capitalize() + head]}
+    assert (
+        back.config == {key: hf_model.config[key] for key in hf_model.config if key != "net_structure_type"} | expected
+    )
     assert tensorflow1.read_moments(tmp_path / "out") is None
 
 
@@ -350,7 +352,7 @@ def test_alberts_that_google_does_not_build(tmp_path, settings):
         ({"hidden_act": "silu"}, "hidden_act 'silu' is not one of gelu, gelu_new, relu"),
     ],
 )
-def test_models_that_google_does_not_build(tmp_path, settings, said):
+def test_models_that_google_does_not_support(tmp_path, settings, said):
     hf_model = tensorflow1.read(GOLDEN / "bert")
     message = refusal(
         tensorflow1.write, HuggingFaceModel(hf_model.config | settings, hf_model.tensors, "test"), tmp_path / "out"

@@ -57,7 +57,7 @@ def test_the_goldens_are_what_tensorflow_writes(tmp_path):
 
 @pytest.fixture
 def many():
-    """Enough tensors for several blocks of an index, and such as share the beginnings of their names."""
+    """Enough tensors for several index blocks, with names that share prefixes."""
     names = [f"{number:04}_{'x' * 60}" for number in range(5000)]
     names += [f"scope_{number % 70}/tensor_{number}" for number in range(1000)]
     return {name: recipe.values(name, (2,)) for name in names}

@@ -123,7 +123,7 @@ def test_code_is_not_executed(tmp_path, state, new, name, placeholders):
     save({"model": state, "args": calls[name]}, path, new)
     fails(path, "refused", name, placeholders=placeholders)
     assert not trace.exists()
-    # The pickle does what it is said to do, where it may.
+    # The pickle executes its code if it is allowed to.
     torch.load(path, weights_only=False)
     assert trace.exists()
 

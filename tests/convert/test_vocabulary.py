@@ -1,4 +1,4 @@
-"""Padded vocabularies: cut and grown in every table at once, with the same predictions."""
+"""Padded vocabularies: rows are removed from every table at once, with the same predictions."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Texts to vectors: what shares rows and passes, and that nobody can tell from the vectors."""
+"""Text embeddings: packing into rows and passes, which does not change the vectors."""
 
 import dataclasses
 
@@ -28,7 +28,7 @@ def model(tiny_run):
 
 
 def mixed_texts(model, lengths):
-    """Texts of so many tokens, special ones included."""
+    """Texts with these numbers of tokens, special ones included."""
     draw = np.random.default_rng(3)
     known = [word for word in WORDS if len(model.tokenizer.encode(word)) == 1]
     assert len(known) >= 3
@@ -38,7 +38,7 @@ def mixed_texts(model, lengths):
 
 
 def alone(model, text, pooling):
-    """The obvious way: one row of exactly the text, the reference attention."""
+    """The simple way: one row with exactly one text, the reference attention."""
     ids = [model.tokenizer.cls_id, *model.tokenizer.encode(text), model.tokenizer.sep_id]
     zeros = jnp.zeros((1, len(ids)), jnp.int32)
     inputs = EncoderInputs(jnp.array([ids]), zeros, zeros + 1, jnp.arange(len(ids))[None], zeros[:, :1])

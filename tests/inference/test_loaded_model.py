@@ -88,7 +88,7 @@ def test_fill_mask(model):
 
 
 def test_probabilities_are_those_of_the_whole_softmax(model):
-    """As in transformers, whose pipelines count the rows that no token stands for."""
+    """As in transformers, whose pipelines include padding rows of the vocabulary."""
     size = model.tokenizer.vocab_size
     assert size < model.config.vocab_size
     bias = model.params["mlm"]["bias"].at[size:].add(8.0)

@@ -11,7 +11,7 @@ from tests.fixtures import WORDS, make_documents
 from tests.live import zoo
 
 HEADS = {"bert": "ForPreTraining", "albert": "ForPreTraining", "electra": "ForPreTraining"}
-"""And ForMaskedLM for the others."""
+"""Other families: ForMaskedLM."""
 
 
 def wordpiece(directory: Path) -> Tokenizer:
@@ -53,7 +53,7 @@ def unigram(directory: Path) -> Tokenizer:
 
 
 KINDS = {"roberta": byte_bpe, "modernbert": byte_bpe, "albert": unigram, "xlm-roberta": byte_bpe, "camembert": byte_bpe}
-"""And wordpiece for the others."""
+"""Other families: wordpiece."""
 
 
 def save(family: str, directory: Path, scratch: Path) -> object:

@@ -1,4 +1,4 @@
-"""Every family, head and size beside transformers' classes, there and back bit for bit. Needs the extra `parity`."""
+"""Every family, head and size compared with transformers' classes, and converted back bit for bit. Needs `parity`."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""The pipeline of transformers beside our own predictions, with a tokenizer that is not WordPiece. Needs `parity`."""
+"""fill_mask compared with the pipeline of transformers, with a tokenizer that is not WordPiece. Needs `parity`."""
 
 import numpy as np
 import pytest
@@ -27,8 +27,8 @@ transformers = pytest.importorskip("transformers")
 
 @pytest.fixture(scope="module")
 def roberta(tmp_path_factory):
-    """A RoBERTa of random numbers in our own form, with byte-level BPE."""
-    scratch, directory = tmp_path_factory.mktemp("tokenizer"), tmp_path_factory.mktemp("ours") / "model"
+    """A RoBERTa of random numbers in the native format, with byte-level BPE."""
+    scratch, directory = tmp_path_factory.mktemp("tokenizer"), tmp_path_factory.mktemp("native") / "model"
     directory.mkdir()
     tokenizer = byte_bpe(scratch)
     config = ModelConfig(
@@ -69,7 +69,7 @@ def test_their_pipeline_fills_our_masks(roberta, format, tmp_path):
     size, best = loaded_model.tokenizer.vocab_size, []
     for text in TEXTS:
         (expected,) = loaded_model.fill_mask(text, top=10)
-        # Theirs counts rows of the table that no token stands for; compare among real tokens.
+        # transformers includes padding rows of the vocabulary; compare only real tokens.
         hf_output = [found for found in pipeline(text, top_k=loaded_model.config.vocab_size) if found["token"] < size]
         assert len(hf_output) == size
         assert [found["token"] for found in hf_output[:10]] == [candidate.token_id for candidate in expected]

@@ -56,7 +56,7 @@ def saved(tmp_path_factory):
 
     def get(family: str):
         if family not in made:
-            directory = tmp_path_factory.mktemp(family) / "theirs"
+            directory = tmp_path_factory.mktemp(family) / "huggingface"
             model = small_models.save(family, directory, tmp_path_factory.mktemp("tokenizer"))
             made[family] = directory, model
         return made[family]
@@ -79,7 +79,7 @@ def written(saved, tmp_path_factory):
 
 
 def proved(report, tokenizer: bool) -> None:
-    """The report compared what there was to compare, by transformers, and passed."""
+    """The report has all layers and heads, used transformers, and passed."""
     assert report.passed and report.library.startswith("transformers"), report.lines()
     assert report.tokens > 30 and report.layers
     assert (report.tokenizer is not None) == tokenizer

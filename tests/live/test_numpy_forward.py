@@ -1,4 +1,4 @@
-"""The two reference sides of the parity report beside transformers' own classes. Needs the extra `parity`."""
+"""The two reference forward passes of the parity report compared with transformers' classes. Needs `parity`."""
 
 import dataclasses
 
@@ -37,7 +37,7 @@ def close(found: np.ndarray, expected: np.ndarray, inputs: ForwardInputs, name: 
 
 
 @pytest.mark.parametrize(("name", "size"), CASES)
-def test_both_sides_are_theirs(name, size):
+def test_both_references_equal_transformers(name, size):
     model = make(name, size)
     hf_model = form_of(model)
     inputs = sample_inputs(hf_model, None)
@@ -116,7 +116,7 @@ def test_decoders_tied_doubled_and_of_their_own(name):
     loose = form_of(make(name, 0, tie_word_embeddings=False))
     apart = direct(make(name, 0, tie_word_embeddings=False), inputs)["mlm"]
     assert np.abs(apart - expected).max() > 0.1
-    # What the config says of the tie gives way to a decoder that is there.
+    # A stored decoder takes precedence over the config's tie_word_embeddings.
     told_tied = dataclasses.replace(loose, config=loose.config | {"tie_word_embeddings": True})
     for wanted, each in ((expected, doubled), (apart, loose), (apart, told_tied)):
         for side in (numpy_forward, transformers_forward):

@@ -58,7 +58,7 @@ def test_their_tools_open_our_export(tiny_export, tiny_run):
 
 
 def test_hidden_states_and_attentions_of_texts(tiny_export):
-    """What `load` gives of texts, beside the same of transformers, at real tokens."""
+    """Outputs of a loaded model compared with transformers, at real tokens."""
     loaded_model = bert_jax.load(tiny_export).forward([TEXTS[0], TEXTS[3]], hidden_states=True, attentions=True)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_export)
     model = transformers.BertModel.from_pretrained(tiny_export, attn_implementation="eager").eval()
@@ -84,7 +84,7 @@ def test_their_pipeline_fills_our_masks(tiny_export, tiny_run):
     loaded_model = bert_jax.load(tiny_run)
     for text in ("the [MASK] sings.", "a slow river [MASK] over the stone"):
         (expected,) = loaded_model.fill_mask(text, top=5)
-        # Theirs counts rows of the table that no token stands for; compare among real tokens.
+        # transformers includes padding rows of the vocabulary; compare only real tokens.
         size = loaded_model.tokenizer.vocab_size
         hf_output = [found for found in pipeline(text, top_k=loaded_model.config.vocab_size) if found["token"] < size]
         assert [found["token"] for found in hf_output[:5]] == [candidate.token_id for candidate in expected]

@@ -114,7 +114,7 @@ def test_hidden_states(native_directory, batches):
 
 
 def test_there_and_back_bit_for_bit(native_directory, tmp_path):
-    """Through our own form; `embeddings.position_ids` is no parameter and comes back all the same."""
+    """Through the native format; `embeddings.position_ids` is not a parameter, but is kept."""
     convert(native_directory, epath.Path(tmp_path / "back"), "huggingface")
     before, after = open_tensors(MODEL), open_tensors(epath.Path(tmp_path / "back"))
     assert set(after) == set(before) and "embeddings.position_ids" in before and len(before) > 100

@@ -1,4 +1,4 @@
-"""Forms of Google's TensorFlow 1 checkpoints beside transformers' own models: names and shapes. Needs `parity`."""
+"""Google's TensorFlow 1 checkpoints compared with models of transformers: names and shapes. Needs `parity`."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Tokenizer files in transformers' hands: the ids that they give there are those that they give here.
+"""Tokenizer files loaded by transformers: the ids equal those of bert_jax.
 
 With BERT_JAX_TEXTS naming a folder of text (and a folder `vocab` in it with bert_base_uncased_vocab.txt,
 bert_base_cased_vocab.txt, gpt2_vocab.bpe and gpt2_encoder.json), every line of every file in it is compared.

@@ -77,7 +77,7 @@ def test_every_tensor_counts(golden, name):
 
 
 def test_table_of_names_is_complete():
-    """to_form returns every tensor of the reference with its shape, and from_form reads it back bit for bit."""
+    """to_huggingface returns every tensor of the reference with its shape; from_huggingface restores it bit for bit."""
     weights = recipe.make_weights(recipe.SETTINGS, 3)
     model = from_recipe(weights)
     assert (model.family, model.config, model.heads) == ("bert", CONFIG, HEADS)

@@ -1,4 +1,4 @@
-"""Settings in the files beside a vocabulary: each is used, or refused by its name."""
+"""Settings in the directory of a vocabulary: each is used, or refused by its name."""
 
 import json
 
@@ -52,7 +52,7 @@ def test_settings_of_wordpiece(folder, settings, expected):
 
 
 def test_sample_texts_show_every_setting(folder):
-    """No two of these settings cut all sample texts alike, even where the vocabulary has few of their letters."""
+    """Any two of these settings give different ids for the sample texts, even with a small vocabulary."""
     found = {}
     for settings, _ in SETTINGS[1:]:
         (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in [*BERT, "was", "i", "##n", "the"]))
@@ -97,8 +97,8 @@ REFUSED = [
     ({"tokenizer_config": []}, r"tokenizer_config\.json is not a JSON object, but \[\]: copy it again"),
     ({"tokenizer_config": {"chat_template": json.loads("[" * 60 + "]" * 60)}}, "is nested too deeply: copy it again"),
     ({"tokenizer_config": {"added_tokens_decoder": [1]}}, r"added_tokens_decoder is \[1\]: write an object"),
-    ({"tokenizer_config": {"added_tokens_decoder": {"9" * 5000: "[MASK]"}}}, r"decoder: '9{40}' is no token id"),
-    ({"tokenizer_config": {"added_tokens_decoder": {"-4": "[MASK]"}}}, "decoder: '-4' is no token id"),
+    ({"tokenizer_config": {"added_tokens_decoder": {"9" * 5000: "[MASK]"}}}, r"decoder: '9{40}' is not a token id"),
+    ({"tokenizer_config": {"added_tokens_decoder": {"-4": "[MASK]"}}}, "decoder: '-4' is not a token id"),
     ({"tokenizer_config": {"added_tokens_decoder": {"4": 5}}}, "added_tokens_decoder has 5: write a token"),
     ({"tokenizer_config": {"extra_special_tokens": {"a": {"b": 1}}}}, r"extra_special_tokens has \{\"b\": 1\}: write"),
     ({"special_tokens_map": {"cls_token": {"b": 1}}}, r"special_tokens_map\.json: cls_token has \{\"b\": 1\}: write"),
@@ -142,7 +142,7 @@ def test_a_tokenizer_json_and_settings_that_contradict_it(folder):
         write(folder, tokenizer_config={"tokenizer_class": "BertTokenizer", name: False})
         with pytest.raises(UserError, match=rf"{name} is false, but tokenizer\.json has true: correct"):
             Tokenizer.load(folder)
-    # Classes that do not read it, as in paraphrase-multilingual-MiniLM-L12-v2; tokenizer.json says all.
+    # Classes that do not read it, as in paraphrase-multilingual-MiniLM-L12-v2; tokenizer.json is complete.
     write(folder, tokenizer_config={"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": False, "x": 1})
     assert Tokenizer.load(folder).fingerprint == tokenizer.fingerprint
 

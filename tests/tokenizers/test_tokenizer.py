@@ -66,7 +66,7 @@ GPT2_PIECES = [
     "Av d ija ĠV r Å¡ aj ev i Äĩ ĠÃ ® n",
     "multi Ġ Ġ Ġ Ġ Ġ Ġspace",
 ]
-# Those of GPT-2's 50,000 merges that the texts above go through, in their order.
+# Those of GPT-2's 50,000 merges that the texts above need, in order.
 _JOINS = (
     "Ġ a;r e;e r;Ġ s;o r;e s;o u;Ġ h;i c;l l;o w;a c;Ġ y;l d;Ġy ou;Ġ W;u l;o re;Ġa re;Ġs u;p er;u b;ac e;Ġ V;ul t;Ġs p;"
     "l ic;e ll;Ġh ow;ub lic;a j;or ld;e v;ĠW orld;Ġsu per;Ġsp ace;Ã ©;i j;R es;Ġ Ã;A v;Ã ³;ell o;p ublic;H ello;m ult;"
@@ -267,7 +267,7 @@ def test_published_ids_with_the_real_vocabularies():
 
 @pytest.fixture
 def gpt2_files(tmp_path):
-    """A merges file and the vocabulary beside it, as Hugging Face names them."""
+    """A merges file and its vocabulary, with the names of Hugging Face."""
     pieces = [*byte_alphabet(), *(merge.replace(" ", "") for merge in GPT2_MERGES), "<|endoftext|>"]
     merges = tmp_path / "gpt2-merges.txt"
     merges.write_text("#version: 0.2\n" + "\n".join(GPT2_MERGES) + "\n")
@@ -374,7 +374,7 @@ LINES = [
 
 
 def train(lines, model_type="unigram", **options):
-    """The library's own training, with our special tokens where nothing else is asked for."""
+    """Training by the library, with BERT's special tokens by default."""
     bert_options = {"pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3, "pad_piece": "[PAD]", "unk_piece": "[UNK]"}
     bert_options |= {"bos_piece": "[CLS]", "eos_piece": "[SEP]", "control_symbols": ["[MASK]"]}
     model = io.BytesIO()

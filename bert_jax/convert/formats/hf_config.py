@@ -35,7 +35,7 @@ DEFAULTS = {
     "distilbert": {"activation": "gelu"},
     "modernbert": {"hidden_activation": "gelu"},
 }
-"""By model_type: defaults of transformers' configuration_*.py for fields that readers here require."""
+"""By model_type: defaults of transformers' configuration_*.py for fields that the readers require."""
 
 
 def normalize_hf_config(config: Any, source: str) -> dict[str, Any]:

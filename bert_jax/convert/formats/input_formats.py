@@ -153,11 +153,12 @@ def _read_flax(source: epath.Path, options: ReadOptions, scratch: Path) -> Sourc
 def _read_tensorflow(source: epath.Path, options: ReadOptions, scratch: Path) -> SourceModel:
     directory = source if source.is_dir() else source.parent
     source_model = _source_model("tensorflow1", tensorflow1.read(source), find_tokenizer_file(directory), options)
-    found = tensorflow1.read_moments(source) if options.optimizer_state else None
-    if found is None:
+    moments = tensorflow1.read_moments(source) if options.optimizer_state else None
+    if moments is None:
         return source_model
-    trees = (moments_from_huggingface(source_model.model, source_model.hf_model, moments) for moments in found[1:])
-    return dataclasses.replace(source_model, optimizer_state=Moments(found[0], *trees))
+    step, *trees = moments
+    trees = (moments_from_huggingface(source_model.model, source_model.hf_model, tree) for tree in trees)
+    return dataclasses.replace(source_model, optimizer_state=Moments(step, *trees))
 
 
 def _read_torch(source: epath.Path, options: ReadOptions, scratch: Path) -> SourceModel:
@@ -173,8 +174,8 @@ def _read_torch(source: epath.Path, options: ReadOptions, scratch: Path) -> Sour
     hf_model, files, notes = fairseq.read(local)
     if not files:
         # vocab.bpe alone is not enough: without dict.txt its ids are GPT-2's.
-        made = source.parent / "tokenizer.json"
-        source_model = _source_model("fairseq", hf_model, made if made.exists() else None, options)
+        tokenizer_json = source.parent / "tokenizer.json"
+        source_model = _source_model("fairseq", hf_model, tokenizer_json if tokenizer_json.exists() else None, options)
         return dataclasses.replace(source_model, notes=tuple(notes))
     for name, content in files.items():
         (scratch / name).write_bytes(content)

@@ -55,7 +55,7 @@ class Placeholder:
         self.state: Any = None
 
     def __new__(cls, *arguments: Any):
-        """Set the attributes here, because the unpickler may skip __init__."""
+        """Set the attributes, because the unpickler may skip __init__."""
         self = super().__new__(cls)
         self.arguments, self.state = arguments, None
         return self

@@ -101,7 +101,7 @@ def test_byte_bpe_files(tmp_path, trained):
 
 
 def test_sentencepiece_files(tmp_path, trained):
-    """A run's own model: the class would lower-case and strip accents in front of it, were it not told not to."""
+    """A run's model: by default, the class would also lower-case and strip accents."""
     tokenizer = Tokenizer.load(trained["unigram"])
     names = tokenizer_files.write_tokenizer_files(tokenizer, epath.Path(tmp_path), "albert", 512)
     assert sorted(names) == ["spiece.model", "tokenizer_config.json"]
