@@ -108,7 +108,7 @@ def _is_prepared(scratch_dir: epath.Path, keys: Sequence[str], place: IndexedInp
     if not done.exists():
         return False
     note = scratch.read_json(done)
-    names = (scratch.unit_name(keys[source], number, block) for block in range(note["blocks"]))
+    names = (scratch.block_name(keys[source], number, block) for block in range(note["blocks"]))
     return note["input"] == scratch.fingerprint(part) and all((scratch_dir / name).exists() for name in names)
 
 
@@ -126,13 +126,13 @@ def _decide(
     prepared = []
     for source, number, _ in inputs:
         blocks = scratch.read_json(scratch_dir / scratch.input_name(keys[source], number))["blocks"]
-        names = [scratch.unit_name(keys[source], number, block) for block in range(blocks)]
+        names = [scratch.block_name(keys[source], number, block) for block in range(blocks)]
         prepared += [PreparedBlock(name, source, scratch.read_metadata(scratch_dir / name)) for name in names]
     for index, source in enumerate(request.sources):
         try:
             _check_source(source, [block.metadata for block in prepared if block.source == index])
         except UserError:
-            for path in scratch.of_source(scratch_dir, keys[index]):  # they contain no document
+            for path in scratch.files_of_source(scratch_dir, keys[index]):  # they contain no document
                 path.unlink()
             raise
     token_bytes = token_dtype(request.tokenizer.vocab_size).itemsize

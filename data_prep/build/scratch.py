@@ -20,7 +20,7 @@ from bert_jax.errors import UserError
 from bert_jax.storage import is_remote, write_atomic
 
 
-def unit_name(key: str, part: int, block: int) -> str:
+def block_name(key: str, part: int, block: int) -> str:
     """File of a prepared block; sorted by name, the blocks of a source are in the order of the text."""
     return f"unit-{key}-{part:08d}-{block:08d}.safetensors"
 
@@ -30,7 +30,7 @@ def input_name(key: str, part: int) -> str:
     return f"input-{key}-{part:08d}.json"
 
 
-def of_source(directory: epath.Path, key: str) -> list[epath.Path]:
+def files_of_source(directory: epath.Path, key: str) -> list[epath.Path]:
     """Files of the inputs and prepared blocks with a key."""
     return [*directory.glob(f"input-{key}-*"), *directory.glob(f"unit-{key}-*")]
 

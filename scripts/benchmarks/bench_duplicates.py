@@ -195,7 +195,7 @@ def measure_speed(texts: list[str]) -> dict[str, float]:
         "signature": lambda i: minhash.signature(hashes[i]),
         "text_key": lambda i: text_keys.text_key(data[i]),
         "paragraph_keys": lambda i: text_keys.paragraph_keys(data[i], ends[i]),
-        "leak_hits": lambda i: index.hits(hashes[i]),
+        "ngram_hits": lambda i: index.hits(hashes[i]),
     }
     rates = {}
     for name, call in cases.items():

@@ -196,7 +196,7 @@ def test_parquet_mistakes(tmp_path, parquet):
     for content in (whole[: len(whole) // 2], b"", b"no Parquet at all, but some text"):
         path.write_bytes(content)
         with pytest.raises(
-            UserError, match=r"a\.parquet: cannot be read as Parquet .* is it whole\? download it again"
+            UserError, match=r"a\.parquet: cannot be read as Parquet .* is it complete\? download it again"
         ):
             read(f"parquet:{path}@text")
     damaged = bytearray(whole)

@@ -165,11 +165,11 @@ def test_user_errors(kind):
         train(recipe(kind), [fake()], workers=1)
 
 
-def test_what_is_skipped_is_said(capsys):
+def test_a_note_about_what_is_skipped(capsys):
     train(recipe("bpe"), [fake(*TEXTS, None, "x", None, spec="some")], workers=1)
-    assert "--source some: left out 2 x malformed_json; the first: some#4: no brace" in capsys.readouterr().err
+    assert "--source some: skipped 2 x malformed_json; the first: some#4: no brace" in capsys.readouterr().err
     train(recipe("sentencepiece-bpe"), [fake(*TEXTS, None, spec="some")], workers=1)
-    assert capsys.readouterr().err.count("left out") == 1, "two passes, one note"
+    assert capsys.readouterr().err.count("skipped") == 1, "two passes, one note"
 
 
 def test_max_characters():
