@@ -98,17 +98,12 @@ def pretrain(
     loop.checked_mesh(task, micro_batch)
     metrics.check_wandb(config.log.wandb)
     corpora = [rows.corpus for rows in task.train.corpora]
-    raise_on_all(lambda: check_corpus_files(corpora, config.data.verify, *task.train.place))
+    raise_on_all(
+        lambda: check_corpus_files(corpora, config.data.verify, task.train.process_index, task.train.process_count)
+    )
     tokenizer_text = (corpora[0].directory / TOKENIZER).read_text(encoding="utf-8")
     mixture = {corpus.identity: share for corpus, share in zip(corpora, task.train.shares, strict=True)}
-    initial = None
-    has_checkpoint = broadcast_from_first(
-        "a first checkpoint", lambda: any(committed_checkpoints(checkpoint_directory(directory)))
-    )
-    if config.start.source is not None and not has_checkpoint:
-        if load_initial_params is None:
-            raise ValueError("a config with start.source needs load_initial_params")
-        initial = load_initial_params(config, Tokenizer.load(corpora[0].directory))
+    initial = _initial_params(config, directory, corpora[0], load_initial_params)
     paths = [str(part.directory) for part in parts]
 
     with DirectoryLock(directory) as lock:
@@ -139,6 +134,23 @@ def pretrain(
         )
         barrier("the end")  # the other processes wait for the files of the first one
     return progress
+
+
+def _initial_params(
+    config: Config,
+    directory: StoredPath,
+    corpus: Corpus,
+    load: Callable[[Config, Tokenizer], InitialParams] | None,
+) -> InitialParams | None:
+    """Parameters of `start.source`; None if the config has none, or if the run has a checkpoint to continue from."""
+    has_checkpoint = broadcast_from_first(
+        "a first checkpoint", lambda: any(committed_checkpoints(checkpoint_directory(directory)))
+    )
+    if config.start.source is None or has_checkpoint:
+        return None
+    if load is None:
+        raise ValueError("a config with start.source needs load_initial_params")
+    return load(config, Tokenizer.load(corpus.directory))
 
 
 class Evaluation(NamedTuple):
