@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 import jax
 from bert_jax.errors import UserError
-from bert_jax.training.run_directory.checkpoint import Checkpoints, committed, find_damage
+from bert_jax.training.run_directory.checkpoint import Checkpoints, committed_checkpoints, find_damage
 
 directory = Path(sys.argv[1])
 noise = jax.random.normal(jax.random.key(0), (1_000_000,))  # which nothing compresses
@@ -38,7 +38,7 @@ except UserError as error:
 left = sorted(path.name for path in directory.iterdir())
 assert 0 < saved < 8, saved
 assert left == [f"{step:08d}" for step in range(1, saved + 1)], left
-assert not any(find_damage(save) for save in committed(directory))
+assert not any(find_damage(save) for save in committed_checkpoints(directory))
 print(refused)
 """
 
