@@ -152,17 +152,14 @@ class LoadedModel:
           UserError: texts that are not str, an invalid max_length or batch_size, an unknown pooling, or pooling 'cls'
             with a causal model.
         """
-        sentence_embedding = self.sentence_embedding
-        modes = resolve_pooling(sentence_embedding.pooling if pooling is None else pooling, self.config.direction)
-        prompt = _checked_text((sentence_embedding.default_prompt or "") if prompt is None else prompt, "the prompt")
+        defaults = self.sentence_embedding
+        modes = resolve_pooling(defaults.pooling if pooling is None else pooling, self.config.direction)
+        prompt = _checked_text((defaults.default_prompt or "") if prompt is None else prompt, "the prompt")
+        normalize = defaults.normalize if normalize is None else normalize
         if batch_size < 1:
             raise UserError(f"batch_size is {batch_size}: it must be at least 1")
-        limit = self._length(max_length, sentence_embedding.max_length)
-        skip = (
-            1 + len(self.tokenizer.encode(self._preprocess(prompt)))
-            if prompt and not sentence_embedding.include_prompt
-            else 0
-        )
+        limit = self._length(max_length, defaults.max_length)
+        skip = 1 + len(self.tokenizer.encode(self._preprocess(prompt))) if prompt and not defaults.include_prompt else 0
         vectors, num_truncated = [np.zeros((0, self.config.hidden_size * len(modes)), np.float32)], 0
         total = len(texts) if hasattr(texts, "__len__") else None
         run, pad = functools.partial(self._run_pass, modes, skip), self.tokenizer.pad_id
@@ -170,14 +167,8 @@ class LoadedModel:
             for chunk in _chunks(texts):
                 ids, too_long = self._tokenize([self._preprocess(prompt + text) for text in chunk], limit)
                 num_truncated += too_long
-                chunk_vectors = embedding.encode_ids(
-                    ids, pad, batch_size, run, devices=self._mesh.size, on_texts_done=bar.update
-                )
-                vectors.append(
-                    _normalize(chunk_vectors)
-                    if (sentence_embedding.normalize if normalize is None else normalize)
-                    else chunk_vectors
-                )
+                new = embedding.encode_ids(ids, pad, batch_size, run, devices=self._mesh.size, on_texts_done=bar.update)
+                vectors.append(_normalize(new) if normalize else new)
         if num_truncated and max_length is None:
             warnings.warn(
                 f"{num_truncated} of {sum(map(len, vectors))} texts have more than {limit} tokens and were truncated: "
