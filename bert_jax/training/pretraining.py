@@ -91,7 +91,8 @@ def pretrain(
     loop.checked_mesh(task, micro_batch)
     metrics.check(config.log.wandb)
     corpora = [rows.corpus for rows in task.train.corpora]
-    refuse_together(lambda: check_corpus_files(corpora, config.data.verify, *task.train.place))
+    process = task.train.process_index, task.train.process_count
+    refuse_together(lambda: check_corpus_files(corpora, config.data.verify, *process))
     tokenizer_text = (corpora[0].directory / TOKENIZER).read_text(encoding="utf-8")
     mixture = {corpus.identity: share for corpus, share in zip(corpora, task.train.shares, strict=True)}
     start = None
