@@ -78,12 +78,10 @@ def pretrain(
       config: of the run.
       parts: corpora and their weights.
       directory: work directory of the run.
-      profile: see `loop.train`.
-      micro_batch: see `loop.train`.
+      profile, micro_batch: see `loop.train`.
       announce: called in the first process after all checks, before compilation.
-      load_initial_params: reads the initial parameters, for a config with `start.source`
-        (`convert.init_from.load_initial_params`); called with the corpora's tokenizer if the work directory
-        has no checkpoint yet.
+      load_initial_params: reads `start.source` (`convert.init_from.load_initial_params`); called with the corpora's
+        tokenizer if the work directory has no checkpoint yet.
 
     Raises:
       ValueError: a config with `start.source` without `load_initial_params`.
@@ -101,25 +99,11 @@ def pretrain(
     refuse_together(lambda: check_shards(corpora, config.data.verify, *task.train.place))
     tokenizer_text = (corpora[0].directory / TOKENIZER).read_text(encoding="utf-8")
     mixture = {corpus.identity: share for corpus, share in zip(corpora, task.train.shares, strict=True)}
-    initial = None
-    has_checkpoint = tell("a first checkpoint", lambda: any(committed_checkpoints(checkpoint_directory(directory))))
-    if config.start.source is not None and not has_checkpoint:
-        if load_initial_params is None:
-            raise ValueError("a config with start.source needs load_initial_params")
-        initial = load_initial_params(config, Tokenizer.load(corpora[0].directory))
+    initial = _initial_params(config, directory, corpora[0], load_initial_params)
     paths = [str(part.directory) for part in parts]
 
     with DirectoryLock(directory) as lock:
-
-        def acquire() -> None:
-            workdir.matching_config(directory, config, mixture, paths)  # raises before anything is written
-            lock.acquire()  # a run that ended in the meantime may have replaced the config
-            before = workdir.matching_config(directory, config, mixture, paths)
-            if before is not None:
-                continuation.check(directory, before, config)
-            workdir.acquire(directory, before, config, mixture, paths, tokenizer_text)
-
-        tell("the work directory", acquire)
+        tell("the work directory", lambda: _acquire(lock, directory, config, mixture, paths, tokenizer_text))
         if jax.process_count() > 1:
             check_shared(directory)
         if is_first():
@@ -137,6 +121,38 @@ def pretrain(
         )
         meet("the end")  # the other processes wait for the files of the first one
     return progress
+
+
+def _initial_params(
+    config: Config,
+    directory: StoredPath,
+    corpus: Corpus,
+    load_initial_params: Callable[[Config, Tokenizer], InitialParams] | None,
+) -> InitialParams | None:
+    """Initial parameters for a config with `start.source`, unless the run has a checkpoint."""
+    has_checkpoint = tell("a first checkpoint", lambda: any(committed_checkpoints(checkpoint_directory(directory))))
+    if config.start.source is None or has_checkpoint:
+        return None
+    if load_initial_params is None:
+        raise ValueError("a config with start.source needs load_initial_params")
+    return load_initial_params(config, Tokenizer.load(corpus.directory))
+
+
+def _acquire(
+    lock: DirectoryLock,
+    directory: StoredPath,
+    config: Config,
+    mixture: dict[str, float],
+    paths: list[str],
+    tokenizer_text: str,
+) -> None:
+    """Lock a work directory and write the identity of the run into it."""
+    workdir.matching_config(directory, config, mixture, paths)  # raises before anything is written
+    lock.acquire()  # a run that ended in the meantime may have replaced the config
+    before = workdir.matching_config(directory, config, mixture, paths)
+    if before is not None:
+        continuation.check(directory, before, config)
+    workdir.acquire(directory, before, config, mixture, paths, tokenizer_text)
 
 
 class Evaluation(NamedTuple):
