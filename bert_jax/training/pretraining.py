@@ -78,12 +78,10 @@ def pretrain(
       config: of the run.
       parts: corpora and their weights.
       directory: work directory of the run.
-      profile: see `loop.train`.
-      micro_batch: see `loop.train`.
+      profile, micro_batch: see `loop.train`.
       announce: called in the first process after all checks, before compilation.
-      load_initial_params: reads the initial parameters, for a config with `start.source`
-        (`convert.init_from.load_initial_params`); called with the corpora's tokenizer if the work directory
-        has no checkpoint yet.
+      load_initial_params: reads `start.source` (`convert.init_from.load_initial_params`); called with the corpora's
+        tokenizer if the work directory has no checkpoint yet.
 
     Raises:
       ValueError: a config with `start.source` without `load_initial_params`.
@@ -106,16 +104,7 @@ def pretrain(
     paths = [str(part.directory) for part in parts]
 
     with DirectoryLock(directory) as lock:
-
-        def acquire() -> None:
-            workdir.matching_config(directory, config, mixture, paths)  # raises before anything is written
-            lock.acquire()  # a run that ended in the meantime may have replaced the config
-            before = workdir.matching_config(directory, config, mixture, paths)
-            if before is not None:
-                continuation.check(directory, before, config)
-            workdir.acquire(directory, before, config, mixture, paths, tokenizer_text)
-
-        broadcast_from_first("the work directory", acquire)
+        broadcast_from_first("the work directory", lambda: _acquire(lock, directory, config, mixture, paths, tokenizer_text))
         if jax.process_count() > 1:
             check_shared(directory)
         if is_first():
@@ -139,17 +128,32 @@ def _initial_params(
     config: Config,
     directory: StoredPath,
     corpus: Corpus,
-    load: Callable[[Config, Tokenizer], InitialParams] | None,
+    load_initial_params: Callable[[Config, Tokenizer], InitialParams] | None,
 ) -> InitialParams | None:
-    """Parameters of `start.source`; None if the config has none, or if the run has a checkpoint to continue from."""
-    has_checkpoint = broadcast_from_first(
-        "a first checkpoint", lambda: any(committed_checkpoints(checkpoint_directory(directory)))
-    )
+    """Initial parameters for a config with `start.source`, unless the run has a checkpoint."""
+    has_checkpoint = tell("a first checkpoint", lambda: any(committed_checkpoints(checkpoint_directory(directory))))
     if config.start.source is None or has_checkpoint:
         return None
-    if load is None:
+    if load_initial_params is None:
         raise ValueError("a config with start.source needs load_initial_params")
-    return load(config, Tokenizer.load(corpus.directory))
+    return load_initial_params(config, Tokenizer.load(corpus.directory))
+
+
+def _acquire(
+    lock: DirectoryLock,
+    directory: StoredPath,
+    config: Config,
+    mixture: dict[str, float],
+    paths: list[str],
+    tokenizer_text: str,
+) -> None:
+    """Lock a work directory and write the identity of the run into it."""
+    workdir.matching_config(directory, config, mixture, paths)  # raises before anything is written
+    lock.acquire()  # a run that ended in the meantime may have replaced the config
+    before = workdir.matching_config(directory, config, mixture, paths)
+    if before is not None:
+        continuation.check(directory, before, config)
+    workdir.acquire(directory, before, config, mixture, paths, tokenizer_text)
 
 
 class Evaluation(NamedTuple):

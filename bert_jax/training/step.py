@@ -72,9 +72,8 @@ def make_train_step(task: Task, mesh: Mesh | AbstractMesh, accumulation: int) ->
     Args:
       task: the task in the phase to compile.
       mesh: its data and fsdp axes split the rows. On an abstract mesh the program can be lowered, not run.
-      accumulation: micro-batches per step. Each device splits its own rows, and gradients cross devices once per
-        step, not once per micro-batch. In a phase with a batch ramp this is an upper bound:
-        `StepInputs.micro_batches` are computed, and the other rows of the batch are padding.
+      accumulation: micro-batches per step. Each device splits its rows, and gradients cross devices once per step. In
+        a phase with a batch ramp, `StepInputs.micro_batches` of them are computed, and the other rows are padding.
     """
     abstract = abstract_state(task, mesh)
     shardings = jax.tree.map(lambda x: x.sharding, abstract)
