@@ -379,14 +379,14 @@ def test_a_process_that_is_stopped_leaves_nothing(made, tmp_path, number, code):
 
 def test_a_destination_that_appeared_meanwhile_is_left_alone(made, tmp_path, monkeypatch):
     """Another conversion to the same destination was faster."""
-    prove = conversion._check_parity
+    check_parity = conversion._check_parity
 
     def slow(*arguments):
         (tmp_path / "new").mkdir()
         (tmp_path / "new" / "file").write_text("whole")
-        return prove(*arguments)
+        return check_parity(*arguments)
 
-    monkeypatch.setattr(conversion, "_prove", slow)
+    monkeypatch.setattr(conversion, "_check_parity", slow)
     with pytest.raises(UserError, match="was created in the meantime"):
         convert(made["run"], tmp_path / "new", "bert-jax")
     assert [path.name for path in tmp_path.rglob("*")] == ["new", "file"]

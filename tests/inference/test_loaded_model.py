@@ -163,7 +163,7 @@ def test_a_config_of_another_shape_than_the_checkpoint(tmp_path, tiny_run):
 def test_nothing_to_load(tmp_path, tiny_run, tiny_export):
     with pytest.raises(UserError, match="does not exist"):
         bert_jax.load(tmp_path / "none")
-    with pytest.raises(UserError, match="holds no run"):
+    with pytest.raises(UserError, match="is not a run or a model"):
         bert_jax.load(tmp_path)
     unfinished = shutil.copytree(tiny_run, tmp_path / "unfinished")
     shutil.rmtree(unfinished / "checkpoints")
