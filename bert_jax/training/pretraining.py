@@ -104,7 +104,9 @@ def pretrain(
     paths = [str(part.directory) for part in parts]
 
     with DirectoryLock(directory) as lock:
-        broadcast_from_first("the work directory", lambda: _acquire(lock, directory, config, mixture, paths, tokenizer_text))
+        broadcast_from_first(
+            "the work directory", lambda: _acquire(lock, directory, config, mixture, paths, tokenizer_text)
+        )
         if jax.process_count() > 1:
             check_shared(directory)
         if is_first():

@@ -174,8 +174,8 @@ def encoded() -> dict:
     params = bert.init(config, jax.random.key(0), Heads())
     model = loaded_model.LoadedModel(config, Heads(), params, wordpiece(pieces, True, "worker.py"))
     texts = [" ".join("abcdefghij"[i % 7 : 8 + i % 3]) for i in range(100)]
-    passes, one_pass = [], model._pass
-    model._pass = lambda *arguments: passes.append(one_pass(*arguments)) or passes[-1]
+    passes, one_pass = [], model._run_pass
+    model._run_pass = lambda *arguments: passes.append(one_pass(*arguments)) or passes[-1]
     vectors, expected = model.encode(texts), model.forward(texts)
     real = expected.attention_mask[:, :, None]
     means = (expected.last_hidden_state * real).sum(1) / real.sum(1)
