@@ -133,7 +133,9 @@ def _initial_params(
     load_initial_params: Callable[[Config, Tokenizer], InitialParams] | None,
 ) -> InitialParams | None:
     """Initial parameters for a config with `start.source`, unless the run has a checkpoint."""
-    has_checkpoint = tell("a first checkpoint", lambda: any(committed_checkpoints(checkpoint_directory(directory))))
+    has_checkpoint = broadcast_from_first(
+        "a first checkpoint", lambda: any(committed_checkpoints(checkpoint_directory(directory)))
+    )
     if config.start.source is None or has_checkpoint:
         return None
     if load_initial_params is None:
