@@ -91,8 +91,7 @@ def pretrain(
     loop.checked_mesh(task, micro_batch)
     metrics.check(config.log.wandb)
     corpora = [rows.corpus for rows in task.train.corpora]
-    process = task.train.process_index, task.train.process_count
-    refuse_together(lambda: check_corpus_files(corpora, config.data.verify, *process))
+    refuse_together(lambda: check_corpus_files(corpora, config.data.verify, jax.process_index(), jax.process_count()))
     tokenizer_text = (corpora[0].directory / TOKENIZER).read_text(encoding="utf-8")
     mixture = {corpus.identity: share for corpus, share in zip(corpora, task.train.shares, strict=True)}
     start = None
