@@ -96,8 +96,7 @@ def pretrain(
     loop.checked_mesh(task, micro_batch)
     metrics.check_wandb(config.log.wandb)
     corpora = [rows.corpus for rows in task.train.corpora]
-    process = task.train.process_index, task.train.process_count
-    raise_on_all(lambda: check_corpus_files(corpora, config.data.verify, *process))
+    raise_on_all(lambda: check_corpus_files(corpora, config.data.verify, jax.process_index(), jax.process_count()))
     tokenizer_text = (corpora[0].directory / TOKENIZER).read_text(encoding="utf-8")
     mixture = {corpus.identity: share for corpus, share in zip(corpora, task.train.shares, strict=True)}
     initial = _initial_params(config, directory, corpora[0], load_initial_params)
