@@ -48,7 +48,7 @@ class OutputFormat(NamedTuple):
     """Whether it can hold the optimizer's moments."""
     for_transformers: bool = False
     """Whether transformers loads it, tokenizer included."""
-    sentences: bool = False
+    for_sentence_transformers: bool = False
     """Whether it includes the files of sentence-transformers."""
 
 
@@ -81,7 +81,7 @@ def convert(
     """
     if read_options.optimizer_state and not OUTPUT_FORMATS[to].optimizer_state:
         raise UserError(f"--optimizer-state keep: {to} cannot hold the optimizer's moments: use --to bert-jax")
-    if pooling is not None and not OUTPUT_FORMATS[to].sentences:
+    if pooling is not None and not OUTPUT_FORMATS[to].for_sentence_transformers:
         raise UserError(f"--pooling {pooling}: {to} cannot hold a pooling: use --to huggingface")
     check_reachable(destination)
     # exists() is False for a broken link, which would block the rename.
@@ -96,7 +96,7 @@ def convert(
         if read_options.optimizer_state and source_model.optimizer_state is None:
             raise UserError(f"{source} has no optimizer moments: convert it with --optimizer-state drop")
         OUTPUT_FORMATS[to].write(source_model, output_directory)
-        if OUTPUT_FORMATS[to].sentences:
+        if OUTPUT_FORMATS[to].for_sentence_transformers:
             _write_sentence_embedding(source_model, output_directory, pooling)
         report = _check_parity(source_model, output_directory, to)
         if not report.passed and not force:
@@ -332,9 +332,11 @@ def _special_ids(source_model: SourceModel) -> dict[str, int | None]:
 
 
 OUTPUT_FORMATS = {
-    "huggingface": OutputFormat(_write_huggingface, tensor_files.SAFETENSORS, for_transformers=True, sentences=True),
-    "pytorch": OutputFormat(_write_pytorch, tensor_files.PICKLE, for_transformers=True, sentences=True),
+    "huggingface": OutputFormat(
+        _write_huggingface, tensor_files.SAFETENSORS, for_transformers=True, for_sentence_transformers=True
+    ),
+    "pytorch": OutputFormat(_write_pytorch, tensor_files.PICKLE, for_transformers=True, for_sentence_transformers=True),
     "tensorflow1": OutputFormat(_write_tensorflow, f"{tensorflow1.CHECKPOINT}.index", optimizer_state=True),
-    "bert-jax": OutputFormat(_write_native, native.DESCRIPTION, optimizer_state=True, sentences=True),
+    "bert-jax": OutputFormat(_write_native, native.DESCRIPTION, optimizer_state=True, for_sentence_transformers=True),
     "stablehlo": OutputFormat(_write_stablehlo, stablehlo.PROGRAM),
 }

@@ -12,7 +12,7 @@ from bert_jax.convert.families.albert import ALBERT
 from bert_jax.convert.families.bert import BERT
 from bert_jax.convert.families.distilbert import DISTILBERT
 from bert_jax.convert.families.electra import ELECTRA
-from bert_jax.convert.families.family import Family, Names, Settings
+from bert_jax.convert.families.family import Family, Settings, TensorNames
 from bert_jax.convert.families.modernbert import MODERNBERT
 from bert_jax.convert.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from bert_jax.convert.forward_io import CAUSAL_CLASSES, MODEL_TYPE_ALIASES
@@ -63,7 +63,7 @@ def from_huggingface(hf_model: HuggingFaceModel) -> NativeModel:
 
 def _read_heads(family: Family, settings: Settings, tensors: Mapping[str, np.ndarray], config: ModelConfig) -> Heads:
     """The heads of a model; mlm_activation is None where the MLM head has the activation of the layers."""
-    heads = family.read_heads(settings, Names(tensors, settings))
+    heads = family.read_heads(settings, TensorNames(tensors, settings))
     same = not heads.mlm or heads.mlm_activation == config.activation
     return dataclasses.replace(heads, mlm_activation=None) if same else heads
 

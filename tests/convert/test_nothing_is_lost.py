@@ -197,7 +197,7 @@ def test_another_tokenizer_than_the_source_has_is_not_kept(exported, tmp_path, m
         conversion.convert(exported, tmp_path / "new", "bert-jax")
 
 
-def test_what_is_ours_is_not_cut(tiny_run, tmp_path):
+def test_runs_and_native_models_are_not_trimmed(tiny_run, tmp_path):
     for wishes in (input_formats.ReadOptions(drop=("x",)), input_formats.ReadOptions(trim_vocabulary=True)):
         with pytest.raises(UserError, match="apply to other formats only"):
             conversion.convert(tiny_run, tmp_path / "new", "bert-jax", wishes)

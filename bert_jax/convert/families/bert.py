@@ -6,8 +6,8 @@ from typing import Any
 from bert_jax.config import ModelConfig
 from bert_jax.convert.families.family import (
     Family,
-    Names,
     Settings,
+    TensorNames,
     architecture_of,
     bert_layers,
     embeddings,
@@ -34,7 +34,7 @@ def _entries(config: ModelConfig, heads: Heads) -> Iterator[Entry]:
         yield from dense("qa_outputs" if heads.task.kind == "span" else "classifier", "task/output")
 
 
-def _read_heads(settings: Settings, names: Names) -> Heads:
+def _read_heads(settings: Settings, names: TensorNames) -> Heads:
     pooler = names.has("bert.pooler.dense.weight")
     return Heads(
         mlm=names.has("cls.predictions.transform.dense.weight"),

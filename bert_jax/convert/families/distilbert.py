@@ -7,8 +7,8 @@ from bert_jax.config import ModelConfig
 from bert_jax.convert.families.family import (
     ACTIVATION_NAMES,
     Family,
-    Names,
     Settings,
+    TensorNames,
     architecture_of,
     describe_labels,
     embeddings,
@@ -39,7 +39,7 @@ def _entries(config: ModelConfig, heads: Heads) -> Iterator[Entry]:
     yield from dense("qa_outputs" if heads.task.kind == "span" else "classifier", "task/output")
 
 
-def _read_heads(settings: Settings, names: Names) -> Heads:
+def _read_heads(settings: Settings, names: TensorNames) -> Heads:
     if names.has("pre_classifier.weight"):
         task = names.task("classifier", "classification", "cls", activation="relu")
     else:
@@ -49,12 +49,12 @@ def _read_heads(settings: Settings, names: Names) -> Heads:
 
 def _read_config(settings: Settings) -> ModelConfig:
     return settings.model(
-        vocab_size=settings.need("vocab_size"),
-        hidden_size=settings.need("dim"),
-        num_layers=settings.need("n_layers"),
-        num_heads=settings.need("n_heads"),
-        intermediate_size=settings.need("hidden_dim"),
-        max_positions=settings.need("max_position_embeddings"),
+        vocab_size=settings.required_size("vocab_size"),
+        hidden_size=settings.required_size("dim"),
+        num_layers=settings.required_size("n_layers"),
+        num_heads=settings.required_size("n_heads"),
+        intermediate_size=settings.required_size("hidden_dim"),
+        max_positions=settings.required_size("max_position_embeddings"),
         type_vocab_size=0,
         activation=settings.activation("activation"),
         initializer_range=settings.get("initializer_range", 0.02),

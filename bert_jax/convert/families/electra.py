@@ -6,8 +6,8 @@ from typing import Any
 from bert_jax.config import ModelConfig
 from bert_jax.convert.families.family import (
     Family,
-    Names,
     Settings,
+    TensorNames,
     architecture_of,
     bert_layers,
     embeddings,
@@ -38,7 +38,7 @@ def _entries(config: ModelConfig, heads: Heads) -> Iterator[Entry]:
         yield from dense("qa_outputs" if task.kind == "span" else "classifier", "task/output")
 
 
-def _read_heads(settings: Settings, names: Names) -> Heads:
+def _read_heads(settings: Settings, names: TensorNames) -> Heads:
     if names.has("discriminator_predictions.dense.weight"):
         task = TaskHead("replaced", ("replaced",), "tokens", activation=settings.activation("hidden_act"))
     else:
@@ -52,7 +52,7 @@ def _read_heads(settings: Settings, names: Names) -> Heads:
 
 def _read_config(settings: Settings) -> ModelConfig:
     width = settings.get("embedding_size", 128)
-    return read_shared(settings, embedding_size=None if width == settings.need("hidden_size") else width)
+    return read_shared(settings, embedding_size=None if width == settings.required_size("hidden_size") else width)
 
 
 def _write_config(config: ModelConfig, heads: Heads) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class Family:
     read_config: Callable[["Settings"], ModelConfig]
     write_config: Callable[[ModelConfig, Heads], dict[str, Any]]
     """The family's config.json fields."""
-    read_heads: Callable[["Settings", "Names"], Heads]
+    read_heads: Callable[["Settings", "TensorNames"], Heads]
     architecture: Callable[[ModelConfig, Heads], str]
     """Name of the class with these heads."""
     copies: dict[str, str] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Settings:
         value = self.values.get(name)
         return default if value is None else value
 
-    def need(self, name: str) -> int:
+    def required_size(self, name: str) -> int:
         """A size without a default.
 
         Raises:
@@ -110,7 +110,7 @@ class Settings:
         return (self.get("architectures") or [""])[0]
 
 
-class Names:
+class TensorNames:
     """The names of a model's tensors."""
 
     def __init__(self, tensors: Mapping[str, np.ndarray], settings: Settings):
@@ -137,7 +137,7 @@ class Names:
         return TaskHead(kind, labels, reads, **parts)
 
 
-def task_of_pooled(settings: Settings, names: Names, pooler: bool) -> TaskHead | None:
+def task_of_pooled(settings: Settings, names: TensorNames, pooler: bool) -> TaskHead | None:
     """The task head in families whose sequence classifiers read the pooler.
 
     A `classifier` labels tokens if the class says so or, if the class is unknown, if there is no pooler.
@@ -207,12 +207,12 @@ def read_shared(settings: Settings, **changes: Any) -> ModelConfig:
     """A `ModelConfig` from the fields that nearly all families share; `changes` are the family's own."""
     settings.require_value("position_embedding_type", "absolute", "only absolute positions can be read")
     values = {
-        "vocab_size": settings.need("vocab_size"),
-        "hidden_size": settings.need("hidden_size"),
-        "num_layers": settings.need("num_hidden_layers"),
-        "num_heads": settings.need("num_attention_heads"),
-        "intermediate_size": settings.need("intermediate_size"),
-        "max_positions": settings.need("max_position_embeddings"),
+        "vocab_size": settings.required_size("vocab_size"),
+        "hidden_size": settings.required_size("hidden_size"),
+        "num_layers": settings.required_size("num_hidden_layers"),
+        "num_heads": settings.required_size("num_attention_heads"),
+        "intermediate_size": settings.required_size("intermediate_size"),
+        "max_positions": settings.required_size("max_position_embeddings"),
         "type_vocab_size": settings.get("type_vocab_size", 2),
         "activation": settings.activation("hidden_act"),
         "norm_epsilon": settings.get("layer_norm_eps", 1e-12),

@@ -8,8 +8,8 @@ from bert_jax.convert.families.family import (
     ACTIVATION_NAMES,
     SPAN_LABELS,
     Family,
-    Names,
     Settings,
+    TensorNames,
     architecture_of,
     describe_labels,
 )
@@ -46,7 +46,7 @@ def _entries(config: ModelConfig, heads: Heads) -> Iterator[Entry]:
         yield from dense("classifier", "task/output")
 
 
-def _read_heads(settings: Settings, names: Names) -> Heads:
+def _read_heads(settings: Settings, names: TensorNames) -> Heads:
     parts = {"activation": settings.activation("classifier_activation"), "norm": True}
     if settings.architecture.endswith("ForTokenClassification"):
         task = names.task("classifier", "tagging", "tokens", **parts)
@@ -94,12 +94,12 @@ def _read_config(settings: Settings) -> ModelConfig:
     settings.require_value("decoder_bias", True, "only decoders with a bias can be read")
     global_every = _global_every(settings)
     return settings.model(
-        vocab_size=settings.need("vocab_size"),
-        hidden_size=settings.need("hidden_size"),
-        num_layers=settings.need("num_hidden_layers"),
-        num_heads=settings.need("num_attention_heads"),
-        intermediate_size=settings.need("intermediate_size"),
-        max_positions=settings.need("max_position_embeddings"),
+        vocab_size=settings.required_size("vocab_size"),
+        hidden_size=settings.required_size("hidden_size"),
+        num_layers=settings.required_size("num_hidden_layers"),
+        num_heads=settings.required_size("num_attention_heads"),
+        intermediate_size=settings.required_size("intermediate_size"),
+        max_positions=settings.required_size("max_position_embeddings"),
         type_vocab_size=0,
         activation=settings.activation("hidden_activation"),
         feed_forward="gated",

@@ -10,8 +10,8 @@ from typing import Any
 from bert_jax.config import ModelConfig
 from bert_jax.convert.families.family import (
     Family,
-    Names,
     Settings,
+    TensorNames,
     architecture_of,
     bert_layers,
     embeddings,
@@ -40,7 +40,7 @@ def _entries(config: ModelConfig, heads: Heads) -> Iterator[Entry]:
         yield from dense("qa_outputs" if heads.task.kind == "span" else "classifier", "task/output")
 
 
-def _read_heads(settings: Settings, names: Names) -> Heads:
+def _read_heads(settings: Settings, names: TensorNames) -> Heads:
     task = (
         names.task("classifier.out_proj", "classification", "cls", activation="tanh")
         or names.task("classifier", "tagging", "tokens")
@@ -53,7 +53,7 @@ def _read_heads(settings: Settings, names: Names) -> Heads:
 def _read_config(settings: Settings) -> ModelConfig:
     offset = settings.get("pad_token_id", 1) + 1
     return read_shared(
-        settings, position_offset=offset, max_positions=settings.need("max_position_embeddings") - offset
+        settings, position_offset=offset, max_positions=settings.required_size("max_position_embeddings") - offset
     )
 
 

@@ -195,7 +195,7 @@ def _source_model(
     size = None if tokenizer is None else Tokenizer.load(tokenizer).vocab_size
     if options.trim_vocabulary:
         hf_model = trim_vocabulary(
-            hf_model, Settings(hf_model.config, hf_model.source).need("vocab_size") if size is None else size
+            hf_model, Settings(hf_model.config, hf_model.source).required_size("vocab_size") if size is None else size
         )
     model = from_huggingface(hf_model)
     if size is not None and size > model.config.vocab_size:
