@@ -1,6 +1,7 @@
 """Starting from another model: another depth, another vocabulary, frozen parts."""
 
 import dataclasses
+import functools
 import shutil
 
 import jax
@@ -18,6 +19,8 @@ from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training import pretraining
 from bert_jax.training.param_paths import name_leaves
 from bert_jax.training.stacking import repeat_layers
+
+pretrain = functools.partial(pretraining.pretrain, load_initial_params=load_initial_params)
 
 
 def starting(config: Config, source, embeddings: str = "keep", **model) -> Config:
@@ -69,7 +72,7 @@ def test_a_head_that_the_source_lacks_is_drawn(tiny_config, tiny_corpus, tiny_ru
     found = leaves(load_initial_params(config, Tokenizer.load(tiny_corpus)).params)
     assert not any(name.startswith("pair/") or "pooler" in name for name in found)
     assert "initialized at random: nothing" in capsys.readouterr().err
-    place = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "without")
+    place = pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "without")
     assert place.ended == "steps"
     again = leaves(load_initial_params(starting(tiny_config, tmp_path / "without"), Tokenizer.load(tiny_corpus)).params)
     assert {"pair/dense/kernel", "encoder/pooler/kernel"} <= again.keys()
@@ -87,7 +90,7 @@ def test_new_embeddings_on_a_frozen_body(tiny_config, tiny_run, other_corpus, tm
     )
     config = dataclasses.replace(config, phases=(frozen,))
     start = leaves(load_initial_params(config, Tokenizer.load(other_corpus)).params)
-    pretraining.pretrain(config, [CorpusWeight(other_corpus)], tmp_path / "run")
+    pretrain(config, [CorpusWeight(other_corpus)], tmp_path / "run")
     source, trained = leaves(loaded_model.load(tiny_run).params), leaves(loaded_model.load(tmp_path / "run").params)
     for name in trained:
         if name in VOCABULARY_PARAMS:
@@ -100,7 +103,7 @@ def test_what_a_run_started_from_is_not_needed_again(tiny_config, tiny_corpus, t
     """It is stopped before its first own checkpoint, the source goes, and the same command continues."""
     source = shutil.copytree(tiny_run, tmp_path / "source")
     config = starting(tiny_config, source, num_layers=2)
-    undisturbed = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "undisturbed")
+    undisturbed = pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "undisturbed")
 
     class Killed(BaseException):
         pass
@@ -112,9 +115,9 @@ def test_what_a_run_started_from_is_not_needed_again(tiny_config, tiny_corpus, t
         patch.setattr("bert_jax.training.loop.enter_phase", die)
         patch.setattr("bert_jax.training.reporter.Reporter.add_step", die)
         with pytest.raises(Killed):
-            pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
+            pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
     shutil.rmtree(source)
-    place = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
+    place = pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
     assert place == undisturbed
     for a, b in zip(
         *(jax.tree.leaves(loaded_model.load(tmp_path / w).params) for w in ("run", "undisturbed")), strict=True
@@ -134,7 +137,7 @@ def test_what_a_run_started_from_is_not_needed_again(tiny_config, tiny_corpus, t
 def test_other_widths_are_refused(tiny_config, tiny_corpus, tiny_run, tmp_path, change, message):
     config = starting(tiny_config, tiny_run, **change)
     with pytest.raises(UserError) as caught:
-        pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
+        pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
     assert message in str(caught.value) and not (tmp_path / "run").exists()
 
 
@@ -150,21 +153,11 @@ def test_a_head_with_another_activation_is_refused(tiny_config, tiny_corpus, tin
 
 def test_another_tokenizer_is_refused(tiny_config, tiny_run, other_corpus, tmp_path):
     with pytest.raises(UserError, match=r"was trained with another tokenizer than the corpus.*start.embeddings new"):
-        pretraining.pretrain(
-            starting(tiny_config, tiny_run),
-            [CorpusWeight(other_corpus)],
-            tmp_path / "run",
-            load_initial_params=load_initial_params,
-        )
+        pretrain(starting(tiny_config, tiny_run), [CorpusWeight(other_corpus)], tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_a_source_that_is_not_there(tiny_config, tiny_corpus, tmp_path):
     with pytest.raises(UserError, match="does not exist"):
-        pretraining.pretrain(
-            starting(tiny_config, tmp_path / "none"),
-            [CorpusWeight(tiny_corpus)],
-            tmp_path / "run",
-            load_initial_params=load_initial_params,
-        )
+        pretrain(starting(tiny_config, tmp_path / "none"), [CorpusWeight(tiny_corpus)], tmp_path / "run")
     assert not (tmp_path / "run").exists()

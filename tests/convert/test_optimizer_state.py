@@ -36,6 +36,8 @@ WITH_MOMENTS = ("run", *JOURNEYS)
 CONFIG_FILE = """
 import json
 from bert_jax.config import from_dict
+
+pretrain = functools.partial(pretraining.pretrain, load_initial_params=load_initial_params)
 def config():
     return from_dict(json.loads({text!r}))
 """
@@ -107,12 +109,7 @@ def test_formats_that_cannot_hold_moments(made, tmp_path, capsys, to):
 @pytest.mark.parametrize("name", ["without", "tensorflow1 without"])
 def test_a_source_without_moments(made, tmp_path, tiny_config, tiny_corpus, capsys, name):
     with pytest.raises(UserError, match=r"has no optimizer moments: set start\.optimizer_state new"):
-        pretraining.pretrain(
-            starting(tiny_config, made[name]),
-            [CorpusWeight(tiny_corpus)],
-            tmp_path / "run",
-            load_initial_params=load_initial_params,
-        )
+        pretrain(starting(tiny_config, made[name]), [CorpusWeight(tiny_corpus)], tmp_path / "run")
     for to in ("bert-jax", "tensorflow1"):
         command = ["convert", str(made[name]), str(tmp_path / "new"), "--to", to, "--optimizer-state", "keep"]
         assert cli.main(command) == 2
@@ -206,8 +203,8 @@ def test_a_run_with_moments_of_its_own_is_continued(made, tmp_path, tiny_config,
     """The source counts at the start only: the same command goes on from the run's own checkpoint."""
     source = shutil.copytree(made["native"], tmp_path / "source")
     config = starting(tiny_config, source)
-    pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
+    pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
     shutil.rmtree(source)
     before = moments_of(tmp_path / "run")
-    assert pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run").ended == "steps"
+    assert pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run").ended == "steps"
     jax.tree.map(np.testing.assert_array_equal, moments_of(tmp_path / "run"), before)
