@@ -26,6 +26,8 @@ from bert_jax.training.sharding import make_mesh, put_rows
 from bert_jax.training.state import Moments, abstract_state, state_from_initial
 from bert_jax.training.step import make_train_step, put_step_inputs
 
+pretrain = functools.partial(pretraining.pretrain, load_initial_params=load_initial_params)
+
 JOURNEYS = {
     "native": ("run", "bert-jax"),
     "tensorflow1": ("native", "tensorflow1"),
@@ -36,8 +38,6 @@ WITH_MOMENTS = ("run", *JOURNEYS)
 CONFIG_FILE = """
 import json
 from bert_jax.config import from_dict
-
-pretrain = functools.partial(pretraining.pretrain, load_initial_params=load_initial_params)
 def config():
     return from_dict(json.loads({text!r}))
 """
