@@ -1,6 +1,7 @@
 """The optimizer's moments through `convert`, and in a run that starts from them."""
 
 import dataclasses
+import functools
 import json
 import shutil
 
