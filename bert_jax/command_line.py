@@ -3,11 +3,12 @@
 import contextlib
 import importlib.metadata
 import io
+import itertools
 import os
 import platform
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import bert_jax
@@ -62,6 +63,22 @@ def run(command: Callable[[], int | None], interrupted: str = "stopped") -> int:
         half = MAX_LINE_LENGTH // 2
         print(line if len(line) <= MAX_LINE_LENGTH else f"{line[:half]} ... {line[-half:]}", file=sys.stderr)
     return code
+
+
+def check_no_empty_words(words: Sequence[str]) -> None:
+    """Refuse empty words, such as unset shell variables: an empty path would be the current directory.
+
+    Raises:
+      UserError: names the flag, or the position from 1, whose value is empty.
+    """
+    for position, (before, word) in enumerate(itertools.pairwise(["", *words]), start=1):
+        name, equals, value = word.partition("=")
+        if equals and not value and name.startswith("--"):
+            raise UserError(f"{name} is empty: give it a value")
+        if not word and before.startswith("--") and "=" not in before and before != "--":
+            raise UserError(f"{before} is empty: give it a value")
+        if not word:
+            raise UserError(f"argument {position} is empty: give it a value")
 
 
 def version_line(name: str) -> str:

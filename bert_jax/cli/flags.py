@@ -89,7 +89,6 @@ def parse(kind: type, arguments: Sequence[str], command: str, default: Any = Non
     if "--help" in words or "-h" in words:
         print(_short_help(_full_help(kind, command, default), command))
         raise SystemExit(0)
-    _refuse_empty(arguments)
     _refuse_contradictions(kind, words)
     box = io.StringIO()
     try:
@@ -147,18 +146,6 @@ def _flags_with_values(words: Sequence[str]) -> Iterator[tuple[str, tuple[str, .
     for start, end in itertools.pairwise(starts):
         name, equals, value = words[start].partition("=")
         yield name.replace("_", "-"), ((value,) if equals else ()) + tuple(words[start + 1 : end])
-
-
-def _refuse_empty(words: Sequence[str]) -> None:
-    """Refuse empty words, such as unset shell variables: an empty path would be the current directory."""
-    for position, (before, word) in enumerate(itertools.pairwise(["", *words]), start=1):
-        name, equals, value = word.partition("=")
-        if equals and not value and name.startswith("--"):
-            raise UserError(f"{name} is empty: give it a value")
-        if not word and before.startswith("--") and "=" not in before and before != "--":
-            raise UserError(f"{before} is empty: give it a value")
-        if not word:
-            raise UserError(f"argument {position} is empty: give it a value")
 
 
 def _refuse_contradictions(kind: type, words: Sequence[str]) -> None:

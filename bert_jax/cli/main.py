@@ -248,6 +248,7 @@ def _run(argv: Sequence[str]) -> int | None:
     if name not in COMMANDS:
         hint = did_you_mean(name.lower().replace("_", "-"), COMMANDS)
         raise UserError(f"there is no command '{name}': {hint and f'{hint} '}Commands are {', '.join(COMMANDS)}")
+    command_line.check_no_empty_words(rest)
     return COMMANDS[name][1](rest)
 
 

@@ -19,6 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: Sequence[str]) -> None:
+    command_line.check_no_empty_words(words[1:])
     end = words.index("--") if "--" in words else len(words)
     arguments = _parser().parse_args(words[:end])
     arguments.runner_flags = words[end + 1 :]
