@@ -304,7 +304,7 @@ def _replace_init_from(argv: Sequence[str]) -> list[str]:
 
 def _config_name(argv: Sequence[str], command: str) -> tuple[str | None, Sequence[str]]:
     """Split CONFIG from the flags; CONFIG may be missing if help is requested."""
-    if argv and argv[0] and not argv[0].startswith("-"):
+    if argv and not argv[0].startswith("-"):
         return argv[0], argv[1:]
     if {"-h", "--help", "--help-all"} & set(argv):
         return None, argv

@@ -213,7 +213,7 @@ BAD = {
     "empty corpus": ([*PRETRAIN[:3], "", *PRETRAIN[4:]], ["error: --corpus is empty"]),
     "empty workdir": ([*PRETRAIN[:5], ""], ["error: --workdir is empty"]),
     "empty workdir after a sign": ([*PRETRAIN[:4], "--workdir="], ["error: --workdir is empty"]),
-    "empty config": (["schedule", ""], ["needs a config first"]),
+    "empty config": (["schedule", ""], ["argument 1 is empty"]),
     "empty source to start from": ([*PRETRAIN, "--init-from", ""], ["--init-from is empty"]),
     "empty plot": (["schedule", "bert_tiny", "--plot", ""], ["--plot is empty"]),
     "evaluate an empty run": (["evaluate", "", "--corpus", "corpus"], ["error: argument 1 is empty"]),
