@@ -1,1 +1,0 @@
-"""Several processes that are one run: how they find, watch and tell each other."""
