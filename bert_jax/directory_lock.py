@@ -19,7 +19,7 @@ from typing import Any
 import fsspec
 
 from bert_jax.errors import UserError
-from bert_jax.storage import StoredPath, is_remote, make_directory, write_atomic
+from bert_jax.storage import StoredPath, is_remote, make_local_directory, write_atomic
 
 LOCK_FILE = "run.lock"
 HEARTBEAT_SECONDS = 10.0
@@ -67,7 +67,7 @@ class DirectoryLock:
           UserError: a live process holds it, or the directory cannot be written.
         """
         try:
-            make_directory(self._directory)
+            make_local_directory(self._directory)
             while not self._try_acquire():
                 pass
         except OSError as error:

@@ -198,7 +198,7 @@ def _children(value: Any) -> Iterable[Any]:
     return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
-def make_directory(path: StoredPath) -> None:
+def make_local_directory(path: StoredPath) -> None:
     """Create a directory on disk, with its parents. Does nothing in a store, which might create a bucket instead."""
     if not is_remote(path):
         path.mkdir(parents=True, exist_ok=True)
@@ -225,7 +225,7 @@ def copy_tree(source: StoredPath, target: StoredPath) -> None:
         copies = []
         for file in walk_files(epath.Path(source)):
             copy = epath.Path(target) / file.relative_to(source).as_posix()
-            make_directory(copy.parent)
+            make_local_directory(copy.parent)
             copies.append(pool.submit(file.copy, copy, overwrite=True))
         for future in copies:
             future.result()

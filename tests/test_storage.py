@@ -57,10 +57,10 @@ def test_a_store_gets_one_write_per_file(bucket):
 
 
 def test_directories_are_created_on_disk_only(bucket, tmp_path):
-    storage.make_directory(bucket / "a" / "b")
+    storage.make_local_directory(bucket / "a" / "b")
     assert tree(bucket) == {}
-    storage.make_directory(tmp_path / "a" / "b")
-    storage.make_directory(tmp_path / "a" / "b")
+    storage.make_local_directory(tmp_path / "a" / "b")
+    storage.make_local_directory(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").is_dir()
 
 

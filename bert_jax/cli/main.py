@@ -48,7 +48,7 @@ def pretrain(argv: Sequence[str]) -> int:
     worker.disable_absent_tpu_backend()
     worker.set_compilation_cache(args.compilation_cache)
     if supervisor.WORKER_ENV in os.environ:
-        worker.initialize_distributed(args.cluster)
+        worker.connect_worker(args.cluster)
 
     def announce() -> None:
         for line in run_summary(config, mixture, micro_batch):

@@ -78,8 +78,8 @@ class ModelConfig:
     """What a token attends to: its whole example, or only itself and the tokens before it. A causal model is trained
     to predict the next token instead of masked tokens (the "LTR" of Devlin et al. 2019, section 5.1)."""
     attention: Literal["reference", "deferred", "xla", "cudnn"] = "reference"
-    """Implementation: ours in plain jnp; the same with the softmax's division behind the product with values; or
-    `jax.nn.dot_product_attention` lowered by XLA or cuDNN."""
+    """Implementation: `reference` is plain jax.numpy; `deferred` divides by the sums of the softmax after the product
+    with the values; `xla` and `cudnn` are `jax.nn.dot_product_attention` lowered by XLA or cuDNN."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of activations and matrix products. Parameters, norms, softmax and losses are always float32."""
     remat: Literal["none", "dots", "full"] = "none"

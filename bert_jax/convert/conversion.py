@@ -17,7 +17,7 @@ from etils import epath
 from bert_jax.convert import sentence_transformers, tokenizer_check
 from bert_jax.convert.formats import huggingface, input_formats, native, stablehlo, tensor_files, tensorflow1
 from bert_jax.convert.hf_model import HuggingFaceModel
-from bert_jax.convert.model_card import CARD, write_card
+from bert_jax.convert.model_card import CARD, format_model_card
 from bert_jax.convert.parity import jax_forward, parity_report
 from bert_jax.convert.parity.bitwise_diff import differences
 from bert_jax.convert.parity.sample_texts import sample_inputs
@@ -107,7 +107,7 @@ def convert(
         if (tokenizer := source_model.loaded_tokenizer) is not None and tokenizer.note:
             print(f"note: {tokenizer.note}", file=sys.stderr)
         sentences = OUTPUT_FORMATS[to].for_transformers and (output_directory / sentence_transformers.MODULES).exists()
-        card = write_card(destination.name, source_model, to, report, sentences=sentences)
+        card = format_model_card(destination.name, source_model, to, report, sentences=sentences)
         (output_directory / CARD).write_text(card, encoding="utf-8", errors="replace")
         raise_pending()
         _move_into_place(output_directory, destination, OUTPUT_FORMATS[to].final_file)

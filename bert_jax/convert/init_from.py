@@ -29,7 +29,7 @@ VOCABULARY_PARAMS = ("encoder/embeddings/word", "mlm/bias")
 
 
 def load_initial_params(config: Config, tokenizer: Tokenizer) -> InitialParams:
-    """Read the parameters and, with start.moments keep, the optimizer's moments that a run starts from.
+    """Read the parameters and, with start.optimizer_state keep, the optimizer's moments that a run starts from.
 
     Layers are repeated or dropped to match the phase's depth (training/stacking.py). Parameters that the source lacks,
     such as a pair head, and with start.embeddings new those of the vocabulary, are initialized at random; their moments

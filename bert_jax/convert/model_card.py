@@ -68,7 +68,9 @@ class _FrontMatter(yaml.SafeLoader):
     }
 
 
-def write_card(name: str, source_model: SourceModel, to: str, report: ParityReport, *, sentences: bool = False) -> str:
+def format_model_card(
+    name: str, source_model: SourceModel, to: str, report: ParityReport, *, sentences: bool = False
+) -> str:
     """Return the text of the card.
 
     Args:

@@ -72,7 +72,7 @@ def resolve_pooling(pooling: str | Sequence[str], direction: str) -> tuple[str, 
     return modes
 
 
-def read(directory: StoredPath, hidden_size: int) -> SentenceEmbedding | None:
+def read_sentence_embedding(directory: StoredPath, hidden_size: int) -> SentenceEmbedding | None:
     """The sentence embeddings that a directory describes; None if it has no modules.json.
 
     Args:

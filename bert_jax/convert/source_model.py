@@ -43,4 +43,4 @@ class SourceModel:
     @property
     def sentence_embedding(self) -> sentence_transformers.SentenceEmbedding | None:
         """The pooling of sentence-transformers, if its files are in the model's directory."""
-        return sentence_transformers.read(to_path(self.source), self.model.config.hidden_size)
+        return sentence_transformers.read_sentence_embedding(to_path(self.source), self.model.config.hidden_size)

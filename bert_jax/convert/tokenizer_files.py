@@ -5,7 +5,7 @@ from typing import Any
 
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath
-from bert_jax.tokenizers.sentencepiece_backend import FORMAT, unwrap
+from bert_jax.tokenizers.sentencepiece_backend import FORMAT, model_from_json
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 NAMES = (
@@ -65,7 +65,7 @@ def write_tokenizer_files(tokenizer: Tokenizer, destination: StoredPath, family:
                 f"a {tokenizer.kind} tokenizer cannot be written for model_type '{family}': transformers reads such "
                 "files for albert (unigram models) only; export it as albert, or train with WordPiece or byte-bpe"
             )
-        file_contents["spiece.model"], _ = unwrap(description, "the tokenizer")
+        file_contents["spiece.model"], _ = model_from_json(description, "the tokenizer")
     else:
         file_contents["tokenizer.json"] = tokenizer.to_json().encode()
     if tokenizer.kind == "WordPiece":

@@ -15,7 +15,7 @@ from bert_jax.convert.families.electra import ELECTRA
 from bert_jax.convert.families.family import Family, Settings, TensorNames
 from bert_jax.convert.families.modernbert import MODERNBERT
 from bert_jax.convert.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
-from bert_jax.convert.forward_io import CAUSAL_CLASSES, MODEL_TYPE_ALIASES
+from bert_jax.convert.forward_types import CAUSAL_CLASSES, MODEL_TYPE_ALIASES
 from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.name_map import Params, check_names, from_hf_tensors, to_hf_tensors
 from bert_jax.convert.tensors import LazyTensors, to_lazy

@@ -46,7 +46,7 @@ def supervise(command: Sequence[str], info: ProcessInfo, report: Report, timeout
     """Run a command as one of several processes, and monitor it and its peers.
 
     Args:
-      command: of the child, which calls `worker.initialize_distributed`.
+      command: of the child, which calls `worker.connect_worker`.
       info: of this process.
       report: of this process (rendezvous.py).
       timeout: seconds to wait for the other processes at the start.

@@ -40,7 +40,7 @@ def disable_absent_tpu_backend() -> None:
         backend.register_backend_factory("tpu", lambda: None)  # None: no devices
 
 
-def initialize_distributed(config: ClusterConfig) -> None:
+def connect_worker(config: ClusterConfig) -> None:
     """Connect to the supervisor and call `jax.distributed.initialize`; returns when all processes are connected.
 
     Raises:

@@ -37,7 +37,7 @@ class CheckContext:
 
     config: Config
     corpora: list[Corpus]
-    """Train splits, in the order of `parts.opened`; empty if they cannot be opened."""
+    """Train splits, in the order of `open_corpora`; empty if they cannot be opened."""
     mixture_order: MixtureOrder | None
     """Order in which the corpora share the rows; None without corpora."""
     machine: Machine = ONE_DEVICE

@@ -14,10 +14,10 @@ from bert_jax.doctor.check_context import CheckContext
 from bert_jax.doctor.epochs import (
     MAX_COUNTED_TOKENS,
     MAX_EXACT_WINDOWS,
-    EpochCounts,
+    EpochStatistics,
     PhaseEpochs,
-    count_epoch,
     count_phase_epochs,
+    measure_epoch,
     rows_by_phase,
 )
 from bert_jax.doctor.finding import Finding
@@ -81,7 +81,7 @@ def streams(context: CheckContext) -> Iterator[Finding]:
         for number, phase in enumerate(context.config.phases):
             plan = EpochPlan(corpus, context.config.data, phase.seq_len, context.config.seed)
             budget = MAX_COUNTED_TOKENS if context.windows is None else WINDOW_TOKENS * context.windows
-            counts = count_epoch(plan, budget=budget)
+            counts = measure_epoch(plan, budget=budget)
             max_windows = MAX_EXACT_WINDOWS if context.windows is None else context.windows
             phase_epochs = count_phase_epochs(plan, counts, first, int(rows[number, i]), max_windows)
             where = f"{corpus.name}, phase {number}"
@@ -101,7 +101,7 @@ def streams(context: CheckContext) -> Iterator[Finding]:
             start_exact = start_exact and phase_epochs.exact
 
 
-def _rows(counts: EpochCounts, seq_len: int, batch_share: float) -> Finding:
+def _rows(counts: EpochStatistics, seq_len: int, batch_share: float) -> Finding:
     rows, examples = (round(count * counts.scale) for count in (counts.rows, counts.examples))
     steps = rows / batch_share
     text = f"the first epoch has {rows:,} rows of {seq_len} tokens with {examples:,} examples, {steps:,.1f} steps"
@@ -113,7 +113,7 @@ def _rows(counts: EpochCounts, seq_len: int, batch_share: float) -> Finding:
     return Finding("ok", "rows", text, values)
 
 
-def _coverage(counts: EpochCounts) -> Finding:
+def _coverage(counts: EpochStatistics) -> Finding:
     covered, truncated = counts.covered / counts.tokens, counts.truncated / counts.tokens
     text = f"an epoch covers {covered:.2%} of the corpus's tokens and truncates {truncated:.2%}"
     values = {"covered": covered, "truncated": truncated}
@@ -127,7 +127,7 @@ def _coverage(counts: EpochCounts) -> Finding:
     return Finding("ok", "coverage", text, values)
 
 
-def _packing(counts: EpochCounts, seq_len: int, data: DataConfig) -> Finding:
+def _packing(counts: EpochStatistics, seq_len: int, data: DataConfig) -> Finding:
     packed, single = (counts.filled / (count * seq_len) for count in (counts.rows, counts.examples))
     values = {"packing_efficiency": packed, "unpacked_efficiency": single}
     if data.slots(seq_len) == 1:
@@ -141,7 +141,7 @@ def _packing(counts: EpochCounts, seq_len: int, data: DataConfig) -> Finding:
     return Finding("ok", "packing", text, values)
 
 
-def _pairs(counts: EpochCounts) -> Finding:
+def _pairs(counts: EpochStatistics) -> Finding:
     unlabelled = 1 - counts.labelled / counts.examples
     if not counts.labelled:
         return Finding("ok", "pairs", "no example has a pair label", {"unlabelled": unlabelled})

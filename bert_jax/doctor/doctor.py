@@ -21,7 +21,7 @@ from bert_jax.doctor import (
     schedule_checks,
     shared_storage_probe,
     storage_checks,
-    token_checks,
+    tokenizer_checks,
 )
 from bert_jax.doctor.check_context import CheckContext, Machine
 from bert_jax.doctor.finding import Finding
@@ -31,7 +31,7 @@ from bert_jax.storage import StoredPath
 from bert_jax.training.micro_batch import MicroBatchRequest
 
 Check = Callable[[CheckContext], Iterator[Finding]]
-CORPUS_CHECKS: dict[str, Check] = data_checks.CHECKS | token_checks.CHECKS
+CORPUS_CHECKS: dict[str, Check] = data_checks.CHECKS | tokenizer_checks.CHECKS
 """Checks that need open corpora."""
 RUN_CHECKS: dict[str, Check] = (
     schedule_checks.CHECKS | machine_checks.CHECKS | storage_checks.CHECKS | process_checks.CHECKS

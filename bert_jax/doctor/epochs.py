@@ -22,7 +22,7 @@ PROGRESS_BAR_WINDOWS = 50
 
 
 @dataclasses.dataclass(frozen=True)
-class EpochCounts:
+class EpochStatistics:
     """Counts over windows of an epoch."""
 
     windows: int
@@ -54,7 +54,7 @@ class EpochCounts:
         return 1.0 if self.windows == self.all_windows else self.all_tokens / self.tokens
 
 
-def count_epoch(plan: EpochPlan, epoch: int = 0, budget: int = MAX_COUNTED_TOKENS) -> EpochCounts:
+def measure_epoch(plan: EpochPlan, epoch: int = 0, budget: int = MAX_COUNTED_TOKENS) -> EpochStatistics:
     """Count an epoch, or evenly spaced windows of it if the corpus has more than `budget` tokens."""
     windows, total = plan.windows, plan.corpus.num_tokens
     planned = windows if total <= budget else max(1, windows * budget // total)
@@ -62,7 +62,7 @@ def count_epoch(plan: EpochPlan, epoch: int = 0, budget: int = MAX_COUNTED_TOKEN
     counts = np.zeros(9, np.int64)
     for window in _windows(plan, epoch, chosen):
         counts += _counts(plan, window)
-    return EpochCounts(planned, windows, total, *counts.tolist())
+    return EpochStatistics(planned, windows, total, *counts.tolist())
 
 
 def _windows(plan: EpochPlan, epoch: int, chosen: list[int]) -> Iterator[Window]:
@@ -76,7 +76,7 @@ def _windows(plan: EpochPlan, epoch: int, chosen: list[int]) -> Iterator[Window]
 
 
 def _counts(plan: EpochPlan, window: Window) -> tuple[int, ...]:
-    """The fields of `EpochCounts` from `tokens` on."""
+    """The fields of `EpochStatistics` from `tokens` on."""
     examples, sentences = window.examples, np.asarray(plan.corpus.record_offsets)[window.chunks]
     lengths = np.asarray(plan.corpus.sentence_lengths)
     own = [examples[f"{segment}_tokens"][examples[f"{segment}_offset"] >= 0].sum() for segment in "ab"]
@@ -114,7 +114,7 @@ def estimate_epochs(config: Config, corpora: Sequence[CorpusRows], turns: Mixtur
       UserError: see `EpochPlan`.
     """
     rows = rows_by_phase(config, turns)
-    counts = [[count_epoch(one.plan(phase.seq_len), budget=1) for phase in config.phases] for one in corpora]
+    counts = [[measure_epoch(one.plan(phase.seq_len), budget=1) for phase in config.phases] for one in corpora]
     return {
         one.corpus.name: [int(rows[i, j]) / (epoch.rows * epoch.scale) for i, epoch in enumerate(counts[j])]
         for j, one in enumerate(corpora)
@@ -138,7 +138,7 @@ class PhaseEpochs(NamedTuple):
 
 
 def count_phase_epochs(
-    plan: EpochPlan, counts: EpochCounts, first: int, rows: int, max_windows: int = MAX_EXACT_WINDOWS
+    plan: EpochPlan, counts: EpochStatistics, first: int, rows: int, max_windows: int = MAX_EXACT_WINDOWS
 ) -> PhaseEpochs:
     """Number of epochs that a phase takes to read `rows` rows of a corpus, from the start of epoch `first`.
 

@@ -15,7 +15,7 @@ from bert_jax.planning.workload import count_parameters
 from bert_jax.storage import is_remote
 from bert_jax.training import continuation
 from bert_jax.training.run_directory import workdir as workdir_lib
-from bert_jax.training.run_directory.checkpoint import checkpoint_directory, committed_checkpoints
+from bert_jax.training.run_directory.checkpoint import checkpoint_directory, committed_checkpoint_paths
 
 CHECKPOINT_BYTES_PER_PARAMETER = 12
 """Parameter and two moments, float32."""
@@ -52,7 +52,7 @@ def workdir(context: CheckContext) -> Iterator[Finding]:
         before := workdir_lib.matching_config(context.workdir, context.config, context.shares, paths)
     ):
         held = True
-        continuation.check(context.workdir, before, context.config)
+        continuation.check_phase_changes(context.workdir, before, context.config)
     content = "holds this run, which will continue" if held else "does not exist or is empty"
     if not context.corpora:
         content = "not compared with a run in it, because the corpora cannot be opened"
@@ -86,7 +86,7 @@ def disk(context: CheckContext) -> Iterator[Finding]:
         yield Finding("ok", "disk", f"{text}; {why}", values)
         return
     saved = checkpoint_directory(context.workdir)
-    present = sum(1 for _ in committed_checkpoints(saved)) if context.workdir.is_dir() else 0
+    present = sum(1 for _ in committed_checkpoint_paths(saved)) if context.workdir.is_dir() else 0
     free = shutil.disk_usage(nearest_existing(context.workdir)).free
     most, least = (max(1, config.checkpoint.keep + more - present) * size for more in (2, 1))
     text += (

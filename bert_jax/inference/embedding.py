@@ -160,7 +160,7 @@ def pool_texts(
       inputs: a pass.
       skip: number of leading tokens of each text that are not pooled.
     """
-    hidden_BSH = bert.bind(config, heads, params).encoder(inputs).hidden.astype(jnp.float32)
+    hidden_BSH = bert.merge_params(config, heads, params).encoder(inputs).hidden.astype(jnp.float32)
     num_slots = inputs.cls_positions.shape[1]
     text_numbers_BS = jnp.where(inputs.position_ids >= skip, inputs.segment_ids, 0)
 

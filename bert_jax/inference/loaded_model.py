@@ -307,7 +307,7 @@ def _inference_config(config: ModelConfig) -> ModelConfig:
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _mlm_probabilities(config: ModelConfig, heads: Heads, params: Params, inputs: EncoderInputs) -> jax.Array:
-    model = bert.bind(config, heads, params)
+    model = bert.merge_params(config, heads, params)
     logits = model.mlm(model.encoder(inputs).hidden, model.encoder.embeddings.attend)
     return jax.nn.softmax(logits, axis=-1)
 
@@ -323,7 +323,7 @@ def _outputs(
     mask: jax.Array,
 ) -> EncoderOutput:
     inputs = whole_rows(input_ids, jnp.zeros_like(input_ids), mask)
-    encoder = bert.bind(config, heads, params).encoder
+    encoder = bert.merge_params(config, heads, params).encoder
     return encoder(inputs, hidden_states=hidden_states, attentions=attentions)
 
 

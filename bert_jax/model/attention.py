@@ -95,7 +95,7 @@ def _fused(implementation: str) -> Attention:
     return attention
 
 
-def deferred(
+def deferred_softmax(
     query: Float[Array, "B S N D"],
     key: Float[Array, "B S N D"],
     value: Float[Array, "B S N D"],
@@ -130,7 +130,7 @@ def deferred(
 
 ATTENTIONS: dict[str, Attention] = {
     "reference": reference,
-    "deferred": deferred,
+    "deferred": deferred_softmax,
     "xla": _fused("xla"),
     "cudnn": _fused("cudnn"),
 }

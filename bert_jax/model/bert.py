@@ -1,6 +1,6 @@
 """A whole model: an encoder and its heads.
 
-Only `init` and `bind` convert between nested dicts of arrays, which all other packages use, and Flax modules.
+Only `init` and `merge_params` convert between nested dicts of arrays, which all other packages use, and Flax modules.
 """
 
 import functools
@@ -60,7 +60,7 @@ def shapes(config: ModelConfig, heads: Heads) -> Params:
     return jax.eval_shape(lambda: init(config, jax.random.key(0), heads))
 
 
-def bind(config: ModelConfig, heads: Heads, params: Params) -> BertModel:
+def merge_params(config: ModelConfig, heads: Heads, params: Params) -> BertModel:
     """The model with these parameters."""
     return nnx.merge(_graph(config, heads), params)
 

@@ -21,7 +21,7 @@ EMBEDDING_SITE, ATTENTION_SITE, ATTENTION_OUT_SITE, FEED_FORWARD_SITE = range(4)
 
 
 class EncoderInputs(NamedTuple):
-    """Inputs of the encoder; the names are those of a batch (ARCHITECTURE, contracts)."""
+    """Inputs of the encoder; the names are those of a batch."""
 
     input_ids: Int[Array, "B S"]
     token_type_ids: Int[Array, "B S"]

@@ -64,7 +64,7 @@ def parameter_groups(config: ModelConfig) -> tuple[int, ...]:
     return tuple(layer * groups // config.num_layers for layer in range(config.num_layers))
 
 
-def find_repetition(plans: tuple[LayerPlan, ...]) -> Repetition:
+def split_prefix_and_scan_body(plans: tuple[LayerPlan, ...]) -> Repetition:
     """The decomposition with the fewest layers in prefix and body together: those are traced and compiled."""
     total = len(plans)
     for bodies in range(1, total + 1):

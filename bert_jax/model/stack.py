@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bert_jax.model.layer_plan import LayerPlan, find_repetition
+from bert_jax.model.layer_plan import LayerPlan, split_prefix_and_scan_body
 from bert_jax.shapes import Array, Float
 
 ApplyLayer = Callable[[Array, Any, Array, LayerPlan, Array | None], tuple[Array, Any]]
@@ -51,7 +51,7 @@ def run_stack(
             auxiliary.append(aux)
         return hidden, jax.tree.map(lambda *xs: jnp.stack(xs), *auxiliary)
 
-    repetition = find_repetition(plans)
+    repetition = split_prefix_and_scan_body(plans)
     start, period = len(repetition.prefix), len(repetition.body)
     prefix_aux = []
     if start:

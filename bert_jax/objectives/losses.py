@@ -27,7 +27,7 @@ TOKEN_METRICS = {"bidirectional": "mlm", "causal": "causal"}
 """Prefix of the metrics over tokens, by direction. They differ, because the losses are over different tokens."""
 
 
-def next_token_targets(batch: Batch) -> Batch:
+def add_next_token_targets(batch: Batch) -> Batch:
     """Targets of a causal model: every token of an example except the last predicts its successor.
 
     [SEP] is predicted like any other token; [CLS] is not predicted, because it is the first token of its example.

@@ -19,7 +19,7 @@ SELECT, REPLACE, RANDOM_TOKEN, GROUP_LENGTH = range(4)
 """Streams of random bits, as words of `hash_combine`."""
 
 Batch = dict[str, Any]
-"""Arrays by name; see ARCHITECTURE, "A batch"."""
+"""Arrays by name (data/row_reader.py)."""
 
 
 class Vocabulary(NamedTuple):

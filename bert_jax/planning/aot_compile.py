@@ -39,7 +39,7 @@ class CompiledStepStats(NamedTuple):
     compile_seconds: float
 
 
-class OutOfMemory(NamedTuple):
+class OutOfMemoryReport(NamedTuple):
     """Error of the compiler for a program that does not fit into the memory of a device."""
 
     needed_bytes: int
@@ -69,7 +69,7 @@ def trace_step(config: Config, phase: int, mesh: Mesh | AbstractMesh, accumulati
     return make_train_step(task, mesh, accumulation).trace(*abstract_step_arguments(task, mesh))
 
 
-def compile_step(config: Config, phase: int, mesh: Mesh, accumulation: int) -> CompiledStepStats | OutOfMemory:
+def compile_step(config: Config, phase: int, mesh: Mesh, accumulation: int) -> CompiledStepStats | OutOfMemoryReport:
     """Compile the train step of a phase for the devices of a mesh, present or not."""
     lowered = trace_step(config, phase, mesh, accumulation).lower()
     start = time.perf_counter()
@@ -106,7 +106,7 @@ def _no_cache() -> Iterator[None]:
         compilation_cache.reset_cache()
 
 
-def parse_out_of_memory(message: str) -> OutOfMemory:
+def parse_out_of_memory(message: str) -> OutOfMemoryReport:
     """Parse the out-of-memory message of XLA for TPUs, which has two forms.
 
     Raises:
@@ -116,7 +116,7 @@ def parse_out_of_memory(message: str) -> OutOfMemory:
     for pattern in (rf"\({size}\) exceeds available HBM \({size}\)", rf"Used {size} of {size} hbm"):
         if match := re.search(pattern, message):
             needed, available = (round(float(match[i]) * UNITS[match[i + 1]]) for i in (1, 3))
-            return OutOfMemory(needed, available, "HLO temporaries (" not in message)
+            return OutOfMemoryReport(needed, available, "HLO temporaries (" not in message)
     raise ValueError(f"unknown out-of-memory message: {message}")
 
 
@@ -126,7 +126,7 @@ def shard_bytes(tree: Any) -> int:
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 
-def bytes_by_axis(collectives: list[hlo.Collective], sizes: Sizes) -> CollectiveBytes:
+def collective_bytes_per_device(collectives: list[hlo.Collective], sizes: Sizes) -> CollectiveBytes:
     """Bytes that a device sends per step along each axis of the mesh, for the roofline.
 
     A collective over several axes counts for the first of them. In a ring of n devices, each keeps its own n-th part.

@@ -88,7 +88,7 @@ def _needed_bytes(
         return sum(estimate_memory(config, phase, candidate.sizes, candidate.accumulation).values())
     mesh = topology.mesh(_mesh(candidate.sizes))
     program = aot_compile.compile_step(config, phase, mesh, candidate.accumulation)
-    if isinstance(program, aot_compile.OutOfMemory):
+    if isinstance(program, aot_compile.OutOfMemoryReport):
         raise UserError(f"the compiler needs at least {program.needed_bytes / GIB:.1f} GiB")
     programs[phase, candidate.accumulation] = program  # the last entry fits: the search stops there
     return program.total_bytes

@@ -21,7 +21,7 @@ from bert_jax.training.sharding import unsharded_dimensions
 from bert_jax.training.state import abstract_state
 
 Values = dict[str, Any]
-Compile = Callable[..., aot_compile.CompiledStepStats | aot_compile.OutOfMemory]
+Compile = Callable[..., aot_compile.CompiledStepStats | aot_compile.OutOfMemoryReport]
 
 
 def plan(
@@ -88,7 +88,7 @@ def _phase(
         memory = _memory(config, index, topology, mesh, accumulation, program)
         row |= {"compiled": True, "collectives": None, "memory": memory}
         if isinstance(program, aot_compile.CompiledStepStats):
-            sent = aot_compile.bytes_by_axis(program.collectives, sizes)
+            sent = aot_compile.collective_bytes_per_device(program.collectives, sizes)
             row |= {"collectives": hlo.bytes_by_kind(program.collectives), "compile_seconds": program.compile_seconds}
     needed, available = memory["total"], memory["available"]
     row |= {"fits": needed <= available, "short_by": max(0, needed - available)}
@@ -117,7 +117,7 @@ def _memory(
     topology: Topology,
     mesh: Any,
     accumulation: int,
-    program: aot_compile.CompiledStepStats | aot_compile.OutOfMemory,
+    program: aot_compile.CompiledStepStats | aot_compile.OutOfMemoryReport,
 ) -> dict[str, int]:
     """Bytes by kind: parameters and moments from their shapes, the total from the compiler. Its temporaries are divided
     into the activations of the memory model and the rest.
@@ -125,7 +125,7 @@ def _memory(
     state = abstract_state(aot_compile.compile_only_task(config).at(index), mesh)
     stored = {"parameters": aot_compile.shard_bytes(state.params), "moments": aot_compile.shard_bytes(state.optimizer)}
     activations = estimate_memory(config, index, topology.sizes(mesh), accumulation)["activations"]
-    if isinstance(program, aot_compile.OutOfMemory):
+    if isinstance(program, aot_compile.OutOfMemoryReport):
         total = program.needed_bytes + (0 if program.arguments_counted else sum(stored.values()))
         return stored | {"activations": activations, "total": total, "available": program.available_bytes}
     activations = min(activations, program.temporary_bytes)

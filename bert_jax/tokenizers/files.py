@@ -48,9 +48,9 @@ def from_json(text: str, origin: str, add_special_tokens: bool = False) -> Token
     """
     # Only files of SentencePieceBackend have this at the beginning; this avoids parsing the JSON twice.
     if '"bert_jax.' in text[:100]:
-        from bert_jax.tokenizers.sentencepiece_backend import unwrap
+        from bert_jax.tokenizers.sentencepiece_backend import model_from_json
 
-        content, preprocessing = unwrap(parse_json(text, origin, COPY_AGAIN), origin)
+        content, preprocessing = model_from_json(parse_json(text, origin, COPY_AGAIN), origin)
         return from_sentencepiece(content, origin, add_special_tokens, preprocessing)
     try:
         library = tokenizers.Tokenizer.from_str(text)
@@ -72,9 +72,9 @@ def from_sentencepiece(
 ) -> TokenizerModel:
     """Build a model from a SentencePiece .model file, with optional preprocessing; raises as `from_json`."""
     # Imported here because the import is slow and most tokenizers do not need it.
-    from bert_jax.tokenizers.sentencepiece_backend import SentencePieceBackend, with_special_tokens
+    from bert_jax.tokenizers.sentencepiece_backend import SentencePieceBackend, add_special_tokens_to_model
 
-    content = with_special_tokens(content, origin) if add_special_tokens else content
+    content = add_special_tokens_to_model(content, origin) if add_special_tokens else content
     return SentencePieceBackend(content, origin, preprocessing)
 
 

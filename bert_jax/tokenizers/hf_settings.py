@@ -108,7 +108,7 @@ _IGNORED = frozenset(
 )
 
 
-class AddedToken(NamedTuple):
+class AddedTokenEntry(NamedTuple):
     """A token that a file adds to a vocabulary."""
 
     file: str
@@ -238,7 +238,7 @@ class Settings:
                     " special tokens of BERT and RoBERTa are supported"
                 )
 
-    def _added_tokens(self) -> Iterator[AddedToken]:
+    def _added_tokens(self) -> Iterator[AddedTokenEntry]:
         special = set()
         for file, values in ((CONFIG, self.stated), (SPECIAL, self.special)):
             for name in ("bos_token", "eos_token", "additional_special_tokens", "extra_special_tokens"):
@@ -248,7 +248,7 @@ class Settings:
                     content = self._content(file, name, token)
                     if content is not None:
                         special.add(content)
-                        yield AddedToken(file, content, True, None)
+                        yield AddedTokenEntry(file, content, True, None)
             special |= {self._content(file, name, values.get(name)) for name in _ROLES}
         decoder = self.stated.get("added_tokens_decoder")
         if not isinstance(decoder, dict | None):
@@ -258,11 +258,11 @@ class Settings:
                 raise UserError(f"{self._path(CONFIG)}: added_tokens_decoder: '{key[:40]}' is not a token id")
             content = str(self._content(CONFIG, "added_tokens_decoder", token))
             is_special = isinstance(token, dict) and token.get("special") is True
-            yield AddedToken(CONFIG, content, is_special, int(key))
+            yield AddedTokenEntry(CONFIG, content, is_special, int(key))
         for content, token_id in self.added.items():
-            yield AddedToken(ADDED, content, content in special, token_id)
+            yield AddedTokenEntry(ADDED, content, content in special, token_id)
 
-    def _check_added(self, token: AddedToken, model: TokenizerModel, ids: dict[str, int]) -> None:
+    def _check_added(self, token: AddedTokenEntry, model: TokenizerModel, ids: dict[str, int]) -> None:
         content = token.content
         known = content in ids and token.token_id in (None, ids[content])
         is_role = known and ids[content] in model.roles.values()

@@ -43,7 +43,7 @@ class TokenizerModel(abc.ABC):
         """Ids of texts; special tokens in them are plain text, as far as the library supports it."""
 
     @abc.abstractmethod
-    def encode_with_specials(self, text: str) -> list[int]:
+    def encode_recognizing_special_tokens(self, text: str) -> list[int]:
         """Ids of a text in which special tokens are recognized."""
 
     @abc.abstractmethod
@@ -105,7 +105,7 @@ class TokenizersBackend(TokenizerModel):
         """Uses the library's threads."""
         return [encoding.ids for encoding in self.library.encode_batch_fast(texts, add_special_tokens=False)]
 
-    def encode_with_specials(self, text: str) -> list[int]:
+    def encode_recognizing_special_tokens(self, text: str) -> list[int]:
         """The vocabulary defines whether a special token includes the spaces around it."""
         return self._with_specials.encode(text, add_special_tokens=False).ids
 

@@ -71,7 +71,7 @@ class SentencePieceBackend(TokenizerModel):
         preprocessed = list(map(self.preprocessing, texts)) if self.preprocessing else list(texts)
         return self._processor.encode(preprocessed, out_type=int, num_threads=1)
 
-    def encode_with_specials(self, text: str) -> list[int]:
+    def encode_recognizing_special_tokens(self, text: str) -> list[int]:
         """Spaces next to a special token are ignored, and the text after one begins a word."""
         names = {self.pieces[i]: i for i in self.roles.values()}
         ids: list[int] = []
@@ -107,7 +107,7 @@ class SentencePieceBackend(TokenizerModel):
         return hashlib.sha256(self.content + front).hexdigest()
 
 
-def unwrap(wrapped: dict, origin: str) -> tuple[bytes, AlbertPreprocessing | None]:
+def model_from_json(wrapped: dict, origin: str) -> tuple[bytes, AlbertPreprocessing | None]:
     """The model and the preprocessing from the JSON object of `SentencePieceBackend.to_json`.
 
     Raises:
@@ -120,7 +120,7 @@ def unwrap(wrapped: dict, origin: str) -> tuple[bytes, AlbertPreprocessing | Non
         raise UserError(f"{origin}: the SentencePiece model in it is damaged; make the file again") from error
 
 
-def with_special_tokens(content: bytes, origin: str) -> bytes:
+def add_special_tokens_to_model(content: bytes, origin: str) -> bytes:
     """Append the special tokens that a model lacks.
 
     Raises:

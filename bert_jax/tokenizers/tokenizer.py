@@ -97,7 +97,7 @@ class Tokenizer:
 
     def encode(self, text: str, specials: bool = False) -> list[int]:
         """Ids of one text. "[MASK]" and the like are plain text unless `specials` is set."""
-        return self._model.encode_with_specials(text) if specials else self.encode_batch([text])[0]
+        return self._model.encode_recognizing_special_tokens(text) if specials else self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of several texts, special tokens as plain text; may use several threads."""

@@ -9,7 +9,7 @@ from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath
 from bert_jax.training import time_budget
 from bert_jax.training.run_directory.checkpoint import checkpoint_directory, newest_intact, read_metadata
-from bert_jax.training.run_directory.workdir import changed_fields
+from bert_jax.training.run_directory.workdir import describe_config_diff
 
 SCHEDULE_FIELDS = (
     "steps",
@@ -25,7 +25,7 @@ SCHEDULE_FIELDS = (
 """Fields of a phase that determine only its length and its learning rates."""
 
 
-def check(workdir: StoredPath, before: Config, config: Config) -> None:
+def check_phase_changes(workdir: StoredPath, before: Config, config: Config) -> None:
     """Check that a run may continue with other phases. One process calls this.
 
     Args:
@@ -43,7 +43,7 @@ def check(workdir: StoredPath, before: Config, config: Config) -> None:
     cursor = Cursor.from_dict(metadata["cursor"])
     decisions = [entry for entry in metadata["ledger"] if entry["event"] == time_budget.EVENT]
     if difference := _difference(before, config, cursor, decisions):
-        changed = "; ".join(changed_fields({"phases": old}, {"phases": new})[:3])
+        changed = "; ".join(describe_config_diff({"phases": old}, {"phases": new})[:3])
         raise UserError(
             f"work directory {workdir} holds a run with other phases ({changed}), and its {cursor.step} steps so far "
             f"would not be the same: {difference}. Continue with its own phases, or start another run from it with "

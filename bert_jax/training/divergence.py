@@ -36,7 +36,7 @@ def reset_for_phase(state: DivergenceState) -> DivergenceState:
     )
 
 
-def update_loss_average(
+def update_divergence_state(
     state: DivergenceState, loss: Float[Array, ""], skipped: Bool[Array, ""], span: int
 ) -> tuple[DivergenceState, Float[Array, ""]]:
     """The divergence state after a step, and the rise of its loss above the lowest average before it, in nats.
@@ -81,7 +81,7 @@ def check_divergence(step: int, loss: float, consecutive_skipped: int, rise: flo
       step: number of steps done, this one included.
       loss: of the step.
       consecutive_skipped: skipped steps in a row, up to and including this one.
-      rise: of the loss, as returned by `update_loss_average`.
+      rise: of the loss, as returned by `update_divergence_state`.
       recovery: the bounds.
     """
     if consecutive_skipped >= recovery.max_skipped:

@@ -13,7 +13,7 @@ BASELINES = {
 """By metric: the name of its baseline metric, and the baseline's label in `format_metrics`."""
 
 
-def with_majority_baseline(means: Mapping[str, float]) -> dict[str, float]:
+def with_pair_majority_baseline(means: Mapping[str, float]) -> dict[str, float]:
     """Replace `pair_negatives`, the share of label 1, by `pair_majority_accuracy`, the accuracy of a model that always
     predicts the more frequent label.
     """
@@ -70,7 +70,7 @@ class EvaluationSums:
         """The mean of every quantity, with baselines on the same targets and pairs.
 
         The baselines are `unigram_loss`, `unigram_accuracy` and `pair_majority_accuracy`
-        (`with_majority_baseline`). The exponential of the loss over predicted tokens is `mlm_perplexity` or
+        (`with_pair_majority_baseline`). The exponential of the loss over predicted tokens is `mlm_perplexity` or
         `causal_perplexity`. A quantity of weight 0, such as the pair accuracy of rows without pair labels, is omitted.
 
         The unigram model uses the token counts of the training splits plus one for every id; for [SEP] it uses the
@@ -84,7 +84,7 @@ class EvaluationSums:
             "unigram_loss": np.array([-(self.targets * np.log(unigram)).sum(), predicted]),
             "unigram_accuracy": np.array([self.targets[unigram.argmax()], predicted]),
         }
-        metrics = with_majority_baseline(
+        metrics = with_pair_majority_baseline(
             {name: float(total / weight) for name, (total, weight) in totals.items() if weight}
         )
         with np.errstate(over="ignore"):  # the loss of a diverged run

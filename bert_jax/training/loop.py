@@ -29,7 +29,7 @@ from bert_jax.training.run_directory.checkpoint import (
     read_metadata,
     restore_parts,
 )
-from bert_jax.training.run_directory.goodput import Goodput
+from bert_jax.training.run_directory.goodput import GoodputRecorder
 from bert_jax.training.run_directory.ledger import Ledger
 from bert_jax.training.run_directory.workdir import LEDGER
 from bert_jax.training.sharding import check_heads, check_processes, check_rows, make_mesh, put_rows
@@ -37,7 +37,7 @@ from bert_jax.training.state import (
     InitialParams,
     TrainState,
     abstract_state,
-    enter_phase,
+    adapt_state_to_phase,
     init_state,
     state_from_initial,
 )
@@ -124,7 +124,7 @@ def train(
         while True:
             with Checkpoints(checkpoint_directory(workdir), task.config.checkpoint.keep) as checkpoints:
                 recovery.apply_rollback(checkpoints, ledger)
-                with contextlib.closing(Goodput(workdir, start_time)) as goodput:
+                with contextlib.closing(GoodputRecorder(workdir, start_time)) as goodput:
                     try:
                         progress = _attempt(run, checkpoints, goodput)
                         break
@@ -138,7 +138,7 @@ def train(
     return progress
 
 
-def _attempt(run: Run, checkpoints: Checkpoints, goodput: Goodput) -> Progress:
+def _attempt(run: Run, checkpoints: Checkpoints, goodput: GoodputRecorder) -> Progress:
     """Train from the newest checkpoint to the end, to SIGTERM, or to DivergenceError."""
     config, schedule = run.task.config, WallClockSchedule(run.task.config, run.ledger)
     with contextlib.ExitStack() as stack:
@@ -158,7 +158,7 @@ def _attempt(run: Run, checkpoints: Checkpoints, goodput: Goodput) -> Progress:
             with goodput.measure("compile"):
                 if cursor.phase != phase:
                     phase = cursor.phase
-                    state = enter_phase(state, run.task.at(phase), run.mesh)
+                    state = adapt_state_to_phase(state, run.task.at(phase), run.mesh)
                 train_step, accumulation = run.compiled_steps.train_step(phase)
             batch = put_rows(rows, run.mesh, config.phases[phase].batch_size)
             micro_batches = micro_batches_of(config.phases[phase], size, accumulation)

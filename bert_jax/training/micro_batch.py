@@ -164,10 +164,10 @@ def try_compile(compile_step: Callable[[int], Any], count: int) -> tuple[Any | N
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         return None, math.inf  # on TPUs, compilation fails if the program does not fit
-    return program, program_bytes(program)
+    return program, compiled_memory_bytes(program)
 
 
-def program_bytes(program: Any) -> float:
+def compiled_memory_bytes(program: Any) -> float:
     """Memory of a compiled program on each device, in bytes."""
     usage = program.memory_analysis()
     return (

@@ -30,7 +30,7 @@ from bert_jax.training.run_directory import metrics, workdir
 from bert_jax.training.run_directory.checkpoint import (
     check_checkpoint_storage,
     checkpoint_directory,
-    committed_checkpoints,
+    committed_checkpoint_paths,
 )
 from bert_jax.training.state import InitialParams
 
@@ -86,8 +86,8 @@ def pretrain(
     Raises:
       ValueError: a config with `start.source` without `load_initial_params`.
       UserError: see `open_task`, `check_corpus_files`, `load_initial_params`, `workdir.matching_config`,
-        `workdir.acquire`, `continuation.check`, `check_shared` and `loop.train`; another process trains in the
-        directory. Nothing is written before all checks but `check_shared` have passed.
+        `workdir.acquire`, `continuation.check_phase_changes`, `check_shared` and `loop.train`; another process trains
+        in the directory. Nothing is written before all checks but `check_shared` have passed.
     """
     start_time = time.time()
     check_checkpoint_storage(directory)
@@ -133,7 +133,7 @@ def _initial_params(
 ) -> InitialParams | None:
     """Initial parameters for a config with `start.source`, unless the run has a checkpoint."""
     has_checkpoint = broadcast_from_first(
-        "a first checkpoint", lambda: any(committed_checkpoints(checkpoint_directory(directory)))
+        "a first checkpoint", lambda: any(committed_checkpoint_paths(checkpoint_directory(directory)))
     )
     if config.start.source is None or has_checkpoint:
         return None
@@ -155,11 +155,11 @@ def _acquire(
     lock.acquire()  # a run that ended in the meantime may have replaced the config
     before = workdir.matching_config(directory, config, mixture, paths)
     if before is not None:
-        continuation.check(directory, before, config)
+        continuation.check_phase_changes(directory, before, config)
     workdir.acquire(directory, before, config, mixture, paths, tokenizer_text)
 
 
-class Evaluation(NamedTuple):
+class EvaluationResult(NamedTuple):
     """Held-out metrics, and the rows that they were computed on."""
 
     format: str
@@ -178,7 +178,7 @@ def evaluate(
     form: str | None = None,
     seq_len: int | None = None,
     rows: int | None = None,
-) -> Evaluation:
+) -> EvaluationResult:
     """Held-out metrics of a run's newest intact checkpoint on the validation splits of corpora.
 
     The rows are split over all devices of this process, whatever the mesh of the run was.
@@ -206,7 +206,7 @@ def evaluate(
         )
     data, max_rows = config.data, config.evaluation.rows
     metrics = loop.evaluate_newest(task, directory)
-    return Evaluation(data.format, data.example_end, config.phases[-1].seq_len, max_rows, metrics)
+    return EvaluationResult(data.format, data.example_end, config.phases[-1].seq_len, max_rows, metrics)
 
 
 def _evaluation_config(config: Config, form: str | None, seq_len: int | None, rows: int | None) -> Config:

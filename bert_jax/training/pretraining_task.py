@@ -63,7 +63,7 @@ class Pretraining:
         A causal model has no masks and predicts the next token, in training and in evaluation.
         """
         if self.config.model.direction == "causal":
-            return losses.next_token_targets(batch)
+            return losses.add_next_token_targets(batch)
         if evaluating:
             key, objective = hash_combine(jnp.uint32(0), EVALUATION_STREAM), EVALUATION_MASKS
         else:
@@ -77,7 +77,7 @@ class Pretraining:
 
     def sums(self, params: Params, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, WeightedSum]:
         """Loss and accuracy over predicted tokens and over sentence pairs."""
-        model = bert.bind(self.model, heads_of(self.config), params)
+        model = bert.merge_params(self.model, heads_of(self.config), params)
         return losses.pretraining_sums(model, batch, dropout_key)
 
     def blank_row(self) -> dict[str, np.ndarray]:

@@ -12,9 +12,9 @@ from bert_jax.distributed.agreement import is_first
 from bert_jax.progress import print_line, progress
 from bert_jax.storage import StagedDirectory, StoredPath
 from bert_jax.training.divergence import check_divergence
-from bert_jax.training.eval_metrics import TOKEN_OBJECTIVES, format_metrics, with_majority_baseline
+from bert_jax.training.eval_metrics import TOKEN_OBJECTIVES, format_metrics, with_pair_majority_baseline
 from bert_jax.training.peak_flops import peak_flops
-from bert_jax.training.run_directory.goodput import Goodput
+from bert_jax.training.run_directory.goodput import GoodputRecorder
 from bert_jax.training.run_directory.metrics import MetricsWriter
 from bert_jax.training.task import Task
 
@@ -43,7 +43,7 @@ class Reporter:
         mesh: Mesh,
         step: int,
         tokens_seen: int,
-        goodput: Goodput,
+        goodput: GoodputRecorder,
         profile: tuple[int, int] | None,
     ):
         config = task.config
@@ -126,7 +126,9 @@ class Reporter:
         self.bar.set_postfix_str(f"{shown} {values[shown]:.3f}", refresh=False)
         timing = self.window.close(self.peak)
         if self.writer is not None:
-            self.writer.write(step, "train", with_majority_baseline(values) | {"tokens_seen": self.tokens_seen}, timing)
+            self.writer.write(
+                step, "train", with_pair_majority_baseline(values) | {"tokens_seen": self.tokens_seen}, timing
+            )
         self.goodput.record(step)
 
     def _phase_of(self, step: int) -> int:

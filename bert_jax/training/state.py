@@ -81,7 +81,7 @@ def state_from_initial(task: Task, mesh: Mesh, initial: InitialParams) -> TrainS
     return dataclasses.replace(state, optimizer=jax.device_put(moments, shardings.optimizer))
 
 
-def enter_phase(state: TrainState, task: Task, mesh: Mesh) -> TrainState:
+def adapt_state_to_phase(state: TrainState, task: Task, mesh: Mesh) -> TrainState:
     """The state at the beginning of the task's phase.
 
     Layers, and moments that are kept, are repeated up to the phase's depth; moments and the optimizer's step count are

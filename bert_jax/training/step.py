@@ -12,7 +12,7 @@ from bert_jax.model.layers import DropoutKey, hash_combine
 from bert_jax.objectives.losses import WeightedSum
 from bert_jax.objectives.masking import Batch
 from bert_jax.shapes import Array, Float
-from bert_jax.training.divergence import update_loss_average
+from bert_jax.training.divergence import update_divergence_state
 from bert_jax.training.optimizers.param_rules import param_rules
 from bert_jax.training.sharding import (
     DATA_AXES,
@@ -105,7 +105,9 @@ def make_train_step(task: Task, mesh: Mesh | AbstractMesh, accumulation: int) ->
             gradients, state.optimizer, state.params, inputs.learning_rate, finite
         )
         skipped = norms.pop("skipped") > 0
-        divergence, rise = update_loss_average(state.divergence, metrics["loss"], skipped, config.recovery.stable_steps)
+        divergence, rise = update_divergence_state(
+            state.divergence, metrics["loss"], skipped, config.recovery.stable_steps
+        )
         metrics |= norms | {
             "learning_rate": inputs.learning_rate,
             "skipped_steps": divergence.skipped_steps,

@@ -209,7 +209,7 @@ def _plan_split(
             "document": before,
             "units": [block.name for block in blocks[first_block:end_block]],
         }
-        plans.append(scratch.plan_name(split, index))
+        plans.append(scratch.shard_plan_file_name(split, index))
         scratch.write_arrays(directory / plans[-1], arrays, metadata)
         before += int(belongs[first:last].sum())
     return plans

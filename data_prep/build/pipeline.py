@@ -19,10 +19,10 @@ from bert_jax.errors import UserError
 from bert_jax.storage import is_remote
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep.build import resume, scratch, writer
-from data_prep.build.assemble import Assembler
 from data_prep.build.decide import PreparedBlock, decide
 from data_prep.build.engines import Engine, IndexedInput
 from data_prep.build.prepare import PrepareJob
+from data_prep.build.write_shards import Assembler
 from data_prep.duplicates.decontamination import build_evaluation_index
 from data_prep.options import BuildOptions
 from data_prep.sources.base import Skipped, Source

@@ -60,7 +60,7 @@ def split_long_sentences(lengths: np.ndarray) -> np.ndarray:
     return cut
 
 
-class RecordBuilder:
+class DocumentRecordSplitter:
     """Groups the sentences of one document, which may be added in several pieces, into records.
 
     A record contains as many whole sentences as fit into MAX_RECORD_TOKENS.

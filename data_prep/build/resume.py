@@ -12,7 +12,7 @@ from etils import epath
 
 from bert_jax.data.corpus import INCOMPLETE
 from bert_jax.errors import UserError
-from bert_jax.storage import is_remote, make_directory
+from bert_jax.storage import is_remote, make_local_directory
 from data_prep.build import scratch, writer
 
 _ARGUMENTS = "build.json"
@@ -25,10 +25,10 @@ def scratch_directory(directory: epath.Path, name: str, parent: os.PathLike | st
     Raises:
       UserError: the directory contains files that are not from a build.
     """
-    scratch_dir = writer.acquire_directory(directory)
+    scratch_dir = writer.prepare_scratch_directory(directory)
     if parent is not None:
         scratch_dir = epath.Path(parent) / f"{name}.incomplete"
-        make_directory(scratch_dir)
+        make_local_directory(scratch_dir)
     return scratch_dir
 
 

@@ -44,7 +44,7 @@ PLANS = "plans.json"
 """File that marks the end of phase 2; lists the plans of the shards."""
 
 
-def plan_name(split: str, index: int) -> str:
+def shard_plan_file_name(split: str, index: int) -> str:
     """File with the plan of a shard."""
     return f"plan-{split}-{index:05d}.safetensors"
 

@@ -14,7 +14,7 @@ from etils import epath
 
 from bert_jax.data.corpus import token_dtype
 from bert_jax.errors import UserError
-from data_prep.build.records import RecordBuilder, serialize_example, split_long_sentences
+from data_prep.build.records import DocumentRecordSplitter, serialize_example, split_long_sentences
 
 # One record per chunk, so that a record can be read without its neighbours.
 _ARRAY_RECORD_OPTIONS = "group_size:1"
@@ -68,7 +68,7 @@ class ShardWriter:
         self._scratch = tempfile.TemporaryDirectory(prefix="writing-", dir=temporary)
         self._file = pathlib.Path(self._scratch.name) / "shard"
         self._writer = array_record_module.ArrayRecordWriter(os.fspath(self._file), _ARRAY_RECORD_OPTIONS)
-        self._cutter = RecordBuilder(self._dtype)
+        self._cutter = DocumentRecordSplitter(self._dtype)
         self._lengths: list[np.ndarray] = []
         self._document_sentences = array.array("I")
         self._record_sentences = array.array("I")

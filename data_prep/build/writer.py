@@ -13,7 +13,7 @@ from etils import epath
 
 from bert_jax.data import corpus
 from bert_jax.errors import UserError
-from bert_jax.storage import StagedDirectory, check_reachable, make_directory
+from bert_jax.storage import StagedDirectory, check_reachable, make_local_directory
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep.build import scratch
 from data_prep.build.checksums import file_entry
@@ -132,7 +132,7 @@ def _write_tfds_metadata(directory: epath.Path, name: str, vocab_size: int, info
     )
 
 
-def acquire_directory(directory: epath.Path) -> epath.Path:
+def prepare_scratch_directory(directory: epath.Path) -> epath.Path:
     """The scratch directory of a build to `directory`: new, or that of an unfinished run.
 
     Raises:
@@ -146,7 +146,7 @@ def acquire_directory(directory: epath.Path) -> epath.Path:
         if not (directory / corpus.INCOMPLETE).exists() and any(directory.iterdir()):
             raise UserError(f"{directory}: is not empty and holds no corpus; choose another --out")
     scratch_dir = directory / corpus.INCOMPLETE
-    make_directory(scratch_dir)
+    make_local_directory(scratch_dir)
     return scratch_dir
 
 
@@ -180,9 +180,9 @@ class CorpusWriter:
         self._name = name
         self._tokenizer = tokenizer
         self._max_shard_bytes = max_shard_bytes
-        self._scratch_dir = acquire_directory(self._directory)
+        self._scratch_dir = prepare_scratch_directory(self._directory)
         self._directory.rmtree(missing_ok=True)
-        make_directory(self._scratch_dir)
+        make_local_directory(self._scratch_dir)
         # A shard's name contains the number of shards, and objects of a store cannot be renamed.
         self._staged = StagedDirectory(self._directory)
         self._writers: dict[str, ShardWriter] = {}

@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> None:
             raise UserError("--add-special-tokens applies to --from only; trained vocabularies have all special tokens")
         read = [sources.parse(spec, arguments.workers) for spec in arguments.source]
         tokenizer = train(_recipe(arguments), read, arguments.workers)
-    storage.make_directory(out.parent)
+    storage.make_local_directory(out.parent)
     tokenizer.save(out)
     seconds = time.perf_counter() - started
     if tokenizer.note:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from data_prep.inspection.lengths import LengthHistogram
 from data_prep.inspection.mixture import Mixture
-from data_prep.inspection.statistics import QUANTILES, CorpusStatistics, SplitStatistics
+from data_prep.inspection.statistics import QUANTILES, CorpusStatistics, SplitLengthStatistics
 
 
 def report(corpora: Sequence[CorpusStatistics], mixed: Mixture | None) -> dict:
@@ -38,7 +38,7 @@ def _corpus(statistics: CorpusStatistics) -> dict:
     }
 
 
-def _split(counts: dict, measured: SplitStatistics) -> dict:
+def _split(counts: dict, measured: SplitLengthStatistics) -> dict:
     return {
         **{key: count for key, count in counts.items() if key != "shards"},
         "shards": len(counts["shards"]),

@@ -49,7 +49,7 @@ class PackingEstimate:
 
 
 def example_counts(seq_len: int) -> np.ndarray:
-    """An empty histogram for `add_examples`: int64 [seq_len + 1], by length with special tokens.
+    """An empty histogram for `count_example_lengths`: int64 [seq_len + 1], by length with special tokens.
 
     Raises:
       ValueError: a row has no room besides the special tokens.
@@ -59,7 +59,7 @@ def example_counts(seq_len: int) -> np.ndarray:
     return np.zeros(seq_len + 1, np.int64)
 
 
-def add_examples(counts: np.ndarray, sentence_lengths: np.ndarray, document_offsets: np.ndarray) -> None:
+def count_example_lengths(counts: np.ndarray, sentence_lengths: np.ndarray, document_offsets: np.ndarray) -> None:
     """Counts the examples of some documents by length.
 
     A sentence longer than a row is split into full rows, and its remainder begins the next example.
@@ -80,14 +80,14 @@ def expected_pairs(sentence_lengths: np.ndarray, document_offsets: np.ndarray, s
     (data.short_example_rate) give slightly more random ones.
 
     Args:
-      sentence_lengths, document_offsets: see `add_examples`.
+      sentence_lengths, document_offsets: see `count_example_lengths`.
       seq_len: tokens of a row.
     """
     return _expected_pairs(np.asarray(sentence_lengths), np.asarray(document_offsets), seq_len - PAIR_SPECIALS)
 
 
 def estimate_packing(counts: np.ndarray) -> PackingEstimate:
-    """Packs the examples of a histogram made by `add_examples`; the same histogram gives the same rows."""
+    """Packs the examples of a histogram made by `count_example_lengths`; the same histogram gives the same rows."""
     lengths = np.arange(len(counts))
     return PackingEstimate(
         seq_len=len(counts) - 1,

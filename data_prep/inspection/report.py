@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from bert_jax.data.corpus import SPLITS
 from data_prep.inspection.lengths import Bin, LengthHistogram
 from data_prep.inspection.mixture import Mixture
-from data_prep.inspection.statistics import QUANTILES, CorpusStatistics, PieceUsage, Sample, SplitStatistics
+from data_prep.inspection.statistics import QUANTILES, CorpusStatistics, PieceUsage, Sample, SplitLengthStatistics
 
 _PIECE_COLUMNS = 4
 
@@ -93,7 +93,7 @@ def counts(manifest: Mapping) -> list[Section]:
     return [Section(manifest["name"], (_counts(manifest),), level=1), *removed_and_skipped(manifest)]
 
 
-def short_documents(train: SplitStatistics) -> str | None:
+def short_documents(train: SplitLengthStatistics) -> str | None:
     """A warning if documents are shorter, on average, than a row of 128; otherwise None."""
     documents, row = train.documents, train.packing_estimates[0].seq_len
     if documents.mean >= row:

@@ -33,7 +33,7 @@ _REPORT = {
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class SplitStatistics:
+class SplitLengthStatistics:
     """Measurements of one split; its counts are in corpus.json."""
 
     sentences: LengthHistogram
@@ -85,7 +85,7 @@ class CorpusStatistics:
     """content of corpus.json"""
     disk_bytes: int
     """all files of the corpus"""
-    splits: dict[str, SplitStatistics]
+    splits: dict[str, SplitLengthStatistics]
     pieces: PieceUsage
     samples: tuple[Sample, ...]
 
@@ -123,7 +123,7 @@ def measure_corpus(directory: os.PathLike | str) -> CorpusStatistics:
     )
 
 
-def measure_split(corpus: Corpus) -> SplitStatistics:
+def measure_split(corpus: Corpus) -> SplitLengthStatistics:
     """Measures the lengths of a split.
 
     Raises:
@@ -141,13 +141,13 @@ def measure_split(corpus: Corpus) -> SplitStatistics:
                 )
             )
             for index, counts in enumerate(examples):
-                packing.add_examples(counts, corpus.sentence_lengths, offsets)
+                packing.count_example_lengths(counts, corpus.sentence_lengths, offsets)
                 pairs[index] += packing.expected_pairs(corpus.sentence_lengths, offsets, ROW_LENGTHS[index])
             bar.update(int(offsets[-1] - offsets[0]))
     if sentence_counts[0]:
         raise _damaged(corpus)
     occurring = np.flatnonzero(sentence_counts)
-    return SplitStatistics(
+    return SplitLengthStatistics(
         sentences=LengthHistogram(occurring, sentence_counts[occurring]),
         documents=LengthHistogram.merge(documents),
         packing_estimates=tuple(packing.estimate_packing(counts) for counts in examples),

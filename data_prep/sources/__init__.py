@@ -15,7 +15,7 @@ from data_prep.sources.mediawiki import MediaWikiSource
 from data_prep.sources.parquet import ParquetSource
 from data_prep.sources.python_docs import PythonDocsSource
 from data_prep.sources.reference import ReferenceSource
-from data_prep.sources.text_files import TextFileSource, TextSource
+from data_prep.sources.text_files import TextSource, WholeFileSource
 from data_prep.sources.wikiextractor import WikiExtractorSource
 
 _KIND = re.compile(r"[a-z][a-z-]*")
@@ -90,7 +90,7 @@ def _tfds(spec: str, rest: str) -> Source:
 
 KINDS: dict[str, Callable[..., Source]] = {
     "text": lambda spec, rest: TextSource(spec, _glob(spec, rest)),
-    "text-files": lambda spec, rest: TextFileSource(spec, _glob(spec, rest)),
+    "text-files": lambda spec, rest: WholeFileSource(spec, _glob(spec, rest)),
     "lines": lambda spec, rest: TextSource(spec, _glob(spec, rest), sentence_per_line=True),
     "markdown": _markdown,
     "jsonl": _with_field(JsonLinesSource),

@@ -116,7 +116,7 @@ def _spans(chunk: TextChunk) -> Iterator[tuple[int, int]]:
 
 
 @dataclasses.dataclass(frozen=True)
-class TextFileSource(FileSource):
+class WholeFileSource(FileSource):
     """`text-files:GLOB`: a file is a document."""
 
     rule: ClassVar[BoundaryRule] = WholeFileRule()

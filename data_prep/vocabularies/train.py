@@ -18,7 +18,7 @@ from data_prep.vocabularies.counting import (
     WordCounts,
     weighted_counts,
 )
-from data_prep.vocabularies.map_blocks import SourceTotals, map_blocks
+from data_prep.vocabularies.for_each_block import SourceTotals, for_each_block
 from data_prep.vocabularies.merges import MIN_COUNT
 from data_prep.vocabularies.sampling_rates import largest_sample, sampling_rates
 
@@ -78,7 +78,7 @@ def _train_on_counts(recipe: Recipe, sources: Sequence[Source], workers: int) ->
     def add(source: int, counts: dict[str, int]) -> None:
         tables[source if is_mixture else 0].add(counts)
 
-    totals = map_blocks(sources, words, add, workers, "counting words", rates)
+    totals = for_each_block(sources, words, add, workers, "counting words", rates)
     if sizes is None:
         _report(sources, totals)
     if not is_mixture:
@@ -96,7 +96,7 @@ def _from_counts(recipe: Recipe, counts: dict[str, int], min_count: int) -> Toke
         return wordpiece_bpe.train_byte_bpe(counts, size, lowercase, min_count=min_count)
     options = {"max_characters": recipe.max_characters, "min_count": min_count}
     if recipe.kind == "bpe":
-        return wordpiece_bpe.train_bpe(counts, size, lowercase, **options)
+        return wordpiece_bpe.train_char_bpe(counts, size, lowercase, **options)
     return wordpiece_bpe.train_wordpiece(counts, size, lowercase, score=recipe.score, **options)
 
 
@@ -108,7 +108,7 @@ def _train_on_text(recipe: Recipe, sources: Sequence[Source], workers: int) -> T
     shares = smoothed_shares(sizes, recipe.sampling_exponent)
     limit = min(recipe.sample_bytes or SENTENCEPIECE_SAMPLE_BYTES, largest_sample(sizes, shares))
     lines: list[str] = []
-    map_blocks(
+    for_each_block(
         sources,
         LineSplitter(),
         lambda _, block_lines: lines.extend(block_lines),
@@ -121,7 +121,7 @@ def _train_on_text(recipe: Recipe, sources: Sequence[Source], workers: int) -> T
 
 
 def _measure(sources: Sequence[Source], workers: int) -> np.ndarray:
-    totals = map_blocks(sources, _nothing, lambda *_: None, workers, "measuring text")
+    totals = for_each_block(sources, _nothing, lambda *_: None, workers, "measuring text")
     _report(sources, totals)
     return _sizes(sources, totals)
 

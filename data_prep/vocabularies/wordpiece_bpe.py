@@ -65,7 +65,7 @@ def train_wordpiece(
     return wordpiece(merged.pieces, lowercase, _ORIGIN)
 
 
-def train_bpe(
+def train_char_bpe(
     counts: Mapping[str, int],
     vocab_size: int,
     lowercase: bool,

@@ -21,7 +21,7 @@ from bert_jax.cli import main as cli
 from bert_jax.convert import conversion
 from bert_jax.convert.conversion import OUTPUT_FORMATS, convert
 from bert_jax.convert.formats import input_formats
-from bert_jax.convert.forward_io import ForwardInputs
+from bert_jax.convert.forward_types import ForwardInputs
 from bert_jax.convert.parity import jax_forward, transformers_forward
 from bert_jax.convert.parity.sample_texts import sample_inputs
 from bert_jax.convert.translate import to_huggingface
@@ -271,7 +271,7 @@ def test_a_write_that_breaks_off_leaves_nothing(made, tmp_path, monkeypatch):
     def die(*_, **__):
         raise Killed
 
-    monkeypatch.setattr(conversion, "write_card", die)
+    monkeypatch.setattr(conversion, "format_model_card", die)
     with pytest.raises(Killed):
         convert(made["run"], tmp_path / "new", "bert-jax")
     assert list(tmp_path.iterdir()) == []

@@ -35,7 +35,7 @@ def gpt2(tmp_path):
 def test_vocabulary(gpt2):
     """Against fairseq's rule: GPT-2's id as a word, its line in dict.txt, four special tokens before."""
     directory, encoder, order = gpt2
-    files, notes = fairseq_dictionary.read_tokenizer_files(directory, 4 + 259 + 1 + 1)
+    files, notes = fairseq_dictionary.convert_tokenizer_files(directory, 4 + 259 + 1 + 1)
     assert notes == [] and set(files) == {"vocab.json", "merges.txt"}
     ids = json.loads(files["vocab.json"])
     assert [ids[token] for token in ("<s>", "<pad>", "</s>", "<unk>", "madeupword0000", "<mask>")] == [
@@ -50,7 +50,7 @@ def test_our_tokenizer_opens_the_files(gpt2, tmp_path):
     directory, encoder, order = gpt2
     out = tmp_path / "out"
     out.mkdir()
-    for name, content in fairseq_dictionary.read_tokenizer_files(directory, 265)[0].items():
+    for name, content in fairseq_dictionary.convert_tokenizer_files(directory, 265)[0].items():
         (out / name).write_bytes(content)
     tokenizer = Tokenizer.load(out)
     expected = [encoder[token] for token in ("Ġt", "he")]
@@ -60,7 +60,7 @@ def test_our_tokenizer_opens_the_files(gpt2, tmp_path):
 def test_dictionaries_that_do_not_fit(gpt2):
     directory = gpt2[0]
     with pytest.raises(UserError, match=r"dict\.txt: has 265 tokens, special ones included, the model 300 rows"):
-        fairseq_dictionary.read_tokenizer_files(directory, 300)
+        fairseq_dictionary.convert_tokenizer_files(directory, 300)
     whole = (directory / "dict.txt").read_text()
     for line, message in (
         ("99999 3", "99999 is not an id"),
@@ -69,13 +69,13 @@ def test_dictionaries_that_do_not_fit(gpt2):
     ):
         (directory / "dict.txt").write_text(whole + line + "\n")
         with pytest.raises(UserError, match=rf"dict\.txt, line 261: .*{message}"):
-            fairseq_dictionary.read_tokenizer_files(directory, 265)
+            fairseq_dictionary.convert_tokenizer_files(directory, 265)
     (directory / "dict.txt").write_text(whole)
     (directory / "encoder.json").write_text("{")
     with pytest.raises(UserError, match=r"encoder\.json is not JSON"):
-        fairseq_dictionary.read_tokenizer_files(directory, 265)
+        fairseq_dictionary.convert_tokenizer_files(directory, 265)
     (directory / "encoder.json").unlink()
-    files, (note,) = fairseq_dictionary.read_tokenizer_files(directory, 265)
+    files, (note,) = fairseq_dictionary.convert_tokenizer_files(directory, 265)
     assert files == {} and "encoder.json is not in" in note
 
 
@@ -84,7 +84,7 @@ def test_a_word_that_is_counted_again(gpt2):
     directory, encoder, _ = gpt2
     path = directory / "dict.txt"
     path.write_text(path.read_text() + "7 5 #fairseq:overwrite\n")
-    ids = json.loads(fairseq_dictionary.read_tokenizer_files(directory, 266)[0]["vocab.json"])
+    ids = json.loads(fairseq_dictionary.convert_tokenizer_files(directory, 266)[0]["vocab.json"])
     token = next(token for token, number in encoder.items() if number == 7)
     assert ids[token] == 264 and ids["<mask>"] == 265
 
@@ -235,7 +235,7 @@ def test_refused(save, tmp_path):
     fails(save(model, encoder_attention_heads=None), "encoder_attention_heads")
     fails(save(model | {"decoder.layers.0.x": torch.zeros(1)}), "'layers.0.x' is not part of a RoBERTa")
     fails(save({n: t for n, t in model.items() if "embed_positions" not in n}), "no table of position")
-    fails(save({n: t for n, t in model.items() if ".layers.0." not in n}), "only [1]")
+    fails(save({n: t for n, t in model.items() if ".layers.0." not in n}), "only the layers [1]")
     path = tmp_path / "x.pt"
     torch.save({"model": model}, path)
     fails(path, "no settings")

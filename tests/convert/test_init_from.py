@@ -112,7 +112,7 @@ def test_what_a_run_started_from_is_not_needed_again(tiny_config, tiny_corpus, t
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("bert_jax.training.loop.enter_phase", die)
+        patch.setattr("bert_jax.training.loop.adapt_state_to_phase", die)
         patch.setattr("bert_jax.training.reporter.Reporter.add_step", die)
         with pytest.raises(Killed):
             pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bert_jax.config import ModelConfig
-from bert_jax.convert.forward_io import ForwardInputs, TaskKind, heads_of, prefix_of
+from bert_jax.convert.forward_types import ForwardInputs, TaskKind, heads_of, prefix_of
 from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.parity import jax_forward, numpy_forward, parity_report, transformers_forward
 from bert_jax.convert.parity.sample_texts import sample_inputs

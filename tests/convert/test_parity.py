@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.convert.forward_io import ForwardInputs, ForwardOutputs, TaskKind
+from bert_jax.convert.forward_types import ForwardInputs, ForwardOutputs, TaskKind
 from bert_jax.convert.parity import jax_forward, numpy_forward, parity_report, transformers_forward
 from bert_jax.convert.parity.parity_report import TokenizerAgreement, compare, tokenizer_agreement
 from bert_jax.convert.parity.sample_texts import sample_inputs

@@ -17,7 +17,7 @@ def histogram(seq_len, some_documents):
     counts = packing.example_counts(seq_len)
     lengths = np.concatenate([np.array(d, np.uint16) for d in some_documents])
     offsets = np.cumsum([0, *map(len, some_documents)])
-    packing.add_examples(counts, lengths, offsets)
+    packing.count_example_lengths(counts, lengths, offsets)
     return counts
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bert_jax.data.corpus import MAX_RECORD_TOKENS
 from bert_jax.data.record import parse_record
-from data_prep.build.records import RecordBuilder, serialize_example, split_long_sentences
+from data_prep.build.records import DocumentRecordSplitter, serialize_example, split_long_sentences
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_records_hold_all_and_do_not_depend_on_the_pieces(pieces, random):
     tokens = np.arange(sum(lengths)).astype("<u2")
 
     def records(cuts):
-        builder, found = RecordBuilder(np.dtype("<u2")), []
+        builder, found = DocumentRecordSplitter(np.dtype("<u2")), []
         bounds = [0, *sorted(cuts), len(lengths)]
         ends = np.concatenate([[0], np.cumsum(lengths)])
         for first, last in itertools.pairwise(bounds):

@@ -13,7 +13,7 @@ from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep.vocabularies import counting, sentencepiece_training
 from data_prep.vocabularies.counting import BertWordCounter, ByteWordCounter, WordCounts, weighted_counts
 from data_prep.vocabularies.train import KINDS, Recipe, train
-from data_prep.vocabularies.wordpiece_bpe import train_bpe, train_wordpiece
+from data_prep.vocabularies.wordpiece_bpe import train_char_bpe, train_wordpiece
 from tests.data_prep.fakes import fake
 
 TEXTS = [
@@ -80,7 +80,7 @@ def test_worked_example():
     assert pieces(train_wordpiece(counts, 26, True))[-3:] == ["##es", "##est", "lo"]
     assert pieces(train_wordpiece(counts, 24, True, score="likelihood"))[-1:] == ["wi"]
     # 5 specials, ▁, 10 letters; every word begins with ▁, so ▁+l is as frequent as l+o, and comes first
-    assert pieces(train_bpe(counts, 20, True))[-4:] == ["es", "est", "▁l", "ow"]
+    assert pieces(train_char_bpe(counts, 20, True))[-4:] == ["es", "est", "▁l", "ow"]
 
 
 def test_no_piece_occurs_twice():

@@ -25,7 +25,7 @@ from bert_jax.doctor import data_checks, epochs
 from bert_jax.doctor.check_context import ONE_DEVICE, CheckContext
 from bert_jax.doctor.data_checks import streams
 from bert_jax.doctor.doctor import DoctorOptions, check_run, run_summary
-from bert_jax.doctor.epochs import count_epoch, count_phase_epochs, rows_by_phase
+from bert_jax.doctor.epochs import count_phase_epochs, measure_epoch, rows_by_phase
 from bert_jax.training import loop
 from bert_jax.training.run_directory.workdir import read_config
 from tests.data.memory import FIRST, SPECIAL_IDS, make_corpus, random_documents
@@ -42,7 +42,7 @@ def small(monkeypatch):
 
 
 def counted(corpus, data: DataConfig, seq_len: int, windows=None) -> dict[str, int]:
-    """Fields of `EpochCounts` counted over the rows; every token of a `make_corpus` has a unique id."""
+    """Fields of `EpochStatistics` counted over the rows; every token of a `make_corpus` has a unique id."""
     rows_of_corpus, covered = CorpusRows(corpus, data, SPECIAL_IDS, 0), []
     document_of = np.repeat(np.arange(corpus.num_documents), np.diff(corpus.document_offsets))
     document_of = np.repeat(document_of, corpus.sentence_lengths)
@@ -78,7 +78,7 @@ def counted(corpus, data: DataConfig, seq_len: int, windows=None) -> dict[str, i
 def test_an_epoch_is_counted_correctly(small, form, slots, seq_len):
     corpus = make_corpus(random_documents(1, 150, longest=20))
     data = DataConfig(format=form, examples_per_row=slots)
-    counts = count_epoch(EpochPlan(corpus, data, seq_len, 0))
+    counts = measure_epoch(EpochPlan(corpus, data, seq_len, 0))
     expected = counted(corpus, data, seq_len)
     assert counts.windows == counts.all_windows > 4 and counts.scale == 1
     assert {name: getattr(counts, name) for name in expected} == expected
@@ -93,7 +93,7 @@ def test_a_sample_counts_its_windows(small, form):
     corpus = make_corpus(random_documents(2, 600, longest=14))
     data = DataConfig(format=form)
     plan = EpochPlan(corpus, data, 32, 0)
-    counts, every = count_epoch(plan, budget=corpus.num_tokens // 3 + 1), count_epoch(plan)
+    counts, every = measure_epoch(plan, budget=corpus.num_tokens // 3 + 1), measure_epoch(plan)
     assert counts.all_windows == plan.windows > 20 and counts.windows == plan.windows // 3
     step = plan.windows / counts.windows
     chosen = [int(step * (i + 0.5)) for i in range(counts.windows)]
@@ -101,18 +101,18 @@ def test_a_sample_counts_its_windows(small, form):
     assert {name: getattr(counts, name) for name in expected} == expected
     assert counts.tokens < counts.all_tokens == corpus.num_tokens
     assert counts.rows * counts.scale == pytest.approx(every.rows, rel=0.03)
-    assert count_epoch(plan, budget=1).windows == 1
+    assert measure_epoch(plan, budget=1).windows == 1
 
 
 @pytest.mark.parametrize("form", PAIRS)
 def test_negatives_match_the_formula(form):
     """Within five deviations of some 8,000 fair coins."""
     data = DataConfig(format=form)
-    counts = count_epoch(EpochPlan(make_corpus(random_documents(3, 4000)), data, 48, 0))
+    counts = measure_epoch(EpochPlan(make_corpus(random_documents(3, 4000)), data, 48, 0))
     coins = counts.labelled - counts.singles
     assert coins > 5000 and counts.singles > 500
     assert abs(counts.negatives - counts.singles - coins / 2) < 5 * np.sqrt(coins / 4)
-    lone = count_epoch(EpochPlan(make_corpus([[20]] * 50), data, 48, 0))
+    lone = measure_epoch(EpochPlan(make_corpus([[20]] * 50), data, 48, 0))
     assert lone.singles == lone.negatives == lone.labelled == lone.examples
 
 
@@ -187,8 +187,8 @@ def test_a_phase_that_ends_with_an_epoch_starts_the_next_one(small):
     """And one row less or more does not."""
     corpus = make_corpus(random_documents(5, 60))
     plan = EpochPlan(corpus, DataConfig(), 32, 0)
-    counts = count_epoch(plan)
-    second = count_epoch(plan, epoch=1).rows
+    counts = measure_epoch(plan)
+    second = measure_epoch(plan, epoch=1).rows
     for extra, following in ((-1, 2), (0, 2), (1, 3)):
         phase_epochs = count_phase_epochs(plan, counts, 0, counts.rows + second + extra)
         assert (phase_epochs.following, phase_epochs.exact) == (following, True)
@@ -245,7 +245,7 @@ def test_tokens_not_accounted_for_are_an_error(small, monkeypatch):
 def test_findings_of_a_sample_name_it(small, monkeypatch):
     corpus = make_corpus(random_documents(2, 400))
     monkeypatch.setattr(
-        data_checks, "count_epoch", lambda plan, budget: count_epoch(plan, budget=corpus.num_tokens // 4)
+        data_checks, "measure_epoch", lambda plan, budget: measure_epoch(plan, budget=corpus.num_tokens // 4)
     )
     windows = EpochPlan(corpus, DataConfig(), 32, 0).windows
     for finding in findings_of([corpus], config_of()):
@@ -273,7 +273,7 @@ def test_the_command(preset, tiny_corpus, tiny_config, capsys):
     assert all(one["text"] in line for one, line in zip(findings, printed, strict=True) if one["name"] != "memory")
     values = {line["name"]: line["values"] for line in findings}
     assert values.keys() >= {"mixture", "files", "vocabulary", "format", "rows", "coverage", "held-out"}
-    counts = count_epoch(EpochPlan(Corpus.open(tiny_corpus), tiny_config.data, 32, tiny_config.seed))
+    counts = measure_epoch(EpochPlan(Corpus.open(tiny_corpus), tiny_config.data, 32, tiny_config.seed))
     assert values["rows"]["rows_per_epoch"] == counts.rows
     assert values["epochs"]["epochs"] == pytest.approx(5 * 8 / counts.rows, rel=0.1)
     assert values["held-out"] == {"corpus": "corpus", "rows": 12, "hosts": 1} and values["mixture"]["shares"] == {

@@ -14,7 +14,7 @@ import zlib
 
 import numpy as np
 
-from bert_jax.convert.forward_io import ForwardInputs
+from bert_jax.convert.forward_types import ForwardInputs
 from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.parity.sample_texts import sample_inputs
 

@@ -42,7 +42,7 @@ def alone(model, text, pooling):
     ids = [model.tokenizer.cls_id, *model.tokenizer.encode(text), model.tokenizer.sep_id]
     zeros = jnp.zeros((1, len(ids)), jnp.int32)
     inputs = EncoderInputs(jnp.array([ids]), zeros, zeros + 1, jnp.arange(len(ids))[None], zeros[:, :1])
-    hidden = bert.bind(model.config, model.heads, model.params).encoder(inputs).hidden[0]
+    hidden = bert.merge_params(model.config, model.heads, model.params).encoder(inputs).hidden[0]
     return np.asarray(hidden.mean(0) if pooling == "mean" else hidden[0])
 
 

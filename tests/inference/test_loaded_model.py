@@ -73,7 +73,7 @@ def test_padding_is_not_part_of_the_mean(model):
     ids = [model.tokenizer.cls_id, *model.tokenizer.encode(TEXTS[0]), model.tokenizer.sep_id]
     row, zeros = jnp.array([ids]), jnp.zeros((1, len(ids)), jnp.int32)
     inputs = EncoderInputs(row, zeros, zeros + 1, jnp.arange(len(ids))[None], jnp.zeros((1, 1), jnp.int32))
-    hidden = bert.bind(model.config, model.heads, model.params).encoder(inputs).hidden
+    hidden = bert.merge_params(model.config, model.heads, model.params).encoder(inputs).hidden
     np.testing.assert_allclose(model.encode(TEXTS[:1])[0], hidden[0].mean(0), atol=1e-5)
     np.testing.assert_allclose(model.encode(TEXTS[:1], "cls")[0], hidden[0, 0], atol=1e-5)
 
@@ -97,7 +97,7 @@ def test_probabilities_are_those_of_the_whole_softmax(model):
     (all_tokens,) = padded.fill_mask("the [MASK]", top=size)
     ids = [model.tokenizer.cls_id, *model.tokenizer.encode("the [MASK]", specials=True), model.tokenizer.sep_id]
     zeros = jnp.zeros((1, len(ids)), jnp.int32)
-    bound = bert.bind(model.config, model.heads, params)
+    bound = bert.merge_params(model.config, model.heads, params)
     hidden = bound.encoder(whole_rows(jnp.array([ids]), zeros, zeros + 1)).hidden
     expected = jax.nn.softmax(bound.mlm(hidden, bound.encoder.embeddings.attend)[0, -2])
     found = {candidate.token_id: candidate.probability for candidate in all_tokens}

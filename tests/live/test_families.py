@@ -8,7 +8,7 @@ import pytest
 
 from bert_jax.convert.formats import huggingface
 from bert_jax.convert.formats.tensor_files import SAFETENSORS, open_tensors, write_safetensors
-from bert_jax.convert.forward_io import ForwardInputs
+from bert_jax.convert.forward_types import ForwardInputs
 from bert_jax.convert.parity import jax_forward
 from bert_jax.convert.translate import from_huggingface, strip_base_prefix, to_huggingface
 from tests.live import zoo

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from bert_jax.convert.forward_io import ENCODER_PREFIXES, ForwardInputs, family_of
+from bert_jax.convert.forward_types import ENCODER_PREFIXES, ForwardInputs, family_of
 from bert_jax.convert.parity import numpy_forward, parity_report, transformers_forward
 from bert_jax.convert.parity.sample_texts import sample_inputs
 from bert_jax.errors import UserError

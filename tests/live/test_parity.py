@@ -5,7 +5,7 @@ import pytest
 
 import bert_jax
 from bert_jax.convert.conversion import convert
-from bert_jax.convert.forward_io import ForwardInputs
+from bert_jax.convert.forward_types import ForwardInputs
 from bert_jax.convert.parity import jax_forward
 from bert_jax.convert.translate import NativeModel
 from tests.golden import recipe

@@ -17,7 +17,7 @@ import bert_jax
 from bert_jax.convert.conversion import convert
 from bert_jax.convert.formats import input_formats
 from bert_jax.convert.formats.tensor_files import SAFETENSORS, open_tensors
-from bert_jax.convert.forward_io import ForwardInputs
+from bert_jax.convert.forward_types import ForwardInputs
 from bert_jax.convert.parity import jax_forward
 from bert_jax.convert.parity.sample_texts import TEXTS
 

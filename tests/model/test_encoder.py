@@ -14,7 +14,7 @@ from bert_jax.errors import UserError
 from bert_jax.model import bert
 from bert_jax.model.encoder import Block
 from bert_jax.model.heads import Heads
-from bert_jax.model.layer_plan import NormPlacement, find_repetition, layer_plans, parameter_groups
+from bert_jax.model.layer_plan import NormPlacement, layer_plans, parameter_groups, split_prefix_and_scan_body
 from tests.jaxprs import primitives, scans
 from tests.model.toy import BERT, LENGTH, ROWS, assert_trees_close, encode, inputs, loss, parameters, probe, real
 
@@ -41,7 +41,7 @@ def gradients(config, batch, params=None, **options):
 
 def test_repetition_has_the_fewest_layer_bodies():
     def decomposed(config):
-        repetition = find_repetition(layer_plans(config))
+        repetition = split_prefix_and_scan_body(layer_plans(config))
         prefix, body = repetition.prefix, repetition.body
         assert prefix + body * repetition.repeats == layer_plans(config)
         return len(prefix), len(body), repetition.repeats
@@ -73,7 +73,7 @@ def weighted(hidden, batch):
 def looped(config, params, batch):
     """All layers in a Python loop: no scan, no stack, no repetition."""
     graph, _ = nnx.split(nnx.eval_shape(lambda: Block(config, jax.random.key(0))))
-    model = bert.bind(config, Heads(pair=True), params)
+    model = bert.merge_params(config, Heads(pair=True), params)
     hidden = model.encoder.embeddings(batch, None, None)
     for layer, plan in enumerate(layer_plans(config)):
         group = parameter_groups(config)[layer]
@@ -95,7 +95,7 @@ def looped_gradients(config):
 )
 def test_scan_is_a_loop_over_layers(config, unroll):
     unrolled, batch, params = dataclasses.replace(config, scan_unroll=unroll), inputs(), parameters(config)
-    repetition = find_repetition(layer_plans(config))
+    repetition = split_prefix_and_scan_body(layer_plans(config))
 
     def scanned(params):
         return encode(unrolled, params, batch).hidden

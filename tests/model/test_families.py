@@ -85,7 +85,7 @@ def test_a_model_without_token_types():
 def test_narrow_embeddings_are_dropped_before_they_are_projected():
     config = dataclasses.replace(BERT, embedding_size=16, hidden_dropout=0.5)
     params, dropout_key = parameters(config), DropoutKey(hash_combine(jnp.uint32(1)), jnp.arange(3))
-    embeddings = bert.bind(config, Heads(pair="pair" in params), params).encoder.embeddings
+    embeddings = bert.merge_params(config, Heads(pair="pair" in params), params).encoder.embeddings
     projection, embeddings.projection = embeddings.projection, None
     narrow = embeddings(inputs(), None, dropout_key)
     assert narrow.shape[-1] == 16 and 0.4 < float((narrow == 0).mean()) < 0.6
@@ -99,7 +99,7 @@ def test_mlm_head_of_narrow_tables():
     """Logits by numpy: H -> E, gelu, LayerNorm, the table transposed."""
     config = dataclasses.replace(BERT, embedding_size=16)
     params = parameters(config)
-    model = bert.bind(config, Heads(pair="pair" in params), params)
+    model = bert.merge_params(config, Heads(pair="pair" in params), params)
     hidden = np.random.default_rng(0).normal(size=(2, 3, 24)).astype(np.float32)
     head = jax.tree.map(lambda x: np.asarray(x, np.float64), params["mlm"])
     x = hidden @ head["transform"]["kernel"] + head["transform"]["bias"]

@@ -13,7 +13,7 @@ from bert_jax.config import ModelConfig
 from bert_jax.model import bert
 from bert_jax.model.encoder import EncoderInputs
 from bert_jax.model.heads import Heads, gather_positions, score_labels
-from bert_jax.objectives.losses import TOKEN_METRICS, next_token_targets, pretraining_sums
+from bert_jax.objectives.losses import TOKEN_METRICS, add_next_token_targets, pretraining_sums
 from tests.model.toy import BERT, parameters
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -58,13 +58,13 @@ def make_rows(direction: str) -> dict[str, jax.Array]:
     targets["target_weights"] = targets["target_weights"].astype(np.float32)
     rows = {key: jnp.asarray(array) for key, array in batch.items()}
     if direction == "causal":
-        return next_token_targets(rows)
+        return add_next_token_targets(rows)
     return rows | {key: jnp.asarray(array) for key, array in targets.items()}
 
 
 def losses(config: ModelConfig, embeddings: jax.Array, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
     """Negative log likelihood of each target [B, M] and, with the weight of each, of each pair label [B, K]."""
-    model = bert.bind(config, Heads(pair=True), parameters(config))
+    model = bert.merge_params(config, Heads(pair=True), parameters(config))
     inputs = EncoderInputs(*(batch[field] for field in EncoderInputs._fields))
     output = model.encoder(inputs, inputs_embeds=embeddings)
     hidden = gather_positions(output.hidden, batch["target_positions"])
@@ -128,7 +128,7 @@ def test_losses_are_those_of_the_examples_alone(config):
     assert (np.abs(mixed[0, 1:3] / packed[0, 1:3] - 1) > 1e-3).all()
     # The losses above equal the training losses.
     batch = make_rows(config.direction)
-    sums = pretraining_sums(bert.bind(config, Heads(pair=True), parameters(config)), batch, None)
+    sums = pretraining_sums(bert.merge_params(config, Heads(pair=True), parameters(config)), batch, None)
     total = sums[f"{TOKEN_METRICS[config.direction]}_loss"].sum + sums["pair_loss"].sum
     np.testing.assert_allclose(packed.sum(), total, rtol=1e-5)
 

@@ -28,13 +28,13 @@ def parameters(pair: bool):
 
 @jax.jit
 def sums_of(params, batch):
-    return pretraining_sums(bert.bind(CONFIG, Heads(pair="pair" in params), params), batch, None)
+    return pretraining_sums(bert.merge_params(CONFIG, Heads(pair="pair" in params), params), batch, None)
 
 
 @jax.jit
 def logits_of(params, batch):
     """Of every position, and of every slot."""
-    model = bert.bind(CONFIG, Heads(pair="pair" in params), params)
+    model = bert.merge_params(CONFIG, Heads(pair="pair" in params), params)
     output = model.encoder(EncoderInputs(*(batch[name] for name in EncoderInputs._fields)))
     return model.mlm(output.hidden, model.encoder.embeddings.attend), model.pair(output.pooled)
 

@@ -130,7 +130,7 @@ def test_bytes_by_axis():
         collective("send", ()),
         collective("all-reduce", (5,)),
     ]
-    assert aot_compile.bytes_by_axis(found, sizes) == CollectiveBytes(
+    assert aot_compile.collective_bytes_per_device(found, sizes) == CollectiveBytes(
         data=500 + 1500, fsdp=500, tensor=3000, network=1000
     )
 

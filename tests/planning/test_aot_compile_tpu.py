@@ -107,7 +107,7 @@ def test_slices(config):
 def test_programs_that_do_not_fit():
     base = presets.load_config("bert_base")
     refused = aot_compile.compile_step(base, 0, topologies.parse_topology("v5e:1x1").mesh(MeshConfig()), 1)
-    assert isinstance(refused, aot_compile.OutOfMemory)
+    assert isinstance(refused, aot_compile.OutOfMemoryReport)
     assert refused.available_bytes == 15.75 * GIB and refused.needed_bytes > 20 * GIB
 
 

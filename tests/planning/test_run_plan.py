@@ -75,7 +75,7 @@ def _leaves(tree):
 
 def test_a_phase_that_does_not_fit_is_a_row(config):
     def refused(config, phase, mesh, accumulation):
-        return aot_compile.OutOfMemory(20 * GIB, 16 * GIB, True)
+        return aot_compile.OutOfMemoryReport(20 * GIB, 16 * GIB, True)
 
     found = run_plan.plan(config, TPUS, compile_step=refused)
     (row,) = found["phases"]

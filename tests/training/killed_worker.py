@@ -181,9 +181,9 @@ def plant(point: str, count: int) -> None:
     elif point == "prefetched":
         die_in_a_reader(count)
     elif point == "before-growth":
-        loop.enter_phase = at_count(count, loop.enter_phase, before=lambda *_: die())
+        loop.adapt_state_to_phase = at_count(count, loop.adapt_state_to_phase, before=lambda *_: die())
     elif point == "after-growth":
-        loop.enter_phase = at_count(count, loop.enter_phase, after=lambda *_: die())
+        loop.adapt_state_to_phase = at_count(count, loop.adapt_state_to_phase, after=lambda *_: die())
     elif point == "spoiled":
         spoil(setattr, *SPOILED_ROWS, float("nan"))
     elif point == "rollback-decided":

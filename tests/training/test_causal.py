@@ -18,7 +18,7 @@ from bert_jax.errors import UserError
 from bert_jax.model import bert
 from bert_jax.model.flops import pretraining_flops
 from bert_jax.model.heads import Heads
-from bert_jax.objectives.losses import next_token_targets
+from bert_jax.objectives.losses import add_next_token_targets
 from bert_jax.objectives.masking import Vocabulary
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training import pretraining
@@ -54,7 +54,7 @@ def pairs_by_loops(batch: dict) -> set[tuple[int, int, int]]:
 
 def test_every_token_predicts_the_next_of_its_example():
     batch = make_batch([[(11, 20), (5, 24)], [(9, 16), (3, 32)], [(4, 1)], []], 48, slots=2)
-    after = next_token_targets(batch)
+    after = add_next_token_targets(batch)
     positions, labels, weights = (np.asarray(after[f"target_{name}"]) for name in ("positions", "labels", "weights"))
     assert positions.shape == labels.shape == weights.shape == (4, 47)
     assert (positions.dtype, labels.dtype, weights.dtype) == (np.int32, np.int32, np.float32)

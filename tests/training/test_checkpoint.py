@@ -111,7 +111,7 @@ def test_what_users_put_beside_checkpoints_is_theirs(tmp_path):
         (tmp_path / "best" / COMMIT_MARKER).write_text("{}")
         checkpoints.save(4, state_of(4), METADATA)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["00000004", "best", "notes.txt"]
-    assert [path.name for path in checkpoint.committed_checkpoints(epath.Path(tmp_path))] == ["00000004"]
+    assert [path.name for path in checkpoint.committed_checkpoint_paths(epath.Path(tmp_path))] == ["00000004"]
 
 
 def test_the_commit_comes_last(tmp_path, monkeypatch):

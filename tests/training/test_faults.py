@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 import jax
 from bert_jax.errors import UserError
-from bert_jax.training.run_directory.checkpoint import Checkpoints, committed_checkpoints, find_damage
+from bert_jax.training.run_directory.checkpoint import Checkpoints, committed_checkpoint_paths, find_damage
 
 directory = Path(sys.argv[1])
 noise = jax.random.normal(jax.random.key(0), (1_000_000,))  # which nothing compresses
@@ -38,7 +38,7 @@ except UserError as error:
 left = sorted(path.name for path in directory.iterdir())
 assert 0 < saved < 8, saved
 assert left == [f"{step:08d}" for step in range(1, saved + 1)], left
-assert not any(find_damage(save) for save in committed_checkpoints(directory))
+assert not any(find_damage(save) for save in committed_checkpoint_paths(directory))
 print(refused)
 """
 
@@ -75,7 +75,7 @@ def test_what_other_writers_say_of_a_full_disk(tiny_corpus, tmp_path, monkeypatc
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "removed"])
 def test_every_file_of_the_newest_checkpoint_is_guarded(tiny_config, tiny_corpus, tiny_run, tmp_path, capfd, damage):
     """Whatever file it is: the run goes on from the one before, says so, and ends as before."""
-    newest = next(checkpoint.committed_checkpoints(checkpoint.checkpoint_directory(tiny_run)))
+    newest = next(checkpoint.committed_checkpoint_paths(checkpoint.checkpoint_directory(tiny_run)))
     names = [Path(path).relative_to(newest) for path in sorted(Path(newest).rglob("*")) if path.is_file()]
     assert len(names) > 5
     expected = jax.tree.leaves(loaded_model.load(tiny_run).params)

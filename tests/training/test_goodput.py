@@ -10,7 +10,7 @@ from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfi
 from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.training import loop, pretraining, reporter
 from bert_jax.training.run_directory import goodput
-from bert_jax.training.run_directory.goodput import FILE, KINDS, Goodput, format_summary, summarize
+from bert_jax.training.run_directory.goodput import FILE, KINDS, GoodputRecorder, format_summary, summarize
 from tests.training.spoiled import spoil
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "shared_programs")
@@ -37,9 +37,9 @@ def clock(monkeypatch) -> Clock:
     return clock
 
 
-def attempt(clock: Clock, workdir, begin: int, last: int, save_every: int = 4) -> Goodput:
+def attempt(clock: Clock, workdir, begin: int, last: int, save_every: int = 4) -> GoodputRecorder:
     """Init takes 10 seconds, a step 1, a save 3; a line for each step."""
-    meter = Goodput(workdir, clock.now)
+    meter = GoodputRecorder(workdir, clock.now)
     clock.now += 10
     meter.ready(begin)
     for step in range(begin + 1, last + 1):
@@ -57,7 +57,7 @@ def nonzero(seconds: dict[str, float]) -> dict[str, float]:
 
 
 def test_all_kinds_of_one_attempt(clock, tmp_path):
-    meter = Goodput(tmp_path, clock.now - 5)  # the process is older than its clock
+    meter = GoodputRecorder(tmp_path, clock.now - 5)  # the process is older than its clock
     clock.now += 2
     meter.ready(0)
     for i, kind in enumerate(KINDS[1:], start=1):

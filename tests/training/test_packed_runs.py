@@ -50,7 +50,7 @@ def losses_of_an_epoch(corpus, special_ids, vocabulary, config):
     @jax.jit
     def score(batch):
         batch = task.prepare(batch, evaluating=False)
-        model = bert.bind(config.model, Heads(pair="pair" in params), params)
+        model = bert.merge_params(config.model, Heads(pair="pair" in params), params)
         output = model.encoder(EncoderInputs(*(batch[name] for name in EncoderInputs._fields)))
         hidden = gather_positions(output.hidden, batch["target_positions"])
         tokens, _ = score_labels(model.mlm(hidden, model.encoder.embeddings.attend), batch["target_labels"])

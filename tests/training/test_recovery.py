@@ -20,7 +20,7 @@ from bert_jax.training.divergence import (
     check_divergence,
     init_divergence_state,
     reset_for_phase,
-    update_loss_average,
+    update_divergence_state,
 )
 from bert_jax.training.run_directory import checkpoint
 from bert_jax.training.run_directory.metrics import read_metrics
@@ -251,7 +251,7 @@ def test_the_loss_average():
     rises, averages = [], []
     for loss in losses:
         bad = jnp.asarray(not np.isfinite(loss))
-        divergence, rise = update_loss_average(divergence, jnp.float32(loss), bad, span=2)
+        divergence, rise = update_divergence_state(divergence, jnp.float32(loss), bad, span=2)
         rises.append(float(rise))
         averages.append(float(divergence.average))
     np.testing.assert_allclose(averages, [5.0, 4.5, 4.5, 3.75, 6.375])
@@ -260,7 +260,7 @@ def test_the_loss_average():
     assert float(divergence.lowest) == 3.75
     again = reset_for_phase(divergence)
     assert (int(again.skipped_steps), int(again.finite_losses)) == (1, 0)
-    assert float(update_loss_average(again, jnp.float32(20.0), jnp.asarray(False), 2)[1]) == 0.0
+    assert float(update_divergence_state(again, jnp.float32(20.0), jnp.asarray(False), 2)[1]) == 0.0
 
 
 def test_what_counts_as_divergence():

@@ -139,7 +139,7 @@ def test_killed_behind_any_write(bucket, config, on_disk, tiny_corpus, monkeypat
     }
     for name, (at, saves) in chosen.items():
         MemoryStore.objects = dict(moments[at][1])
-        there = list(checkpoint.committed_checkpoints(checkpoint.checkpoint_directory(bucket / "run")))
+        there = list(checkpoint.committed_checkpoint_paths(checkpoint.checkpoint_directory(bucket / "run")))
         assert [int(save.name) for save in there] == saves, name
         if saves:
             covered = [line["step"] for line in read_metrics(bucket / "run" / "metrics.jsonl")]
@@ -267,7 +267,10 @@ def test_killed_and_continued_on_s3(s3, tiny_corpus, tmp_path):
         killed = run(point, count, bucket / "corpus", bucket / "run")
         assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
         there.append(
-            [save.name for save in checkpoint.committed_checkpoints(checkpoint.checkpoint_directory(bucket / "run"))]
+            [
+                save.name
+                for save in checkpoint.committed_checkpoint_paths(checkpoint.checkpoint_directory(bucket / "run"))
+            ]
         )
     assert there == [["00000010"], ["00000030", "00000020", "00000010"]]
     again = run("never", 1, bucket / "corpus", bucket / "run")

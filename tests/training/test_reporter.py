@@ -14,7 +14,7 @@ from bert_jax.training import reporter
 from bert_jax.training.eval_metrics import EvaluationSums, format_metrics
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.reporter import Reporter
-from bert_jax.training.run_directory.goodput import Goodput
+from bert_jax.training.run_directory.goodput import GoodputRecorder
 from bert_jax.training.run_directory.metrics import read_metrics
 from bert_jax.training.sharding import make_mesh
 
@@ -41,7 +41,7 @@ def attempt(two_phases, clock, tmp_path):
     first, last = config.phases
 
     def run(begin: int, end: int) -> None:
-        goodput, compiled = Goodput(tmp_path, 0.0), None
+        goodput, compiled = GoodputRecorder(tmp_path, 0.0), None
         with Reporter(task, tmp_path, make_mesh(config.mesh, jax.devices()[:1]), begin, 0, goodput, None) as report:
             for step in range(begin, end):
                 report.before_step(step)

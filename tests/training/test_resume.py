@@ -95,7 +95,7 @@ def test_a_signal_saves_and_the_same_command_continues(uninterrupted, tiny_corpu
         else:
             with pytest.raises(KeyboardInterrupt, match=f"stopped and saved at step {step} of 60; the same command"):
                 pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], workdir)
-    newest = next(checkpoint.committed_checkpoints(checkpoint.checkpoint_directory(workdir)))
+    newest = next(checkpoint.committed_checkpoint_paths(checkpoint.checkpoint_directory(workdir)))
     assert checkpoint.read_metadata(newest)["cursor"]["step"] == step
     progress = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], workdir)
     assert progress.cursor.step == 60
@@ -115,7 +115,7 @@ def test_damage_falls_back_and_is_repaired(uninterrupted, tiny_corpus, tmp_path,
 
     workdir = tmp_path / "run"
     shutil.copytree(uninterrupted, workdir)
-    newest = next(checkpoint.committed_checkpoints(checkpoint.checkpoint_directory(workdir)))
+    newest = next(checkpoint.committed_checkpoint_paths(checkpoint.checkpoint_directory(workdir)))
     data = max(Path(newest).rglob("d/*"), key=lambda path: path.stat().st_size)
     raw = bytearray(data.read_bytes())
     raw[len(raw) // 2] ^= 1
@@ -144,7 +144,7 @@ def test_killed_at_a_named_point(uninterrupted, tiny_corpus, tmp_path, point, co
     workdir = tmp_path / "run"
     killed = subprocess.run(command(workdir, tiny_corpus, point, count), capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
-    there = [path.name for path in checkpoint.committed_checkpoints(checkpoint.checkpoint_directory(workdir))]
+    there = [path.name for path in checkpoint.committed_checkpoint_paths(checkpoint.checkpoint_directory(workdir))]
     assert committed_after is None or sorted(there) == committed_after
     if point == "metrics":
         assert not (workdir / "metrics.jsonl").read_text().endswith("\n")
@@ -195,7 +195,9 @@ def test_killed_while_going_back(uninterrupted_rescue, uninterrupted, tiny_corpu
     killed = subprocess.run(command(workdir, tiny_corpus, point), capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
     assert (
-        sorted(int(path.name) for path in checkpoint.committed_checkpoints(checkpoint.checkpoint_directory(workdir)))
+        sorted(
+            int(path.name) for path in checkpoint.committed_checkpoint_paths(checkpoint.checkpoint_directory(workdir))
+        )
         == left
     )
     again = subprocess.run(command(workdir, tiny_corpus, "spoiled"), capture_output=True, text=True)
@@ -228,7 +230,7 @@ def test_killed_at_a_named_place_in_the_stream(uninterrupted, tiny_corpus, tmp_p
     step = int(re.search(r"^killed (?:after step|with batch) (\d+)", said, re.M)[1])
     before, after = stream.cursor_at(Cursor(), step - (point != "prefetched")), stream.cursor_at(Cursor(), step)
     assert before.phase == after.phase
-    there = [int(path.name) for path in checkpoint.committed_checkpoints(checkpoint.checkpoint_directory(workdir))]
+    there = [int(path.name) for path in checkpoint.committed_checkpoint_paths(checkpoint.checkpoint_directory(workdir))]
     assert max(there, default=0) < step
     (start,), (end,) = before.positions, after.positions
     if point == "mid-epoch":

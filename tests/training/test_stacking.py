@@ -19,7 +19,7 @@ from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.run_directory import checkpoint
 from bert_jax.training.run_directory.metrics import read_metrics
 from bert_jax.training.sharding import make_mesh, put_rows
-from bert_jax.training.state import InitialParams, TrainState, abstract_state, enter_phase, state_from_initial
+from bert_jax.training.state import InitialParams, TrainState, abstract_state, adapt_state_to_phase, state_from_initial
 from bert_jax.training.step import make_eval_step, make_train_step, put_step_inputs
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "shared_programs")
@@ -102,7 +102,7 @@ def test_what_becomes_of_the_state(config, mesh, phase, moments, step_count):
     phases = tuple(dataclasses.replace(p, moments=moments, step_count=step_count) for p in config.phases)
     config = dataclasses.replace(config, phases=phases)
     before = random_state(task_of(config, phase - 1), mesh)
-    after = enter_phase(before, task_of(config, phase), mesh)
+    after = adapt_state_to_phase(before, task_of(config, phase), mesh)
     assert_grown(after.params, before.params, DEPTHS[phase])
     if moments == "keep":
         assert_grown(after.optimizer.mu, before.optimizer.mu, DEPTHS[phase])
@@ -131,7 +131,7 @@ def test_a_deeper_start_is_not_the_same_function(config, tiny_corpus, mesh):
     state = random_state(task.at(0), mesh)
     losses = []
     for phase in range(3):
-        state = enter_phase(state, task.at(phase), mesh) if phase else state
+        state = adapt_state_to_phase(state, task.at(phase), mesh) if phase else state
         _, sums = make_eval_step(task.at(phase), mesh)(state.params, rows)
         losses.append(float(sums["mlm_loss"].sum / sums["mlm_loss"].weight))
     assert np.abs(np.diff(losses)).min() > 1e-4, losses  # rounding moves them by 1e-6
@@ -148,7 +148,7 @@ def test_a_count_that_starts_anew_corrects_bias_anew(config, tiny_corpus, mesh):
         if not updates:
             rows = put_rows(task.train.batch(task.train.resolve_cursor(Cursor())), mesh, 4)
             program, inputs = make_train_step(task.at(1), mesh, 1), put_step_inputs(1e-3, 1, mesh)
-        state = enter_phase(random_state(task.at(0), mesh), task.at(1), mesh)
+        state = adapt_state_to_phase(random_state(task.at(0), mesh), task.at(1), mesh)
         params = jax.device_get(state.params)
         updates[moments, step_count] = program(state, rows, inputs)[0]
     fresh, _ = program(state_from_initial(task.at(1), mesh, InitialParams(params)), rows, inputs)
@@ -166,7 +166,7 @@ def test_shared_layers_grow_without_parameters(config, tiny_corpus, mesh):
     task = pretraining.open_task(shared, [CorpusWeight(tiny_corpus)])
     rows = put_rows(task.train.batch(task.train.resolve_cursor(Cursor())), mesh, 4)
     before = random_state(task.at(0), mesh)
-    after = enter_phase(before, task.at(1), mesh)
+    after = adapt_state_to_phase(before, task.at(1), mesh)
     assert_same((after.params, after.optimizer), (before.params, before.optimizer))
     assert {len(array) for name, array in arrays(after.params).items() if "/layers/" in name} == {1}
     sums = [make_eval_step(task.at(phase), mesh)(after.params, rows)[1]["mlm_loss"] for phase in (0, 1)]

@@ -63,7 +63,7 @@ def test_a_run_ends_where_it_reaches_its_target(config, tiny_corpus, tmp_path, e
     assert (progress.ended, progress.cursor.step, progress.cursor.rows) == ("target", 11, 60)
     assert [line["step"] for line in lines(workdir, "validation")] == [3, 6, 11]
     assert evaluations == [0.1, 0.2, 0.3] and progress.evaluation == {"mlm_accuracy": 0.3}
-    (saved,) = checkpoint.committed_checkpoints(checkpoint.checkpoint_directory(workdir))
+    (saved,) = checkpoint.committed_checkpoint_paths(checkpoint.checkpoint_directory(workdir))
     assert saved.name == "00000011" and checkpoint.read_metadata(saved)["ended"] == "target"
     # The same command, or an easier target, does nothing more.
     before = files(workdir)

@@ -132,7 +132,7 @@ STABLE = {"decay": "sqrt", "decay_start": 8}
 )
 def test_a_run_may_go_on_with_phases_that_keep_its_past(tmp_path, done, old, new, words):
     before, now = (dataclasses.replace(CONFIG, phases=tuple(phases)) for phases in (old, new))
-    continuation.check(tmp_path, before, now)  # nothing is trained yet
+    continuation.check_phase_changes(tmp_path, before, now)  # nothing is trained yet
     save = checkpoint.checkpoint_directory(tmp_path) / f"{done:08d}"
     save.mkdir(parents=True)
     cursor = {"step": done, "phase": before.locate_step(done)[0], "positions": [], "skipped": []}
@@ -140,10 +140,10 @@ def test_a_run_may_go_on_with_phases_that_keep_its_past(tmp_path, done, old, new
     (save / "run.json").write_text(json.dumps(metadata))
     checkpoint.write_commit(save)
     if words is None:
-        continuation.check(tmp_path, before, now)
+        continuation.check_phase_changes(tmp_path, before, now)
         return
     with pytest.raises(UserError, match=f"its {done} steps so far would not be the same: ") as caught:
-        continuation.check(tmp_path, before, now)
+        continuation.check_phase_changes(tmp_path, before, now)
     assert re.search(words, str(caught.value)) and f"--init-from {tmp_path}" in str(caught.value)
 
 

@@ -83,7 +83,7 @@ def read(path: Path, head: str | None = None) -> FairseqCheckpoint:
         notes.append(f"left out: classification heads {', '.join(others)}")
     tensors = _renamed(fairseq_tensors, path)
     config = _config(settings, tensors, classifier, path)
-    files, more = fairseq_dictionary.read_tokenizer_files(path.parent, config["vocab_size"])
+    files, more = fairseq_dictionary.convert_tokenizer_files(path.parent, config["vocab_size"])
     hf_model = HuggingFaceModel(config, LazyTensors(tensors | classifier), str(path))
     return FairseqCheckpoint(hf_model, files, notes + more)
 

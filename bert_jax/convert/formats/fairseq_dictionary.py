@@ -16,7 +16,7 @@ MASK = "<mask>"
 OVERWRITE = " #fairseq:overwrite"
 
 
-def read_tokenizer_files(directory: Path, rows: int) -> tuple[dict[str, bytes], list[str]]:
+def convert_tokenizer_files(directory: Path, rows: int) -> tuple[dict[str, bytes], list[str]]:
     """Tokenizer files from the directory of a checkpoint, and notes if files for them are missing.
 
     Args:

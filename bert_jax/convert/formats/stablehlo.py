@@ -15,7 +15,7 @@ import numpy as np
 import safetensors.numpy
 from jax import export
 
-from bert_jax.convert.forward_io import ForwardInputs, ForwardOutputs
+from bert_jax.convert.forward_types import ForwardInputs, ForwardOutputs
 from bert_jax.convert.parity.jax_forward import select_task, whole_rows
 from bert_jax.convert.translate import NativeModel
 from bert_jax.errors import UserError, install_command
@@ -54,7 +54,7 @@ def _function(model: NativeModel):
     heads, shapes = model.heads, model.params
 
     def apply(weights: Mapping[str, Array], input_ids: Array, token_type_ids: Array, attention_mask: Array):
-        bound = bert.bind(config, heads, map_with_paths(lambda name, leaf: weights[name], shapes))
+        bound = bert.merge_params(config, heads, map_with_paths(lambda name, leaf: weights[name], shapes))
         batch = whole_rows(input_ids, token_type_ids, attention_mask)
         with jax.default_matmul_precision("highest"):
             return results(bound, batch)

@@ -14,13 +14,13 @@ import ml_dtypes
 import numpy as np
 
 from bert_jax.convert.formats import tensor_bundle, tensorflow1_names
+from bert_jax.convert.formats.google_config import google_config, read_config
 from bert_jax.convert.formats.tensor_bundle import TensorBundle
-from bert_jax.convert.formats.tensorflow1_config import google_config, read_config
 from bert_jax.convert.formats.tensorflow1_names import GLOBAL_STEP, SLOTS, huggingface_name, tensorflow_name
 from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.tensors import LazyTensor, LazyTensors
 from bert_jax.errors import UserError, require
-from bert_jax.storage import StoredPath, make_directory, write_atomic
+from bert_jax.storage import StoredPath, make_local_directory, write_atomic
 
 AdamMoments = tuple[int, dict[str, np.ndarray], dict[str, np.ndarray]]
 """Number of steps; first and second moments with the names and layout of transformers."""
@@ -202,7 +202,7 @@ def write(hf_model: HuggingFaceModel, directory: StoredPath, moments: AdamMoment
     tensors = _TensorFlowTensors(hf_model, family)
     if moments is not None:
         tensors.add_moments(*moments)
-    make_directory(directory)
+    make_local_directory(directory)
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     write_atomic(directory / f"{family}_config.json", text.encode())
     tensor_bundle.write(prefix, tensors)

@@ -81,7 +81,7 @@ OTHER_SLOTS = ("/AdamWeightDecayOptimizer", "/AdamWeightDecayOptimizer_1", "/Ada
 OTHER_STATE = ("beta1_power", "beta2_power")
 
 
-class TensorName(NamedTuple):
+class TranslatedTensorName(NamedTuple):
     """A tensor's name in the other library, and whether the tensor is transposed there."""
 
     name: str
@@ -99,7 +99,7 @@ _RULES = {
 """By family: name in TensorFlow, name in transformers, whether one is the transpose of the other; {n} is a number."""
 
 
-def huggingface_name(name: str, family: str, source: str) -> TensorName:
+def huggingface_name(name: str, family: str, source: str) -> TranslatedTensorName:
     """The name in transformers of a tensor in a TensorFlow checkpoint.
 
     Args:
@@ -119,7 +119,7 @@ def huggingface_name(name: str, family: str, source: str) -> TensorName:
     return _translate(plain, _RULES[family], family, source)
 
 
-def tensorflow_name(name: str, family: str, source: str) -> TensorName:
+def tensorflow_name(name: str, family: str, source: str) -> TranslatedTensorName:
     """The name in a TensorFlow checkpoint of a tensor in transformers.
 
     Args:
@@ -134,10 +134,10 @@ def tensorflow_name(name: str, family: str, source: str) -> TensorName:
     return _translate(name, flipped, family, source)
 
 
-def _translate(name: str, rules: list[tuple[str, str, bool]], family: str, source: str) -> TensorName:
+def _translate(name: str, rules: list[tuple[str, str, bool]], family: str, source: str) -> TranslatedTensorName:
     for known, other, transposed in rules:
         if match := re.fullmatch(re.escape(known).replace(r"\{n\}", r"(\d+)"), name):
-            return TensorName(other.replace("{n}", match[1] if match.groups() else ""), transposed)
+            return TranslatedTensorName(other.replace("{n}", match[1] if match.groups() else ""), transposed)
     number = re.search(r"\d+", name)
     filled = [known.replace("{n}", number[0] if number else "0") for known, _, _ in rules]
     nearest = difflib.get_close_matches(name, filled, n=1, cutoff=0)[0]

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.convert.forward_io import ForwardInputs, ForwardOutputs, TaskKind
+from bert_jax.convert.forward_types import ForwardInputs, ForwardOutputs, TaskKind
 from bert_jax.convert.translate import NativeModel
 from bert_jax.model import bert
 from bert_jax.model.encoder import EncoderInputs
@@ -28,7 +28,7 @@ def run(native_model: NativeModel, inputs: ForwardInputs) -> ForwardOutputs:
     """
     _, config, heads, params = native_model
     reference_config = dataclasses.replace(config, compute_dtype="float32", attention="reference", remat="none")
-    model = bert.bind(reference_config, heads, jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params))
+    model = bert.merge_params(reference_config, heads, jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params))
     batch, logits, task = whole_rows(*map(jnp.asarray, inputs)), {}, None
     with jax.default_matmul_precision("highest"):
         output = model.encoder(batch, hidden_states=True)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.convert.forward_io import (
+from bert_jax.convert.forward_types import (
     ForwardInputs,
     ForwardOutputs,
     config_value,

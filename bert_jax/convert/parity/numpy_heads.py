@@ -5,7 +5,7 @@ Shapes in names: B rows, S positions, H hidden, V vocabulary, C classes.
 
 import numpy as np
 
-from bert_jax.convert.forward_io import HeadsPresent, TaskKind, family_of, prefix_of
+from bert_jax.convert.forward_types import HeadsPresent, TaskKind, family_of, prefix_of
 from bert_jax.convert.parity.numpy_layers import ACTIVATIONS, Weights
 
 Logits = dict[str, np.ndarray]

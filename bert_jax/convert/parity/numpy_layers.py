@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 from scipy.special import erf
 
-from bert_jax.convert.forward_io import may_be_unused
+from bert_jax.convert.forward_types import may_be_unused
 from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.errors import UserError
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.convert.forward_io import ForwardInputs, ForwardOutputs, TaskKind
+from bert_jax.convert.forward_types import ForwardInputs, ForwardOutputs, TaskKind
 from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.parity import numpy_forward, transformers_forward
 

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 
-from bert_jax.convert.forward_io import ForwardInputs, config_value, family_of
+from bert_jax.convert.forward_types import ForwardInputs, config_value, family_of
 from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.errors import UserError
 from bert_jax.tokenizers.tokenizer import Tokenizer

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.convert.forward_io import (
+from bert_jax.convert.forward_types import (
     CAUSAL_CLASSES,
     ENCODER_PREFIXES,
     ForwardInputs,

@@ -47,7 +47,7 @@ def group_sums(sums: Any) -> Float[Array, " groups"]:
     return jnp.concatenate([embeddings, *([sum(layers)] if layers else []), heads])
 
 
-def measure_norms(gradient_sums: Any, update_sums: Any, weight_sums: Any, groups: Sequence[str]) -> Metrics:
+def norm_metrics(gradient_sums: Any, update_sums: Any, weight_sums: Any, groups: Sequence[str]) -> Metrics:
     """`gradient_norm`, `update_norm` and `parameter_norm`; for each of `groups` `gradient_norm/GROUP` and
     `update_ratio/GROUP` = |update| / |parameters|.
     """

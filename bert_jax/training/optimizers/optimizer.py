@@ -18,8 +18,8 @@ from bert_jax.training.optimizers.norms import (
     Metrics,
     group_names,
     group_sums,
-    measure_norms,
     measure_ratios,
+    norm_metrics,
     tensor_sums,
 )
 from bert_jax.training.optimizers.param_rules import ParamRule, param_rules
@@ -109,7 +109,7 @@ def _update(
 
     new_params = jax.tree.map(subtract, settings.rules, params, factors, updates)
     changes = jax.tree.map(lambda f, u: jnp.where(applied, jnp.square(f) * u, 0), factors, update_sums)
-    metrics = measure_norms(gradient_sums, changes, jax.tree.map(_squares, settings.rules, new_params), settings.groups)
+    metrics = norm_metrics(gradient_sums, changes, jax.tree.map(_squares, settings.rules, new_params), settings.groups)
     if settings.config.name == "lamb":
         metrics |= measure_ratios(ratios, update_sums, settings.adapted, settings.groups)
     return new_params, new_state, metrics | {"skipped": 1 - applied.astype(jnp.float32)}

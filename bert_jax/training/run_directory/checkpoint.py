@@ -32,7 +32,7 @@ from bert_jax.storage import (
     describe_full_disk,
     download_if_needed,
     is_remote,
-    make_directory,
+    make_local_directory,
     needs_staging,
     walk_files,
     write_atomic,
@@ -102,7 +102,7 @@ class Checkpoints:
                 return
             staged.upload()
             write_commit(target, staged.directory)
-        newest_first = list(committed_checkpoints(self.directory))
+        newest_first = list(committed_checkpoint_paths(self.directory))
         needed: list[epath.Path] = []
         if good is not None:
             newer = [save for save in newest_first if int(save.name) > good]
@@ -120,12 +120,12 @@ class Checkpoints:
         """Delete the checkpoints of these steps."""
         self.wait()
         deleted = set(steps)
-        self._delete([save for save in committed_checkpoints(self.directory) if int(save.name) in deleted])
+        self._delete([save for save in committed_checkpoint_paths(self.directory) if int(save.name) in deleted])
 
     def steps(self) -> list[int]:
         """The step of every complete checkpoint, newest first."""
         self.wait()
-        return [int(save.name) for save in committed_checkpoints(self.directory)]
+        return [int(save.name) for save in committed_checkpoint_paths(self.directory)]
 
     def metadata(self, step: int) -> dict[str, Any] | None:
         """The metadata of a checkpoint; None if any of its files is damaged."""
@@ -172,7 +172,7 @@ class Checkpoints:
 def _clear(target: epath.Path) -> None:
     if target.exists():
         target.rmtree()  # an incomplete save, or a damaged checkpoint
-    make_directory(target)
+    make_local_directory(target)
 
 
 def restore_parts(checkpoint: epath.Path, shapes: dict[str, Any]) -> dict[str, Any]:
@@ -236,7 +236,7 @@ def read_metadata(checkpoint: epath.Path) -> dict[str, Any]:
     return metadata
 
 
-def committed_checkpoints(directory: epath.Path) -> Iterator[epath.Path]:
+def committed_checkpoint_paths(directory: epath.Path) -> Iterator[epath.Path]:
     """Complete checkpoints, newest first."""
     return (save for save in _save_directories(directory) if (save / COMMIT_MARKER).exists())
 
@@ -267,7 +267,7 @@ def newest_intact(directory: epath.Path) -> epath.Path | None:
       UserError: all complete checkpoints are damaged.
     """
     damage = None
-    for path in committed_checkpoints(directory):
+    for path in committed_checkpoint_paths(directory):
         damage = find_damage(path)
         if damage is None:
             return path

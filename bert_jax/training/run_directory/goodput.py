@@ -1,4 +1,4 @@
-"""Goodput: the share of a run's time that was spent on steps of its result, and the time by kind.
+"""GoodputRecorder: the share of a run's time that was spent on steps of its result, and the time by kind.
 
 ``goodput.jsonl`` has a line for every save and every line of metrics: seconds by kind since the start of the process,
 or of the attempt after a rollback. The last line of each attempt counts.
@@ -17,7 +17,7 @@ KINDS = ("init", "compile", "data_wait", "evaluation", "checkpoint")
 """Kinds of time that are measured directly. The rest is `step`."""
 
 
-class Goodput:
+class GoodputRecorder:
     """Time by kind of one attempt: a process, or its training after a rollback."""
 
     def __init__(self, workdir: StoredPath, start_time: float):

@@ -11,7 +11,7 @@ from bert_jax.data.epoch_plan import STREAM_VERSION
 from bert_jax.data.mixture import CYCLE_ROWS, rows_per_cycle
 from bert_jax.directory_lock import LOCK_FILE
 from bert_jax.errors import UserError
-from bert_jax.storage import StoredPath, check_reachable, make_directory, write_atomic
+from bert_jax.storage import StoredPath, check_reachable, make_local_directory, write_atomic
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
@@ -30,7 +30,7 @@ def acquire(
 ) -> None:
     """Write the identity of the run into `workdir`, unless it is there already.
 
-    Changed phases replace those in config.json; call continuation.check first, which checks that they may.
+    Changed phases replace those in config.json; call continuation.check_phase_changes before.
 
     Args:
       workdir: created if it does not exist.
@@ -46,7 +46,7 @@ def acquire(
     if before is not None and config_lib.fingerprint(before) == config_lib.fingerprint(config):
         return
     try:
-        make_directory(workdir)
+        make_local_directory(workdir)
         for name in _partial_files(workdir):
             (workdir / name).unlink(missing_ok=True)  # the thread of the lock may have renamed its file
         if before is None:
@@ -115,7 +115,7 @@ def _check_same_run(workdir: StoredPath, config: Config, identity: dict[str, Any
     advice = "choose another --workdir, or the settings it was started with"
     before = config_lib.from_dict(saved["config"])
     # Not the fingerprint in the file: an older version may not have had all fields.
-    if changed := changed_fields(*(config_lib.identity_fields(c) | {"phases": []} for c in (before, config))):
+    if changed := describe_config_diff(*(config_lib.identity_fields(c) | {"phases": []} for c in (before, config))):
         raise UserError(f"work directory {workdir} holds a different run ({'; '.join(changed[:4])}): {advice}")
     if saved["stream_version"] != identity["stream_version"]:
         raise UserError(
@@ -135,7 +135,7 @@ def _check_same_run(workdir: StoredPath, config: Config, identity: dict[str, Any
     raise UserError(f"work directory {workdir} holds a run with other shares ({'; '.join(moved[:4])}): {advice}")
 
 
-def changed_fields(before: Any, now: Any) -> list[str]:
+def describe_config_diff(before: Any, now: Any) -> list[str]:
     """The differences between nested values, as "path old -> new"."""
     old, new = config_lib.flatten(before), config_lib.flatten(now)
     return [f"{k} {old.get(k)} -> {new.get(k)}" for k in sorted(old | new) if old.get(k) != new.get(k)]

@@ -10,8 +10,8 @@ import abc
 import contextlib
 from collections.abc import Sequence
 
-from data_prep.build.assemble import Assembler
 from data_prep.build.prepare import PrepareJob
+from data_prep.build.write_shards import Assembler
 from data_prep.sources.base import Input
 
 IndexedInput = tuple[int, int, Input]

@@ -17,9 +17,9 @@ from etils import epath
 
 from bert_jax import storage
 from bert_jax.errors import UserError
-from data_prep.build.assemble import Assembler
 from data_prep.build.engines import Engine, IndexedInput
 from data_prep.build.prepare import BlockPreparer, PrepareJob, input_tasks
+from data_prep.build.write_shards import Assembler
 
 _BYTES_PER_READER = 256 << 20
 _MAX_READERS = 16

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 import tqdm
 
 from bert_jax.progress import progress
-from data_prep.build.assemble import Assembler
 from data_prep.build.engines import Engine, IndexedInput
 from data_prep.build.prepare import BlockPreparer, PrepareJob, Task, input_tasks
+from data_prep.build.write_shards import Assembler
 from data_prep.parallel import WorkerPool
 
 _preparer: BlockPreparer | None = None
@@ -34,7 +34,7 @@ class LocalEngine(Engine):
     def assemble(self, assembler: Assembler, plans: Sequence[str]) -> None:
         """Phase 3; each worker writes one shard at a time."""
         with progress("writing", len(plans), "shard") as bar:
-            for _ in self._workers.map(assembler, plans, assembler.first_document):
+            for _ in self._workers.map(assembler, plans, assembler.first_document_origin):
                 bar.update()
 
 

@@ -52,7 +52,7 @@ class Assembler:
             arrays, counts = writer.finish(target)
         scratch.write_arrays(done, arrays, counts | {"file": target.name} | file_entry(target))
 
-    def first_document(self, plan: str) -> str:
+    def first_document_origin(self, plan: str) -> str:
         """Origin of the first document of a plan, for messages."""
         directory = epath.Path(self.scratch)
         blocks, arrays = scratch.read_metadata(directory / plan)["units"], scratch.read_arrays(directory / plan)

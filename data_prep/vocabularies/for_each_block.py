@@ -73,7 +73,7 @@ class SourceTotals:
             print(f"note: --source {source.spec}: skipped {counts}; the first: {first}", file=sys.stderr)
 
 
-def map_blocks(
+def for_each_block(
     sources: Sequence[Source],
     function: BlockFunction,
     on_result: Callable[[int, Any], None],
