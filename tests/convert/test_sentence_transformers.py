@@ -8,7 +8,7 @@ import pytest
 
 import bert_jax
 from bert_jax.convert.conversion import convert
-from bert_jax.convert.sentence_transformers import SentenceEmbedding, read
+from bert_jax.convert.sentence_transformers import SentenceEmbedding, read_sentence_embedding
 from bert_jax.errors import UserError
 
 OLD = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")]
@@ -67,7 +67,7 @@ def write(directory, modules, **configs):
     ],
 )
 def test_what_is_read(tmp_path, modules, configs, expected):
-    found = read(write(tmp_path, modules, **configs), 32)
+    found = read_sentence_embedding(write(tmp_path, modules, **configs), 32)
     pooling = expected.get("pooling", "mean")
     modes = {"pooling": (pooling,) if isinstance(pooling, str) else pooling}
     assert found == SentenceEmbedding(**{**expected, **modes}, files=found.files)
@@ -78,10 +78,10 @@ def test_the_tokenizer_knows_the_maximum_where_the_encoder_does_not(tmp_path):
     write(tmp_path, NEW)
     for length, expected in ((40, 40), (1e30, None)):
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": length}))
-        assert read(tmp_path, 32).max_length == expected
+        assert read_sentence_embedding(tmp_path, 32).max_length == expected
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 2}))
     with pytest.raises(UserError, match=r"model_max_length of tokenizer_config\.json, is 2: it must be at least 3"):
-        read(tmp_path, 32)
+        read_sentence_embedding(tmp_path, 32)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_the_tokenizer_knows_the_maximum_where_the_encoder_does_not(tmp_path):
 )
 def test_what_is_refused(tmp_path, modules, configs, message):
     with pytest.raises(UserError, match=message) as caught:
-        read(write(tmp_path, modules, **configs), 32)
+        read_sentence_embedding(write(tmp_path, modules, **configs), 32)
     assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -122,7 +122,7 @@ def test_what_is_refused(tmp_path, modules, configs, message):
 def test_damaged_modules(tmp_path, content):
     (tmp_path / "modules.json").write_text(content)
     with pytest.raises(UserError, match=r"modules\.json is (not|nested)"):
-        read(tmp_path, 32)
+        read_sentence_embedding(tmp_path, 32)
 
 
 TEXTS = ["the river sings", "wind", "over the old stone and the wind over the river"]
@@ -151,14 +151,14 @@ def test_encode_does_what_the_directory_says_and_conversions_keep_it(tiny_export
     )
     for to in ("bert-jax", "huggingface"):
         convert(source, tmp_path / to, to)
-        for name in read(source, 64).files:
+        for name in read_sentence_embedding(source, 64).files:
             assert (tmp_path / to / name).read_bytes() == (source / name).read_bytes(), name
         source = tmp_path / to
 
 
 def test_a_model_of_ours_for_sentence_transformers(tiny_run, tmp_path):
     convert(tiny_run, tmp_path / "out", "huggingface", pooling="cls")
-    assert read(tmp_path / "out", 64).pooling == ("cls",)
+    assert read_sentence_embedding(tmp_path / "out", 64).pooling == ("cls",)
     card = (tmp_path / "out" / "README.md").read_text()
     assert "library_name: sentence-transformers" in card and 'SentenceTransformer("out")' in card
     model = bert_jax.load(tmp_path / "out")
