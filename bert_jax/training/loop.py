@@ -84,6 +84,7 @@ class Run:
 
 def train(
     task: Task,
+    mesh: Mesh,
     workdir: StoredPath,
     metadata: dict[str, Any],
     *,
@@ -102,6 +103,7 @@ def train(
 
     Args:
       task: what to train.
+      mesh: the devices, from `checked_mesh` with the same `micro_batch`.
       workdir: of the run, acquired for it (workdir.acquire).
       metadata: JSON values to keep in every checkpoint.
       initial: initial parameters and moments; None: random initialisation.
@@ -114,10 +116,10 @@ def train(
       the progress of the run when it stopped.
 
     Raises:
-      UserError: a batch that the mesh cannot split, training that diverges repeatedly, damaged checkpoints.
+      UserError: training that diverges repeatedly, damaged checkpoints.
       PeerError: another process is late.
     """
-    mesh, ledger = checked_mesh(task, micro_batch), Ledger(workdir / LEDGER)
+    ledger = Ledger(workdir / LEDGER)
     compiled_steps, start_time = CompiledSteps(task, mesh, ledger, micro_batch), start_time or time.time()
     with stop_request() as stop_requested:
         run = Run(task, mesh, workdir, metadata, initial, ledger, compiled_steps, profile, stop_requested, check)

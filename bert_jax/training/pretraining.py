@@ -93,7 +93,7 @@ def pretrain(
     check_checkpoint_storage(directory)
     task = open_task(config, parts)
     assert task.train is not None
-    loop.checked_mesh(task, micro_batch)
+    mesh = loop.checked_mesh(task, micro_batch)
     metrics.check_wandb(config.log.wandb)
     corpora = [rows.corpus for rows in task.train.corpora]
     raise_on_all(lambda: check_corpus_files(corpora, config.data.verify, jax.process_index(), jax.process_count()))
@@ -113,6 +113,7 @@ def pretrain(
         metadata = {"tokenizer_fingerprint": corpora[0].tokenizer_fingerprint}
         progress = loop.train(
             task,
+            mesh,
             directory,
             metadata,
             initial=initial,

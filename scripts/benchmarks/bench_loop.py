@@ -200,7 +200,7 @@ def bench_hooks(options: argparse.Namespace) -> dict[str, Any]:
         task = OneBatchPretraining(make_config(options, log), step.task.vocabulary, feed=feed)
         with tempfile.TemporaryDirectory() as workdir:
             with mock.patch.object(loop, "CompiledSteps", lambda *given: PrecompiledSteps(step, *given)):
-                loop.train(task, Path(workdir), {})
+                loop.train(task, step.mesh, Path(workdir), {})
             lines = len((Path(workdir) / "metrics.jsonl").read_text().splitlines())
         variants[name] = {"lines": lines, **compare(feed.samples, "loop", list(bare))}
     return {"metrics": len(step.metrics), "variants": variants}

@@ -46,8 +46,8 @@ def test_hooks_runs_the_loop_and_the_same_program_bare(bench_loop, tmp_path, cap
             calls.append(made.index(self))
             return super().__call__(*inputs)
 
-    def watched(task, workdir, about):
-        place = train(task, workdir, about)
+    def watched(task, mesh, workdir, metadata):
+        place = train(task, mesh, workdir, metadata)
         steps.append([json.loads(line)["step"] for line in (workdir / "metrics.jsonl").read_text().splitlines()])
         events.append((workdir / "tensorboard").exists())
         return place
