@@ -187,7 +187,7 @@ def explain(error: Exception) -> tuple[str, str]:
     line = " ".join(text.split())[:200]
     if isinstance(error, UserError):
         return "unsupported", str(error)
-    signs = ("RESOURCE_EXHAUSTED", "OutOfMemoryReport", "out of memory", "can't allocate memory", "MemoryError")
+    signs = ("RESOURCE_EXHAUSTED", "OutOfMemory", "out of memory", "can't allocate memory", "MemoryError")
     if any(sign in text for sign in signs):
         return "out of memory", line
     # jax.nn and XLA report unsupported kernels with one of these.

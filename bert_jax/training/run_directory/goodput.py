@@ -1,4 +1,4 @@
-"""GoodputRecorder: the share of a run's time that was spent on steps of its result, and the time by kind.
+"""Goodput: the share of a run's time that was spent on steps of its result, and the time by kind.
 
 ``goodput.jsonl`` has a line for every save and every line of metrics: seconds by kind since the start of the process,
 or of the attempt after a rollback. The last line of each attempt counts.
