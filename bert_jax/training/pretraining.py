@@ -101,7 +101,6 @@ def pretrain(
     mixture = {corpus.identity: share for corpus, share in zip(corpora, task.train.shares, strict=True)}
     initial = _initial_params(config, directory, corpora[0], load_initial_params)
     paths = [str(part.directory) for part in parts]
-
     with DirectoryLock(directory) as lock:
         broadcast_from_first(
             "the work directory", lambda: _acquire(lock, directory, config, mixture, paths, tokenizer_text)
@@ -110,12 +109,11 @@ def pretrain(
             check_shared(directory)
         if is_first():
             announce()
-        metadata = {"tokenizer_fingerprint": corpora[0].tokenizer_fingerprint}
         progress = loop.train(
             task,
             mesh,
             directory,
-            metadata,
+            {"tokenizer_fingerprint": corpora[0].tokenizer_fingerprint},
             initial=initial,
             profile=profile,
             micro_batch=micro_batch,

@@ -78,8 +78,8 @@ def make_train_step(task: Task, mesh: Mesh | AbstractMesh, accumulation: int) ->
     abstract = abstract_state(task, mesh)
     shardings = jax.tree.map(lambda x: x.sharding, abstract)
     optimizer = task_optimizer(task)
-    config = task.config
-    ramps = config.phases[task.phase].start_batch_size is not None
+    stable_steps = task.config.recovery.stable_steps
+    ramps = task.config.phases[task.phase].start_batch_size is not None
 
     def local_gradients(params: Params, step: Array, batch: Batch, micro_batches: Array) -> tuple[Any, Metrics]:
         micro_batches = micro_batches if ramps else accumulation
@@ -101,15 +101,12 @@ def make_train_step(task: Task, mesh: Mesh | AbstractMesh, accumulation: int) ->
         gradients, metrics = gradients_of(state.params, state.step, batch, inputs.micro_batches)
         gradients = jax.lax.with_sharding_constraint(gradients, shardings.params)
         finite = jnp.isfinite(metrics["loss"])
-        params, moments, norms = optimizer.update(
-            gradients, state.optimizer, state.params, inputs.learning_rate, finite
-        )
+        rate = inputs.learning_rate
+        params, moments, norms = optimizer.update(gradients, state.optimizer, state.params, rate, finite)
         skipped = norms.pop("skipped") > 0
-        divergence, rise = update_divergence_state(
-            state.divergence, metrics["loss"], skipped, config.recovery.stable_steps
-        )
+        divergence, rise = update_divergence_state(state.divergence, metrics["loss"], skipped, stable_steps)
         metrics |= norms | {
-            "learning_rate": inputs.learning_rate,
+            "learning_rate": rate,
             "skipped_steps": divergence.skipped_steps,
             "consecutive_skipped": divergence.consecutive_skipped,
             "loss_rise": rise,

@@ -170,10 +170,10 @@ def test_without_libtpu(monkeypatch):
     [
         ("--topology v9:2x2", "there is no chip 'v9'"),
         ("--topology h100:1x8 --mesh.data 3", "does not fit 8 devices"),
-        ("--topology h100:2x4 --mesh.data 1 --mesh.fsdp 8", "lie in 2 slices"),
+        ("--topology h100:2x4 --mesh.data 1 --mesh.fsdp 8", "are in 2 slices"),
         ("--topology h100:1x8 --mesh.tensor 4", "does not divide the 2 attention heads"),
         ("--topology h100:8x8", "is not divisible by 64 row shards"),
-        ("--topology h100:1x8 --micro-batch 3", "--micro-batch 3 does not cut"),
+        ("--topology h100:1x8 --micro-batch 3", "--micro-batch 3 does not split"),
         ("--topology h100:1x8 --micro-batch auto", "--micro-batch auto needs a device"),
         ("--topology h100:1x8 --micro-batch 2 --search", "--search chooses the micro-batch"),
         ("--topology h100:1x8 --price-per-chip-hour -1", "price_per_chip_hour is -1: it must be a number in [0, 1e30]"),
