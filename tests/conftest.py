@@ -30,25 +30,36 @@ pytest_plugins = ["tests.fixtures"]
 
 
 @pytest.fixture(autouse=True, scope="module")
-def forget_programs():
-    """Compiled programs of a finished module go: all of them together are more memory maps than Linux allows."""
+def clean_process():
+    """Restore XLA_FLAGS, which compilation for TPUs removes, and free the compiled programs of a module.
+
+    Processes that a test starts compile with XLA_FLAGS. All programs together need more memory maps than Linux allows.
+    """
+    flags = os.environ.get("XLA_FLAGS")
     yield
+    if flags is not None:
+        os.environ["XLA_FLAGS"] = flags
     jax.clear_caches()
 
 
-# Files are given to processes in this order. First what traces: once a process has loaded libtpu to compile for TPUs,
-# the profiler ends it with SIGSEGV where there is no TPU (jax 0.10.2). Then what takes minutes.
+# Files that take minutes come first, longest first, so that no process is busy alone at the end. Compilation for TPUs
+# comes last: once a process has loaded libtpu, jax's profiler ends it with SIGSEGV where there is no TPU (jax 0.10.2).
 FIRST = (
-    "training/test_profile.py",
-    "training/test_remote.py",
     "multi_device/test_equivalence.py",
     "training/test_recovery.py",
     "inference/test_embedding.py",
     "live/test_matrix.py",
 )
+LAST = ("planning",)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files of FIRST in their order; all others after them, in theirs."""
-    places = {str(Path(__file__).parent / name): place for place, name in enumerate(FIRST)}
-    items.sort(key=lambda item: places.get(str(item.path), len(FIRST)))
+    """Order files by FIRST and LAST; pytest-xdist gives them to processes in this order."""
+
+    def rank(item: pytest.Item) -> int:
+        path = item.path.relative_to(Path(__file__).parent)
+        if path.as_posix() in FIRST:
+            return FIRST.index(path.as_posix())
+        return len(FIRST) + (path.parts[0] in LAST)
+
+    items.sort(key=rank)
