@@ -117,12 +117,16 @@ def _set(key: str, value: Any) -> None:
 
 
 def _get(key: str, seconds: float, process: int, name: str) -> Any:
+    client = distributed.global_state.client
     try:
-        text = distributed.global_state.client.blocking_key_value_get(key, max(1, int(1000 * seconds)))
+        text = client.blocking_key_value_get(key, max(1, int(1000 * seconds)))
     except jax.errors.JaxRuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise PeerError(
-            f"process {process} of {jax.process_count()} did not reach '{name}' within {_timeout_seconds:g} s "
-            f"({reason})"
-        ) from error
+        try:
+            text = client.key_value_try_get(key)  # on a loaded machine even a value that is there can take longer
+        except jax.errors.JaxRuntimeError:
+            reason = str(error).splitlines()[0]
+            raise PeerError(
+                f"process {process} of {jax.process_count()} did not reach '{name}' within {_timeout_seconds:g} s "
+                f"({reason})"
+            ) from error
     return json.loads(text)
