@@ -217,7 +217,8 @@ class Settings:
         where = self._path(CONFIG)
         if name == "never_split" and isinstance(value, list):
             value = [token for token in value if token not in SPECIAL_TOKENS]
-        if name in _SWITCHES and name in self._used() and value not in _SWITCHES[name]:
+        # By identity: 0 and 1 equal False and True.
+        if name in _SWITCHES and name in self._used() and not any(value is allowed for allowed in _SWITCHES[name]):
             raise UserError(f"{where}: {name} is {json.dumps(value)[:40]}: write true or false")
         if name in _FIXED and value not in _FIXED[name]:
             raise UserError(

@@ -79,6 +79,7 @@ REFUSED = [
     ({"config": {"model_type": "bert", "tokenizer_class": "BertJapaneseTokenizer"}}, "BertJapaneseTokenizer cannot"),
     ({"config": {"model_type": "xlm-roberta"}}, r"XLMRobertaTokenizer .* give its tokenizer\.json"),
     ({"tokenizer_config": {"do_lower_case": None}}, "do_lower_case is null: write true or false"),
+    ({"tokenizer_config": {"do_lower_case": 0}}, "do_lower_case is 0: write true or false"),
     ({"tokenizer_config": {"tokenize_chinese_chars": "no"}}, 'tokenize_chinese_chars is "no": write true'),
     ({"tokenizer_config": {"do_basic_tokenize": False}}, "do_basic_tokenize false is not supported; only true is"),
     ({"tokenizer_config": {"never_split": ["[MASK]", "New York"]}}, "never_split"),
