@@ -220,7 +220,6 @@ BAD = {
     "evaluate on an empty corpus": (["evaluate", "run", "--corpus", ""], ["error: --corpus is empty"]),
     "fill-mask with an empty model": (["fill-mask", "", "a [MASK]"], ["error: argument 1 is empty"]),
     "convert to an empty destination": (["convert", "run", ""], ["error: argument 2 is empty"]),
-    "launch into an empty directory": (["launch", "slurm", "--out", ""], ["error: --out is empty"]),
     "convert nothing": (["convert", "notes", "new"], ["notes is not a run or a model"]),
     "convert onto something": (["convert", "run", "notes"], ["notes exists already"]),
     "convert to an unknown form": (["convert", "run", "new", "--to", "onnx"], ["onnx", "huggingface"]),
