@@ -5,11 +5,9 @@ import dataclasses
 import inspect
 import subprocess
 import sys
-import types
 import typing
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
 
 from docutils import nodes
 from sphinx.application import Sphinx
@@ -19,6 +17,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import bert_jax  # noqa: E402
+from bert_jax.config.field_validation import describe  # noqa: E402
 
 project, author, copyright = "bert_jax", "The bert_jax authors", "The bert_jax authors"
 version = release = bert_jax.__version__
@@ -64,21 +63,9 @@ def _sections(kind: type, prefix: str) -> Iterator[str]:
             nested.append((section, f"{prefix}{field.name}{'.N' if arguments else ''}."))
             continue
         default = "" if field.default is dataclasses.MISSING else f", default `{field.default!r}`"
-        yield f"`{prefix}{field.name}` ({_type(hints[field.name])}{default})\n: {docs.get(field.name, '')}\n"
+        yield f"`{prefix}{field.name}` ({describe(hints[field.name])}{default})\n: {docs.get(field.name, '')}\n"
     for section, inner in nested:
         yield from _sections(section, inner)
-
-
-def _type(hint: Any) -> str:
-    """A type as a reader of the page needs it: with its range or its values."""
-    arguments = typing.get_args(hint)
-    if typing.get_origin(hint) is Annotated:
-        return f"{_type(arguments[0])} in {arguments[1].text}"
-    if typing.get_origin(hint) is Literal:
-        return " or ".join(f"`{value!r}`" for value in arguments)
-    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
-        return " or ".join(_type(argument) for argument in arguments)
-    return {type(None): "None"}.get(hint) or getattr(hint, "__name__", str(hint))
 
 
 def _field_docs(kind: type) -> dict[str, str]:

@@ -49,7 +49,7 @@ def check(section: object, path: str, cls: type | None = None) -> None:
         value = getattr(section, name)
         if not _fits(value, kind):
             shown = f"{value:.6g}" if type(value) is float else reprlib.repr(value)
-            raise UserError(f"{path}{name} is {shown}: it must be {_describe(kind)}")
+            raise UserError(f"{path}{name} is {shown}: it must be {describe(kind)}")
 
 
 @functools.cache
@@ -75,17 +75,18 @@ def _fits(value: Any, kind: Any) -> bool:
     return isinstance(value, (int, float) if kind is float else kind)
 
 
-def _describe(kind: Any) -> str:
+def describe(kind: Any) -> str:
+    """The values of an annotation in words, as in "a whole number in [1, 1e7]"."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
         ranges = [f" in {one.text}" for one in arguments[1:] if isinstance(one, Interval)]
-        return "".join([_describe(arguments[0]), *ranges])
+        return "".join([describe(arguments[0]), *ranges])
     if origin in (Union, types.UnionType):
-        return " or ".join(map(_describe, arguments))
+        return " or ".join(map(describe, arguments))
     if origin is Literal:
         return f"one of {', '.join(arguments)}"
     if origin is tuple:
-        inner = [_describe(one) for one in arguments if one is not ...]
+        inner = [describe(one) for one in arguments if one is not ...]
         return f"a list of {inner[0]}" if arguments[-1] is ... else f"[{', '.join(inner)}]"
     descriptions = {
         int: "a whole number",

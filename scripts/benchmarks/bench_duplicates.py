@@ -36,7 +36,7 @@ from data_prep.duplicates.ngram_index import NgramIndex  # noqa: E402
 COPIES, SHARING, SHARED_PART = 0.1, 0.1, 0.3
 SHORTEST, LONGEST = 100, 1000
 SHORT = 200
-"""documents with fewer words also have a recall of their own, as theirs varies most"""
+"""recall is also reported for documents with fewer words, where it varies most"""
 LONGEST_SENTENCE = 40
 ZIPF_WORDS, ZIPF_TEXT = 50_000, 2_000_000
 

@@ -263,7 +263,7 @@ def test_a_file_cut_short(refuses, spoil):
 
 
 def test_a_file_of_a_model_is_its_directory(forms, refuses, tmp_path):
-    """The path of weights or of a config stands for its directory."""
+    """The path of weights or of a config means its directory."""
     for form, file in (
         ("huggingface", "model.safetensors"),
         ("huggingface", "config.json"),

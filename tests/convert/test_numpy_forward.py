@@ -19,11 +19,11 @@ from bert_jax.model.heads import Heads
 from tests.golden import make_families, recipe
 from tests.golden.make_parity import PATH
 
-THEIRS = recipe.SETTINGS | {"model_type": "bert", "hidden_act": "gelu", "layer_norm_eps": 1e-12, "pad_token_id": 0}
+HF_CONFIG = recipe.SETTINGS | {"model_type": "bert", "hidden_act": "gelu", "layer_norm_eps": 1e-12, "pad_token_id": 0}
 
 
 def recipe_form(seed: int = 3, **changes) -> HuggingFaceModel:
-    return HuggingFaceModel(THEIRS | changes, recipe.make_weights(recipe.SETTINGS, seed), "recipe")
+    return HuggingFaceModel(HF_CONFIG | changes, recipe.make_weights(recipe.SETTINGS, seed), "recipe")
 
 
 def test_goldens():
@@ -135,7 +135,7 @@ def test_the_jax_model_gives_the_same(changes, hf_changes, pair):
     tensors = dict(recipe_form().tensors)
     if not pair:
         tensors = {name: tensor for name, tensor in tensors.items() if "pooler" not in name and "relation" not in name}
-    model = from_huggingface(HuggingFaceModel(THEIRS | hf_changes, tensors, "recipe"))
+    model = from_huggingface(HuggingFaceModel(HF_CONFIG | hf_changes, tensors, "recipe"))
     assert model.heads == Heads(pair=pair, pooler=pair)
     model = model._replace(config=dataclasses.replace(model.config, **changes))
     hf_model = to_huggingface(model, "native model")

@@ -69,7 +69,7 @@ def test_warmup_that_is_partly_done():
 
 @pytest.mark.parametrize("decay", ["polynomial", "cosine", "sqrt", "constant"])
 def test_steps_need_not_be_whole(decay):
-    """Between two steps the rate is between theirs; in a linear stretch, the middle is their mean."""
+    """Between two steps the rate is between their rates; in a linear part, the middle is their mean."""
     phase = Phase(steps=50, learning_rate=1.0, warmup_steps=10, decay_start=20, decay=decay, end_learning_rate=0.2)
     for step in range(50):
         low, middle, high = rates(phase, (step, step + 0.5, step + 1))

@@ -31,7 +31,7 @@ class Machine:
         self.schedule = WallClockSchedule(config, Ledger(path), clock=lambda: self.seconds)
 
     def run(self, step: int, until: float, seconds_per_step: float) -> tuple[int, list[float]]:
-        """Steps until the end, or until the clock shows `until`; where it stands then, and the rates used."""
+        """Steps until the end, or until the clock shows `until`; the step count at that time, and the rates used."""
         rates = []
         while step < self.schedule.end and self.seconds < until:
             self.schedule.update_estimate(step)

@@ -40,7 +40,7 @@ DIRECTORY_FILES = (
     *(native.DESCRIPTION, native.PARAMS, huggingface.CONFIG, flax_msgpack_reader.WEIGHTS),
     *(f"{name}{end}" for name in (SAFETENSORS, PICKLE) for end in ("", ".index.json")),
 )
-"""Names of files that are incomplete alone: such a path stands for its directory."""
+"""Names of files that are incomplete alone: a path to one of them means its directory."""
 TORCH_FILES = (".pt", ".pth", ".bin", ".ckpt")
 
 
