@@ -9,7 +9,7 @@ from etils import epath
 from bert_jax.convert import tokenizer_files
 from bert_jax.errors import UserError
 from bert_jax.tokenizers import tokenizer as tokenizer_lib
-from bert_jax.tokenizers.albert import AlbertPreprocessing
+from bert_jax.tokenizers.kinds import AlbertPreprocessing
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep.cli import main as cli
 
