@@ -1,7 +1,6 @@
 """Writes the tokenizer of a converted model and compares it with that of the source."""
 
 import json
-import tempfile
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
@@ -52,11 +51,8 @@ def write_hf_tokenizer(source_model: SourceModel, directory: Path) -> None:
     copied = directory / TOKENIZER_JSON
     if copied.exists() and FORMAT in copied.read_text()[:100]:
         copied.unlink()
-    with tempfile.TemporaryDirectory(prefix="bert_jax-") as scratch:
-        family, positions = source_model.model.family, source_model.model.config.max_positions
-        for name in tokenizer_files.write_tokenizer_files(tokenizer, Path(scratch), family, positions):
-            if not (directory / name).exists():
-                (directory / name).write_bytes((Path(scratch) / name).read_bytes())
+    family, positions = source_model.model.family, source_model.model.config.max_positions
+    tokenizer_files.write_tokenizer_files(tokenizer, directory, family, positions, replace=False)
     stated = read_json_object(directory / CONFIG, COPY_AGAIN)
     if missing := _missing_settings(tokenizer, stated):
         (directory / CONFIG).write_text(json.dumps(stated | missing, indent=2) + "\n")

@@ -5,6 +5,7 @@ from typing import Any
 
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath
+from bert_jax.tokenizers.kinds import ROLE_NAMES
 from bert_jax.tokenizers.sentencepiece_backend import FORMAT, model_from_json
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
@@ -39,7 +40,9 @@ def copy_tokenizer_files(source: StoredPath, destination: StoredPath) -> list[st
     return names
 
 
-def write_tokenizer_files(tokenizer: Tokenizer, destination: StoredPath, family: str, max_length: int) -> list[str]:
+def write_tokenizer_files(
+    tokenizer: Tokenizer, destination: StoredPath, family: str, max_length: int, *, replace: bool = True
+) -> list[str]:
     """Write the files that transformers needs to load a tokenizer.
 
     Args:
@@ -47,9 +50,10 @@ def write_tokenizer_files(tokenizer: Tokenizer, destination: StoredPath, family:
       destination: existing directory.
       family: model_type in transformers: bert, distilbert, electra, roberta, albert, ...
       max_length: maximum number of tokens of a text, special ones included.
+      replace: whether existing files of the same name are replaced.
 
     Returns:
-      names of the files.
+      names of the files, written or kept.
 
     Raises:
       UserError: a SentencePiece model, and a family whose class in transformers does not read one.
@@ -57,7 +61,9 @@ def write_tokenizer_files(tokenizer: Tokenizer, destination: StoredPath, family:
     description = json.loads(tokenizer.to_json())
     name = CLASSES.get(tokenizer.kind, {}).get(family, GENERIC_CLASS)
     file_contents: dict[str, bytes] = {}
-    settings: dict[str, Any] = {"tokenizer_class": name, "model_max_length": max_length, **_special_names(tokenizer)}
+    settings: dict[str, Any] = {"tokenizer_class": name, "model_max_length": max_length}
+    for role in ROLE_NAMES:
+        settings[f"{role}_token"] = tokenizer.id_to_token(getattr(tokenizer, f"{role}_id"))
     settings |= tokenizer.settings
     if description.get("format") == FORMAT:
         if name == GENERIC_CLASS:
@@ -75,23 +81,13 @@ def write_tokenizer_files(tokenizer: Tokenizer, destination: StoredPath, family:
         file_contents["merges.txt"] = _merges(description["model"]["merges"]).encode()
     file_contents["tokenizer_config.json"] = (json.dumps(settings, indent=2) + "\n").encode()
     for file, content in file_contents.items():
-        (destination / file).write_bytes(content)
+        if replace or not (destination / file).exists():
+            (destination / file).write_bytes(content)
     return list(file_contents)
 
 
 def _pieces(tokenizer: Tokenizer) -> list[str]:
     return [tokenizer.id_to_token(i) for i in range(tokenizer.vocab_size)]
-
-
-def _special_names(tokenizer: Tokenizer) -> dict[str, str]:
-    ids = {
-        "pad_token": tokenizer.pad_id,
-        "unk_token": tokenizer.unk_id,
-        "cls_token": tokenizer.cls_id,
-        "sep_token": tokenizer.sep_id,
-        "mask_token": tokenizer.mask_id,
-    }
-    return {role: tokenizer.id_to_token(i) for role, i in ids.items()}
 
 
 def _merges(merges: list[list[str] | str]) -> str:

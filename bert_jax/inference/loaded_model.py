@@ -28,7 +28,6 @@ from bert_jax.storage import StoredPath
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.sharding import make_mesh, replicated, row_sharding
 
-Params = dict[str, Any]
 SHORTEST_BUCKET = 16
 CHUNK_TEXTS, CHUNK_CHARACTERS = 16_384, 2**25
 """Maximum number of texts, and of characters, that `encode` processes at a time."""
@@ -75,7 +74,7 @@ class LoadedModel:
         self,
         config: ModelConfig,
         heads: Heads,
-        params: Params,
+        params: bert.Params,
         tokenizer: Tokenizer,
         sentence_embedding: SentenceEmbedding | None = None,
     ):
@@ -306,7 +305,7 @@ def _inference_config(config: ModelConfig) -> ModelConfig:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _mlm_probabilities(config: ModelConfig, heads: Heads, params: Params, inputs: EncoderInputs) -> jax.Array:
+def _mlm_probabilities(config: ModelConfig, heads: Heads, params: bert.Params, inputs: EncoderInputs) -> jax.Array:
     model = bert.merge_params(config, heads, params)
     logits = model.mlm(model.encoder(inputs).hidden, model.encoder.embeddings.attend)
     return jax.nn.softmax(logits, axis=-1)
@@ -318,7 +317,7 @@ def _outputs(
     heads: Heads,
     hidden_states: bool,
     attentions: bool,
-    params: Params,
+    params: bert.Params,
     input_ids: jax.Array,
     mask: jax.Array,
 ) -> EncoderOutput:

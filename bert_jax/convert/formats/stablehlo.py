@@ -5,7 +5,6 @@ attention_mask), the last three int32 [batch, length] of any batch and length. I
 arrays: `hidden` [batch, length, hidden_size], and `mlm`, `pair`, `task` and `pooled` if the model has them.
 """
 
-import dataclasses
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,11 +15,9 @@ import safetensors.numpy
 from jax import export
 
 from bert_jax.convert.forward_types import ForwardInputs, ForwardOutputs
-from bert_jax.convert.parity.jax_forward import select_task, whole_rows
+from bert_jax.convert.parity import jax_forward
 from bert_jax.convert.translate import NativeModel
 from bert_jax.errors import UserError, install_command
-from bert_jax.model import bert
-from bert_jax.model.encoder import EncoderInputs
 from bert_jax.shapes import Array
 from bert_jax.training.param_paths import map_with_paths, name_leaves
 
@@ -49,28 +46,9 @@ def write(directory: Path, model: NativeModel) -> None:
 
 
 def _function(model: NativeModel):
-    # As in the parity report, whatever the run was trained with.
-    config = dataclasses.replace(model.config, attention="reference", remat="none", compute_dtype="float32")
-    heads, shapes = model.heads, model.params
-
     def apply(weights: Mapping[str, Array], input_ids: Array, token_type_ids: Array, attention_mask: Array):
-        bound = bert.merge_params(config, heads, map_with_paths(lambda name, leaf: weights[name], shapes))
-        batch = whole_rows(input_ids, token_type_ids, attention_mask)
-        with jax.default_matmul_precision("highest"):
-            return results(bound, batch)
-
-    def results(bound: bert.BertModel, batch: EncoderInputs) -> dict[str, Array]:
-        output = bound.encoder(batch)
-        outputs = {"hidden": output.hidden}
-        if output.pooled is not None:
-            outputs["pooled"] = output.pooled[:, 0]
-        if bound.mlm is not None:
-            outputs["mlm"] = bound.mlm(output.hidden, bound.encoder.embeddings.attend)
-        if bound.pair is not None:
-            outputs["pair"] = bound.pair(output.pooled)[:, 0]
-        if heads.task is not None:
-            logits = bound.task_logits(batch, output)
-            outputs["task"] = select_task(heads.task.kind, logits)
+        params = map_with_paths(lambda name, leaf: weights[name], model.params)
+        outputs = jax_forward.forward(model.config, model.heads, params, input_ids, token_type_ids, attention_mask)
         return {name: values.astype(np.float32) for name, values in outputs.items()}
 
     return apply

@@ -1,16 +1,19 @@
-"""The forward pass of bert_jax for the parity report, in float32."""
+"""The forward pass of bert_jax in float32, for the parity report and for exported programs."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bert_jax.config import ModelConfig
 from bert_jax.convert.forward_types import ForwardInputs, ForwardOutputs, TaskKind
 from bert_jax.convert.translate import NativeModel
 from bert_jax.model import bert
 from bert_jax.model.encoder import EncoderInputs
-from bert_jax.shapes import Array, Float, Int
+from bert_jax.model.heads import Heads
+from bert_jax.shapes import Array, Int
 
 TASKS = {
     "classification": TaskKind.SEQUENCE,
@@ -23,34 +26,53 @@ TASKS = {
 def run(native_model: NativeModel, inputs: ForwardInputs) -> ForwardOutputs:
     """All hidden states and the logits of the heads that the model has.
 
-    Values at padded positions have no meaning. Whatever the config says, this uses float32, the reference attention and
-    full precision of matrix products: by default, accelerators round the factors, to three digits on a TPU.
+    Values at padded positions have no meaning.
     """
     _, config, heads, params = native_model
-    reference_config = dataclasses.replace(config, compute_dtype="float32", attention="reference", remat="none")
-    model = bert.merge_params(reference_config, heads, jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params))
-    batch, logits, task = whole_rows(*map(jnp.asarray, inputs)), {}, None
+    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
+    outputs = forward(config, heads, params, *map(jnp.asarray, inputs), hidden_states=True)
+    arrays = {name: np.asarray(values) for name, values in outputs.items()}
+    logits = {name: arrays[name] for name in ("mlm", "pair", "task") if name in arrays}
+    task = None if heads.task is None else TASKS[heads.task.kind]
+    return ForwardOutputs(list(arrays["hidden"]), logits, task, arrays.get("pooled"))
+
+
+def forward(
+    config: ModelConfig,
+    heads: Heads,
+    params: Any,
+    input_ids: Int[Array, "B S"],
+    token_type_ids: Int[Array, "B S"],
+    attention_mask: Int[Array, "B S"],
+    *,
+    hidden_states: bool = False,
+) -> dict[str, Array]:
+    """Outputs by name: `hidden` [B, S, H]; `pooled`, `mlm`, `pair` and `task` as in `ForwardOutputs`, if they exist.
+
+    Whatever the config says, this uses float32, the reference attention and full precision of matrix products: by
+    default, accelerators round the factors, to three digits on a TPU.
+
+    Args:
+      config, heads, params: of the model; float32.
+      input_ids, token_type_ids, attention_mask: as in `ForwardInputs`.
+      hidden_states: `hidden` is [L + 1, B, S, H]: the embeddings, and the output of every layer.
+    """
+    config = dataclasses.replace(config, compute_dtype="float32", attention="reference", remat="none")
+    model, batch = bert.merge_params(config, heads, params), whole_rows(input_ids, token_type_ids, attention_mask)
     with jax.default_matmul_precision("highest"):
-        output = model.encoder(batch, hidden_states=True)
+        output = model.encoder(batch, hidden_states=hidden_states)
+        outputs = {"hidden": output.hidden_states if hidden_states else output.hidden}
+        if output.pooled is not None:
+            outputs["pooled"] = output.pooled[:, 0]
         if model.mlm is not None:
-            logits["mlm"] = model.mlm(output.hidden, model.encoder.embeddings.attend)
+            outputs["mlm"] = model.mlm(output.hidden, model.encoder.embeddings.attend)
         if model.pair is not None:
-            logits["pair"] = model.pair(output.pooled)[:, 0]
-        if heads.task is not None:
-            task = TASKS[heads.task.kind]
-            logits["task"] = select_task(heads.task.kind, model.task_logits(batch, output))
-    pooled_BH = None if output.pooled is None else np.asarray(output.pooled[:, 0])
-    return ForwardOutputs(
-        list(np.asarray(output.hidden_states)),
-        {name: np.asarray(values) for name, values in logits.items()},
-        task,
-        pooled_BH,
-    )
-
-
-def select_task(kind: str, logits: Float[Array, "B n C"]) -> Float[Array, "B ..."]:
-    """A task's logits in the shape of transformers, for rows with one example each."""
-    return logits[:, 0] if kind == "classification" else logits[..., 0] if kind == "replaced" else logits
+            outputs["pair"] = model.pair(output.pooled)[:, 0]
+        if heads.task is not None:  # in the shape of transformers, for rows with one example each
+            kind, logits = heads.task.kind, model.task_logits(batch, output)
+            logits = logits[:, 0] if kind == "classification" else logits[..., 0] if kind == "replaced" else logits
+            outputs["task"] = logits
+    return outputs
 
 
 def whole_rows(
