@@ -18,15 +18,13 @@ from bert_jax.errors import UserError
 from bert_jax.model import bert
 from bert_jax.model.flops import pretraining_flops
 from bert_jax.model.heads import Heads
-from bert_jax.objectives.losses import add_next_token_targets
+from bert_jax.objectives.causal_lm import add_next_token_targets
 from bert_jax.objectives.masking import Vocabulary
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training import pretraining
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.run_directory import workdir
 from tests.objectives.masking_batches import SEP, make_batch
-
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 @pytest.fixture(scope="module")
