@@ -184,6 +184,7 @@ def evaluate(
     form: str | None = None,
     seq_len: int | None = None,
     rows: int | None = None,
+    make_programs: Callable[[Task, Mesh], Programs] = Programs,
 ) -> EvaluationResult:
     """Held-out metrics of a run's newest intact checkpoint on the validation splits of corpora.
 
@@ -196,6 +197,7 @@ def evaluate(
         metrics need a format with the labels that the run was trained on.
       seq_len: tokens per row; None: as in the run's last phase.
       rows: of each validation split; None: the run's evaluation.rows.
+      make_programs: as in `pretrain`.
 
     Raises:
       UserError: no run, no checkpoint, no corpus, a corpus built with another tokenizer, or rows that the model does
@@ -211,7 +213,7 @@ def evaluate(
             f"build it again with --tokenizer {directory / workdir.TOKENIZER}"
         )
     data, max_rows = config.data, config.evaluation.rows
-    metrics = loop.evaluate_newest(Programs(task, make_mesh(config.mesh)), directory)
+    metrics = loop.evaluate_newest(make_programs(task, make_mesh(config.mesh)), directory)
     return EvaluationResult(data.format, data.example_end, config.phases[-1].seq_len, max_rows, metrics)
 
 

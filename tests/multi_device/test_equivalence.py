@@ -8,6 +8,8 @@ import pytest
 from bert_jax.planning.hlo import bytes_by_kind, parse_collectives
 from tests.multi_device.exchanges import gradients_sent, table_gathers
 
+pytestmark = pytest.mark.slow
+
 MESHES = ["data8", "data8/8", "fsdp8", "fsdp8/8", "cube/8"]
 # Of the worker's model.
 VOCAB, WIDTH, ACCUMULATION = 512, 128, 8

@@ -49,6 +49,7 @@ print(refused)
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk(tmp_path):
     """A real one, of 12 MB. Saves are of 4 MB at most; those that were committed stay."""
     script = tmp_path / "fill_up.py"
@@ -78,6 +79,7 @@ def test_what_other_writers_say_of_a_full_disk(tiny_corpus, tmp_path, monkeypatc
     assert line.startswith("error: /disk/metrics.jsonl: No space left on device; free some space and run")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "removed"])
 def test_every_file_of_the_newest_checkpoint_is_guarded(tiny_config, tiny_corpus, tiny_run, tmp_path, capfd, damage):
     """Whatever file it is: the run goes on from the one before, says so, and ends as before."""
@@ -107,6 +109,7 @@ def test_every_file_of_the_newest_checkpoint_is_guarded(tiny_config, tiny_corpus
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_a_shard_that_vanishes(tiny_config, tiny_corpus, tiny_run, tiny_programs, tmp_path, monkeypatch):
     """While the run goes on; put back, the run goes on as if nothing had been."""
     corpus = Path(shutil.copytree(tiny_corpus, tmp_path / "corpus"))

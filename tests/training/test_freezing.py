@@ -10,7 +10,6 @@ from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfi
 from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.training import pretraining
-from bert_jax.training.programs import Programs
 from bert_jax.training.run_directory import checkpoint
 from bert_jax.training.sharding import make_mesh
 from tests.runs import arrays, final_state
@@ -39,10 +38,10 @@ def moved(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> set[st
     return {name for name, array in before.items() if array.tobytes() != after[name].tobytes()}
 
 
-def test_frozen_parameters_stay_and_the_others_move(config, tiny_corpus, tmp_path):
-    pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
-    task = pretraining.open_task(config, [CorpusWeight(tiny_corpus)])
-    programs, directory = Programs(task, make_mesh(config.mesh)), checkpoint.checkpoint_directory(tmp_path / "run")
+def test_frozen_parameters_stay_and_the_others_move(config, tiny_corpus, tiny_programs, tmp_path):
+    parts, directory = [CorpusWeight(tiny_corpus)], checkpoint.checkpoint_directory(tmp_path / "run")
+    pretraining.pretrain(config, parts, tmp_path / "run", make_programs=tiny_programs())
+    programs = tiny_programs()(pretraining.open_task(config, parts), make_mesh(config.mesh))
     start, shapes = programs.init_state(), {"params": programs.abstract_state(1).params}
     restored = (checkpoint.restore_parts(directory / f"{step:08d}", shapes) for step in (2, 4))
     params = [arrays(start.params), *(arrays(parts["params"]) for parts in restored)]

@@ -100,6 +100,7 @@ def test_the_commit_is_the_last_write(bucket, run):
     assert written.index("bucket/run/config.json") > written.index("bucket/run/ledger.jsonl")
 
 
+@pytest.mark.slow
 def test_killed_after_any_write(bucket, run, config, on_disk, monkeypatch):
     """The store as it was after some of the writes: the same command goes on from there, and ends the same."""
     put, moments = MemoryStore.put_whole, []

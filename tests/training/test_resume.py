@@ -122,7 +122,12 @@ def test_a_finished_run_does_nothing_more(uninterrupted, run):
     assert before == sorted((path, path.stat().st_mtime_ns) for path in (workdir / "checkpoints").rglob("*"))
 
 
-@pytest.mark.parametrize("moment", COMMITTED)
+QUICK_MOMENTS = ("before the commit", "after a commit")
+
+
+@pytest.mark.parametrize(
+    "moment", [pytest.param(name, marks=() if name in QUICK_MOMENTS else pytest.mark.slow) for name in COMMITTED]
+)
 def test_what_a_kill_leaves_is_continued(uninterrupted, run, config, tmp_path, capfd, moment):
     workdir = Path(shutil.copytree(uninterrupted[1] / moment, tmp_path / "run"))
     there = committed(workdir)
