@@ -14,7 +14,7 @@ from bert_jax.errors import UserError
 from bert_jax.objectives.losses import WeightedSum
 from bert_jax.objectives.masking import Batch
 from bert_jax.training.divergence import init_divergence_state, reset_for_phase
-from bert_jax.training.param_paths import map_with_paths
+from bert_jax.training.param_paths import path_name
 from bert_jax.training.sharding import put_rows, replicated, round_up_to_shards, row_sharding, state_shardings
 from bert_jax.training.state import InitialParams, TrainState, repeat_layers, stack_depth
 from bert_jax.training.step import StepInputs, TrainStep, make_eval_step, make_train_step, task_optimizer
@@ -86,13 +86,14 @@ class Programs:
         depth = stack_depth(self.abstract_state(phase).params)
 
         def enter(state: TrainState) -> TrainState:
-            params, optimizer = (repeat_layers(tree, depth) for tree in (state.params, state.optimizer))
-            optimizer = map_with_paths(reset, optimizer)
+            params, kept = (repeat_layers(tree, depth) for tree in (state.params, state.optimizer))
+            new = task_optimizer(self.task.at(phase)).init(params)
+            optimizer = jax.tree_util.tree_map_with_path(choose, kept, new)
             return TrainState(state.step, params, optimizer, reset_for_phase(state.divergence))
 
-        def reset(path: str, array: jax.Array) -> jax.Array:
-            kept = settings.step_count if path.rpartition("/")[2] == "count" else settings.moments
-            return jnp.zeros_like(array) if kept == "reset" else array
+        def choose(path: tuple[Any, ...], kept: jax.Array, new: jax.Array) -> jax.Array:
+            is_count = path_name(path).rpartition("/")[2] == "count"
+            return new if (settings.step_count if is_count else settings.moments) == "reset" else kept
 
         program = self.once(("enter", phase), lambda: jax.jit(enter, out_shardings=self._shardings(phase)))
         return program(state)

@@ -39,6 +39,7 @@ SPECS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"mlm/bias", ("tensor",)),
     (r"bias|scale", ()),
     (r"count|step|divergence/\w+", ()),
+    (r"optimizer/.*", ()),  # constants of an optimizer
 )
 
 
