@@ -23,9 +23,9 @@ from bert_jax.model.flops import pretraining_flops
 from bert_jax.objectives import masking
 from bert_jax.objectives.masking import Vocabulary
 from bert_jax.training.pretraining_task import Pretraining
+from bert_jax.training.programs import Programs
 from bert_jax.training.sharding import check_rows, make_mesh, put_rows
-from bert_jax.training.state import abstract_state, init_state
-from bert_jax.training.step import make_train_step, put_step_inputs
+from bert_jax.training.step import put_step_inputs
 
 # bert-base-uncased: [PAD], [UNK], [CLS], [SEP], [MASK].
 PAD, UNK, CLS, SEP, MASK = 0, 100, 101, 102, 103
@@ -105,14 +105,14 @@ class BertJaxStep:
         self.inputs = put_step_inputs(
             1e-8, 1, mesh
         )  # tiny learning rate, as in a long warmup: the loss stays that of random weights
-        step = make_train_step(task, mesh, case.accumulation)
+        programs = Programs(task, mesh)
         start = time.perf_counter()
-        self.step = step.lower(abstract_state(task, mesh), self.rows, self.inputs).compile()
+        self.step = programs.train_step(0, case.accumulation)
         self.compile_seconds = time.perf_counter() - start
         memory = self.step.memory_analysis()
         # Donated inputs are also outputs: count them once.
         self.memory_bytes = memory and int(memory.argument_size_in_bytes + memory.temp_size_in_bytes)
-        self.state = init_state(task, mesh)
+        self.state = programs.init_state()
         self.metrics: dict[str, jax.Array] = {}
 
     def run(self, steps: int) -> float:

@@ -28,7 +28,6 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
 # Run as a script from a clone, nothing needs to be installed.
@@ -50,12 +49,11 @@ from bert_jax.data.batches import HostBatch  # noqa: E402
 from bert_jax.data.cursor import Cursor  # noqa: E402
 from bert_jax.errors import UserError  # noqa: E402
 from bert_jax.training import loop  # noqa: E402
-from bert_jax.training.compiled_steps import CompiledSteps  # noqa: E402
 from bert_jax.training.pretraining_task import Pretraining  # noqa: E402
+from bert_jax.training.programs import Programs  # noqa: E402
 from bert_jax.training.run_directory.checkpoint import COMMIT_MARKER, Checkpoints, find_damage  # noqa: E402
-from bert_jax.training.sharding import put_rows  # noqa: E402
-from bert_jax.training.state import abstract_state, init_state  # noqa: E402
-from bert_jax.training.step import make_train_step, put_step_inputs  # noqa: E402
+from bert_jax.training.sharding import make_mesh, put_rows  # noqa: E402
+from bert_jax.training.step import put_step_inputs  # noqa: E402
 
 NEVER = 10**9
 """More steps than any window has."""
@@ -87,19 +85,23 @@ class CompiledStep:
 
     def __init__(self, config: Config):
         self.task = Pretraining(config, bench_bert_jax.VOCABULARY._replace(size=config.model.vocab_size))
-        self.mesh = loop.checked_mesh(self.task)
+        self.mesh = make_mesh(config.mesh)
         self.phase = config.phases[0]
         self.rows = bench_bert_jax.synthetic_rows(self.phase.batch_size, self.phase.seq_len)
         batch = put_rows(self.rows, self.mesh, self.phase.batch_size)
         self.inputs = batch, put_step_inputs(self.phase.learning_rate, 1, self.mesh)
-        step = make_train_step(self.task, self.mesh, self.phase.fewest_micro_batches)
-        self.compiled = step.lower(abstract_state(self.task, self.mesh), *self.inputs).compile()
+        self.programs = Programs(self.task, self.mesh)
+        self.compiled = self.programs.train_step(0, self.phase.fewest_micro_batches)
         self.metrics: dict[str, jax.Array] = {}
 
     def __call__(self, *inputs: Any) -> tuple[Any, dict[str, jax.Array]]:
         """Call the compiled step."""
         state, self.metrics = self.compiled(*inputs)
         return state, self.metrics
+
+    def memory_analysis(self) -> Any:
+        """Of the compiled step."""
+        return self.compiled.memory_analysis()
 
     def wait(self) -> None:
         """Wait until the newest step is done."""
@@ -110,7 +112,7 @@ class BareStep:
     """The step alone, on a batch and inputs that are on the device already."""
 
     def __init__(self, step: CompiledStep):
-        self.step, self.state = step, init_state(step.task, step.mesh)
+        self.step, self.state = step, step.programs.init_state()
 
     def run(self, steps: int) -> None:
         """Run steps and wait for their end."""
@@ -171,16 +173,16 @@ class OneBatchPretraining(Pretraining):
         return self.feed.read(cursor)
 
 
-class PrecompiledSteps(CompiledSteps):
+class PrecompiledPrograms(Programs):
     """Programs whose step is already compiled; the bare side uses the same one."""
 
-    def __init__(self, step: CompiledStep, *given: Any):
-        super().__init__(*given)
-        self.ready = step
+    def __init__(self, task: Pretraining, step: CompiledStep):
+        super().__init__(task, step.mesh)
+        self.step = step
 
-    def train_step(self, phase: int) -> tuple[CompiledStep, int]:
-        """The compiled step and its micro-batches."""
-        return self.ready, self.ready.phase.fewest_micro_batches
+    def train_step(self, phase: int, accumulation: int) -> CompiledStep:
+        """The compiled step."""
+        return self.step
 
 
 def bench_hooks(options: argparse.Namespace) -> dict[str, Any]:
@@ -199,8 +201,8 @@ def bench_hooks(options: argparse.Namespace) -> dict[str, Any]:
         feed = OneBatchStream(step, bare, options.steps, options.rounds)
         task = OneBatchPretraining(make_config(options, log), step.task.vocabulary, feed=feed)
         with tempfile.TemporaryDirectory() as workdir:
-            with mock.patch.object(loop, "CompiledSteps", lambda *given: PrecompiledSteps(step, *given)):
-                loop.train(task, step.mesh, Path(workdir), {})
+            programs = PrecompiledPrograms(task, step)
+            loop.train(programs, loop.check_run(programs, 1), Path(workdir), {})
             lines = len((Path(workdir) / "metrics.jsonl").read_text().splitlines())
         variants[name] = {"lines": lines, **compare(feed.samples, "loop", list(bare))}
     return {"metrics": len(step.metrics), "variants": variants}
