@@ -39,7 +39,7 @@ Similarity = Annotated[
 class Cleaning:
     """Cleaning:"""
 
-    normalization: Literal[NORMALIZATIONS] = "nfc"
+    normalization: Literal[NORMALIZATIONS] = CleaningOptions.normalization
     """Unicode normal form (default nfc; nfkc rewrites what authors wrote: x² becomes x2)."""
     keep_control_characters: Switch = False
     """Do not drop invisible control characters."""
@@ -51,7 +51,7 @@ class Cleaning:
 class Filters:
     """Filters; corpus.json counts what they remove:"""
 
-    min_characters: Count = 1
+    min_characters: Count = BuildOptions.min_characters
     """Remove shorter documents."""
     drop_repeated_lines: Switch = False
     """Remove lines that occurred before in the document."""
@@ -99,9 +99,9 @@ class Build:
     """Directory to write; must be empty or not exist."""
     name: str | None = None
     """Name of the corpus. Default: from --out."""
-    language: str = "en"
+    language: str = BuildOptions.language
     """ISO 639 code, for sentence splitting."""
-    validation_fraction: Fraction = 0.01
+    validation_fraction: Fraction = BuildOptions.validation_fraction
     """Share of documents held out."""
     max_shard_mb: Count = 64
     """Shard size."""

@@ -93,6 +93,12 @@ def test_flags(arguments):
     outcome(arguments)
 
 
+@fuzz
+@given(st.lists(VALUES, max_size=3))
+def test_words(arguments):
+    outcome(arguments)
+
+
 JSON = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.just(10**13)),
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=8), inner, max_size=3)),
