@@ -18,9 +18,9 @@ from bert_jax.cli import flags
 from bert_jax.cli.commands import MISSING, Convert, Doctor, Evaluate, FillMask, Plan, Pretrain, Schedule
 from bert_jax.config import Config, presets
 from bert_jax.data import mixture_spec
-from bert_jax.distributed import cluster_detection, supervisor, supervisor_link
+from bert_jax.distributed import cluster_detection, supervisor
 from bert_jax.distributed.process_report import make_report
-from bert_jax.doctor.finding import Finding
+from bert_jax.doctor.check_context import Finding
 from bert_jax.errors import TRY_AGAIN, UserError, did_you_mean
 
 END_MESSAGES = {"steps": "finished", "time": "finished, time limit reached", "target": "finished, target reached"}
@@ -64,7 +64,7 @@ def pretrain(argv: Sequence[str]) -> int:
         load_initial_params=init_from.load_initial_params,
     )
     counts = f"{progress.cursor.step} steps, {progress.cursor.rows:,} rows, {progress.tokens_seen:,} tokens"
-    supervisor_link.announce_exit()
+    supervisor.announce_exit()
     code = 0 if progress.ended else TRY_AGAIN
     if not agreement.is_first():
         return code
@@ -226,12 +226,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = command_line.run(lambda: _run(words))
     except BaseException:
-        if not supervisor_link.needed_by_peers():
+        if not supervisor.needed_by_peers():
             raise
         traceback.print_exc()
         code = 1
-    if supervisor_link.needed_by_peers():
-        supervisor_link.exit_now(code)
+    if supervisor.needed_by_peers():
+        supervisor.exit_now(code)
     return code
 
 
