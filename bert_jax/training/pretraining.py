@@ -18,8 +18,7 @@ from bert_jax.data.integrity import check_corpus_files
 from bert_jax.data.mixture_spec import CorpusWeight, common_tokenizer, open_corpora, resolve_shares
 from bert_jax.data.row_reader import SpecialIds
 from bert_jax.directory_lock import DirectoryLock
-from bert_jax.distributed.agreement import barrier, broadcast_from_first, is_first, raise_on_all
-from bert_jax.distributed.shared_filesystem_check import check_shared
+from bert_jax.distributed.agreement import barrier, broadcast_from_first, check_shared, is_first, raise_on_all
 from bert_jax.errors import UserError
 from bert_jax.objectives.masking import Vocabulary
 from bert_jax.storage import StoredPath

@@ -153,15 +153,6 @@ def test_findings_have_the_counted_figures(small, form):
             assert found["pairs"]["expected_negatives"] == 0.5 + 0.5 * found["pairs"]["single_chunks"]
 
 
-def test_rows_of_a_phase():
-    for phase in (
-        Phase(steps=50, batch_size=64),
-        Phase(steps=50, batch_size=64, start_batch_size=16, ramp_steps=23, accumulation=4),
-        Phase(steps=5, batch_size=64, start_batch_size=16, ramp_steps=23, accumulation=4),
-    ):
-        assert phase.rows_before(phase.steps) == sum(phase.batch_size_at(step) for step in range(phase.steps))
-
-
 @pytest.mark.parametrize("steps", [1, 7, 40])
 def test_epochs_and_the_start_of_a_phase_are_those_of_the_stream(small, steps):
     ramp = Phase(steps=steps, seq_len=32, batch_size=12, start_batch_size=4, ramp_steps=6, accumulation=3)
