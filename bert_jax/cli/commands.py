@@ -8,9 +8,9 @@ import tyro
 
 from bert_jax import storage
 from bert_jax.config import Config
-from bert_jax.config.field_validation import Count, NonNegative
 from bert_jax.config.sections import Format
 from bert_jax.distributed.cluster_detection import ClusterConfig
+from bert_jax.field_validation import Count, NonNegative
 
 MISSING: Any = tyro.MISSING
 """Placeholder of required fields until the flags are parsed."""

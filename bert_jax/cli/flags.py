@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import tyro
 
-from bert_jax.config import field_validation
+from bert_jax import field_validation
 from bert_jax.errors import UserError, did_you_mean
 
 COMMON_FIELDS = """

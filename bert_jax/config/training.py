@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from bert_jax.config.field_validation import (
+from bert_jax.errors import require
+from bert_jax.field_validation import (
     Count,
     CountOrZero,
     Interval,
@@ -14,7 +15,6 @@ from bert_jax.config.field_validation import (
     Rows,
     check,
 )
-from bert_jax.errors import require
 
 MIN_SEQ_LEN = 8
 """Shortest row for training and evaluation, in tokens."""

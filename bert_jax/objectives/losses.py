@@ -85,7 +85,7 @@ def _pair_weights(batch: Batch) -> Float[Array, "B K"]:
 
 
 def _classification(
-    prefix: str, logits: Float[Array, "B N C"], labels: Int[Array, "B N"], weights: Float[Array, "B N"]
+    prefix: str, logits: Float[Array, "B n c"], labels: Int[Array, "B n"], weights: Float[Array, "B n"]
 ) -> dict[str, WeightedSum]:
     weight = weights.sum()
     likelihood, correct = score_labels(logits, labels)
