@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from bert_jax.config import DataConfig, ModelConfig
+from bert_jax.data.batches import HeldOutRows
 from bert_jax.data.corpus import SPLITS, Corpus, read_manifest, token_dtype
 from bert_jax.data.epoch_plan import CHUNK_TOKENS, WINDOW_CHUNKS, EpochPlan
-from bert_jax.data.held_out import HeldOutRows
 from bert_jax.data.integrity import check_corpus_files
 from bert_jax.data.mixture import CYCLE_ROWS
 from bert_jax.data.mixture_spec import common_tokenizer

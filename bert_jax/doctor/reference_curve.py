@@ -5,7 +5,6 @@ computed; the curve fixes everything that decides their results. docs/reference.
 """
 
 import dataclasses
-import json
 import math
 import os
 import tempfile
@@ -21,6 +20,7 @@ from bert_jax.config import Config, presets
 from bert_jax.data.mixture_spec import CorpusWeight, open_corpora
 from bert_jax.doctor.check_context import Finding, finding
 from bert_jax.errors import UserError
+from bert_jax.storage import read_json
 from bert_jax.training import pretraining
 from bert_jax.training.run_directory.metrics import read_metrics
 
@@ -76,7 +76,7 @@ def read_curve(name: str) -> Curve:
     known = sorted(path.stem for path in CURVES_DIRECTORY.glob("*.json"))
     if name not in known:
         raise UserError(f"there is no reference curve for '{name}': --against knows {' and '.join(known)}")
-    return Curve(**json.loads((CURVES_DIRECTORY / f"{name}.json").read_text()))
+    return read_json(CURVES_DIRECTORY / f"{name}.json", Curve, "install bert_jax again")
 
 
 def compare_with_curve(config: Config, parts: Sequence[CorpusWeight]) -> Iterator[Finding]:
