@@ -8,6 +8,6 @@ setup(
         "bert_jax": ["py.typed"],
         "data_prep": ["py.typed"],
         "bert_jax.doctor": ["curves/*.json"],
-        "bert_jax.launchers": ["*.sh", "*.sbatch"],
+        "bert_jax.launchers": ["*.sh", "*.sbatch", "*.yaml"],
     },
 )

@@ -103,10 +103,10 @@ KINDS: dict[str, Callable[..., Source]] = {
 }
 
 KINDS_HELP = (
-    "what to read; may be repeated: text:GLOB (a blank line between documents), text-files:GLOB (a file is a"
+    "What to read: text:GLOB (a blank line between documents), text-files:GLOB (a file is a"
     " document), lines:GLOB (one sentence on each line, a blank line between documents), markdown:GLOB[@LEVEL],"
     " jsonl:GLOB@FIELD, parquet:GLOB@FIELD, wikiextractor:GLOB, mediawiki:GLOB, tfds:NAME[/CONFIG]:SPLIT@FIELD,"
     " python-docs (the documentation installed with Python), or reference (the text of the reference curves); files may"
-    " be compressed (.gz, .bz2, .zst)"
+    " be compressed (.gz, .bz2, .zst)."
 )
 """Help text of `--source`."""
