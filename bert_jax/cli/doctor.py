@@ -20,7 +20,7 @@ class Doctor:
     `pretrain`, in all processes.
     """
 
-    corpus: Corpora
+    corpus: Corpora = ()
     """As for `bert-jax pretrain`; give it once for each corpus of a mixture."""
     workdir: DirectoryArg | None = None
     """Directory of the new or existing run, also in a bucket. By default the disk is not checked."""
