@@ -81,8 +81,7 @@ def pretrain(
       config: of the run.
       parts: corpora and their weights.
       directory: work directory of the run.
-      profile: see `loop.train`.
-      micro_batch: see `loop.check_run`.
+      profile, micro_batch: see `loop.train` and `loop.check_run`.
       announce: called in the first process after all checks, before compilation.
       load_initial_params: reads `start.source` (`convert.init_from.load_initial_params`); called with the corpora's
         tokenizer if the work directory has no checkpoint yet.
@@ -106,11 +105,9 @@ def pretrain(
     tokenizer_text = (corpora[0].directory / TOKENIZER).read_text(encoding="utf-8")
     mixture = {corpus.identity: share for corpus, share in zip(corpora, task.train.shares, strict=True)}
     initial = _initial_params(config, directory, corpora[0], load_initial_params)
-    paths = [str(part.directory) for part in parts]
+    identity = config, mixture, [str(part.directory) for part in parts], tokenizer_text
     with DirectoryLock(directory) as lock:
-        broadcast_from_first(
-            "the work directory", lambda: _acquire(lock, directory, config, mixture, paths, tokenizer_text)
-        )
+        broadcast_from_first("the work directory", lambda: _acquire(lock, directory, *identity))
         if jax.process_count() > 1:
             check_shared(directory)
         if is_first():
