@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import json
 import math
+from unittest import mock
 
 import pytest
 
@@ -180,7 +181,8 @@ def test_errors_are_one_line(arguments, message, capsys):
     assert not out and err.startswith("error: ") and err.count("\n") == 1 and message in err
 
 
-def test_the_command(capsys):
+def test_the_command(capsys, monkeypatch):
+    monkeypatch.setattr(aot_compile, "trace_step", mock.Mock())  # `test_gpus_are_estimated` traces
     assert cli.main(["plan", "bert_tiny", "--topology", "h100:1x8", "--price-per-chip-hour", "2.5", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["mesh"] == {"data": 8, "fsdp": 1, "tensor": 1} and found["run"]["cost"] > 0
