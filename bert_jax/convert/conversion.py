@@ -10,45 +10,18 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from etils import epath
 
 from bert_jax.convert import sentence_transformers, tokenizer_check
-from bert_jax.convert.formats import huggingface, input_formats, native, stablehlo, tensor_files, tensorflow1
-from bert_jax.convert.hf_model import HuggingFaceModel
+from bert_jax.convert.formats import huggingface, input_formats, native, stablehlo, tensorflow1
 from bert_jax.convert.model_card import CARD, format_model_card
 from bert_jax.convert.parity import jax_forward, parity_report
 from bert_jax.convert.parity.sample_texts import sample_inputs
 from bert_jax.convert.source_model import SourceModel
-from bert_jax.convert.translate import moments_to_huggingface, strip_base_prefix, to_huggingface
+from bert_jax.convert.translate import to_huggingface
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath, check_reachable, copy_tree, describe_full_disk, is_remote, walk_files
-
-STALE_HF_FIELDS = (
-    *("transformers_version", "torch_dtype", "dtype", "_name_or_path", "_attn_implementation", "auto_map"),
-    *("rope_parameters", "rope_scaling", "layer_types"),
-)
-"""Fields of a source's config.json that are dropped: they do not hold for the written model, or are replaced."""
-HF_ONLY_FIELDS = ("embedding_dropout",)
-"""Fields that `ModelConfig` lacks and derives from another field: the source's value takes precedence."""
-DECODER_FIELDS, HEAD_FIELDS = ("tie_word_embeddings",), ("classifier_activation",)
-"""Fields of parts that a model may lack: the source's value is kept if the model lacks the part."""
-
-
-class OutputFormat(NamedTuple):
-    """One format that can be written."""
-
-    write: Callable[[SourceModel, Path], None]
-    """(model, an empty directory to write into)."""
-    final_file: str
-    """The file that makes a directory a model; in an object store it is written last."""
-    optimizer_state: bool = False
-    """Whether it can hold the optimizer's moments."""
-    for_transformers: bool = False
-    """Whether transformers loads it, tokenizer included."""
-    for_sentence_transformers: bool = False
-    """Whether it includes the files of sentence-transformers."""
 
 
 def convert(
@@ -258,87 +231,11 @@ def _write_sentence_embedding(source_model: SourceModel, directory: Path, poolin
         sentence_transformers.write(directory, embedding)
 
 
-def _write_huggingface(source_model: SourceModel, directory: Path) -> None:
-    hf_model = _hf_model(source_model)
-    huggingface.write(directory, hf_model, tensor_files.write_safetensors, tensor_files.SAFETENSORS)
-    tokenizer_check.write_hf_tokenizer(source_model, directory)
-
-
-def _write_pytorch(source_model: SourceModel, directory: Path) -> None:
-    huggingface.write(directory, _hf_model(source_model), tensor_files.write_pickle, tensor_files.PICKLE)
-    tokenizer_check.write_hf_tokenizer(source_model, directory)
-
-
-def _write_tensorflow(source_model: SourceModel, directory: Path) -> None:
-    hf_model, moments = to_huggingface(source_model.model, source_model.source), None
-    if source_model.optimizer_state is not None:
-        trees = (moments_to_huggingface(source_model.model, tree) for tree in source_model.optimizer_state[1:])
-        moments = (source_model.optimizer_state.step, *trees)
-    tensorflow1.write(hf_model, directory, moments)
-    tokenizer_check.write_hf_tokenizer(source_model, directory)
-
-
-def _write_native(source_model: SourceModel, directory: Path) -> None:
-    tokenizer_check.write_native_tokenizer(source_model, directory)
-    native.write(
-        directory,
-        source_model.model,
-        source_model.optimizer_state,
-        source_model.buffers,
-        source_model.hf_config,
-    )
-
-
-def _write_stablehlo(source_model: SourceModel, directory: Path) -> None:
-    stablehlo.write(directory, source_model.model)
-    tokenizer_check.write_native_tokenizer(source_model, directory)
-
-
-def _hf_model(source_model: SourceModel) -> HuggingFaceModel:
-    """The model with the names of transformers, and with the buffers and config fields of the source."""
-    hf_model = strip_base_prefix(to_huggingface(source_model.model, source_model.source))
-    heads = source_model.model.heads
-    kept_names = (
-        *HF_ONLY_FIELDS,
-        *(() if heads.mlm else DECODER_FIELDS),
-        *(() if heads.mlm or heads.task else HEAD_FIELDS),
-    )
-    kept = {
-        name: value
-        for name, value in source_model.hf_config.items()
-        if name in kept_names or (name not in hf_model.config and name not in STALE_HF_FIELDS)
-    }
-    config = hf_model.config | kept | _special_ids(source_model)
-    return dataclasses.replace(hf_model, config=config, tensors={**hf_model.tensors, **source_model.buffers})
-
-
-def _special_ids(source_model: SourceModel) -> dict[str, int | None]:
-    """Ids of special tokens for config.json: those of the source's config, else those of the tokenizer.
-
-    Raises:
-      UserError: a RoBERTa's positions do not begin after its padding id, as transformers assumes.
-    """
-    known = {name: i for name, i in source_model.hf_config.items() if name.endswith("_token_id")}
-    tokenizer, offset = source_model.loaded_tokenizer, source_model.model.config.position_offset
-    if known or tokenizer is None:
-        return known
-    if offset and tokenizer.pad_id != offset - 1:
-        raise UserError(
-            f"{source_model.source}: model.position_offset {offset} needs the padding id {offset - 1}, but "
-            f"the tokenizer's is {tokenizer.pad_id}: transformers would compute other positions"
-        )
-    ids = {"pad_token_id": tokenizer.pad_id}
-    cls, sep = tokenizer.cls_id, tokenizer.sep_id
-    special = {"bos_token_id": cls, "cls_token_id": cls, "eos_token_id": sep, "sep_token_id": sep}
-    return ids | (special if source_model.model.family not in ("bert", "distilbert", "electra") else {})
-
-
 OUTPUT_FORMATS = {
-    "huggingface": OutputFormat(
-        _write_huggingface, tensor_files.SAFETENSORS, for_transformers=True, for_sentence_transformers=True
-    ),
-    "pytorch": OutputFormat(_write_pytorch, tensor_files.PICKLE, for_transformers=True, for_sentence_transformers=True),
-    "tensorflow1": OutputFormat(_write_tensorflow, f"{tensorflow1.CHECKPOINT}.index", optimizer_state=True),
-    "bert-jax": OutputFormat(_write_native, native.DESCRIPTION, optimizer_state=True, for_sentence_transformers=True),
-    "stablehlo": OutputFormat(_write_stablehlo, stablehlo.PROGRAM),
+    "huggingface": huggingface.OUTPUT,
+    "pytorch": huggingface.PICKLE_OUTPUT,
+    "tensorflow1": tensorflow1.OUTPUT,
+    "bert-jax": native.OUTPUT,
+    "stablehlo": stablehlo.OUTPUT,
 }
+"""By the name that --to takes."""

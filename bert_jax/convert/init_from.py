@@ -55,61 +55,52 @@ def load_initial_params(config: Config, tokenizer: Tokenizer) -> InitialParams:
                 "convert it with --drop to leave the head out"
             )
         initialized = bert.init(config.model_of(0), jax.random.key(config.seed), heads_of(config))
-        fitting = _Fitting(config)
-        params = fitting.fit(source_model.model.params, initialized)
+        params, fresh = _fit(source_model.model.params, initialized, config)
         unused = sorted(name_leaves(source_model.model.params).keys() - name_leaves(params).keys())
         print(
-            f"starting from {source}; initialized at random: {', '.join(fitting.fresh) or 'nothing'}; "
+            f"starting from {source}; initialized at random: {', '.join(fresh) or 'nothing'}; "
             f"not used: {', '.join(unused) or 'nothing'}",
             file=sys.stderr,
         )
         if source_model.optimizer_state is None:
             return InitialParams(params, None)
-        if fitting.fresh:
+        if fresh:
             raise UserError(
-                f"start.source {source} lacks {fitting.fresh[0]}: its moments would be 0 with the kept step count: "
+                f"start.source {source} lacks {fresh[0]}: its moments would be 0 with the kept step count: "
                 "set start.optimizer_state new"
             )
         zeros = jax.tree.map(np.zeros_like, params)
-        mu, nu = (fitting.fit(tree, zeros) for tree in source_model.optimizer_state[1:])
+        mu, nu = (_fit(tree, zeros, config)[0] for tree in source_model.optimizer_state[1:])
         return InitialParams(params, Moments(source_model.optimizer_state.step, mu, nu))
 
 
-class _Fitting:
-    """Fits the parameters of a source to the shapes of a run.
+def _fit(source_params: Params, default: Params, config: Config) -> tuple[Params, list[str]]:
+    """Fit the parameters of a source to the shapes of a run.
 
-    Attributes:
-      fresh: paths that the source does not have.
+    Returns:
+      a tree like `default`, with the source's leaves where it has them; and the paths that it does not have.
+
+    Raises:
+      UserError: a leaf has another width.
     """
+    named, start = name_leaves(source_params), config.start
+    fresh = []
 
-    def __init__(self, config: Config):
-        self._config = config
-        self.fresh: list[str] = []
+    def choose(path: str, leaf: jax.Array | np.ndarray) -> np.ndarray:
+        if path not in named or (start.embeddings == "new" and path in VOCABULARY_PARAMS):
+            fresh.append(path)
+            return np.asarray(leaf)
+        array = np.asarray(named[path])
+        if "/layers/" in path:
+            array = repeat_stack(array, len(leaf))
+        if array.shape != leaf.shape:
+            raise UserError(
+                f"start.source {start.source}: {path} has shape {list(array.shape)}, this run needs "
+                f"{list(leaf.shape)}: only the depth and, with start.embeddings new, the vocabulary may differ"
+            )
+        return array
 
-    def fit(self, source_params: Params, default: Params) -> Params:
-        """A tree like `default`, with the source's leaves where it has them.
-
-        Raises:
-          UserError: a leaf has another width.
-        """
-        named, start = name_leaves(source_params), self._config.start
-        self.fresh = []
-
-        def choose(path: str, leaf: jax.Array | np.ndarray) -> np.ndarray:
-            if path not in named or (start.embeddings == "new" and path in VOCABULARY_PARAMS):
-                self.fresh.append(path)
-                return np.asarray(leaf)
-            array = np.asarray(named[path])
-            if "/layers/" in path:
-                array = repeat_stack(array, len(leaf))
-            if array.shape != leaf.shape:
-                raise UserError(
-                    f"start.source {start.source}: {path} has shape {list(array.shape)}, this run needs "
-                    f"{list(leaf.shape)}: only the depth and, with start.embeddings new, the vocabulary may differ"
-                )
-            return array
-
-        return map_with_paths(choose, default)
+    return map_with_paths(choose, default), fresh
 
 
 def _check_vocabulary(source_model: SourceModel, config: Config, tokenizer: Tokenizer) -> None:

@@ -8,7 +8,7 @@ import difflib
 import enum
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -37,40 +37,33 @@ class Entry(NamedTuple):
     hf_name: str
     param_path: str
     kind: Layout
-    layer: int | None = None
-    """Index on the leading axis of the parameter."""
     part: int | None = None
     """0, 1, 2 for query, key, value, which bert_jax keeps in one array."""
     block: tuple[int, int] = (0, 1)
     """(i, n): the i-th of n equal blocks of the tensor's rows."""
+    first: int = 0
+    """The first layer that has the tensor."""
+    layer: int | None = None
+    """Index on the leading axis of the parameter; None where it has none, and in the tables of families."""
 
 
-def same_layout(hf_name: str, param_path: str) -> Iterator[Entry]:
+def same_layout(hf_name: str, param_path: str) -> tuple[Entry, ...]:
     """A tensor that has the same shape on both sides, such as an embedding table or a bias."""
-    yield Entry(hf_name, param_path, Layout.VECTOR)
+    return (Entry(hf_name, param_path, Layout.VECTOR),)
 
 
 def dense(
-    hf_name: str,
-    param_path: str,
-    layer: int | None = None,
-    part: int | None = None,
-    *,
-    bias: bool = True,
-    merging: bool = False,
-) -> Iterator[Entry]:
+    hf_name: str, param_path: str, part: int | None = None, *, bias: bool = True, merging: bool = False
+) -> tuple[Entry, ...]:
     """A dense layer: weight and, unless the family has none, bias."""
-    kind = Layout.MERGING if merging else Layout.KERNEL
-    yield Entry(f"{hf_name}.weight", f"{param_path}/kernel", kind, layer, part)
-    if bias:
-        yield Entry(f"{hf_name}.bias", f"{param_path}/bias", Layout.VECTOR, layer, part)
+    kernel = Entry(f"{hf_name}.weight", f"{param_path}/kernel", Layout.MERGING if merging else Layout.KERNEL, part=part)
+    return (kernel, Entry(f"{hf_name}.bias", f"{param_path}/bias", Layout.VECTOR, part=part)) if bias else (kernel,)
 
 
-def norm(hf_name: str, param_path: str, layer: int | None = None, *, bias: bool = True) -> Iterator[Entry]:
+def norm(hf_name: str, param_path: str, *, bias: bool = True, first: int = 0) -> tuple[Entry, ...]:
     """A LayerNorm: scale and, unless the family has none, bias."""
-    yield Entry(f"{hf_name}.weight", f"{param_path}/scale", Layout.VECTOR, layer)
-    if bias:
-        yield Entry(f"{hf_name}.bias", f"{param_path}/bias", Layout.VECTOR, layer)
+    scale = Entry(f"{hf_name}.weight", f"{param_path}/scale", Layout.VECTOR, first=first)
+    return (scale, Entry(f"{hf_name}.bias", f"{param_path}/bias", Layout.VECTOR, first=first)) if bias else (scale,)
 
 
 def _view(params: Params, entry: Entry) -> np.ndarray:

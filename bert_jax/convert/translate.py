@@ -8,14 +8,8 @@ import numpy as np
 
 from bert_jax import __version__
 from bert_jax.config import ModelConfig
-from bert_jax.convert.families.albert import ALBERT
-from bert_jax.convert.families.bert import BERT
-from bert_jax.convert.families.distilbert import DISTILBERT
-from bert_jax.convert.families.electra import ELECTRA
+from bert_jax.convert.families import FAMILIES
 from bert_jax.convert.families.family import Family, Settings, TensorNames
-from bert_jax.convert.families.modernbert import MODERNBERT
-from bert_jax.convert.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
-from bert_jax.convert.forward_types import CAUSAL_CLASSES, MODEL_TYPE_ALIASES
 from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.name_map import Params, check_names, from_hf_tensors, to_hf_tensors
 from bert_jax.convert.tensors import LazyTensors, to_lazy
@@ -24,10 +18,6 @@ from bert_jax.model import bert
 from bert_jax.model.heads import Heads
 from bert_jax.training.param_paths import name_leaves
 
-FAMILIES = {
-    family.model_type: family
-    for family in (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, ALBERT, DISTILBERT, ELECTRA, MODERNBERT)
-}
 COMPUTE_FIELDS = ("attention", "compute_dtype", "remat", "scan_unroll")
 """Fields of `ModelConfig` that change how outputs are computed, and not their values."""
 
@@ -50,14 +40,15 @@ def from_huggingface(hf_model: HuggingFaceModel) -> NativeModel:
         unexpected, or of another shape.
     """
     settings = Settings(hf_model.config, hf_model.source)
-    family = _family(settings)
+    family = find_family(settings)
     hf_model = dataclasses.replace(hf_model, tensors=_add_base_prefix(hf_model.tensors, family))
     config = family.read_config(settings)
     heads = _read_heads(family, settings, hf_model.tensors, config)
     _check_tied_decoder(family, heads, hf_model)
-    entries = list(family.entries(config, heads))
-    check_names(entries, hf_model, family.copies, family.buffers)
-    params = from_hf_tensors(entries, hf_model, bert.shapes(config, heads), family.unused_params)
+    shapes = bert.shapes(config, heads)
+    entries = list(family.entries(shapes, heads))
+    check_names(entries, hf_model, family.copies, [rf"{family.base}\.{pattern}" for pattern in family.buffers])
+    params = from_hf_tensors(entries, hf_model, shapes, family.unused_params)
     return NativeModel(family.model_type, config, heads, params)
 
 
@@ -70,7 +61,7 @@ def _read_heads(family: Family, settings: Settings, tensors: Mapping[str, np.nda
 
 def _check_tied_decoder(family: Family, heads: Heads, hf_model: HuggingFaceModel) -> None:
     """Raise UserError for an untied decoder of the MLM head; a stored copy of the embeddings counts as tied."""
-    decoder = next(name for name in family.copies if name.endswith("weight"))
+    decoder = f"{family.decoder}.weight"
     if heads.mlm and decoder not in hf_model.tensors and hf_model.config.get("tie_word_embeddings") is False:
         raise UserError(
             f"{hf_model.source}: tie_word_embeddings is false, and '{decoder}' is missing: only decoders that are tied "
@@ -88,18 +79,18 @@ def moments_from_huggingface(
       hf_model: the source.
       moments: by the name of their tensor; those of a pooler that was not trained may be missing.
     """
-    family = FAMILIES[model.family]
-    entries = list(family.entries(model.config, model.heads))
+    family, shapes = FAMILIES[model.family], bert.shapes(model.config, model.heads)
+    entries = list(family.entries(shapes, model.heads))
     absent = {entry.hf_name for entry in entries} - set(moments)
     zeros = {name: np.zeros_like(hf_model.tensors[name]) for name in absent if ".pooler." in name}
     unused_params = dict.fromkeys(family.unused_params, 0.0)
     moments = HuggingFaceModel(hf_model.config, dict(moments) | zeros, f"{hf_model.source}, moments")
-    return from_hf_tensors(entries, moments, bert.shapes(model.config, model.heads), unused_params)
+    return from_hf_tensors(entries, moments, shapes, unused_params)
 
 
 def moments_to_huggingface(model: NativeModel, tree: Params) -> dict[str, np.ndarray]:
     """The inverse: moments by the name of their tensor in transformers."""
-    return to_hf_tensors(FAMILIES[model.family].entries(model.config, model.heads), tree)
+    return to_hf_tensors(FAMILIES[model.family].entries(tree, model.heads), tree)
 
 
 def to_huggingface(model: NativeModel, source: str) -> HuggingFaceModel:
@@ -115,7 +106,7 @@ def to_huggingface(model: NativeModel, source: str) -> HuggingFaceModel:
         **family.write_config(model.config, heads),
         "bert_jax_version": __version__,
     }
-    entries = list(family.entries(model.config, heads))
+    entries = list(family.entries(model.params, heads))
     _check_round_trip(model, family, hf_config, {entry.param_path for entry in entries})
     hf_model = HuggingFaceModel(hf_config, to_hf_tensors(entries, model.params), source)
     _check_mlm_activation(model, family, hf_model)
@@ -189,13 +180,18 @@ def family_of(config: ModelConfig, heads: Heads) -> str:
     return "bert" if config.type_vocab_size else "distilbert"
 
 
-def _family(settings: Settings) -> Family:
+def find_family(settings: Settings) -> Family:
+    """The family of a config.json.
+
+    Raises:
+      UserError: the architecture is not supported.
+    """
     name = settings.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
         raise UserError(f"{settings.source}: model_type '{name}' is not supported: use one of {', '.join(FAMILIES)}")
     if settings.architecture.endswith("ForMultipleChoice"):
         raise UserError(f"{settings.source}: architecture '{settings.architecture}' is not supported")
-    if MODEL_TYPE_ALIASES.get(name, name) not in CAUSAL_CLASSES:
+    if "causal" not in FAMILIES[name].class_suffixes:
         settings.require_value("is_decoder", False, f"{name} has no causal model")
     return FAMILIES[name]
 

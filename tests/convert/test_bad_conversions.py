@@ -14,25 +14,19 @@ from bert_jax.cli import main as cli
 from bert_jax.convert import conversion
 from bert_jax.convert.conversion import convert
 from bert_jax.convert.formats import input_formats, run
-from bert_jax.convert.parity import transformers_forward
 
 LAYER = "bert.encoder.layer.0"
 
 
-@pytest.fixture(autouse=True)
-def only_numpy(monkeypatch):
-    """The reference forward pass is numpy's, whatever is installed."""
-    monkeypatch.setattr(transformers_forward, "available", lambda: False)
+pytestmark = pytest.mark.usefixtures("only_numpy", "quick_compilation")
 
 
 @pytest.fixture(scope="module")
-def forms(tmp_path_factory, tiny_run):
+def forms(tmp_path_factory, tiny_run, only_numpy):
     """`tiny_run` in every readable format; copied before it is damaged."""
     directory = tmp_path_factory.mktemp("forms")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transformers_forward, "available", lambda: False)
-        for form in ("huggingface", "tensorflow1", "bert-jax"):
-            convert(tiny_run, directory / form, form, input_formats.ReadOptions(optimizer_state=form != "huggingface"))
+    for form in ("huggingface", "tensorflow1", "bert-jax"):
+        convert(tiny_run, directory / form, form, input_formats.ReadOptions(optimizer_state=form != "huggingface"))
     return directory
 
 
@@ -133,6 +127,9 @@ def test_shapes_that_contradict_the_config(refuses, spoil):
         ({"layer_norm_eps": float("nan")}, "layer_norm_eps is nan in config.json: it must be from 0 to 1"),
         ({"initializer_range": -0.02}, "initializer_range is -0.02 in config.json: it must be from 0 to 100"),
         ({"hidden_dropout_prob": 10**400}, "it must be from 0 to 1"),
+        ({"model_type": "t5"}, "model_type 't5' is not supported: use one of bert, roberta"),
+        ({"model_type": None}, "is not supported: use one of bert, roberta"),
+        ({"architectures": ["BertForMultipleChoice"]}, "architecture 'BertForMultipleChoice' is not supported"),
     ):
         shutil.copy(config, source / "kept")
         change_json(config, lambda about, change=change: about.update({"vocab_size": 120} | change))
@@ -142,36 +139,14 @@ def test_shapes_that_contradict_the_config(refuses, spoil):
     refuses(source, "config.json")
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"model_type": "t5"}, "model_type 't5' is not supported: use one of bert, roberta"),
-        ({"model_type": None}, "is not supported: use one of bert, roberta"),
-        ({"architectures": ["BertForMultipleChoice"]}, "architecture 'BertForMultipleChoice' is not supported"),
-    ],
-)
-def test_other_architectures(refuses, spoil, change, words):
-    source = spoil("huggingface")
-    change_json(source / "config.json", lambda about: about.update(change))
-    refuses(source, words)
-
-
-@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-def test_values_that_are_not_finite(refuses, spoil, value):
+def test_values_that_float32_does_not_hold(refuses, spoil):
     """In a row that no text reaches: a forward pass does not see it."""
     source, name = spoil("huggingface"), "bert.embeddings.word_embeddings.weight"
-
-    def change(tensors) -> None:
-        tensors[name][117, 5] = value
-
-    change_tensors(source, change)
-    refuses(source, str(source), f"tensor '{name}' has the value {value} at [117, 5]")
-
-
-def test_a_value_that_float32_does_not_hold(refuses, spoil):
-    source, name = spoil("huggingface"), "cls.predictions.bias"
-    change_tensors(source, lambda tensors: tensors.update({name: np.full(120, 1e300)}))
-    refuses(source, f"tensor '{name}' has the value inf at [0]", "float32")
+    for value in (np.inf, -np.inf, np.nan):
+        change_tensors(source, lambda tensors, value=value: tensors[name].__setitem__((117, 5), value))
+        refuses(source, str(source), f"tensor '{name}' has the value {value} at [117, 5]")
+    change_tensors(source, lambda tensors: tensors.update({name: np.full((120, 64), 1e300)}))
+    refuses(source, f"tensor '{name}' has the value inf at [0, 0]", "float32")
 
 
 def test_moments_that_are_not_finite(refuses, spoil):
@@ -362,72 +337,52 @@ def flip(path) -> None:
     path.write_bytes(bytes(content))
 
 
+def about(**changes):
+    """Changes the description; a name with "__" is a field inside a part, and None removes a field."""
+
+    def damage(place) -> None:
+        def change(description) -> None:
+            for name, value in changes.items():
+                *part, field = name.split("__")
+                inside = description[part[0]] if part else description
+                inside.pop(field) if value is None else inside.update({field: value})
+
+        change_json(place / "model.json", change)
+
+    return damage
+
+
+def truncate(place) -> None:
+    (place / "model.json").write_text((place / "model.json").read_text()[:300])
+
+
+TAGGING = {"kind": "tagging", "labels": ["a"], "reads": "tokens", "activation": "none", "norm": False}
 DAMAGES = {
     "a flipped bit": (lambda place: flip(place / "params.safetensors"), "params.safetensors is missing or damaged"),
     "a flipped bit in moments": (lambda place: flip(place / "moments.safetensors"), "moments.safetensors is missing"),
     "no parameters": (lambda place: (place / "params.safetensors").unlink(), "params.safetensors is missing or dam"),
-    "half a description": (
-        lambda place: (place / "model.json").write_text((place / "model.json").read_text()[:300]),
-        "model.json is not JSON",
-    ),
+    "half a description": (truncate, "model.json is not JSON"),
     "a list": (lambda place: (place / "model.json").write_text("[]"), "model.json is not a JSON object, but []"),
-    "a later format": (
-        lambda place: change_json(place / "model.json", lambda about: about.update(format_version=3)),
-        "model.json has format version 3, and this bert_jax reads 2: update bert_jax",
-    ),
-    "an earlier format": (
-        lambda place: change_json(place / "model.json", lambda about: about.update(format_version=1)),
-        "model.json has format version 1, and this bert_jax reads 2: convert the model again",
-    ),
-    "an unknown field of the model": (
-        lambda place: change_json(place / "model.json", lambda about: about["model"].update(flavour="sweet")),
-        "model.json",
-    ),
-    "an unknown field of the heads": (
-        lambda place: change_json(place / "model.json", lambda about: about["heads"].update(flavour="sweet")),
-        "model.json",
-    ),
-    "no heads": (lambda place: change_json(place / "model.json", lambda about: about.pop("heads")), "model.json"),
-    "no sums": (lambda place: change_json(place / "model.json", lambda about: about.pop("sha256")), "model.json"),
-    "no sum of the parameters": (
-        lambda place: change_json(place / "model.json", lambda about: about["sha256"].pop("params.safetensors")),
-        "model.json",
-    ),
-    "no family": (lambda place: change_json(place / "model.json", lambda about: about.pop("family")), "model.json"),
-    "no step": (lambda place: change_json(place / "model.json", lambda about: about.pop("step")), "model.json"),
-    "an unknown family": (
-        lambda place: change_json(place / "model.json", lambda about: about.update(family="gpt")),
-        "model.json",
-    ),
-    "an impossible model": (
-        lambda place: change_json(place / "model.json", lambda about: about["model"].update(num_heads=5)),
-        "model.json",
-    ),
+    "a later format": (about(format_version=3), "format version 3, this bert_jax reads 2: update bert_jax"),
+    "an earlier format": (about(format_version=1), "format version 1, this bert_jax reads 2: convert the model again"),
+    "an unknown field of the model": (about(model__flavour="sweet"), "model.json: unknown field 'flavour'"),
+    "an unknown field of the heads": (about(heads__flavour="sweet"), "model.json: unknown field 'flavour'"),
+    "no heads": (about(heads=None), "model.json is damaged"),
+    "no task": (about(heads__task=None), "model.json is damaged"),
+    "no sums": (about(sha256=None), "model.json is damaged"),
+    "no sum of the parameters": (about(**{"sha256__params.safetensors": None}), "model.json is damaged"),
+    "no family": (about(family=None), "model.json is damaged"),
+    "no step": (about(step=None), "model.json is damaged"),
+    "an unknown family": (about(family="gpt"), "model.json is damaged"),
+    "an impossible model": (about(model__num_heads=5), "model.json"),
     "a field of another type": (
-        lambda place: change_json(place / "model.json", lambda about: about["model"].update(num_layers="two")),
+        about(model__num_layers="two"),
         "model.json: model.num_layers is 'two': it must be a whole number in [1, 1e4]",
     ),
-    "another width": (
-        lambda place: change_json(place / "model.json", lambda about: about["model"].update(intermediate_size=97)),
-        "model.json",
-    ),
-    "another depth": (
-        lambda place: change_json(place / "model.json", lambda about: about["model"].update(num_layers=2)),
-        "model.json",
-    ),
-    "a head that is not there": (
-        lambda place: change_json(
-            place / "model.json",
-            lambda about: about["heads"].update(
-                task={"kind": "tagging", "labels": ["a"], "reads": "tokens", "activation": "none", "norm": False}
-            ),
-        ),
-        "model.json",
-    ),
-    "half a task": (
-        lambda place: change_json(place / "model.json", lambda about: about["heads"].update(task={"kind": "tagging"})),
-        "model.json",
-    ),
+    "another width": (about(model__intermediate_size=97), "model.json needs encoder/layers/"),
+    "another depth": (about(model__num_layers=2), "model.json needs encoder/layers/"),
+    "a head that is not there": (about(heads__task=TAGGING), "model.json needs task/"),
+    "half a task": (about(heads__task={"kind": "tagging"}), "model.json: field 'labels' is missing"),
 }
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax.convert.formats import fairseq, fairseq_dictionary
+from bert_jax.convert.formats import fairseq, input_formats, torch_checkpoint
+from bert_jax.convert.formats.format import ReadOptions
 from bert_jax.convert.translate import from_huggingface, to_huggingface
 from bert_jax.errors import UserError
 from bert_jax.tokenizers.tokenizer import Tokenizer
@@ -15,6 +16,11 @@ from bert_jax.tokenizers.tokenizer import Tokenizer
 FIXTURES = Path(__file__).parent / "fixtures" / "fairseq"
 slow = pytest.mark.slow
 FILES = ["new.pt", "omegaconf.pt", "legacy.pt"]
+
+
+def read(path):
+    """The model with the names of transformers."""
+    return fairseq.read_hf_model(torch_checkpoint.load(path, placeholders=True), path)[0]
 
 
 @pytest.fixture
@@ -35,8 +41,8 @@ def gpt2(tmp_path):
 def test_vocabulary(gpt2):
     """Against fairseq's rule: GPT-2's id as a word, its line in dict.txt, four special tokens before."""
     directory, encoder, order = gpt2
-    files, notes = fairseq_dictionary.convert_tokenizer_files(directory, 4 + 259 + 1 + 1)
-    assert notes == [] and set(files) == {"vocab.json", "merges.txt"}
+    files = fairseq.convert_dictionary(directory, 4 + 259 + 1 + 1)
+    assert set(files) == {"vocab.json", "merges.txt"}
     ids = json.loads(files["vocab.json"])
     assert [ids[token] for token in ("<s>", "<pad>", "</s>", "<unk>", "madeupword0000", "<mask>")] == [
         *(0, 1, 2, 3, 263, 264)
@@ -50,7 +56,7 @@ def test_our_tokenizer_opens_the_files(gpt2, tmp_path):
     directory, encoder, order = gpt2
     out = tmp_path / "out"
     out.mkdir()
-    for name, content in fairseq_dictionary.convert_tokenizer_files(directory, 265)[0].items():
+    for name, content in fairseq.convert_dictionary(directory, 265).items():
         (out / name).write_bytes(content)
     tokenizer = Tokenizer.load(out)
     expected = [encoder[token] for token in ("Ġt", "he")]
@@ -60,7 +66,7 @@ def test_our_tokenizer_opens_the_files(gpt2, tmp_path):
 def test_dictionaries_that_do_not_fit(gpt2):
     directory = gpt2[0]
     with pytest.raises(UserError, match=r"dict\.txt: has 265 tokens, special ones included, the model 300 rows"):
-        fairseq_dictionary.convert_tokenizer_files(directory, 300)
+        fairseq.convert_dictionary(directory, 300)
     whole = (directory / "dict.txt").read_text()
     for line, message in (
         ("99999 3", "99999 is not an id"),
@@ -69,14 +75,11 @@ def test_dictionaries_that_do_not_fit(gpt2):
     ):
         (directory / "dict.txt").write_text(whole + line + "\n")
         with pytest.raises(UserError, match=rf"dict\.txt, line 261: .*{message}"):
-            fairseq_dictionary.convert_tokenizer_files(directory, 265)
+            fairseq.convert_dictionary(directory, 265)
     (directory / "dict.txt").write_text(whole)
     (directory / "encoder.json").write_text("{")
     with pytest.raises(UserError, match=r"encoder\.json is not JSON"):
-        fairseq_dictionary.convert_tokenizer_files(directory, 265)
-    (directory / "encoder.json").unlink()
-    files, (note,) = fairseq_dictionary.convert_tokenizer_files(directory, 265)
-    assert files == {} and "encoder.json is not in" in note
+        fairseq.convert_dictionary(directory, 265)
 
 
 def test_a_word_that_is_counted_again(gpt2):
@@ -84,7 +87,7 @@ def test_a_word_that_is_counted_again(gpt2):
     directory, encoder, _ = gpt2
     path = directory / "dict.txt"
     path.write_text(path.read_text() + "7 5 #fairseq:overwrite\n")
-    ids = json.loads(fairseq_dictionary.convert_tokenizer_files(directory, 266)[0]["vocab.json"])
+    ids = json.loads(fairseq.convert_dictionary(directory, 266)["vocab.json"])
     token = next(token for token, number in encoder.items() if number == 7)
     assert ids[token] == 264 and ids["<mask>"] == 265
 
@@ -95,12 +98,14 @@ def load(name: str):
 
 @slow
 @pytest.mark.parametrize("name", FILES)
-def test_real_files(name):
+def test_real_files(tmp_path, name):
     pytest.importorskip("torch")
-    hf_model, files, notes = fairseq.read(FIXTURES / name)
-    assert files == {} and notes[0] == "tensors classifier.* are fairseq's classification head 'mnli'"
+    content = torch_checkpoint.load(FIXTURES / name, placeholders=True)
+    source_model = fairseq.read(content, FIXTURES / name, ReadOptions(), tmp_path)
+    notes, config = source_model.notes, source_model.hf_config
+    assert source_model.tokenizer_path is None and list(tmp_path.iterdir()) == []
+    assert notes[0] == "tensors classifier.* are fairseq's classification head 'mnli'"
     assert "encoder.json, vocab.bpe is not in" in notes[1]
-    config = hf_model.config
     assert config["num_attention_heads"] == 2 and config["hidden_dropout_prob"] == 0.05
     assert config["max_position_embeddings"] == 12 and config["vocab_size"] == 10 and config["hidden_act"] == "gelu"
     assert config["num_hidden_layers"] == 2 and config["intermediate_size"] == 12 and config["tie_word_embeddings"]
@@ -111,7 +116,7 @@ def test_real_files(name):
 @pytest.mark.parametrize("name", FILES)
 def test_transformers_predicts_what_fairseq_did(name):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    hf_model = fairseq.read(FIXTURES / name).hf_model
+    hf_model = read(FIXTURES / name)
     expected = np.load(FIXTURES / "expected.npz")
     ids = torch.tensor(expected["ids"])
     config = transformers.RobertaConfig(**{k: v for k, v in hf_model.config.items() if k != "architectures"})
@@ -134,7 +139,7 @@ def test_transformers_predicts_what_fairseq_did(name):
 
 @slow
 def test_into_ours_and_back():
-    hf_model = fairseq.read(FIXTURES / "new.pt").hf_model
+    hf_model = read(FIXTURES / "new.pt")
     model = from_huggingface(hf_model)
     assert model.heads.mlm and model.heads.task.kind == "classification" and model.config.max_positions == 10
     again = to_huggingface(model, "again").tensors
@@ -177,11 +182,11 @@ def save(tmp_path):
 
 @slow
 def test_older_names(save):
-    new = fairseq.read(FIXTURES / "new.pt").hf_model.tensors
+    new = read(FIXTURES / "new.pt").tensors
     names = older(load("new.pt"))
     assert "decoder.sentence_encoder.layers.1.self_attn.in_proj_weight" in names
     assert "decoder.sentence_encoder.emb_layer_norm.bias" in names
-    old = fairseq.read(save(names)).hf_model.tensors
+    old = read(save(names)).tensors
     assert set(old) == set(new)
     for name, array in new.items():
         assert old.lazy_tensors[name].shape == array.shape
@@ -190,30 +195,24 @@ def test_older_names(save):
 
 @slow
 def test_half_precision_stays(save):
-    half = fairseq.read(save({name: tensor.half() for name, tensor in load("new.pt").items()})).hf_model.tensors
+    half = read(save({name: tensor.half() for name, tensor in load("new.pt").items()})).tensors
     assert half["roberta.encoder.layer.0.attention.self.query.weight"].dtype == np.float16
 
 
 @slow
-def test_heads(save):
+def test_several_heads_are_left_out(save):
     model = load("new.pt")
-    two = model | {n.replace("mnli", "sst"): t + 1 for n, t in model.items() if "mnli" in n}
-    hf_model, _, notes = fairseq.read(save(two))
-    assert "left out: classification heads mnli, sst" in notes and "classifier.dense.weight" not in hf_model.tensors
+    path = save(model | {n.replace("mnli", "sst"): t + 1 for n, t in model.items() if "mnli" in n})
+    hf_model, notes = fairseq.read_hf_model(torch_checkpoint.load(path, placeholders=True), path)
+    assert notes == ["left out: classification heads mnli, sst"]
+    assert "classifier.dense.weight" not in hf_model.tensors
     assert hf_model.config["architectures"] == ["RobertaForMaskedLM"] and "id2label" not in hf_model.config
-    hf_model, _, notes = fairseq.read(save(two), head="sst")
-    np.testing.assert_array_equal(
-        hf_model.tensors["classifier.out_proj.bias"], two["classification_heads.sst.out_proj.bias"].numpy()
-    )
-    assert "left out: classification heads mnli" in notes and len(hf_model.config["id2label"]) == 3
-    with pytest.raises(UserError, match=r"model\.pt: has no head 'cola', but mnli, sst"):
-        fairseq.read(save(two), head="cola")
 
 
 @slow
 def test_settings(save):
     model = load("new.pt")
-    hf_model = fairseq.read(save(model, activation_fn="gelu_accurate", untie_weights_roberta=True)).hf_model
+    hf_model = read(save(model, activation_fn="gelu_accurate", untie_weights_roberta=True))
     assert hf_model.config["hidden_act"] == "gelu_new" and not hf_model.config["tie_word_embeddings"]
 
 
@@ -223,8 +222,8 @@ def test_refused(save, tmp_path):
     model = load("new.pt")
 
     def fails(path, *words):
-        with pytest.raises(UserError) as caught:
-            fairseq.read(path)
+        with pytest.raises(UserError) as caught, input_formats.open_model(path):
+            pass
         assert "\n" not in str(caught.value) and str(path) in str(caught.value)
         for word in words:
             assert word in str(caught.value), str(caught.value)
@@ -233,19 +232,18 @@ def test_refused(save, tmp_path):
     fails(save(model, activation_fn="tanh"), "activation_fn 'tanh'")
     fails(save(model, pooler_activation_fn="relu"), "pooler_activation_fn 'relu'")
     fails(save(model, encoder_attention_heads=None), "encoder_attention_heads")
-    fails(save(model | {"decoder.layers.0.x": torch.zeros(1)}), "'layers.0.x' is not part of a RoBERTa")
+    fails(save(model | {"decoder.layers.0.x": torch.zeros(1)}), "tensor 'layers.0.x' is not part of this architecture")
     fails(save({n: t for n, t in model.items() if "embed_positions" not in n}), "no table of position")
     fails(save({n: t for n, t in model.items() if ".layers.0." not in n}), "only the layers [1]")
     path = tmp_path / "x.pt"
-    torch.save({"model": model}, path)
+    torch.save({"model": model, "args": None}, path)
     fails(path, "no settings")
-    torch.save(model, path)
-    fails(path, "no 'model'")
 
 
 @slow
 def test_dictionary_of_another_model(tmp_path, gpt2):
     pytest.importorskip("torch")
     shutil.copy(FIXTURES / "new.pt", gpt2[0])
-    with pytest.raises(UserError, match=r"dict\.txt: has 265 tokens, .* the model 10 rows"):
-        fairseq.read(gpt2[0] / "new.pt")
+    opened = input_formats.open_model(gpt2[0] / "new.pt")
+    with pytest.raises(UserError, match=r"dict\.txt: has 265 tokens, .* the model 10 rows"), opened:
+        pass

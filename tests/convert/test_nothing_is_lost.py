@@ -12,10 +12,10 @@ import yaml
 
 from bert_jax.cli import main as cli
 from bert_jax.convert import conversion
+from bert_jax.convert.families.hf_config import normalize_hf_config
 from bert_jax.convert.formats import input_formats, tensor_files
-from bert_jax.convert.formats.hf_config import normalize_hf_config
 from bert_jax.convert.hf_model import HuggingFaceModel
-from bert_jax.convert.parity import jax_forward, parity_report, transformers_forward
+from bert_jax.convert.parity import jax_forward, parity_report
 from bert_jax.convert.parity.numpy_forward import run as run_numpy
 from bert_jax.convert.parity.sample_texts import sample_inputs
 from bert_jax.convert.translate import from_huggingface
@@ -24,11 +24,7 @@ from bert_jax.tokenizers import hf_settings
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from tests.golden import make_families, recipe
 
-
-@pytest.fixture(autouse=True)
-def only_numpy(monkeypatch):
-    """The reference forward pass is numpy's, whatever is installed."""
-    monkeypatch.setattr(transformers_forward, "available", lambda: False)
+pytestmark = pytest.mark.usefixtures("only_numpy", "quick_compilation")
 
 
 def save(directory, config, tensors):
@@ -79,13 +75,6 @@ def test_what_no_text_reaches(encoder, tmp_path, monkeypatch, change, message):
     with pytest.raises(UserError, match=message):
         conversion.convert(encoder, tmp_path / "new", "huggingface")
     assert not (tmp_path / "new").exists()
-
-
-def test_config_fields_of_the_source_are_kept(encoder, tmp_path):
-    conversion.convert(encoder, tmp_path / "native", "bert-jax")
-    conversion.convert(tmp_path / "native", tmp_path / "huggingface", "huggingface")
-    described = json.loads((tmp_path / "huggingface" / "config.json").read_text())
-    assert (described["problem_type"], described["classifier_dropout"]) == ("multi_label_classification", 0.3)
 
 
 def test_what_is_not_there_is_not_tied(encoder, tmp_path):
@@ -277,12 +266,6 @@ def test_a_link_that_leads_nowhere(encoder, tmp_path):
         conversion.convert(encoder, tmp_path / "link", "bert-jax")
 
 
-def test_a_card_without_a_tokenizer_shows_no_use_of_one(encoder, tmp_path):
-    for to in ("huggingface", "bert-jax"):
-        conversion.convert(encoder, tmp_path / to, to)
-        assert "```python" not in (tmp_path / to / "README.md").read_text()
-
-
 CARD = """---
 license: apache-2.0
 language: [en, no]
@@ -295,8 +278,9 @@ datasets: [snli]
 """
 
 
-def test_the_front_matter_of_a_card_comes_along(encoder, tmp_path):
+def test_config_fields_and_the_card_come_along(encoder, tmp_path):
     """Also through the native format; the library is that of the new format. Invalid YAML is left out, with a note.
+    A card without a tokenizer shows no use of one.
 
     The language `no` is Norwegian, not a truth value.
     """
@@ -305,7 +289,11 @@ def test_the_front_matter_of_a_card_comes_along(encoder, tmp_path):
     (encoder / "config.json").write_text(json.dumps(settings | {"_name_or_path": "someone/small-bert"}))
     conversion.convert(encoder, tmp_path / "native", "bert-jax")
     conversion.convert(tmp_path / "native", tmp_path / "huggingface", "huggingface")
-    front = yaml.safe_load((tmp_path / "huggingface" / "README.md").read_text().split("---\n")[1])
+    described = json.loads((tmp_path / "huggingface" / "config.json").read_text())
+    assert (described["problem_type"], described["classifier_dropout"]) == ("multi_label_classification", 0.3)
+    cards = [(tmp_path / to / "README.md").read_text() for to in ("huggingface", "native")]
+    assert not any("```python" in card for card in cards)
+    front = yaml.safe_load(cards[0].split("---\n")[1])
     assert front == {
         "language": ["en", "no"],
         "license": "apache-2.0",

@@ -15,7 +15,6 @@ from bert_jax.config import to_dict
 from bert_jax.convert.conversion import convert
 from bert_jax.convert.formats import input_formats
 from bert_jax.convert.init_from import load_initial_params
-from bert_jax.convert.parity import transformers_forward
 from bert_jax.data.cursor import Cursor
 from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.errors import UserError
@@ -45,24 +44,19 @@ def config():
 """
 
 
-@pytest.fixture(autouse=True)
-def only_numpy(monkeypatch):
-    """The reference forward pass is numpy's, whatever is installed."""
-    monkeypatch.setattr(transformers_forward, "available", lambda: False)
+pytestmark = pytest.mark.usefixtures("only_numpy", "quick_compilation")
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory, tiny_run):
+def made(tmp_path_factory, tiny_run, only_numpy):
     """The run's model with its moments in each format, and without them; read only."""
     directory = tmp_path_factory.mktemp("moments")
     places = {"run": tiny_run} | {name: directory / name for name in (*JOURNEYS, "without", "tensorflow1 without")}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transformers_forward, "available", lambda: False)
-        for name, (source, to) in JOURNEYS.items():
-            command = ["convert", str(places[source]), str(places[name]), "--to", to, "--optimizer-state", "keep"]
-            assert cli.main(command) == 0
-        convert(places["native"], places["without"], "bert-jax")
-        convert(places["tensorflow1"], places["tensorflow1 without"], "tensorflow1")
+    for name, (source, to) in JOURNEYS.items():
+        command = ["convert", str(places[source]), str(places[name]), "--to", to, "--optimizer-state", "keep"]
+        assert cli.main(command) == 0
+    convert(places["native"], places["without"], "bert-jax")
+    convert(places["tensorflow1"], places["tensorflow1 without"], "tensorflow1")
     return places
 
 
@@ -158,14 +152,12 @@ def test_the_first_update_is_that_of_the_run_continued(made, tiny_config, tiny_c
 
 
 def test_runs_that_start_with_moments(made, tmp_path, tiny_config, tiny_corpus, monkeypatch):
-    """Through `pretrain`, by either name of the flag: all sources train the same; new moments train something else."""
+    """Through `pretrain`, by either name of the flag. The sources give equal states (above), so one is enough."""
     monkeypatch.chdir(tmp_path)
     config = tmp_path / "tiny.py"
     config.write_text(CONFIG_FILE.format(text=json.dumps(to_dict(starting(tiny_config, "none", "new")))))
     flags = {
-        "run": ["--init-from", str(made["run"]), "--start.optimizer-state", "keep"],
-        "native": [f"--init-from={made['native']}", "--start.optimizer-state", "keep"],
-        "tensorflow1": ["--start.source=" + str(made["tensorflow1"]), "--start.optimizer-state", "keep"],
+        "kept": ["--start.source=" + str(made["native"]), "--start.optimizer-state", "keep"],
         "new": ["--init_from", str(made["native"])],
     }
     found = {}
@@ -174,11 +166,9 @@ def test_runs_that_start_with_moments(made, tmp_path, tiny_config, tiny_corpus, 
         assert cli.main(command) == 0
         found[name] = moments_of(tmp_path / name), params_of(tmp_path / name)
         source = json.loads((tmp_path / name / "config.json").read_text())["config"]["start"]["source"]
-        assert source == str(made["native" if name == "new" else name])
-    for name in ("native", "tensorflow1"):
-        jax.tree.map(np.testing.assert_array_equal, found[name], found["run"])
-    assert found["run"][0].step == 9 and found["new"][0].step == 1
-    pairs = zip(jax.tree.leaves(found["run"][1]), jax.tree.leaves(found["new"][1]), strict=True)
+        assert source == str(made["native"])
+    assert found["kept"][0].step == 9 and found["new"][0].step == 1
+    pairs = zip(jax.tree.leaves(found["kept"][1]), jax.tree.leaves(found["new"][1]), strict=True)
     assert max(np.abs(one - two).max() for one, two in pairs) > 1e-4
 
 
@@ -202,6 +192,7 @@ def test_init_from_nothing(tmp_path, tiny_corpus, capsys, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_run_with_moments_of_its_own_is_continued(made, tmp_path, tiny_config, tiny_corpus):
     """The source counts at the start only: the same command goes on from the run's own checkpoint."""
     source = shutil.copytree(made["native"], tmp_path / "source")

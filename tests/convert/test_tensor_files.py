@@ -10,7 +10,7 @@ import pytest
 import safetensors.numpy
 from etils import epath
 
-from bert_jax.convert.formats import tensor_files
+from bert_jax.convert.formats import tensor_files, torch_checkpoint
 from bert_jax.convert.tensors import LazyTensor, LazyTensors, to_lazy
 from bert_jax.errors import UserError
 
@@ -164,4 +164,4 @@ def test_without_torch(tmp_path, monkeypatch):
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     fails(tmp_path, "pytorch_model.bin", "pip install 'torch>=2.6'")
     with pytest.raises(UserError, match=r"pip install 'torch>=2\.6'"):
-        tensor_files.write_pickle(tmp_path / "out.bin", {})
+        torch_checkpoint.save(tmp_path / "out.bin", {})

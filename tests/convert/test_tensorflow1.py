@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from bert_jax.convert.formats import tensor_bundle, tensorflow1, tensorflow1_names
-from bert_jax.convert.formats.tensor_bundle import TensorBundle
+from bert_jax.convert.formats.tensor_bundle import open_bundle
+from bert_jax.convert.formats.tensorflow1 import read_hf_model, write_hf_model
 from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.errors import UserError
 from tests.golden import recipe as parity_recipe
@@ -86,7 +87,7 @@ def copied(tmp_path):
 
 def extended(family: str, extra: dict[str, tuple[int, ...]]) -> HuggingFaceModel:
     """The golden form with further tensors, in memory."""
-    hf_model = tensorflow1.read(GOLDEN / family)
+    hf_model = read_hf_model(GOLDEN / family)
     return HuggingFaceModel(
         hf_model.config, dict(hf_model.tensors) | {name: recipe.values(name, extra[name]) for name in extra}, "test"
     )
@@ -99,7 +100,7 @@ def change_config(directory: Path, family: str, **settings) -> None:
 
 @pytest.mark.parametrize("family", ["bert", "albert"])
 def test_every_tensor_has_the_value_of_the_name_written_by_hand(family):
-    hf_model = tensorflow1.read(GOLDEN / family)
+    hf_model = read_hf_model(GOLDEN / family)
     assert len(hf_model.tensors) == len(VARIABLES[family])
     for hf_name, name in PAIRS[family].items():
         expected = recipe.values(name, VARIABLES[family][name])
@@ -107,7 +108,7 @@ def test_every_tensor_has_the_value_of_the_name_written_by_hand(family):
 
 
 def test_names_and_shapes_are_those_of_berts_state_dict():
-    shapes = {name: array.shape for name, array in tensorflow1.read(GOLDEN / "bert").tensors.items()}
+    shapes = {name: array.shape for name, array in read_hf_model(GOLDEN / "bert").tensors.items()}
     assert shapes == parity_recipe.tensor_shapes(recipe.BERT_CONFIG)
 
 
@@ -120,37 +121,25 @@ def test_the_table_goes_both_ways_for_every_variable(family):
 
 
 @pytest.mark.parametrize("family", ["bert", "albert"])
+def test_heads_of_tasks_are_not_transposed(family):
+    for module, scope in (("classifier", ""), ("qa_outputs", "cls/squad/")):
+        for part, suffix in (("weight", "weights"), ("bias", "bias")):
+            hf_name, name = f"{module}.{part}", f"{scope}output_{suffix}"
+            assert tensorflow1_names.tensorflow_name(hf_name, family, "test") == (name, False)
+            assert tensorflow1_names.huggingface_name(name, family, "test") == (hf_name, False)
+
+
 @pytest.mark.parametrize(
-    ("hf_name", "name"),
-    [
-        ("classifier.weight", "output_weights"),
-        ("classifier.bias", "output_bias"),
-        ("qa_outputs.weight", "cls/squad/output_weights"),
-        ("qa_outputs.bias", "cls/squad/output_bias"),
-    ],
+    ("family", "prefix", "config"),
+    [("bert", "model.ckpt-7", recipe.BERT_CONFIG), ("albert", "model.ckpt-best", recipe.ALBERT_CONFIG)],
 )
-def test_heads_of_tasks_are_not_transposed(family, hf_name, name):
-    assert tensorflow1_names.tensorflow_name(hf_name, family, "test") == (name, False)
-    assert tensorflow1_names.huggingface_name(name, family, "test") == (hf_name, False)
-
-
-def test_the_config_of_bert():
-    hf_model = tensorflow1.read(GOLDEN / "bert")
-    assert hf_model.source == str(GOLDEN / "bert" / "model.ckpt-7")
-    assert hf_model.config == recipe.BERT_CONFIG | {
-        "architectures": ["BertForPreTraining"],
-        "model_type": "bert",
-        "layer_norm_eps": 1e-12,
-        "tie_word_embeddings": True,
-    }
-
-
-def test_the_config_of_albert():
-    hf_model = tensorflow1.read(GOLDEN / "albert")
-    assert hf_model.config == recipe.ALBERT_CONFIG | {
-        "architectures": ["AlbertForPreTraining"],
-        "hidden_act": "gelu_new",
-        "model_type": "albert",
+def test_configs(family, prefix, config):
+    hf_model = read_hf_model(GOLDEN / family)
+    assert hf_model.source == str(GOLDEN / family / prefix)
+    assert hf_model.config == config | {
+        "architectures": [f"{family.capitalize()}ForPreTraining"],
+        "model_type": family,
+        "hidden_act": {"bert": "gelu", "albert": "gelu_new"}[family],
         "layer_norm_eps": 1e-12,
         "tie_word_embeddings": True,
     }
@@ -160,7 +149,7 @@ def test_settings_that_a_config_lacks_are_googles_defaults(copied):
     """Of AlbertConfig, whose defaults are ALBERT xxlarge's."""
     directory = copied("albert")
     (directory / "albert_config.json").write_text('{"vocab_size": 30000}')
-    config = tensorflow1.read(directory).config
+    config = read_hf_model(directory).config
     assert (config["hidden_size"], config["num_attention_heads"], config["hidden_dropout_prob"]) == (4096, 64, 0)
 
 
@@ -179,11 +168,11 @@ def test_a_form_comes_back_as_it_was(tmp_path, family, head):
     tensors = dict(hf_model.tensors)
     if head != "ForPreTraining":
         tensors = {name: tensors[name] for name in tensors if name.startswith((family, *HEADS[head]))}
-    tensorflow1.write(HuggingFaceModel(hf_model.config, tensors, "test"), tmp_path / "out")
+    write_hf_model(HuggingFaceModel(hf_model.config, tensors, "test"), tmp_path / "out")
     assert sorted(entry.name for entry in (tmp_path / "out").iterdir()) == sorted(
         [f"{family}_config.json", "bert_model.ckpt.data-00000-of-00001", "bert_model.ckpt.index"]
     )
-    back = tensorflow1.read(tmp_path / "out")
+    back = read_hf_model(tmp_path / "out")
     assert equal(dict(back.tensors), tensors)
     expected = {"architectures": [family.capitalize() + head]}
     assert (
@@ -194,8 +183,8 @@ def test_a_form_comes_back_as_it_was(tmp_path, family, head):
 
 def without(directory: Path, *left_out: str, **added) -> Path:
     """The golden BERT, rewritten in one shard without some tensors and with others."""
-    bundle = TensorBundle(GOLDEN / "bert" / "model.ckpt-7")
-    kept = {name: bundle.read(name) for name in bundle.names() if name not in left_out}
+    bundle = open_bundle(GOLDEN / "bert" / "model.ckpt-7")
+    kept = {name: bundle[name] for name in list(bundle) if name not in left_out}
     tensor_bundle.write(directory / "model.ckpt", kept | added)
     shutil.copy(GOLDEN / "bert" / "bert_config.json", directory)
     return directory
@@ -213,31 +202,31 @@ def without(directory: Path, *left_out: str, **added) -> Path:
     ],
 )
 def test_activations_survive(tmp_path, family, hf_name, google, kind):
-    hf_model = tensorflow1.read(GOLDEN / family)
-    tensorflow1.write(
+    hf_model = read_hf_model(GOLDEN / family)
+    write_hf_model(
         HuggingFaceModel(hf_model.config | {"hidden_act": hf_name}, hf_model.tensors, "test"), tmp_path / "out"
     )
     written = json.loads((tmp_path / "out" / f"{family}_config.json").read_text())
     assert (written["hidden_act"], written.get("gelu_approximate")) == (google, kind)
-    back = tensorflow1.read(tmp_path / "out").config
+    back = read_hf_model(tmp_path / "out").config
     assert back["hidden_act"] == {"gelu_pytorch_tanh": "gelu_new"}.get(hf_name, hf_name)
     assert "gelu_approximate" not in back
 
 
 @pytest.mark.parametrize("family", ["bert", "albert"])
 def test_what_transformers_ties_and_buffers_is_left_out(tmp_path, family):
-    hf_model = tensorflow1.read(GOLDEN / family)
+    hf_model = read_hf_model(GOLDEN / family)
     head = "cls.predictions" if family == "bert" else "predictions"
     copies = {
         f"{head}.decoder.weight": hf_model.tensors[f"{family}.embeddings.word_embeddings.weight"],
         f"{head}.decoder.bias": hf_model.tensors[f"{head}.bias"],
         f"{family}.embeddings.position_ids": np.arange(5)[None],
     }
-    tensorflow1.write(HuggingFaceModel(hf_model.config, dict(hf_model.tensors) | copies, "test"), tmp_path / "out")
-    assert equal(dict(tensorflow1.read(tmp_path / "out").tensors), dict(hf_model.tensors))
+    write_hf_model(HuggingFaceModel(hf_model.config, dict(hf_model.tensors) | copies, "test"), tmp_path / "out")
+    assert equal(dict(read_hf_model(tmp_path / "out").tensors), dict(hf_model.tensors))
     untied = copies | {f"{head}.decoder.bias": np.ones(11, np.float32)}
     message = refusal(
-        tensorflow1.write,
+        write_hf_model,
         HuggingFaceModel(hf_model.config, dict(hf_model.tensors) | untied, "test"),
         tmp_path / "untied",
     )
@@ -246,11 +235,11 @@ def test_what_transformers_ties_and_buffers_is_left_out(tmp_path, family):
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 def test_half_precision_is_written_as_float32(tmp_path, dtype):
-    hf_model = tensorflow1.read(GOLDEN / "bert")
+    hf_model = read_hf_model(GOLDEN / "bert")
     halves = {name: array.astype(dtype) for name, array in hf_model.tensors.items()}
-    tensorflow1.write(HuggingFaceModel(hf_model.config, halves, "test"), tmp_path / "out")
+    write_hf_model(HuggingFaceModel(hf_model.config, halves, "test"), tmp_path / "out")
     assert equal(
-        dict(tensorflow1.read(tmp_path / "out").tensors),
+        dict(read_hf_model(tmp_path / "out").tensors),
         {name: array.astype(np.float32) for name, array in halves.items()},
     )
 
@@ -265,7 +254,7 @@ def test_found_nothing(tmp_path):
     assert tensorflow1.find_checkpoint(tmp_path) is None
     assert tensorflow1.find_checkpoint(tmp_path / "epoch-1.ckpt") is None
     assert tensorflow1.find_checkpoint(tmp_path / "absent") is None
-    assert "needs a file *.ckpt.index" in refusal(tensorflow1.read, tmp_path)
+    assert "needs a file *.ckpt.index" in refusal(read_hf_model, tmp_path)
 
 
 def test_found_several(copied):
@@ -281,10 +270,10 @@ def test_found_several(copied):
 
 
 def test_names_of_the_hub_module(tmp_path):
-    bundle = TensorBundle(GOLDEN / "albert" / "model.ckpt-best")
-    tensor_bundle.write(tmp_path / "model.ckpt", {f"module/{name}": bundle.read(name) for name in bundle.names()})
+    bundle = open_bundle(GOLDEN / "albert" / "model.ckpt-best")
+    tensor_bundle.write(tmp_path / "model.ckpt", {f"module/{name}": bundle[name] for name in list(bundle)})
     shutil.copy(GOLDEN / "albert" / "albert_config.json", tmp_path)
-    assert equal(dict(tensorflow1.read(tmp_path).tensors), dict(tensorflow1.read(GOLDEN / "albert").tensors))
+    assert equal(dict(read_hf_model(tmp_path).tensors), dict(read_hf_model(GOLDEN / "albert").tensors))
 
 
 @pytest.mark.parametrize(
@@ -297,11 +286,11 @@ def test_names_of_the_hub_module(tmp_path):
     ],
 )
 def test_unknown_tensor(tmp_path, family, name, said):
-    assert said in refusal(tensorflow1.read, without(tmp_path, **{name: np.zeros(2, np.float32)}))
+    assert said in refusal(read_hf_model, without(tmp_path, **{name: np.zeros(2, np.float32)}))
 
 
 def test_unknown_tensor_to_write(tmp_path):
-    message = refusal(tensorflow1.write, extended("bert", {"bert.pooler.weight": (4, 4)}), tmp_path / "out")
+    message = refusal(write_hf_model, extended("bert", {"bert.pooler.weight": (4, 4)}), tmp_path / "out")
     nearest = "the nearest known name is 'bert.pooler.dense.weight'"
     assert message == f"test: tensor 'bert.pooler.weight' is not part of Google's bert; {nearest}"
 
@@ -317,58 +306,45 @@ def test_configs_that_cannot_be_read(copied):
     ):
         shutil.copy(GOLDEN / "albert" / "albert_config.json", path)
         change_config(directory, "albert", **settings)
-        assert f"{path}: " in (message := refusal(tensorflow1.read, directory)) and said in message
+        assert f"{path}: " in (message := refusal(read_hf_model, directory)) and said in message
     for content, said in (("{", "is not JSON"), ("[1]", "is not a JSON object, but [1]"), ("{}", "has no vocab_size")):
         path.write_text(content)
-        assert said in refusal(tensorflow1.read, directory)
+        assert said in refusal(read_hf_model, directory)
     shutil.copy(GOLDEN / "bert" / "bert_config.json", directory)
-    assert "has both of them" in refusal(tensorflow1.read, directory)
+    assert "has both of them" in refusal(read_hf_model, directory)
     for file in directory.glob("*.json"):
         file.unlink()
-    assert "needs one of bert_config.json and albert_config.json, and has none" in refusal(tensorflow1.read, directory)
+    assert "needs one of bert_config.json and albert_config.json, and has none" in refusal(read_hf_model, directory)
 
 
 def test_an_activation_that_a_form_does_not_say_is_transformers_default(tmp_path):
-    hf_model = tensorflow1.read(GOLDEN / "albert")
+    hf_model = read_hf_model(GOLDEN / "albert")
     config = {key: hf_model.config[key] for key in hf_model.config if key != "hidden_act"}
-    tensorflow1.write(HuggingFaceModel(config, hf_model.tensors, "test"), tmp_path / "out")
-    assert tensorflow1.read(tmp_path / "out").config["hidden_act"] == "gelu_new"
-
-
-@pytest.mark.parametrize("settings", [{"inner_group_num": 2}, {"embedding_size": 4}])
-def test_alberts_that_google_does_not_build(tmp_path, settings):
-    hf_model = tensorflow1.read(GOLDEN / "albert")
-    changed = HuggingFaceModel(hf_model.config | settings, hf_model.tensors, "test")
-    assert "is not supported" in refusal(tensorflow1.write, changed, tmp_path / "out")
+    write_hf_model(HuggingFaceModel(config, hf_model.tensors, "test"), tmp_path / "out")
+    assert read_hf_model(tmp_path / "out").config["hidden_act"] == "gelu_new"
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("family", "settings", "said"),
     [
-        ({"model_type": "roberta"}, "a roberta cannot be written for TensorFlow 1: only bert, albert"),
-        ({"layer_norm_eps": 1e-5}, "layer_norm_eps 1e-05 cannot be written"),
-        ({"position_embedding_type": "relative_key"}, "position_embedding_type relative_key cannot be written"),
-        ({"is_decoder": True}, "is_decoder True cannot be written"),
-        ({"hidden_act": "silu"}, "hidden_act 'silu' is not one of gelu, gelu_new, relu"),
+        ("bert", {"model_type": "roberta"}, "a roberta cannot be written for TensorFlow 1: only bert, albert"),
+        ("bert", {"layer_norm_eps": 1e-5}, "layer_norm_eps 1e-05 cannot be written"),
+        ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type relative_key cannot be written"),
+        ("bert", {"is_decoder": True}, "is_decoder True cannot be written"),
+        ("bert", {"hidden_act": "silu"}, "hidden_act 'silu' is not one of gelu, gelu_new, relu"),
+        ("albert", {"inner_group_num": 2}, "inner_group_num 2 is not supported"),
+        ("albert", {"embedding_size": 4}, "whose embedding_size is its hidden_size is not supported"),
     ],
 )
-def test_models_that_google_does_not_support(tmp_path, settings, said):
-    hf_model = tensorflow1.read(GOLDEN / "bert")
-    message = refusal(
-        tensorflow1.write, HuggingFaceModel(hf_model.config | settings, hf_model.tensors, "test"), tmp_path / "out"
-    )
-    assert said in message and not (tmp_path / "out").exists()
-
-
-def test_a_checkpoint_is_not_overwritten(tmp_path):
-    hf_model = tensorflow1.read(GOLDEN / "bert")
-    tensorflow1.write(hf_model, tmp_path)
-    assert "bert_model.ckpt.index exists already" in refusal(tensorflow1.write, hf_model, tmp_path)
+def test_models_that_google_does_not_support(tmp_path, family, settings, said):
+    hf_model = read_hf_model(GOLDEN / family)
+    changed = HuggingFaceModel(hf_model.config | settings, hf_model.tensors, "test")
+    assert said in refusal(write_hf_model, changed, tmp_path / "out") and not (tmp_path / "out").exists()
 
 
 def test_format_v1_says_so():
     for place in ("v1", "v1/v1.ckpt"):
-        assert "format V1" in refusal(tensorflow1.read, GOLDEN / place)
+        assert "format V1" in refusal(read_hf_model, GOLDEN / place)
 
 
 def test_damage_is_told_when_a_tensor_is_read(copied):
@@ -377,5 +353,5 @@ def test_damage_is_told_when_a_tensor_is_read(copied):
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    hf_model = tensorflow1.read(directory)
+    hf_model = read_hf_model(directory)
     assert "is damaged (CRC-32C)" in refusal(dict, hf_model.tensors)

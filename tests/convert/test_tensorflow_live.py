@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from bert_jax.convert.formats import tensor_bundle, tensorflow1
-from bert_jax.convert.formats.tensor_bundle import TensorBundle
+from bert_jax.convert.formats.tensor_bundle import open_bundle
 from tests.convert.test_tensor_bundle import GOLDEN, blocks, identical
 from tests.golden import tensor_bundle_recipe as recipe
 
@@ -49,9 +49,9 @@ def test_the_goldens_are_what_tensorflow_writes(tmp_path):
     """By Saver: several shards, slots, all dtypes; read as the frozen ones are."""
     tensorflow("-m", "tests.golden.make_tensor_bundle", tmp_path)
     for prefix in ("bert/model.ckpt-7", "albert/model.ckpt-best", "others/others.ckpt"):
-        fresh, frozen = TensorBundle(tmp_path / prefix), TensorBundle(GOLDEN / prefix)
-        assert fresh.names() == frozen.names()
-        assert all(identical(fresh.read(name), frozen.read(name)) for name in frozen.names())
+        fresh, frozen = open_bundle(tmp_path / prefix), open_bundle(GOLDEN / prefix)
+        assert list(fresh) == list(frozen)
+        assert all(identical(fresh[name], frozen[name]) for name in list(frozen))
     assert len(list((tmp_path / "bert").glob("*.data-*-of-00003"))) == 3
 
 
@@ -67,9 +67,9 @@ def test_several_blocks_of_tensorflows_index(tmp_path, many):
     np.savez(tmp_path / "many.npz", **many)
     side("write", tmp_path / "many.npz", tmp_path / "many.ckpt")
     assert len(blocks((tmp_path / "many.ckpt.index").read_bytes())) > 1
-    bundle = TensorBundle(tmp_path / "many.ckpt")
-    assert bundle.names() == sorted(many)
-    assert all(identical(bundle.read(name), many[name]) for name in many)
+    bundle = open_bundle(tmp_path / "many.ckpt")
+    assert list(bundle) == sorted(many)
+    assert all(identical(bundle[name], many[name]) for name in many)
 
 
 def test_tensorflow_reads_our_blocks_and_dtypes(tmp_path, many):
@@ -85,10 +85,10 @@ def test_tensorflow_reads_our_blocks_and_dtypes(tmp_path, many):
 @pytest.mark.parametrize("family", ["bert", "albert"])
 def test_saver_restores_our_models_under_googles_names(tmp_path, family):
     """Weights, moments and step that went through the form are what the golden checkpoint holds by name."""
-    hf_model = tensorflow1.read(GOLDEN / family)
+    hf_model = tensorflow1.read_hf_model(GOLDEN / family)
     moments = tensorflow1.read_moments(GOLDEN / family)
     assert (moments is None) == (family == "albert")
-    tensorflow1.write(hf_model, tmp_path / "out", moments)
+    tensorflow1.write_hf_model(hf_model, tmp_path / "out", moments)
     side("restore", tmp_path / "out" / "bert_model.ckpt", tmp_path / "back.npz")
     shapes = recipe.albert_variables() if moments is None else recipe.with_slots(recipe.bert_variables())
     expected = {name: recipe.values(name, shape) for name, shape in shapes.items()}

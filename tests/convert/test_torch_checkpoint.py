@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from bert_jax.convert.formats import tensor_files, torch_checkpoint
+from bert_jax.convert.formats import input_formats, tensor_files, torch_checkpoint
 from bert_jax.errors import UserError
 
 torch = pytest.importorskip("torch")
@@ -82,7 +82,7 @@ def test_torch_reads_what_was_written(tmp_path):
     }
     tensors["half"].flags.writeable = False
     tensors["reversed"] = np.arange(3, dtype=np.float32)[::-1]
-    tensor_files.write_pickle(tmp_path / "pytorch_model.bin", tensors)
+    torch_checkpoint.save(tmp_path / "pytorch_model.bin", tensors)
     torch_state = torch.load(tmp_path / "pytorch_model.bin", weights_only=True)
     np.testing.assert_array_equal(torch_state["a"].numpy(), tensors["a"])
     np.testing.assert_array_equal(torch_state["every"].view(torch.int16).numpy().view(np.uint16), BITS)
@@ -174,23 +174,22 @@ def test_other_things(tmp_path):
         dict(tensor_files.open_tensors(tmp_path))
 
 
+STATE = {"a": torch.zeros(1)}
+KINDS = {
+    "args": ({"model": STATE, "args": argparse.Namespace(x=1)}, "no table of|pre-norm"),
+    "cfg": ({"model": STATE, "cfg": {"model": {}}, "args": None}, "no table of|pre-norm"),
+    "no settings": ({"model": STATE, "optimizer": {}, "epoch": 3}, r"bert_config\.json is missing"),
+    "a state dict": (STATE, "is a state dict without settings: name it pytorch_model.bin"),
+    "nothing": ({}, "not a state dict, and not a checkpoint of fairseq or NVIDIA"),
+    "a number": ({"weights": 3}, "not a state dict, and not a checkpoint of fairseq or NVIDIA"),
+    "a list": ([1], "not a state dict, and not a checkpoint of fairseq or NVIDIA"),
+}
+"""Content of a file -> message of the reader that takes it: fairseq's, NVIDIA's or none."""
+
+
 @pytest.mark.parametrize("new", FORMATS.values(), ids=FORMATS)
-@pytest.mark.parametrize(
-    ("content", "kind"),
-    [
-        ({"a": torch.zeros(1)}, "state dict"),
-        ({"model": {"a": torch.zeros(1)}, "args": argparse.Namespace(x=1)}, "fairseq"),
-        ({"model": {"a": torch.zeros(1)}, "cfg": {"model": {}}, "args": None}, "fairseq"),
-        ({"model": {"a": torch.zeros(1)}, "optimizer": {}, "epoch": 3}, "nvidia"),
-    ],
-)
-def test_kinds(tmp_path, content, kind, new):
-    save(content, tmp_path / "x.pt", new)
-    assert torch_checkpoint.detect_writer(tmp_path / "x.pt") == kind
-
-
-def test_no_kind(tmp_path):
-    for content in ({}, {"weights": 3}, [1]):
-        torch.save(content, tmp_path / "x.pt")
-        with pytest.raises(UserError, match=r"x\.pt: not a state dict"):
-            torch_checkpoint.detect_writer(tmp_path / "x.pt")
+def test_kinds(tmp_path, new):
+    for content, message in KINDS.values():
+        save(content, tmp_path / "x.pt", new)
+        with pytest.raises(UserError, match=message), input_formats.open_model(tmp_path / "x.pt"):
+            pass

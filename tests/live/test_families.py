@@ -6,13 +6,15 @@ import json
 import jax
 import numpy as np
 import pytest
+from etils import epath
 
 from bert_jax.convert.formats import huggingface
-from bert_jax.convert.formats.tensor_files import SAFETENSORS, open_tensors, write_safetensors
+from bert_jax.convert.formats.format import ReadOptions
+from bert_jax.convert.formats.tensor_files import open_tensors
 from bert_jax.convert.forward_types import ForwardInputs
 from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.parity import jax_forward
-from bert_jax.convert.translate import from_huggingface, strip_base_prefix, to_huggingface
+from bert_jax.convert.translate import from_huggingface, to_huggingface
 from tests.live import zoo
 
 pytestmark = [
@@ -32,8 +34,8 @@ def test_numbers_and_names(family, head, size, tmp_path):
     """Hidden states and logits within 1e-4 at every real token; what we write is what they wrote, and they open it."""
     torch_model = zoo.build(family, head, size)
     torch_model.save_pretrained(tmp_path / "torch")
-    hf_model = huggingface.read(tmp_path / "torch")
-    model = from_huggingface(hf_model)
+    source_model = huggingface.read(epath.Path(tmp_path / "torch"), ReadOptions(), tmp_path)
+    model = source_model.model
     assert model.family == family
     arrays = zoo.inputs(family, size)
     real = arrays["attention_mask"] > 0
@@ -49,9 +51,8 @@ def test_numbers_and_names(family, head, size, tmp_path):
         np.testing.assert_allclose(actual[real], expected.numpy()[real], rtol=0, atol=1e-4, err_msg=f"layer {layer}")
     compare_logits(outputs, output, model.heads, real)
 
-    written = strip_base_prefix(to_huggingface(model, "here"))
     (tmp_path / "written").mkdir()
-    huggingface.write(tmp_path / "written", written, write_safetensors, SAFETENSORS)
+    huggingface.OUTPUT.write(source_model, tmp_path / "written")
     before, after = open_tensors(tmp_path / "torch"), open_tensors(tmp_path / "written")
     assert set(before) == set(after)
     for name in before:

@@ -9,6 +9,7 @@ from bert_jax.config import ModelConfig
 from bert_jax.convert import tokenizer_files
 from bert_jax.convert.conversion import convert
 from bert_jax.convert.formats import native
+from bert_jax.convert.source_model import SourceModel
 from bert_jax.convert.translate import NativeModel, family_of
 from bert_jax.model import bert
 from bert_jax.model.heads import Heads
@@ -49,7 +50,7 @@ def roberta(tmp_path_factory):
 
     params = map_with_paths(draw, bert.shapes(config, heads))
     assert family_of(config, heads) == "roberta"
-    native.write(directory, NativeModel("roberta", config, heads, params))
+    native.write(SourceModel("test", "test", NativeModel("roberta", config, heads, params)), directory)
     assert tokenizer_files.copy_tokenizer_files(epath.Path(scratch), epath.Path(directory)) == [
         "vocab.json",
         "merges.txt",

@@ -15,7 +15,7 @@ from etils import epath
 from bert_jax.cli import main as cli
 from bert_jax.convert import conversion
 from bert_jax.convert.conversion import convert
-from bert_jax.convert.formats import fairseq, flax_msgpack_reader, input_formats, tensorflow1
+from bert_jax.convert.formats import fairseq, flax_msgpack_reader, input_formats, tensorflow1, torch_checkpoint
 from bert_jax.convert.formats.tensor_files import PICKLE, open_tensors
 from bert_jax.errors import UserError
 from tests.convert.support_matrix import FAMILIES, FORMATS, SUPPORT, supported
@@ -115,7 +115,7 @@ def test_out(family, format, saved, written):
     if format == "pytorch":
         same({k: t.numpy() for k, t in torch.load(directory / PICKLE, weights_only=True).items()}, tensors)
     elif format == "tensorflow1":
-        same(tensorflow1.read(epath.Path(directory)).tensors, tensors)
+        same(tensorflow1.read_hf_model(epath.Path(directory)).tensors, tensors)
     elif format == "stablehlo":
         native_directory = written(family, "bert-jax")[0]
         assert (directory / "params.safetensors").read_bytes() == (native_directory / "params.safetensors").read_bytes()
@@ -144,19 +144,23 @@ def sources(family: str, format: str, saved, written, place: Path) -> list[tuple
         shutil.copy(directory / "vocab.txt", place)
         return [(place / "ckpt_1.pt", tensors, "")]
     if format == "tensorflow1":
-        return [(BUNDLES / family, tensorflow1.read(epath.Path(BUNDLES / family)).tensors, "")]
+        return [(BUNDLES / family, tensorflow1.read_hf_model(epath.Path(BUNDLES / family)).tensors, "")]
     if (family, format) == ("xlm-roberta", "flax"):  # the same names under another type
         shutil.copytree(FLAX / "RobertaForMaskedLM", place / "flax")
         settings = json.loads((place / "flax/config.json").read_text())
         (place / "flax/config.json").write_text(json.dumps(settings | {"model_type": family}))
-        return [(place / "flax", flax_msgpack_reader.read(epath.Path(place / "flax")).tensors, "")]
+        return [(place / "flax", flax_msgpack_reader.read_hf_model(epath.Path(place / "flax")).tensors, "")]
     if format == "flax":
         return [
-            (FLAX / name, flax_msgpack_reader.read(epath.Path(FLAX / name)).tensors, "") for name in FLAX_FILES[family]
+            (FLAX / name, flax_msgpack_reader.read_hf_model(epath.Path(FLAX / name)).tensors, "")
+            for name in FLAX_FILES[family]
         ]
     if format == "fairseq":
         files = [FAIRSEQ / f"{name}.pt" for name in ("new", "omegaconf", "legacy")]
-        return [(file, fairseq.read(file).hf_model.tensors, "lm_head.*") for file in files]
+        return [
+            (file, fairseq.read_hf_model(torch_checkpoint.load(file, placeholders=True), file)[0].tensors, "lm_head.*")
+            for file in files
+        ]
     return [(written(family, "bert-jax")[0], tensors, "")]
 
 

@@ -22,7 +22,7 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "tensor_bundle"
 
 @pytest.mark.parametrize("family", ["bert", "albert"])
 def test_a_form_is_what_transformers_has(family):
-    hf_model = tensorflow1.read(GOLDEN / family)
+    hf_model = tensorflow1.read_hf_model(GOLDEN / family)
     config = getattr(transformers, f"{family.capitalize()}Config")(**hf_model.config)
     model = getattr(transformers, hf_model.config["architectures"][0])(config)
     hf_shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if ".decoder." not in name}
@@ -41,8 +41,8 @@ def test_what_transformers_has_can_be_written_and_read(tmp_path, family, head):
     model = getattr(transformers, family + head)(getattr(transformers, f"{family}Config")(**sizes, num_labels=2))
     tensors = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     config = model.config.to_dict()
-    tensorflow1.write(HuggingFaceModel(config, tensors, "transformers"), tmp_path / "out")
-    back = tensorflow1.read(tmp_path / "out")
+    tensorflow1.write_hf_model(HuggingFaceModel(config, tensors, "transformers"), tmp_path / "out")
+    back = tensorflow1.read_hf_model(tmp_path / "out")
     assert set(back.tensors) == {name for name in tensors if ".decoder." not in name}
     for name, array in back.tensors.items():
         np.testing.assert_array_equal(array, tensors[name], err_msg=name)

@@ -3,18 +3,21 @@
 Tensor names are those of transformers' modeling_*.py, config fields those of its config.json.
 """
 
+import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from bert_jax import field_validation
 from bert_jax.config import ModelConfig
-from bert_jax.convert.name_map import Entry, dense, norm, same_layout
+from bert_jax.convert.name_map import Entry, Params, dense, norm, same_layout
 from bert_jax.convert.tensors import to_lazy
 from bert_jax.errors import UserError
 from bert_jax.model.heads import Heads, TaskHead
+from bert_jax.training.param_paths import name_leaves
 
 ACTIVATION_NAMES = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}
 _ACTIVATIONS = {name: ours for ours, name in ACTIVATION_NAMES.items()} | {
@@ -23,6 +26,17 @@ _ACTIVATIONS = {name: ours for ours, name in ACTIVATION_NAMES.items()} | {
 }
 """By the names of transformers' activations.py; variants that differ only in the computation are the same."""
 SPAN_LABELS = ("start", "end")
+CLASS_SUFFIXES = {
+    "classification": "ForSequenceClassification",
+    "tagging": "ForTokenClassification",
+    "span": "ForQuestionAnswering",
+    "replaced": "ForPreTraining",
+    "pair": "ForPreTraining",
+    "mlm": "ForMaskedLM",
+    "causal": "ForMaskedLM",
+    "base": "Model",
+}
+"""By head: suffix of the class in families with the usual class names."""
 
 
 @dataclass(frozen=True)
@@ -32,20 +46,82 @@ class Family:
     model_type: str
     base: str
     """Prefix of the encoder's tensor names in models with heads; models without heads lack it."""
-    entries: Callable[[ModelConfig, Heads], Iterator[Entry]]
-    """The parameter of every tensor."""
+    names: tuple[Entry, ...]
+    """The parameter of every tensor outside of task heads; those that a model lacks are ignored. "{n}" in a name is
+    the number of a layer or parameter group."""
+    tasks: Mapping[str, tuple[Entry, ...]]
+    """By kind of task head: the parameter of every tensor in it."""
+    decoder: str
+    """Name of the layer that is tied to the word embeddings."""
     read_config: Callable[["Settings"], ModelConfig]
     write_config: Callable[[ModelConfig, Heads], dict[str, Any]]
     """The family's config.json fields."""
-    read_heads: Callable[["Settings", "TensorNames"], Heads]
-    architecture: Callable[[ModelConfig, Heads], str]
-    """Name of the class with these heads."""
-    copies: dict[str, str] = field(default_factory=dict)
-    """Tied copies that some files contain: name of the copy -> name of the original."""
-    buffers: tuple[str, ...] = ()
-    """Patterns of names that are not parameters."""
+    read_task: Callable[["Settings", "TensorNames", bool], TaskHead | None]
+    """The task head, from config, names and whether there is a pooler."""
+    class_prefix: str
+    """Of the classes in transformers."""
+    class_suffixes: Mapping[str, str] = field(default_factory=dict)
+    """By head: suffixes that differ from CLASS_SUFFIXES; "pair alone" is a pair head without an MLM head."""
+    defaults: Mapping[str, Any] = field(default_factory=lambda: {"hidden_act": "gelu"})
+    """Defaults of transformers' configuration_*.py for fields that the readers require."""
+    mlm_activation: Callable[["Settings"], str | None] = lambda settings: None
+    """Activation of the MLM head; None: that of the layers."""
+    buffers: tuple[str, ...] = ("embeddings.position_ids", "embeddings.token_type_ids")
+    """Patterns of names, after `base`, that are not parameters."""
     unused_params: dict[str, float] = field(default_factory=dict)
     """By path, values for parameters that no layer reads and transformers does not have."""
+
+    def entries(self, params: Params, heads: Heads) -> Iterator[Entry]:
+        """The parameter of every tensor of a model.
+
+        Args:
+          params: the parameters, or a tree with the shape of each.
+          heads: of the model.
+        """
+        leaves = name_leaves(params)
+        names = (*self.names, *(self.tasks.get(heads.task.kind, ()) if heads.task else ()))
+        present = [entry for entry in names if entry.param_path in leaves]
+        for in_layers, group in itertools.groupby(present, lambda entry: "{n}" in entry.hf_name):
+            if not in_layers:
+                yield from group
+                continue
+            templates = list(group)
+            for n in range(leaves[templates[0].param_path].shape[0]):
+                for entry in templates:
+                    if n >= entry.first:
+                        yield entry._replace(hf_name=entry.hf_name.replace("{n}", str(n)), layer=n)
+
+    def name_of(self, param_path: str) -> str:
+        """The tensor of a parameter that belongs to no layer."""
+        return next(entry.hf_name for entry in self.names if entry.param_path == param_path)
+
+    @property
+    def copies(self) -> dict[str, str]:
+        """Tied copies that some files contain: name of the copy -> name of the original."""
+        word, bias = self.name_of("encoder/embeddings/word"), self.name_of("mlm/bias")
+        copies = {f"{self.decoder}.weight": word, f"{self.decoder}.bias": bias}
+        return {copy: original for copy, original in copies.items() if copy != original}
+
+    def read_heads(self, settings: "Settings", names: "TensorNames") -> Heads:
+        """The heads that a model has tensors of."""
+        present = {entry.param_path for entry in self.names if names.has(entry.hf_name)}
+        pooler = "encoder/pooler/kernel" in present
+        return Heads(
+            mlm="mlm/bias" in present,
+            mlm_activation=self.mlm_activation(settings),
+            pair="pair/dense/kernel" in present,
+            pooler=pooler,
+            task=self.read_task(settings, names, pooler),
+        )
+
+    def architecture(self, config: ModelConfig, heads: Heads) -> str:
+        """Name of the class with these heads."""
+        mlm = "causal" if config.direction == "causal" else "mlm"
+        head = heads.task.kind if heads.task else "pair" if heads.pair else mlm if heads.mlm else "base"
+        suffixes = CLASS_SUFFIXES | self.class_suffixes
+        if heads.pair and not heads.mlm and "pair alone" in suffixes:
+            head = "pair alone"
+        return self.class_prefix + suffixes[head]
 
 
 class Settings:
@@ -151,45 +227,68 @@ def task_of_pooled(settings: Settings, names: TensorNames, pooler: bool) -> Task
     return names.task("classifier", "classification", "pooled")
 
 
-def architecture_of(prefix: str, heads: Heads, **others: str) -> str:
-    """Name of the class with these heads, in a family with the usual class names.
-
-    Args:
-      prefix: of the family's classes.
-      heads: of the model.
-      others: suffixes that differ, by head ("pair", "mlm", "base", "replaced").
-    """
-    suffixes = {
-        "classification": "ForSequenceClassification",
-        "tagging": "ForTokenClassification",
-        "span": "ForQuestionAnswering",
-        "replaced": "ForPreTraining",
-        "pair": "ForPreTraining",
-        "mlm": "ForMaskedLM",
-        "base": "Model",
-    } | others
-    head = heads.task.kind if heads.task else "pair" if heads.pair else "mlm" if heads.mlm else "base"
-    return prefix + suffixes[head]
+def task_of_cls(names: TensorNames, classifier: str, activation: str) -> TaskHead | None:
+    """The task head in families whose sequence classifiers have a dense layer on [CLS]."""
+    return (
+        names.task(classifier, "classification", "cls", activation=activation)
+        or names.task("classifier", "tagging", "tokens")
+        or names.task("qa_outputs", "span", "tokens")
+    )
 
 
-def shared_settings(config: ModelConfig, heads: Heads) -> dict[str, Any]:
-    """Config fields that nearly all families share."""
-    hf_config = {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "intermediate_size": config.intermediate_size,
-        "hidden_act": ACTIVATION_NAMES[config.activation],
-        "hidden_dropout_prob": config.hidden_dropout,
-        "attention_probs_dropout_prob": config.attention_dropout,
-        "max_position_embeddings": config.position_offset + config.max_positions,
-        "type_vocab_size": config.type_vocab_size,
-        "initializer_range": config.initializer_range,
-        "layer_norm_eps": config.norm_epsilon,
-        "tie_word_embeddings": True,
-    }
-    return hf_config | describe_labels(heads)
+class Field(NamedTuple):
+    """One field of config.json that has the value of one field of `ModelConfig`."""
+
+    hf_name: str
+    name: str
+    default: Any = None
+    """Of transformers; None: the field is a size and required."""
+
+
+SHARED_FIELDS = (
+    Field("vocab_size", "vocab_size"),
+    Field("hidden_size", "hidden_size"),
+    Field("num_hidden_layers", "num_layers"),
+    Field("num_attention_heads", "num_heads"),
+    Field("intermediate_size", "intermediate_size"),
+    Field("hidden_act", "activation", "gelu"),
+    Field("hidden_dropout_prob", "hidden_dropout", 0.1),
+    Field("attention_probs_dropout_prob", "attention_dropout", 0.1),
+    Field("max_position_embeddings", "max_positions"),
+    Field("type_vocab_size", "type_vocab_size", 2),
+    Field("initializer_range", "initializer_range", 0.02),
+    Field("layer_norm_eps", "norm_epsilon", 1e-12),
+)
+"""The fields of nearly all families, in the order in which they are written."""
+TIED = {"tie_word_embeddings": True}
+
+
+def read_fields(settings: "Settings", fields: tuple[Field, ...] = SHARED_FIELDS, **changes: Any) -> ModelConfig:
+    """A `ModelConfig` from config.json; `changes` are values that no field has as it is."""
+    settings.require_value("position_embedding_type", "absolute", "only absolute positions can be read")
+    values: dict[str, Any] = {"direction": "causal" if settings.get("is_decoder", False) else "bidirectional"}
+    for hf_name, name, default in fields:
+        if name == "activation":
+            values[name] = settings.activation(hf_name, default)
+        else:
+            values[name] = settings.required_size(hf_name) if default is None else settings.get(hf_name, default)
+    return settings.model(**values | changes)
+
+
+def write_fields(
+    config: ModelConfig,
+    heads: Heads,
+    fields: tuple[Field, ...] = SHARED_FIELDS,
+    fixed: Mapping[str, Any] = TIED,
+) -> dict[str, Any]:
+    """The fields of config.json that `read_fields` reads, those with a `fixed` value, and those of labels."""
+    values = dataclasses.asdict(config) | {"activation": ACTIVATION_NAMES[config.activation]}
+    return {hf_name: values[name] for hf_name, name, _ in fields} | dict(fixed) | describe_labels(heads)
+
+
+def decoder_flag(config: ModelConfig) -> dict[str, bool]:
+    """The field of families that have causal models."""
+    return {"is_decoder": True} if config.direction == "causal" else {}
 
 
 def describe_labels(heads: Heads) -> dict[str, Any]:
@@ -203,44 +302,66 @@ def describe_labels(heads: Heads) -> dict[str, Any]:
     }
 
 
-def read_shared(settings: Settings, **changes: Any) -> ModelConfig:
-    """A `ModelConfig` from the fields that nearly all families share; `changes` are the family's own."""
-    settings.require_value("position_embedding_type", "absolute", "only absolute positions can be read")
-    values = {
-        "vocab_size": settings.required_size("vocab_size"),
-        "hidden_size": settings.required_size("hidden_size"),
-        "num_layers": settings.required_size("num_hidden_layers"),
-        "num_heads": settings.required_size("num_attention_heads"),
-        "intermediate_size": settings.required_size("intermediate_size"),
-        "max_positions": settings.required_size("max_position_embeddings"),
-        "type_vocab_size": settings.get("type_vocab_size", 2),
-        "activation": settings.activation("hidden_act"),
-        "norm_epsilon": settings.get("layer_norm_eps", 1e-12),
-        "initializer_range": settings.get("initializer_range", 0.02),
-        "hidden_dropout": settings.get("hidden_dropout_prob", 0.1),
-        "attention_dropout": settings.get("attention_probs_dropout_prob", 0.1),
-        "direction": "causal" if settings.get("is_decoder", False) else "bidirectional",
-    }
-    return settings.model(**values | changes)
-
-
-def embeddings(base: str, config: ModelConfig) -> Iterator[Entry]:
+def embeddings(base: str) -> tuple[Entry, ...]:
     """The embedding tables that most families have, and their LayerNorm."""
-    yield from same_layout(f"{base}.embeddings.word_embeddings.weight", "encoder/embeddings/word")
-    yield from same_layout(f"{base}.embeddings.position_embeddings.weight", "encoder/embeddings/position")
-    if config.type_vocab_size:
-        yield from same_layout(f"{base}.embeddings.token_type_embeddings.weight", "encoder/embeddings/token_type")
-    yield from norm(f"{base}.embeddings.LayerNorm", "encoder/embeddings/norm")
+    return (
+        *same_layout(f"{base}.embeddings.word_embeddings.weight", "encoder/embeddings/word"),
+        *same_layout(f"{base}.embeddings.position_embeddings.weight", "encoder/embeddings/position"),
+        *same_layout(f"{base}.embeddings.token_type_embeddings.weight", "encoder/embeddings/token_type"),
+        *norm(f"{base}.embeddings.LayerNorm", "encoder/embeddings/norm"),
+    )
 
 
-def bert_layers(base: str, config: ModelConfig) -> Iterator[Entry]:
+def layers(
+    prefix: str,
+    *,
+    qkv: tuple[str, str, str],
+    attention_out: str,
+    attention_norm: str,
+    up: str,
+    down: str,
+    feed_forward_norm: str,
+) -> tuple[Entry, ...]:
+    """The layers of a post-norm encoder, by the names of their parts; `prefix` contains "{n}"."""
+    ours = "encoder/layers"
+    return (
+        *(entry for part, name in enumerate(qkv) for entry in dense(f"{prefix}.{name}", f"{ours}/qkv", part)),
+        *dense(f"{prefix}.{attention_out}", f"{ours}/attention_out", merging=True),
+        *norm(f"{prefix}.{attention_norm}", f"{ours}/attention_norm"),
+        *dense(f"{prefix}.{up}", f"{ours}/up"),
+        *dense(f"{prefix}.{down}", f"{ours}/down"),
+        *norm(f"{prefix}.{feed_forward_norm}", f"{ours}/feed_forward_norm"),
+    )
+
+
+def bert_layers(base: str) -> tuple[Entry, ...]:
     """Layers with the names of BERT, RoBERTa and ELECTRA."""
-    for layer in range(config.num_layers):
-        inside = f"{base}.encoder.layer.{layer}"
-        for part, name in enumerate(("query", "key", "value")):
-            yield from dense(f"{inside}.attention.self.{name}", "encoder/layers/qkv", layer, part)
-        yield from dense(f"{inside}.attention.output.dense", "encoder/layers/attention_out", layer, merging=True)
-        yield from norm(f"{inside}.attention.output.LayerNorm", "encoder/layers/attention_norm", layer)
-        yield from dense(f"{inside}.intermediate.dense", "encoder/layers/up", layer)
-        yield from dense(f"{inside}.output.dense", "encoder/layers/down", layer)
-        yield from norm(f"{inside}.output.LayerNorm", "encoder/layers/feed_forward_norm", layer)
+    return layers(
+        f"{base}.encoder.layer.{{n}}",
+        qkv=("attention.self.query", "attention.self.key", "attention.self.value"),
+        attention_out="attention.output.dense",
+        attention_norm="attention.output.LayerNorm",
+        up="intermediate.dense",
+        down="output.dense",
+        feed_forward_norm="output.LayerNorm",
+    )
+
+
+def mlm_head(transform: str, layer_norm: str, bias: str) -> tuple[Entry, ...]:
+    """The MLM head, by the names of its parts."""
+    return *dense(transform, "mlm/transform"), *norm(layer_norm, "mlm/norm"), *same_layout(bias, "mlm/bias")
+
+
+def task_heads(classifier: str = "classifier", dense_layer: str | None = None) -> dict[str, tuple[Entry, ...]]:
+    """Task heads with the usual names.
+
+    Args:
+      classifier: output layer of the classification of sequences.
+      dense_layer: the layer before it, if it has one.
+    """
+    before = dense(dense_layer, "task/dense") if dense_layer else ()
+    return {
+        "classification": (*before, *dense(classifier, "task/output")),
+        "tagging": dense("classifier", "task/output"),
+        "span": dense("qa_outputs", "task/output"),
+    }

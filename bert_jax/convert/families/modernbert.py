@@ -1,6 +1,5 @@
 """ModernBERT (transformers modeling_modernbert.py; Warner et al. 2024)."""
 
-from collections.abc import Iterator
 from typing import Any
 
 from bert_jax.config import ModelConfig
@@ -10,7 +9,6 @@ from bert_jax.convert.families.family import (
     Family,
     Settings,
     TensorNames,
-    architecture_of,
     describe_labels,
 )
 from bert_jax.convert.name_map import Entry, Layout, dense, norm, same_layout
@@ -21,45 +19,22 @@ TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "se
 GLOBAL_BASE, LOCAL_BASE = 160_000.0, 10_000.0
 
 
-def _entries(config: ModelConfig, heads: Heads) -> Iterator[Entry]:
-    yield from same_layout("model.embeddings.tok_embeddings.weight", "encoder/embeddings/word")
-    yield from norm("model.embeddings.norm", "encoder/embeddings/norm", bias=False)
-    for layer in range(config.num_layers):
-        inside = f"model.layers.{layer}"
-        if layer:  # the first layer has no norm here
-            yield from norm(f"{inside}.attn_norm", "encoder/layers/attention_norm", layer, bias=False)
-        yield from dense(f"{inside}.attn.Wqkv", "encoder/layers/qkv", layer, bias=False)
-        yield from dense(f"{inside}.attn.Wo", "encoder/layers/attention_out", layer, bias=False, merging=True)
-        yield from norm(f"{inside}.mlp_norm", "encoder/layers/feed_forward_norm", layer, bias=False)
-        for half, ours in enumerate(("gate", "up")):
-            path = f"encoder/layers/{ours}/kernel"
-            yield Entry(f"{inside}.mlp.Wi.weight", path, Layout.KERNEL, layer, block=(half, 2))
-        yield from dense(f"{inside}.mlp.Wo", "encoder/layers/down", layer, bias=False)
-    yield from norm("model.final_norm", "encoder/final_norm", bias=False)
-    if heads.mlm:
-        yield from dense("head.dense", "mlm/transform", bias=False)
-        yield from norm("head.norm", "mlm/norm", bias=False)
-        yield from same_layout("decoder.bias", "mlm/bias")
-    if heads.task:
-        yield from dense("head.dense", "task/dense", bias=False)
-        yield from norm("head.norm", "task/norm", bias=False)
-        yield from dense("classifier", "task/output")
+def _mlm_activation(settings: Settings) -> str:
+    return settings.activation("classifier_activation")
 
 
-def _read_heads(settings: Settings, names: TensorNames) -> Heads:
-    parts = {"activation": settings.activation("classifier_activation"), "norm": True}
+def _read_task(settings: Settings, names: TensorNames, pooler: bool) -> TaskHead | None:
+    parts = {"activation": _mlm_activation(settings), "norm": True}
     if settings.architecture.endswith("ForTokenClassification"):
-        task = names.task("classifier", "tagging", "tokens", **parts)
-    elif settings.architecture.endswith("ForQuestionAnswering"):
-        task = TaskHead("span", SPAN_LABELS, "tokens", **parts) if names.has("classifier.weight") else None
-    else:
-        pooling = settings.get("classifier_pooling", "cls")
-        if pooling not in ("cls", "mean"):
-            raise UserError(
-                f"{settings.source}: classifier_pooling is '{pooling}' in config.json: only cls and mean are known"
-            )
-        task = names.task("classifier", "classification", pooling, **parts)
-    return Heads(mlm=names.has("decoder.bias"), mlm_activation=parts["activation"], task=task)
+        return names.task("classifier", "tagging", "tokens", **parts)
+    if settings.architecture.endswith("ForQuestionAnswering"):
+        return TaskHead("span", SPAN_LABELS, "tokens", **parts) if names.has("classifier.weight") else None
+    pooling = settings.get("classifier_pooling", "cls")
+    if pooling not in ("cls", "mean"):
+        raise UserError(
+            f"{settings.source}: classifier_pooling is '{pooling}' in config.json: only cls and mean are known"
+        )
+    return names.task("classifier", "classification", pooling, **parts)
 
 
 def _global_every(settings: Settings) -> int:
@@ -146,15 +121,41 @@ def _write_config(config: ModelConfig, heads: Heads) -> dict[str, Any]:
     return hf_config | describe_labels(heads)
 
 
+_LAYER = "model.layers.{n}"
+_MLP_IN = [
+    Entry(f"{_LAYER}.mlp.Wi.weight", f"encoder/layers/{name}/kernel", Layout.KERNEL, block=(half, 2))
+    for half, name in enumerate(("gate", "up"))
+]
+_TASK = (
+    *dense("head.dense", "task/dense", bias=False),
+    *norm("head.norm", "task/norm", bias=False),
+    *dense("classifier", "task/output"),
+)
 MODERNBERT = Family(
     model_type="modernbert",
     base="model",
-    entries=_entries,
+    names=(
+        *same_layout("model.embeddings.tok_embeddings.weight", "encoder/embeddings/word"),
+        *norm("model.embeddings.norm", "encoder/embeddings/norm", bias=False),
+        *norm(f"{_LAYER}.attn_norm", "encoder/layers/attention_norm", bias=False, first=1),
+        *dense(f"{_LAYER}.attn.Wqkv", "encoder/layers/qkv", bias=False),
+        *dense(f"{_LAYER}.attn.Wo", "encoder/layers/attention_out", bias=False, merging=True),
+        *norm(f"{_LAYER}.mlp_norm", "encoder/layers/feed_forward_norm", bias=False),
+        *_MLP_IN,
+        *dense(f"{_LAYER}.mlp.Wo", "encoder/layers/down", bias=False),
+        *norm("model.final_norm", "encoder/final_norm", bias=False),
+        *dense("head.dense", "mlm/transform", bias=False),
+        *norm("head.norm", "mlm/norm", bias=False),
+        *same_layout("decoder.bias", "mlm/bias"),
+    ),
+    tasks=dict.fromkeys(("classification", "tagging", "span"), _TASK),
+    decoder="decoder",
     read_config=_read_config,
     write_config=_write_config,
-    read_heads=_read_heads,
-    architecture=lambda config, heads: architecture_of("ModernBert", heads),
-    copies={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
-    buffers=(r"model\.layers\.\d+\.attn\.rotary_emb\.inv_freq",),
+    read_task=_read_task,
+    mlm_activation=_mlm_activation,
+    class_prefix="ModernBert",
+    defaults={"hidden_activation": "gelu"},
+    buffers=(r"layers\.\d+\.attn\.rotary_emb\.inv_freq",),
     unused_params={"encoder/layers/attention_norm/scale": 1.0},
 )

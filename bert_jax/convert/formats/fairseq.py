@@ -4,22 +4,36 @@ Names: facebookresearch/fairseq fairseq/models/roberta/model.py (commit 00d5b7a)
 `upgrade_state_dict_named` methods define the names of older versions: `decoder` was `encoder`, `emb_layer_norm` is
 `layernorm_embedding`, `self_attn.in_proj_weight` was query, key and value in one tensor. The settings are an
 argparse.Namespace in ``args``, or since 2020 a config in ``cfg``. Nothing of fairseq, hydra or omegaconf is imported.
+
+``dict.txt`` renumbers GPT-2's ids by frequency, the most frequent first. (0.12.2 fairseq/data/dictionary.py,
+data/encoders/gpt2_bpe.py, tasks/masked_lm.py: four special tokens, then the lines of the file in their order, and the
+task adds ``<mask>``.)
 """
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+from etils import epath
 
-from bert_jax.convert.formats import fairseq_dictionary, torch_checkpoint
+from bert_jax.convert.formats import torch_checkpoint
+from bert_jax.convert.formats.format import ReadOptions, TrainerFormat, to_source_model
 from bert_jax.convert.hf_model import HuggingFaceModel
+from bert_jax.convert.source_model import SourceModel
 from bert_jax.convert.tensors import LazyTensor, LazyTensors, lazy_from_array, lazy_row_slice
 from bert_jax.errors import UserError, require
+from bert_jax.storage import StoredPath, read_json_object
+from bert_jax.tokenizers.files import find_tokenizer_file
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_accurate": "gelu_new", "gelu_fast": "gelu_new", "relu": "relu"}
 """fairseq's names (utils.py, modules/gelu.py) -> transformers'. gelu_fast is the old name of gelu_accurate."""
+DICTIONARY, ENCODER, MERGES = "dict.txt", "encoder.json", "vocab.bpe"
+SPECIALS = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}
+MASK = "<mask>"
+OVERWRITE = " #fairseq:overwrite"
 ENCODER_PREFIX = "sentence_encoder."
 RENAMED = (
     (r"^sentence_encoder\.embed_tokens\.", "roberta.embeddings.word_embeddings."),
@@ -36,59 +50,55 @@ RENAMED = (
     (r"\.final_layer_norm\.", ".output.LayerNorm."),
     (r"^lm_head\.weight$", "lm_head.decoder.weight"),
 )
-HF_NAMES = re.compile(r"^(roberta\.(embeddings\.(word|position)_embeddings\.weight|embeddings\.LayerNorm\.\w+"
-                  r"|encoder\.layer\.\d+\.(attention\.(self|output)|intermediate|output)\.\w+\.(weight|bias))"
-                  r"|lm_head\.(decoder\.weight|bias|(dense|layer_norm)\.(weight|bias)))$")  # fmt: skip
 UNUSED = re.compile(r"\.version$|\.layers\.\d+\.((in|out)_proj|fc[12])_(weight|bias)$")
 """A format version; and tensors that fairseq 0.12 keeps in each layer for a fast path of torch: zeros during training,
 filled in from the modules (`self_attn`, `fc1`, `fc2`) on loading (0.12.2 fairseq/modules/transformer_layer.py)."""
 
 
-class FairseqCheckpoint(NamedTuple):
-    """A checkpoint with the tokenizer files of its directory."""
-
-    hf_model: HuggingFaceModel
-    tokenizer_files: dict[str, bytes]
-    """``vocab.json`` and ``merges.txt``; empty if the files for them are missing."""
-    notes: list[str]
-    """Sentences for the model card: what is missing, what was left out."""
+def matches(content: object) -> bool:
+    """Whether the content of a file is a checkpoint of fairseq: a state dict with settings."""
+    has_model = isinstance(content, Mapping) and isinstance(content.get("model"), Mapping)
+    return has_model and bool({"args", "cfg"} & content.keys())
 
 
-def read(path: Path, head: str | None = None) -> FairseqCheckpoint:
-    """Read a RoBERTa checkpoint; weights keep their dtype.
-
-    Args:
-      path: on disk; its tokenizer needs ``dict.txt``, ``encoder.json`` and ``vocab.bpe`` in the same directory.
-      head: name of the classification head to read; None: the only one, if there is exactly one.
+def read(content: Mapping, source: StoredPath, options: ReadOptions, scratch: Path) -> SourceModel:
+    """Read a RoBERTa checkpoint; its tokenizer needs ``dict.txt``, ``encoder.json`` and ``vocab.bpe`` beside it.
 
     Raises:
-      UserError: as torch_checkpoint.load; or it is not a post-norm RoBERTa, lacks settings or the head, or dict.txt
-        belongs to another model.
+      UserError: it is not a post-norm RoBERTa, lacks settings, or dict.txt belongs to another model.
     """
-    content = torch_checkpoint.load(path, placeholders=True)
-    if not isinstance(content, Mapping) or not isinstance(content.get("model"), Mapping):
-        raise UserError(f"{path}: has no 'model' with a state dict: it is not a checkpoint of fairseq")
+    hf_model, notes = read_hf_model(content, source)
+    missing = [name for name in (DICTIONARY, ENCODER, MERGES) if not (source.parent / name).exists()]
+    if missing:
+        notes.append(f"no tokenizer files, because {', '.join(missing)} is not in the checkpoint's directory")
+        # vocab.bpe alone is not enough: without dict.txt its ids are GPT-2's.
+        tokenizer = source.parent / "tokenizer.json"
+        return to_source_model("fairseq", hf_model, tokenizer if tokenizer.exists() else None, options, tuple(notes))
+    for name, file in convert_dictionary(source.parent, hf_model.config["vocab_size"]).items():
+        (scratch / name).write_bytes(file)
+    return to_source_model("fairseq", hf_model, find_tokenizer_file(epath.Path(scratch)), options, tuple(notes))
+
+
+def read_hf_model(content: Mapping, path: StoredPath) -> tuple[HuggingFaceModel, list[str]]:
+    """The model with the names of transformers; weights keep their dtype. Also sentences for the model card."""
     settings = _settings(content, path)
     fairseq_tensors = {
         re.sub(r"^(encoder|decoder)\.", "", name): tensor for name, tensor in _split_qkv(content["model"], path)
     }
     notes: list[str] = []
     heads, classifier = _heads(fairseq_tensors), {}
-    chosen = head if head is not None else next(iter(heads)) if len(heads) == 1 else None
-    require(chosen is None or chosen in heads, f"{path}: has no head '{chosen}', but {', '.join(heads) or 'none'}")
-    if chosen is not None:
-        classifier = {f"classifier.{name}": tensor for name, tensor in heads[chosen].items()}
-        notes.append(f"tensors classifier.* are fairseq's classification head '{chosen}'")
-    if others := [name for name in heads if name != chosen]:
-        notes.append(f"left out: classification heads {', '.join(others)}")
+    if len(heads) == 1:
+        ((name, head),) = heads.items()
+        classifier = {f"classifier.{inside}": tensor for inside, tensor in head.items()}
+        notes.append(f"tensors classifier.* are fairseq's classification head '{name}'")
+    elif heads:
+        notes.append(f"left out: classification heads {', '.join(heads)}")
     tensors = _renamed(fairseq_tensors, path)
     config = _config(settings, tensors, classifier, path)
-    files, more = fairseq_dictionary.convert_tokenizer_files(path.parent, config["vocab_size"])
-    hf_model = HuggingFaceModel(config, LazyTensors(tensors | classifier), str(path))
-    return FairseqCheckpoint(hf_model, files, notes + more)
+    return HuggingFaceModel(config, LazyTensors(tensors | classifier), str(path)), notes
 
 
-def _settings(content: Mapping, path: Path) -> dict[str, Any]:
+def _settings(content: Mapping, path: StoredPath) -> dict[str, Any]:
     """Settings of the model: ``args``, or the part `model` of ``cfg``."""
     args, cfg = (torch_checkpoint.to_plain(content.get(key)) for key in ("args", "cfg"))
     settings = args if isinstance(args, dict) else (cfg or {}).get("model") if isinstance(cfg, dict) else None
@@ -96,7 +106,7 @@ def _settings(content: Mapping, path: Path) -> dict[str, Any]:
     return settings
 
 
-def _split_qkv(model: Mapping, path: Path) -> list[tuple[str, LazyTensor]]:
+def _split_qkv(model: Mapping, path: StoredPath) -> list[tuple[str, LazyTensor]]:
     """The tensors, with query, key and value as separate tensors."""
     tensors = []
     for name, tensor in torch_checkpoint.lazy_state_dict(model, path).lazy_tensors.items():
@@ -124,7 +134,7 @@ def _heads(fairseq_tensors: Mapping[str, LazyTensor]) -> dict[str, dict[str, Laz
     return heads
 
 
-def _renamed(fairseq_tensors: Mapping[str, LazyTensor], path: Path) -> dict[str, LazyTensor]:
+def _renamed(fairseq_tensors: Mapping[str, LazyTensor], path: StoredPath) -> dict[str, LazyTensor]:
     norms = {f"{ENCODER_PREFIX}{name}.weight" for name in ("layernorm_embedding", "emb_layer_norm")}
     if f"{ENCODER_PREFIX}layer_norm.weight" in fairseq_tensors or not norms & set(fairseq_tensors):
         raise UserError(
@@ -137,9 +147,6 @@ def _renamed(fairseq_tensors: Mapping[str, LazyTensor], path: Path) -> dict[str,
         hf_name = name
         for pattern, replacement in RENAMED:
             hf_name = re.sub(pattern, replacement, hf_name)
-        require(
-            bool(HF_NAMES.match(hf_name)), f"{path}: tensor '{name}' is not part of a RoBERTa: it cannot be converted"
-        )
         tensors[hf_name] = tensor
     for needed in ("word", "position"):
         name = f"roberta.embeddings.{needed}_embeddings.weight"
@@ -153,7 +160,10 @@ def _renamed(fairseq_tensors: Mapping[str, LazyTensor], path: Path) -> dict[str,
 
 
 def _config(
-    settings: Mapping[str, Any], tensors: Mapping[str, LazyTensor], classifier: Mapping[str, LazyTensor], path: Path
+    settings: Mapping[str, Any],
+    tensors: Mapping[str, LazyTensor],
+    classifier: Mapping[str, LazyTensor],
+    path: StoredPath,
 ) -> dict[str, Any]:
     """The config of transformers: sizes from tensor shapes, the rest from the settings."""
     vocab_size, width = tensors["roberta.embeddings.word_embeddings.weight"].shape
@@ -185,9 +195,9 @@ def _config(
         "type_vocab_size": 1,
         "initializer_range": 0.02,
         "layer_norm_eps": 1e-5,
-        "bos_token_id": fairseq_dictionary.SPECIALS["<s>"],
-        "pad_token_id": fairseq_dictionary.SPECIALS["<pad>"],
-        "eos_token_id": fairseq_dictionary.SPECIALS["</s>"],
+        "bos_token_id": SPECIALS["<s>"],
+        "pad_token_id": SPECIALS["<pad>"],
+        "eos_token_id": SPECIALS["</s>"],
         "tie_word_embeddings": not settings.get("untie_weights_roberta", False),
     }
     if classifier:
@@ -197,8 +207,65 @@ def _config(
     return config
 
 
-def _outputs(tensors: Mapping[str, LazyTensor], name: str, path: Path) -> int:
+def _outputs(tensors: Mapping[str, LazyTensor], name: str, path: StoredPath) -> int:
     """Number of outputs of a dense layer, from the shape of its weight."""
     tensor = tensors.get(name)
     require(tensor is not None and len(tensor.shape) == 2, f"{path}: has no '{name}': it is not a fairseq RoBERTa")
     return tensor.shape[0]
+
+
+def convert_dictionary(directory: StoredPath, rows: int) -> dict[str, bytes]:
+    """The files of a byte-level BPE tokenizer with the ids of a model of fairseq: ``vocab.json``, ``merges.txt``.
+
+    Args:
+      directory: has ``dict.txt`` (lines of a GPT-2 id and its count; words that are not a number, such as
+        madeupword0000, are tokens themselves), ``encoder.json`` (GPT-2's token -> id) and ``vocab.bpe`` (GPT-2's
+        merges, used unchanged).
+      rows: number of rows of the model's word embeddings.
+
+    Raises:
+      UserError: a file is damaged, a line is not an id of GPT-2, or the number of tokens is not that of the rows.
+    """
+    dict_txt, encoder_json, vocab_bpe = (directory / name for name in (DICTIONARY, ENCODER, MERGES))
+    words = _words(dict_txt)
+    numbers = read_json_object(encoder_json, "fetch GPT-2's again")
+    tokens = {str(number): token for token, number in numbers.items()}
+    ids = dict(SPECIALS)
+    for position, word in enumerate(words):
+        if word.isdigit() and word not in tokens:
+            raise UserError(
+                f"{dict_txt}, line {position + 1}: {word} is not an id in {encoder_json}: they belong "
+                "to different models"
+            )
+        ids[tokens.get(word, word)] = len(SPECIALS) + position
+    count = len(SPECIALS) + len(words)
+    if MASK not in ids:
+        ids[MASK] = count
+        count += 1
+    if rows != count:
+        raise UserError(
+            f"{dict_txt}: has {count} tokens, special ones included, the model {rows} rows: it belongs to another model"
+        )
+    try:
+        merges = vocab_bpe.read_bytes()
+        merges.decode()
+    except (OSError, ValueError) as error:
+        raise UserError(f"{vocab_bpe}: not a file of merges: fetch GPT-2's again") from error
+    return {"vocab.json": json.dumps(ids, ensure_ascii=False).encode(), "merges.txt": merges}
+
+
+def _words(path: StoredPath) -> list[str]:
+    words = []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: not a text file: fetch it again") from error
+    for number, line in enumerate(lines, 1):
+        word, _, count = line.rstrip().removesuffix(OVERWRITE).rpartition(" ")
+        if not word or not count.isdigit():
+            raise UserError(f"{path}, line {number}: '{line[:60]}' is not a token and its count: fetch it again")
+        words.append(word)
+    return words
+
+
+INPUT = TrainerFormat(matches, read)

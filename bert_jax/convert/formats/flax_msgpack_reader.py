@@ -7,14 +7,15 @@ If the output table is the word table, only the head's bias is saved.
 """
 
 from pathlib import Path
-from typing import Any
 
 import flax.serialization
 import flax.traverse_util
 import numpy as np
 
 from bert_jax.convert.formats import tensor_files
+from bert_jax.convert.formats.format import InputFormat, ReadOptions, to_source_model
 from bert_jax.convert.hf_model import HuggingFaceModel
+from bert_jax.convert.source_model import SourceModel
 from bert_jax.convert.tensors import (
     WEIGHT_TYPES,
     LazyTensor,
@@ -25,49 +26,41 @@ from bert_jax.convert.tensors import (
 )
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath, read_json_object
+from bert_jax.tokenizers.files import find_tokenizer_file
 
-WEIGHTS, CONFIG = "flax_model.msgpack", "config.json"
+WEIGHTS, INDEX, CONFIG = "flax_model.msgpack", "flax_model.msgpack.index.json", "config.json"
 MODEL_TYPES = ("bert", "roberta", "xlm-roberta", "albert", "distilbert", "electra")
 LEAVES = {"kernel": "weight", "scale": "weight", "embedding": "weight"}
 
 
-def is_flax(directory: StoredPath) -> bool:
+def matches(source: StoredPath) -> bool:
     """Whether a directory has a Flax model."""
-    return any((Path(directory) / name).exists() for name in (WEIGHTS, f"{WEIGHTS}.index.json"))
+    return any((source / name).exists() for name in (WEIGHTS, INDEX))
 
 
-def read(directory: StoredPath) -> HuggingFaceModel:
+def read(source: StoredPath, options: ReadOptions, scratch: Path) -> SourceModel:
     """Read a model that transformers 4 saved from Flax.
-
-    Args:
-      directory: on disk (storage.download_if_needed).
 
     Raises:
       UserError: a file is missing or damaged, or the model's family is not supported.
     """
-    path = Path(directory)
-    config = _config(path / CONFIG)
-    if (path / WEIGHTS).exists():
-        leaves = _leaves(path / WEIGHTS)
-    elif (path / f"{WEIGHTS}.index.json").exists():
-        index = path / f"{WEIGHTS}.index.json"
-        leaves = {}
-        for shard in sorted(set(tensor_files.read_index(index).values())):
-            leaves |= _leaves(path / shard)
-    else:
-        raise UserError(f"{directory}: no Flax model: looked for {WEIGHTS}, {WEIGHTS}.index.json")
-    tensors = dict(_renamed(keys, array, directory) for keys, array in leaves.items())
-    if config["model_type"] == "distilbert" and config.get("sinusoidal_pos_embds"):
-        raise UserError(f"{path / CONFIG}: sinusoidal_pos_embds is set: Flax does not save such position tables")
-    return HuggingFaceModel(config, LazyTensors(tensors), str(directory))
+    return to_source_model("flax", read_hf_model(source), find_tokenizer_file(source), options)
 
 
-def _config(path: Path) -> dict[str, Any]:
-    config = read_json_object(path, "copy it from the source of the weights")
+def read_hf_model(directory: StoredPath) -> HuggingFaceModel:
+    """The model with the names of transformers."""
+    directory = Path(directory)
+    config = read_json_object(directory / CONFIG, "copy it from the source of the weights")
     kind = config.get("model_type")
     if kind not in MODEL_TYPES:
-        raise UserError(f"{path}: model_type '{kind}' is not one of {', '.join(MODEL_TYPES)}")
-    return config
+        raise UserError(f"{directory / CONFIG}: model_type '{kind}' is not one of {', '.join(MODEL_TYPES)}")
+    if kind == "distilbert" and config.get("sinusoidal_pos_embds"):
+        raise UserError(f"{directory / CONFIG}: sinusoidal_pos_embds is set: Flax does not save such position tables")
+    whole = (directory / WEIGHTS).exists()
+    files = {WEIGHTS} if whole else set(tensor_files.read_index(directory / INDEX).values())
+    leaves = {path: array for file in sorted(files) for path, array in _leaves(directory / file).items()}
+    tensors = dict(_renamed(path, array, directory) for path, array in leaves.items())
+    return HuggingFaceModel(config, LazyTensors(tensors), str(directory))
 
 
 def _leaves(path: Path) -> dict[tuple[str, ...], np.ndarray]:
@@ -91,3 +84,6 @@ def _renamed(path: tuple[str, ...], array: np.ndarray, source: StoredPath) -> tu
         raise UserError(weight_dtype_message(source, name, array.dtype.name))
     tensor = lazy_from_array(array)
     return name, lazy_transpose(tensor) if path[-1] == "kernel" else tensor
+
+
+INPUT = InputFormat(f"{WEIGHTS} with {CONFIG}", matches, read)

@@ -8,9 +8,8 @@ without it is not a model.
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, TypedDict
 
 import jax
 import numpy as np
@@ -18,13 +17,18 @@ import safetensors.numpy
 
 from bert_jax import __version__
 from bert_jax.config import ModelConfig
+from bert_jax.convert.families import FAMILIES
+from bert_jax.convert.formats.format import InputFormat, OutputFormat, ReadOptions, refuse_edits
 from bert_jax.convert.formats.tensor_files import open_safetensors
 from bert_jax.convert.name_map import Params, check_finite
-from bert_jax.convert.translate import FAMILIES, NativeModel
+from bert_jax.convert.source_model import SourceModel
+from bert_jax.convert.tokenizer_check import write_native_tokenizer
+from bert_jax.convert.translate import NativeModel
 from bert_jax.errors import UserError
 from bert_jax.model import bert
 from bert_jax.model.heads import Heads
 from bert_jax.storage import StoredPath, read_json
+from bert_jax.tokenizers.files import find_tokenizer_file
 from bert_jax.training.param_paths import map_with_paths, name_leaves
 from bert_jax.training.state import Moments
 
@@ -47,14 +51,10 @@ class Description(_Optional):
     sha256: dict[str, str]
 
 
-def write(
-    directory: Path,
-    model: NativeModel,
-    optimizer_state: Moments | None = None,
-    buffers: Mapping[str, np.ndarray] | None = None,
-    hf_config: Mapping[str, Any] | None = None,
-) -> None:
-    """Write a model, and optionally the optimizer's moments, tensors that are not parameters, and its config.json."""
+def write(source_model: SourceModel, directory: Path) -> None:
+    """Write the model with its tokenizer, the optimizer's moments, buffers and the config.json of its first source."""
+    write_native_tokenizer(source_model, directory)
+    model, optimizer_state, buffers = source_model.model, source_model.optimizer_state, source_model.buffers
     _save(directory / PARAMS, name_leaves(model.params))
     about: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
@@ -70,29 +70,25 @@ def write(
         about["step"] = optimizer_state.step
         about["sha256"][MOMENTS] = _digest(directory / MOMENTS)
     if buffers:
-        safetensors.numpy.save_file(dict(buffers), directory / BUFFERS)
+        safetensors.numpy.save_file(buffers, directory / BUFFERS)
         about["sha256"][BUFFERS] = _digest(directory / BUFFERS)
-    if hf_config:
-        about["settings"] = dict(hf_config)
+    if source_model.hf_config:
+        about["settings"] = source_model.hf_config
     (directory / DESCRIPTION).write_text(json.dumps(about, indent=1) + "\n")
 
 
-class NativeCheckpoint(NamedTuple):
-    """A model in the native format."""
-
-    model: NativeModel
-    optimizer_state: Moments | None
-    buffers: dict[str, np.ndarray]
-    hf_config: dict[str, Any]
-    """The config.json of the model's first source; empty if that was a run."""
+def matches(source: StoredPath) -> bool:
+    """Whether a directory has a model in this format."""
+    return (source / DESCRIPTION).exists()
 
 
-def read(directory: StoredPath) -> NativeCheckpoint:
+def read(directory: StoredPath, options: ReadOptions, scratch: Path) -> SourceModel:
     """Read what `write` wrote.
 
     Raises:
       UserError: a file is missing, damaged or of an unknown version, or has a value that is not finite.
     """
+    refuse_edits(directory, options)
     about = _read_description(directory)
     for name, digest in about["sha256"].items():
         if not (directory / name).is_file() or _digest(directory / name) != digest:
@@ -100,13 +96,21 @@ def read(directory: StoredPath) -> NativeCheckpoint:
     config, heads = about["model"], about["heads"]
     shapes = bert.shapes(config, heads)
     model = NativeModel(about["family"], config, heads, _load(directory / PARAMS, shapes))
-    optimizer_state, buffers = None, {}
-    if MOMENTS in about["sha256"]:
+    moments, buffers = None, {}
+    if MOMENTS in about["sha256"] and options.optimizer_state:
         trees = _load(directory / MOMENTS, {"mu": shapes, "nu": shapes})
-        optimizer_state = Moments(about["step"], trees["mu"], trees["nu"])
+        moments = Moments(about["step"], trees["mu"], trees["nu"])
     if BUFFERS in about["sha256"]:
         buffers = dict(open_safetensors(Path(directory / BUFFERS)))
-    return NativeCheckpoint(model, optimizer_state, buffers, about.get("settings", {}))
+    return SourceModel(
+        "bert-jax",
+        str(directory),
+        model,
+        find_tokenizer_file(directory),
+        optimizer_state=moments,
+        buffers=buffers,
+        hf_config=about.get("settings", {}),
+    )
 
 
 def _read_description(directory: StoredPath) -> Description:
@@ -149,3 +153,7 @@ def _load(path: StoredPath, shapes: Params) -> Params:
 def _digest(path: StoredPath) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+INPUT = InputFormat(f"{DESCRIPTION} of bert_jax", matches, read)
+OUTPUT = OutputFormat(write, DESCRIPTION, optimizer_state=True, for_sentence_transformers=True)

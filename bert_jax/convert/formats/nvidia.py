@@ -16,13 +16,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bert_jax.convert.families.hf_config import normalize_hf_config
 from bert_jax.convert.formats import torch_checkpoint
-from bert_jax.convert.formats.hf_config import normalize_hf_config
-from bert_jax.convert.formats.vocabulary import trim_vocabulary
+from bert_jax.convert.formats.format import ReadOptions, TrainerFormat, to_source_model, trim_vocabulary
 from bert_jax.convert.hf_model import HuggingFaceModel
+from bert_jax.convert.source_model import SourceModel
 from bert_jax.convert.tensors import LazyTensors
 from bert_jax.errors import UserError
-from bert_jax.storage import read_json_object
+from bert_jax.storage import StoredPath, read_json_object
+from bert_jax.tokenizers.files import find_tokenizer_file
 
 CONFIG = "bert_config.json"
 SETTINGS = (
@@ -57,24 +59,27 @@ RENAMED = (
 """(pattern in the checkpoint's name, replacement), applied in this order."""
 
 
-def read(path: Path, config: Path | None = None) -> HuggingFaceModel:
+def matches(content: object) -> bool:
+    """Whether the content of a file is a checkpoint of NVIDIA, or of another trainer without settings."""
+    return isinstance(content, Mapping) and isinstance(content.get("model"), Mapping)
+
+
+def read(content: Mapping, source: StoredPath, options: ReadOptions, scratch: Path) -> SourceModel:
     """Read a checkpoint, without the padding rows of its vocabulary.
 
-    Args:
-      path: on disk.
-      config: path of ``bert_config.json``; None: in the checkpoint's directory.
-
     Raises:
-      UserError: as torch_checkpoint.load; or the config is missing, incomplete, or has a larger vocabulary.
+      UserError: the config is missing, incomplete, or has a larger vocabulary.
     """
-    content = torch_checkpoint.load(path, placeholders=True)
-    if not isinstance(content, Mapping) or not isinstance(content.get("model"), Mapping):
-        raise UserError(f"{path}: has no 'model' with a state dict: it is not a checkpoint of NVIDIA's BERT")
+    return to_source_model("nvidia", read_hf_model(content, source), find_tokenizer_file(source.parent), options)
+
+
+def read_hf_model(content: Mapping, path: StoredPath) -> HuggingFaceModel:
+    """The model with the names of transformers."""
     tensors = torch_checkpoint.lazy_state_dict(content["model"], path)
     renamed = {rename(name): tensor for name, tensor in tensors.lazy_tensors.items()}
     if len(renamed) != len(tensors):
         raise UserError(f"{path}: two tensors are the same one under the names of different versions")
-    settings = _settings(config or path.parent / CONFIG)
+    settings = _settings(path.parent / CONFIG)
     pretraining = {"cls.predictions.bias", "cls.predictions.decoder.bias"} & set(renamed)
     if pretraining and "cls.seq_relationship.weight" in renamed:
         settings["architectures"] = ["BertForPreTraining"]
@@ -90,7 +95,7 @@ def rename(name: str) -> str:
     return name
 
 
-def _settings(path: Path) -> dict[str, Any]:
+def _settings(path: StoredPath) -> dict[str, Any]:
     source_config = read_json_object(path, f"copy the model's {CONFIG} there")
     missing = [name for name in SETTINGS if name not in source_config]
     if missing:
@@ -100,3 +105,6 @@ def _settings(path: Path) -> dict[str, Any]:
     return normalize_hf_config(
         {"model_type": "bert", **known, "layer_norm_eps": 1e-12, "tie_word_embeddings": True}, str(path)
     )
+
+
+INPUT = TrainerFormat(matches, read)

@@ -1,8 +1,12 @@
 """Reads a model from a run's work directory."""
 
+import json
+from pathlib import Path
+
 import jax
 import numpy as np
 
+from bert_jax.convert.formats.format import InputFormat, ReadOptions, refuse_edits
 from bert_jax.convert.name_map import check_finite
 from bert_jax.convert.source_model import SourceModel
 from bert_jax.convert.translate import NativeModel, family_of
@@ -21,16 +25,23 @@ PAIR_LABELS = {
 """What the pair head predicts, by objective.pair. transformers always calls it next-sentence prediction."""
 
 
-def read(directory: StoredPath, *, optimizer_state: bool) -> SourceModel:
-    """Read the newest intact checkpoint of a run, with the depth of its phase.
+def matches(source: StoredPath) -> bool:
+    """Whether a directory is a run's work directory."""
+    if (source / workdir.LEDGER).exists():
+        return True
+    try:
+        return "stream_version" in json.loads((source / workdir.CONFIG).read_text())
+    except (OSError, ValueError, TypeError, RecursionError):
+        return False
 
-    Args:
-      directory: the run's work directory.
-      optimizer_state: also read the optimizer's moments.
+
+def read(directory: StoredPath, options: ReadOptions, scratch: Path) -> SourceModel:
+    """Read the newest intact checkpoint of a run, with the depth of its phase.
 
     Raises:
       UserError: no run, no intact checkpoint, or a value that is not finite.
     """
+    refuse_edits(directory, options)
     config = workdir.read_config(directory)
     save = checkpoint.newest_intact(checkpoint.checkpoint_directory(directory))
     if save is None:
@@ -39,7 +50,7 @@ def read(directory: StoredPath, *, optimizer_state: bool) -> SourceModel:
     shapes = bert.shapes(model, heads)
     params = checkpoint.restore_parts(save, {"params": shapes})["params"]
     moments = None
-    if optimizer_state:
+    if options.optimizer_state:
         state = {"count": jax.ShapeDtypeStruct((), np.int32), "mu": shapes, "nu": shapes}
         restored = checkpoint.restore_parts(save, {"optimizer": state})["optimizer"]
         moments = Moments(int(restored["count"]), restored["mu"], restored["nu"])
@@ -53,3 +64,6 @@ def read(directory: StoredPath, *, optimizer_state: bool) -> SourceModel:
     return SourceModel(
         "run", str(directory), translated, directory / workdir.TOKENIZER, optimizer_state=moments, notes=notes
     )
+
+
+INPUT = InputFormat("a work directory", matches, read)

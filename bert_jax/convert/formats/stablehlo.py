@@ -14,8 +14,11 @@ import numpy as np
 import safetensors.numpy
 from jax import export
 
+from bert_jax.convert.formats.format import OutputFormat
 from bert_jax.convert.forward_types import ForwardInputs, ForwardOutputs
 from bert_jax.convert.parity import jax_forward
+from bert_jax.convert.source_model import SourceModel
+from bert_jax.convert.tokenizer_check import write_native_tokenizer
 from bert_jax.convert.translate import NativeModel
 from bert_jax.errors import UserError, install_command
 from bert_jax.shapes import Array
@@ -25,14 +28,15 @@ PROGRAM, PARAMS = "model.stablehlo", "params.safetensors"
 PLATFORMS = ("cpu", "cuda", "tpu")
 
 
-def write(directory: Path, model: NativeModel) -> None:
-    """Write program and weights into an existing directory.
+def write(source_model: SourceModel, directory: Path) -> None:
+    """Write program, weights and tokenizer into an existing directory.
 
     Raises:
       UserError: the package flatbuffers is missing.
     """
     if importlib.util.find_spec("flatbuffers") is None:
         raise UserError(f"stablehlo needs the package flatbuffers, which is missing: {install_command('serving')}")
+    model = source_model.model
     leaves = {name: np.ascontiguousarray(leaf, np.float32) for name, leaf in name_leaves(model.params).items()}
     safetensors.numpy.save_file(leaves, directory / PARAMS)
     weights = {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in leaves.items()}
@@ -43,6 +47,7 @@ def write(directory: Path, model: NativeModel) -> None:
     ids = jax.ShapeDtypeStruct((batch, length), np.int32)
     program = export.export(jax.jit(_function(model)), platforms=PLATFORMS)(weights, ids, ids, ids)
     (directory / PROGRAM).write_bytes(program.serialize())
+    write_native_tokenizer(source_model, directory)
 
 
 def _function(model: NativeModel):
@@ -61,3 +66,6 @@ def run(directory: Path, inputs: ForwardInputs) -> ForwardOutputs:
     arrays = {name: np.asarray(values) for name, values in outputs.items()}
     logits = {name: arrays[name] for name in ("mlm", "pair", "task") if name in arrays}
     return ForwardOutputs([arrays["hidden"]], logits, pooled_BH=arrays.get("pooled"))
+
+
+OUTPUT = OutputFormat(write, PROGRAM)

@@ -8,7 +8,6 @@ core/framework/types.proto; tests compare with TensorFlow.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import google_crc32c
@@ -18,6 +17,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from bert_jax.convert.formats import leveldb_table
+from bert_jax.convert.tensors import LazyTensor, LazyTensors
 from bert_jax.errors import UserError, require
 from bert_jax.storage import StoredPath, is_remote, write_atomic
 
@@ -89,21 +89,6 @@ _classes = _message_classes()
 _Header, _Entry = _classes["Header"], _classes["Entry"]
 
 
-@dataclass(frozen=True)
-class _TensorLocation:
-    """Where and how one tensor is stored."""
-
-    dtype: int
-    """TensorFlow's number."""
-    shape: tuple[int, ...]
-    shard: int
-    offset: int
-    """In the shard, in bytes."""
-    size: int
-    """In bytes."""
-    crc: int
-
-
 def index_path(prefix: StoredPath) -> StoredPath:
     """The index file of a checkpoint."""
     return prefix.parent / f"{prefix.name}.index"
@@ -124,113 +109,99 @@ def is_table(path: StoredPath) -> bool:
         return file.read() == leveldb_table.MAGIC
 
 
-class TensorBundle:
-    """An open checkpoint: names and shapes are known, tensors are read on access."""
+def open_bundle(prefix: StoredPath) -> LazyTensors:
+    """The tensors of a checkpoint by name, sorted, without strings. From disk each is a read-only memory map.
 
-    def __init__(self, prefix: StoredPath):
-        """Read the index, and check the sizes of the files with the tensors.
+    Dtypes are numpy's names, or TensorFlow's number if numpy has no such type. The checksum of a tensor is verified
+    when it is read.
 
-        Args:
-          prefix: path without ``.index``.
+    Args:
+      prefix: path without ``.index``.
 
-        Raises:
-          UserError: a file is missing, truncated or damaged, or the checkpoint is not supported: format V1, big-endian,
-            partitioned variables, compressed blocks.
-        """
-        self._prefix, self._index = prefix, index_path(prefix)
-        try:
-            content = self._index.read_bytes()
-        except FileNotFoundError as error:
-            raise UserError(_absent(prefix)) from error
-        items = dict(leveldb_table.read_table(content, str(self._index)))
-        self._num_shards = self._read_header(items.pop(b"", b""))
-        locations = {}
-        for key, value in items.items():
-            name = key.decode(errors="backslashreplace")
-            locations[name] = self._read_location(name, value)
-        self._check_shards(locations)
-        self._locations = {name: location for name, location in locations.items() if location.dtype != STRING}
+    Raises:
+      UserError: a file is missing, truncated or damaged, or the checkpoint is not supported: format V1, big-endian,
+        partitioned variables, compressed blocks; on access: the tensor is damaged, or numpy does not have its dtype.
+    """
+    index = index_path(prefix)
+    try:
+        content = index.read_bytes()
+    except FileNotFoundError as error:
+        raise UserError(_absent(prefix)) from error
+    items = dict(leveldb_table.read_table(content, str(index)))
+    num_shards = _read_header(items.pop(b"", b""), index)
+    entries = {}
+    for key, value in items.items():
+        name = key.decode(errors="backslashreplace")
+        entries[name] = _read_entry(name, value, num_shards, index)
+    _check_shards(prefix, num_shards, entries)
+    return LazyTensors(
+        {
+            name: _lazy(name, entry, shard_path(prefix, entry.shard_id, num_shards), index)
+            for name, entry in entries.items()
+            if entry.dtype != STRING
+        }
+    )
 
-    def names(self) -> list[str]:
-        """Names of all tensors except strings, sorted."""
-        return list(self._locations)
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor.
+def _lazy(name: str, entry: Any, path: StoredPath, index: StoredPath) -> LazyTensor:
+    dtype, shape = DTYPES.get(entry.dtype), _shape(entry)
 
-        Raises:
-          KeyError: there is no tensor of this name.
-        """
-        return self._locations[name].shape
-
-    def dtype(self, name: str) -> str:
-        """Dtype of a tensor: numpy's name, or TensorFlow's number if numpy has no such type.
-
-        Raises:
-          KeyError: there is no tensor of this name.
-        """
-        number = self._locations[name].dtype
-        return DTYPES[number].name if number in DTYPES else f"number {number} of TensorFlow"
-
-    def read(self, name: str) -> np.ndarray:
-        """Read a tensor and verify its checksum; from disk a read-only memory map, from an object store a copy.
-
-        Raises:
-          KeyError: there is no tensor of this name.
-          UserError: the tensor is damaged, or numpy does not have its dtype.
-        """
-        location = self._locations[name]
-        path = shard_path(self._prefix, location.shard, self._num_shards)
-        dtype = DTYPES.get(location.dtype)
-        require(
-            dtype is not None, f"{self._index}: tensor '{name}' has TensorFlow's dtype {location.dtype}: unsupported"
-        )
-        raw = _read_bytes(path, location.offset, location.size)
-        if _stored_crc(raw) != location.crc:
+    def read() -> np.ndarray:
+        require(dtype is not None, f"{index}: tensor '{name}' has TensorFlow's dtype {entry.dtype}: unsupported")
+        raw = _read_bytes(path, entry.offset, entry.size)
+        if _stored_crc(raw) != entry.crc32c:
             raise UserError(f"{path}: tensor '{name}' is damaged (CRC-32C); copy or download the file again")
-        return raw.view(dtype).reshape(location.shape)
+        return raw.view(dtype).reshape(shape)
 
-    def _read_header(self, value: bytes) -> int:
-        header = self._parse(_Header, value, "the header")
-        require(header.num_shards > 0, f"{self._index}: not a checkpoint of TensorFlow: it has no header")
-        require(header.endianness == 0, f"{self._index}: written on a big-endian machine, which is not supported")
-        newer = header.version.min_consumer > VERSION
-        require(
-            not newer, f"{self._index}: its format {header.version.min_consumer} is newer than the supported {VERSION}"
-        )
-        return header.num_shards
+    return LazyTensor(shape, dtype.name if dtype else f"number {entry.dtype} of TensorFlow", read)
 
-    def _read_location(self, name: str, value: bytes) -> _TensorLocation:
-        entry = self._parse(_Entry, value, f"tensor '{name}'")
-        if entry.slices:
-            advice = "save it again without a partitioner"
-            raise UserError(f"{self._index}: variable '{name}' is partitioned, which is not supported: {advice}")
-        shape = tuple(dim.size for dim in entry.shape.dim)
-        dtype = DTYPES.get(entry.dtype)
-        whole = dtype is None or entry.size == dtype.itemsize * np.prod(shape, dtype=object)
-        if not whole or not 0 <= entry.shard_id < self._num_shards or min(entry.offset, *shape, 0) < 0:
-            raise UserError(f"{self._index}: the entry of tensor '{name}' contradicts itself; copy the file again")
-        return _TensorLocation(entry.dtype, shape, entry.shard_id, entry.offset, entry.size, entry.crc32c)
 
-    def _parse(self, message: Any, value: bytes, what: str) -> Any:
-        try:
-            return message.FromString(value)
-        except DecodeError as error:
-            raise UserError(f"{self._index}: {what} cannot be read; copy or download the file again") from error
+def _shape(entry: Any) -> tuple[int, ...]:
+    return tuple(dim.size for dim in entry.shape.dim)
 
-    def _check_shards(self, locations: Mapping[str, _TensorLocation]) -> None:
-        for shard in range(self._num_shards):
-            path = shard_path(self._prefix, shard, self._num_shards)
-            inside = {name: location for name, location in locations.items() if location.shard == shard}
-            if not path.exists():
-                raise UserError(
-                    f"{path} is missing, with {len(inside)} tensors: copy it to the directory of {self._index.name}"
-                )
-            with path.open("rb") as file:
-                size = file.seek(0, 2)
-            for name, location in inside.items():
-                if location.offset + location.size > size:
-                    raise UserError(f"{path}: truncated, tensor '{name}' is not in it; copy or download it again")
+
+def _read_header(value: bytes, index: StoredPath) -> int:
+    """The number of shards."""
+    header = _parse(_Header, value, "the header", index)
+    require(header.num_shards > 0, f"{index}: not a checkpoint of TensorFlow: it has no header")
+    require(header.endianness == 0, f"{index}: written on a big-endian machine, which is not supported")
+    oldest = header.version.min_consumer
+    require(oldest <= VERSION, f"{index}: its format {oldest} is newer than the supported {VERSION}")
+    return header.num_shards
+
+
+def _read_entry(name: str, value: bytes, num_shards: int, index: StoredPath) -> Any:
+    entry = _parse(_Entry, value, f"tensor '{name}'", index)
+    if entry.slices:
+        advice = "save it again without a partitioner"
+        raise UserError(f"{index}: variable '{name}' is partitioned, which is not supported: {advice}")
+    shape, dtype = _shape(entry), DTYPES.get(entry.dtype)
+    whole = dtype is None or entry.size == dtype.itemsize * np.prod(shape, dtype=object)
+    if not whole or not 0 <= entry.shard_id < num_shards or min(entry.offset, *shape, 0) < 0:
+        raise UserError(f"{index}: the entry of tensor '{name}' contradicts itself; copy the file again")
+    return entry
+
+
+def _parse(message: Any, value: bytes, what: str, index: StoredPath) -> Any:
+    try:
+        return message.FromString(value)
+    except DecodeError as error:
+        raise UserError(f"{index}: {what} cannot be read; copy or download the file again") from error
+
+
+def _check_shards(prefix: StoredPath, num_shards: int, entries: Mapping[str, Any]) -> None:
+    """Raise UserError for a file with tensors that is missing or truncated."""
+    for shard in range(num_shards):
+        path = shard_path(prefix, shard, num_shards)
+        inside = {name: entry for name, entry in entries.items() if entry.shard_id == shard}
+        if not path.exists():
+            target = index_path(prefix).name
+            raise UserError(f"{path} is missing, with {len(inside)} tensors: copy it to the directory of {target}")
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+        for name, entry in inside.items():
+            if entry.offset + entry.size > size:
+                raise UserError(f"{path}: truncated, tensor '{name}' is not in it; copy or download it again")
 
 
 def _absent(prefix: StoredPath) -> str:

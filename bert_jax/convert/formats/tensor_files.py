@@ -117,8 +117,3 @@ def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
     # The library writes an array's memory without regard to its strides.
     whole = {name: np.asarray(array, order="C") for name, array in tensors.items()}
     safetensors.numpy.save_file(whole, path, metadata={"format": "pt"})
-
-
-def write_pickle(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
-    """Write a plain state dict; see torch_checkpoint.save."""
-    torch_checkpoint.save(path, tensors)

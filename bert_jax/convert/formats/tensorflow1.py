@@ -4,37 +4,41 @@ A directory has ``bert_config.json`` or ``albert_config.json``, ``bert_model.ckp
 ``bert_model.ckpt.data-00000-of-00001`` and a vocabulary, which this module does not read. Names: tensorflow1_names.py.
 """
 
-import functools
+import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Container, Iterable
+from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 
-from bert_jax.convert.formats import tensor_bundle, tensorflow1_names
+from bert_jax.convert.families import FAMILIES
+from bert_jax.convert.formats import tensor_bundle
+from bert_jax.convert.formats.format import InputFormat, OutputFormat, ReadOptions, to_source_model
 from bert_jax.convert.formats.google_config import google_config, read_config
-from bert_jax.convert.formats.tensor_bundle import TensorBundle
-from bert_jax.convert.formats.tensorflow1_names import GLOBAL_STEP, SLOTS, huggingface_name, tensorflow_name
+from bert_jax.convert.formats.tensorflow1_names import (
+    GLOBAL_STEP,
+    OTHER_SLOTS,
+    SLOTS,
+    TranslatedTensorName,
+    huggingface_name,
+    is_optimizer_state,
+    tensorflow_name,
+)
 from bert_jax.convert.hf_model import HuggingFaceModel
-from bert_jax.convert.tensors import LazyTensor, LazyTensors
+from bert_jax.convert.source_model import SourceModel
+from bert_jax.convert.tensors import BUFFERS, LazyTensor, LazyTensors, lazy_from_array, lazy_transpose, to_lazy
+from bert_jax.convert.tokenizer_check import write_hf_tokenizer
+from bert_jax.convert.translate import moments_from_huggingface, moments_to_huggingface, to_huggingface
 from bert_jax.errors import UserError, require
 from bert_jax.storage import StoredPath, make_local_directory, write_atomic
+from bert_jax.tokenizers.files import find_tokenizer_file
+from bert_jax.training.state import Moments
 
 AdamMoments = tuple[int, dict[str, np.ndarray], dict[str, np.ndarray]]
 """Number of steps; first and second moments with the names and layout of transformers."""
 
 CHECKPOINT = "bert_model.ckpt"
-
-# transformers stores these copies of tied tensors, and constants.
-TIED = {
-    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
-    "cls.predictions.decoder.bias": "cls.predictions.bias",
-    "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
-    "predictions.decoder.bias": "predictions.bias",
-}
-BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 
 
 def find_checkpoint(source: StoredPath) -> StoredPath | None:
@@ -73,61 +77,56 @@ def _newest(directory: StoredPath, prefixes: list[str]) -> str:
     raise UserError(f"{directory} holds several checkpoints: name one of {', '.join(prefixes)}")
 
 
-class _HuggingFaceTensors(LazyTensors):
-    """A model's tensors by their names in transformers, read on access."""
-
-    def __init__(self, bundle: TensorBundle, family: str, source: str):
-        self._bundle = bundle
-        self._locations: dict[str, tuple[str, bool]] = {}
-        for name in bundle.names():
-            if not tensorflow1_names.is_optimizer_state(name):
-                hf_name, transposed = huggingface_name(name, family, source)
-                self._locations[hf_name] = (name, transposed)
-        super().__init__({name: self._stored(name) for name in self._locations})
-
-    def _stored(self, name: str) -> LazyTensor:
-        stored_name, transposed = self._locations[name]
-        shape = self._bundle.shape(stored_name)
-        return LazyTensor(
-            shape[::-1] if transposed else shape,
-            self._bundle.dtype(stored_name),
-            functools.partial(self.read_slot, name, ""),
-        )
-
-    def tensorflow_name(self, name: str) -> str:
-        return self._locations[name][0]
-
-    def read_slot(self, name: str, slot: str) -> np.ndarray:
-        """Read an optimizer slot; `slot` is its suffix, "" for the tensor itself."""
-        stored_name, transposed = self._locations[name]
-        array = self._bundle.read(stored_name + slot)
-        return array.T if transposed else array
+def matches(source: StoredPath) -> bool:
+    """Whether there is a checkpoint of TensorFlow."""
+    return find_checkpoint(source) is not None
 
 
-def read(source: StoredPath) -> HuggingFaceModel:
-    """Read a checkpoint without the optimizer's state.
-
-    Args:
-      source: as for `find_checkpoint`; the config is in the checkpoint's directory.
+def read(source: StoredPath, options: ReadOptions, scratch: Path) -> SourceModel:
+    """Read a checkpoint; `source` is as for `find_checkpoint`.
 
     Raises:
-      UserError: checkpoint or config are missing, damaged or not supported, or a tensor name is unknown. Missing
-        tensors are detected by `from_huggingface`.
+      UserError: checkpoint or config are missing, damaged or not supported, or a tensor name is unknown.
     """
-    prefix, config, weights, _ = _open(source)
-    config["architectures"] = [_architecture(config["model_type"], weights)]
-    return HuggingFaceModel(config, weights, str(prefix))
+    directory = source if source.is_dir() else source.parent
+    source_model = to_source_model("tensorflow1", read_hf_model(source), find_tokenizer_file(directory), options)
+    moments = read_moments(source) if options.optimizer_state else None
+    if moments is None:
+        return source_model
+    step, *trees = moments
+    trees = (moments_from_huggingface(source_model.model, source_model.hf_model, tree) for tree in trees)
+    return dataclasses.replace(source_model, optimizer_state=Moments(step, *trees))
 
 
-def _open(source: StoredPath) -> tuple[StoredPath, dict[str, Any], _HuggingFaceTensors, TensorBundle]:
+def read_hf_model(source: StoredPath) -> HuggingFaceModel:
+    """A checkpoint without the optimizer's state, with the names of transformers; its config is in its directory."""
+    prefix = _prefix(source)
+    bundle, config = tensor_bundle.open_bundle(prefix), read_config(prefix.parent)
+    family = config["model_type"]
+    names = _huggingface_names(bundle, family, str(prefix))
+    tensors = {name.name: _lazy(bundle, stored, name.transposed) for stored, name in names.items()}
+    return HuggingFaceModel(
+        config | {"architectures": [_architecture(family, tensors)]}, LazyTensors(tensors), str(prefix)
+    )
+
+
+def _prefix(source: StoredPath) -> StoredPath:
     prefix = find_checkpoint(source)
     require(prefix is not None, f"{source} is not a checkpoint of TensorFlow: it needs a file *.ckpt.index")
-    bundle = TensorBundle(prefix)
-    config = read_config(prefix.parent)
-    return prefix, config, _HuggingFaceTensors(bundle, config["model_type"], str(prefix)), bundle
+    return prefix
 
 
-def _architecture(family: str, names: Mapping[str, np.ndarray]) -> str:
+def _huggingface_names(names: Iterable[str], family: str, source: str) -> dict[str, TranslatedTensorName]:
+    """By the stored name of every parameter."""
+    return {name: huggingface_name(name, family, source) for name in names if not is_optimizer_state(name)}
+
+
+def _lazy(bundle: LazyTensors, stored_name: str, transposed: bool) -> LazyTensor:
+    tensor = bundle.lazy_tensors[stored_name]
+    return lazy_transpose(tensor) if transposed else tensor
+
+
+def _architecture(family: str, names: Container[str]) -> str:
     """The class of transformers that has exactly these heads."""
     suffixes = {
         "cls.seq_relationship.weight": "ForPreTraining",
@@ -152,117 +151,110 @@ def read_moments(source: StoredPath) -> AdamMoments | None:
     Raises:
       UserError: as `read`; or some moments are missing, or belong to another optimizer.
     """
-    prefix, _, weights, bundle = _open(source)
-    names = set(bundle.names())
-    slots = {name for name in names if name.endswith(SLOTS)}
+    prefix = _prefix(source)
+    bundle = tensor_bundle.open_bundle(prefix)
+    slots = {name for name in bundle if name.endswith(SLOTS)}
     if not slots:
-        other = next((name for name in sorted(names) if name.endswith(tensorflow1_names.OTHER_SLOTS)), None)
+        other = next((name for name in sorted(bundle) if name.endswith(OTHER_SLOTS)), None)
         require(
             other is None,
             f"{prefix}: '{other}' belongs to an optimizer that is not supported: only BERT's Adam and LAMB are",
         )
         return None
-    require(GLOBAL_STEP in names, f"{prefix}: has moments, but no {GLOBAL_STEP}: the checkpoint is incomplete")
-    is_integer = bundle.shape(GLOBAL_STEP) == () and bundle.dtype(GLOBAL_STEP) in ("int32", "int64")
+    require(GLOBAL_STEP in bundle, f"{prefix}: has moments, but no {GLOBAL_STEP}: the checkpoint is incomplete")
+    is_integer = bundle.lazy_tensors[GLOBAL_STEP][:2] in (((), "int32"), ((), "int64"))
     require(is_integer, f"{prefix}: {GLOBAL_STEP} is not an integer: the checkpoint is damaged")
-    kept = []
-    for name in weights:
-        missing = [slot for slot in SLOTS if weights.tensorflow_name(name) + slot not in slots]
+    kept = {}
+    for stored, name in _huggingface_names(bundle, read_config(prefix.parent)["model_type"], str(prefix)).items():
+        missing = [slot for slot in SLOTS if stored + slot not in slots]
         if not missing:
-            kept.append(name)
-        elif len(missing) == 1 or not _may_lack_moments(name):
-            what = weights.tensorflow_name(name) + missing[0]
+            kept[stored] = name
+        elif len(missing) == 1 or not _may_lack_moments(name.name):
+            what = stored + missing[0]
             raise UserError(f"{prefix}: '{what}' is missing, but other moments exist: the checkpoint is incomplete")
-    orphans = slots - {weights.tensorflow_name(name) + slot for name in kept for slot in SLOTS}
+    orphans = slots - {stored + slot for stored in kept for slot in SLOTS}
     require(not orphans, f"{prefix}: '{min(orphans, default='')}' belongs to no tensor: the checkpoint is incomplete")
-    first, second = ({name: weights.read_slot(name, slot) for name in kept} for slot in SLOTS)
-    return int(bundle.read(GLOBAL_STEP)), first, second
+    first, second = (
+        {name.name: _lazy(bundle, stored + slot, name.transposed).read() for stored, name in kept.items()}
+        for slot in SLOTS
+    )
+    return int(bundle[GLOBAL_STEP]), first, second
 
 
 def _may_lack_moments(name: str) -> bool:
     return ".pooler." in name
 
 
-def write(hf_model: HuggingFaceModel, directory: StoredPath, moments: AdamMoments | None = None) -> None:
-    """Write a directory that Google's code reads: config and ``bert_model.ckpt``, without vocabulary.
+def write(source_model: SourceModel, directory: Path) -> None:
+    """Write a directory that Google's code reads: config, ``bert_model.ckpt`` and tokenizer.
+
+    Raises:
+      UserError: Google's code does not support the model.
+    """
+    hf_model, moments = to_huggingface(source_model.model, source_model.source), None
+    if source_model.optimizer_state is not None:
+        first, second = (moments_to_huggingface(source_model.model, tree) for tree in source_model.optimizer_state[1:])
+        moments = source_model.optimizer_state.step, first, second
+    write_hf_model(hf_model, directory, moments)
+    write_hf_tokenizer(source_model, directory)
+
+
+def write_hf_model(hf_model: HuggingFaceModel, directory: StoredPath, moments: AdamMoments | None = None) -> None:
+    """Write config and ``bert_model.ckpt``.
 
     Args:
       hf_model: a BERT or an ALBERT; tied copies of tensors are not written.
-      directory: created if it does not exist; must not have a checkpoint of this name.
+      directory: created if it does not exist.
       moments: also written, with the number of steps, if given.
 
     Raises:
-      UserError: a checkpoint exists already, Google's code does not support the model, or moments are incomplete.
+      UserError: Google's code does not support the model, or moments are incomplete.
     """
-    prefix = directory / CHECKPOINT
-    exists = tensor_bundle.index_path(prefix).exists()
-    require(not exists, f"{prefix}.index exists already: choose another destination, or remove it")
     config = google_config(hf_model)
-    family = hf_model.config["model_type"]
-    tensors = _TensorFlowTensors(hf_model, family)
-    if moments is not None:
-        tensors.add_moments(*moments)
+    tensors = _tensorflow_tensors(hf_model, moments)
     make_local_directory(directory)
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
-    write_atomic(directory / f"{family}_config.json", text.encode())
-    tensor_bundle.write(prefix, tensors)
+    write_atomic(directory / f"{hf_model.config['model_type']}_config.json", text.encode())
+    tensor_bundle.write(directory / CHECKPOINT, tensors)
 
 
-class _TensorFlowTensors(Mapping[str, np.ndarray]):
-    """A model's tensors by their names in TensorFlow, read on access."""
+def _tensorflow_tensors(hf_model: HuggingFaceModel, moments: AdamMoments | None) -> LazyTensors:
+    """A model's tensors, and its moments, by their names in TensorFlow."""
+    family, source, tensors = hf_model.config["model_type"], hf_model.source, to_lazy(hf_model.tensors)
+    copies = FAMILIES[family].copies
+    names = [name for name in tensors if name not in copies and not name.endswith(BUFFERS)]
+    for copy in copies.keys() & tensors.keys():
+        original = copies[copy]
+        equal = original in tensors and np.array_equal(tensors[copy].read(), tensors[original].read())
+        require(equal, f"{source}: '{copy}' is not tied to '{original}': TensorFlow 1's code has one tensor for both")
+    written = {}
 
-    def __init__(self, hf_model: HuggingFaceModel, family: str):
-        self._hf_model, self._family = hf_model, family
-        self._readers: dict[str, Callable[[], np.ndarray]] = {}
-        self._names: list[str] = []
-        for name in hf_model.tensors:
-            if name.endswith(BUFFERS):
-                continue
-            if name in TIED:
-                self._check_tied(name)
-                continue
-            self._names.append(name)
-            self._add(name, hf_model.tensors, "")
+    def add(name: str, tensor: LazyTensor, slot: str = "") -> None:
+        stored_name, transposed = tensorflow_name(name, family, source)
+        written[stored_name + slot] = _float32(lazy_transpose(tensor) if transposed else tensor)
 
-    def _check_tied(self, name: str) -> None:
-        tensors, twin = self._hf_model.tensors, TIED[name]
-        equal = twin in tensors and np.array_equal(tensors[name], tensors[twin])
-        require(
-            equal,
-            f"{self._hf_model.source}: '{name}' is not tied to '{twin}': TensorFlow 1's code has one tensor for both",
-        )
+    for name in names:
+        add(name, tensors[name])
+    if moments is None:
+        return LazyTensors(written)
+    step, first, second = moments
+    for slot, slot_moments in zip(SLOTS, (first, second), strict=True):
+        stray = sorted(set(slot_moments) - set(names))
+        require(not stray, f"{source}: moments of '{''.join(stray[:1])}', which the model does not have")
+        for name in names:
+            if name in slot_moments:
+                add(name, lazy_from_array(slot_moments[name]), slot)
+            elif name in first or name in second or not _may_lack_moments(name):
+                raise UserError(f"{source}: '{name}' has no moments ({slot[1:]}): give all or none")
+    return LazyTensors(written | {GLOBAL_STEP: lazy_from_array(np.asarray(step, np.int64))})
 
-    def _add(self, name: str, tensors: Mapping[str, np.ndarray], slot: str) -> None:
-        stored_name, transposed = tensorflow_name(name, self._family, self._hf_model.source)
-        self._readers[stored_name + slot] = (lambda: tensors[name].T) if transposed else (lambda: tensors[name])
 
-    def add_moments(self, step: int, first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -> None:
-        """Add the slots of every tensor, and the step.
+def _float32(tensor: LazyTensor) -> LazyTensor:
+    """Google's code has float32 variables, and TensorFlow does not convert dtypes on restore."""
+    if tensor.dtype not in ("float16", "bfloat16"):
+        return tensor
+    return tensor._replace(dtype="float32", read=lambda: tensor.read().astype(np.float32))
 
-        Raises:
-          UserError: a tensor has no moments, or moments belong to no tensor.
-        """
-        for moments, slot in zip((first, second), SLOTS, strict=True):
-            stray = sorted(set(moments) - set(self._names))
-            require(
-                not stray,
-                f"{self._hf_model.source}: moments of '{stray[0] if stray else ''}', which the model does not have",
-            )
-            for name in self._names:
-                both_lack = name not in first and name not in second
-                if name in moments:
-                    self._add(name, moments, slot)
-                elif not (both_lack and _may_lack_moments(name)):
-                    raise UserError(f"{self._hf_model.source}: '{name}' has no moments ({slot[1:]}): give all or none")
-        self._readers[GLOBAL_STEP] = lambda: np.asarray(step, np.int64)
 
-    def __getitem__(self, name: str) -> np.ndarray:
-        array = self._readers[name]()
-        # Google's code has float32 variables, and TensorFlow does not convert dtypes on restore.
-        return array.astype(np.float32) if array.dtype in (np.float16, ml_dtypes.bfloat16) else array
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._readers)
-
-    def __len__(self) -> int:
-        return len(self._readers)
+INPUT = InputFormat("*.ckpt.index with bert_config.json", matches, read)
+OUTPUT = OutputFormat(write, f"{CHECKPOINT}.index", optimizer_state=True)

@@ -1,20 +1,16 @@
-"""Reads files of `torch.save` without executing code, and detects which program wrote them.
+"""Reads and writes files of `torch.save`. Reading them executes no code.
 
-Such a file is a pickle, and a pickle may call any function. torch's unpickler with weights_only calls only functions
-that create tensors. Here it may also create placeholders for objects that trainers store with their weights.
+Such a file is a pickle, and a pickle may call any function. `torch.load` with weights_only calls only functions that
+create tensors. Here it may also create placeholders for objects that trainers store with their weights.
 """
 
 import argparse
-import contextlib
-import io
 import pickle
-import pickletools
 import re
 import zipfile
-from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -22,26 +18,10 @@ import numpy as np
 from bert_jax.convert.tensors import BUFFERS, WEIGHT_TYPES, LazyTensor, LazyTensors, weight_dtype_message
 from bert_jax.errors import UserError, install_command
 
-Writer = Literal["state dict", "fairseq", "nvidia"]
-LEGACY_PICKLES = 5
-"""Number of pickles before the tensors in files of torch before 1.6: magic number, protocol, system, object, keys."""
 TRAINER_CLASSES = (
-    "__main__.",
-    "enum.",
-    "fairseq.",
-    "hydra.",
-    "numpy.",
-    "omegaconf.",
-    "torch.utils.data.",
-    "typing.",
-    "builtins.bool",
-    "builtins.dict",
-    "builtins.float",
-    "builtins.int",
-    "builtins.list",
-    "builtins.str",
-    "collections.defaultdict",
-    "_codecs.encode",
+    *("__main__.", "enum.", "fairseq.", "hydra.", "numpy.", "omegaconf.", "torch.utils.data.", "typing."),
+    *("builtins.bool", "builtins.dict", "builtins.float", "builtins.int", "builtins.list", "builtins.str"),
+    *("collections.defaultdict", "_codecs.encode"),
 )
 """Prefixes of class names that checkpoints of trainers may contain: settings (omegaconf, hydra, fairseq), counters
 (numpy), data loaders (NVIDIA). None of them is imported or called: each becomes a `Placeholder`."""
@@ -49,10 +29,6 @@ TRAINER_CLASSES = (
 
 class Placeholder:
     """Replaces an object whose class is not imported; keeps its arguments and state."""
-
-    def __init__(self, *arguments: Any):
-        self.arguments = arguments
-        self.state: Any = None
 
     def __new__(cls, *arguments: Any):
         """Set the attributes, because the unpickler may skip __init__."""
@@ -109,71 +85,45 @@ def load(path: Path, *, placeholders: bool = False) -> Any:
       UserError: torch is missing; the file is missing, damaged or not a checkpoint; it would execute code.
     """
     torch = require_torch(path)
-    try:
-        names = _globals(path)
-    except FileNotFoundError as error:
-        raise UserError(f"{path} does not exist") from error
-    except Exception as error:
-        raise UserError(f"{path}: truncated, or not a file of torch.save: fetch it again") from error
-    known: list[Any] = [(argparse.Namespace, "argparse.Namespace")] if placeholders else []
-    allowed = {name for name in names if placeholders and name.startswith(TRAINER_CLASSES)}
-    known += [(_placeholder_class(name), name) for name in sorted(allowed)]
-    try:
-        with torch.serialization.safe_globals(known):
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except pickle.UnpicklingError as error:
-        unsafe = sorted(name for name in names - allowed - {"argparse.Namespace"} if not _of_tensors(name))
-        what = ", ".join(unsafe[:5]) or "a function that torch does not allow"
-        raise UserError(
-            f"{path}: refused, because reading it would execute {what}: if you trust the file, save the plain "
-            "state dict again with torch.save(model.state_dict(), ...)"
-        ) from error
-    except Exception as error:
-        raise UserError(f"{path}: truncated, or not a file of torch.save: fetch it again ({_line(error)})") from error
+    known: dict[str, type] = {"argparse.Namespace": argparse.Namespace} if placeholders else {}
+    while True:
+        try:
+            with torch.serialization.safe_globals([(kind, name) for name, kind in known.items()]):
+                return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        except FileNotFoundError as error:
+            raise UserError(f"{path} does not exist") from error
+        except pickle.UnpicklingError as error:
+            name = _refused_global(error)
+            if name is None:
+                raise _damaged(path, error) from error
+            if not placeholders or not name.startswith(TRAINER_CLASSES) or name in known:
+                raise UserError(
+                    f"{path}: refused, because reading it would execute {name}: if you trust the file, save the plain "
+                    "state dict again with torch.save(model.state_dict(), ...)"
+                ) from error
+            # A class for each name: the unpickler looks classes up by identity, and messages show their names.
+            known[name] = type(name.rpartition(".")[2], (Placeholder,), {})
+        except Exception as error:
+            raise _damaged(path, error) from error
 
 
-def _placeholder_class(name: str) -> type[Placeholder]:
-    # A class for each name: the unpickler looks classes up by identity, and messages show their names.
-    return type(name.rpartition(".")[2], (Placeholder,), {})
+def _damaged(path: Path, error: Exception) -> UserError:
+    line = (" ".join(str(error).split()) or type(error).__name__)[:120]
+    return UserError(f"{path}: truncated, or not a file of torch.save: fetch it again ({line})")
 
 
-def _of_tensors(name: str) -> bool:
-    """Whether a plain state dict contains this name. Only used for error messages."""
-    tensors = ("torch._utils.", "torch._tensor.", "torch.storage.", "torch.nn.parameter.")
-    plain_names = ("collections.OrderedDict", "collections.Counter", "builtins.set")
-    return name.startswith(tensors) or name in plain_names or re.fullmatch(r"torch\.\w+", name) is not None
+def _refused_global(error: pickle.UnpicklingError) -> str | None:
+    """The class or function that torch's unpickler does not call; None if it refused the file for another reason."""
+    match = re.search(r"GLOBAL (\S+) (?:was not an allowed|whose module)", str(error))
+    if match is None:
+        return None
+    return match[1] if "." in match[1] else f"builtins.{match[1]}"
 
 
-def _line(error: Exception) -> str:
-    return (" ".join(str(error).split()) or type(error).__name__)[:120]
-
-
-def _globals(path: Path) -> set[str]:
-    """Every class and function that a file refers to, without unpickling; supports both file formats.
-
-    `torch.serialization.get_unsafe_globals_in_checkpoint` supports only the new one, and not protocol 4.
-    """
-    with contextlib.ExitStack() as stack:
-        if zipfile.is_zipfile(path):
-            archive = stack.enter_context(zipfile.ZipFile(path))
-            (record,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
-            return set(_named(io.BytesIO(archive.read(record))))
-        file = stack.enter_context(path.open("rb"))
-        return {name for _ in range(LEGACY_PICKLES) for name in _named(file)}
-
-
-def _named(file: Any) -> Iterator[str]:
-    """The globals of one pickle; those of protocol 4 (STACK_GLOBAL) only if their strings directly precede them."""
-    strings: list[str] = []
-    for operation, argument, _ in pickletools.genops(file):
-        if operation.name in ("GLOBAL", "INST"):
-            module, _, name = argument.partition(" ")
-            module, name = NAME_MAPPING.get((module, name), (IMPORT_MAPPING.get(module, module), name))
-            yield f"{module}.{name}"
-        elif operation.name == "STACK_GLOBAL":
-            yield ".".join(strings[-2:])
-        elif isinstance(argument, str):
-            strings.append(argument)
+def is_state_dict(content: object) -> bool:
+    """Whether the content of a file has tensors by name."""
+    torch = require_torch("this file")
+    return isinstance(content, Mapping) and any(isinstance(value, torch.Tensor) for value in content.values())
 
 
 def lazy_state_dict(state: object, source: object) -> LazyTensors:
@@ -186,11 +136,11 @@ def lazy_state_dict(state: object, source: object) -> LazyTensors:
         raise UserError(f"{source}: holds {type(state).__name__}, not a state dict: save model.state_dict()")
     torch = require_torch(source)
     return LazyTensors(
-        {name: _stored(name, value, source) for name, value in state.items() if isinstance(value, torch.Tensor)}
+        {name: _lazy(name, value, source) for name, value in state.items() if isinstance(value, torch.Tensor)}
     )
 
 
-def _stored(name: str, tensor: Any, source: object) -> LazyTensor:
+def _lazy(name: str, tensor: Any, source: object) -> LazyTensor:
     dtype = str(tensor.dtype).removeprefix("torch.")
     torch = require_torch(source)
 
@@ -204,21 +154,6 @@ def _stored(name: str, tensor: Any, source: object) -> LazyTensor:
         return dense.numpy()
 
     return LazyTensor(tuple(tensor.shape), dtype, read)
-
-
-def detect_writer(path: Path) -> Writer:
-    """Which program wrote a file, by its keys: ``model`` with ``args`` or ``cfg`` is fairseq, ``model`` alone NVIDIA.
-
-    Raises:
-      UserError: as `load`; or no known program.
-    """
-    content = load(path, placeholders=True)
-    if isinstance(content, Mapping) and isinstance(content.get("model"), Mapping):
-        return "fairseq" if {"args", "cfg"} & set(content) else "nvidia"
-    torch = require_torch(path)
-    if isinstance(content, Mapping) and any(isinstance(value, torch.Tensor) for value in content.values()):
-        return "state dict"
-    raise UserError(f"{path}: not a state dict, and not a checkpoint of fairseq or NVIDIA")
 
 
 def save(path: Path, tensors: Mapping[str, np.ndarray]) -> None:

@@ -1,41 +1,44 @@
 """Checks and normalizes a config.json of transformers: nulls removed, defaults filled in, types and ranges checked."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from bert_jax.errors import UserError, require, short_repr
+from bert_jax.convert.families import FAMILIES
+from bert_jax.errors import require, short_repr
 
-WHOLE = (
-    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "type_vocab_size"),
-    *("max_position_embeddings", "embedding_size", "num_hidden_groups", "inner_group_num", "local_attention"),
-    *("global_attn_every_n_layers", "dim", "n_layers", "n_heads", "hidden_dim", "pad_token_id"),
-)
-NUMBERS = {
-    **dict.fromkeys(("layer_norm_eps", "norm_eps"), (0, 1)),
-    "initializer_range": (0, 100),
-    **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout"), (0, 1)),
-    **dict.fromkeys(("attention_dropout", "mlp_dropout", "embedding_dropout"), (0, 1)),
-    **dict.fromkeys(("global_rope_theta", "local_rope_theta"), (1, 1e12)),
+
+class _Kind(NamedTuple):
+    types: tuple[type, ...]
+    description: str
+    least: float | None = None
+    most: float | None = None
+
+
+_WHOLE, _TEXT, _FLAG = _Kind((int,), "a whole number"), _Kind((str,), "a string"), _Kind((bool,), "true or false")
+
+
+def _number(least: float, most: float) -> _Kind:
+    return _Kind((int, float), "a number", least, most)
+
+
+FIELDS = {
+    name: kind
+    for kind, names in (
+        (_WHOLE, "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size type_vocab_size"),
+        (_WHOLE, "max_position_embeddings embedding_size num_hidden_groups inner_group_num dim n_layers n_heads"),
+        (_WHOLE, "hidden_dim global_attn_every_n_layers pad_token_id"),
+        (_WHOLE._replace(least=0, most=10**9), "local_attention"),
+        (_number(0, 1), "layer_norm_eps norm_eps hidden_dropout_prob attention_probs_dropout_prob dropout"),
+        (_number(0, 1), "attention_dropout mlp_dropout embedding_dropout"),
+        (_number(0, 100), "initializer_range"),
+        (_number(1, 1e12), "global_rope_theta local_rope_theta"),
+        (_TEXT, "model_type hidden_act activation hidden_activation position_embedding_type"),
+        (_TEXT, "classifier_activation classifier_pooling"),
+        (_FLAG, "is_decoder tie_word_embeddings sinusoidal_pos_embds"),
+        (_FLAG, "norm_bias attention_bias mlp_bias classifier_bias decoder_bias"),
+    )
+    for name in names.split()
 }
-"""By field: the smallest and the largest value."""
-TEXTS = (
-    *("model_type", "hidden_act", "activation", "hidden_activation", "classifier_activation", "classifier_pooling"),
-    "position_embedding_type",
-)
-FLAGS = (
-    *("is_decoder", "tie_word_embeddings", "norm_bias", "attention_bias", "mlp_bias", "classifier_bias"),
-    *("decoder_bias", "sinusoidal_pos_embds"),
-)
-DEFAULTS = {
-    "bert": {"hidden_act": "gelu"},
-    "roberta": {"hidden_act": "gelu"},
-    "xlm-roberta": {"hidden_act": "gelu"},
-    "camembert": {"hidden_act": "gelu"},
-    "albert": {"hidden_act": "gelu_new"},
-    "electra": {"hidden_act": "gelu"},
-    "distilbert": {"activation": "gelu"},
-    "modernbert": {"hidden_activation": "gelu"},
-}
-"""By model_type: defaults of transformers' configuration_*.py for fields that the readers require."""
+"""The checked fields of all families."""
 
 
 def normalize_hf_config(config: Any, source: str) -> dict[str, Any]:
@@ -45,34 +48,25 @@ def normalize_hf_config(config: Any, source: str) -> dict[str, Any]:
       UserError: a value has a wrong type or is out of range.
     """
     require(isinstance(config, dict), f"{source}: config.json must be a JSON object")
-    family = config.get("model_type")
+    model_type = config.get("model_type")
     # A padding id of null means no padding token in ModernBERT, and the default in the other families.
-    kept = {name: v for name, v in config.items() if v is not None or (family == "modernbert" and "_token_id" in name)}
-    for names, kinds, what in (
-        (WHOLE, (int,), "a whole number"),
-        (NUMBERS, (int, float), "a number"),
-        (TEXTS, (str,), "a string"),
-        (FLAGS, (bool,), "true or false"),
-    ):
-        for name in names:
-            value = kept.get(name)
-            fits = isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
-            if value is not None and not fits:
-                raise UserError(f"{source}: {name} is {short_repr(value)} in config.json: it must be {what}")
-    for name, (least, most) in NUMBERS.items():
-        _check_range(kept, name, least, most, source)
-    _check_range(kept, "local_attention", 0, 10**9, source)
+    modern = model_type == "modernbert"
+    kept = {name: v for name, v in config.items() if v is not None or (modern and "_token_id" in name)}
+    for name, kind in FIELDS.items():
+        if kept.get(name) is None:
+            continue
+        value, is_bool = kept[name], isinstance(kept[name], bool)
+        fits = isinstance(value, kind.types) and (kind is _FLAG or not is_bool)
+        require(fits, f"{source}: {name} is {short_repr(value)} in config.json: it must be {kind.description}")
+        if kind.least is not None:
+            fits = kind.least <= value <= kind.most  # False for NaN
+            bounds = f"from {kind.least} to {kind.most:g}"
+            require(fits, f"{source}: {name} is {short_repr(value)} in config.json: it must be {bounds}")
     _check_token_ids(kept, source)
     _check_containers(kept, source)
-    defaults = DEFAULTS.get(family, {}) if isinstance(family, str) else {}
+    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    defaults = family.defaults if family else {}
     return kept | {name: value for name, value in defaults.items() if name not in kept}
-
-
-def _check_range(config: dict[str, Any], name: str, least: float, most: float, source: str) -> None:
-    value = config.get(name, least)
-    # Also refuses NaN: every comparison with it is false.
-    fits = least <= value <= most
-    require(fits, f"{source}: {name} is {short_repr(value)} in config.json: it must be from {least} to {most:g}")
 
 
 def _check_token_ids(config: dict[str, Any], source: str) -> None:

@@ -1,0 +1,165 @@
+"""What a format provides, a reader, a writer or both, and what readers of other libraries' formats share."""
+
+import dataclasses
+import difflib
+import fnmatch
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bert_jax.convert.families.family import Settings
+from bert_jax.convert.families.hf_config import normalize_hf_config
+from bert_jax.convert.hf_model import HuggingFaceModel
+from bert_jax.convert.source_model import SourceModel
+from bert_jax.convert.tensors import BUFFERS, LazyTensors, lazy_row_slice, to_lazy
+from bert_jax.convert.translate import find_family, from_huggingface
+from bert_jax.errors import UserError
+from bert_jax.storage import StoredPath
+from bert_jax.tokenizers.tokenizer import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadOptions:
+    """What to read of a source."""
+
+    optimizer_state: bool = False
+    """Also read the optimizer's moments."""
+    drop: tuple[str, ...] = ()
+    """Patterns of the names of tensors to leave out."""
+    trim_vocabulary: bool = False
+    """Remove rows after the tokenizer's last token from the vocabulary's tables."""
+
+
+class InputFormat(NamedTuple):
+    """One format that can be read."""
+
+    description: str
+    """For error messages."""
+    matches: Callable[[StoredPath], bool]
+    """Whether a source is in this format."""
+    read: Callable[[StoredPath, ReadOptions, Path], SourceModel]
+    """(source, options, an empty directory that exists as long as the model is read)."""
+
+
+class TrainerFormat(NamedTuple):
+    """One kind of training checkpoint in a file of torch.save."""
+
+    matches: Callable[[Any], bool]
+    """Whether the content of a file is in this format."""
+    read: Callable[[Any, StoredPath, ReadOptions, Path], SourceModel]
+    """(content, its file, and the last two arguments of `InputFormat.read`)."""
+
+
+class OutputFormat(NamedTuple):
+    """One format that can be written."""
+
+    write: Callable[[SourceModel, Path], None]
+    """(model, an empty directory to write into)."""
+    final_file: str
+    """The file that makes a directory a model; in an object store it is written last."""
+    optimizer_state: bool = False
+    """Whether it can hold the optimizer's moments."""
+    for_transformers: bool = False
+    """Whether transformers loads it, tokenizer included."""
+    for_sentence_transformers: bool = False
+    """Whether it includes the files of sentence-transformers."""
+
+
+def refuse_edits(source: StoredPath, options: ReadOptions) -> None:
+    """Raise UserError for options that a run or a model in the native format does not have."""
+    if options.drop or options.trim_vocabulary:
+        raise UserError(
+            f"{source} is a run or model of bert_jax: --drop and --trim-vocabulary apply to other formats only"
+        )
+
+
+def to_source_model(
+    name: str,
+    hf_model: HuggingFaceModel,
+    tokenizer: StoredPath | None,
+    options: ReadOptions,
+    notes: tuple[str, ...] = (),
+) -> SourceModel:
+    """Check a model of transformers, apply the options and convert it.
+
+    Args:
+      name: of the format.
+      hf_model: the model.
+      tokenizer: its tokenizer, as `SourceModel.tokenizer_path`.
+      options: of the conversion.
+      notes: sentences for the model card.
+
+    Raises:
+      UserError: the model or an option does not fit the family or the tokenizer.
+    """
+    hf_model = dataclasses.replace(hf_model, config=normalize_hf_config(hf_model.config, hf_model.source))
+    buffers = {key: hf_model.tensors[key] for key in hf_model.tensors if key.endswith(BUFFERS)}
+    if options.drop:
+        hf_model = _drop_tensors(hf_model, options.drop)
+    size = None if tokenizer is None else Tokenizer.load(tokenizer).vocab_size
+    if options.trim_vocabulary:
+        rows = Settings(hf_model.config, hf_model.source).required_size("vocab_size") if size is None else size
+        hf_model = trim_vocabulary(hf_model, rows)
+    model = from_huggingface(hf_model)
+    if size is not None and size > model.config.vocab_size:
+        raise UserError(
+            f"{hf_model.source}: the tokenizer {tokenizer.name} has {size} tokens, the model rows for "
+            f"{model.config.vocab_size}: it belongs to another model"
+        )
+    return SourceModel(
+        name,
+        hf_model.source,
+        model,
+        tokenizer,
+        hf_model,
+        buffers=buffers,
+        hf_config=hf_model.config,
+        notes=notes,
+    )
+
+
+def _drop_tensors(hf_model: HuggingFaceModel, patterns: tuple[str, ...]) -> HuggingFaceModel:
+    for pattern in patterns:
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in hf_model.tensors):
+            near = difflib.get_close_matches(pattern, list(hf_model.tensors), n=1, cutoff=0.0)
+            raise UserError(
+                f"--drop '{pattern}' matches no tensor of {hf_model.source}, which has for example '{''.join(near)}'"
+            )
+    kept = {k: v for k, v in to_lazy(hf_model.tensors).items() if not any(fnmatch.fnmatchcase(k, p) for p in patterns)}
+    return dataclasses.replace(hf_model, tensors=LazyTensors(kept))
+
+
+def trim_vocabulary(hf_model: HuggingFaceModel, vocab_size: int) -> HuggingFaceModel:
+    """Remove the rows after the tokenizer's last token from every table and bias of the vocabulary.
+
+    Trainers add such rows for sizes that divide evenly: NVIDIA's BERT pads to a multiple of 8 (DeepLearningExamples
+    PyTorch/LanguageModeling/BERT/run_pretraining.py), Megatron to a multiple of 128 times the number of tensor-parallel
+    parts. Hidden states stay the same. Probabilities are then over the tokenizer's tokens only.
+
+    Args:
+      hf_model: with at least vocab_size rows.
+      vocab_size: number of the tokenizer's tokens.
+
+    Raises:
+      UserError: there are fewer rows than tokens, or the tables differ in size.
+    """
+    source, family = hf_model.source, find_family(Settings(hf_model.config, hf_model.source))
+    tensors = to_lazy(hf_model.tensors)
+    tables = {family.name_of("encoder/embeddings/word"), f"{family.decoder}.weight"}
+    names = tables | {family.name_of("mlm/bias"), f"{family.decoder}.bias"}
+    bare = {name.removeprefix(f"{family.base}.") for name in tables}
+    rows = {name: (*tensors[name].shape, 0)[0] for name in tensors if name in names | bare}
+    if not rows.keys() & (tables | bare):
+        raise UserError(f"{source}: there is no table of word embeddings")
+    if len(set(rows.values())) != 1:
+        sizes = ", ".join(f"{name} {size}" for name, size in sorted(rows.items()))
+        raise UserError(f"{source}: the vocabulary's tables differ in their number of rows: {sizes}")
+    num_rows = next(iter(rows.values()))
+    if num_rows < vocab_size:
+        raise UserError(
+            f"{source}: the word table has {num_rows} rows, the tokenizer {vocab_size} tokens: "
+            "the tokenizer belongs to another model"
+        )
+    kept = {name: lazy_row_slice(tensors[name], 0, vocab_size) for name in rows}
+    config = hf_model.config | {"vocab_size": vocab_size}
+    return dataclasses.replace(hf_model, config=config, tensors=LazyTensors(tensors | kept))
