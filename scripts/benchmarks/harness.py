@@ -63,7 +63,7 @@ def run(
         print(f"error: {error}", file=sys.stderr)
         return 2
     report["date"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    report["command"] = [str(Path(measure.__code__.co_filename).relative_to(ROOT)), *arguments]
+    report["command"] = [str(Path(measure.__code__.co_filename).resolve().relative_to(ROOT)), *arguments]
     report["environment"] = environment() | report.get("environment", {})
     if options.json:
         options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
