@@ -59,7 +59,7 @@ def render(report: dict[str, Any]) -> list[str]:
         if name != "copy"
     ]
     copy = f"copy {ceilings['copy']['median'] / 1e9:.3g} GB/s"
-    lines = ["", f"{about['devices']} x {harness.header(report)} of {about['cores']}; {versions}"]
+    lines = ["", f"{about['devices']} x {harness.header(report)}, {about['cores']} cores; {versions}"]
     lines.append(f"ceilings of one device: {', '.join([*products, copy])}")
     groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for result in report["results"]:

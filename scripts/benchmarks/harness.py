@@ -63,7 +63,7 @@ def run(
         print(f"error: {error}", file=sys.stderr)
         return 2
     report["date"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    report["command"] = [str(Path(measure.__code__.co_filename).relative_to(ROOT)), *arguments]
+    report["command"] = [str(Path(measure.__code__.co_filename).resolve().relative_to(ROOT)), *arguments]
     report["environment"] = environment() | report.get("environment", {})
     if options.json:
         options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
@@ -225,15 +225,15 @@ def run_command(command: Sequence[str], poll_seconds: float = 0.25) -> tuple[flo
       UserError: it failed.
     """
     started = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     peaks: dict[int, int] = {}
-    while process.poll() is None:
-        for pid in _descendants(process.pid):
-            peaks[pid] = max(peaks.get(pid, 0), memory_megabytes(pid))
-        time.sleep(poll_seconds)
-    seconds = time.perf_counter() - started
-    if process.returncode:
-        raise UserError(f"{' '.join(command)} failed: {process.stderr.read()[-2000:]}")
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        while process.poll() is None:
+            for pid in _descendants(process.pid):
+                peaks[pid] = max(peaks.get(pid, 0), memory_megabytes(pid))
+            time.sleep(poll_seconds)
+        seconds = time.perf_counter() - started
+        if process.returncode:
+            raise UserError(f"{' '.join(command)} failed: {process.stderr.read()[-2000:]}")
     return seconds, sorted(peaks.values(), reverse=True)
 
 

@@ -28,6 +28,7 @@ def check_comparison(compared, name, baselines, rounds):
     assert all(set(kinds) == KINDS for kinds in compared["overhead"].values())
 
 
+@pytest.mark.slow
 def test_hooks_runs_the_loop_and_the_same_program_bare(bench_loop, tmp_path, capsys, monkeypatch):
     made, calls, steps, events = [], [], [], []
     train = bench_loop.loop.train
@@ -73,6 +74,7 @@ def test_hooks_runs_the_loop_and_the_same_program_bare(bench_loop, tmp_path, cap
     assert "loop over bare:" in printed and "ms per step" in printed
 
 
+@pytest.mark.slow
 def test_checkpoint_commits_and_leaves_nothing(bench_loop, tmp_path, capsys):
     file, out = tmp_path / "checkpoint.json", tmp_path / "out"
     out.mkdir()
