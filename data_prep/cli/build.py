@@ -8,8 +8,9 @@ import time
 
 from etils import epath
 
-from bert_jax.data.corpus import INCOMPLETE
+from bert_jax.data.corpus import INCOMPLETE, Corpus
 from bert_jax.errors import UserError, install_command
+from bert_jax.report import text
 from bert_jax.storage import is_remote, to_path
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep import sources
@@ -134,8 +135,8 @@ def _add_filters(add: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Builds the corpus that the flags describe."""
     # Imported here: importing TFDS takes a second, and the other commands do not need it.
-    from data_prep import inspection
     from data_prep.build.pipeline import BuildRequest, build
+    from data_prep.inspection import report, statistics
 
     started = time.perf_counter()
     out = epath.Path(to_path(arguments.out))
@@ -161,14 +162,14 @@ def run(arguments: argparse.Namespace) -> None:
         ),
         _engine(arguments),
     )
-    print(inspection.counts(manifest))
+    print(text.render(report.counts(manifest)))
     train = manifest["splits"]["train"]
     if train["unknown_tokens"] > _MANY_UNKNOWN * train["tokens"]:
         share = train["unknown_tokens"] / train["tokens"]
         print(
             f"note: {share:.0%} of the tokens are unknown; is {arguments.tokenizer} for this language?", file=sys.stderr
         )
-    if warning := inspection.short_documents(out):
+    if warning := report.short_documents(statistics.measure_lengths(Corpus.open(out))):
         print(f"note: {warning}", file=sys.stderr)
     print(
         f"{out}: ready in {time.perf_counter() - started:.0f} s; look at it with `bert-data inspect {os.fspath(out)}`"

@@ -11,8 +11,8 @@ from array_record.python import array_record_module
 from bert_jax.cli import main as cli
 from bert_jax.config import to_dict
 from bert_jax.tokenizers.tokenizer import Tokenizer
-from data_prep.build.checksums import file_entry
-from data_prep.build.writer import CorpusWriter
+from data_prep.sources.files import file_entry
+from tests.corpus_writer import CorpusWriter
 
 REPORT = {"dropped": {}, "cleaned": {}, "skipped": {}, "settings": {}, "sources": []}
 

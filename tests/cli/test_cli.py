@@ -17,8 +17,8 @@ from bert_jax.cli import main as cli
 from bert_jax.config import flatten
 from bert_jax.data.corpus import Corpus
 from bert_jax.tokenizers.tokenizer import Tokenizer
-from data_prep.build.writer import CorpusWriter
 from data_prep.cli import main as data_cli
+from tests.corpus_writer import CorpusWriter
 
 ROOT = pathlib.Path(__file__).parents[2]
 # The tiny config of the test session as a config file.
