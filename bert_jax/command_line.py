@@ -1,19 +1,22 @@
-"""Shared by `bert-jax` and `bert-data`: exit codes, one-line errors, versions."""
+"""Shared by `bert-jax` and `bert-data`: choice of the command, exit codes, one-line errors."""
 
 import contextlib
 import importlib.metadata
+import inspect
 import io
 import itertools
 import os
 import platform
+import shutil
 import signal
 import sys
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import bert_jax
 from bert_jax import storage
-from bert_jax.errors import INTERRUPTED, TRY_AGAIN, PeerError, UserError
+from bert_jax.errors import INTERRUPTED, TRY_AGAIN, PeerError, UserError, did_you_mean
 
 MAX_LINE_LENGTH = 2000
 """Characters of an error's line; a longer line, which repeats a long value, loses its middle."""
@@ -65,12 +68,55 @@ def run(command: Callable[[], int | None], interrupted: str = "stopped") -> int:
     return code
 
 
-def check_no_empty_words(words: Sequence[str]) -> None:
-    """Refuse empty words, such as unset shell variables: an empty path would be the current directory.
+def start(
+    program: str,
+    commands: Mapping[str, object],
+    call: Callable[[str, list[str]], int | None],
+    words: Sequence[str],
+    about: str = "",
+) -> int | None:
+    """Call the command that the first word names, or print the overview or the versions.
+
+    Args:
+      program: ``bert-jax`` or ``bert-data``.
+      commands: by name; the first sentence of each docstring is its line in the overview.
+      call: gets the name of the command and the words after it; returns an exit code.
+      words: the command line after the program's name.
+      about: last paragraph of the overview.
 
     Raises:
-      UserError: names the flag, or the position from 1, whose value is empty.
+      UserError: there is no such command, or a word is empty.
     """
+    if not words:
+        names = ", ".join(commands)
+        raise UserError(f"a command is missing: commands are {names}; `{program} --help` explains them")
+    name, *rest = words
+    if name in ("-h", "--help", "--help-all", "help"):
+        print(_overview(program, commands, about))
+        return 0
+    if name in ("-V", "--version"):
+        jax, jaxlib = (importlib.metadata.version(package) for package in ("jax", "jaxlib"))
+        print(f"{program} {bert_jax.__version__} (jax {jax}, jaxlib {jaxlib}, Python {platform.python_version()})")
+        return 0
+    if name not in commands:
+        hint = did_you_mean(name.lower().replace("_", "-"), commands)
+        raise UserError(f"there is no command '{name}': {hint and f'{hint} '}Commands are {', '.join(commands)}")
+    _refuse_empty_words(rest)
+    return call(name, rest)
+
+
+def _overview(program: str, commands: Mapping[str, object], about: str) -> str:
+    width = min(shutil.get_terminal_size().columns, 100)
+    lines = [f"usage: {program} COMMAND ...", ""]
+    for name, kind in commands.items():
+        text = f"  {name:<10} {(inspect.getdoc(kind) or '').partition('.')[0]}"
+        lines += textwrap.wrap(text, width, subsequent_indent=" " * 13)
+    explanation = f"`{program} COMMAND --help` explains a command, `{program} --version` prints versions. {about}"
+    return "\n".join([*lines, "", *textwrap.wrap(explanation, width)])
+
+
+def _refuse_empty_words(words: Sequence[str]) -> None:
+    """Refuse empty words, such as unset shell variables: an empty path would be the current directory."""
     for position, (before, word) in enumerate(itertools.pairwise(["", *words]), start=1):
         name, equals, value = word.partition("=")
         if equals and not value and name.startswith("--"):
@@ -79,12 +125,6 @@ def check_no_empty_words(words: Sequence[str]) -> None:
             raise UserError(f"{before} is empty: give it a value")
         if not word:
             raise UserError(f"argument {position} is empty: give it a value")
-
-
-def version_line(name: str) -> str:
-    """Return the line that ``--version`` prints."""
-    jax, jaxlib = (importlib.metadata.version(package) for package in ("jax", "jaxlib"))
-    return f"{name} {bert_jax.__version__} (jax {jax}, jaxlib {jaxlib}, Python {platform.python_version()})"
 
 
 class _Output:

@@ -1,8 +1,9 @@
 """All settings of a build that determine the bytes of the corpus."""
 
 import dataclasses
+from typing import Annotated
 
-from bert_jax.errors import UserError
+from bert_jax.field_validation import Interval, check
 from data_prep.clean import CleaningOptions
 
 _MANIFEST_NAMES = {"decontamination_words": "leak_words"}
@@ -15,10 +16,13 @@ class NearDuplicateOptions:
 
     shingle_words: int = 3
     """words per shingle"""
-    threshold: float = 0.5
+    threshold: Annotated[float, Interval("(0, 1]")] = 0.5
     """documents with at least this Jaccard similarity of their shingles are near-duplicates"""
     permutations: int = 128
     """values per signature; the error of the estimated similarity is proportional to 1 / sqrt(permutations)"""
+
+    def __post_init__(self):
+        check(self, "near_duplicates.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,17 +43,13 @@ class BuildOptions:
     near_duplicates: NearDuplicateOptions | None = None
     decontamination_words: int = 13
     """documents that share this many consecutive words with an evaluation text are removed"""
-    validation_fraction: float = 0.01
-    """expected share of documents in the validation split, in (0, 1)"""
+    validation_fraction: Annotated[float, Interval("(0, 1)")] = 0.01
+    """expected share of documents in the validation split"""
     max_shard_bytes: int = 64 << 20
     """a shard is complete once its tokens, uncompressed, have this size"""
 
     def __post_init__(self):
-        near = self.near_duplicates
-        if near and not 0 < near.threshold <= 1:
-            raise UserError(f"the similarity of near-duplicates must lie in (0, 1], not {near.threshold}")
-        if not 0 < self.validation_fraction < 1:
-            raise UserError(f"the validation fraction must lie between 0 and 1, not {self.validation_fraction}")
+        check(self, "")
 
     def to_dict(self) -> dict:
         """The settings as JSON values, with the names of corpus.json."""

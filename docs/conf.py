@@ -1,14 +1,12 @@
 """Settings of Sphinx for the documentation site, which ``bash scripts/docs.sh`` builds without a network."""
 
-import ast
-import dataclasses
 import inspect
+import itertools
 import subprocess
 import sys
-import typing
-from collections.abc import Iterator
 from pathlib import Path
 
+import tyro
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
@@ -17,7 +15,8 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import bert_jax  # noqa: E402
-from bert_jax.config.field_validation import describe  # noqa: E402
+from bert_jax import flags  # noqa: E402
+from bert_jax.field_validation import describe  # noqa: E402
 
 project, author, copyright = "bert_jax", "The bert_jax authors", "The bert_jax authors"
 version = release = bert_jax.__version__
@@ -48,37 +47,14 @@ class ConfigFields(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         """A section with a definition list for each section of the config."""
-        return self.parse_text_to_nodes("\n".join(_sections(bert_jax.Config, "")), allow_section_headings=True)
-
-
-def _sections(kind: type, prefix: str) -> Iterator[str]:
-    """Markdown: the fields of a dataclass, then those of the dataclasses in it."""
-    docs, nested = _field_docs(kind), []
-    hints = typing.get_type_hints(kind, include_extras=True)
-    yield f"## {prefix.rstrip('.') or 'Run'}\n\n{inspect.getdoc(kind)}\n"
-    for field in dataclasses.fields(kind):
-        arguments = typing.get_args(hints[field.name])
-        section = next((hint for hint in (hints[field.name], *arguments) if dataclasses.is_dataclass(hint)), None)
-        if section is not None:
-            nested.append((section, f"{prefix}{field.name}{'.N' if arguments else ''}."))
-            continue
-        default = "" if field.default is dataclasses.MISSING else f", default `{field.default!r}`"
-        yield f"`{prefix}{field.name}` ({describe(hints[field.name])}{default})\n: {docs.get(field.name, '')}\n"
-    for section, inner in nested:
-        yield from _sections(section, inner)
-
-
-def _field_docs(kind: type) -> dict[str, str]:
-    """The docstrings of a dataclass' fields, each on one line."""
-    (definition,) = ast.parse(inspect.getsource(kind)).body
-    assert isinstance(definition, ast.ClassDef)
-    docs, name = {}, ""
-    for node in definition.body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            name = node.target.id
-        elif name and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            docs[name] = " ".join(inspect.cleandoc(str(node.value.value)).split())
-    return docs
+        lines, fields = [], flags.list_flags(bert_jax.Config)
+        for (section, owner), group in itertools.groupby(fields, key=lambda flag: (flag.section, flag.owner)):
+            lines += [f"## {section.replace('phases.0', 'phases.N') or 'Run'}", "", inspect.getdoc(owner), ""]
+            for flag in group:
+                name = flag.names[0].removeprefix("--").replace("phases.0", "phases.N").replace("-", "_")
+                default = "" if flag.default is tyro.MISSING else f", default `{flag.default!r}`"
+                lines += [f"`{name}` ({describe(flag.kind)}{default})", f": {flag.help}", ""]
+        return self.parse_text_to_nodes("\n".join(lines), allow_section_headings=True)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -1,29 +1,41 @@
 """Learning study on a laptop: LAMB with large batches, AdamW with small and large ones, progressive stacking.
 
-    python scripts/learning_study.py --corpus corpus --out runs/learning --sweep     runs that chose the learning rates
     python scripts/learning_study.py --corpus corpus --out runs/learning             all runs, then the report
     python scripts/learning_study.py --out runs/learning --report                    the report alone
 
 Runs are `bert-jax pretrain` commands in sequence; the same call continues an interrupted study. ARMS and CLAIMS are the
 protocol of docs/learning.md, fixed before the runs. If a run fails, the study exits with the last line of its log.
+
+The stacked arm has one layer, then two copies of it (Gong et al. 2019), and this file is its config. Its compute equals
+that of two layers for 3,264 steps, counted as in bert_jax/model/flops.py, for a row of 64 tokens:
+
+    a layer        3 * 64 * 2 * 128 * (4 * 128 + 2 * 512) + 3 * 64 * 4 * 128 * 64   =  81,788,928
+    the MLM head   3 * 19 * 2 * 128 * (128 + 8,192), 19 of 64 tokens being masked    = 121,405,440
+
+A step with one layer costs 203,194,368 / 284,983,296 = 159 / 223 of a step with two, so 1,338 of them cost as much as
+954 with two: 1,338 * 159 / 223 = 954, and 3,264 - 954 = 2,310 steps remain, exactly. The first stage has 37 % of the
+steps and 29 % of the compute; the paper also spends most of its time at full depth. The learning rate is continuous,
+decreasing linearly from its peak to 0 over both stages, with a warmup in the first stage only. Moments are reset
+between the stages.
 """
 
 import argparse
+import dataclasses
 import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 # Run as a script from a clone, nothing needs to be installed.
-sys.path[:0] = [path for path in (str(ROOT), str(ROOT / "scripts")) if path not in sys.path]
+sys.path[:0] = [path for path in (str(ROOT),) if path not in sys.path]
 
-import learning_stacked  # noqa: E402
-
+from bert_jax.config import Config  # noqa: E402
+from bert_jax.config.presets import load_config  # noqa: E402
 from bert_jax.training.run_directory.metrics import read_metrics  # noqa: E402
 from bert_jax.training.run_directory.workdir import read_config  # noqa: E402
 
@@ -50,18 +62,42 @@ LARGE_BATCH = {
     "--log.every": "17",
 }
 """The same rows in the same order as SMALL_BATCH, with eight times as many per step."""
+ONE_LAYER, TWO_LAYERS = 1338, 2310
+"""Steps of the two stages of the stacked arm."""
+COST = 159 / 223
+"""Cost of a step with one layer, in steps with two layers."""
 ARMS: dict[str, tuple[str, dict[str, str]]] = {
     "adamw_16": ("bert_tiny", SMALL_BATCH | {"--optimizer.name": "adamw", "--phases.0.learning-rate": "2e-3"}),
     "adamw_128": ("bert_tiny", LARGE_BATCH | {"--optimizer.name": "adamw", "--phases.0.learning-rate": "5.7e-3"}),
     "lamb_128": ("bert_tiny", LARGE_BATCH | {"--optimizer.name": "lamb", "--phases.0.learning-rate": "4e-2"}),
-    "stacked": (str(learning_stacked.__file__), {"--evaluation.every": "304", "--log.every": "76"}),
+    "stacked": (str(Path(__file__).resolve()), {"--evaluation.every": "304", "--log.every": "76"}),
 }
 """Config and flags of each arm. AdamW's rate for large batches is the preset's times the square root of 8."""
-SWEEP = {"adamw_128": ("4e-3", "8e-3"), "lamb_128": ("2e-2", "8e-2")}
-"""Other rates for large batches."""
-SWEEP_SEED = 100
-SWEEP_SHARE = 1
-"""Share of a run's steps. With a quarter of them, batches of 128 did not beat the unigram model at any rate."""
+
+
+def config() -> Config:
+    """Config of the stacked arm; settings shared by all arms are given as flags, rate and warmup are adamw_16's."""
+    tiny, rate = load_config("bert_tiny"), 2e-3
+    rate_between = rate * TWO_LAYERS / (ONE_LAYER + TWO_LAYERS)
+    one = dataclasses.replace(
+        tiny.phases[0],
+        steps=ONE_LAYER,
+        num_layers=1,
+        learning_rate=rate,
+        warmup_steps=204,
+        end_learning_rate=rate_between,
+    )
+    two = dataclasses.replace(
+        one,
+        steps=TWO_LAYERS,
+        num_layers=2,
+        learning_rate=rate_between,
+        warmup_steps=0,
+        end_learning_rate=0.0,
+        moments="reset",
+        step_count="reset",
+    )
+    return dataclasses.replace(tiny, name="bert_tiny_stacked", phases=(one, two))
 
 
 class Claim(NamedTuple):
@@ -81,14 +117,6 @@ CLAIMS = (
 MARGIN = 0.05
 """Nats of held-out MLM loss; smaller differences are treated as equal."""
 CONFIDENCE = 0.95
-
-
-def sweep_flags(arm: str, rate: str) -> dict[str, str]:
-    """Flags of the arm in a shorter run with another learning rate and a scaled schedule."""
-    flags = ARMS[arm][1]
-    steps = round(int(flags["--phases.0.steps"]) * SWEEP_SHARE)
-    shorter = {"--phases.0.steps": steps, "--phases.0.warmup-steps": steps // 16, "--evaluation.every": steps // 4}
-    return flags | {flag: str(value) for flag, value in shorter.items()} | {"--phases.0.learning-rate": rate}
 
 
 def finished(workdir: Path) -> bool:
@@ -121,16 +149,6 @@ def run(corpus: Path, workdir: Path, config: str, flags: dict[str, str], seed: i
         sys.exit(f"error: {workdir.name} ended early ({last}); {log} has more")
     loss = held_out(workdir)[-1]["mlm_loss"]
     print(f"{workdir.name}: {loss:.4f} after {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
-
-
-def sweep(corpus: Path, out: Path, arms: Sequence[str]) -> None:
-    """Short runs with a separate seed, and the table for the choice of learning rates."""
-    print("| arm | learning rate | held-out MLM loss |\n|---|---|---|")
-    for arm in arms:
-        for rate in SWEEP.get(arm, ()):
-            workdir = out / "sweep" / f"{arm}-{rate}"
-            run(corpus, workdir, ARMS[arm][0], sweep_flags(arm, rate), SWEEP_SEED)
-            print(f"| {arm} | {rate} | {held_out(workdir)[-1]['mlm_loss']:.3f} |", flush=True)
 
 
 def losses(out: Path, arm: str) -> dict[int, float]:
@@ -188,23 +206,18 @@ def curves(out: Path, arm: str, cost: str) -> tuple[list[float], list[list[float
     costs: list[float] = []
     values = []
     for seed in losses(out, arm):
-        workdir = out / f"{arm}-{seed}"
-        tokens = {
-            line["step"]: line["tokens_seen"]
-            for line in read_metrics(workdir / "metrics.jsonl")
-            if "tokens_seen" in line
-        }
-        lines = held_out(workdir)
-        steps = [line["step"] for line in lines]
-        costs = [tokens[step] / 1e6 for step in steps] if cost == "tokens" else [compute(arm, step) for step in steps]
-        values.append([line["mlm_loss"] for line in lines])
+        lines = read_metrics(out / f"{arm}-{seed}" / "metrics.jsonl")
+        tokens = {line["step"]: line["tokens_seen"] / 1e6 for line in lines if "tokens_seen" in line}
+        scored = held_out(out / f"{arm}-{seed}")
+        costs = [tokens[line["step"]] if cost == "tokens" else compute(arm, line["step"]) for line in scored]
+        values.append([line["mlm_loss"] for line in scored])
     return costs, values
 
 
 def compute(arm: str, step: int) -> float:
     """Model FLOPs of the first `step` steps, in steps of adamw_16."""
-    shallow = min(step, learning_stacked.ONE_LAYER) if arm == "stacked" else 0
-    return step - shallow * (1 - learning_stacked.COST)
+    shallow = min(step, ONE_LAYER) if arm == "stacked" else 0
+    return step - shallow * (1 - COST)
 
 
 def draw(out: Path) -> Path:
@@ -216,16 +229,13 @@ def draw(out: Path) -> Path:
 
     figure, panels = plt.subplots(1, 2, figsize=(9.6, 3.8), layout="constrained", sharey=True)
     titles = {"tokens": "tokens seen (millions)", "compute": "compute (steps with two layers)"}
-    colors = {arm: f"C{i}" for i, arm in enumerate(ARMS)}
     for axes, (cost, title) in zip(panels, titles.items(), strict=True):
-        wanted: Iterable[str] = dict.fromkeys(arm for c in CLAIMS if c.cost == cost for arm in (c.old, c.new))
-        for arm in wanted:
+        for arm in dict.fromkeys(arm for claim in CLAIMS if claim.cost == cost for arm in (claim.old, claim.new)):
             costs, values = curves(out, arm, cost)
             if values:
-                columns = list(zip(*values, strict=True))
-                axes.plot(costs, [statistics.mean(column) for column in columns], color=colors[arm], label=arm)
-                low, high = [min(column) for column in columns], [max(column) for column in columns]
-                axes.fill_between(costs, low, high, color=colors[arm], alpha=0.2, linewidth=0)
+                columns, color = list(zip(*values, strict=True)), f"C{list(ARMS).index(arm)}"
+                axes.plot(costs, [statistics.mean(column) for column in columns], color=color, label=arm)
+                axes.fill_between(costs, list(map(min, columns)), list(map(max, columns)), color=color, alpha=0.2)
         axes.set(xlabel=title)
         axes.spines[["top", "right"]].set_visible(False)
         if axes.lines:
@@ -237,37 +247,22 @@ def draw(out: Path) -> Path:
     return path
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the command line."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the arms seed by seed, so that an interrupted study has complete comparisons; then report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", type=Path, help="directory that bert-data build made, with 8,192 token ids")
     parser.add_argument("--out", type=Path, required=True, help="directory of the runs and of learning.png")
-    parser.add_argument("--arms", default=",".join(ARMS), help="arms to run; default: %(default)s")
-    parser.add_argument("--seeds", default="0,1,2")
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--sweep", action="store_true", help="only the short runs for the choice of learning rates")
-    what.add_argument("--report", action="store_true", help="only report on finished runs")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), help="arms to run; default: all")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--report", action="store_true", help="only report on finished runs")
     args = parser.parse_args(arguments)
     if args.corpus is None and not args.report:
         parser.error("--corpus is required without --report")
-    if unknown := set(args.arms.split(",")) - set(ARMS):
-        parser.error(f"--arms: there is no {', '.join(sorted(unknown))}; arms are {', '.join(ARMS)}")
-    return args
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the arms seed by seed, so that an interrupted study has complete comparisons."""
-    args = parse(arguments)
-    arms = args.arms.split(",")
-    if args.sweep:
-        return sweep(args.corpus, args.out, arms)
     if not args.report:
-        for seed in map(int, args.seeds.split(",")):
-            for arm in arms:
+        for seed in args.seeds:
+            for arm in args.arms:
                 run(args.corpus, args.out / f"{arm}-{seed}", *ARMS[arm], seed)
-    print(report(args.out))
-    print(f"\n{draw(args.out)}")
-    return None
+    print(f"{report(args.out)}\n\n{draw(args.out)}")
 
 
 if __name__ == "__main__":

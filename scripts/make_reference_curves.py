@@ -10,10 +10,10 @@ docs/reference.md. Finished runs are kept in --scratch and not repeated.
 import argparse
 import dataclasses
 import json
+import multiprocessing
 import os
-import subprocess
-import sys
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -97,22 +97,22 @@ def changed(config: Config, changes: dict[str, Any]) -> Config:
     return config_lib.replace(config, phases=(dataclasses.replace(phase, **by),), **changes)
 
 
-def train(name: str, changes: dict[str, Any], corpus: Path, workdir: Path) -> None:
+def train(config: Config, corpus: Path, workdir: Path) -> None:
     """Train one run in this process."""
     from bert_jax.training import pretraining
 
-    pretraining.pretrain(changed(recipe(name), changes), [CorpusWeight(corpus)], workdir)
+    pretraining.pretrain(config, [CorpusWeight(corpus)], workdir)
+    (workdir / "done").touch()
 
 
-def trained(arguments: argparse.Namespace, variant: str, flags: str, changes: dict[str, Any]) -> Values:
+def trained(arguments: argparse.Namespace, variant: str, flags: str = "", **changes: Any) -> Values:
     """Metrics of one run, trained in its own process unless it is finished."""
     workdir = arguments.scratch / arguments.preset / "".join(c if c.isalnum() else "_" for c in variant)
     if not (workdir / "done").exists():
-        command = [sys.executable, __file__, arguments.preset, "--corpus", str(arguments.corpus)]
-        command += ["--train", json.dumps(changes), str(workdir)]
-        environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-        subprocess.run(command, check=True, env=environment)
-        (workdir / "done").touch()
+        os.environ.update(XLA_FLAGS=flags, JAX_PLATFORMS="cpu")  # of the process
+        config = changed(recipe(arguments.preset), changes)
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+            process.submit(train, config, arguments.corpus, workdir).result()
     values = reference_curve.metric_values(read_metrics(workdir / "metrics.jsonl"), METRICS)
     return {metric: [float(f"{value:.{DIGITS}g}") for value in row] for metric, row in values.items()}
 
@@ -141,8 +141,8 @@ def table(runs: dict[str, tuple[Precision, Values]], curve: Curve) -> str:
 
 def make(arguments: argparse.Namespace) -> None:
     """Write the curve, and print the tables."""
-    reference = trained(arguments, "reference", "", {})
-    runs = {name: (kind, trained(arguments, name, flags, changes)) for name, (kind, flags, changes) in RIGHT.items()}
+    reference = trained(arguments, "reference")
+    runs = {name: (kind, trained(arguments, name, flags, **changes)) for name, (kind, flags, changes) in RIGHT.items()}
     kinds: tuple[Precision, ...] = ("float32", "bfloat16")
     spreads = {kind: spread([values for of, values in runs.values() if of == kind], reference) for kind in kinds}
     config = config_lib.to_dict(recipe(arguments.preset))
@@ -153,24 +153,19 @@ def make(arguments: argparse.Namespace) -> None:
     print(table(runs, curve), "\n", flush=True)
     if not arguments.wrong:
         return
-    wrong = {name: ("float32", trained(arguments, name, "", changes)) for name, changes in WRONG.items()}
+    wrong = {name: ("float32", trained(arguments, name, **changes)) for name, changes in WRONG.items()}
     print(table(wrong, curve), "\n")
     print(table({name: ("bfloat16", values) for name, (_, values) in wrong.items()}, curve))
 
 
 def main() -> None:
-    """Parse the command line, then make curves or train one run."""
+    """Parse the command line, then make curves."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("preset", choices=RECIPES)
     parser.add_argument("--corpus", type=Path, required=True, help="the corpus of docs/reference.md")
     parser.add_argument("--scratch", type=Path, default=Path("runs/reference"), help="directory of the runs")
     parser.add_argument("--wrong", action="store_true", help="also train the mistakes")
-    parser.add_argument("--train", nargs=2, metavar=("CHANGES", "WORKDIR"), help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.train:
-        train(arguments.preset, json.loads(arguments.train[0]), arguments.corpus, Path(arguments.train[1]))
-    else:
-        make(arguments)
+    make(parser.parse_args())
 
 
 if __name__ == "__main__":

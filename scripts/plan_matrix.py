@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Run as a script from a clone, nothing needs to be installed.
 sys.path[:0] = [path for path in (str(ROOT),) if path not in sys.path]
 
+from bert_jax import command_line  # noqa: E402
 from bert_jax.chips import GIB  # noqa: E402
 from bert_jax.config import presets  # noqa: E402
 from bert_jax.errors import UserError  # noqa: E402
@@ -25,8 +26,8 @@ from bert_jax.planning import mesh_search, run_plan, topologies  # noqa: E402
 TOPOLOGIES = ("v3:32x32", "v4:8x8x8", "v5e:16x16", "2xv5e:16x16", "v5p:8x8x8", "v6e:16x16", "h100:8x8")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print a row of the table after each pair; returns 0, or 2 for an unknown preset or topology."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print a row of the table after each pair."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--presets", nargs="+", default=list(presets.preset_files()), help="default: all")
     parser.add_argument("--topologies", nargs="+", default=TOPOLOGIES, help="default: one of each kind of chip")
@@ -34,19 +35,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     print("| preset | topology | phase | mesh | rows x micro | remat | GiB of | s/step | MFU | hours |")
     print("|---|---|---|---|---|---|---|---|---|---|")
-    try:
-        for topology in map(topologies.parse_topology, args.topologies):
-            for name in args.presets:
-                plan = search_plan(name, topology)
-                for line in rows(name, topology.name, plan):
-                    print(line, flush=True)
-                if args.json:
-                    with args.json.open("a", encoding="utf-8") as file:
-                        file.write(json.dumps(plan) + "\n")
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    for topology in map(topologies.parse_topology, args.topologies):
+        for name in args.presets:
+            plan = search_plan(name, topology)
+            print("\n".join(rows(name, topology.name, plan)), flush=True)
+            if args.json:
+                with args.json.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(plan) + "\n")
 
 
 def search_plan(name: str, topology: topologies.Topology) -> dict[str, Any]:
@@ -78,4 +73,4 @@ def rows(name: str, topology: str, plan: dict[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command_line.run(main))

@@ -4,6 +4,7 @@ Usage: python scripts/quickstart_report.py DIRECTORY
 """
 
 import json
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -27,45 +28,41 @@ NAMES = {
 """Held-out metrics of the table; a run with objective.pair none has no pair accuracy."""
 
 
-def summarize(directory: Path) -> dict:
+def summarize(directory: Path, lines: list[dict]) -> dict:
     """Figures of the table, also written to summary.json."""
     heldout = json.loads((directory / "heldout.json").read_text())
-    lines = [line for line in read_metrics(directory / "model" / "metrics.jsonl") if line["split"] == "train"]
-    timings = [line["timing"] for line in lines]
-    speeds = sorted(timing["tokens_per_second"] for timing in timings if "tokens_per_second" in timing)
-    started = int((directory / "started").read_text())
-    return {
+    trained = [line for line in lines if line["split"] == "train"]
+    speeds = [line["timing"]["tokens_per_second"] for line in trained if "tokens_per_second" in line["timing"]]
+    summary = {
         "heldout": {name: heldout[name] for name in NAMES if name in heldout},
         "baseline": {name: heldout[BASELINES[name][0]] for name in NAMES if name in heldout},
-        "tokens_seen": lines[-1]["tokens_seen"],
-        "tokens_per_second": speeds[len(speeds) // 2],
-        "seconds": time.time() - started,
+        "tokens_seen": trained[-1]["tokens_seen"],
+        "tokens_per_second": statistics.median_high(speeds),
+        "seconds": time.time() - int((directory / "started").read_text()),
         "export": str(directory / "export"),
     }
+    (directory / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    return summary
 
 
-def draw_curve(directory: Path, unigram_loss: float) -> Path:
+def draw_curve(path: Path, lines: list[dict], unigram_loss: float) -> None:
     """Plot training and held-out MLM loss over steps, with the unigram baseline."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    lines = read_metrics(directory / "model" / "metrics.jsonl")
     figure, axes = plt.subplots(figsize=(7.2, 3.6), layout="constrained")
-    for split, style in (("train", {"color": "0.75", "linewidth": 1}), ("validation", {"color": "C0", "marker": "o"})):
+    styles = {"color": "0.75", "linewidth": 1, "label": "training batch"}, {"marker": "o", "label": "held out"}
+    for split, style in zip(("train", "validation"), styles, strict=True):
         points = [(line["step"], line["mlm_loss"]) for line in lines if line["split"] == split]
-        axes.plot(
-            *zip(*points, strict=True), label={"train": "training batch", "validation": "held out"}[split], **style
-        )
+        axes.plot(*zip(*points, strict=True), **style)
     axes.axhline(unigram_loss, color="C3", linestyle="--", linewidth=1, label="unigram model, same positions")
     axes.set(xlabel="step", ylabel="masked-token loss (nats)")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
-    path = directory / "curve.png"
     figure.savefig(path, dpi=150)
     plt.close(figure)
-    return path
 
 
 def print_masks(directory: Path) -> None:
@@ -77,7 +74,7 @@ def print_masks(directory: Path) -> None:
         print(f"  {text:<55} {', '.join(f'{c.token} {c.probability:.0%}' for c in best)}")
 
 
-def print_table(directory: Path, summary: dict, curve: Path) -> None:
+def print_table(directory: Path, summary: dict) -> None:
     """Print the table of results."""
     rule = "─" * WIDTH
     print(f"\n{rule}\n{'held out':<34}{'this model':>14}{'baseline':>14}\n{rule}")
@@ -92,7 +89,7 @@ def print_table(directory: Path, summary: dict, curve: Path) -> None:
         "tokenizer and corpus": f"{directory}/tokenizer.json, {directory}/corpus/",
         "run: checkpoints, metrics, events": f"{directory}/model/",
         "model for other tools": f"{summary['export']}/",
-        "training curve": str(curve),
+        "training curve": f"{directory}/curve.png",
         "these figures": f"{directory}/summary.json",
     }
     for name, value in facts.items():
@@ -103,16 +100,15 @@ def print_table(directory: Path, summary: dict, curve: Path) -> None:
     print("  your own text: docs/corpus.md        without NSP: --objective.pair none        larger: bert_mini")
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> None:
     """Write the summary, plot the curve, print masks and table."""
     directory = Path(arguments[0])
-    summary = summarize(directory)
-    (directory / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
-    curve = draw_curve(directory, summary["baseline"]["mlm_loss"])
+    lines = read_metrics(directory / "model" / "metrics.jsonl")
+    summary = summarize(directory, lines)
+    draw_curve(directory / "curve.png", lines, summary["baseline"]["mlm_loss"])
     print_masks(directory)
-    print_table(directory, summary, curve)
-    return 0
+    print_table(directory, summary)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

@@ -15,7 +15,6 @@ from bert_jax.config import (
     LogConfig,
     ModelConfig,
     Phase,
-    TargetConfig,
 )
 
 WORDS = [
@@ -117,15 +116,16 @@ def tiny_config() -> Config:
 
 
 @pytest.fixture(scope="session")
-def tiny_run(tmp_path_factory, tiny_corpus, tiny_config) -> Path:
+def tiny_run(tmp_path_factory, tiny_corpus, tiny_config, tiny_programs) -> Path:
     """The work directory of a finished run of `tiny_config` on `tiny_corpus`. Read only: copy it to change it."""
     from bert_jax.data.mixture_spec import CorpusWeight
     from bert_jax.training import pretraining
 
     directory = tmp_path_factory.mktemp("run") / "workdir"
     with _optimizations(True):  # whichever module asks first
-        place = pretraining.pretrain(tiny_config, [CorpusWeight(tiny_corpus)], directory)
-    assert place.cursor.step == tiny_config.total_steps
+        parts = [CorpusWeight(tiny_corpus)]
+        progress = pretraining.pretrain(tiny_config, parts, directory, make_programs=tiny_programs())
+    assert progress.cursor.step == tiny_config.total_steps
     return directory
 
 
@@ -173,57 +173,9 @@ def quick_compilation():
         yield
 
 
-@pytest.fixture(scope="module")
-def shared_programs():
-    """Runs of one config within a module trace and compile their programs once; what they compute is the same."""
-    import jax
+@pytest.fixture(scope="session")
+def tiny_programs():
+    """See `runs.share_programs`; shared by all tests of a process."""
+    from tests.runs import share_programs
 
-    from bert_jax.training import compiled_steps, loop
-    from bert_jax.training.state import abstract_state
-
-    patch, known = pytest.MonkeyPatch(), {}
-
-    def once(key, make):
-        if key not in known:
-            known[key] = make()
-        return known[key]
-
-    def of(task, mesh):
-        config, log = task.config, LogConfig(layers=task.config.log.layers)
-        rest = CheckpointConfig(), log, EvaluationConfig(), TargetConfig()
-        names = "checkpoint", "log", "evaluation", "target"
-        # What no program is made of is left out, and the sums are those that a test may have put there.
-        config = dataclasses.replace(config, **dict(zip(names, rest, strict=True)))
-        return config, task.phase, mesh, type(task).sums
-
-    make_train_step, make_eval_step, init_state = (
-        compiled_steps.make_train_step,
-        compiled_steps.make_eval_step,
-        loop.init_state,
-    )
-
-    class Lowered:
-        def __init__(self, *made_of):
-            self.made_of = made_of
-
-        def lower(self, *arguments):
-            self.arguments = arguments
-            return self
-
-        def compile(self):
-            task, mesh, accumulation = self.made_of
-            key = "update", *of(task, mesh), accumulation
-            return once(key, lambda: make_train_step(*self.made_of).lower(*self.arguments).compile())
-
-    def first_state(task, mesh):
-        drawn = once(("state", *of(task, mesh)), lambda: jax.device_get(init_state(task, mesh)))
-        shardings = jax.tree.map(lambda x: x.sharding, abstract_state(task, mesh))
-        return jax.tree.map(jax.device_put, drawn, shardings)
-
-    patch.setattr(compiled_steps, "make_train_step", Lowered)
-    patch.setattr(
-        compiled_steps, "make_eval_step", lambda t, m: once(("score", *of(t, m)), lambda: make_eval_step(t, m))
-    )
-    patch.setattr(loop, "init_state", first_state)
-    yield
-    patch.undo()
+    return share_programs()

@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from bert_jax.chips import CHIPS, Sizes, chip_of, slices_for
-from bert_jax.training import peak_flops
+from bert_jax.training import reporter
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_an_unknown_device_has_no_chip():
 
 def test_peak_of_devices_is_that_of_their_chips():
     device = mock.Mock(spec=jax.Device, device_kind="TPU v5 lite")
-    assert peak_flops.peak_flops([device] * 4) == 4 * 197e12
+    assert reporter.peak_flops([device] * 4) == 4 * 197e12
 
 
 @pytest.mark.parametrize("chip", CHIPS.values(), ids=CHIPS)

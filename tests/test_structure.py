@@ -13,7 +13,7 @@ import jaxtyping
 import pytest
 
 from bert_jax.model.heads import gather_positions
-from bert_jax.training import state
+from bert_jax.training import programs
 
 ROOT = Path(__file__).parent.parent
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 60
@@ -42,7 +42,7 @@ def test_jit_is_used_in_four_files():
     assert mentions("jit") == {
         "bert_jax/convert/formats/stablehlo.py",
         "bert_jax/training/step.py",
-        "bert_jax/training/state.py",
+        "bert_jax/training/programs.py",
         "bert_jax/inference/loaded_model.py",
     }
 
@@ -121,7 +121,7 @@ def test_annotations_are_checked():
         with pytest.raises(jaxtyping.TypeCheckError):
             gather_positions(hidden_BSD, wrong)
     with pytest.raises(jaxtyping.TypeCheckError):
-        state.init_state("no task", None)
+        programs.Programs("no task", None)
 
 
 def test_rank_promotion_is_forbidden():

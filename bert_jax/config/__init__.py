@@ -12,7 +12,6 @@ import reprlib
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from bert_jax.config.field_validation import Interval, check
 from bert_jax.config.sections import PAIR_FORMATS, DataConfig, ModelConfig, ObjectiveConfig
 from bert_jax.config.training import (
     CheckpointConfig,
@@ -26,6 +25,7 @@ from bert_jax.config.training import (
     TargetConfig,
 )
 from bert_jax.errors import require
+from bert_jax.field_validation import Interval, check
 
 __all__ = [
     "CheckpointConfig",

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from bert_jax.config.field_validation import (
+from bert_jax.errors import require
+from bert_jax.field_validation import (
     Count,
     Interval,
     Layers,
@@ -15,7 +16,6 @@ from bert_jax.config.field_validation import (
     SizeOrZero,
     check,
 )
-from bert_jax.errors import require
 
 
 @dataclass(frozen=True)

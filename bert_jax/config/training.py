@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from bert_jax.config.field_validation import (
+import tyro
+
+from bert_jax.errors import require
+from bert_jax.field_validation import (
     Count,
     CountOrZero,
     Interval,
@@ -14,7 +17,6 @@ from bert_jax.config.field_validation import (
     Rows,
     check,
 )
-from bert_jax.errors import require
 
 MIN_SEQ_LEN = 8
 """Shortest row for training and evaluation, in tokens."""
@@ -264,9 +266,9 @@ class TargetConfig:
 class StartConfig:
     """Initial parameters of the run."""
 
-    source: str | None = None
-    """Work directory of a run, or model, to start from. If its depth differs, layers are repeated or dropped.
-    None: random initialisation."""
+    source: Annotated[str | None, tyro.conf.arg(aliases=("--init-from",))] = None
+    """Work directory of a run, or any model that `bert-jax convert` reads, to initialise parameters from. If its depth
+    differs, layers are repeated or dropped. None: random initialisation."""
     embeddings: Literal["keep", "new"] = "keep"
     """Keep the source's word embeddings, or initialise new ones for another vocabulary."""
     optimizer_state: Literal["keep", "new"] = "new"

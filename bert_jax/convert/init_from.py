@@ -15,8 +15,7 @@ from bert_jax.model import bert
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.param_paths import map_with_paths, name_leaves
 from bert_jax.training.pretraining_task import heads_of
-from bert_jax.training.stacking import repeat_stack
-from bert_jax.training.state import InitialParams, Moments
+from bert_jax.training.state import InitialParams, Moments, repeat_stack
 
 Params = dict[str, Any]
 MAY_DIFFER = {
@@ -31,7 +30,7 @@ VOCABULARY_PARAMS = ("encoder/embeddings/word", "mlm/bias")
 def load_initial_params(config: Config, tokenizer: Tokenizer) -> InitialParams:
     """Read the parameters and, with start.optimizer_state keep, the optimizer's moments that a run starts from.
 
-    Layers are repeated or dropped to match the phase's depth (training/stacking.py). Parameters that the source lacks,
+    Layers are repeated or dropped to match the phase's depth (`repeat_stack`). Parameters that the source lacks,
     such as a pair head, and with start.embeddings new those of the vocabulary, are initialized at random; their moments
     are 0.
 

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any, TypeVar
 
-from bert_jax.config import field_validation
+from bert_jax import field_validation
 from bert_jax.errors import UserError, short_repr
 
 T = TypeVar("T")
@@ -13,7 +13,7 @@ def dataclass_from_json(dataclass_type: type[T], values: Any, where: str) -> T:
     """Build an instance of a dataclass.
 
     Args:
-      dataclass_type: its field types are those that `config.field_validation.check` knows.
+      dataclass_type: its field types are those that `field_validation.check` knows.
       values: parsed JSON, by field name.
       where: prefix of error messages.
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from bert_jax.config.field_validation import Count, Interval, check
 from bert_jax.errors import UserError, require
+from bert_jax.field_validation import Count, Interval, check
 
 Seconds = Annotated[int, Interval("[1, 1e6]")]
 

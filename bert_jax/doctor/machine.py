@@ -39,7 +39,7 @@ def devices_of_run() -> Machine:
 
 
 def resolve_devices(
-    topology: str | None, hosts: int | None, devices: int | None, reports: Sequence[dict[str, Any]]
+    topology: str | None, hosts: int | None, devices: int | None, reports: Sequence[dict[str, Any] | None]
 ) -> Machine:
     """Devices of a run.
 

@@ -15,14 +15,13 @@ from bert_jax.planning.memory_model import estimate_memory, fewest_micro_batches
 from bert_jax.planning.roofline import predict
 from bert_jax.planning.run_plan import hours_of
 from bert_jax.planning.workload import count_parameters
-from bert_jax.training.loop import check_mesh
+from bert_jax.training.loop import check_run
 from bert_jax.training.micro_batch import MEMORY_SHARE, requested_accumulation, valid_accumulations
-from bert_jax.training.sharding import abstract_mesh, unsharded_dimensions
-from bert_jax.training.state import abstract_state
+from bert_jax.training.optimizers import describe
+from bert_jax.training.programs import Programs
+from bert_jax.training.sharding import abstract_mesh, row_shards, unsharded_dimensions
 
 MIB = 2**20
-STATE_COPIES = 3
-"""Arrays of a parameter's size: the parameter and two moments."""
 MAX_LISTED = 4
 """Parameters that are listed by name."""
 
@@ -44,8 +43,8 @@ def mesh(context: CheckContext) -> Iterator[Finding]:
     """Whether `pretrain` accepts the mesh for these devices and processes."""
     config, machine = context.config, context.machine
     laid = abstract_mesh(config.mesh, machine.devices, machine.slices)
-    check_mesh(compile_only_task(config), laid, machine.hosts, context.micro_batch)
-    shards = laid.shape["data"] * laid.shape["fsdp"]
+    check_run(Programs(compile_only_task(config), laid), machine.hosts, context.micro_batch)
+    shards = row_shards(laid)
     axes = ", ".join(f"{axis} {size}" for axis, size in laid.shape.items())
     text = (
         f"{machine.text}, in {machine.hosts} process(es): {axes}; batches of all phases and of evaluation "
@@ -58,7 +57,7 @@ def split(context: CheckContext) -> Iterator[Finding]:
     """Parameters that an axis of the mesh does not divide, and the memory of their copies."""
     try:
         laid = abstract_mesh(context.config.mesh, context.machine.devices, context.machine.slices)
-        params = abstract_state(compile_only_task(context.config).at(len(context.config.phases) - 1), laid).params
+        params = Programs(compile_only_task(context.config), laid).abstract_state(len(context.config.phases) - 1).params
     except UserError as error:
         yield _not_checked("split", error)
         return
@@ -68,7 +67,8 @@ def split(context: CheckContext) -> Iterator[Finding]:
         text = f"all parameters are split over {' and '.join(over)}" if over else "no axis splits parameters"
         yield Finding("ok", "split", text, {"replicated": [], "bytes": 0})
         return
-    extra = {one: int(STATE_COPIES * one.bytes * (1 - 1 / laid.shape[one.axis])) for one in replicated}
+    copies = 1 + describe(context.config.optimizer.name).moments
+    extra = {one: int(copies * one.bytes * (1 - 1 / laid.shape[one.axis])) for one in replicated}
     listed = [
         f"{one.path} (dimension {one.dimension} has {one.size:,}, mesh.{one.axis} is {laid.shape[one.axis]}; "
         f"{extra[one] / MIB:,.1f} MiB more on each device)"

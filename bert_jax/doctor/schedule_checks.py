@@ -50,8 +50,9 @@ MAX_DECAY_LEFT = 0.2
 
 
 def reference_rate(config: Config, phase: Phase) -> float:
-    """The published learning rate, scaled to a phase's batch size and the model's width."""
-    published = REFERENCE_RATES[config.optimizer.name]
+    """The published learning rate, scaled to a phase's batch size and the model's width; infinite if there is none."""
+    if (published := REFERENCE_RATES.get(config.optimizer.name)) is None:
+        return math.inf
     batch = max(phase.batch_size, published.min_batch)
     width_factor = max(1.0, PUBLISHED_WIDTH / config.model.hidden_size)
     return published.rate * math.sqrt(batch / published.batch_size) * width_factor
@@ -59,7 +60,10 @@ def reference_rate(config: Config, phase: Phase) -> float:
 
 def rates(context: CheckContext) -> Iterator[Finding]:
     """Peak rates against batch sizes."""
-    config, published = context.config, REFERENCE_RATES[context.config.optimizer.name]
+    config, published = context.config, REFERENCE_RATES.get(context.config.optimizer.name)
+    if published is None:
+        yield Finding("ok", "rate", f"no published learning rate of {config.optimizer.name} to compare with", {})
+        return
     for i, phase in enumerate(config.phases):
         scaled = reference_rate(config, phase)
         ratio = phase.learning_rate / scaled

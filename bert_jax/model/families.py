@@ -1,17 +1,21 @@
 """Model configs, one function per model family."""
 
+from typing import Any
+
 from bert_jax.config import ModelConfig
 
 
-def bert(num_layers: int, hidden_size: int, *, vocab_size: int = 30522) -> ModelConfig:
-    """BERT in any size: heads of 64, feed-forward four times the width (Devlin et al. 2019; Turc et al. 2019)."""
-    return ModelConfig(
-        vocab_size=vocab_size,
-        hidden_size=hidden_size,
-        num_layers=num_layers,
-        num_heads=hidden_size // 64,
-        intermediate_size=4 * hidden_size,
-    )
+def bert(num_layers: int, hidden_size: int, *, vocab_size: int = 30522, **changes: Any) -> ModelConfig:
+    """BERT in any size: heads of 64, feed-forward four times the width (Devlin et al. 2019; Turc et al. 2019).
+
+    Args:
+      num_layers: number of layers.
+      hidden_size: width of the layers.
+      vocab_size: rows of the embedding table.
+      **changes: other fields of ModelConfig.
+    """
+    shape = {"num_heads": hidden_size // 64, "intermediate_size": 4 * hidden_size} | changes
+    return ModelConfig(vocab_size=vocab_size, num_layers=num_layers, hidden_size=hidden_size, **shape)
 
 
 def roberta(num_layers: int, hidden_size: int, *, vocab_size: int = 50265) -> ModelConfig:
@@ -19,16 +23,8 @@ def roberta(num_layers: int, hidden_size: int, *, vocab_size: int = 50265) -> Mo
 
     Its position table has 514 rows for 512 positions (`ModelConfig.position_offset`).
     """
-    return ModelConfig(
-        vocab_size=vocab_size,
-        hidden_size=hidden_size,
-        num_layers=num_layers,
-        num_heads=hidden_size // 64,
-        intermediate_size=4 * hidden_size,
-        position_offset=2,
-        type_vocab_size=1,
-        norm_epsilon=1e-5,
-    )
+    changes = {"position_offset": 2, "type_vocab_size": 1, "norm_epsilon": 1e-5}
+    return bert(num_layers, hidden_size, vocab_size=vocab_size, **changes)
 
 
 def albert(num_layers: int, hidden_size: int, num_heads: int, *, vocab_size: int = 30000) -> ModelConfig:
@@ -36,12 +32,11 @@ def albert(num_layers: int, hidden_size: int, num_heads: int, *, vocab_size: int
 
     No dropout, as in its second release; the tanh approximation of GELU (google-research/albert modeling.py).
     """
-    return ModelConfig(
+    return bert(
+        num_layers,
+        hidden_size,
         vocab_size=vocab_size,
-        hidden_size=hidden_size,
-        num_layers=num_layers,
         num_heads=num_heads,
-        intermediate_size=4 * hidden_size,
         embedding_size=128,
         parameter_groups=1,
         activation="gelu_tanh",
@@ -52,14 +47,7 @@ def albert(num_layers: int, hidden_size: int, num_heads: int, *, vocab_size: int
 
 def distilbert(num_layers: int, hidden_size: int, *, vocab_size: int = 30522) -> ModelConfig:
     """DistilBERT: BERT without token types and pooler (Sanh et al. 2019, section 3)."""
-    return ModelConfig(
-        vocab_size=vocab_size,
-        hidden_size=hidden_size,
-        num_layers=num_layers,
-        num_heads=hidden_size // 64,
-        intermediate_size=4 * hidden_size,
-        type_vocab_size=0,
-    )
+    return bert(num_layers, hidden_size, vocab_size=vocab_size, type_vocab_size=0)
 
 
 def electra(
@@ -67,21 +55,9 @@ def electra(
 ) -> ModelConfig:
     """ELECTRA's generator or discriminator: BERT; small models have narrower tables (Clark et al. 2020, appendix A).
 
-    Args:
-      num_layers: number of layers.
-      hidden_size: width of the layers.
-      num_heads: heads per layer.
-      embedding_size: width of the embedding tables; None: hidden_size, without a projection.
-      vocab_size: rows of the embedding table.
+    `embedding_size` is the width of the embedding tables; None: hidden_size, without a projection.
     """
-    return ModelConfig(
-        vocab_size=vocab_size,
-        hidden_size=hidden_size,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        intermediate_size=4 * hidden_size,
-        embedding_size=embedding_size,
-    )
+    return bert(num_layers, hidden_size, vocab_size=vocab_size, num_heads=num_heads, embedding_size=embedding_size)
 
 
 def modern(
@@ -96,11 +72,10 @@ def modern(
       max_positions: maximum row length in tokens; it adds no parameters.
       vocab_size: rows of the embedding table.
     """
-    return ModelConfig(
+    return bert(
+        num_layers,
+        hidden_size,
         vocab_size=vocab_size,
-        hidden_size=hidden_size,
-        num_layers=num_layers,
-        num_heads=hidden_size // 64,
         intermediate_size=intermediate_size,
         max_positions=max_positions,
         type_vocab_size=0,

@@ -5,6 +5,7 @@ between programs (PaLM, Chowdhery et al. 2022, appendix B).
 """
 
 from bert_jax.config import ModelConfig
+from bert_jax.model.layer_plan import layer_plans
 
 
 def pretraining_flops(model: ModelConfig, rows: int, seq_len: int, predictions: int) -> float:
@@ -23,10 +24,7 @@ def pretraining_flops(model: ModelConfig, rows: int, seq_len: int, predictions: 
     # as in PaLM, although half of them are masked.
     sides = 1 if model.direction == "causal" else 2
     keys_per_query = [
-        seq_len
-        if model.attention_window is None or layer % model.global_every == 0
-        else min(seq_len, sides * model.attention_window + 1)
-        for layer in range(model.num_layers)
+        seq_len if plan.window is None else min(seq_len, sides * plan.window + 1) for plan in layer_plans(model)
     ]
     attention = sum(4 * heads * keys for keys in keys_per_query)
     projection = 0 if model.embedding_size is None else 2 * tables * width

@@ -20,7 +20,7 @@ from bert_jax.objectives.masking import Vocabulary
 from bert_jax.planning import hlo
 from bert_jax.planning.collectives import CollectiveBytes
 from bert_jax.training.pretraining_task import Pretraining
-from bert_jax.training.step import abstract_step_arguments, make_train_step
+from bert_jax.training.programs import Programs
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -65,8 +65,7 @@ def trace_step(config: Config, phase: int, mesh: Mesh | AbstractMesh, accumulati
       mesh: over real devices, those of a topology, or abstract.
       accumulation: micro-batches per step.
     """
-    task = compile_only_task(config).at(phase)
-    return make_train_step(task, mesh, accumulation).trace(*abstract_step_arguments(task, mesh))
+    return Programs(compile_only_task(config), mesh).trace_train_step(phase, accumulation)
 
 
 def compile_step(config: Config, phase: int, mesh: Mesh, accumulation: int) -> CompiledStepStats | OutOfMemoryReport:

@@ -2,7 +2,7 @@
 
 | kind | bytes |
 |---|---|
-| parameters, moments | 4 and 8 per parameter in the device's shard |
+| parameters, moments | 4, and 4 for each of the optimizer's moments, per parameter in the device's shard |
 | gradients | 4 per gathered or replicated parameter, and 4 more per element of the word table, which is used for lookup and decoding; with several micro-batches, 4 more per parameter for the sum; with fsdp, 4 more per parameter in the device's shard for the reduce-scatter |
 | gathered | 4 per parameter that is gathered over fsdp, for the whole step |
 | casts | in bfloat16: 2 per parameter for the copy that matrix products read, and 2 per layer parameter for gradients before the cast to float32 |
@@ -18,6 +18,7 @@ from bert_jax.chips import Sizes
 from bert_jax.config import Config, ModelConfig
 from bert_jax.planning.workload import Workload, shard_size, workload
 from bert_jax.training.micro_batch import MEMORY_SHARE, valid_accumulations
+from bert_jax.training.optimizers import describe
 
 LAYER_WORKING_SHARE = 0.75
 """Share of the activations of one layer: its gradients during the backward pass. Fitted (docs/LOG.md)."""
@@ -54,7 +55,7 @@ def estimate_memory(config: Config, phase: int, sizes: Sizes, accumulation: int)
     }[model.remat]
     return {
         "parameters": 4 * parameters.owned,
-        "moments": 8 * parameters.owned,
+        "moments": 4 * describe(config.optimizer.name).moments * parameters.owned,
         "gradients": 4 * (parameters.whole * (1 + several) + parameters.owned * over_fsdp + table),
         "gathered": 4 * parameters.gathered,
         "casts": 2 * is_bfloat16 * (parameters.whole + _layer_kernel_size(work)),

@@ -8,7 +8,7 @@ All assumptions of the model:
 | hidden | `HIDDEN_ACCESSES` per element of the residual stream and layer at memory bandwidth, or elementwise operations at the vector rate, whichever takes longer |
 | scores | the same for attention probabilities, `SCORE_ACCESSES` each; none with the fused kernel (`cudnn`) |
 | logits | the same for the loss over the vocabulary, `LOGIT_BYTES` each |
-| parameters | `WEIGHT_BYTES` per parameter and micro-batch, `ACCUMULATE_BYTES` more when gradients are accumulated, and `OPTIMIZER_BYTES` per step |
+| parameters | `WEIGHT_BYTES` per parameter and micro-batch, `ACCUMULATE_BYTES` more when gradients are accumulated, and the optimizer's `step_bytes` per step |
 | data, fsdp, tensor, network | bytes sent, divided by the bandwidth of the links that the axis uses (planning/collectives.py) |
 
 - The kinds do not overlap: the step time is their sum. Communication does not overlap with computation, because the
@@ -27,6 +27,7 @@ from bert_jax.chips import Chip, Sizes
 from bert_jax.config import Config
 from bert_jax.planning.collectives import CollectiveBytes, expected_collectives, link_seconds
 from bert_jax.planning.workload import Workload, shard_size, workload
+from bert_jax.training.optimizers import describe
 from bert_jax.training.pretraining_task import train_step_flops
 
 HIDDEN_ACCESSES = 45.0
@@ -41,9 +42,6 @@ WEIGHT_BYTES = 12.0
 """Per parameter and micro-batch: read forward and backward, gradient written, float32."""
 ACCUMULATE_BYTES = 12.0
 """Per parameter and micro-batch, when there are several: gradient read, sum read and written, float32."""
-OPTIMIZER_BYTES = {"adamw": 28.0, "lamb": 40.0}
-"""Per parameter and step: gradient, both moments and weights read, all but the gradient written; LAMB reads direction
-and weights again for its norms."""
 
 HASH_OPS = 21.0
 """Operations of dropout per element: two hash rounds of eight operations, and five more (model/layers.py)."""
@@ -180,5 +178,5 @@ def parameter_bytes(work: Workload, optimizer: str) -> float:
     per_micro_batch = WEIGHT_BYTES + (ACCUMULATE_BYTES if work.micro_batches > 1 else 0.0)
     return (
         work.micro_batches * per_micro_batch * work.parameters.whole
-        + OPTIMIZER_BYTES[optimizer] * work.parameters.owned
+        + describe(optimizer).step_bytes * work.parameters.owned
     )

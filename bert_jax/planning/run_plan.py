@@ -14,11 +14,12 @@ from bert_jax.planning.collectives import CollectiveBytes
 from bert_jax.planning.memory_model import estimate_memory, fewest_micro_batches_that_fit
 from bert_jax.planning.roofline import predict
 from bert_jax.planning.topologies import Topology, devices_per_chip
-from bert_jax.training.loop import check_phases
+from bert_jax.training.loop import check_run
 from bert_jax.training.micro_batch import requested_accumulation, valid_accumulations
+from bert_jax.training.optimizers import describe
 from bert_jax.training.pretraining_task import train_step_flops
+from bert_jax.training.programs import Programs
 from bert_jax.training.sharding import unsharded_dimensions
-from bert_jax.training.state import abstract_state
 
 Values = dict[str, Any]
 Compile = Callable[..., aot_compile.CompiledStepStats | aot_compile.OutOfMemoryReport]
@@ -45,7 +46,7 @@ def plan(
       UserError: the mesh does not fit the topology, or the batches of a phase are not divisible.
     """
     mesh = topology.mesh(config.mesh)
-    check_phases(aot_compile.compile_only_task(config), mesh, micro_batch)
+    check_run(Programs(aot_compile.compile_only_task(config), mesh), 1, micro_batch)
     rows = []
     for i, phase in enumerate(config.phases):
         accumulation = requested_accumulation(phase, i, mesh, micro_batch) or fewest_micro_batches_that_fit(
@@ -122,7 +123,7 @@ def _memory(
     """Bytes by kind: parameters and moments from their shapes, the total from the compiler. Its temporaries are divided
     into the activations of the memory model and the rest.
     """
-    state = abstract_state(aot_compile.compile_only_task(config).at(index), mesh)
+    state = Programs(aot_compile.compile_only_task(config), mesh).abstract_state(index)
     stored = {"parameters": aot_compile.shard_bytes(state.params), "moments": aot_compile.shard_bytes(state.optimizer)}
     activations = estimate_memory(config, index, topology.sizes(mesh), accumulation)["activations"]
     if isinstance(program, aot_compile.OutOfMemoryReport):
@@ -156,11 +157,12 @@ def hours_of(config: Config, step_seconds: Sequence[float]) -> float:
 
 def _notes(config: Config, topology: Topology, mesh: Any) -> Iterator[str]:
     """Remarks on the figures."""
-    state = abstract_state(aot_compile.compile_only_task(config), mesh)
+    state = Programs(aot_compile.compile_only_task(config), mesh).abstract_state(len(config.phases) - 1)
+    copies = 1 + describe(config.optimizer.name).moments
     for one in unsharded_dimensions(state.params):
         yield (
             f"{one.path} is copied, not split: mesh.{one.axis} {mesh.shape[one.axis]} does not divide its dimension "
-            f"{one.dimension}, {one.size:,}; {_gib(3 * one.bytes)} with its moments on each device"
+            f"{one.dimension}, {one.size:,}; {_gib(copies * one.bytes)} with its moments on each device"
         )
     if devices_per_chip(topology.chip) > 1:
         yield f"a device is one of the {devices_per_chip(topology.chip)} cores of a chip and has half of its memory"

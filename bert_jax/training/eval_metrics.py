@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-TOKEN_OBJECTIVES = ("mlm", "causal")
-"""Objectives that predict a token of the vocabulary: the exponential of their loss is a perplexity."""
+from bert_jax.objectives.objectives import TOKEN_OBJECTIVES
+
 BASELINES = {
     **{f"{of}_{kind}": (f"unigram_{kind}", "unigram") for of in TOKEN_OBJECTIVES for kind in ("loss", "accuracy")},
     "pair_accuracy": ("pair_majority_accuracy", "majority"),

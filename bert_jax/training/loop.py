@@ -4,12 +4,11 @@ import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, Mesh
 
 from bert_jax.config import Config
 from bert_jax.data.cursor import Cursor
@@ -18,9 +17,15 @@ from bert_jax.distributed.stop_request import stop_request
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath
 from bert_jax.training import recovery
-from bert_jax.training.compiled_steps import CompiledSteps, make_evaluator, micro_batches_of
 from bert_jax.training.divergence import DivergenceError
-from bert_jax.training.micro_batch import MicroBatchRequest, requested_accumulation
+from bert_jax.training.micro_batch import (
+    MicroBatchRequest,
+    TrainSteps,
+    memory_is_known,
+    micro_batches_of,
+    requested_accumulation,
+)
+from bert_jax.training.programs import Programs
 from bert_jax.training.reporter import Reporter
 from bert_jax.training.run_directory.checkpoint import (
     Checkpoints,
@@ -32,17 +37,9 @@ from bert_jax.training.run_directory.checkpoint import (
 from bert_jax.training.run_directory.goodput import GoodputRecorder
 from bert_jax.training.run_directory.ledger import Ledger
 from bert_jax.training.run_directory.workdir import LEDGER
-from bert_jax.training.sharding import check_heads, check_processes, check_rows, make_mesh, put_rows
-from bert_jax.training.state import (
-    InitialParams,
-    TrainState,
-    abstract_state,
-    adapt_state_to_phase,
-    init_state,
-    state_from_initial,
-)
+from bert_jax.training.sharding import check_heads, check_processes, check_rows, put_rows
+from bert_jax.training.state import InitialParams, TrainState
 from bert_jax.training.step import put_step_inputs
-from bert_jax.training.task import Task
 from bert_jax.training.time_budget import WallClockSchedule
 
 
@@ -66,15 +63,14 @@ class Progress:
 class Run:
     """The constants of a run, which survive rollbacks."""
 
-    task: Task
-    mesh: Mesh
+    programs: Programs
     workdir: StoredPath
     metadata: dict[str, Any]
     """JSON values to keep in every checkpoint."""
     initial: InitialParams | None
     """Initial parameters; None: random initialisation."""
     ledger: Ledger
-    compiled_steps: CompiledSteps
+    train_steps: TrainSteps
     profile: tuple[int, int] | None
     stop_requested: Callable[[], bool]
     """Called after every step: whether to save and stop; true after SIGTERM or Ctrl-C."""
@@ -83,14 +79,13 @@ class Run:
 
 
 def train(
-    task: Task,
-    mesh: Mesh,
+    programs: Programs,
+    accumulations: Sequence[int | None],
     workdir: StoredPath,
     metadata: dict[str, Any],
     *,
     initial: InitialParams | None = None,
     profile: tuple[int, int] | None = None,
-    micro_batch: MicroBatchRequest = None,
     start_time: float | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> Progress:
@@ -102,13 +97,12 @@ def train(
     (training/divergence.py) the run rolls back and continues (training/recovery.py).
 
     Args:
-      task: what to train.
-      mesh: the devices, from `checked_mesh` with the same `micro_batch`.
+      programs: the task, the mesh, and what is compiled for them.
+      accumulations: of `check_run`, which must have been called.
       workdir: of the run, acquired for it (workdir.acquire).
       metadata: JSON values to keep in every checkpoint.
       initial: initial parameters and moments; None: random initialisation.
       profile: write a trace of steps [first, last) to workdir/profile.
-      micro_batch: rows of a micro-batch on each device, "auto", or None for the config's `accumulation`.
       start_time: `time.time()` at the start of the process, for goodput.
       check: called after every step; an exception from it ends the run without a save.
 
@@ -119,12 +113,12 @@ def train(
       UserError: training that diverges repeatedly, damaged checkpoints.
       PeerError: another process is late.
     """
-    ledger = Ledger(workdir / LEDGER)
-    compiled_steps, start_time = CompiledSteps(task, mesh, ledger, micro_batch), start_time or time.time()
+    config, ledger, start_time = programs.task.config, Ledger(workdir / LEDGER), start_time or time.time()
+    train_steps = TrainSteps(programs, ledger, accumulations)
     with stop_request() as stop_requested:
-        run = Run(task, mesh, workdir, metadata, initial, ledger, compiled_steps, profile, stop_requested, check)
+        run = Run(programs, workdir, metadata, initial, ledger, train_steps, profile, stop_requested, check)
         while True:
-            with Checkpoints(checkpoint_directory(workdir), task.config.checkpoint.keep) as checkpoints:
+            with Checkpoints(checkpoint_directory(workdir), config.checkpoint.keep) as checkpoints:
                 recovery.apply_rollback(checkpoints, ledger)
                 with contextlib.closing(GoodputRecorder(workdir, start_time)) as goodput:
                     try:
@@ -132,27 +126,28 @@ def train(
                         break
                     except DivergenceError as divergence:
                         goodput.record(divergence.last)
-                        recovery.decide_rollback(divergence, task.config, checkpoints, ledger)
+                        recovery.decide_rollback(divergence, config, checkpoints, ledger)
             start_time = time.time()
     if stop_requested.interrupted and not progress.ended:
-        done, total = progress.cursor.step, task.config.total_steps
-        raise KeyboardInterrupt(f"stopped and saved at step {done} of {total}; the same command continues")
+        done = f"stopped and saved at step {progress.cursor.step} of {config.total_steps}"
+        raise KeyboardInterrupt(f"{done}; the same command continues")
     return progress
 
 
 def _attempt(run: Run, checkpoints: Checkpoints, goodput: GoodputRecorder) -> Progress:
     """Train from the newest checkpoint to the end, to SIGTERM, or to DivergenceError."""
-    config, schedule = run.task.config, WallClockSchedule(run.task.config, run.ledger)
+    task, mesh, programs = run.programs.task, run.programs.mesh, run.programs
+    config, schedule = task.config, WallClockSchedule(task.config, run.ledger)
     with contextlib.ExitStack() as stack:
         state, progress = _restore_or_init(run, checkpoints)
         cursor, phase, evaluation = progress.cursor, progress.phase, progress.evaluation
         if ended := _ended(config, schedule, cursor, evaluation):
             return dataclasses.replace(progress, ended=ended)
         with goodput.measure("compile"):
-            run.compiled_steps.compile_ahead(cursor.phase)
+            run.train_steps.compile_ahead(cursor.phase)
         so_far = cursor.step, progress.tokens_seen
-        report = stack.enter_context(Reporter(run.task, run.workdir, run.mesh, *so_far, goodput, run.profile))
-        batches = stack.enter_context(contextlib.closing(run.task.batches(cursor)))
+        report = stack.enter_context(Reporter(task, run.workdir, mesh, *so_far, goodput, run.profile))
+        batches = stack.enter_context(contextlib.closing(task.batches(cursor)))
         goodput.ready(cursor.step)
         for rows, size, following in report.timed(batches):
             schedule.update_estimate(cursor.step)
@@ -160,11 +155,11 @@ def _attempt(run: Run, checkpoints: Checkpoints, goodput: GoodputRecorder) -> Pr
             with goodput.measure("compile"):
                 if cursor.phase != phase:
                     phase = cursor.phase
-                    state = adapt_state_to_phase(state, run.task.at(phase), run.mesh)
-                train_step, accumulation = run.compiled_steps.train_step(phase)
-            batch = put_rows(rows, run.mesh, config.phases[phase].batch_size)
+                    state = programs.enter_phase(state, phase)
+                train_step, accumulation = run.train_steps.of_phase(phase)
+            batch = put_rows(rows, mesh, config.phases[phase].batch_size)
             micro_batches = micro_batches_of(config.phases[phase], size, accumulation)
-            inputs = put_step_inputs(schedule.learning_rate(cursor.step), micro_batches, run.mesh)
+            inputs = put_step_inputs(schedule.learning_rate(cursor.step), micro_batches, mesh)
             with jax.transfer_guard("disallow"):
                 state, metrics = train_step(state, batch, inputs)
             report.add_step(following.step, size * config.phases[phase].seq_len, metrics)
@@ -172,7 +167,7 @@ def _attempt(run: Run, checkpoints: Checkpoints, goodput: GoodputRecorder) -> Pr
             if _evaluation_due(config, before, cursor) or _ended(config, schedule, cursor, {}):
                 report.flush()
                 with goodput.measure("evaluation"):
-                    evaluation = run.compiled_steps.evaluator(phase)(state.params)
+                    evaluation = programs.evaluate(state.params, phase)
                 report.add_evaluation(cursor.step, evaluation)
             ended = _ended(config, schedule, cursor, evaluation)
             run.check()
@@ -189,27 +184,28 @@ def _attempt(run: Run, checkpoints: Checkpoints, goodput: GoodputRecorder) -> Pr
 
 
 def _restore_or_init(run: Run, checkpoints: Checkpoints) -> tuple[TrainState, Progress]:
-    restored = checkpoints.restore(lambda metadata: abstract_state(run.task.at(metadata["phase"]), run.mesh))
+    config = run.programs.task.config
+    restored = checkpoints.restore(lambda metadata: run.programs.abstract_state(metadata["phase"]))
     if restored is not None:
         state, saved = restored
         run.ledger.restore(saved["ledger"])
         cursor = recovery.with_skipped_rows(Cursor.from_dict(saved["cursor"]), run.ledger)
-        cursor = cursor.in_phase(run.task.config.locate_step(cursor.step)[0])  # the next phase, if the run was extended
+        cursor = cursor.in_phase(config.locate_step(cursor.step)[0])  # the next phase, if the run was extended
         if is_first():
             print(f"continuing from step {cursor.step}", file=sys.stderr)
         return state, Progress(cursor, saved["phase"], saved["tokens_seen"], saved["evaluation"])
     progress = Progress(recovery.with_skipped_rows(Cursor(), run.ledger), 0, 0, {})
     if run.initial is None:
-        if run.task.config.start.source is not None:
+        if config.start.source is not None:
             raise UserError(f"{run.workdir} has no checkpoint left: run the same command again to restart")
-        return init_state(run.task.at(0), run.mesh), progress
-    state = state_from_initial(run.task.at(0), run.mesh, run.initial)
+        return run.programs.init_state(), progress
+    state = run.programs.state_from_initial(run.initial)
     _save(run, checkpoints, state, progress)  # a restart does not need the source again
     return state, progress
 
 
 def _save(run: Run, checkpoints: Checkpoints, state: TrainState, progress: Progress) -> None:
-    config, step = run.task.config, progress.cursor.step
+    config, step = run.programs.task.config, progress.cursor.step
     # The most recent steps may have been skipped without being detected as divergence yet.
     good = recovery.newest_good_step(step - config.recovery.max_skipped + 1, config, run.ledger)
     checkpoints.save(step, state, dataclasses.asdict(progress) | {"ledger": run.ledger.entries} | run.metadata, good)
@@ -234,50 +230,47 @@ def _ended(config: Config, schedule: WallClockSchedule, cursor: Cursor, evaluati
     return "time" if cursor.step >= schedule.end else ""
 
 
-def checked_mesh(task: Task, micro_batch: MicroBatchRequest = None) -> Mesh:
-    """The mesh of the task's config, after checking that it can train all phases.
+def check_run(programs: Programs, processes: int, micro_batch: MicroBatchRequest = None) -> tuple[int | None, ...]:
+    """Check once, before a run, that `processes` processes can train and evaluate all phases of a task on its mesh.
 
-    Raises:
-      UserError: see `check_mesh`.
-    """
-    mesh = make_mesh(task.config.mesh)
-    check_mesh(task, mesh, jax.process_count(), micro_batch)
-    return mesh
+    Args:
+      programs: the task and the mesh, which can be abstract.
+      processes: of the run.
+      micro_batch: rows of a micro-batch on each device, "auto", or None for the config's `accumulation`.
 
-
-def check_mesh(task: Task, mesh: Mesh | AbstractMesh, processes: int, micro_batch: MicroBatchRequest = None) -> None:
-    """Check that `processes` processes can train and evaluate a task on a mesh.
+    Returns:
+      the number of micro-batches of each phase; None: to be found by the memory of the devices.
 
     Raises:
       UserError: batches that cannot be split, patterns that match no parameter.
     """
+    config, mesh = programs.task.config, programs.mesh
     check_processes(mesh, processes)
-    check_phases(task, mesh, micro_batch)
-
-
-def check_phases(task: Task, mesh: Mesh | AbstractMesh, micro_batch: MicroBatchRequest = None) -> None:
-    """Raise UserError unless the mesh can train all phases of the task."""
-    check_heads(task.config.model, mesh)
-    for i, phase in enumerate(task.config.phases):
-        accumulation = requested_accumulation(phase, i, mesh, micro_batch) or phase.fewest_micro_batches
+    check_heads(config.model, mesh)
+    is_searched = micro_batch == "auto" or memory_is_known(mesh)
+    accumulations = []
+    for i, phase in enumerate(config.phases):
+        requested = requested_accumulation(phase, i, mesh, micro_batch)
+        accumulation = requested or phase.fewest_micro_batches
         first = phase.batch_size_at(0)  # later batch sizes are multiples of it
         name = "start_batch_size" if phase.start_batch_size else "batch_size"
         check_rows(first, micro_batches_of(phase, first, accumulation), mesh, f"phases.{i}.{name}")
-        abstract_state(task.at(i), mesh)  # checks the patterns
+        programs.abstract_state(i)  # checks the patterns
+        accumulations.append(requested if is_searched else accumulation)
+    return tuple(accumulations)
 
 
-def evaluate_newest(task: Task, workdir: StoredPath) -> dict[str, float]:
-    """Held-out metrics of the newest intact checkpoint of a run, on the mesh of the task's config.
+def evaluate_newest(programs: Programs, workdir: StoredPath) -> dict[str, float]:
+    """Held-out metrics of the newest intact checkpoint of a run; training batches need not divide over the mesh.
 
     Raises:
       UserError: the run has no checkpoint.
     """
-    mesh = make_mesh(task.config.mesh)  # training batches need not divide over it
     checkpoint = broadcast_newest_intact(checkpoint_directory(workdir))
     if checkpoint is None:
         raise UserError(f"{workdir} has no finished checkpoint yet: train it further with bert-jax pretrain")
-    task = task.at(read_metadata(checkpoint)["phase"])
-    abstract = abstract_state(task, mesh).params
+    phase = read_metadata(checkpoint)["phase"]
+    abstract = programs.abstract_state(phase).params
     params = restore_parts(checkpoint, {"params": abstract})["params"]
     on_mesh = jax.tree.map(lambda x, shape: jax.device_put(x, shape.sharding), params, abstract)
-    return make_evaluator(task, mesh)(on_mesh)
+    return programs.evaluate(on_mesh, phase)

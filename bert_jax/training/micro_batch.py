@@ -6,7 +6,7 @@ available memory are in the ledger.
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -15,8 +15,10 @@ from jax.sharding import AbstractMesh, Mesh
 from bert_jax.config import Config, Phase
 from bert_jax.distributed.agreement import all_gather
 from bert_jax.errors import UserError
+from bert_jax.training.programs import Programs
 from bert_jax.training.run_directory.ledger import Ledger
-from bert_jax.training.sharding import DATA_AXES
+from bert_jax.training.sharding import row_shards
+from bert_jax.training.step import TrainStep
 
 EVENT = "micro_batch"
 MEMORY_SHARE = 0.9
@@ -28,6 +30,56 @@ PHASE_FIELDS = ("batch_size", "start_batch_size", "seq_len", "num_layers", "max_
 
 MicroBatchRequest = int | Literal["auto"] | None
 """Rows of a micro-batch on each device; "auto": the most that fit into memory; None: `Phase.accumulation`."""
+
+
+class TrainSteps:
+    """The train step of each phase, with the number of micro-batches that was requested or that fits into memory."""
+
+    def __init__(self, programs: Programs, ledger: Ledger, accumulations: Sequence[int | None]):
+        """Compiles nothing yet.
+
+        Args:
+          programs: of the run.
+          ledger: keeps the numbers of micro-batches that fit into memory.
+          accumulations: of `loop.check_run`.
+        """
+        self._programs, self._ledger, self._accumulations = programs, ledger, accumulations
+        self._steps: dict[int, tuple[TrainStep, int]] = {}
+
+    def compile_ahead(self, first: int) -> None:
+        """Compile the train steps of all phases from `first` on, if the memory of the devices is known.
+
+        Raises:
+          UserError: a phase needs more memory than a device has.
+        """
+        if None in self._accumulations or memory_is_known(self._programs.mesh):
+            for phase in range(first, len(self._accumulations)):
+                self.of_phase(phase)
+
+    def of_phase(self, phase: int) -> tuple[TrainStep, int]:
+        """The compiled train step of a phase, and the number of micro-batches of a full batch."""
+        if phase not in self._steps:
+            self._steps[phase] = self._compile(phase)
+        return self._steps[phase]
+
+    def _compile(self, phase: int) -> tuple[TrainStep, int]:
+        config, mesh, accumulation = self._programs.task.config, self._programs.mesh, self._accumulations[phase]
+        program = None
+
+        def compile_step(accumulation: int) -> Any:
+            return self._programs.train_step(phase, accumulation)
+
+        if accumulation is None:
+            accumulation, program = fit_to_memory(config, phase, mesh, self._ledger, compile_step)
+        if program is None:
+            program, needed = try_compile(compile_step, accumulation)
+            check_fits(phase, mesh, accumulation, needed)
+        return program, accumulation
+
+
+def micro_batches_of(phase: Phase, size: int, accumulation: int) -> int:
+    """Micro-batches of a batch of `size` rows, if the phase's full batch has `accumulation`."""
+    return size * accumulation // phase.batch_size
 
 
 def valid_accumulations(phase: Phase, shards: int) -> list[int]:
@@ -86,7 +138,7 @@ def check_fits(index: int, mesh: Mesh, count: int, needed: float) -> None:
 
 
 def _accumulation_for(phase: Phase, index: int, mesh: Mesh | AbstractMesh, rows: int) -> int:
-    shards = math.prod(mesh.shape[axis] for axis in DATA_AXES)
+    shards = row_shards(mesh)
     count, remainder = divmod(phase.batch_size, shards * rows)
     if remainder or not _divides_evenly(phase, phase.batch_size_at(0), shards, count):
         fitting = sorted(phase.batch_size // (shards * n) for n in valid_accumulations(phase, shards))
@@ -127,7 +179,7 @@ def fit_to_memory(
         if setup.items() <= entry.items():
             return entry["accumulation"], None
     limit = MEMORY_SHARE * min(all_gather("the available memory", available_memory(mesh.local_devices[0])))
-    shards = math.prod(mesh.shape[axis] for axis in DATA_AXES)
+    shards = row_shards(mesh)
     candidates = valid_accumulations(phase, shards)
     tokens = [phase.batch_size // (shards * n) * phase.seq_len for n in candidates]
     at = next((i for i, size in enumerate(tokens) if size <= FIRST_TOKENS), len(candidates) - 1)
@@ -179,6 +231,11 @@ def device_memory(device: jax.Device) -> float | None:
     """Memory of a device that programs can use, in bytes; None if the device does not report it (CPUs)."""
     limit = (device.memory_stats() or {}).get("bytes_limit")
     return None if limit is None else float(limit)
+
+
+def memory_is_known(mesh: Mesh | AbstractMesh) -> bool:
+    """Whether the devices of a mesh are present and report their memory."""
+    return not isinstance(mesh, AbstractMesh) and device_memory(mesh.local_devices[0]) is not None
 
 
 def available_memory(device: jax.Device) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
+from jax.sharding import Mesh
 
 from bert_jax.config import Config, MeshConfig, ObjectiveConfig
 from bert_jax.config.sections import PAIR_FORMATS
@@ -26,13 +27,16 @@ from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training import continuation, loop
 from bert_jax.training.micro_batch import MicroBatchRequest
 from bert_jax.training.pretraining_task import Pretraining
+from bert_jax.training.programs import Programs
 from bert_jax.training.run_directory import metrics, workdir
 from bert_jax.training.run_directory.checkpoint import (
     check_checkpoint_storage,
     checkpoint_directory,
     committed_checkpoint_paths,
 )
+from bert_jax.training.sharding import make_mesh
 from bert_jax.training.state import InitialParams
+from bert_jax.training.task import Task
 
 
 def open_task(config: Config, parts: list[CorpusWeight]) -> Pretraining:
@@ -71,6 +75,7 @@ def pretrain(
     micro_batch: MicroBatchRequest = None,
     announce: Callable[[], None] = lambda: None,
     load_initial_params: Callable[[Config, Tokenizer], InitialParams] | None = None,
+    make_programs: Callable[[Task, Mesh], Programs] = Programs,
 ) -> loop.Progress:
     """Train in a work directory, or continue its run.
 
@@ -78,22 +83,25 @@ def pretrain(
       config: of the run.
       parts: corpora and their weights.
       directory: work directory of the run.
-      profile, micro_batch: see `loop.train`.
+      profile: see `loop.train`.
+      micro_batch: see `loop.check_run`.
       announce: called in the first process after all checks, before compilation.
       load_initial_params: reads `start.source` (`convert.init_from.load_initial_params`); called with the corpora's
         tokenizer if the work directory has no checkpoint yet.
+      make_programs: the programs of the run; with others than `Programs`, several runs can share compiled steps.
 
     Raises:
       ValueError: a config with `start.source` without `load_initial_params`.
       UserError: see `open_task`, `check_corpus_files`, `load_initial_params`, `workdir.matching_config`,
-        `workdir.acquire`, `continuation.check_phase_changes`, `check_shared` and `loop.train`; another process trains
-        in the directory. Nothing is written before all checks but `check_shared` have passed.
+        `workdir.acquire`, `continuation.check_phase_changes`, `check_shared`, `loop.check_run` and `loop.train`;
+        another process trains in the directory. Nothing is written before all checks but `check_shared` have passed.
     """
     start_time = time.time()
     check_checkpoint_storage(directory)
     task = open_task(config, parts)
     assert task.train is not None
-    mesh = loop.checked_mesh(task, micro_batch)
+    programs = make_programs(task, make_mesh(config.mesh))
+    accumulations = loop.check_run(programs, jax.process_count(), micro_batch)
     metrics.check_wandb(config.log.wandb)
     corpora = [rows.corpus for rows in task.train.corpora]
     raise_on_all(lambda: check_corpus_files(corpora, config.data.verify, jax.process_index(), jax.process_count()))
@@ -110,13 +118,12 @@ def pretrain(
         if is_first():
             announce()
         progress = loop.train(
-            task,
-            mesh,
+            programs,
+            accumulations,
             directory,
             {"tokenizer_fingerprint": corpora[0].tokenizer_fingerprint},
             initial=initial,
             profile=profile,
-            micro_batch=micro_batch,
             start_time=start_time,
             check=lock.check,
         )
@@ -177,6 +184,7 @@ def evaluate(
     form: str | None = None,
     seq_len: int | None = None,
     rows: int | None = None,
+    make_programs: Callable[[Task, Mesh], Programs] = Programs,
 ) -> EvaluationResult:
     """Held-out metrics of a run's newest intact checkpoint on the validation splits of corpora.
 
@@ -189,6 +197,7 @@ def evaluate(
         metrics need a format with the labels that the run was trained on.
       seq_len: tokens per row; None: as in the run's last phase.
       rows: of each validation split; None: the run's evaluation.rows.
+      make_programs: as in `pretrain`.
 
     Raises:
       UserError: no run, no checkpoint, no corpus, a corpus built with another tokenizer, or rows that the model does
@@ -204,7 +213,7 @@ def evaluate(
             f"build it again with --tokenizer {directory / workdir.TOKENIZER}"
         )
     data, max_rows = config.data, config.evaluation.rows
-    metrics = loop.evaluate_newest(task, directory)
+    metrics = loop.evaluate_newest(make_programs(task, make_mesh(config.mesh)), directory)
     return EvaluationResult(data.format, data.example_end, config.phases[-1].seq_len, max_rows, metrics)
 
 

@@ -6,20 +6,19 @@ Compiling and timing the step needs no corpus; training does (pretraining.py ope
 import dataclasses
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.config import Config, ModelConfig, ObjectiveConfig
+from bert_jax.config import Config, ModelConfig
 from bert_jax.data.cursor import Cursor
 from bert_jax.model import bert
 from bert_jax.model.flops import pretraining_flops
 from bert_jax.model.heads import Heads
-from bert_jax.model.layers import DropoutKey, hash_combine
-from bert_jax.objectives import losses, masking
-from bert_jax.objectives.losses import WeightedSum
+from bert_jax.model.layers import DropoutKey
+from bert_jax.objectives.losses import Objective, WeightedSum
 from bert_jax.objectives.masking import Batch, Vocabulary
+from bert_jax.objectives.objectives import active_objectives, pretraining_sums
 from bert_jax.shapes import Array, Float, Key
 from bert_jax.training.eval_metrics import EvaluationSums
 from bert_jax.training.task import Params, Score
@@ -28,14 +27,10 @@ if TYPE_CHECKING:
     from bert_jax.data.batches import HostBatch, TrainingStream
     from bert_jax.data.held_out import HeldOutRows
 
-MASK_STREAM, EVALUATION_STREAM = 0x3A5, 0xE7A1
-EVALUATION_MASKS = ObjectiveConfig(mask_rate=0.15)
-"""The same for all runs, so that held-out metrics of runs with different mask rates are comparable."""
-
 
 @dataclass(frozen=True)
 class Pretraining:
-    """Prediction of masked tokens, or of next tokens if the model is causal, and the config's pair objective."""
+    """The objectives of a config (`objectives.OBJECTIVES`) on a mixture of corpora."""
 
     config: Config
     vocabulary: Vocabulary
@@ -57,28 +52,25 @@ class Pretraining:
         """New parameters of encoder and heads."""
         return bert.init(self.model, key, heads_of(self.config))
 
-    def prepare(self, batch: Batch, *, evaluating: bool) -> Batch:
-        """Mask tokens; in evaluation always 15 % and the same masks, whatever the run's rate and seed.
+    @property
+    def objectives(self) -> dict[str, Objective]:
+        """The terms of the loss."""
+        return active_objectives(self.config.model, self.config.objective)
 
-        A causal model has no masks and predicts the next token, in training and in evaluation.
-        """
-        if self.config.model.direction == "causal":
-            return losses.add_next_token_targets(batch)
-        if evaluating:
-            key, objective = hash_combine(jnp.uint32(0), EVALUATION_STREAM), EVALUATION_MASKS
-        else:
-            key, objective = hash_combine(jnp.uint32(self.config.seed), MASK_STREAM), self.config.objective
-        most = None if evaluating else self.config.phases[self.phase].max_predictions
-        return masking.mask_tokens(batch, key, objective, self.vocabulary, most)
+    def prepare(self, batch: Batch, *, evaluating: bool) -> Batch:
+        """Add the targets of all objectives, e.g. mask tokens."""
+        for objective in self.objectives.values():
+            batch = objective.prepare(batch, self.config, self.phase, self.vocabulary, evaluating=evaluating)
+        return batch
 
     def loss_weights(self, batch: Batch) -> dict[str, Float[Array, ""]]:
-        """Predicted tokens, and sentence pairs."""
-        return losses.loss_weights(batch, self.config.model, self.config.objective)
+        """Weight of each loss term, e.g. the number of predicted tokens."""
+        return {f"{name}_loss": objective.weight(batch) for name, objective in self.objectives.items()}
 
     def sums(self, params: Params, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, WeightedSum]:
-        """Loss and accuracy over predicted tokens and over sentence pairs."""
+        """Loss and accuracy of all objectives."""
         model = bert.merge_params(self.model, heads_of(self.config), params)
-        return losses.pretraining_sums(model, batch, dropout_key)
+        return pretraining_sums(self.objectives, model, batch, dropout_key)
 
     def blank_row(self) -> dict[str, np.ndarray]:
         """One row of padding, with all arrays of the stream."""
@@ -120,18 +112,14 @@ class Pretraining:
 
 def heads_of(config: Config) -> Heads:
     """The heads of the model in pretraining."""
-    return Heads(pair=config.objective.pair != "none")
+    heads: dict[str, Any] = {}
+    for objective in active_objectives(config.model, config.objective).values():
+        heads |= objective.heads
+    return Heads(**heads)
 
 
 def train_step_flops(config: Config, phase: int, rows: int) -> float:
-    """FLOPs of the model in a step of a phase: forward and backward, MLM head at the predicted positions only.
-
-    A causal model predicts at all positions of a row but the last.
-    """
-    settings = config.phases[phase]
-    if config.model.direction == "causal":
-        predictions = settings.seq_len - 1
-    else:
-        counts = masking.prediction_counts(config.objective.mask_rate, settings.seq_len, settings.max_predictions)
-        predictions = int(counts[-1])
-    return pretraining_flops(config.model_of(phase), rows, settings.seq_len, predictions)
+    """FLOPs of the model in a step of a phase: forward and backward, MLM head at the predicted positions only."""
+    objectives = active_objectives(config.model, config.objective).values()
+    predictions = sum(objective.predictions(config, phase) for objective in objectives)
+    return pretraining_flops(config.model_of(phase), rows, config.phases[phase].seq_len, predictions)

@@ -6,14 +6,17 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
+from bert_jax.chips import chip_of
 from bert_jax.distributed.agreement import is_first
+from bert_jax.objectives.objectives import TOKEN_OBJECTIVES
 from bert_jax.progress import print_line, progress
 from bert_jax.storage import StagedDirectory, StoredPath
 from bert_jax.training.divergence import check_divergence
-from bert_jax.training.eval_metrics import TOKEN_OBJECTIVES, format_metrics, with_pair_majority_baseline
-from bert_jax.training.peak_flops import peak_flops
+from bert_jax.training.eval_metrics import format_metrics, with_pair_majority_baseline
 from bert_jax.training.run_directory.goodput import GoodputRecorder
 from bert_jax.training.run_directory.metrics import MetricsWriter
 from bert_jax.training.task import Task
@@ -124,7 +127,7 @@ class Reporter:
         values = {name: value.item() for name, value in jax.device_get(logged).items()}
         shown = next((name for name in (f"{of}_loss" for of in TOKEN_OBJECTIVES) if name in values), "loss")
         self.bar.set_postfix_str(f"{shown} {values[shown]:.3f}", refresh=False)
-        timing = self.window.close(self.peak)
+        timing, self.window = self.window.speed(self.peak), _Window()
         if self.writer is not None:
             self.writer.write(
                 step, "train", with_pair_majority_baseline(values) | {"tokens_seen": self.tokens_seen}, timing
@@ -169,18 +172,37 @@ class _Window:
         self.steps += 1
         self.tokens, self.slots, self.flops = self.tokens + tokens, self.slots + slots, self.flops + flops
 
-    def close(self, peak: float) -> dict[str, float]:
-        """Speed since the window was opened, then reset it; empty without a step. MFU does not count padding."""
+    def speed(self, peak: float) -> dict[str, float]:
+        """Speed since the window was opened; empty without a step. MFU does not count padding."""
         if not self.steps:
             return {}
         seconds = max(time.perf_counter() - self.start, 1e-9)
         useful = self.flops * self.tokens / max(self.slots, 1)
-        timing = {
+        return {
             "step_seconds": seconds / self.steps,
             "tokens_per_second": self.tokens / seconds,
             "mfu": useful / seconds / peak,
             # Share of the time of the loop, which runs ahead of the device: an upper bound of the device's idle share.
             "data_wait": self.waited / seconds,
         }
-        self.__init__()
-        return timing
+
+
+def peak_flops(devices: list[jax.Device]) -> float:
+    """FLOP/s of all devices together: the published bf16 peak, or a measured matrix product if the chip is unknown."""
+    chip = chip_of(devices[0].device_kind)
+    if chip is not None:
+        return chip.peak_flops * len(devices)
+    # CPU devices share one machine: their number does not matter.
+    return measured_matmul_flops()
+
+
+def measured_matmul_flops(size: int = 1024, repeats: int = 5) -> float:
+    """FLOP/s of a float32 product of two square matrices on the default device, the best of `repeats`."""
+    matrix = jax.device_put(np.ones((size, size), np.float32))
+    jnp.matmul(matrix, matrix).block_until_ready()
+    best = float("inf")
+    for _ in range(repeats):
+        start = time.perf_counter()
+        jnp.matmul(matrix, matrix).block_until_ready()
+        best = min(best, time.perf_counter() - start)
+    return 2.0 * size**3 / best

@@ -35,10 +35,11 @@ SPECS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"layers/(up|gate)/bias", (None, "tensor")),
     (r"layers/down/kernel", (None, "tensor", "fsdp")),
     (r"(embeddings/projection|pooler|transform)/kernel", ("fsdp", None)),
-    (r"pair/dense/kernel", ()),
+    (r"(pair/dense|task/\w+)/kernel", ()),
     (r"mlm/bias", ("tensor",)),
     (r"bias|scale", ()),
     (r"count|step|divergence/\w+", ()),
+    (r"optimizer/.*", ()),  # constants of an optimizer
 )
 
 
@@ -148,6 +149,11 @@ def state_shardings(mesh: Mesh | AbstractMesh, tree: Any) -> Any:
     return map_with_table(SPECS, fit, tree)
 
 
+def row_shards(mesh: Mesh | AbstractMesh) -> int:
+    """Number of parts that the rows of a batch are split into: the product of the data axes."""
+    return math.prod(mesh.shape[axis] for axis in DATA_AXES)
+
+
 def row_sharding(mesh: Mesh | AbstractMesh) -> NamedSharding:
     """Sharding of batches: rows over data and fsdp."""
     return NamedSharding(mesh, PartitionSpec(DATA_AXES))
@@ -232,7 +238,7 @@ def put_rows(rows: dict[str, np.ndarray], mesh: Mesh, global_rows: int) -> dict[
     """
     sharding = row_sharding(mesh)
     local = global_rows // jax.process_count()
-    shards = math.prod(mesh.shape[axis] for axis in DATA_AXES) // jax.process_count()
+    shards = row_shards(mesh) // jax.process_count()
     return {
         name: jax.make_array_from_process_local_data(
             sharding, _padded(array, shards, local, PADDING.get(name, 0)), (global_rows, *array.shape[1:])
@@ -261,7 +267,7 @@ def put_replicated(tree: Any, mesh: Mesh) -> Any:
 
 def check_processes(mesh: Mesh | AbstractMesh, processes: int) -> None:
     """Raise UserError unless each process has devices for rows of its own: every process reads its rows."""
-    shards = math.prod(mesh.shape[axis] for axis in DATA_AXES)
+    shards = row_shards(mesh)
     if shards % processes:
         raise UserError(
             f"mesh data x fsdp splits rows over {shards} device(s), but there are {processes} processes, which must "
@@ -294,13 +300,13 @@ def check_heads(model: ModelConfig, mesh: Mesh | AbstractMesh) -> None:
 
 def round_up_to_shards(rows: int, mesh: Mesh) -> int:
     """`rows`, rounded up to a multiple of the row shards."""
-    shards = math.prod(mesh.shape[axis] for axis in DATA_AXES)
+    shards = row_shards(mesh)
     return -(-rows // shards) * shards
 
 
 def check_rows(batch_size: int, accumulation: int, mesh: Mesh | AbstractMesh, field: str) -> None:
     """Raise UserError unless every device gets the same number of rows in each micro-batch."""
-    shards = math.prod(mesh.shape[axis] for axis in DATA_AXES)
+    shards = row_shards(mesh)
     if batch_size % (shards * accumulation):
         raise UserError(
             f"{field} {batch_size} is not divisible by {shards} row shards (mesh data x fsdp) x accumulation "

@@ -13,6 +13,7 @@ from bert_jax.objectives.losses import WeightedSum
 from bert_jax.objectives.masking import Batch
 from bert_jax.shapes import Array, Float
 from bert_jax.training.divergence import update_divergence_state
+from bert_jax.training.optimizers.optimizer import Optimizer, make_optimizer
 from bert_jax.training.optimizers.param_rules import param_rules
 from bert_jax.training.sharding import (
     DATA_AXES,
@@ -25,7 +26,7 @@ from bert_jax.training.sharding import (
     row_spec,
     sum_over_rows,
 )
-from bert_jax.training.state import TrainState, abstract_state, task_optimizer
+from bert_jax.training.state import TrainState
 from bert_jax.training.task import Params, Task
 
 Metrics = dict[str, Float[Array, ""]]
@@ -46,21 +47,17 @@ def put_step_inputs(learning_rate: float, micro_batches: int, mesh: Mesh) -> Ste
     return put_replicated(StepInputs(np.asarray(learning_rate, np.float32), np.asarray(micro_batches, np.int32)), mesh)
 
 
-def abstract_step_arguments(task: Task, mesh: Mesh | AbstractMesh) -> tuple[TrainState, Batch, StepInputs]:
-    """Shapes, types and shardings of the arguments of the train step in the task's phase."""
-    rows, size, everywhere = row_sharding(mesh), task.config.phases[task.phase].batch_size, replicated(mesh)
-    batch = {
-        name: jax.ShapeDtypeStruct((size, *array.shape[1:]), array.dtype, sharding=rows)
-        for name, array in task.blank_row().items()
-    }
-    inputs = StepInputs(*(jax.ShapeDtypeStruct((), kind, sharding=everywhere) for kind in (jnp.float32, jnp.int32)))
-    return abstract_state(task, mesh), batch, inputs
-
-
 TrainStep = Callable[[TrainState, Batch, StepInputs], tuple[TrainState, Metrics]]
 
 
-def make_train_step(task: Task, mesh: Mesh | AbstractMesh, accumulation: int) -> TrainStep:
+def task_optimizer(task: Task) -> Optimizer:
+    """The optimizer of the task's config, in the task's phase."""
+    config, params = task.config, jax.eval_shape(task.init_params, jax.random.key(0))
+    frozen = config.phases[task.phase].frozen
+    return make_optimizer(config.optimizer, params, frozen, layers=config.log.layers)
+
+
+def make_train_step(task: Task, abstract: TrainState, accumulation: int) -> jax.stages.Wrapped:
     """The jitted train step of the task's phase. It donates the state: the argument must not be used again.
 
     Metrics, all global: the mean of each of the task's sums; `loss`; `tokens`, the number of tokens without padding;
@@ -71,12 +68,11 @@ def make_train_step(task: Task, mesh: Mesh | AbstractMesh, accumulation: int) ->
 
     Args:
       task: the task in the phase to compile.
-      mesh: its data and fsdp axes split the rows. On an abstract mesh the program can be lowered, not run.
+      abstract: shapes and shardings of the state in that phase. The data and fsdp axes of its mesh split the rows.
       accumulation: micro-batches per step. Each device splits its rows, and gradients cross devices once per step. In
         a phase with a batch ramp, `StepInputs.micro_batches` of them are computed, and the other rows are padding.
     """
-    abstract = abstract_state(task, mesh)
-    shardings = jax.tree.map(lambda x: x.sharding, abstract)
+    mesh, shardings = abstract.step.sharding.mesh, jax.tree.map(lambda x: x.sharding, abstract)
     optimizer = task_optimizer(task)
     stable_steps = task.config.recovery.stable_steps
     ramps = task.config.phases[task.phase].start_batch_size is not None
@@ -183,9 +179,12 @@ def means(sums: dict[str, WeightedSum]) -> Metrics:
     return {name: value.sum / jnp.maximum(value.weight, 1.0) for name, value in sums.items()}
 
 
-def make_eval_step(task: Task, mesh: Mesh) -> Callable[[Params, Batch], tuple[Batch, dict[str, WeightedSum]]]:
+def make_eval_step(
+    task: Task, abstract_params: Params
+) -> Callable[[Params, Batch], tuple[Batch, dict[str, WeightedSum]]]:
     """The jitted evaluation step: the prepared rows of a batch and their global sums, without dropout."""
-    shardings = jax.tree.map(lambda x: x.sharding, abstract_state(task, mesh).params)
+    shardings = jax.tree.map(lambda x: x.sharding, abstract_params)
+    mesh = jax.tree.leaves(shardings)[0].mesh
 
     def eval_step(params: Params, batch: Batch) -> tuple[Batch, dict[str, WeightedSum]]:
         batch = task.prepare(batch, evaluating=True)

@@ -1,12 +1,13 @@
 """The protocol of a training job. Pretraining is one Task; fine-tuning, distillation and probing are others."""
 
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
 from bert_jax.config import Config
 from bert_jax.data.cursor import Cursor
+from bert_jax.model.bert import Params
 from bert_jax.model.layers import DropoutKey
 from bert_jax.objectives.losses import WeightedSum
 from bert_jax.objectives.masking import Batch
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     # A step can be compiled and timed where no reader (grain, numba) is installed.
     from bert_jax.data.batches import HostBatch
 
-Params = dict[str, Any]
 Score = Callable[[dict[str, np.ndarray]], tuple[dict[str, np.ndarray], dict[str, tuple[float, float]]]]
 """Scores one evaluation batch: (prepared rows, {name: (total, weight)})."""
 

@@ -30,8 +30,7 @@ _KINDS = {
 
 KINDS = tuple(_KINDS)
 KINDS_HELP = (
-    f"what to read; may be repeated: {', '.join(usage for _, usage in _KINDS.values())}; files may be compressed"
-    " (.gz, .bz2, .zst)"
+    f"What to read: {', '.join(usage for _, usage in _KINDS.values())}; files may be compressed (.gz, .bz2, .zst)."
 )
 """Help text of `--source`."""
 

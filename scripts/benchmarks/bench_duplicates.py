@@ -15,23 +15,19 @@ core) is timed in this process; phase 2 runs in its own process to measure its p
 
 import argparse
 import dataclasses
-import json
-import multiprocessing
+import functools
 import re
-import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import harness
 import numpy as np
+from harness import listed, timed
 
-ROOT = Path(__file__).resolve().parents[2]
-# Run as a script from a clone, nothing needs to be installed.
-sys.path[:0] = [path for path in [str(ROOT)] if path not in sys.path]
-
-from data_prep.duplicates import minhash, near_duplicates, text_keys, word_hashes  # noqa: E402
-from data_prep.duplicates.ngram_index import NgramIndex  # noqa: E402
+from data_prep.duplicates import minhash, near_duplicates, text_keys, word_hashes
+from data_prep.duplicates.ngram_index import NgramIndex
 
 COPIES, SHARING, SHARED_PART = 0.1, 0.1, 0.3
 SHORTEST, LONGEST = 100, 1000
@@ -39,6 +35,7 @@ SHORT = 200
 """recall is also reported for documents with fewer words, where it varies most"""
 LONGEST_SENTENCE = 40
 ZIPF_WORDS, ZIPF_TEXT = 50_000, 2_000_000
+HEAD = "shingle  threshold   recall  (short)  precision  removed  phase 1 MB/s  phase 2 s  peak RSS MB"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,61 +49,46 @@ class Planted:
     """bool [num_pairs]"""
 
 
-def main() -> None:
-    """Run the benchmark."""
-    options = parse_options()
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Plant copies, then remove near-duplicates with every shingle and threshold."""
     rng = np.random.default_rng(options.seed)
-    text = read_text(options.files, rng)
-    planted = plant(text, options.documents, options.changed, rng)
+    planted = plant(read_text(options.files, rng), options.documents, options.changed, rng)
     size = sum(len(document.encode()) for document in planted.texts)
-    print(f"{len(planted.texts)} documents, {size / 1e6:.0f} MB, {len(planted.pairs)} planted copies")
-    report = {
+    harness.progress(f"{len(planted.texts)} documents, {size / 1e6:.0f} MB, {len(planted.pairs)} planted copies")
+    runs = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for shingle in options.shingles:
+            path = Path(scratch) / f"signatures_{shingle}.npy"
+            write = functools.partial(write_signatures, planted.texts, shingle, options.permutations, path)
+            phase_1 = timed(write)[1]["seconds"]
+            for threshold in options.thresholds:
+                removed, phase_2, rss = harness.in_new_process(remove, str(path), threshold, options.memory_mb << 20)
+                runs.append(describe(planted, removed, shingle, threshold, size / 1e6 / phase_1, phase_2, rss))
+                harness.progress(line_of(runs[-1]))
+    if options.peer:
+        runs.append(measure_peer(planted, options, size))
+    return {
         "documents": len(planted.texts),
         "text_bytes": size,
         "planted": len(planted.pairs),
         "changed": options.changed,
         "permutations": options.permutations,
         "speed_mb_s": measure_speed(planted.texts[:20_000]),
-        "runs": [],
+        "runs": runs,
     }
-    print("one core, MB/s:", ", ".join(f"{name} {rate:.0f}" for name, rate in report["speed_mb_s"].items()))
-    print("shingle  threshold   recall  (short)  precision  removed  phase 1 MB/s  phase 2 s  peak RSS MB")
-    with tempfile.TemporaryDirectory() as scratch:
-        for shingle in options.shingles:
-            path = Path(scratch) / f"signatures_{shingle}.npy"
-            seconds = write_signatures(planted.texts, shingle, options.permutations, path)
-            for threshold in options.thresholds:
-                removed, phase_2, rss = in_new_process(str(path), threshold, options.memory_mb << 20)
-                run = {"shingle_words": shingle, "threshold": threshold, **score(planted, removed)}
-                run |= {"phase_1_mb_s": size / 1e6 / seconds, "phase_2_s": phase_2, "phase_2_peak_rss_mb": rss}
-                report["runs"].append(run)
-                print_run(run)
-    if options.peer:
-        report["peer"] = measure_peer(planted, options, size)
-        print_run(report["peer"])
-    if options.json:
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
 
 
-def parse_options() -> argparse.Namespace:
-    """Parse the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="*", type=Path, help="text in UTF-8; synthetic text when none is given")
-    parser.add_argument("--documents", type=int, default=100_000)
-    parser.add_argument("--changed", type=float, default=0.05, help="share of a copy's words that are replaced")
-    parser.add_argument("--shingles", type=comma_separated(int), default=[minhash.DEFAULT_SHINGLE_WORDS])
-    parser.add_argument("--thresholds", type=comma_separated(float), default=[near_duplicates.DEFAULT_THRESHOLD])
-    parser.add_argument("--permutations", type=int, default=minhash.DEFAULT_PERMUTATIONS)
-    parser.add_argument("--memory-mb", type=int, default=near_duplicates.DEFAULT_MEMORY_BYTES >> 20)
-    parser.add_argument("--peer", action="store_true", help="also datasketch, with the first shingle and threshold")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path)
-    return parser.parse_args()
-
-
-def comma_separated(kind: Callable) -> Callable:
-    """Parser of comma-separated values."""
-    return lambda text: [kind(value) for value in text.split(",")]
+def flags(add: Callable[..., Any]) -> None:
+    """The command line."""
+    add("files", nargs="*", type=Path, help="text in UTF-8; synthetic text when none is given")
+    add("--documents", type=harness.positive, default=100_000)
+    add("--changed", type=float, default=0.05, help="share of a copy's words that are replaced")
+    add("--shingles", type=listed(int), default=[minhash.DEFAULT_SHINGLE_WORDS])
+    add("--thresholds", type=listed(float), default=[near_duplicates.DEFAULT_THRESHOLD])
+    add("--permutations", type=int, default=minhash.DEFAULT_PERMUTATIONS)
+    add("--memory-mb", type=int, default=near_duplicates.DEFAULT_MEMORY_BYTES >> 20)
+    add("--peer", action="store_true", help="also datasketch, with the first shingle and threshold")
+    add("--seed", type=int, default=0)
 
 
 def read_text(files: list[Path], rng: np.random.Generator) -> str:
@@ -173,14 +155,22 @@ def replace_words(document: list[str], pool: list[str], share: float, rng: np.ra
     return copy
 
 
-def score(planted: Planted, removed: np.ndarray) -> dict:
-    """Recall and precision of the removed documents."""
+def describe(
+    planted: Planted, removed: np.ndarray, shingle: int, threshold: float, rate: float, seconds: float, rss: float
+) -> dict[str, Any]:
+    """A row of the table, with recall and precision of the removed documents."""
     found = removed[planted.pairs].any(axis=1)
     return {
+        "name": "bert_jax",
+        "shingle_words": shingle,
+        "threshold": threshold,
         "recall": float(found.mean()),
         "recall_short": float(found[planted.short].mean()),
         "precision": float(found.sum() / max(removed.sum(), 1)),
         "removed": int(removed.sum()),
+        "phase_1_mb_s": rate,
+        "phase_2_s": seconds,
+        "phase_2_peak_rss_mb": rss,
     }
 
 
@@ -200,89 +190,78 @@ def measure_speed(texts: list[str]) -> dict[str, float]:
     rates = {}
     for name, call in cases.items():
         call(0)  # compiles
-        start = time.perf_counter()
-        for i in range(len(texts)):
-            call(i)
-        rates[name] = sum(map(len, data)) / 1e6 / (time.perf_counter() - start)
+        _, timing = timed(lambda call=call: [call(i) for i in range(len(texts))])
+        rates[name] = sum(map(len, data)) / 1e6 / timing["seconds"]
     return rates
 
 
-def write_signatures(texts: list[str], shingle: int, permutations: int, path: Path) -> float:
-    """Compute words and signatures of all documents; returns the seconds."""
-    start = time.perf_counter()
+def write_signatures(texts: list[str], shingle: int, permutations: int, path: Path) -> None:
+    """Compute words and signatures of all documents."""
     out = np.lib.format.open_memmap(path, "w+", np.uint32, (len(texts), permutations))
     for i, text in enumerate(texts):
         out[i] = minhash.signature(word_hashes.word_hashes(text), shingle, permutations)
-    return time.perf_counter() - start
 
 
-def in_new_process(*arguments: object) -> tuple[np.ndarray, float, float]:
-    """Call `remove` in a new process."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(remove, arguments)
-
-
-def remove(path: str, threshold: float, memory_bytes: int) -> tuple[np.ndarray, float, float]:
+def remove(path: str, threshold: float, memory_bytes: int) -> tuple[np.ndarray, float, int]:
     """Phase 2; returns (removed, seconds, peak RSS of this process in MB)."""
     signatures = np.load(path, mmap_mode="r")
     active = np.ones(len(signatures), bool)
     near_duplicates.find_near_duplicates(signatures[:2], active[:2], threshold)  # compiles
-    start = time.perf_counter()
-    removed = near_duplicates.find_near_duplicates(signatures, active, threshold, memory_bytes)
-    seconds = time.perf_counter() - start
-    status = Path("/proc/self/status").read_text()
-    return removed, seconds, int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024 / 1e6
+    find = functools.partial(near_duplicates.find_near_duplicates, signatures, active, threshold, memory_bytes)
+    removed, timing = timed(find)
+    return removed, timing["seconds"], harness.memory_megabytes()
 
 
-def measure_peer(planted: Planted, options: argparse.Namespace, size: int) -> dict:
+def measure_peer(planted: Planted, options: argparse.Namespace, size: int) -> dict[str, Any]:
     """The same greedy algorithm with datasketch's MinHash and MinHashLSH, verified by their estimate."""
     import datasketch
 
     shingle, threshold = options.shingles[0], options.thresholds[0]
-    start = time.perf_counter()
-    signatures = []
-    for text in planted.texts:
+
+    def sign(text: str) -> datasketch.MinHash:
         tokens = re.findall(r"\w+", text.lower())
         shingles = {" ".join(tokens[i : i + shingle]).encode() for i in range(max(len(tokens) - shingle + 1, 1))}
         one = datasketch.MinHash(num_perm=options.permutations)
         one.update_batch(shingles)
-        signatures.append(one)
-    phase_1 = time.perf_counter() - start
-    start = time.perf_counter()
-    index = datasketch.MinHashLSH(threshold=threshold, num_perm=options.permutations)
-    removed = np.zeros(len(signatures), bool)
-    before = resident_mb()
-    for i, one in enumerate(signatures):
-        if any(one.jaccard(signatures[other]) >= threshold for other in index.query(one)):
-            removed[i] = True
-        else:
-            index.insert(i, one)
-    return {
-        "name": f"datasketch {datasketch.__version__}",
-        "shingle_words": shingle,
-        "threshold": threshold,
-        **score(planted, removed),
-        "phase_1_mb_s": size / 1e6 / phase_1,
-        "phase_2_s": time.perf_counter() - start,
-        "phase_2_peak_rss_mb": resident_mb() - before,  # of the index alone, without signatures
-    }
+        return one
+
+    def decide() -> np.ndarray:
+        index = datasketch.MinHashLSH(threshold=threshold, num_perm=options.permutations)
+        removed = np.zeros(len(signatures), bool)
+        for i, one in enumerate(signatures):
+            if any(one.jaccard(signatures[other]) >= threshold for other in index.query(one)):
+                removed[i] = True
+            else:
+                index.insert(i, one)
+        return removed
+
+    signatures, phase_1 = timed(lambda: [sign(text) for text in planted.texts])
+    before = harness.memory_megabytes(field="VmRSS")
+    removed, phase_2 = timed(decide)
+    rss = harness.memory_megabytes(field="VmRSS") - before  # of the index alone, without signatures
+    rate = size / 1e6 / phase_1["seconds"]
+    row = describe(planted, removed, shingle, threshold, rate, phase_2["seconds"], rss)
+    return row | {"name": f"datasketch {datasketch.__version__}"}
 
 
-def resident_mb() -> float:
-    """Resident memory of this process in MB."""
-    status = Path("/proc/self/status").read_text()
-    return int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) * 1024 / 1e6
-
-
-def print_run(run: dict) -> None:
-    """Print a row of the table."""
-    print(
+def line_of(run: dict[str, Any]) -> str:
+    """A row of the table as text."""
+    return (
         f"{run['shingle_words']:7} {run['threshold']:10.2f} {run['recall']:8.4f} {run['recall_short']:8.4f}"
         f" {run['precision']:10.4f} {run['removed']:8} {run['phase_1_mb_s']:13.1f} {run['phase_2_s']:10.2f}"
-        f" {run['phase_2_peak_rss_mb']:12.0f}  {run.get('name', '')}",
-        flush=True,
+        f" {run['phase_2_peak_rss_mb']:12.0f}  {run['name']}"
     )
 
 
+def render(report: dict[str, Any]) -> list[str]:
+    """Sizes, speeds, and a row per run."""
+    sizes = f"{report['documents']} documents, {report['text_bytes'] / 1e6:.0f} MB, {report['planted']} planted copies"
+    speeds = ", ".join(f"{name} {rate:.0f}" for name, rate in report["speed_mb_s"].items())
+    return [f"{harness.header(report)}; {sizes}", f"one core, MB/s: {speeds}", HEAD, *map(line_of, report["runs"])]
+
+
+main = functools.partial(harness.run, __doc__, flags, measure, render)
+
+
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -11,28 +11,23 @@ compares vectors, is not timed. Needs torch and transformers.
 """
 
 import argparse
-import json
+import functools
 import multiprocessing
 import os
-import statistics
-import sys
-import time
-from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
+import harness
 import numpy as np
+from harness import positive, timed
 
 import bert_jax
 from bert_jax.errors import UserError
 
 PEER_BATCH = 32
 TOLERANCE = 1e-4
-Timing = tuple[float, float]
-"""Wall-clock seconds and CPU seconds of the process."""
 
 
 def paragraphs(folder: Path, count: int) -> list[str]:
@@ -50,141 +45,101 @@ def paragraphs(folder: Path, count: int) -> list[str]:
     return texts[::step][:count]
 
 
-def timed(work: Callable[[], np.ndarray]) -> tuple[np.ndarray, Timing]:
-    """Result and timing of a call."""
-    clock, cpu = time.perf_counter(), time.process_time()
-    vectors = work()
-    return vectors, (time.perf_counter() - clock, time.process_time() - cpu)
+_peer: list[Any] = []
+"""Of the peer's process: its encoder, its tokenizer, the texts, and the longest row in tokens."""
 
 
-def serve_peer(pipe: Connection, model: str, texts: list[str], max_length: int, threads: int) -> None:
-    """Process of the peer: receives True (sorted) or False (given order), sends vectors and timing; None ends it."""
+def load_peer(model: str, texts: list[str], max_length: int, threads: int) -> None:
+    """Load transformers' model in this process."""
     import torch
     import transformers
 
     torch.set_num_threads(threads)
     encoder = transformers.AutoModel.from_pretrained(model).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    _peer[:] = encoder, transformers.AutoTokenizer.from_pretrained(model), texts, max_length
 
-    def encode(by_length: bool) -> np.ndarray:
+
+def encode_with_peer(by_length: bool) -> tuple[np.ndarray, harness.Timing]:
+    """Vectors in the order of the texts, and timing."""
+    import torch
+
+    encoder, tokenizer, texts, max_length = _peer
+
+    def encode() -> np.ndarray:
         order = sorted(range(len(texts)), key=lambda i: -len(texts[i])) if by_length else list(range(len(texts)))
         vectors = np.zeros((len(texts), encoder.config.hidden_size), np.float32)
-        with torch.inference_mode():
-            for start in range(0, len(order), PEER_BATCH):
-                chosen = order[start : start + PEER_BATCH]
-                batch = tokenizer(
-                    [texts[i] for i in chosen],
-                    padding=True,
-                    truncation=True,
-                    max_length=max_length,
-                    return_tensors="pt",
-                )
-                real = batch["attention_mask"].unsqueeze(-1).float()
-                hidden = encoder(**batch).last_hidden_state
-                vectors[chosen] = ((hidden * real).sum(1) / real.sum(1)).numpy()
+        limits = {"padding": True, "truncation": True, "max_length": max_length, "return_tensors": "pt"}
+        for start in range(0, len(order), PEER_BATCH):
+            chosen = order[start : start + PEER_BATCH]
+            batch = tokenizer([texts[i] for i in chosen], **limits)
+            real = batch["attention_mask"].unsqueeze(-1).float()
+            hidden = encoder(**batch).last_hidden_state
+            vectors[chosen] = ((hidden * real).sum(1) / real.sum(1)).numpy()
         return vectors
 
-    while (by_length := pipe.recv()) is not None:
-        pipe.send(timed(lambda by_length=by_length: encode(by_length)))
+    with torch.inference_mode():
+        return timed(encode)
 
 
-def measure(model: str, texts: list[str], options: argparse.Namespace) -> dict[str, Any]:
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Time interleaved rounds of bert_jax and of both variants of the peer.
 
     Raises:
-      UserError: vectors differ by more than TOLERANCE.
+      UserError: there are no texts, or vectors differ by more than TOLERANCE.
     """
-    model_jax = bert_jax.load(model)
-    connection, peer_connection = multiprocessing.get_context("spawn").Pipe()
-    peer = multiprocessing.get_context("spawn").Process(
-        target=serve_peer, args=(peer_connection, model, texts, options.max_length, options.threads), daemon=True
-    )
-    peer.start()
-
-    def run_peer(by_length: bool) -> tuple[np.ndarray, Timing]:
-        connection.send(by_length)
-        return connection.recv()
-
-    works = {
-        "bert_jax": lambda: timed(
-            lambda: model_jax.encode(
-                texts, batch_size=options.batch_size, max_length=options.max_length, normalize=False
-            )
-        ),
-        "transformers, as given": lambda: run_peer(False),
-        "transformers, sorted": lambda: run_peer(True),
-    }
-    first = {name: work() for name, work in works.items()}
-    difference = max(float(np.abs(vectors - first["bert_jax"][0]).max()) for vectors, _ in first.values())
-    if not difference < TOLERANCE:
-        raise UserError(
-            f"--model {model}: vectors differ by {difference:.2g} from the peer's, so speeds are not comparable"
+    texts = paragraphs(options.source, options.texts)
+    model = bert_jax.load(options.model)
+    ours = {"batch_size": options.batch_size, "max_length": options.max_length, "normalize": False}
+    loading = (options.model, texts, options.max_length, options.threads)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), load_peer, loading) as process:
+        sides: dict[str, Callable[[], tuple[np.ndarray, harness.Timing]]] = {
+            "bert_jax": lambda: timed(lambda: model.encode(texts, **ours)),
+            "transformers, as given": lambda: process.submit(encode_with_peer, False).result(),
+            "transformers, sorted": lambda: process.submit(encode_with_peer, True).result(),
+        }
+        first = {name: side() for name, side in sides.items()}
+        difference = max(float(np.abs(vectors - first["bert_jax"][0]).max()) for vectors, _ in first.values())
+        if not difference < TOLERANCE:
+            raise UserError(f"--model {options.model}: vectors differ by {difference:.2g} from the peer's")
+        timings = harness.interleave(
+            {name: lambda side=side: side()[1] for name, side in sides.items()}, options.rounds
         )
-    timings: dict[str, list[Timing]] = {name: [] for name in works}
-    for done in range(options.rounds):
-        for name, work in works.items():
-            timings[name].append(work()[1])
-        last = ", ".join(f"{name} {pairs[-1][0]:.2f} s (CPU {pairs[-1][1]:.2f})" for name, pairs in timings.items())
-        print(f"round {done + 1}, load {os.getloadavg()[0]:.1f}: {last}", file=sys.stderr)
-    connection.send(None)
-    peer.join()
     return {
         "texts": len(texts),
         "largest_difference": difference,
-        "first_seconds": first["bert_jax"][1][0],
-        "seconds": {name: [clock for clock, _ in pairs] for name, pairs in timings.items()},
-        "cpu_seconds": {name: [cpu for _, cpu in pairs] for name, pairs in timings.items()},
-        "load": os.getloadavg(),
+        "first_seconds": first["bert_jax"][1]["seconds"],
+        **{clock: {name: [t[clock] for t in timings[name]] for name in sides} for clock in ("seconds", "cpu")},
     }
 
 
-def ratio(seconds: list[float], baseline: list[float]) -> str:
-    """Median, minimum and maximum over rounds of `seconds` / `baseline`."""
-    ratios = [one / other for one, other in zip(seconds, baseline, strict=True)]
-    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-
-
-def table(report: dict[str, Any]) -> list[str]:
+def render(report: dict[str, Any]) -> list[str]:
     """Table of medians, and of the peer's seconds and CPU seconds relative to bert_jax, by round."""
-    seconds, cpu = report["seconds"], report["cpu_seconds"]
+    seconds, cpu = report["seconds"], report["cpu"]
     lines = [
-        f"{report['texts']} texts, largest difference {report['largest_difference']:.1g}, "
+        f"{harness.header(report)}; {report['texts']} texts, largest difference {report['largest_difference']:.1g}, "
         f"first call of bert_jax {report['first_seconds']:.1f} s",
         f"{'':24}{'texts/s':>9}{'seconds':>9}{'CPU s':>8}   over bert_jax: seconds (rounds); CPU seconds (rounds)",
     ]
-    for name, values in seconds.items():
-        middle = statistics.median(values)
-        lines.append(
-            f"{name:24}{report['texts'] / middle:9.1f}{middle:9.2f}{statistics.median(cpu[name]):8.2f}   "
-            f"{ratio(values, seconds['bert_jax'])}; {ratio(cpu[name], cpu['bert_jax'])}"
-        )
+    for name in seconds:
+        middle, middle_cpu = (harness.spread(clock[name])["median"] for clock in (seconds, cpu))
+        ratios = [harness.show(harness.ratio(clock[name], clock["bert_jax"])) for clock in (seconds, cpu)]
+        lines.append(f"{name:24}{report['texts'] / middle:9.1f}{middle:9.2f}{middle_cpu:8.2f}   {'; '.join(ratios)}")
     return lines
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print the table; returns 0, or 2 for a user error."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="a Hugging Face directory with a BERT and its tokenizer")
-    parser.add_argument("--source", required=True, type=Path, help="folder of WikiExtractor files")
-    parser.add_argument("--texts", type=int, default=1000)
-    parser.add_argument("--max-length", type=int, default=256, help="tokens; longer texts are truncated")
-    parser.add_argument("--batch-size", type=int, default=16, help="of bert_jax: rows of the longest texts per batch")
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="CPU threads of the peer")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="write all measurements there")
-    options = parser.parse_args(arguments)
-    try:
-        if min(options.texts, options.rounds) < 1:
-            raise UserError("--texts and --rounds must be at least 1")
-        report = measure(options.model, paragraphs(options.source, options.texts), options)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print("\n".join(table(report)))
-    if options.json:
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
-    return 0
+def flags(add: Callable[..., Any]) -> None:
+    """The command line."""
+    add("--model", required=True, help="a Hugging Face directory with a BERT and its tokenizer")
+    add("--source", required=True, type=Path, help="folder of WikiExtractor files")
+    add("--texts", type=positive, default=1000)
+    add("--max-length", type=positive, default=256, help="tokens; longer texts are truncated")
+    add("--batch-size", type=positive, default=16, help="of bert_jax: rows of the longest texts per batch")
+    add("--threads", type=positive, default=os.cpu_count(), help="CPU threads of the peer")
+    add("--rounds", type=positive, default=5)
+
+
+main = functools.partial(harness.run, __doc__, flags, measure, render)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

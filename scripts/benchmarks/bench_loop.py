@@ -17,55 +17,44 @@ the start and end of every window. Needs the requirements of training.
 """
 
 import argparse
-import contextlib
+import collections
 import dataclasses
+import functools
 import itertools
 import os
 import statistics
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-ROOT = Path(__file__).resolve().parents[2]
-# Run as a script from a clone, nothing needs to be installed.
-sys.path[:0] = [path for path in (str(ROOT), str(ROOT / "scripts" / "benchmarks")) if path not in sys.path]
+import harness
+import jax
+import train_step
+from harness import CLOCKS, positive, timed
+from train_step import TrainStep
 
-import bench_bert_jax  # noqa: E402
-import jax  # noqa: E402
-from bench import PRESETS  # noqa: E402
-from bench_command import positive, stamped, write  # noqa: E402
-
-from bert_jax.config import (  # noqa: E402
-    CheckpointConfig,
-    Config,
-    EvaluationConfig,
-    LogConfig,
-    presets,
-)
-from bert_jax.data.batches import HostBatch  # noqa: E402
-from bert_jax.data.cursor import Cursor  # noqa: E402
-from bert_jax.errors import UserError  # noqa: E402
-from bert_jax.training import loop  # noqa: E402
-from bert_jax.training.compiled_steps import CompiledSteps  # noqa: E402
-from bert_jax.training.pretraining_task import Pretraining  # noqa: E402
-from bert_jax.training.run_directory.checkpoint import COMMIT_MARKER, Checkpoints, find_damage  # noqa: E402
-from bert_jax.training.sharding import put_rows  # noqa: E402
-from bert_jax.training.state import abstract_state, init_state  # noqa: E402
-from bert_jax.training.step import make_train_step, put_step_inputs  # noqa: E402
+from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, presets
+from bert_jax.data.batches import HostBatch
+from bert_jax.data.cursor import Cursor
+from bert_jax.errors import UserError
+from bert_jax.training import loop
+from bert_jax.training.pretraining_task import Pretraining
+from bert_jax.training.programs import Programs
+from bert_jax.training.run_directory.checkpoint import COMMIT_MARKER, Checkpoints, find_damage
 
 NEVER = 10**9
 """More steps than any window has."""
 WARM_UP = 2
 """Steps before the first window."""
+DEFAULTS = {"hooks": ("bert_mini", 7), "checkpoint": ("bert_base", 2)}
+"""Preset and rounds."""
 HOOKS_TARGET, CHECKPOINT_TARGET = 0.01, 0.02
 """Targets for the overhead of metrics and hooks, and of asynchronous saves, as shares of the bare step time."""
 
-Samples = dict[str, dict[str, list[float]]]
-"""By measured side and by clock: seconds per step, one number per window."""
+Samples = dict[str, list[harness.Timing]]
+"""By measured side: seconds per step by clock, one entry per window."""
 
 
 def make_config(options: argparse.Namespace, log: LogConfig) -> Config:
@@ -82,127 +71,79 @@ def make_config(options: argparse.Namespace, log: LogConfig) -> Config:
     )
 
 
-class CompiledStep:
-    """The compiled step of a config; keeps the newest metrics, so that callers can wait for its end."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class OneBatchPretraining(Pretraining):
+    """Pretraining on one batch forever; between two windows, while the loop waits, it times the bare steps."""
 
-    def __init__(self, config: Config):
-        self.task = Pretraining(config, bench_bert_jax.VOCABULARY._replace(size=config.model.vocab_size))
-        self.mesh = loop.checked_mesh(self.task)
-        self.phase = config.phases[0]
-        self.rows = bench_bert_jax.synthetic_rows(self.phase.batch_size, self.phase.seq_len)
-        batch = put_rows(self.rows, self.mesh, self.phase.batch_size)
-        self.inputs = batch, put_step_inputs(self.phase.learning_rate, 1, self.mesh)
-        step = make_train_step(self.task, self.mesh, self.phase.fewest_micro_batches)
-        self.compiled = step.lower(abstract_state(self.task, self.mesh), *self.inputs).compile()
-        self.metrics: dict[str, jax.Array] = {}
+    step: Any = None
+    bare: Any = None
+    window: int = 0
+    rounds: int = 0
+    samples: Samples = dataclasses.field(default_factory=lambda: collections.defaultdict(list))
 
-    def __call__(self, *inputs: Any) -> tuple[Any, dict[str, jax.Array]]:
-        """Call the compiled step."""
-        state, self.metrics = self.compiled(*inputs)
-        return state, self.metrics
-
-    def wait(self) -> None:
-        """Wait until the newest step is done."""
-        jax.block_until_ready(self.metrics)
-
-
-class BareStep:
-    """The step alone, on a batch and inputs that are on the device already."""
-
-    def __init__(self, step: CompiledStep):
-        self.step, self.state = step, init_state(step.task, step.mesh)
-
-    def run(self, steps: int) -> None:
-        """Run steps and wait for their end."""
-        for _ in range(steps):
-            self.state, _ = self.step(self.state, *self.step.inputs)
-        self.step.wait()
-
-
-@contextlib.contextmanager
-def timed(samples: Samples, name: str, steps: int) -> Iterator[None]:
-    """Append the seconds of the context, divided by the number of steps."""
-    clocks = {"seconds": time.perf_counter, "cpu": time.process_time, "main": time.thread_time}
-    start = {kind: clock() for kind, clock in clocks.items()}
-    yield
-    for kind, clock in clocks.items():
-        samples.setdefault(name, {}).setdefault(kind, []).append((clock() - start[kind]) / steps)
-
-
-class OneBatchStream:
-    """A stream that repeats one batch forever; between two windows, while the loop waits, it times the bare steps."""
-
-    def __init__(self, step: CompiledStep, bare: dict[str, BareStep], steps: int, rounds: int):
-        self.step, self.bare, self.steps, self.rounds = step, bare, steps, rounds
-        self.samples: Samples = {}
-
-    def read(self, start: Cursor) -> Iterator[HostBatch]:
+    def batches(self, cursor: Cursor) -> Iterator[HostBatch]:
         """Batches of all windows. The loop requests the next one after a step."""
-        batches = self._endless(start)
+        batches = self._endless(cursor)
         yield from itertools.islice(batches, WARM_UP)
         self.step.wait()
         for _ in range(self.rounds):
             self._time_bare()
-            with timed(self.samples, "loop", self.steps):
-                yield from itertools.islice(batches, self.steps)
+            with harness.clocked(self.window) as timing:
+                yield from itertools.islice(batches, self.window)
                 self.step.wait()
+            self.samples["loop"].append(timing)
         self._time_bare()
 
     def _endless(self, cursor: Cursor) -> Iterator[HostBatch]:
-        size = self.step.phase.batch_size
+        phase = self.step.phase
+        rows = train_step.synthetic_rows(phase.batch_size, phase.seq_len)
         while True:
-            cursor = dataclasses.replace(cursor, step=cursor.step + 1, rows=cursor.rows + size)
-            yield HostBatch(self.step.rows, size, cursor)
+            cursor = dataclasses.replace(cursor, step=cursor.step + 1, rows=cursor.rows + phase.batch_size)
+            yield HostBatch(rows, phase.batch_size, cursor)
 
     def _time_bare(self) -> None:
         for name, bare in self.bare.items():
-            with timed(self.samples, name, self.steps):
-                bare.run(self.steps)
+            self.samples[name].append(time_steps(bare, self.window))
 
 
-@dataclasses.dataclass(frozen=True)
-class OneBatchPretraining(Pretraining):
-    """Pretraining on a `OneBatchStream`."""
-
-    feed: Any = None
-
-    def batches(self, cursor: Cursor) -> Any:
-        """Batches of the stream."""
-        return self.feed.read(cursor)
+def time_steps(bare: TrainStep, steps: int) -> harness.Timing:
+    """Seconds per step of the step alone, on a batch and inputs that are on the device already."""
+    return timed(lambda: bare.run(steps), steps)[1]
 
 
-class PrecompiledSteps(CompiledSteps):
+class PrecompiledPrograms(Programs):
     """Programs whose step is already compiled; the bare side uses the same one."""
 
-    def __init__(self, step: CompiledStep, *given: Any):
-        super().__init__(*given)
-        self.ready = step
+    def __init__(self, task: Pretraining, step: TrainStep):
+        super().__init__(task, step.mesh)
+        self.step = step
 
-    def train_step(self, phase: int) -> tuple[CompiledStep, int]:
-        """The compiled step and its micro-batches."""
-        return self.ready, self.ready.phase.fewest_micro_batches
+    def train_step(self, phase: int, accumulation: int) -> TrainStep:
+        """The compiled step."""
+        return self.step
 
 
 def bench_hooks(options: argparse.Namespace) -> dict[str, Any]:
     """The loop without and with TensorBoard events, each compared with bare steps."""
+    if options.steps % options.log_every:
+        raise UserError(f"--steps {options.steps}: windows with equal numbers of lines need a multiple of --log-every")
     logs = {
         name: LogConfig(every=options.log_every, tensorboard=events)
         for name, events in (("loop", False), ("loop with tensorboard", True))
     }
-    step = CompiledStep(make_config(options, logs["loop"]))
-    plain = CompiledStep(make_config(options, LogConfig(layers=False)))
-    bare = {"bare": BareStep(step), "bare without layers": BareStep(plain)}
+    step = TrainStep(make_config(options, logs["loop"]))
+    bare = {"bare": step, "bare without layers": TrainStep(make_config(options, LogConfig(layers=False)))}
     for side in bare.values():
         side.run(WARM_UP)
     variants = {}
     for name, log in logs.items():
-        feed = OneBatchStream(step, bare, options.steps, options.rounds)
-        task = OneBatchPretraining(make_config(options, log), step.task.vocabulary, feed=feed)
+        sides = {"step": step, "bare": bare, "window": options.steps, "rounds": options.rounds}
+        task = OneBatchPretraining(make_config(options, log), step.task.vocabulary, **sides)
         with tempfile.TemporaryDirectory() as workdir:
-            with mock.patch.object(loop, "CompiledSteps", lambda *given: PrecompiledSteps(step, *given)):
-                loop.train(task, step.mesh, Path(workdir), {})
+            programs = PrecompiledPrograms(task, step)
+            loop.train(programs, loop.check_run(programs, 1), Path(workdir), {})
             lines = len((Path(workdir) / "metrics.jsonl").read_text().splitlines())
-        variants[name] = {"lines": lines, **compare(feed.samples, "loop", list(bare))}
+        variants[name] = {"lines": lines, **compare(task.samples, "loop", list(bare))}
     return {"metrics": len(step.metrics), "variants": variants}
 
 
@@ -219,78 +160,67 @@ def compare(samples: Samples, name: str, baselines: Sequence[str]) -> dict[str, 
     """
     overhead: dict[str, Any] = {}
     for baseline in baselines:
-        pairs = {kind: itertools.pairwise(windows) for kind, windows in samples[baseline].items()}
-        around = {kind: [statistics.mean(pair) for pair in neighbours] for kind, neighbours in pairs.items()}
+        pairs = list(itertools.pairwise(samples[baseline]))
+        around = {clock: [(before[clock] + after[clock]) / 2 for before, after in pairs] for clock in CLOCKS}
         overhead[baseline] = {}
-        for kind, windows in samples[name].items():
-            extra = [window - mean for window, mean in zip(windows, around[kind], strict=True)]
-            whole = around["seconds" if kind == "main" else kind]
+        for clock in CLOCKS:
+            extra = [window[clock] - mean for window, mean in zip(samples[name], around[clock], strict=True)]
+            whole = around["seconds" if clock == "main" else clock]
             shares = [seconds / mean for seconds, mean in zip(extra, whole, strict=True)]
-            overhead[baseline][kind] = {
-                "per_step": statistics.median(extra),
-                "share": statistics.median(shares),
-                "share_range": [min(shares), max(shares)],
-            }
-    medians = {side: {k: statistics.median(v) for k, v in kinds.items()} for side, kinds in samples.items()}
+            overhead[baseline][clock] = {"per_step": statistics.median(extra), "share": harness.spread(shares)}
+    medians = {
+        side: {clock: statistics.median(window[clock] for window in windows) for clock in CLOCKS}
+        for side, windows in samples.items()
+    }
     return {"medians": medians, "overhead": overhead, "samples": samples}
 
 
 def bench_checkpoint(options: argparse.Namespace) -> dict[str, Any]:
     """Windows without and with a save; and a save while nothing else runs."""
-    step = CompiledStep(make_config(options, LogConfig()))
-    bare, samples = BareStep(step), {}
+    if options.out and not options.out.is_dir():
+        raise UserError(f"--out {options.out}: there is no such directory")
+    bare, numbers, every = TrainStep(make_config(options, LogConfig())), itertools.count(1), options.every
     bare.run(WARM_UP)
-    numbers = itertools.count(1)
+    samples: Samples = {"without": [], "with a save": []}
     with (
         tempfile.TemporaryDirectory(dir=options.out) as directory,
         Checkpoints(Path(directory) / "checkpoints", keep=1) as checkpoints,
     ):
-
-        def save(steps: int) -> dict[str, float]:
-            return timed_save(checkpoints, next(numbers), bare, steps)
-
-        alone, saves = save(0) | {"flush": flush(checkpoints)}, []
+        saves = []
+        alone = timed_save(checkpoints, bare, next(numbers), 0) | {"flush": flush(checkpoints)}
         for _ in range(options.rounds):
-            with timed(samples, "without", options.every):
-                bare.run(options.every)
-            with timed(samples, "with a save", options.every):
-                measured = save(options.every)
-            saves.append(measured | {"flush": flush(checkpoints)})
-        with timed(samples, "without", options.every):
-            bare.run(options.every)
+            samples["without"].append(time_steps(bare, every))
+            save, timing = timed(lambda: timed_save(checkpoints, bare, next(numbers), every), every)
+            samples["with a save"].append(timing)
+            saves.append(save | {"flush": flush(checkpoints)})
+        samples["without"].append(time_steps(bare, every))
         (kept,) = checkpoints.directory.iterdir()
-        start = time.perf_counter()
-        damage = find_damage(kept)
-        sha256 = time.perf_counter() - start
+        damage, reading = timed(lambda: find_damage(kept))
         assert damage is None, damage
         size = sum(file.stat().st_size for file in _files(checkpoints))
-    compared = compare(samples, "with a save", ["without"])
-    written = {name: size / seconds["written"] for name, seconds in {"alone": alone, "training": saves[-1]}.items()}
+    seconds = {"alone": alone["written"], "training": saves[-1]["written"], "sha256": reading["seconds"]}
     return {
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(bare.state.params)),
         "bytes": size,
         "alone": alone,
         "saves": saves,
-        "sha256_alone": sha256,
-        "bytes_per_second": {**written, "sha256": size / sha256},
-        **compared,
+        "sha256_alone": reading["seconds"],
+        "bytes_per_second": {name: size / taken for name, taken in seconds.items()},
+        **compare(samples, "with a save", ["without"]),
     }
 
 
-def timed_save(checkpoints: Checkpoints, number: int, bare: BareStep, steps: int) -> dict[str, float]:
+def timed_save(checkpoints: Checkpoints, bare: TrainStep, number: int, steps: int) -> dict[str, float]:
     """Save, run `steps` steps, and wait for the commit.
 
     Returns:
       seconds: `blocked` in the call; from its start until the arrays were `written` and until the `committed` marker
       appeared, by file times; and `waited` for the commit after the last step.
     """
-    start, began = time.perf_counter(), time.time()
-    checkpoints.save(number, bare.state, {})
-    blocked = time.perf_counter() - start
+    began = time.time()
+    blocked = timed(lambda: checkpoints.save(number, bare.state, {}))[1]["seconds"]
     bare.run(steps)
-    trained = time.perf_counter()
-    checkpoints.wait()
-    waited = time.perf_counter() - trained
+    waited = timed(checkpoints.wait)[1]["seconds"]
     after = sorted((file.name == COMMIT_MARKER, file.stat().st_mtime - began) for file in _files(checkpoints))
     (_, written), (_, committed) = after[-2:]
     return {"blocked": blocked, "written": written, "committed": committed, "waited": waited}
@@ -300,9 +230,8 @@ def flush(checkpoints: Checkpoints) -> float:
     """Seconds to sync all files to disk, so that this does not slow down a window without a save."""
     start = time.perf_counter()
     for file in _files(checkpoints):
-        handle = os.open(file, os.O_RDONLY)
-        os.fsync(handle)
-        os.close(handle)
+        with file.open("rb") as handle:
+            os.fsync(handle)
     return time.perf_counter() - start
 
 
@@ -333,62 +262,48 @@ def render_checkpoint(report: dict[str, Any]) -> list[str]:
 
 def render_comparison(compared: dict[str, Any], name: str) -> list[str]:
     """Medians per step, then the overhead."""
-    lines = [f"{'':22}{'seconds':>12}{'cpu':>12}{'main':>12}   ms per step"]
-    for side, kinds in compared["medians"].items():
-        lines.append(f"{side:22}" + "".join(f"{1e3 * kinds[kind]:12.2f}" for kind in ("seconds", "cpu", "main")))
-    for baseline, kinds in compared["overhead"].items():
+    lines = [f"{'':22}{''.join(f'{clock:>12}' for clock in CLOCKS)}   ms per step"]
+    for side, medians in compared["medians"].items():
+        lines.append(f"{side:22}" + "".join(f"{1e3 * medians[clock]:12.2f}" for clock in CLOCKS))
+    for baseline, clocks in compared["overhead"].items():
         lines.append(f"{name} over {baseline}:")
-        for kind, extra in kinds.items():
-            low, high = extra["share_range"]
-            lines.append(
-                f"  {kind:8}{extra['share']:+7.2%} ({low:+.2%} to {high:+.2%}), ms {1e3 * extra['per_step']:+.3f}"
-            )
+        for clock, extra in clocks.items():
+            lines.append(f"  {clock:8}{harness.show(extra['share'], '+.2%')}, ms {1e3 * extra['per_step']:+.3f}")
     return lines
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
+CASES = {"hooks": (bench_hooks, render_hooks), "checkpoint": (bench_checkpoint, render_checkpoint)}
+
+
+def flags(add: Callable[..., Any]) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    cases = parser.add_subparsers(dest="case", required=True, metavar="hooks|checkpoint")
-    hooks, checkpoint = cases.add_parser("hooks"), cases.add_parser("checkpoint")
-    for case, preset, rounds in ((hooks, "bert_mini", 7), (checkpoint, "bert_base", 2)):
-        case.add_argument("--preset", choices=PRESETS, default=preset, help=f"default {preset}")
-        case.add_argument("--seq-len", type=positive, default=128, help="tokens per row")
-        case.add_argument("--batch", type=positive, default=8, help="rows per step")
-        case.add_argument(
-            "--optimizer", choices=("adamw", "lamb"), default="adamw", help="optimizer of the saved moments"
-        )
-        case.add_argument("--rounds", type=positive, default=rounds, help="windows; medians are over them")
-        case.add_argument("--json", type=Path, metavar="FILE", help="write everything measured there")
-    hooks.add_argument("--steps", type=positive, default=40, help="steps in a window")
-    hooks.add_argument("--log-every", type=positive, default=10, help="steps between lines of metrics")
-    checkpoint.add_argument("--every", type=positive, default=50, help="steps in a window")
-    checkpoint.add_argument("--out", type=Path, help="parent directory of the saves; default: that of temporary files")
-    options = parser.parse_args(arguments)
-    if options.case == "hooks" and options.steps % options.log_every:
-        parser.error(f"--steps {options.steps}: windows with equal numbers of lines need a multiple of --log-every")
-    if options.case == "checkpoint" and options.out and not options.out.is_dir():
-        parser.error(f"--out {options.out}: there is no such directory")
-    return options
+    add("case", choices=CASES)
+    add("--preset", choices=train_step.PRESETS, help="default: bert_mini for hooks, bert_base for checkpoint")
+    add("--seq-len", type=positive, default=128, help="tokens per row")
+    add("--batch", type=positive, default=8, help="rows per step")
+    add("--optimizer", choices=("adamw", "lamb"), default="adamw", help="optimizer of the saved moments")
+    add("--rounds", type=positive, help="windows; medians are over them; default: 7 for hooks, 2 for checkpoint")
+    add("--steps", type=positive, default=40, help="hooks: steps in a window")
+    add("--log-every", type=positive, default=10, help="hooks: steps between lines of metrics")
+    add("--every", type=positive, default=50, help="checkpoint: steps in a window")
+    add("--out", type=Path, help="checkpoint: parent directory of the saves; default: that of temporary files")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print, write; 0, or 2 for a mistake of the user."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    options = parse(arguments)
-    cases = {"hooks": (bench_hooks, render_hooks), "checkpoint": (bench_checkpoint, render_checkpoint)}
-    measure, render = cases[options.case]
-    settings = {name: value for name, value in vars(options).items() if name not in ("json", "out")}
-    try:
-        report = bench_bert_jax.describe_device(1) | settings | measure(options)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    report = stamped(report, "bench_loop", arguments)
-    write(report, options.json)
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """The results of a case, with the options."""
+    preset, rounds = DEFAULTS[options.case]
+    options.preset, options.rounds = options.preset or preset, options.rounds or rounds
+    settings = {name: value for name, value in vars(options).items() if name not in ("json", "out", "rest")}
+    return settings | CASES[options.case][0](options)
+
+
+def render(report: dict[str, Any]) -> list[str]:
+    """The report of a case."""
     shapes = f"{report['preset']}, {report['optimizer']}, {report['batch']} x {report['seq_len']}"
-    print("\n".join([f"{report['device']}, {report['threads']} threads; {shapes}", *render(report)]))
-    return 0
+    return [f"{harness.header(report)}; {shapes}", *CASES[report["case"]][1](report)]
+
+
+main = functools.partial(harness.run, __doc__, flags, measure, render)
 
 
 if __name__ == "__main__":

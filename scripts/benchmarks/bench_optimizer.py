@@ -13,37 +13,28 @@ numpy.
 """
 
 import argparse
+import functools
 import os
-import statistics
 import sys
-import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+import harness
+import jax
+import jax.numpy as jnp
+import optax
+
+from bert_jax.config import OptimizerConfig, presets
+from bert_jax.model import bert
+from bert_jax.model.heads import Heads
+from bert_jax.training.optimizers.optimizer import make_optimizer
+
 HUGE_PAGES = "glibc.malloc.hugetlb=1"
-# Run as a script from a clone, nothing needs to be installed.
-sys.path[:0] = [path for path in (str(ROOT), str(ROOT / "scripts" / "benchmarks")) if path not in sys.path]
-
-import bench_bert_jax  # noqa: E402
-import jax  # noqa: E402
-import jax.numpy as jnp  # noqa: E402
-import optax  # noqa: E402
-from bench_command import positive, stamped, write  # noqa: E402
-
-from bert_jax.config import OptimizerConfig, presets  # noqa: E402
-from bert_jax.model import bert  # noqa: E402
-from bert_jax.model.heads import Heads  # noqa: E402
-from bert_jax.training.optimizers.optimizer import make_optimizer  # noqa: E402
-
 BARE_BYTES, LAMB_BYTES = 28, 40
 """Per parameter, in float32."""
 BASELINES = ("bare adamw", "adamw")
 TARGET = 1.8
 """Target for LAMB's time relative to the time of its bytes."""
-
-Update = Callable[..., tuple[Any, Any, Any]]
 
 
 def bare_adamw(gradients: Any, state: optax.ScaleByAdamState, params: Any, rate: Any, finite: Any) -> Any:
@@ -59,12 +50,6 @@ def bare_adamw(gradients: Any, state: optax.ScaleByAdamState, params: Any, rate:
     return jax.tree.map(move, params, mu, nu), optax.ScaleByAdamState(count, mu, nu), {}
 
 
-def updates(shapes: Any) -> dict[str, Update]:
-    """The timed optimizers."""
-    library = {name: make_optimizer(OptimizerConfig(name=name), shapes).update for name in ("adamw", "lamb")}
-    return {"bare adamw": bare_adamw, **library}
-
-
 def draw(shapes: Any, seed: int) -> Any:
     """Random arrays with the shapes of the parameters."""
     leaves, structure = jax.tree.flatten(shapes)
@@ -73,64 +58,62 @@ def draw(shapes: Any, seed: int) -> Any:
     return jax.tree.unflatten(structure, make(keys))
 
 
-def compile_all(shapes: Any, arrays: tuple[Any, ...]) -> dict[str, Any]:
-    """Every optimizer compiled, with parameters and moments donated."""
+def compiled(update: Callable[..., Any], arrays: tuple[Any, ...]) -> Any:
+    """An optimizer compiled, with parameters and moments donated."""
 
-    def compiled(update: Update) -> Any:
-        def step(params: Any, state: Any, gradients: Any, rate: Any, finite: Any) -> Any:
-            return update(gradients, state, params, rate, finite)
+    def step(params: Any, state: Any, gradients: Any, rate: Any, finite: Any) -> Any:
+        return update(gradients, state, params, rate, finite)
 
-        return jax.jit(step, donate_argnums=(0, 1)).lower(*arrays).compile()
-
-    return {name: compiled(update) for name, update in updates(shapes).items()}
+    return jax.jit(step, donate_argnums=(0, 1)).lower(*arrays).compile()
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Medians in seconds, bandwidth and ratio, ready for JSON."""
-    config = presets.load_config(options.preset).model
-    shapes = bert.shapes(config, Heads(pair=True))
+    """Seconds of each optimizer, bandwidths and ratios."""
+    shapes = bert.shapes(presets.load_config(options.preset).model, Heads(pair=True))
     parameters = sum(leaf.size for leaf in jax.tree.leaves(shapes))
-    params, gradients = draw(shapes, 0), draw(shapes, 1)
-    state = jax.jit(optax.scale_by_adam().init)(params)
-    rest = (gradients, jnp.float32(1e-4), jnp.bool_(True))
-    programs = compile_all(shapes, (params, state, *rest))
-    samples: dict[str, list[float]] = {name: [] for name in programs}
-    for _ in range(options.rounds + 1):  # the first round is a warm-up
-        for name, program in programs.items():
-            start = time.perf_counter()
-            params, state, _ = jax.block_until_ready(program(params, state, *rest))
-            samples[name].append(time.perf_counter() - start)
-    medians = {name: statistics.median(times[1:]) for name, times in samples.items()}
-    fastest = {name: min(times[1:]) for name, times in samples.items()}
+    params = draw(shapes, 0)
+    newest = [params, jax.jit(optax.scale_by_adam().init)(params)]
+    rest = (draw(shapes, 1), jnp.float32(1e-4), jnp.bool_(True))
+    updates = {name: make_optimizer(OptimizerConfig(name=name), shapes).update for name in ("adamw", "lamb")}
+    programs = {
+        name: compiled(update, (*newest, *rest)) for name, update in {"bare adamw": bare_adamw, **updates}.items()
+    }
+
+    def update(program: Any) -> float:
+        results, timing = harness.timed(lambda: jax.block_until_ready(program(*newest, *rest)))
+        newest[:] = results[:2]
+        return timing["seconds"]
+
+    sides = {name: lambda program=program: update(program) for name, program in programs.items()}
+    harness.interleave(sides, rounds=1)  # a warm-up
+    samples = harness.interleave(sides, options.rounds)
+    seconds = {name: harness.spread(times) for name, times in samples.items()}
+
+    def over_its_bytes(which: str) -> dict[str, float]:
+        """LAMB's time relative to that of its bytes at the bandwidth of each baseline."""
+        scale = LAMB_BYTES / BARE_BYTES
+        return {name: seconds["lamb"][which] / (scale * seconds[name][which]) for name in BASELINES}
+
     return {
-        **bench_bert_jax.describe_device(1),
         "preset": options.preset,
         "parameters": parameters,
         "rounds": options.rounds,
-        "seconds": medians,
-        "fastest": fastest,
+        "seconds": seconds,
         "temporary_bytes": {name: p.memory_analysis().temp_size_in_bytes for name, p in programs.items()},
-        "bytes_per_second": {name: BARE_BYTES * parameters / medians[name] for name in BASELINES},
-        "lamb_over_its_bytes": {name: _lamb_over_bytes(medians, name) for name in BASELINES},
-        "fastest_lamb_over_its_bytes": {name: _lamb_over_bytes(fastest, name) for name in BASELINES},
+        "bytes_per_second": {name: BARE_BYTES * parameters / seconds[name]["median"] for name in BASELINES},
+        "lamb_over_its_bytes": over_its_bytes("median"),
+        "fastest_lamb_over_its_bytes": over_its_bytes("min"),
         "samples": samples,
     }
 
 
-def _lamb_over_bytes(seconds: dict[str, float], baseline: str) -> float:
-    """LAMB's time relative to that of its bytes at the bandwidth of the baseline."""
-    return seconds["lamb"] / (LAMB_BYTES / BARE_BYTES * seconds[baseline])
-
-
-def render(report: dict[str, Any]) -> str:
+def render(report: dict[str, Any]) -> list[str]:
     """A line per optimizer, then the ratio."""
-    lines = [
-        f"{report['device']}, {report['threads']} threads; {report['preset']}, {report['parameters']:,} parameters"
-    ]
+    lines = [f"{harness.header(report)}; {report['preset']}, {report['parameters']:,} parameters"]
     for name, seconds in report["seconds"].items():
         lines.append(
-            f"{name:10} {1e3 * seconds:8.1f} ms, median of {report['rounds']} (fastest "
-            f"{1e3 * report['fastest'][name]:.1f}), {report['temporary_bytes'][name] / 1e6:.0f} MB of temporaries"
+            f"{name:10} {1e3 * seconds['median']:8.1f} ms, median of {report['rounds']} (fastest "
+            f"{1e3 * seconds['min']:.1f}), {report['temporary_bytes'][name] / 1e6:.0f} MB of temporaries"
         )
     for name, rate in report["bytes_per_second"].items():
         lines.append(
@@ -138,28 +121,16 @@ def render(report: dict[str, Any]) -> str:
             f"{report['lamb_over_its_bytes'][name]:.2f} times as long as {LAMB_BYTES} bytes per parameter "
             f"({report['fastest_lamb_over_its_bytes'][name]:.2f} by the fastest rounds)"
         )
-    return "\n".join([*lines, f"target: at most {TARGET} times"])
+    return [*lines, f"target: at most {TARGET} times"]
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
+def flags(add: Callable[..., Any]) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--preset", choices=presets.preset_files(), default="bert_base", help="preset of the parameters"
-    )
-    parser.add_argument("--rounds", type=positive, default=9, help="number of rounds for the medians")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured there")
-    return parser.parse_args(arguments)
+    add("--preset", choices=presets.preset_files(), default="bert_base", help="preset of the parameters")
+    add("--rounds", type=harness.positive, default=9, help="number of rounds for the medians")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print, write."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    options = parse(arguments)
-    report = stamped(measure(options), "bench_optimizer", arguments)
-    write(report, options.json)
-    print(render(report))
-    return 0
+main = functools.partial(harness.run, __doc__, flags, measure, render)
 
 
 if __name__ == "__main__":

@@ -12,36 +12,33 @@ process. `wait` trains and prints the share of time in which the loop waits for 
 
 import argparse
 import dataclasses
-import json
-import os
-import resource
+import functools
 import statistics
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import grain
+import harness
 import numpy as np
+from harness import listed, one_of, positive
 
-ROOT = Path(__file__).resolve().parents[2]
-# Run as a script from a clone, nothing needs to be installed.
-sys.path[:0] = [path for path in (str(ROOT),) if path not in sys.path]
-
-from bert_jax import config as config_lib  # noqa: E402
-from bert_jax.config import Config, DataConfig, ObjectiveConfig, Phase  # noqa: E402
-from bert_jax.config.presets import load_config  # noqa: E402
-from bert_jax.data.batches import TrainingStream  # noqa: E402
-from bert_jax.data.corpus import Corpus  # noqa: E402
-from bert_jax.data.cursor import CorpusPosition, Cursor  # noqa: E402
-from bert_jax.data.record import Record  # noqa: E402
-from bert_jax.data.row_reader import SpecialIds  # noqa: E402
+from bert_jax import config as config_lib
+from bert_jax.config import Config, DataConfig, ObjectiveConfig, Phase
+from bert_jax.config.presets import load_config
+from bert_jax.data.batches import TrainingStream
+from bert_jax.data.corpus import Corpus
+from bert_jax.data.cursor import CorpusPosition, Cursor
+from bert_jax.data.record import Record
+from bert_jax.data.row_reader import SpecialIds
 
 FORMATS = ("segment_pair", "sentence_order", "full_sentences", "doc_sentences", "sentence_pair")
 SPECIAL_IDS = SpecialIds(0, 1, 2)
 BINS = 128
 """Packing bins of Grain; it was fastest with this number."""
+BATCH_TOKENS = 32_768
 
 
 def make_config(form: str, seq_len: int, batch: int) -> Config:
@@ -56,7 +53,7 @@ def make_config(form: str, seq_len: int, batch: int) -> Config:
 
 def stream_batches(corpus: Corpus, form: str, seq_len: int) -> Iterator[dict[str, np.ndarray]]:
     """Batches of bert_jax's stream, read in this thread."""
-    stream = TrainingStream([corpus], [1.0], make_config(form, seq_len, 32_768 // seq_len), SPECIAL_IDS)
+    stream = TrainingStream([corpus], [1.0], make_config(form, seq_len, BATCH_TOKENS // seq_len), SPECIAL_IDS)
     cursor = stream.resolve_cursor(Cursor())
     while True:
         yield stream.batch(cursor)
@@ -87,7 +84,7 @@ def grain_batches(corpus: Corpus, form: str, seq_len: int) -> Iterator[dict[str,
     packed = grain.experimental.FirstFitPackIterDataset(
         parent, length_struct={"ids": seq_len}, num_packing_bins=BINS, seed=0
     )
-    return iter(packed.batch(32_768 // seq_len))
+    return iter(packed.batch(BATCH_TOKENS // seq_len))
 
 
 def rate(batches: Iterator[dict[str, np.ndarray]], seconds: float) -> float:
@@ -99,35 +96,31 @@ def rate(batches: Iterator[dict[str, np.ndarray]], seconds: float) -> float:
     return tokens / (time.perf_counter() - start)
 
 
-def bench_reader(args: argparse.Namespace) -> list[dict]:
-    """Time both readers in turn for every case; medians over rounds."""
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+def bench_reader(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Million tokens/s of both readers in turn for every case."""
+    harness.pin(1)
     results = []
-    for directory in args.corpus:
-        for form in args.formats.split(","):
-            for seq_len in map(int, args.seq_lens.split(",")):
-                corpus = Corpus.open(directory)
-                sides = {"ours": stream_batches(corpus, form, seq_len), "grain": grain_batches(corpus, form, seq_len)}
-                samples: dict[str, list[float]] = {name: [] for name in sides}
-                for side in sides.values():
-                    rate(side, 0.3)
-                for _ in range(args.rounds):
-                    for name, side in sides.items():
-                        samples[name].append(rate(side, args.seconds))
-                ratios = [a / b for a, b in zip(samples["ours"], samples["grain"], strict=True)]
+    for directory in options.corpus:
+        corpus = Corpus.open(directory)
+        for form in options.formats:
+            for seq_len in options.seq_lens:
+                readers = {"ours": stream_batches(corpus, form, seq_len), "grain": grain_batches(corpus, form, seq_len)}
+                for batches in readers.values():
+                    rate(batches, 0.3)
+                sides = {
+                    name: lambda batches=batches: rate(batches, options.seconds) for name, batches in readers.items()
+                }
+                samples = harness.interleave(sides, options.rounds)
                 results.append(
                     {
                         "corpus": Path(directory).name,
                         "format": form,
                         "seq_len": seq_len,
-                        "ours_mtok_s": statistics.median(samples["ours"]) / 1e6,
-                        "grain_mtok_s": statistics.median(samples["grain"]) / 1e6,
-                        "ratio": statistics.median(ratios),
-                        "ratio_range": [min(ratios), max(ratios)],
+                        **{f"{name}_mtok_s": statistics.median(rates) / 1e6 for name, rates in samples.items()},
+                        "ratio": harness.ratio(samples["ours"], samples["grain"]),
                         "fill": packing_efficiency(corpus, form, seq_len),
                     }
                 )
-                show(results[-1])
     return results
 
 
@@ -176,13 +169,13 @@ class LengthsOnly(Corpus):
         return corpus
 
 
-def bench_plan(args: argparse.Namespace) -> list[dict]:
+def bench_plan(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Seconds until a batch is ready in a new stream; its records are zeros and cost nothing to read."""
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    corpus, results = LengthsOnly.make(args.documents, args.tokens), []
-    arrays = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    harness.pin(1)
+    corpus, results = LengthsOnly.make(options.documents, options.tokens), []
+    arrays = harness.memory_megabytes()
     for form in FORMATS:
-        for seq_len in (128, 512):
+        for seq_len in options.seq_lens:
             timings = {}
             for name in ("first", "middle"):
                 stream = TrainingStream([corpus], [1.0], make_config(form, seq_len, 256), SPECIAL_IDS)
@@ -191,67 +184,75 @@ def bench_plan(args: argparse.Namespace) -> list[dict]:
                 middle = Cursor(step=5, rows=1280, positions=(CorpusPosition(0, windows // 2, 100),))
                 stream.batch(stream.resolve_cursor(Cursor() if name == "first" else middle))
                 timings[f"{name}_s"] = time.perf_counter() - start
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-            results.append({"format": form, "seq_len": seq_len, **timings, "peak_mb": peak, "arrays_mb": arrays})
-            show(results[-1])
+            peak = {"peak_mb": harness.memory_megabytes(), "arrays_mb": arrays}
+            results.append({"format": form, "seq_len": seq_len, **timings, **peak})
     return results
 
 
-def bench_wait(args: argparse.Namespace) -> list[dict]:
+def bench_wait(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Train a preset and read the share of time spent waiting for rows from its metrics."""
     from bert_jax.data.mixture_spec import CorpusWeight
     from bert_jax.training import pretraining
     from bert_jax.training.run_directory.metrics import read_metrics
 
-    preset = load_config(args.preset)
-    phase = dataclasses.replace(
-        preset.phases[0], steps=args.steps, batch_size=args.batch, accumulation=1, warmup_steps=1
-    )
-    config = dataclasses.replace(
-        config_lib.replace(preset, log={"every": args.steps // 4}, evaluation={"rows": 8, "batch_size": 8}),
-        phases=(phase,),
+    preset = load_config(options.preset)
+    shapes = {"steps": options.steps, "batch_size": options.batch, "accumulation": 1, "warmup_steps": 1}
+    config = config_lib.replace(
+        preset,
+        phases=(dataclasses.replace(preset.phases[0], **shapes),),
+        log={"every": options.steps // 4},
+        evaluation={"rows": 8, "batch_size": 8},
     )
     with tempfile.TemporaryDirectory() as directory:
-        pretraining.pretrain(config, [CorpusWeight(Path(corpus)) for corpus in args.corpus], Path(directory) / "run")
+        pretraining.pretrain(config, [CorpusWeight(Path(corpus)) for corpus in options.corpus], Path(directory) / "run")
         timings = [line["timing"] for line in read_metrics(Path(directory) / "run" / "metrics.jsonl")]
     timings = [timing for timing in timings if "step_seconds" in timing]
-    shares = [timing["data_wait"] for timing in timings]
-    result = {
-        "preset": args.preset,
-        "batch": args.batch,
-        "step_s": statistics.median(timing["step_seconds"] for timing in timings),
-        "data_wait": statistics.median(shares),
-        "data_wait_range": [min(shares), max(shares)],
-    }
-    show(result)
-    return [result]
+    step_seconds = statistics.median(timing["step_seconds"] for timing in timings)
+    waits = harness.spread([timing["data_wait"] for timing in timings])
+    return [{"preset": options.preset, "batch": options.batch, "step_s": step_seconds, "data_wait": waits}]
 
 
-def show(result: dict) -> None:
-    """Print a result on one line."""
-    print("  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in result.items()), flush=True)
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """The results of a mode."""
+    modes = {"reader": bench_reader, "plan": bench_plan, "wait": bench_wait}
+    return {"mode": options.mode, "results": modes[options.mode](options)}
 
 
-def main() -> None:
-    """Parse, measure, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("mode", choices=["reader", "plan", "wait"])
-    parser.add_argument("--corpus", action="append", default=[])
-    parser.add_argument("--formats", default=",".join(FORMATS))
-    parser.add_argument("--seq-lens", default="128,512")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1.0)
-    parser.add_argument("--documents", type=int, default=10_000_000)
-    parser.add_argument("--tokens", type=int, default=2_000_000_000)
-    parser.add_argument("--preset", default="bert_mini")
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
-    results = {"reader": bench_reader, "plan": bench_plan, "wait": bench_wait}[args.mode](args)
-    if args.json:
-        args.json.write_text(json.dumps(results, indent=1))
+def render(report: dict[str, Any]) -> list[str]:
+    """A line per result."""
+
+    def text(value: Any) -> str:
+        return (
+            harness.show(value, ".3g")
+            if isinstance(value, dict)
+            else f"{value:.4g}"
+            if isinstance(value, float)
+            else value
+        )
+
+    return [
+        harness.header(report),
+        *("  ".join(f"{name} {text(value)}" for name, value in result.items()) for result in report["results"]),
+    ]
+
+
+def flags(add: Callable[..., Any]) -> None:
+    """The command line."""
+    add("mode", choices=["reader", "plan", "wait"])
+    add("--corpus", action="append", default=[])
+    add("--formats", type=listed(one_of(*FORMATS)), default=FORMATS)
+    add("--seq-lens", type=listed(positive), default=[128, 512])
+    add("--rounds", type=positive, default=5)
+    add("--seconds", type=float, default=1.0)
+    add("--documents", type=positive, default=10_000_000)
+    add("--tokens", type=positive, default=2_000_000_000)
+    add("--preset", default="bert_mini")
+    add("--steps", type=positive, default=40)
+    add("--batch", type=positive, default=32)
+
+
+main = functools.partial(harness.run, __doc__, flags, measure, render)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -7,20 +7,16 @@ reported; reading the files and the first round, which compiles code and fills t
 """
 
 import argparse
-import json
+import functools
 import os
-import platform
-import statistics
-import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 # The library reads these when it first encodes.
 os.environ.update(RAYON_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+import harness
 import numpy as np
 import tokenizers
 
@@ -29,77 +25,61 @@ from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.tokenizers.wordpiece import FastWordPiece
 
 
-def read_sentences(files: Sequence[Path]) -> list[str]:
-    """Lines of the files; invalid UTF-8 is replaced."""
-    missing = [str(file) for file in files if not file.is_file()]
-    if missing:
-        raise UserError(f"--source: no such file: {', '.join(missing)}")
-    return [line for file in files for line in file.read_text(encoding="utf-8", errors="replace").split("\n")]
-
-
-def measure(library: tokenizers.Tokenizer, sentences: list[str], rounds: int) -> dict[str, Any]:
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Time both encoders on the same sentences and compare all ids.
 
     Raises:
-      UserError: bert_jax's encoder does not support the tokenizer.
+      UserError: a file is missing, bert_jax's encoder does not support the tokenizer, or ids differ.
     """
+    if missing := [str(file) for file in options.source if not file.is_file()]:
+        raise UserError(f"--source: no such file: {', '.join(missing)}")
+    texts = [file.read_text(encoding="utf-8", errors="replace") for file in options.source]
+    sentences = [line for text in texts for line in text.split("\n")]
+    library = tokenizers.Tokenizer.from_str(Tokenizer.load(options.tokenizer).to_json())
+    library.encode_special_tokens = True
     fast = FastWordPiece.from_tokenizer(library)
     if fast is None:
         raise UserError("--tokenizer: not BERT's WordPiece, so it has no compiled encoder; give a BERT vocab.txt")
-    megabytes = sum(len(sentence.encode()) for sentence in sentences) / 1e6
+
+    def encode_with_library() -> list[tokenizers.Encoding]:
+        return library.encode_batch_fast(sentences, add_special_tokens=False)
+
     ids, lengths = fast.encode(sentences)
-    expected = [encoding.ids for encoding in library.encode_batch_fast(sentences, add_special_tokens=False)]
-    identical = lengths.tolist() == [len(part) for part in expected] and np.array_equal(
-        ids, np.array([i for part in expected for i in part], np.uint32)
-    )
-    seconds: dict[str, list[float]] = {"ours": [], "library": []}
-    for _ in range(rounds):
-        start = time.perf_counter()
-        fast.encode(sentences)
-        seconds["ours"].append(time.perf_counter() - start)
-        start = time.perf_counter()
-        library.encode_batch_fast(sentences, add_special_tokens=False)
-        seconds["library"].append(time.perf_counter() - start)
-    speeds = {name: megabytes / statistics.median(times) for name, times in seconds.items()}
+    expected = [encoding.ids for encoding in encode_with_library()]
+    identical = lengths.tolist() == list(map(len, expected)) and ids.tolist() == list(np.concatenate(expected))
+    if not identical:
+        raise UserError("--source: the ids of the two encoders differ, so speeds are not comparable")
+    sides = {"bert_jax": lambda: fast.encode(sentences), "library": encode_with_library}
+    timings = {name: lambda side=side: harness.timed(side)[1]["seconds"] for name, side in sides.items()}
+    seconds = harness.interleave(timings, options.rounds)
+    megabytes = sum(len(sentence.encode()) for sentence in sentences) / 1e6
     return {
         "megabytes": megabytes,
         "sentences": len(sentences),
         "tokens": len(ids),
-        "identical_ids": identical,
-        "megabytes_per_second": speeds,
-        "ratio": speeds["ours"] / speeds["library"],
+        "megabytes_per_second": {name: megabytes / harness.spread(times)["median"] for name, times in seconds.items()},
+        "ratio": harness.ratio(seconds["library"], seconds["bert_jax"]),
         "seconds": seconds,
-        "tokenizers": tokenizers.__version__,
-        "machine": {"processor": platform.machine(), "cores": os.cpu_count(), "load": os.getloadavg()},
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print a report; returns 1 if ids differ, 2 for a user error."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokenizer", required=True, help="vocab.txt, tokenizer.json or a directory with one")
-    parser.add_argument("--source", nargs="+", type=Path, required=True, help="text files")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="write all measurements there")
-    options = parser.parse_args(arguments)
-    try:
-        if options.rounds < 1:
-            raise UserError(f"--rounds {options.rounds}: must be at least 1")
-        library = tokenizers.Tokenizer.from_str(Tokenizer.load(options.tokenizer).to_json())
-        library.encode_special_tokens = True
-        report = measure(library, read_sentences(options.source), options.rounds)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    speeds = report["megabytes_per_second"]
-    print(f"{report['megabytes']:.1f} MB, {report['sentences']} sentences, {report['tokens']} tokens, one core each")
-    print(f"bert_jax {speeds['ours']:8.1f} MB/s")
-    print(f"library  {speeds['library']:8.1f} MB/s   ids {'identical' if report['identical_ids'] else 'DIFFER'}")
-    print(f"ratio    {report['ratio']:8.1f}       load {report['machine']['load'][0]:.1f} on {os.cpu_count()} cores")
-    if options.json:
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
-    return 0 if report["identical_ids"] else 1
+def render(report: dict[str, Any]) -> list[str]:
+    """Speeds and their ratio."""
+    sizes = f"{report['megabytes']:.1f} MB, {report['sentences']} sentences, {report['tokens']} tokens"
+    speeds = [f"{name:9}{speed:8.1f} MB/s" for name, speed in report["megabytes_per_second"].items()]
+    lines = [f"{harness.header(report)}; {sizes}, one core each, identical ids", *speeds]
+    return [*lines, f"ratio    {harness.show(report['ratio'], '.1f')}"]
+
+
+def flags(add: Callable[..., Any]) -> None:
+    """The command line."""
+    add("--tokenizer", required=True, help="vocab.txt, tokenizer.json or a directory with one")
+    add("--source", nargs="+", type=Path, required=True, help="text files")
+    add("--rounds", type=harness.positive, default=5)
+
+
+main = functools.partial(harness.run, __doc__, flags, measure, render)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -17,29 +17,22 @@ Needs jax, flax, optax, numpy and scipy.
 
 import argparse
 import dataclasses
-import os
+import functools
 import statistics
-import sys
-import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
-ROOT = Path(__file__).resolve().parents[2]
-# Run as a script from a clone, nothing needs to be installed.
-sys.path[:0] = [path for path in (str(ROOT), str(ROOT / "scripts" / "benchmarks")) if path not in sys.path]
+import harness
+import jax
+import jax.numpy as jnp
+import numpy as np
+from harness import listed, one_of, positive
+from scipy.optimize import lsq_linear
+from train_step import PRESETS, Case, TrainStep, config_of
 
-import jax  # noqa: E402
-import jax.numpy as jnp  # noqa: E402
-import numpy as np  # noqa: E402
-from bench import PRESETS, Case  # noqa: E402
-from bench_bert_jax import BertJaxStep, describe_device  # noqa: E402
-from bench_command import positive, stamped, write  # noqa: E402
-from scipy.optimize import lsq_linear  # noqa: E402
-
-from bert_jax.chips import CPU, Chip, Efficiency, Sizes, chip_of  # noqa: E402
-from bert_jax.model.layers import DropoutKey, dropout, gelu  # noqa: E402
-from bert_jax.planning.roofline import ACTIVATION_OPS, HASH_OPS, predict  # noqa: E402
+from bert_jax.chips import CPU, Chip, Efficiency, Sizes, chip_of
+from bert_jax.model.layers import DropoutKey, dropout, gelu
+from bert_jax.planning.roofline import ACTIVATION_OPS, HASH_OPS, predict
 
 TARGET = 0.25
 """Largest accepted deviation of predicted / measured from 1."""
@@ -72,8 +65,6 @@ VECTOR_ELEMENTS = 2**20
 CALLS = 6
 """Calls per measurement of a rate."""
 RATES = ("peak_flops", "vector_ops", "memory_bandwidth")
-
-
 CLOCKS = ("clock", "cpu")
 Chips = dict[str, Chip]
 """Measured machine, by clock."""
@@ -90,13 +81,8 @@ class Sample(NamedTuple):
 
 def timed(call: Callable[[], Any], times: int) -> dict[str, float]:
     """Seconds per call over several queued calls, until the last result is ready."""
-    threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    start = time.perf_counter(), time.process_time()
-    for _ in range(times):
-        result = call()
-    jax.block_until_ready(result)
-    clock, cpu = time.perf_counter() - start[0], time.process_time() - start[1]
-    return {"clock": clock / times, "cpu": cpu / threads / times}
+    _, timing = harness.timed(lambda: jax.block_until_ready([call() for _ in range(times)][-1]), times)
+    return {"clock": timing["seconds"], "cpu": timing["cpu"] / len(harness.usable_cores())}
 
 
 class Machine:
@@ -169,18 +155,21 @@ def measure(
     """Config and samples of every case; the cases are sampled in turn."""
     steps = []
     for case in cases:
-        step = BertJaxStep(case, 1)
+        step = TrainStep(config_of(case))
         step.run(1)
-        steps.append((step, max(1, round(seconds / step.run(1))), []))
-        print(f"compiled {name_of(case)}", file=sys.stderr, flush=True)
-    for _ in range(rounds):
-        for step, count, samples in steps:
-            before = sample()
-            taken = timed(lambda step=step, count=count: step.run(count), 1)
-            after = sample()
-            chips = {clock: _between(before[clock], after[clock]) for clock in before}
-            samples.append(Sample({clock: taken[clock] / count for clock in before}, chips))
-    return [(step.config, samples) for step, _, samples in steps]
+        steps.append((step, max(1, round(seconds / step.run(1)))))
+        harness.progress(f"compiled {name_of(case)}")
+
+    def take(step: TrainStep, count: int) -> Sample:
+        before = sample()
+        taken = timed(lambda: step.run(count), 1)
+        after = sample()
+        chips = {clock: _between(before[clock], after[clock]) for clock in before}
+        return Sample({clock: taken[clock] / count for clock in before}, chips)
+
+    sides = {str(i): functools.partial(take, step, count) for i, (step, count) in enumerate(steps)}
+    samples = harness.interleave(sides, rounds).values()
+    return [(config_of(case), of) for case, of in zip(cases, samples, strict=True)]
 
 
 def _between(before: Chip, after: Chip) -> Chip:
@@ -224,52 +213,55 @@ def fit(cases: Sequence[Case], measured: Sequence[tuple[Any, Sequence[Sample]]])
     return Efficiency(*(float(1 / share) if share > 0 else float("inf") for share in shares))
 
 
-def report(results: Sequence[dict[str, Any]], clocks: Sequence[str]) -> None:
-    """Print the table, and the number of checked cases within TARGET."""
-    columns = " | ".join(f"seconds, {clock} | predicted / measured, {clock}" for clock in clocks)
-    print(f"| case | role | {columns} | bound |\n|---|---|{'---|---|' * len(clocks)}---|")
-    for line in results:
-        cells = " | ".join(f"{line[clock]['measured']:.3f} | {line[clock]['ratio']:.2f}" for clock in clocks)
-        print(f"| {line['case']} | {line['role']} | {cells} | {line[clocks[-1]]['bound']} |")
-    for clock in clocks:
-        off = [abs(line[clock]["ratio"] - 1) for line in results if line["role"] == "checked"]
-        within = sum(value <= TARGET for value in off)
-        largest = f"largest deviation: {max(off, default=0):.0%}"
-        print(f"{clock}: checked cases within {TARGET:.0%}: {within} of {len(off)}; {largest}")
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Measure, print the table, and write the report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=positive, default=5)
-    parser.add_argument("--seconds", type=float, default=0.5, help="seconds of steps per sample")
-    parser.add_argument("--presets", default=",".join(PRESETS), help="only cases of these presets")
-    parser.add_argument("--fit", action="store_true", help="also print efficiencies that fit this run's fitting cases")
-    parser.add_argument("--json", type=Path, help="write all measurements here")
-    options = parser.parse_args(arguments)
-    wanted = set(options.presets.split(","))
-    fitted, checked = ([case for case in cases if case.preset in wanted] for cases in (FITTED, CHECKED))
+def measure_all(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure the cases of the presets, and judge each."""
+    fitted, checked = ([case for case in cases if case.preset in options.presets] for cases in (FITTED, CHECKED))
     known = chip_of(jax.devices()[0].device_kind)
     sample = (lambda: {"clock": known}) if known else Machine().sample
     cases = fitted + checked
     measured = measure(cases, options.rounds, options.seconds, sample)
-    results = [
-        judge(case, *one) | {"role": "fitted" if case in fitted and not known else "checked"}
-        for case, one in zip(cases, measured, strict=True)
-    ]
-    report(results, CLOCKS[:1] if known else CLOCKS)
-    if options.fit and not known:
-        print(fit(fitted, measured[: len(fitted)]))
-    about = stamped(describe_device(1), "calibrate_roofline", arguments)
     samples = [sample for _, samples in measured for sample in samples]
-    about["rates"] = {
+    rates = {
         f"{rate}, {clock}": statistics.median(getattr(sample.chips[clock], rate) for sample in samples)
         for rate in RATES
         for clock in samples[0].chips
     }
-    print("; ".join(f"{name} {value:.3g}" for name, value in about["rates"].items()))
-    write(about | {"cases": results}, options.json)
+    results = [
+        judge(case, *one) | {"role": "fitted" if case in fitted and not known else "checked"}
+        for case, one in zip(cases, measured, strict=True)
+    ]
+    efficiencies = fit(fitted, measured[: len(fitted)])._asdict() if options.fit and not known else None
+    return {"clocks": list(samples[0].chips), "rates": rates, "cases": results, "fit": efficiencies}
+
+
+def render(report: dict[str, Any]) -> list[str]:
+    """The table, the number of checked cases within TARGET, and the rates."""
+    clocks = report["clocks"]
+    columns = " | ".join(f"seconds, {clock} | predicted / measured, {clock}" for clock in clocks)
+    lines = [f"| case | role | {columns} | bound |", f"|---|---|{'---|---|' * len(clocks)}---|"]
+    for case in report["cases"]:
+        cells = " | ".join(f"{case[clock]['measured']:.3f} | {case[clock]['ratio']:.2f}" for clock in clocks)
+        lines.append(f"| {case['case']} | {case['role']} | {cells} | {case[clocks[-1]]['bound']} |")
+    for clock in clocks:
+        off = [abs(case[clock]["ratio"] - 1) for case in report["cases"] if case["role"] == "checked"]
+        within = sum(value <= TARGET for value in off)
+        largest = f"largest deviation: {max(off, default=0):.0%}"
+        lines.append(f"{clock}: checked cases within {TARGET:.0%}: {within} of {len(off)}; {largest}")
+    if report["fit"]:
+        lines.append("efficiencies that fit: " + ", ".join(f"{name} {x:.3g}" for name, x in report["fit"].items()))
+    return [*lines, "; ".join(f"{name} {value:.3g}" for name, value in report["rates"].items())]
+
+
+def flags(add: Callable[..., Any]) -> None:
+    """The command line."""
+    add("--rounds", type=positive, default=5)
+    add("--seconds", type=float, default=0.5, help="seconds of steps per sample")
+    add("--presets", type=listed(one_of(*PRESETS)), default=list(PRESETS), help="only cases of these presets")
+    add("--fit", action="store_true", help="also print efficiencies that fit this run's fitting cases")
+
+
+main = functools.partial(harness.run, __doc__, flags, measure_all, render)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    raise SystemExit(main())

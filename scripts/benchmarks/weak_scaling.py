@@ -9,21 +9,19 @@ divided by the step time.
 
 import argparse
 import dataclasses
-import sys
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-# Run as a script from a clone, nothing needs to be installed.
-sys.path[:0] = [path for path in (str(ROOT), str(ROOT / "scripts" / "benchmarks")) if path not in sys.path]
+import harness
+from harness import listed, one_of, positive
 
-from bench_command import positive, stamped, write  # noqa: E402
-
-from bert_jax.chips import CHIPS, Sizes, slices_for  # noqa: E402
-from bert_jax.config import Config  # noqa: E402
-from bert_jax.config.presets import load_config  # noqa: E402
-from bert_jax.planning.roofline import Prediction, predict  # noqa: E402
+from bert_jax.chips import CHIPS, Sizes, slices_for
+from bert_jax.config import Config
+from bert_jax.config.presets import load_config
+from bert_jax.errors import UserError
+from bert_jax.planning.roofline import Prediction, predict
 
 COUNTS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 LINKS = ("data", "fsdp", "tensor", "network")
@@ -62,16 +60,17 @@ def scale(config: Config, phase: int, chip: str, rows: int, micro_batch: int) ->
     return lines
 
 
-def show(lines: Sequence[dict[str, Any]]) -> None:
-    """Print the table."""
-    print("| chip | chips | slices | rows/chip | ms/step | links, ms | network, ms | efficiency | MFU | bound |")
-    print("|---|---|---|---|---|---|---|---|---|---|")
-    for line in lines:
+def render(report: dict[str, Any]) -> list[str]:
+    """The table."""
+    head = "| chip | chips | slices | rows/chip | ms/step | links, ms | network, ms | efficiency | MFU | bound |"
+    table = [head, f"|{'---|' * (head.count('|') - 1)}"]
+    for line in report["lines"]:
         times = " | ".join(f"{1e3 * line[kind]:.1f}" for kind in ("step_seconds", "links", "network"))
-        print(
+        table.append(
             f"| {line['chip']} | {line['chips']:,} | {line['slices']} | {line['rows']} | {times} | "
             f"{line['efficiency']:.1%} | {line['mfu']:.1%} | {line['bound']} |"
         )
+    return table
 
 
 def draw(lines: Sequence[dict[str, Any]], title: str, path: Path) -> None:
@@ -103,42 +102,37 @@ def draw(lines: Sequence[dict[str, Any]], title: str, path: Path) -> None:
     plt.close(figure)
 
 
-def numbers(text: str) -> list[int]:
-    """Parse comma-separated positive integers, for argparse."""
-    return [positive(part) for part in text.split(",")]
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Predict, print the table, plot it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", default="bert_large_lamb")
-    parser.add_argument("--phase", type=int, default=1)
-    parser.add_argument("--chips", default="v5e,v5p,v6e", help=f"of {', '.join(CHIPS)}")
-    parser.add_argument("--rows", type=numbers, default=[16, 128], help="rows per chip and step")
-    parser.add_argument("--micro-batch", type=positive, default=4, help="rows of a micro-batch")
-    parser.add_argument("--plot", type=Path, help="write a PNG here")
-    parser.add_argument("--json", type=Path, help="write all predictions here")
-    options = parser.parse_args(arguments)
-    chips = options.chips.split(",")
-    if unknown := sorted(set(chips) - set(CHIPS)):
-        parser.error(f"--chips {', '.join(unknown)}: known are {', '.join(CHIPS)}")
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Predict all lines of the table, and plot them."""
     if uneven := [rows for rows in options.rows if rows % options.micro_batch]:
-        parser.error(f"--rows {uneven[0]} is not divisible by --micro-batch {options.micro_batch}")
+        raise UserError(f"--rows {uneven[0]} is not divisible by --micro-batch {options.micro_batch}")
     config = load_config(options.preset)
     if not 0 <= options.phase < len(config.phases):
-        parser.error(f"--phase {options.phase}: {config.name} has {len(config.phases)}, counted from 0")
+        raise UserError(f"--phase {options.phase}: {config.name} has {len(config.phases)}, counted from 0")
     lines = [
         line
-        for chip in chips
+        for chip in options.chips
         for rows in options.rows
         for line in scale(config, options.phase, chip, rows, options.micro_batch)
     ]
-    show(lines)
     if options.plot:
         seq_len = config.phases[options.phase].seq_len
         draw(lines, f"Model, not measured: weak scaling of {config.name}, {seq_len} tokens per row", options.plot)
-    write(stamped({"lines": lines}, "weak_scaling", arguments), options.json)
+    return {"lines": lines}
+
+
+def flags(add: Callable[..., Any]) -> None:
+    """The command line."""
+    add("--preset", default="bert_large_lamb")
+    add("--phase", type=int, default=1)
+    add("--chips", type=listed(one_of(*CHIPS)), default=["v5e", "v5p", "v6e"], help=f"of {', '.join(CHIPS)}")
+    add("--rows", type=listed(positive), default=[16, 128], help="rows per chip and step")
+    add("--micro-batch", type=positive, default=4, help="rows of a micro-batch")
+    add("--plot", type=Path, help="write a PNG here")
+
+
+main = functools.partial(harness.run, __doc__, flags, measure, render)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    raise SystemExit(main())

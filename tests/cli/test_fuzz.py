@@ -9,7 +9,6 @@ import io
 import json
 import os
 import pathlib
-import re
 import shlex
 
 import pytest
@@ -21,6 +20,7 @@ from bert_jax.cli import main as cli
 from bert_jax.config import presets
 from bert_jax.errors import UserError
 from bert_jax.training.run_directory import workdir
+from tests.cli.test_flags import ARGUMENTS, flags_of
 
 fuzz = settings(
     max_examples=int(os.environ.get("BERT_JAX_FUZZ_EXAMPLES", "20")),
@@ -42,25 +42,9 @@ VALUES = st.one_of(
 )
 EXCLUDED = ("--plot", "--cluster.process", "--compilation-cache", "--help", "--help-all", "--topology")
 """Flags that write to other places, wait for other processes, change this process, or compile."""
-POSITIONALS = {"evaluate": ["nowhere"], "fill-mask": ["nowhere", "a [MASK]"], "convert": ["nowhere", "new"]}
-REQUIRED = {
-    "pretrain": ["--corpus", "nowhere", "--workdir", "new"],
-    "doctor": ["--corpus", "nowhere"],
-    "evaluate": ["--corpus", "nowhere"],
-    "plan": ["--topology", "here"],
-}
-
-
-def flags_of(command: str) -> list[str]:
-    shown = io.StringIO()
-    with contextlib.redirect_stdout(shown):
-        assert cli.main([command, "--help-all"]) == 0
-    lines = re.findall(r"^  (--?[a-z].*)$", shown.getvalue(), re.MULTILINE)
-    return [flag for line in lines for flag in re.findall(r"--[\w.-]+", line) if flag not in EXCLUDED]
-
-
-FLAGS = {command: flags_of(command) for command in cli.COMMANDS if command != "launch"}  # launch writes to given paths
+FLAGS = {command: [n for flag in flags_of(command) for n in flag.names if n not in EXCLUDED] for command in ARGUMENTS}
 ALL_FLAGS = [flag for flags in FLAGS.values() for flag in flags]
+CONFIGS = st.sampled_from(["bert_tiny", "bert_base", "modern_base"])
 
 
 @st.composite
@@ -74,9 +58,9 @@ def command_lines(draw) -> list[str]:
     for _ in range(draw(st.integers(0, 3))):
         flag, values = draw(names), draw(st.lists(value, min_size=1, max_size=1) | st.lists(value, max_size=2))
         words += [f"{flag}={values[0]}", *values[1:]] if values and draw(st.booleans()) else [flag, *values]
-    config = st.sampled_from(["bert_tiny", "bert_base", "modern_base"]) | VALUES
-    first = POSITIONALS.get(command) or [draw(config)]
-    return [command, *first, *draw(st.sampled_from([REQUIRED.get(command, []), []])), *words]
+    first, *required = ARGUMENTS[command]
+    first = draw(CONFIGS | VALUES) if first == "bert_base" else first
+    return [command, first, *draw(st.sampled_from([required, required[:1]])), *words]
 
 
 def outcome(arguments: list[str]) -> int:
@@ -181,13 +165,3 @@ def test_a_config_file_that_makes_its_config_from_json(tree):
     source += "config = lambda: from_dict(json.loads(pathlib.Path('mine.json').read_text())['config'])\n"
     pathlib.Path("mine.py").write_text(source)
     outcome(["schedule", "mine.py", "--json"])
-
-
-SOURCE = presets.preset_files()["bert_large_mlperf"].read_text()
-
-
-@fuzz
-@given(st.builds(mangled, st.just(SOURCE), st.integers(0, 10**6), st.integers(0, 8), VALUES))
-def test_the_source_of_a_config(source):
-    pathlib.Path("mine.py").write_bytes(source.encode(errors="surrogateescape"))
-    outcome(["schedule", "mine.py"])

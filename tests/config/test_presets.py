@@ -23,8 +23,8 @@ from bert_jax.training.optimizers.param_rules import param_rules
 from bert_jax.training.optimizers.schedules import learning_rate
 from bert_jax.training.param_paths import name_leaves
 from bert_jax.training.pretraining_task import Pretraining
+from bert_jax.training.programs import Programs
 from bert_jax.training.sharding import state_shardings
-from bert_jax.training.state import abstract_state
 from tests.objectives.masking_batches import VOCABULARY, make_batch
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -110,7 +110,7 @@ def test_states_on_a_mesh(name):
     """Shapes and shardings of the whole state, in every phase: tables have a rule for every array."""
     config = presets.load_config(name)
     for phase in range(len(config.phases)):
-        state = abstract_state(Pretraining(config, VOCABULARY).at(phase), mesh(2, 2, 2))
+        state = Programs(Pretraining(config, VOCABULARY), mesh(2, 2, 2)).abstract_state(phase)
         specs = {path: leaf.sharding.spec for path, leaf in name_leaves(state.params).items()}
         split = {axis for spec in specs.values() for axis in spec}
         assert split >= {"fsdp", "tensor"} and "fsdp" in specs["encoder/embeddings/word"]

@@ -18,7 +18,7 @@ from bert_jax.inference import loaded_model
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training import pretraining
 from bert_jax.training.param_paths import name_leaves
-from bert_jax.training.stacking import repeat_layers
+from bert_jax.training.state import repeat_layers
 
 pretrain = functools.partial(pretraining.pretrain, load_initial_params=load_initial_params)
 
@@ -112,7 +112,6 @@ def test_what_a_run_started_from_is_not_needed_again(tiny_config, tiny_corpus, t
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("bert_jax.training.loop.adapt_state_to_phase", die)
         patch.setattr("bert_jax.training.reporter.Reporter.add_step", die)
         with pytest.raises(Killed):
             pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")

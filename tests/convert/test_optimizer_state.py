@@ -22,10 +22,11 @@ from bert_jax.errors import UserError
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training import pretraining
 from bert_jax.training.divergence import init_divergence_state
+from bert_jax.training.programs import Programs
 from bert_jax.training.run_directory.checkpoint import Checkpoints, checkpoint_directory
 from bert_jax.training.sharding import make_mesh, put_rows
-from bert_jax.training.state import Moments, abstract_state, state_from_initial
-from bert_jax.training.step import make_train_step, put_step_inputs
+from bert_jax.training.state import Moments
+from bert_jax.training.step import put_step_inputs
 
 pretrain = functools.partial(pretraining.pretrain, load_initial_params=load_initial_params)
 
@@ -123,12 +124,13 @@ def test_the_first_update_is_that_of_the_run_continued(made, tiny_config, tiny_c
     """One update of the same batch, on the state of the run's own checkpoint and on what each source starts with."""
     task = pretraining.open_task(tiny_config, [CorpusWeight(tiny_corpus)])
     mesh = make_mesh(tiny_config.mesh, jax.devices()[:1])
+    programs = Programs(task, mesh)
     with Checkpoints(checkpoint_directory(made["run"]), 2) as checkpoints:
-        continued, about = checkpoints.restore(lambda about: abstract_state(task, mesh))
+        continued, about = checkpoints.restore(lambda about: programs.abstract_state(0))
     assert about["phase"] == 0 and int(continued.step) == tiny_config.total_steps
     batch = put_rows(task.train.batch(task.train.resolve_cursor(Cursor())), mesh, 8)
-    update = make_train_step(task, mesh, 1)
-    shardings = jax.tree.map(lambda x: x.sharding, abstract_state(task, mesh))
+    update = programs.train_step(0, 1)
+    shardings = jax.tree.map(lambda x: x.sharding, programs.abstract_state(0))
 
     def after(state):
         """Its next update, with dropout and masks of update 8 whatever it counts itself."""
@@ -142,11 +144,11 @@ def test_the_first_update_is_that_of_the_run_continued(made, tiny_config, tiny_c
     assert int(expected.optimizer.count) == 9
     for name in WITH_MOMENTS:
         config = starting(tiny_config, made[name])
-        found = after(state_from_initial(task, mesh, load_initial_params(config, Tokenizer.load(tiny_corpus))))
+        found = after(programs.state_from_initial(load_initial_params(config, Tokenizer.load(tiny_corpus))))
         jax.tree.map(np.testing.assert_array_equal, found.params, expected.params)
         jax.tree.map(np.testing.assert_array_equal, found.optimizer, expected.optimizer)
     config = starting(tiny_config, made["native"], "new")
-    found = after(state_from_initial(task, mesh, load_initial_params(config, Tokenizer.load(tiny_corpus))))
+    found = after(programs.state_from_initial(load_initial_params(config, Tokenizer.load(tiny_corpus))))
     assert int(found.optimizer.count) == 1
     distances = [
         np.abs(one - two).max()

@@ -1,6 +1,5 @@
 """`bert-data inspect`: every figure against a plain count, and the three forms it is shown in."""
 
-import argparse
 import itertools
 import json
 import re
@@ -13,9 +12,10 @@ from hypothesis import strategies as st
 
 from bert_jax.data.corpus import Corpus
 from bert_jax.errors import UserError
+from bert_jax.flags import parse
 from bert_jax.report import Bars, Bin, Histogram, Section, html, text
 from bert_jax.tokenizers.tokenizer import SPECIAL_TOKENS, wordpiece
-from data_prep.cli import inspect_corpus
+from data_prep.cli.inspect_corpus import Inspect
 from data_prep.inspection import report, statistics
 from data_prep.inspection.statistics import LengthHistogram, measure_corpus, weight_corpora
 from tests.corpus_writer import CorpusWriter
@@ -72,10 +72,7 @@ def small(tmp_path_factory):
 
 
 def inspect(*arguments):
-    parser = argparse.ArgumentParser()
-    inspect_corpus.add_parser(parser.add_subparsers())
-    parsed = parser.parse_args(["inspect", *map(str, arguments)])
-    parsed.command(parsed)
+    parse(Inspect, list(map(str, arguments)), "bert-data inspect").run()
 
 
 def as_json(capsys, *arguments):

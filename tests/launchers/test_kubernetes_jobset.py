@@ -120,13 +120,13 @@ def test_gpu_pods_have_the_flags_of_one_cluster(make_jobset):
     for index in range(4):
         program, command, *words = container_command(jobset, index)
         assert (program, command) == ("bert-jax", "pretrain")
-        config, args = cli._parse_config_command(cli.Pretrain, words, "pretrain")
+        args = cli.parse("pretrain", words)
         info = cluster_detection.detect(args.cluster)
         assert info.coordinator_host == f"{name}-{job['name']}-0-0.{name}" and (
             info.process_index,
             info.process_count,
         ) == (index, 4)
-        assert str(args.workdir) == "/data/runs/first" and config.phases[0].steps == 7
+        assert str(args.workdir) == "/data/runs/first" and args.config.phases[0].steps == 7
     assert pod_of(jobset)["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": 8}
 
 

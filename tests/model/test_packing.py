@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.config import ModelConfig
+from bert_jax.config import ModelConfig, ObjectiveConfig
 from bert_jax.model import bert
 from bert_jax.model.encoder import EncoderInputs
 from bert_jax.model.heads import Heads, gather_positions, score_labels
-from bert_jax.objectives.losses import TOKEN_METRICS, add_next_token_targets, pretraining_sums
+from bert_jax.objectives.causal_lm import add_next_token_targets
+from bert_jax.objectives.objectives import active_objectives, pretraining_sums
 from tests.model.toy import BERT, parameters
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -128,8 +129,12 @@ def test_losses_are_those_of_the_examples_alone(config):
     assert (np.abs(mixed[0, 1:3] / packed[0, 1:3] - 1) > 1e-3).all()
     # The losses above equal the training losses.
     batch = make_rows(config.direction)
-    sums = pretraining_sums(bert.merge_params(config, Heads(pair=True), parameters(config)), batch, None)
-    total = sums[f"{TOKEN_METRICS[config.direction]}_loss"].sum + sums["pair_loss"].sum
+    model, objectives = (
+        bert.merge_params(config, Heads(pair=True), parameters(config)),
+        active_objectives(config, ObjectiveConfig()),
+    )
+    sums = pretraining_sums(objectives, model, batch, None)
+    total = sum(sums[f"{name}_loss"].sum for name in objectives)
     np.testing.assert_allclose(packed.sum(), total, rtol=1e-5)
 
 

@@ -8,7 +8,9 @@ import pytest
 from bert_jax.planning.hlo import bytes_by_kind, parse_collectives
 from tests.multi_device.exchanges import gradients_sent, table_gathers
 
-ADAMW = ["one/8", "data8", "data8/8", "fsdp8", "fsdp8/8", "cube", "cube/8"]
+pytestmark = pytest.mark.slow
+
+MESHES = ["data8", "data8/8", "fsdp8", "fsdp8/8", "cube/8"]
 # Of the worker's model.
 VOCAB, WIDTH, ACCUMULATION = 512, 128, 8
 
@@ -39,35 +41,27 @@ def test_parameters_really_are_sharded(cases):
     assert cases["one"]["word_shard"] == [512, 128]
     assert cases["data8"]["word_shard"] == [512, 128]
     assert cases["fsdp8"]["word_shard"] == [512, 16]
-    assert cases["cube"]["word_shard"] == [256, 64]
-    assert cases["cube"]["up_shard"] == [2, 64, 128]
+    assert cases["cube/8"]["word_shard"] == [256, 64]
+    assert cases["cube/8"]["up_shard"] == [2, 64, 128]
     # Norms and biases stay whole; they are a few per cent of this small model.
     total = cases["one"]["bytes_total"]
     assert cases["fsdp8"]["bytes_per_device"] < 1.25 * total / 8
-    assert cases["cube"]["bytes_per_device"] < 1.25 * total / 4
+    assert cases["cube/8"]["bytes_per_device"] < 1.25 * total / 4
 
 
 def test_programs_differ(cases):
     """Otherwise their agreement would mean nothing."""
     assert not parse_collectives(cases["one"]["hlo"])
-    for name in ("data8", "fsdp8", "cube"):
+    for name in ("data8", "fsdp8", "cube/8"):
         assert sum(bytes_by_kind(parse_collectives(cases[name]["hlo"])).values()) > 1_000_000
-    assert "known_trip_count" in cases["one/8"]["hlo"]
+    assert "known_trip_count" in cases["data8/8"]["hlo"]
 
 
-@pytest.mark.parametrize("name", ADAMW)
+@pytest.mark.parametrize("name", MESHES)
 def test_training_agrees_with_one_device(cases, name):
     reference, other = np.array(cases["one"]["losses"]), np.array(cases[name]["losses"])
     assert abs(other[0] - reference[0]) <= 1e-6 * abs(reference[0])
     assert cases[name]["gradient_distance"] <= 1e-5
-    np.testing.assert_allclose(other, reference, rtol=1e-4)
-
-
-def test_lamb_agrees_with_one_device(cases):
-    reference, other = np.array(cases["lamb one"]["losses"]), np.array(cases["lamb cube"]["losses"])
-    assert np.abs(reference - cases["one"]["losses"]).max() > 1e-3, "LAMB trains like AdamW"
-    assert abs(other[0] - reference[0]) <= 1e-6 * abs(reference[0])
-    assert cases["lamb cube"]["gradient_distance"] <= 1e-5
     np.testing.assert_allclose(other, reference, rtol=1e-4)
 
 
@@ -110,7 +104,7 @@ def test_gradients_cross_devices_once(exchanges, parameters, name):
         assert gradients_sent(exchanges[control]) > 1.05 * 8 * parameters
 
 
-@pytest.mark.parametrize("name", ["data8", f"data8/{ACCUMULATION}", "cube", f"cube/{ACCUMULATION}"])
+@pytest.mark.parametrize("name", ["data8", f"data8/{ACCUMULATION}", f"cube/{ACCUMULATION}"])
 def test_the_embedding_table_is_not_gathered(exchanges, name):
     """On a cube, only a device's half of the vocabulary is gathered, over fsdp."""
     assert not table_gathers(exchanges[name], VOCAB, WIDTH)

@@ -15,7 +15,6 @@ LAMB = {"name": "lamb", "weight_decay": 0.1}
 CASES = {
     # name: (config, whether a parameter is frozen)
     "adamw": ({"weight_decay": 0.1}, False),
-    "paper": (LAMB | {"lamb_flavour": "paper"}, False),
     "google": (LAMB | {"lamb_flavour": "google"}, False),
     "nvidia, bounds, frozen": (LAMB | {"min_trust_ratio": 1.5, "max_trust_ratio": 4.0}, True),
 }

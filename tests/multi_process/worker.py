@@ -115,18 +115,18 @@ def train(task, accumulation: int) -> dict[str, np.ndarray]:
     import jax
 
     from bert_jax.data.cursor import Cursor
-    from bert_jax.training.compiled_steps import make_evaluator
-    from bert_jax.training.loop import checked_mesh
+    from bert_jax.training.loop import check_run
     from bert_jax.training.optimizers.schedules import learning_rate_at
     from bert_jax.training.param_paths import name_leaves
-    from bert_jax.training.sharding import put_rows
-    from bert_jax.training.state import init_state
-    from bert_jax.training.step import make_train_step, put_step_inputs
+    from bert_jax.training.programs import Programs
+    from bert_jax.training.sharding import make_mesh, put_rows
+    from bert_jax.training.step import put_step_inputs
 
-    mesh = checked_mesh(task)
-    state, step = init_state(task, mesh), make_train_step(task, mesh, accumulation)
-    evaluate = make_evaluator(task, mesh)
-    found = {f"before/{name}": np.array(value) for name, value in evaluate(state.params).items()}
+    programs = Programs(task, make_mesh(task.config.mesh))
+    mesh = programs.mesh
+    check_run(programs, jax.process_count())
+    state, step = programs.init_state(), programs.train_step(0, accumulation)
+    found = {f"before/{name}": np.array(value) for name, value in programs.evaluate(state.params, 0).items()}
     found["losses"] = []
     for rows, size, following in task.batches(Cursor()):
         batch = put_rows(rows, mesh, size)
@@ -142,7 +142,7 @@ def train(task, accumulation: int) -> dict[str, np.ndarray]:
             # After one update the first moment is a tenth of the clipped gradient.
             moments = name_leaves(jax.device_get(state.optimizer.mu))
             found |= {f"moment/{name}": np.asarray(value) for name, value in moments.items()}
-    return found | {f"after/{name}": np.array(value) for name, value in evaluate(state.params).items()}
+    return found | {f"after/{name}": np.array(value) for name, value in programs.evaluate(state.params, 0).items()}
 
 
 def refusals(process: int, processes: int, corpora: list[str]) -> dict[str, np.ndarray]:

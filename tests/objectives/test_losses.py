@@ -10,7 +10,7 @@ from bert_jax.config import ModelConfig, ObjectiveConfig
 from bert_jax.model import bert
 from bert_jax.model.encoder import EncoderInputs
 from bert_jax.model.heads import Heads
-from bert_jax.objectives.losses import loss_weights, pretraining_sums
+from bert_jax.objectives.objectives import active_objectives, pretraining_sums
 from tests.objectives.masking_batches import KEY, OBJECTIVE, VOCABULARY, make_batch, masked
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -28,7 +28,14 @@ def parameters(pair: bool):
 
 @jax.jit
 def sums_of(params, batch):
-    return pretraining_sums(bert.merge_params(CONFIG, Heads(pair="pair" in params), params), batch, None)
+    pair = "pair" in params
+    objectives = active_objectives(CONFIG, ObjectiveConfig(pair="nsp" if pair else "none"))
+    return pretraining_sums(objectives, bert.merge_params(CONFIG, Heads(pair=pair), params), batch, None)
+
+
+def loss_weights(batch, objective):
+    """By name of the objective."""
+    return {name: float(one.weight(batch)) for name, one in active_objectives(CONFIG, objective).items()}
 
 
 @jax.jit
@@ -65,14 +72,14 @@ def test_losses_are_sums_and_counts():
     np.testing.assert_allclose(sums["pair_loss"], (-picked[exists].sum(), 3), rtol=1e-5)
     np.testing.assert_allclose(sums["pair_accuracy"], ((pair.argmax(-1) == classes)[exists].sum(), 3))
     np.testing.assert_allclose(sums["pair_negatives"], (classes[exists].sum(), 3))
-    weights = jax.tree.map(float, loss_weights(batch, CONFIG, OBJECTIVE))
-    assert weights == {"mlm_loss": 9.0, "pair_loss": 3.0}
+    weights = loss_weights(batch, OBJECTIVE)
+    assert weights == {"mlm": 9.0, "pair": 3.0}
 
 
 def test_without_a_pair_objective_there_are_no_pair_terms():
     batch = masked(make_batch([[(1, 48)]], 48), KEY, OBJECTIVE, VOCABULARY)
     assert set(sums_of(parameters(False), batch)) == {"mlm_loss", "mlm_accuracy"}
-    assert set(loss_weights(batch, CONFIG, ObjectiveConfig(pair="none"))) == {"mlm_loss"}
+    assert set(loss_weights(batch, ObjectiveConfig(pair="none"))) == {"mlm"}
 
 
 def test_an_example_without_a_label_has_no_pair_loss():
@@ -87,7 +94,7 @@ def test_an_example_without_a_label_has_no_pair_loss():
         np.testing.assert_allclose(some[name], gone[name], rtol=1e-6)
     assert every["pair_loss"].sum > some["pair_loss"].sum + 0.1
     assert some["mlm_loss"] == every["mlm_loss"]
-    assert float(loss_weights(without, CONFIG, OBJECTIVE)["pair_loss"]) == 2.0
+    assert loss_weights(without, OBJECTIVE)["pair"] == 2.0
 
     @jax.jit
     def gradient_of_head(rows):

@@ -25,9 +25,7 @@ def on(data: int, fsdp: int, tensor: int):
 
 
 def state_bytes(config, mesh) -> int:
-    state = aot_compile.abstract_step_arguments(aot_compile.compile_only_task(config).at(len(config.phases) - 1), mesh)[
-        0
-    ]
+    state = aot_compile.Programs(aot_compile.compile_only_task(config), mesh).step_arguments(len(config.phases) - 1)[0]
     return aot_compile.shard_bytes((state.params, state.optimizer))
 
 
@@ -80,7 +78,7 @@ def test_fsdp_divides_parameters_and_moments(name):
 def test_parameters_that_an_axis_does_not_divide():
     config = presets.load_config("bert_base")
     for sizes, expected in (((1, 8, 1), []), ((1, 1, 2), []), ((2, 1, 4), ["encoder/embeddings/word", "mlm/bias"])):
-        state = aot_compile.abstract_step_arguments(aot_compile.compile_only_task(config).at(0), on(*sizes))[0]
+        state = aot_compile.Programs(aot_compile.compile_only_task(config), on(*sizes)).step_arguments(0)[0]
         found = unsharded_dimensions(state.params)
         assert [one.path for one in found] == expected
     word = found[0]
@@ -96,9 +94,7 @@ def test_an_abstract_batch_matches_a_real_one(tiny_corpus, special_ids, two_phas
         phases.setdefault(config.locate_step(one.next_cursor.step - 1)[0], one.rows)
     assert len(phases) == 2
     for phase, rows in phases.items():
-        _, expected, _ = aot_compile.abstract_step_arguments(
-            aot_compile.compile_only_task(config).at(phase), on(1, 1, 1)
-        )
+        _, expected, _ = aot_compile.Programs(aot_compile.compile_only_task(config), on(1, 1, 1)).step_arguments(phase)
         assert {k: (v.shape, v.dtype) for k, v in rows.items()} == {k: (v.shape, v.dtype) for k, v in expected.items()}
 
 

@@ -45,9 +45,9 @@ def programs(config, topology):
 
 @pytest.fixture(scope="module")
 def parameters(config, topology):
-    state = aot_compile.abstract_step_arguments(
-        aot_compile.compile_only_task(config).at(0), topology.mesh(MeshConfig())
-    )[0]
+    state = aot_compile.Programs(aot_compile.compile_only_task(config), topology.mesh(MeshConfig())).step_arguments(0)[
+        0
+    ]
     return sum(leaf.size for leaf in jax.tree.leaves(state.params))
 
 
@@ -57,7 +57,7 @@ def naive(config, topology):
 
     def collectives(data: int, fsdp: int):
         mesh = topology.mesh(MeshConfig(data, fsdp, 1))
-        state, rows, _ = aot_compile.abstract_step_arguments(aot_compile.compile_only_task(config).at(0), mesh)
+        state, rows, _ = aot_compile.Programs(aot_compile.compile_only_task(config), mesh).step_arguments(0)
         with aot_compile._no_cache():
             program = compile_naive(aot_compile.compile_only_task(config).at(0), state.params, rows, ACCUMULATION)
         return hlo.parse_collectives(program.as_text())
@@ -99,7 +99,7 @@ def test_slices(config):
     assert [device.slice_index for device in mesh.devices.flat] == [0] * 4 + [1] * 4
     program = aot_compile.compile_step(config, 0, mesh, 1)
     parameters = aot_compile.shard_bytes(
-        aot_compile.abstract_step_arguments(aot_compile.compile_only_task(config).at(0), mesh)[0].params
+        aot_compile.Programs(aot_compile.compile_only_task(config), mesh).step_arguments(0)[0].params
     )
     assert 0.1 * parameters < hlo.bytes_by_kind(program.collectives)[hlo.BETWEEN_SLICES] <= 1.05 * parameters
 

@@ -3,7 +3,6 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import pytest
 
 from bert_jax.chips import Sizes
@@ -13,9 +12,8 @@ from bert_jax.model import families
 from bert_jax.objectives.masking import Vocabulary
 from bert_jax.planning.memory_model import LAYER_WORKING_SHARE, LOGIT_BYTES, estimate_memory
 from bert_jax.training.pretraining_task import Pretraining
-from bert_jax.training.sharding import make_mesh, replicated, row_sharding
-from bert_jax.training.state import abstract_state
-from bert_jax.training.step import StepInputs, make_train_step
+from bert_jax.training.programs import Programs
+from bert_jax.training.sharding import make_mesh
 from tests.planning.machines import run
 from tests.planning.test_collectives import COPIED, TOTAL
 
@@ -73,18 +71,8 @@ def test_tensor_splits_heads_and_feed_forward():
 def compiled_bytes(config: Config) -> int:
     """Bytes of the step on one CPU device; donated inputs count once."""
     task = Pretraining(config, Vocabulary(config.model.vocab_size, 4, (0, 1, 2, 3, 4)), phase=0)
-    mesh, phase = make_mesh(config.mesh, jax.devices()[:1]), config.phases[0]
-    rows, slots = row_sharding(mesh), config.data.slots(phase.seq_len)
-
-    def array(*shape: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((phase.batch_size, *shape), jnp.int32, sharding=rows)
-
-    batch = {n: array(phase.seq_len) for n in ("input_ids", "token_type_ids", "segment_ids", "position_ids")}
-    batch |= {n: array(slots) for n in ("example_id", "pair_labels", "cls_positions")}
-    batch |= {n: array() for n in ("row", "mask_epoch")}
-    dial = [jax.ShapeDtypeStruct((), t, sharding=replicated(mesh)) for t in (jnp.float32, jnp.int32)]
-    step = make_train_step(task, mesh, phase.accumulation)
-    memory = step.lower(abstract_state(task, mesh), batch, StepInputs(*dial)).compile().memory_analysis()
+    program = Programs(task, make_mesh(config.mesh, jax.devices()[:1])).train_step(0, config.phases[0].accumulation)
+    memory = program.memory_analysis()
     return memory.argument_size_in_bytes + memory.temp_size_in_bytes
 
 

@@ -51,7 +51,7 @@ def test_figures_of_a_row(config):
     found = run_plan.plan(config, TPUS, price=2.0, compile_step=compiler(2 * GIB))
     (row,) = found["phases"]
     memory = row["memory"]
-    state = aot_compile.abstract_step_arguments(aot_compile.compile_only_task(config).at(0), TPUS.mesh(config.mesh))[0]
+    state = aot_compile.Programs(aot_compile.compile_only_task(config), TPUS.mesh(config.mesh)).step_arguments(0)[0]
     parameters = sum(leaf.size for leaf in state.params.values() for leaf in _leaves(leaf))
     assert memory["parameters"] == 4 * parameters and memory["moments"] == 8 * parameters + 4
     kinds = ("parameters", "moments", "activations", "temporaries", "other")

@@ -1,6 +1,5 @@
 """bench.py: report, output, imports and time budget. Nothing is timed."""
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -9,12 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.pages import load_script
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "benchmarks" / "bench.py"
 
 # bench.py must run without the other requirements of the package, e.g. on a machine rented for an hour.
 WITH_BLOCKED_IMPORTS = """
-import runpy, sys
+import os, runpy, sys
 
 BLOCKED = {"orbax", "tensorflow_datasets", "grain", "tyro", "numba", "tensorboardX", "tokenizers", "array_record",
            "etils.epath", "sentencepiece", "sentencex", "safetensors", "tqdm", "torch", "transformers"}
@@ -27,23 +28,21 @@ class Block:
 sys.meta_path.insert(0, Block())
 script, *sys.argv = sys.argv[1:]
 sys.argv.insert(0, script)
+sys.path.insert(0, os.path.dirname(script))
 runpy.run_path(script, run_name="__main__")
 """
 
 
 @pytest.fixture(scope="module")
 def bench():
-    spec = importlib.util.spec_from_file_location("bench", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["bench"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script(SCRIPT)
 
 
 def run_script(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_measures_with_nothing_but_jax_flax_optax_numpy(tmp_path):
     file = tmp_path / "bench.json"
     arguments = "--presets bert_tiny --seq-lens 16 --batch 2 --dropout 0.1 --attention reference,cudnn --rounds 2"
@@ -185,7 +184,7 @@ def test_a_failing_case_is_a_row(bench):
 
 def test_each_set_of_shapes_gets_both_variants_of_the_peer_once(bench):
     cases = [bench.Case("a", 128, 8, scan_unroll=1), bench.Case("a", 128, 8, scan_unroll=2), bench.Case("a", 128, 4)]
-    programs = [(case.batch, case.program) for case in bench.with_peers(cases, compiled=False)]
+    programs = [(case.batch, case.program) for case in bench.with_peers(cases)]
     peers = ["transformers stock", "transformers gathered"]
     assert programs == [
         *[(8, program) for program in ("bert_jax", *peers, "bert_jax")],
@@ -195,10 +194,10 @@ def test_each_set_of_shapes_gets_both_variants_of_the_peer_once(bench):
 
 def test_default_cases_are_supported(bench):
     for platform in ("cpu", "gpu", "tpu"):
-        cases = bench.default_cases(platform, bench.parse([]))
+        cases = bench.default_cases(platform, bench.harness.parse("", bench.flags, []))
         assert cases
         assert all(case.attention == "reference" or case.attention_dropout == 0 for case in cases)
-    on_gpu = bench.default_cases("gpu", bench.parse([]))
+    on_gpu = bench.default_cases("gpu", bench.harness.parse("", bench.flags, []))
     assert {(case.preset, case.seq_len) for case in on_gpu} == {
         (preset, seq_len) for preset in ("bert_base", "bert_large") for seq_len in (128, 512)
     }

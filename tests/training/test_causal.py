@@ -18,15 +18,13 @@ from bert_jax.errors import UserError
 from bert_jax.model import bert
 from bert_jax.model.flops import pretraining_flops
 from bert_jax.model.heads import Heads
-from bert_jax.objectives.losses import add_next_token_targets
+from bert_jax.objectives.causal_lm import add_next_token_targets
 from bert_jax.objectives.masking import Vocabulary
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training import pretraining
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.run_directory import workdir
 from tests.objectives.masking_batches import SEP, make_batch
-
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +33,11 @@ def causal_config(tiny_config):
 
 
 @pytest.fixture(scope="module")
-def causal_run(tmp_path_factory, tiny_corpus, causal_config):
+def causal_run(tmp_path_factory, tiny_corpus, tiny_programs, causal_config):
     """A finished causal run and what its last evaluation found."""
     directory = tmp_path_factory.mktemp("causal") / "run"
-    return directory, pretraining.pretrain(causal_config, [CorpusWeight(tiny_corpus)], directory)
+    parts = [CorpusWeight(tiny_corpus)]
+    return directory, pretraining.pretrain(causal_config, parts, directory, make_programs=tiny_programs())
 
 
 def pairs_by_loops(batch: dict) -> set[tuple[int, int, int]]:

@@ -12,8 +12,6 @@ from bert_jax.errors import UserError
 from bert_jax.training import pretraining
 from bert_jax.training.run_directory.metrics import read_metrics
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 @pytest.fixture
 def run_as(tiny_run, tmp_path):
@@ -32,7 +30,7 @@ def run_as(tiny_run, tmp_path):
     return copy
 
 
-def test_a_run_of_a_pod_is_scored_here(run_as, tiny_run, tiny_corpus):
+def test_a_run_of_a_pod_is_scored_here(run_as, tiny_run, tiny_corpus, tiny_programs):
     """Its mesh needs 16 devices, its batches do not divide, and its attention needs a GPU."""
     run = run_as(
         "pod",
@@ -41,20 +39,20 @@ def test_a_run_of_a_pod_is_scored_here(run_as, tiny_run, tiny_corpus):
         evaluation={"batch_size": 7},
         model={"attention": "cudnn", "attention_dropout": 0.0},
     )
-    found = pretraining.evaluate(run, [CorpusWeight(tiny_corpus)]).metrics
+    found = pretraining.evaluate(run, [CorpusWeight(tiny_corpus)], make_programs=tiny_programs()).metrics
     trained = read_metrics(tiny_run / "metrics.jsonl")[-1]
     assert trained["split"] == "validation"
     expected = {name: value for name, value in trained.items() if name not in ("step", "split", "timing")}
     assert found == pytest.approx(expected, rel=1e-5)
 
 
-def test_runs_of_different_formats_on_one(run_as, tiny_corpus, capsys):
+def test_runs_of_different_formats_on_one(run_as, tiny_corpus, tiny_programs, capsys):
     """The same weights, trained on pairs or on full sentences: figures agree only on rows of the same kind."""
     pairs = run_as("pairs")
     runs = run_as("runs", data={"format": "full_sentences", "example_end": "row"}, objective={"pair": "none"})
 
     def score(run, **stated):
-        return pretraining.evaluate(run, [CorpusWeight(tiny_corpus)], **stated)
+        return pretraining.evaluate(run, [CorpusWeight(tiny_corpus)], make_programs=tiny_programs(), **stated)
 
     own = [score(run) for run in (pairs, runs)]
     assert [(one.format, one.example_end, one.seq_len, one.rows) for one in own] == [

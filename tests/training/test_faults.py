@@ -14,8 +14,14 @@ from bert_jax.data.corpus_rows import CorpusRows
 from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.inference import loaded_model
-from bert_jax.training import pretraining, reporter
+from bert_jax.training import pretraining
 from bert_jax.training.run_directory import checkpoint
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick():
+    """Compiled like `tiny_run`, which runs are compared with."""
+
 
 FILL_UP = """
 import sys
@@ -43,6 +49,7 @@ print(refused)
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk(tmp_path):
     """A real one, of 12 MB. Saves are of 4 MB at most; those that were committed stay."""
     script = tmp_path / "fill_up.py"
@@ -72,6 +79,7 @@ def test_what_other_writers_say_of_a_full_disk(tiny_corpus, tmp_path, monkeypatc
     assert line.startswith("error: /disk/metrics.jsonl: No space left on device; free some space and run")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "removed"])
 def test_every_file_of_the_newest_checkpoint_is_guarded(tiny_config, tiny_corpus, tiny_run, tmp_path, capfd, damage):
     """Whatever file it is: the run goes on from the one before, says so, and ends as before."""
@@ -101,34 +109,34 @@ def test_every_file_of_the_newest_checkpoint_is_guarded(tiny_config, tiny_corpus
         np.testing.assert_array_equal(a, b)
 
 
-def test_a_shard_that_vanishes(tiny_config, tiny_corpus, tiny_run, tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_a_shard_that_vanishes(tiny_config, tiny_corpus, tiny_run, tiny_programs, tmp_path, monkeypatch):
     """While the run goes on; put back, the run goes on as if nothing had been."""
     corpus = Path(shutil.copytree(tiny_corpus, tmp_path / "corpus"))
     (shard,) = corpus.glob("*train*array_record*")
-    whole, workdir = shard.read_bytes(), tmp_path / "run"
-    add_step = reporter.Reporter.add_step
+    whole, workdir, window = shard.read_bytes(), tmp_path / "run", CorpusRows.window
 
-    def add_step_and_take_away(self, step, *rest):
-        add_step(self, step, *rest)
+    def take_away(step, _):
         if step == 1:
             shard.write_bytes(b"")
-
-    window = CorpusRows.window
 
     def window_read_anew(self, *place):
         self._windows.clear()
         return window(self, *place)
 
+    def run(before_step=None):
+        return pretraining.pretrain(
+            tiny_config, [CorpusWeight(corpus)], workdir, make_programs=tiny_programs(before_step)
+        )
+
     with monkeypatch.context() as patch:
         patch.setattr(CorpusRows, "window", window_read_anew)
-        patch.setattr(reporter.Reporter, "add_step", add_step_and_take_away)
         with pytest.raises(UserError, match=shard.name):
-            pretraining.pretrain(tiny_config, [CorpusWeight(corpus)], workdir)
+            run(take_away)
     with pytest.raises(UserError, match=shard.name):
-        pretraining.pretrain(tiny_config, [CorpusWeight(corpus)], workdir)
+        run()
     shard.write_bytes(whole)
-    progress = pretraining.pretrain(tiny_config, [CorpusWeight(corpus)], workdir)
-    assert progress.ended == "steps"
+    assert run().ended == "steps"
     runs = (loaded_model.load(w).params for w in (workdir, tiny_run))
     for a, b in zip(*map(jax.tree.leaves, runs), strict=True):
         np.testing.assert_array_equal(a, b)

@@ -9,12 +9,10 @@ from bert_jax.cli import main as cli
 from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig
 from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.errors import UserError
-from bert_jax.training import loop, pretraining
-from bert_jax.training.param_paths import name_leaves
+from bert_jax.training import pretraining
 from bert_jax.training.run_directory import checkpoint
-from bert_jax.training.state import abstract_state, init_state
-
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+from bert_jax.training.sharding import make_mesh
+from tests.runs import arrays, final_state
 
 EMBEDDINGS, HEADS = ("encoder/embeddings/.*",), ("layers/.*", "(mlm|pair)/.*")
 
@@ -35,29 +33,20 @@ def config(tiny_config) -> Config:
     )
 
 
-def arrays(tree) -> dict[str, np.ndarray]:
-    return {name: np.asarray(leaf) for name, leaf in name_leaves(tree).items()}
-
-
 def moved(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> set[str]:
     assert before.keys() == after.keys()
     return {name for name, array in before.items() if array.tobytes() != after[name].tobytes()}
 
 
-def test_frozen_parameters_stay_and_the_others_move(config, tiny_corpus, tmp_path):
-    pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
-    task = pretraining.open_task(config, [CorpusWeight(tiny_corpus)])
-    mesh, directory = loop.checked_mesh(task), checkpoint.checkpoint_directory(tmp_path / "run")
-    start = init_state(task.at(0), mesh)
-    shapes = abstract_state(task, mesh)
-    params = [arrays(start.params)]
-    moments = [arrays(start.optimizer.nu)]
-    for step in (2, 4):
-        saved = directory / f"{step:08d}"
-        params.append(arrays(checkpoint.restore_parts(saved, {"params": shapes.params})["params"]))
-    with checkpoint.Checkpoints(directory, keep=9) as checkpoints:
-        state, _ = checkpoints.restore(lambda about: abstract_state(task.at(about["phase"]), mesh))
-    moments.append(arrays(state.optimizer.nu))
+def test_frozen_parameters_stay_and_the_others_move(config, tiny_corpus, tiny_programs, tmp_path):
+    parts, directory = [CorpusWeight(tiny_corpus)], checkpoint.checkpoint_directory(tmp_path / "run")
+    pretraining.pretrain(config, parts, tmp_path / "run", make_programs=tiny_programs())
+    programs = tiny_programs()(pretraining.open_task(config, parts), make_mesh(config.mesh))
+    start, shapes = programs.init_state(), {"params": programs.abstract_state(1).params}
+    restored = (checkpoint.restore_parts(directory / f"{step:08d}", shapes) for step in (2, 4))
+    params = [arrays(start.params), *(arrays(parts["params"]) for parts in restored)]
+    state, _ = final_state(tmp_path / "run", config)
+    moments = [arrays(start.optimizer.nu), arrays(state.optimizer.nu)]
     names = set(params[0])
     of_embeddings = {name for name in names if name.startswith("encoder/embeddings/")}
     of_heads = {name for name in names if name.startswith(("encoder/layers/", "mlm/", "pair/"))}

@@ -8,12 +8,10 @@ import pytest
 
 from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, RecoveryConfig
 from bert_jax.data.mixture_spec import CorpusWeight
-from bert_jax.training import loop, pretraining, reporter
+from bert_jax.training import loop, pretraining
 from bert_jax.training.run_directory import goodput
 from bert_jax.training.run_directory.goodput import FILE, KINDS, GoodputRecorder, format_summary, summarize
-from tests.training.spoiled import spoil
-
-pytestmark = pytest.mark.usefixtures("quick_compilation", "shared_programs")
+from tests.runs import Killed, spoil
 
 
 class Clock:
@@ -155,45 +153,39 @@ def entries(workdir) -> list[dict]:
     return [json.loads(line) for line in (workdir / FILE).read_text().splitlines()]
 
 
-class Killed(BaseException):
-    pass
-
-
-def test_a_run_killed_and_continued(config, tiny_corpus, tmp_path, monkeypatch, ticking):
+def test_a_run_killed_and_continued(config, tiny_corpus, tiny_programs, tmp_path, ticking):
     """Everything that happened is counted once, and nothing twice: kinds add up to the time that passed."""
-    add_step, began = reporter.Reporter.add_step, ticking.now + 1
+    config = dataclasses.replace(config, checkpoint=CheckpointConfig(every=3, keep=4))
+    began, parts, workdir = ticking.now + 1, [CorpusWeight(tiny_corpus)], tmp_path / "run"
 
-    def add_step_and_die(self, step, *rest):
-        add_step(self, step, *rest)
-        if step == 6:
+    def die(count, state):
+        if count == 6:
             raise Killed
+        return state
 
-    with monkeypatch.context() as patch:
-        patch.setattr(reporter.Reporter, "add_step", add_step_and_die)
-        with pytest.raises(Killed):
-            pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
+    with pytest.raises(Killed):
+        pretraining.pretrain(config, parts, workdir, make_programs=tiny_programs(after_step=die))
     ticking.now += 500
-    pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
-    found = summarize(tmp_path / "run")
-    # Six steps, then four from the save after the fourth; evaluated after 3, 6 and 8; saved after 2, 4, 6 and 8.
-    steps = 6 + 4
+    pretraining.pretrain(config, parts, workdir, make_programs=tiny_programs())
+    found = summarize(workdir)
+    # Five steps up to the last line, then five from the save after the third; evaluated and saved after 3, 6 and 8.
+    steps = 5 + 5
     attempts = 2  # each first looks at whether memory is known
     assert (found["data_wait"], found["compile"]) == (steps, steps + attempts)
-    assert (found["evaluation"], found["checkpoint"]) == (3, 4)
+    assert (found["evaluation"], found["checkpoint"]) == (3, 3)
     assert found["wall"] == ticking.now - began
-    first = [entry for entry in entries(tmp_path / "run") if entry["start_time"] == began]
-    saved = max(entry["seconds"]["step"] for entry in first if entry["step"] == 4)
-    assert first[-1]["step"] == 5 and 0 < found["lost"] == first[-1]["seconds"]["step"] - saved
+    first = [entry for entry in entries(workdir) if entry["start_time"] == began]
+    saved = max(entry["seconds"]["step"] for entry in first if entry["step"] == 3)
+    assert first[-1]["step"] == 4 and 0 < found["lost"] == first[-1]["seconds"]["step"] - saved
     assert 500 < found["down"] < 510
     for one, other in itertools.pairwise(first):
         assert all(one["seconds"][kind] <= other["seconds"][kind] for kind in one["seconds"])
 
 
-def test_a_run_that_goes_back(config, tiny_corpus, tmp_path, monkeypatch, ticking):
+def test_a_run_that_goes_back(config, tiny_corpus, tiny_programs, tmp_path, ticking):
     """From step 6 to the save after step 2: what was done in between is lost."""
-    spoil(monkeypatch.setattr, 32, 48, float("nan"))
-    began = ticking.now + 1
-    progress = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
+    began, programs = ticking.now + 1, tiny_programs(change_task=spoil(32, 48, float("nan")))
+    progress = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run", make_programs=programs)
     assert progress.ended == "steps" and progress.cursor.skipped
     found, lines = summarize(tmp_path / "run"), entries(tmp_path / "run")
     first = [entry for entry in lines if entry["start_time"] == began]

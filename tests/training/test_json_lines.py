@@ -75,7 +75,7 @@ def test_lines_are_added_to_those_that_are_there(place, durable):
     write_steps(path, [1, 2])
     for step in (3, 4):
         lines = JsonLines(path, durable=durable)
-        lines.add({"step": step})
+        lines.write({"step": step})
         lines.close()
     assert steps_of(read_lines(path, valid)) == [1, 2, 3, 4]
 
@@ -84,7 +84,7 @@ def test_durable_lines_are_in_the_store_at_once():
     path = memory_store() / "ledger"
     lines = JsonLines(path, durable=True)
     for step in (1, 2):
-        lines.add({"step": step})
+        lines.write({"step": step})
         assert steps_of(read_lines(path, valid)) == list(range(1, step + 1))
 
 
@@ -94,15 +94,15 @@ def test_other_lines_come_in_company(monkeypatch):
     monkeypatch.setattr(storage.time, "monotonic", lambda: clock[0])
     lines = JsonLines(path, durable=False)
     for step in range(5):
-        lines.add({"step": step})
+        lines.write({"step": step})
     assert not MemoryStore.written
     lines.flush()
     assert steps_of(read_lines(path, valid)) == [0, 1, 2, 3, 4] and len(MemoryStore.written) == 1
     lines.flush()
     assert len(MemoryStore.written) == 1, "nothing was added"
     clock[0] += storage.UPLOAD_INTERVAL_SECONDS
-    lines.add({"step": 5})
-    lines.add({"step": 6})
+    lines.write({"step": 5})
+    lines.write({"step": 6})
     lines.close()
     assert steps_of(read_lines(path, valid)) == [0, 1, 2, 3, 4, 5, 6] and len(MemoryStore.written) <= 3
 
@@ -119,9 +119,9 @@ def test_adding_does_not_wait_for_the_network(monkeypatch):
     monkeypatch.setattr(MemoryStore, "put_whole", slow)
     monkeypatch.setattr(storage, "UPLOAD_INTERVAL_SECONDS", 0.0)
     lines = JsonLines(path, durable=False)
-    lines.add({"step": 1})
+    lines.write({"step": 1})
     assert begun.wait(30)
-    lines.add({"step": 2})
+    lines.write({"step": 2})
     assert not path.exists()
     open_gate.set()
     lines.flush()
@@ -134,7 +134,7 @@ def test_trouble_in_the_other_thread_is_raised(monkeypatch):
         raise OSError("the store is gone")
 
     lines = JsonLines(memory_store() / "metrics", durable=False)
-    lines.add({"step": 1})
+    lines.write({"step": 1})
     with monkeypatch.context() as patch:
         patch.setattr(MemoryStore, "put_whole", fail)
         with pytest.raises(OSError, match="the store is gone"):

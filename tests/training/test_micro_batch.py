@@ -13,13 +13,13 @@ from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfi
 from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.planning.aot_compile import compile_only_task
-from bert_jax.training import compiled_steps, micro_batch, pretraining
-from bert_jax.training.micro_batch import fit_to_memory, requested_accumulation, valid_accumulations
+from bert_jax.training import micro_batch, pretraining
+from bert_jax.training.loop import check_run
+from bert_jax.training.micro_batch import TrainSteps, fit_to_memory, requested_accumulation, valid_accumulations
+from bert_jax.training.programs import Programs
 from bert_jax.training.run_directory.ledger import Ledger
-from bert_jax.training.run_directory.metrics import read_metrics
 from bert_jax.training.sharding import make_mesh
-
-pytestmark = pytest.mark.usefixtures("quick_compilation", "shared_programs")
+from tests.runs import Killed, numbers
 
 PHASE = Phase(batch_size=16)
 CONFIG = Config(name="fitted", phases=(PHASE, PHASE, PHASE))
@@ -120,16 +120,10 @@ def test_what_was_found_is_not_searched_again(mesh, tmp_path, monkeypatch):
 
 
 class Step:
-    """A train step whose program needs what `Compiler` says, and in the second phase ten times as much."""
+    """A train step whose program needs what `Compiler` says, times `times`."""
 
-    def __init__(self, task, mesh, accumulation):
-        self.times, self.program = TIMES[task.phase], Compiler()(accumulation)
-
-    def lower(self, *arguments):
-        return self
-
-    def compile(self):
-        return self
+    def __init__(self, accumulation, times):
+        self.times, self.program = times, Compiler()(accumulation)
 
     def memory_analysis(self):
         sizes = vars(self.program.memory_analysis())
@@ -139,42 +133,43 @@ class Step:
         raise AssertionError("no step may be computed")
 
 
-TIMES = (1, 10)
+class FakePrograms(Programs):
+    """In the second phase, the step needs ten times as much memory as in the first."""
+
+    def train_step(self, phase, accumulation):
+        return Step(accumulation, (1, 10)[phase])
 
 
-@pytest.fixture
-def steps(monkeypatch):
-    monkeypatch.setattr(compiled_steps, "make_train_step", Step)
-
-
-def test_without_a_number_devices_with_known_memory_decide(mesh, tmp_path, monkeypatch, tiny_config, steps):
+def test_without_a_number_devices_with_known_memory_decide(mesh, tmp_path, monkeypatch, tiny_config):
     """All phases before the first step, each with its decision in the ledger; CPUs take whole batches and decide
     nothing.
     """
     phase = dataclasses.replace(tiny_config.phases[0], batch_size=16)
-    task = compile_only_task(dataclasses.replace(tiny_config, phases=(phase, phase)))
-    here = compiled_steps.CompiledSteps(task, mesh, Ledger(tmp_path / "cpu"), None)
+    programs = FakePrograms(compile_only_task(dataclasses.replace(tiny_config, phases=(phase, phase))), mesh)
+
+    def train_steps(name):
+        return TrainSteps(programs, Ledger(tmp_path / name), check_run(programs, 1))
+
+    here = train_steps("cpu")
     here.compile_ahead(0)
-    assert [here.train_step(i)[1] for i in (0, 1)] == [1, 1] and not Ledger(tmp_path / "cpu").entries
+    assert [here.of_phase(i)[1] for i in (0, 1)] == [1, 1] and not Ledger(tmp_path / "cpu").entries
     monkeypatch.setattr(micro_batch, "device_memory", lambda device: 5100 / micro_batch.MEMORY_SHARE)
-    there = compiled_steps.CompiledSteps(task, mesh, Ledger(tmp_path / "gpu"), None)
+    there = train_steps("gpu")
     there.compile_ahead(0)
     entries = Ledger(tmp_path / "gpu").entries_of("micro_batch")
     assert [(entry["phase"], entry["accumulation"]) for entry in entries] == [(0, 1), (1, 4)]
-    assert [there.train_step(i)[1] for i in (0, 1)] == [1, 4]
-    again = compiled_steps.CompiledSteps(task, mesh, Ledger(tmp_path / "gpu"), None)
+    assert [there.of_phase(i)[1] for i in (0, 1)] == [1, 4]
+    again = train_steps("gpu")
     again.compile_ahead(1)
-    assert again.train_step(1)[1] == 4 and len(Ledger(tmp_path / "gpu").entries) == 2
+    assert again.of_phase(1)[1] == 4 and len(Ledger(tmp_path / "gpu").entries) == 2
 
 
-def test_a_phase_that_does_not_fit_is_refused_before_the_first_step(
-    tiny_config, tiny_corpus, tmp_path, monkeypatch, steps
-):
+def test_a_phase_that_does_not_fit_is_refused_before_the_first_step(tiny_config, tiny_corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(micro_batch, "device_memory", lambda device: 9e3)
     phase = dataclasses.replace(tiny_config.phases[0], accumulation=1)
     two = dataclasses.replace(tiny_config, phases=(phase, phase))
     with pytest.raises(UserError, match=r"phases\.1: .* accumulation 1 needs more .* of .* GiB\): leave out phases\.1"):
-        pretraining.pretrain(two, [CorpusWeight(tiny_corpus)], tmp_path / "run")
+        pretraining.pretrain(two, [CorpusWeight(tiny_corpus)], tmp_path / "run", make_programs=FakePrograms)
     assert not (tmp_path / "run" / "checkpoints").exists() or not any((tmp_path / "run" / "checkpoints").iterdir())
 
 
@@ -212,10 +207,6 @@ def config(tiny_config) -> Config:
     )
 
 
-def numbers(workdir) -> list[dict]:
-    return [{k: v for k, v in line.items() if k != "timing"} for line in read_metrics(workdir / "metrics.jsonl")]
-
-
 def assert_close(found: list[dict], expected: list[dict]) -> None:
     for a, b in zip(found, expected, strict=True):
         assert a.keys() == b.keys()
@@ -224,18 +215,18 @@ def assert_close(found: list[dict], expected: list[dict]) -> None:
                 np.testing.assert_allclose(a[name], b[name], rtol=1e-5, err_msg=f"{name} at {b['step']}")
 
 
-class Killed(BaseException):
-    pass
-
-
-def test_runs_agree_whatever_the_micro_batch(config, tiny_corpus, tmp_path, monkeypatch):
+def test_runs_agree_whatever_the_micro_batch(config, tiny_corpus, tiny_programs, tmp_path, monkeypatch):
     """Whole batches; what --micro-batch says; what fits into less memory than a whole batch needs."""
-    parts = [CorpusWeight(tiny_corpus)]
+
+    def run(workdir, micro_batch):
+        arguments = {"micro_batch": micro_batch, "make_programs": tiny_programs()}
+        return pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], workdir, **arguments)
+
     give_memory(monkeypatch, 1e15)
-    pretraining.pretrain(config, parts, tmp_path / "whole", micro_batch="auto")
+    run(tmp_path / "whole", "auto")
     (whole,) = Ledger(tmp_path / "whole" / "ledger.jsonl").entries_of("micro_batch")
     assert whole["accumulation"] == 1
-    pretraining.pretrain(config, parts, tmp_path / "number", micro_batch=8)
+    run(tmp_path / "number", 8)
     assert not Ledger(tmp_path / "number" / "ledger.jsonl").entries_of("micro_batch")
     assert_close(numbers(tmp_path / "number"), numbers(tmp_path / "whole"))
     assert [line["loss"] for line in numbers(tmp_path / "number")[:-1]] != [
@@ -252,12 +243,12 @@ def test_runs_agree_whatever_the_micro_batch(config, tiny_corpus, tmp_path, monk
     with monkeypatch.context() as patch:
         patch.setattr(Ledger, "decide", decide_and_die)
         with pytest.raises(Killed):
-            pretraining.pretrain(config, parts, cut, micro_batch="auto")
+            run(cut, "auto")
     # The decision is there before the first step. It is not made again, whatever memory there is then.
     (entry,) = Ledger(cut / "ledger.jsonl").entries_of("micro_batch")
     assert entry["accumulation"] > 1 and entry["bytes"] < whole["bytes"] and not numbers(cut)
     give_memory(monkeypatch, 0)
-    pretraining.pretrain(config, parts, cut, micro_batch="auto")
+    run(cut, "auto")
     assert Ledger(cut / "ledger.jsonl").entries == [entry]
     assert_close(numbers(cut), numbers(tmp_path / "whole"))
 

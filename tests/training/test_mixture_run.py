@@ -11,12 +11,12 @@ from bert_jax.training import pretraining
 from bert_jax.training.run_directory.metrics import read_metrics
 
 
-def test_both_corpora_are_read_and_scored(tiny_corpus, second_corpus, tiny_config, tmp_path):
+def test_both_corpora_are_read_and_scored(tiny_corpus, second_corpus, tiny_config, tiny_programs, tmp_path):
     config = dataclasses.replace(
         tiny_config, phases=(dataclasses.replace(tiny_config.phases[0], steps=4),), name="mixture"
     )
     parts = [CorpusWeight(tiny_corpus, 3.0), CorpusWeight(second_corpus, 1.0)]
-    progress = pretraining.pretrain(config, parts, tmp_path / "run")
+    progress = pretraining.pretrain(config, parts, tmp_path / "run", make_programs=tiny_programs())
     assert len(progress.cursor.positions) == 2 and progress.cursor.rows == 32
     names = {"corpus", "second"}
     for metric in ("mlm_loss", "mlm_perplexity", "mlm_accuracy", "pair_loss", "pair_accuracy", "unigram_loss"):
@@ -33,7 +33,7 @@ def test_both_corpora_are_read_and_scored(tiny_corpus, second_corpus, tiny_confi
     alone = pretraining.evaluate(tmp_path / "run", [CorpusWeight(second_corpus)]).metrics
     assert alone["mlm_loss"] == pytest.approx(progress.evaluation["mlm_loss/second"], rel=1e-6)
     # The same run, however its corpora are ordered; another one with other shares.
-    again = pretraining.pretrain(config, parts[::-1], tmp_path / "run")
+    again = pretraining.pretrain(config, parts[::-1], tmp_path / "run", make_programs=tiny_programs())
     assert again == progress
     with pytest.raises(UserError, match=r"share|corpora"):
         pretraining.pretrain(

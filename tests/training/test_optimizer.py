@@ -1,5 +1,7 @@
 """Optimizers against numpy, skipped steps, frozen and scaled parameters, and the table of rules."""
 
+import typing
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from bert_jax.config import OptimizerConfig, presets
 from bert_jax.errors import UserError
 from bert_jax.model import bert
 from bert_jax.model.heads import Heads
+from bert_jax.training.optimizers import describe
 from bert_jax.training.optimizers.lamb import FLAVOURS
 from bert_jax.training.optimizers.optimizer import make_optimizer
 from bert_jax.training.optimizers.param_rules import ParamRule, param_rules
@@ -72,6 +75,15 @@ def test_fifty_updates_against_numpy(case):
     records = run.all_updates()
     assert_agrees(run, records, *oracle.train(config, oracle.start()))
     assert int(run.state.count) == oracle.STEPS
+
+
+def test_every_name_is_an_optimizer():
+    """Another name is refused with the known ones, instead of training with some default."""
+    names = typing.get_args(typing.get_type_hints(OptimizerConfig)["name"])
+    assert set(names) == {case.split(",")[0] for case in CASES}
+    assert all(describe(name).moments for name in names)
+    with pytest.raises(UserError, match=r"optimizer\.name is 'muon': it must be one of adamw, lamb"):
+        OptimizerConfig(name="muon")
 
 
 def test_cases_differ():

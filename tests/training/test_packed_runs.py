@@ -19,7 +19,6 @@ from bert_jax.objectives.masking import Vocabulary
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.pretraining_task import Pretraining
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 SEQ_LEN, ROWS = 48, 16
 
 

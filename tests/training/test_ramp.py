@@ -9,14 +9,11 @@ import pytest
 from bert_jax.config import Config, EvaluationConfig, LogConfig
 from bert_jax.data.cursor import Cursor
 from bert_jax.data.mixture_spec import CorpusWeight
-from bert_jax.training import compiled_steps, loop, pretraining
-from bert_jax.training.param_paths import name_leaves
-from bert_jax.training.run_directory.metrics import read_metrics
-from bert_jax.training.sharding import put_rows
-from bert_jax.training.state import init_state
+from bert_jax.training import pretraining
+from bert_jax.training.pretraining_task import Pretraining
+from bert_jax.training.sharding import make_mesh, put_rows
 from bert_jax.training.step import put_step_inputs
-
-pytestmark = pytest.mark.usefixtures("quick_compilation", "shared_programs")
+from tests.runs import arrays, numbers
 
 SIZES = [4, 4, 8, 8, 12, 12, 16, 16]
 EXACT = {4: 1, 12: 3}
@@ -35,31 +32,28 @@ def config(tiny_config) -> Config:
     )
 
 
-def one_step(config: Config, corpus, rows: dict[str, np.ndarray], micro_batches: int) -> tuple[dict, dict]:
+def one_step(task: Pretraining, make_programs, rows: dict[str, np.ndarray], micro_batches: int) -> tuple[dict, dict]:
     """Metrics, and first moments by name, of a step from fresh parameters."""
-    task = pretraining.open_task(config, [CorpusWeight(corpus)]).at(0)
-    mesh = loop.checked_mesh(task)
-    batch, inputs = put_rows(rows, mesh, config.phases[0].batch_size), put_step_inputs(5e-3, micro_batches, mesh)
-    state = init_state(task, mesh)
-    program = (
-        compiled_steps.make_train_step(task, mesh, config.phases[0].accumulation).lower(state, batch, inputs).compile()
-    )
-    state, metrics = program(state, batch, inputs)
-    moments = {name: np.asarray(leaf, np.float64) for name, leaf in name_leaves(state.optimizer.mu).items()}
+    phase, mesh = task.config.phases[0], make_mesh(task.config.mesh)
+    batch, inputs = put_rows(rows, mesh, phase.batch_size), put_step_inputs(5e-3, micro_batches, mesh)
+    programs = make_programs()(task, mesh)
+    state, metrics = programs.train_step(0, phase.accumulation)(programs.init_state(), batch, inputs)
+    moments = {name: array.astype(np.float64) for name, array in arrays(state.optimizer.mu).items()}
     return {name: float(value) for name, value in metrics.items()}, moments
 
 
 @pytest.mark.parametrize("size", EXACT)
-def test_a_partial_batch_is_a_batch_of_its_size(config, tiny_corpus, size):
+def test_a_partial_batch_is_a_batch_of_its_size(config, tiny_corpus, tiny_programs, size):
     """Against a program for exactly so many rows; the first moment is the gradient but for a factor."""
-    stream = pretraining.open_task(config, [CorpusWeight(tiny_corpus)]).train
-    rows = stream.batch(stream.cursor_at(Cursor(), SIZES.index(size)))
+    task = pretraining.open_task(config, [CorpusWeight(tiny_corpus)])
+    rows = task.train.batch(task.train.cursor_at(Cursor(), SIZES.index(size)))
     assert len(rows["row"]) == size and (rows["pair_labels"] >= 0).sum() > 1
     exact = dataclasses.replace(
         config.phases[0], batch_size=size, start_batch_size=None, ramp_steps=0, accumulation=EXACT[size]
     )
-    expected, expected_moments = one_step(dataclasses.replace(config, phases=(exact,)), tiny_corpus, rows, 1)
-    found, moments = one_step(config, tiny_corpus, rows, size // 4)
+    exact_task = dataclasses.replace(task, config=dataclasses.replace(config, phases=(exact,)))
+    expected, expected_moments = one_step(exact_task, tiny_programs, rows, 1)
+    found, moments = one_step(task, tiny_programs, rows, size // 4)
     assert found["tokens"] == expected["tokens"] == (rows["segment_ids"] > 0).sum()
     for name in ("loss", "mlm_loss", "pair_loss", "pair_accuracy"):
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-6, err_msg=name)
@@ -70,43 +64,38 @@ def test_a_partial_batch_is_a_batch_of_its_size(config, tiny_corpus, size):
         assert np.linalg.norm(moments[name] - moment) <= 1e-5 * np.linalg.norm(moment), name
 
 
-def test_the_dial_says_how_many_micro_batches_are_computed(config, tiny_corpus):
+def test_the_inputs_say_how_many_micro_batches_are_computed(config, tiny_corpus, tiny_programs):
     """Else padding would cost as much as rows: of twelve rows, one micro-batch is the first four."""
-    stream = pretraining.open_task(config, [CorpusWeight(tiny_corpus)]).train
-    rows = stream.batch(stream.cursor_at(Cursor(), SIZES.index(12)))
+    task = pretraining.open_task(config, [CorpusWeight(tiny_corpus)])
+    rows = task.train.batch(task.train.cursor_at(Cursor(), SIZES.index(12)))
     # Loss terms are divided by what the whole batch predicts, so parts of it add up.
-    losses = [one_step(config, tiny_corpus, rows, micro_batches)[0]["loss"] for micro_batches in (1, 2, 3, 4)]
+    losses = [one_step(task, tiny_programs, rows, micro_batches)[0]["loss"] for micro_batches in (1, 2, 3, 4)]
     assert 0.2 < losses[0] / losses[2] < 0.5 < losses[1] / losses[2] < 0.8 and losses[3] == losses[2]
 
 
 def test_padding_is_neither_text_nor_example(config, tiny_corpus):
     task = pretraining.open_task(config, [CorpusWeight(tiny_corpus)])
     rows = task.train.batch(task.train.resolve_cursor(Cursor()))
-    batch = jax.device_get(put_rows(rows, loop.checked_mesh(task), 16))
+    batch = jax.device_get(put_rows(rows, make_mesh(config.mesh), 16))
     for name, array in batch.items():
         np.testing.assert_array_equal(array[:4], rows[name], err_msg=name)
     assert not batch["segment_ids"][4:].any()
     assert (batch["example_id"][4:] == -1).all() and (batch["pair_labels"][4:] == -1).all()
 
 
-def test_a_ramp_is_one_program(config, tiny_corpus, tmp_path, monkeypatch):
+def test_a_ramp_is_one_program(config, tiny_corpus, tiny_programs, tmp_path):
     """What the loop calls is compiled ahead for one shape: it could take no other."""
     made, counts = [], []
-    make, put = compiled_steps.make_train_step, loop.put_step_inputs
+    make = tiny_programs(lambda _, inputs: counts.append(int(inputs.micro_batches)))
 
-    def make_train_step(task, mesh, accumulation):
-        made.append((task.phase, accumulation))
-        return make(task, mesh, accumulation)
+    def make_counted(task, mesh):
+        programs = make(task, mesh)
+        train_step = programs.train_step
+        programs.train_step = lambda *arguments: made.append(arguments) or train_step(*arguments)
+        return programs
 
-    def put_step_inputs(rate, micro_batches, mesh):
-        counts.append(micro_batches)
-        return put(rate, micro_batches, mesh)
-
-    monkeypatch.setattr(compiled_steps, "make_train_step", make_train_step)
-    monkeypatch.setattr(loop, "put_step_inputs", put_step_inputs)
-    progress = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
+    progress = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run", make_programs=make_counted)
     assert made == [(0, 4)] and counts == [size // 4 for size in SIZES]
     assert progress.cursor.rows == sum(SIZES)
-    lines = [line for line in read_metrics(tmp_path / "run" / "metrics.jsonl") if line["split"] == "train"]
-    tokens = np.diff([0, *(line["tokens_seen"] for line in lines)])
+    tokens = np.diff([0, *(line["tokens_seen"] for line in numbers(tmp_path / "run", "train"))])
     assert all(size * 16 < count <= size * 32 for size, count in zip(SIZES, tokens, strict=True))

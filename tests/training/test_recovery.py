@@ -1,6 +1,5 @@
 """Divergence: skipped steps, rollbacks, and runs that stop after too many of them."""
 
-import contextlib
 import dataclasses
 import json
 
@@ -14,7 +13,7 @@ from bert_jax.convert.init_from import load_initial_params
 from bert_jax.data.cursor import Cursor, count_rows
 from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.errors import UserError
-from bert_jax.training import loop, pretraining, recovery
+from bert_jax.training import pretraining, recovery
 from bert_jax.training.divergence import (
     DivergenceError,
     check_divergence,
@@ -23,11 +22,7 @@ from bert_jax.training.divergence import (
     update_divergence_state,
 )
 from bert_jax.training.run_directory import checkpoint
-from bert_jax.training.run_directory.metrics import read_metrics
-from bert_jax.training.state import abstract_state
-from tests.training.spoiled import spoil
-
-pytestmark = pytest.mark.usefixtures("quick_compilation", "shared_programs")
+from tests.runs import Killed, arrays, assert_same_run, final_state, numbers, spoil
 
 
 @pytest.fixture(scope="module")
@@ -50,50 +45,44 @@ def rollbacks(workdir) -> list[dict]:
 
 
 def lines(workdir) -> list[dict]:
-    found = read_metrics(workdir / "metrics.jsonl")
-    return [{k: v for k, v in line.items() if k != "timing"} for line in found]
-
-
-def final_params(workdir, corpus, config) -> list[np.ndarray]:
-    task = pretraining.open_task(config, [CorpusWeight(corpus)])
-    mesh = loop.checked_mesh(task)
-    with checkpoint.Checkpoints(checkpoint.checkpoint_directory(workdir), keep=1) as checkpoints:
-        state, _ = checkpoints.restore(lambda metadata: abstract_state(task.at(metadata["phase"]), mesh))
-    return [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
+    return numbers(workdir, "train")
 
 
 @pytest.fixture(scope="module")
-def stable_run(config, tiny_corpus, tmp_path_factory):
+def run(config, tiny_corpus, tiny_programs):
+    """Trains in a directory; the loss of the stream's rows [first, last) is multiplied with `factor`."""
+
+    def run(workdir, first=0, last=0, factor=float("nan"), config=config, after_step=None, **arguments):
+        programs = tiny_programs(after_step=after_step, change_task=spoil(first, last, factor))
+        return pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], workdir, make_programs=programs, **arguments)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def stable_run(run, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("stable") / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        spoil(patch.setattr, 0, 0, 3.0)  # nothing, in the program of the runs that are compared with this one
-        progress = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], workdir)
-    assert progress.ended == "steps" and not rollbacks(workdir)
+    assert run(workdir).ended == "steps" and not rollbacks(workdir)
     return workdir
 
 
-def test_single_bad_batches_are_skipped_and_counted(config, stable_run, tiny_corpus, tmp_path, monkeypatch):
-    spoil(monkeypatch.setattr, 40, 41, float("nan"))  # step 6
-    progress = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
-    found = [line for line in lines(tmp_path / "run") if line["split"] == "train"]
+def test_single_bad_batches_are_skipped_and_counted(run, stable_run, tmp_path):
+    progress = run(tmp_path / "run", 40, 41)  # step 6
+    found = lines(tmp_path / "run")
     assert progress.ended == "steps" and not rollbacks(tmp_path / "run")
     assert [line["skipped_steps"] for line in found] == [0] * 5 + [1] * 15
     assert found[5]["loss"] is None and all(line["loss"] is not None for line in found[:5] + found[6:])
     # What came before is the uninterrupted run, what comes after differs.
-    calm = [line for line in lines(stable_run) if line["split"] == "train"]
-    assert found[:5] == calm[:5] and found[6]["loss"] != calm[6]["loss"]
+    assert found[:5] == lines(stable_run)[:5] and found[6]["loss"] != lines(stable_run)[6]["loss"]
 
 
 @pytest.mark.parametrize(
     ("factor", "reason"), [(float("nan"), "not finite"), (float("inf"), "not finite"), (3.0, "above the lowest")]
 )
-def test_trouble_goes_back_and_passes_over_the_rows(
-    config, stable_run, tiny_corpus, tmp_path, monkeypatch, capfd, factor, reason
-):
+def test_trouble_goes_back_and_passes_over_the_rows(run, stable_run, tmp_path, capfd, factor, reason):
     """Step 9, or 9 and 10, are bad (from row 64 on). The newest checkpoint, of step 8, is too young to be good."""
     last = 10 if reason == "not finite" else 9
-    spoil(monkeypatch.setattr, 64, last * 8, factor)
-    progress = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
+    progress = run(tmp_path / "run", 64, last * 8, factor)
     (entry,) = rollbacks(tmp_path / "run")
     # Rows from three steps before the first bad one.
     assert (entry["to"], entry["step"], entry["skipped_rows"]) == (4, last, [40, last * 8])
@@ -102,87 +91,67 @@ def test_trouble_goes_back_and_passes_over_the_rows(
     assert "Rolling back to step 4" in said and "rollback 1 of at most 2" in said
     assert progress.ended == "steps" and progress.cursor.skipped == ((40, last * 8),)
     assert progress.cursor.rows == 14 * 8 + 6 * 4 + last * 8 - 40
-    found, calm = ([line for line in lines(w) if line["split"] == "train"] for w in (tmp_path / "run", stable_run))
+    found, stable = lines(tmp_path / "run"), lines(stable_run)
     assert [line["step"] for line in found] == list(range(1, 21))
-    assert found[:5] == calm[:5] and found[5]["loss"] != calm[5]["loss"]
+    assert found[:5] == stable[:5] and found[5]["loss"] != stable[5]["loss"]
     assert all(line["loss"] is not None for line in found)
+    if factor != 3.0:
+        return
     # The decision comes back from the checkpoint when its line is damaged, or the file is lost.
     ledger = tmp_path / "run" / "ledger.jsonl"
     for damage in (b"\0" * 80 + b"\n", b""):
         ledger.write_bytes(damage)
-        assert pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run") == progress
+        assert run(tmp_path / "run", 64, last * 8, factor) == progress
         assert "restored 1 from the checkpoint" in capfd.readouterr().err and rollbacks(tmp_path / "run") == [entry]
 
 
-def test_without_a_good_checkpoint_a_run_begins_anew(config, tiny_corpus, tmp_path, monkeypatch):
-    spoil(monkeypatch.setattr, 16, 32, float("nan"))  # steps 3 and 4
-    progress = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
+def test_without_a_good_checkpoint_a_run_begins_anew(run, tmp_path):
+    progress = run(tmp_path / "run", 16, 32)  # steps 3 and 4
     (entry,) = rollbacks(tmp_path / "run")
     assert (entry["to"], entry["skipped_rows"]) == (0, [0, 32]) and progress.ended == "steps"
     assert min(int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir()) > 4
 
 
-def test_a_run_that_diverges_again_and_again_stops(config, tiny_corpus, tmp_path, monkeypatch):
-    spoil(monkeypatch.setattr, 64, 10**6, float("nan"))
+def test_a_run_that_diverges_again_and_again_stops(run, tmp_path):
     with pytest.raises(
         UserError, match=r"training diverged: .* not finite in 2 steps in a row.*rolled back 2 time\(s\)"
     ):
-        pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
+        run(tmp_path / "run", 64, 10**6)
     # What was good once stays good: the second divergence comes too soon for anything else, and does not cost it.
     assert [entry["to"] for entry in rollbacks(tmp_path / "run")] == [4, 4]
     with checkpoint.Checkpoints(checkpoint.checkpoint_directory(tmp_path / "run"), keep=1) as checkpoints:
         assert checkpoints.steps() == [4]
 
 
-def test_a_poisoned_state_is_not_blessed_by_its_checkpoint(config, tiny_corpus, tmp_path, monkeypatch):
+def test_a_poisoned_state_is_not_blessed_by_its_checkpoint(run, config, tmp_path, capfd):
     """A step with a finite loss spoils the parameters, and they are saved before any metric shows it."""
-    from bert_jax.training import compiled_steps
-
-    train_step = compiled_steps.CompiledSteps.train_step
-
-    def poisoning(self, phase):
-        step, accumulation = train_step(self, phase)
-
-        def run(state, batch, inputs):
-            state, metrics = step(state, batch, inputs)
-            if not poisoned and int(jax.device_get(state.step)) == 8:
-                poisoned.append(True)
-                state = dataclasses.replace(state, params=jax.tree.map(lambda x: x * jnp.nan, state.params))
-            return state, metrics
-
-        return run, accumulation
-
     poisoned: list[bool] = []
-    monkeypatch.setattr(compiled_steps.CompiledSteps, "train_step", poisoning)
-    monkeypatch.setattr(jax, "transfer_guard", lambda _: contextlib.nullcontext())
-    saved = []
-    save = loop._save
-    monkeypatch.setattr(
-        loop,
-        "_save",
-        lambda run, c, state, progress: (saved.append(progress.cursor.step), save(run, c, state, progress)),
-    )
-    progress = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
+
+    def poison(count, state):
+        if count == 8 and not poisoned:
+            poisoned.append(True)
+            state = dataclasses.replace(state, params=jax.tree.map(lambda x: x * jnp.nan, state.params))
+            jax.block_until_ready(state)
+        return state
+
+    progress = run(tmp_path / "run", after_step=poison)
     (entry,) = rollbacks(tmp_path / "run")
-    assert poisoned and saved.count(8) == 2  # the poisoned one was saved, and replaced
-    assert entry["to"] == 4 and progress.ended == "steps"
-    assert all(np.isfinite(leaf).all() for leaf in final_params(tmp_path / "run", tiny_corpus, config))
+    assert poisoned and entry["to"] == 4 and progress.ended == "steps"
+    # The poisoned checkpoint was saved after step 8, and replaced: the run went back behind it.
+    assert "Rolling back to step 4" in capfd.readouterr().err and entry["step"] > 8
+    assert all(np.isfinite(array).all() for array in arrays(final_state(tmp_path / "run", config)[0]).values())
 
 
-def test_a_good_checkpoint_is_kept_while_divergence_begins(config, tiny_corpus, tmp_path, monkeypatch):
+def test_a_good_checkpoint_is_kept_while_divergence_begins(run, config, tmp_path):
     """Saves in quick succession, also among the first bad steps, must not push out what those will need."""
-    often = dataclasses.replace(
-        config,
-        checkpoint=CheckpointConfig(every=1, keep=1),
-        recovery=dataclasses.replace(config.recovery, max_skipped=3),
-    )
-    spoil(monkeypatch.setattr, 56, 80, float("nan"))  # steps 8 to 10
-    pretraining.pretrain(often, [CorpusWeight(tiny_corpus)], tmp_path / "run")
+    recovery = dataclasses.replace(config.recovery, max_skipped=3)
+    often = dataclasses.replace(config, checkpoint=CheckpointConfig(every=1, keep=1), recovery=recovery)
+    run(tmp_path / "run", 56, 80, config=often)  # steps 8 to 10
     # Not 4: with so few checkpoints kept, the second one to be good is saved when the first one is.
     assert [entry["to"] for entry in rollbacks(tmp_path / "run")] == [1]
 
 
-def test_a_damaged_checkpoint_is_not_gone_back_to(config, tiny_corpus, tmp_path, monkeypatch):
+def test_a_damaged_checkpoint_is_not_gone_back_to(run, tmp_path, monkeypatch):
     workdir, decide_rollback = tmp_path / "run", recovery.decide_rollback
 
     def damage_and_decide(*arguments):
@@ -191,33 +160,34 @@ def test_a_damaged_checkpoint_is_not_gone_back_to(config, tiny_corpus, tmp_path,
         decide_rollback(*arguments)
 
     monkeypatch.setattr(recovery, "decide_rollback", damage_and_decide)
-    spoil(monkeypatch.setattr, 64, 80, float("nan"))
-    progress = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], workdir)
+    progress = run(workdir, 64, 80)
     assert [entry["to"] for entry in rollbacks(workdir)] == [0] and progress.ended == "steps"
 
 
-def test_what_a_run_started_from_is_always_good(config, stable_run, tiny_corpus, tmp_path, monkeypatch):
+def test_what_a_run_started_from_is_always_good(run, config, stable_run, tmp_path):
     """Divergence before any other checkpoint is good: not to random parameters, but to those of the source."""
     started = dataclasses.replace(
         config, start=StartConfig(source=str(stable_run)), recovery=dataclasses.replace(config.recovery, stable_steps=9)
     )
-    monkeypatch.setattr(loop, "init_state", None)
-    spoil(monkeypatch.setattr, 72, 88, float("nan"))  # steps 10 and 11, with checkpoints 4 and 8 before them
-    progress = pretraining.pretrain(
-        started, [CorpusWeight(tiny_corpus)], tmp_path / "run", load_initial_params=load_initial_params
-    )
+    # Steps 10 and 11, with checkpoints 4 and 8 before them. Random parameters would have a higher loss.
+    progress = run(tmp_path / "run", 72, 88, config=started, load_initial_params=load_initial_params)
     assert [entry["to"] for entry in rollbacks(tmp_path / "run")] == [0] and progress.ended == "steps"
+    assert lines(tmp_path / "run")[0]["loss"] < lines(stable_run)[0]["loss"] - 0.3
 
 
+@pytest.fixture(scope="module")
+def rolled_back(run, tmp_path_factory):
+    """A run that went back once and was not killed."""
+    workdir = tmp_path_factory.mktemp("rolled_back") / "run"
+    run(workdir, 64, 80)
+    return workdir
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ["before the ledger", "after the ledger", "while deleting"])
-def test_killed_while_going_back(config, tiny_corpus, tmp_path, monkeypatch, point):
+def test_killed_while_going_back(run, rolled_back, config, tmp_path, monkeypatch, point):
     """The next start carries the decision out; the run ends like one that was not killed."""
-    spoil(monkeypatch.setattr, 64, 80, float("nan"))
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], whole)
-
-    class Killed(BaseException):
-        pass
+    cut = tmp_path / "cut"
 
     def die(*_):
         raise Killed
@@ -231,12 +201,11 @@ def test_killed_while_going_back(config, tiny_corpus, tmp_path, monkeypatch, poi
         else:
             patch.setattr(type(checkpoint.checkpoint_directory(cut)), "rmtree", die)
         with pytest.raises(Killed):
-            pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], cut)
+            run(cut, 64, 80)
     assert len(rollbacks(cut)) == (point != "before the ledger")
-    pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], cut)
-    assert lines(cut) == lines(whole) and rollbacks(cut) == rollbacks(whole)
-    for a, b in zip(final_params(cut, tiny_corpus, config), final_params(whole, tiny_corpus, config), strict=True):
-        np.testing.assert_array_equal(a, b)
+    run(cut, 64, 80)
+    assert rollbacks(cut) == rollbacks(rolled_back)
+    assert_same_run(cut, rolled_back, config)
 
 
 def test_rows_are_counted_as_the_stream_counts_them(two_phases, tiny_corpus):
@@ -309,10 +278,10 @@ def test_a_damaged_ledger_line_takes_later_decisions_along(tmp_path, capfd):
     assert [entry["to"] for entry in Ledger(path).entries] == [0, 1, 2, 8]
 
 
-def test_phases_have_averages_of_their_own(config, tiny_corpus, tmp_path):
+def test_phases_have_averages_of_their_own(run, config, tmp_path):
     """A jump where a phase begins is no divergence: the average is reset there."""
     bounds = RecoveryConfig(max_skipped=2, spike=0.2, stable_steps=3, max_rollbacks=0)
     phase = Phase(steps=4, seq_len=32, batch_size=8, learning_rate=1e-3, warmup_steps=0)
-    longer = dataclasses.replace(phase, seq_len=48, steps=2)
+    longer = dataclasses.replace(phase, batch_size=4, steps=2)
     quiet = dataclasses.replace(config, phases=(phase, longer), recovery=bounds)
-    assert pretraining.pretrain(quiet, [CorpusWeight(tiny_corpus)], tmp_path / "run").ended == "steps"
+    assert run(tmp_path / "run", config=quiet).ended == "steps"

@@ -10,7 +10,6 @@ import zlib
 from pathlib import Path
 
 import jax
-import numpy as np
 import pytest
 
 from bert_jax import directory_lock, storage
@@ -23,16 +22,15 @@ from bert_jax.data.integrity import check_corpus_files
 from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.inference import loaded_model
-from bert_jax.training import loop, pretraining
+from bert_jax.training import pretraining
 from bert_jax.training.run_directory import checkpoint
 from bert_jax.training.run_directory.checkpoint import COMMIT_MARKER
 from bert_jax.training.run_directory.ledger import Ledger
 from bert_jax.training.run_directory.metrics import read_metrics
-from bert_jax.training.state import abstract_state
 from data_prep.verify import verify_corpus
+from tests.runs import assert_same_run, committed
 from tests.stores import MemoryStore, memory_store, tree, use_s3
 
-pytestmark = pytest.mark.usefixtures("quick_compilation", "shared_programs")
 KILLED = Path(__file__).parent / "killed_config.py"
 
 
@@ -52,39 +50,25 @@ def bucket(tiny_corpus):
     return bucket
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def config(tiny_config):
     return dataclasses.replace(tiny_config, log=LogConfig(every=2), checkpoint=CheckpointConfig(every=3, keep=2))
 
 
 @pytest.fixture(scope="module")
-def on_disk(tmp_path_factory, tiny_config, tiny_corpus):
+def run(config, tiny_programs):
+    """Trains on a corpus in a directory."""
+    return lambda corpus, workdir, **arguments: pretraining.pretrain(
+        config, [CorpusWeight(corpus)], workdir, make_programs=tiny_programs(), **arguments
+    )
+
+
+@pytest.fixture(scope="module")
+def on_disk(tmp_path_factory, run, tiny_corpus):
     """The same run as in the store, uninterrupted, on disk."""
-    config = dataclasses.replace(tiny_config, log=LogConfig(every=2), checkpoint=CheckpointConfig(every=3, keep=2))
     workdir = tmp_path_factory.mktemp("disk") / "run"
-    pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], workdir)
+    run(tiny_corpus, workdir)
     return workdir
-
-
-def final_state(config, workdir, corpus):
-    """Every array of the newest checkpoint, and where the run stands."""
-    task = pretraining.open_task(config, [CorpusWeight(corpus)])
-    mesh = loop.checked_mesh(task)
-    with checkpoint.Checkpoints(checkpoint.checkpoint_directory(workdir), keep=2) as checkpoints:
-        state, about = checkpoints.restore(lambda about: abstract_state(task.at(about["phase"]), mesh))
-    return jax.tree.map(np.asarray, state), about
-
-
-def untimed(workdir):
-    return [{k: v for k, v in line.items() if k != "timing"} for line in read_metrics(workdir / "metrics.jsonl")]
-
-
-def assert_same_run(config, workdir, expected, corpus):
-    (state, about), (wanted, wanted_about) = (final_state(config, w, corpus) for w in (workdir, expected))
-    assert about == wanted_about and about["cursor"]["step"] == config.total_steps
-    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(wanted), jax.tree.leaves(state), strict=True):
-        np.testing.assert_array_equal(a, b, err_msg=jax.tree_util.keystr(path))
-    assert untimed(workdir) == untimed(expected) != []
 
 
 def files_of(workdir) -> set[str]:
@@ -92,19 +76,19 @@ def files_of(workdir) -> set[str]:
     return {name for name in tree(workdir) if "/d/" not in name and "events" not in name}
 
 
-def test_a_run_in_a_store_is_a_run_on_disk(bucket, config, on_disk, tiny_corpus):
-    progress = pretraining.pretrain(config, [CorpusWeight(bucket / "corpus")], bucket / "run")
+def test_a_run_in_a_store_is_a_run_on_disk(bucket, run, config, on_disk):
+    progress = run(bucket / "corpus", bucket / "run")
     assert progress.cursor.step == 8
-    assert_same_run(config, bucket / "run", on_disk, tiny_corpus)
+    assert_same_run(bucket / "run", on_disk, config)
     assert files_of(bucket / "run") == files_of(on_disk)
     assert (bucket / "run" / "ledger.jsonl").read_bytes() == b""
     (events,) = (bucket / "run" / "tensorboard").iterdir()
     assert events.stat().length > 1000
 
 
-def test_the_commit_is_the_last_write(bucket, config):
+def test_the_commit_is_the_last_write(bucket, run):
     """And the lines that a checkpoint covers are there before it."""
-    pretraining.pretrain(config, [CorpusWeight(bucket / "corpus")], bucket / "run")
+    run(bucket / "corpus", bucket / "run")
     written = MemoryStore.written
     commits = [at for at, name in enumerate(written) if name.endswith(COMMIT_MARKER)]
     assert [written[at].split("/")[-2] for at in commits] == ["00000003", "00000006", "00000008"]
@@ -116,7 +100,8 @@ def test_the_commit_is_the_last_write(bucket, config):
     assert written.index("bucket/run/config.json") > written.index("bucket/run/ledger.jsonl")
 
 
-def test_killed_behind_any_write(bucket, config, on_disk, tiny_corpus, monkeypatch):
+@pytest.mark.slow
+def test_killed_after_any_write(bucket, run, config, on_disk, monkeypatch):
     """The store as it was after some of the writes: the same command goes on from there, and ends the same."""
     put, moments = MemoryStore.put_whole, []
 
@@ -127,7 +112,7 @@ def test_killed_behind_any_write(bucket, config, on_disk, tiny_corpus, monkeypat
 
     with monkeypatch.context() as patch:
         patch.setattr(MemoryStore, "put_whole", remember)
-        pretraining.pretrain(config, [CorpusWeight(bucket / "corpus")], bucket / "run")
+        run(bucket / "corpus", bucket / "run")
     names = [path.removeprefix("bucket/run/") for path, _ in moments]
     commits = [i for i, name in enumerate(names) if name.endswith(COMMIT_MARKER)]
     chosen = {
@@ -139,33 +124,32 @@ def test_killed_behind_any_write(bucket, config, on_disk, tiny_corpus, monkeypat
     }
     for name, (at, saves) in chosen.items():
         MemoryStore.objects = dict(moments[at][1])
-        there = list(checkpoint.committed_checkpoint_paths(checkpoint.checkpoint_directory(bucket / "run")))
-        assert [int(save.name) for save in there] == saves, name
+        assert committed(bucket / "run") == saves, name
         if saves:
             covered = [line["step"] for line in read_metrics(bucket / "run" / "metrics.jsonl")]
             assert max(covered) >= saves[0] - 1, f"{name}: a line of a committed checkpoint is lost"
-        pretraining.pretrain(config, [CorpusWeight(bucket / "corpus")], bucket / "run")
-        assert_same_run(config, bucket / "run", on_disk, tiny_corpus)
+        run(bucket / "corpus", bucket / "run")
+        assert_same_run(bucket / "run", on_disk, config)
         assert files_of(bucket / "run") == files_of(on_disk), name
 
 
-def test_a_damaged_object_is_noticed(bucket, config, on_disk, tiny_corpus, capfd):
-    pretraining.pretrain(config, [CorpusWeight(bucket / "corpus")], bucket / "run")
+def test_a_damaged_object_is_noticed(bucket, run, config, on_disk, capfd):
+    run(bucket / "corpus", bucket / "run")
     name = max((n for n in MemoryStore.objects if "/00000008/" in n), key=lambda n: len(MemoryStore.objects[n]))
     raw = bytearray(MemoryStore.objects[name])
     raw[len(raw) // 2] ^= 1
     MemoryStore.objects[name] = bytes(raw)
-    pretraining.pretrain(config, [CorpusWeight(bucket / "corpus")], bucket / "run")
+    run(bucket / "corpus", bucket / "run")
     said = capfd.readouterr().err
     assert "az://bucket/run/checkpoints/00000008 is damaged" in said and "continuing from step 6" in said
-    assert_same_run(config, bucket / "run", on_disk, tiny_corpus)
+    assert_same_run(bucket / "run", on_disk, config)
 
 
-def test_nothing_is_left_on_this_host(bucket, config, tmp_path, monkeypatch):
+def test_nothing_is_left_on_this_host(bucket, run, tmp_path, monkeypatch):
     """But the cached corpus; also when a save fails."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
-    pretraining.pretrain(config, [CorpusWeight(bucket / "corpus")], bucket / "run", profile=(2, 4))
+    run(bucket / "corpus", bucket / "run", profile=(2, 4))
     assert any(name.startswith("profile/") for name in tree(bucket / "run"))
     put = MemoryStore.put_whole
 
@@ -177,7 +161,7 @@ def test_nothing_is_left_on_this_host(bucket, config, tmp_path, monkeypatch):
     storage.copy_tree(bucket / "corpus", tmp_path / "corpus")
     monkeypatch.setattr(MemoryStore, "put_whole", fail)
     with pytest.raises(OSError, match="lost"):
-        pretraining.pretrain(config, [CorpusWeight(bucket / "corpus")], bucket / "other")
+        run(bucket / "corpus", bucket / "other")
     left = [path.name for path in (tmp_path / "temporary").iterdir() if path.name.startswith("bert_jax-")]
     assert not left
 
@@ -266,19 +250,14 @@ def test_killed_and_continued_on_s3(s3, tiny_corpus, tmp_path):
     for point, count in (("before-commit", 2), ("after-commit", 2)):
         killed = run(point, count, bucket / "corpus", bucket / "run")
         assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
-        there.append(
-            [
-                save.name
-                for save in checkpoint.committed_checkpoint_paths(checkpoint.checkpoint_directory(bucket / "run"))
-            ]
-        )
-    assert there == [["00000010"], ["00000030", "00000020", "00000010"]]
+        there.append(committed(bucket / "run"))
+    assert there == [[10], [30, 20, 10]]
     again = run("never", 1, bucket / "corpus", bucket / "run")
     assert again.returncode == 0 and "continuing from step 30" in again.stderr, again.stderr[-3000:]
     uninterrupted = run("never", 1, tiny_corpus, tmp_path / "run")
     assert uninterrupted.returncode == 0, uninterrupted.stderr[-3000:]
     config = load_config(str(KILLED))
-    assert_same_run(config, bucket / "run", tmp_path / "run", tiny_corpus)
+    assert_same_run(bucket / "run", tmp_path / "run", config)
     assert any(request.method == "PUT" for request in requests)
     assert not [request for request in requests if request.copies], "something was renamed"
     assert not [request for request in requests if (request.method, request.path) == ("PUT", f"/{bucket.name}")]

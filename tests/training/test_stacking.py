@@ -13,16 +13,15 @@ from bert_jax.data.cursor import Cursor
 from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.inference import loaded_model
 from bert_jax.objectives.masking import Vocabulary
-from bert_jax.training import loop, pretraining
-from bert_jax.training.param_paths import map_with_paths, name_leaves
+from bert_jax.training import pretraining
+from bert_jax.training.param_paths import map_with_paths
 from bert_jax.training.pretraining_task import Pretraining
+from bert_jax.training.programs import Programs
 from bert_jax.training.run_directory import checkpoint
-from bert_jax.training.run_directory.metrics import read_metrics
 from bert_jax.training.sharding import make_mesh, put_rows
-from bert_jax.training.state import InitialParams, TrainState, abstract_state, adapt_state_to_phase, state_from_initial
-from bert_jax.training.step import make_eval_step, make_train_step, put_step_inputs
-
-pytestmark = pytest.mark.usefixtures("quick_compilation", "shared_programs")
+from bert_jax.training.state import InitialParams, TrainState
+from bert_jax.training.step import put_step_inputs
+from tests.runs import arrays, assert_same_arrays, assert_same_run, final_state
 
 DEPTHS = (1, 2, 4)
 STEPS = 2
@@ -47,11 +46,14 @@ def config(tiny_config) -> Config:
     )
 
 
-def task_of(config: Config, phase: int) -> Pretraining:
-    return Pretraining(config, Vocabulary(120, 4, (0, 1, 2, 3, 4)), phase=phase)
+@pytest.fixture(scope="module")
+def programs_of(tiny_programs):
+    """Programs of a config on one device, without corpora."""
+    mesh = make_mesh(config_lib.MeshConfig(), jax.devices()[:1])
+    return lambda config: tiny_programs()(Pretraining(config, Vocabulary(120, 4, (0, 1, 2, 3, 4))), mesh)
 
 
-def random_state(task: Pretraining, mesh) -> TrainState:
+def random_state(programs: Programs, phase: int) -> TrainState:
     """As if it had been trained: no array is zero, and each count is another one."""
     rng, counts = np.random.default_rng(0), iter(range(7, 99))
 
@@ -61,19 +63,17 @@ def random_state(task: Pretraining, mesh) -> TrainState:
         lowest = 0.1 if "/nu/" in path else -1.0
         return rng.uniform(lowest, 1.0, leaf.shape).astype(leaf.dtype)
 
-    abstract = abstract_state(task, mesh)
+    abstract = programs.abstract_state(phase)
     return jax.device_put(map_with_paths(draw, abstract), jax.tree.map(lambda x: x.sharding, abstract))
 
 
-def arrays(tree) -> dict[str, np.ndarray]:
-    return {name: np.asarray(leaf) for name, leaf in name_leaves(tree).items()}
-
-
-def assert_same(found, expected) -> None:
-    found, expected = arrays(found), arrays(expected)
-    assert found.keys() == expected.keys()
-    for name, array in expected.items():
-        np.testing.assert_array_equal(found[name], array, err_msg=name)
+@pytest.fixture(scope="module")
+def rows(config, tiny_corpus):
+    """A batch of the first phase on one device."""
+    stream = pretraining.open_task(config, [CorpusWeight(tiny_corpus)]).train
+    return put_rows(
+        stream.batch(stream.resolve_cursor(Cursor())), make_mesh(config_lib.MeshConfig(), jax.devices()[:1]), 4
+    )
 
 
 def assert_grown(found, there, depth: int) -> None:
@@ -91,18 +91,15 @@ def assert_grown(found, there, depth: int) -> None:
             np.testing.assert_array_equal(found[name], array, err_msg=name)
 
 
-@pytest.fixture(scope="module")
-def mesh() -> jax.sharding.Mesh:
-    return make_mesh(config_lib.MeshConfig(), jax.devices()[:1])
-
-
-@pytest.mark.parametrize("phase", [1, 2])
-@pytest.mark.parametrize(("moments", "step_count"), [("keep", "keep"), ("keep", "reset"), ("reset", "reset")])
-def test_what_becomes_of_the_state(config, mesh, phase, moments, step_count):
+@pytest.mark.parametrize(
+    ("phase", "moments", "step_count"),
+    [(1, "keep", "keep"), (1, "keep", "reset"), (1, "reset", "reset"), (2, "keep", "keep")],
+)
+def test_what_becomes_of_the_state(config, programs_of, phase, moments, step_count):
     phases = tuple(dataclasses.replace(p, moments=moments, step_count=step_count) for p in config.phases)
-    config = dataclasses.replace(config, phases=phases)
-    before = random_state(task_of(config, phase - 1), mesh)
-    after = adapt_state_to_phase(before, task_of(config, phase), mesh)
+    programs = programs_of(dataclasses.replace(config, phases=phases))
+    before = random_state(programs, phase - 1)
+    after = programs.enter_phase(before, phase)
     assert_grown(after.params, before.params, DEPTHS[phase])
     if moments == "keep":
         assert_grown(after.optimizer.mu, before.optimizer.mu, DEPTHS[phase])
@@ -112,72 +109,64 @@ def test_what_becomes_of_the_state(config, mesh, phase, moments, step_count):
         assert arrays(after.optimizer.mu).keys() == arrays(after.params).keys()
     count = int(before.optimizer.count)
     assert count > 1 and int(after.optimizer.count) == (count if step_count == "keep" else 0)
-    assert (
-        int(after.step) == int(before.step)
-        and int(after.divergence.skipped_steps) == int(before.divergence.skipped_steps) > 0
-    )
+    assert int(after.step) == int(before.step)
+    assert int(after.divergence.skipped_steps) == int(before.divergence.skipped_steps) > 0
     assert int(after.divergence.finite_losses) == 0
-    shapes = [
-        jax.tree.map(lambda x: (x.shape, x.dtype), tree)
-        for tree in (after, abstract_state(task_of(config, phase), mesh))
-    ]
-    assert shapes[0] == shapes[1]
+    found, expected = (
+        jax.tree.map(lambda x: (x.shape, x.dtype), tree) for tree in (after, programs.abstract_state(phase))
+    )
+    assert found == expected
 
 
-def test_a_deeper_start_is_not_the_same_function(config, tiny_corpus, mesh):
+def test_a_deeper_start_is_not_the_same_function(config, programs_of, rows):
     """Stacking preserves no function: a test that it did would be wrong."""
-    task = pretraining.open_task(config, [CorpusWeight(tiny_corpus)])
-    rows = put_rows(task.train.batch(task.train.resolve_cursor(Cursor())), mesh, 4)
-    state = random_state(task.at(0), mesh)
-    losses = []
+    programs = programs_of(config)
+    state, losses = random_state(programs, 0), []
     for phase in range(3):
-        state = adapt_state_to_phase(state, task.at(phase), mesh) if phase else state
-        _, sums = make_eval_step(task.at(phase), mesh)(state.params, rows)
+        state = programs.enter_phase(state, phase) if phase else state
+        _, sums = programs.eval_step(phase)(state.params, rows)
         losses.append(float(sums["mlm_loss"].sum / sums["mlm_loss"].weight))
     assert np.abs(np.diff(losses)).min() > 1e-4, losses  # rounding moves them by 1e-6
 
 
-def test_a_count_that_starts_anew_corrects_bias_anew(config, tiny_corpus, mesh):
+def test_a_count_that_starts_anew_corrects_bias_anew(config, programs_of, rows):
     """After a reset of both, the first step is that of a new optimizer; else it differs."""
     model = dataclasses.replace(config.model, hidden_dropout=0.0, attention_dropout=0.0)  # the step decides dropout
-    updates = {}
+    updates, inputs = {}, None
     for moments, step_count in (("keep", "keep"), ("keep", "reset"), ("reset", "reset")):
         phases = tuple(dataclasses.replace(p, moments=moments, step_count=step_count) for p in config.phases)
-        changed = dataclasses.replace(config, model=model, phases=phases)
-        task = pretraining.open_task(changed, [CorpusWeight(tiny_corpus)])
-        if not updates:
-            rows = put_rows(task.train.batch(task.train.resolve_cursor(Cursor())), mesh, 4)
-            program, inputs = make_train_step(task.at(1), mesh, 1), put_step_inputs(1e-3, 1, mesh)
-        state = adapt_state_to_phase(random_state(task.at(0), mesh), task.at(1), mesh)
+        programs = programs_of(dataclasses.replace(config, model=model, phases=phases))
+        if inputs is None:
+            program, inputs = programs.train_step(1, 1), put_step_inputs(1e-3, 1, programs.mesh)
+        state = programs.enter_phase(random_state(programs, 0), 1)
         params = jax.device_get(state.params)
         updates[moments, step_count] = program(state, rows, inputs)[0]
-    fresh, _ = program(state_from_initial(task.at(1), mesh, InitialParams(params)), rows, inputs)
-    assert_same(updates["reset", "reset"].params, fresh.params)
-    assert_same(updates["reset", "reset"].optimizer, fresh.optimizer)
+    fresh, _ = program(programs.state_from_initial(InitialParams(params), 1), rows, inputs)
+    assert_same_arrays(updates["reset", "reset"].params, fresh.params)
+    assert_same_arrays(updates["reset", "reset"].optimizer, fresh.optimizer)
     assert int(fresh.optimizer.count) == 1 == int(updates["keep", "reset"].optimizer.count)
     words = [np.asarray(state.params["encoder"]["embeddings"]["word"]) for state in updates.values()]
     for i, j in ((0, 1), (0, 2), (1, 2)):
         assert np.abs(words[i] - words[j]).max() > 1e-5
 
 
-def test_shared_layers_grow_without_parameters(config, tiny_corpus, mesh):
+def test_shared_layers_grow_without_parameters(config, programs_of, rows):
     """ALBERT: one set of parameters, used once, twice, four times."""
-    shared = config_lib.replace(config, model={"parameter_groups": 1})
-    task = pretraining.open_task(shared, [CorpusWeight(tiny_corpus)])
-    rows = put_rows(task.train.batch(task.train.resolve_cursor(Cursor())), mesh, 4)
-    before = random_state(task.at(0), mesh)
-    after = adapt_state_to_phase(before, task.at(1), mesh)
-    assert_same((after.params, after.optimizer), (before.params, before.optimizer))
+    programs = programs_of(config_lib.replace(config, model={"parameter_groups": 1}))
+    before = random_state(programs, 0)
+    after = programs.enter_phase(before, 1)
+    assert_same_arrays((after.params, after.optimizer), (before.params, before.optimizer))
     assert {len(array) for name, array in arrays(after.params).items() if "/layers/" in name} == {1}
-    sums = [make_eval_step(task.at(phase), mesh)(after.params, rows)[1]["mlm_loss"] for phase in (0, 1)]
+    sums = [programs.eval_step(phase)(after.params, rows)[1]["mlm_loss"] for phase in (0, 1)]
     assert abs(float(sums[0].sum - sums[1].sum)) > 1e-2 * float(sums[0].weight)
 
 
 @pytest.fixture(scope="module")
-def whole(config, tiny_corpus, tmp_path_factory, shared_programs, quick_compilation):
+def whole(config, tiny_corpus, tmp_path_factory, tiny_programs):
     """The run, uninterrupted."""
     workdir = tmp_path_factory.mktemp("growing") / "run"
-    assert pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], workdir).ended == "steps"
+    progress = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], workdir, make_programs=tiny_programs())
+    assert progress.ended == "steps"
     return workdir
 
 
@@ -189,17 +178,6 @@ def cut_at(workdir, step: int, directory):
         if int(save.name) > step:
             shutil.rmtree(save)
     return copy
-
-
-def final(workdir, config: Config, corpus):
-    task = pretraining.open_task(config, [CorpusWeight(corpus)])
-    mesh = loop.checked_mesh(task)
-    with checkpoint.Checkpoints(checkpoint.checkpoint_directory(workdir), keep=9) as checkpoints:
-        return checkpoints.restore(lambda about: abstract_state(task.at(about["phase"]), mesh))
-
-
-def numbers(workdir) -> list[dict]:
-    return [{k: v for k, v in line.items() if k != "timing"} for line in read_metrics(workdir / "metrics.jsonl")]
 
 
 def test_every_checkpoint_has_the_depth_that_it_was_trained_with(whole, tmp_path):
@@ -216,20 +194,17 @@ def test_every_checkpoint_has_the_depth_that_it_was_trained_with(whole, tmp_path
             assert np.isfinite(model.encode(["the river sings"])).all()
 
 
-@pytest.mark.parametrize("step", [STEPS, STEPS + 1, 2 * STEPS, 2 * STEPS + 1])
-def test_stopped_right_before_or_behind_a_switch(whole, config, tiny_corpus, tmp_path, step):
+@pytest.mark.parametrize("step", [STEPS, STEPS + 1, 2 * STEPS])
+def test_stopped_right_before_or_after_a_switch(whole, config, tiny_corpus, tiny_programs, tmp_path, step):
     cut = cut_at(whole, step, tmp_path)
-    progress = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], cut)
+    progress = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], cut, make_programs=tiny_programs())
     assert progress.ended == "steps" and progress.cursor.step == 3 * STEPS
-    (expected, about), (found, found_about) = (final(workdir, config, tiny_corpus) for workdir in (whole, cut))
-    assert found_about == about
-    assert_same(found, expected)
-    assert numbers(cut) == numbers(whole)
+    assert_same_run(cut, whole, config)
 
 
-def test_the_layers_part_after_the_switch(whole, config, tiny_corpus):
+def test_the_layers_part_after_the_switch(whole, config):
     """They are trained each on its own; the count of the last phase is its own."""
-    state, _ = final(whole, config, tiny_corpus)
+    state, _ = final_state(whole, config)
     kernel = np.asarray(state.params["encoder"]["layers"]["up"]["kernel"])
     assert all(np.abs(kernel[i] - kernel[j]).max() > 1e-4 for i, j in ((0, 1), (0, 2), (1, 3)))
     assert int(state.optimizer.count) == STEPS and int(state.step) == 3 * STEPS

@@ -15,11 +15,9 @@ import pytest
 from bert_jax.config import Config, ModelConfig, OptimizerConfig, Phase
 from bert_jax.objectives.masking import Vocabulary
 from bert_jax.training.pretraining_task import Pretraining
+from bert_jax.training.programs import Programs
 from bert_jax.training.sharding import make_mesh, put_rows
-from bert_jax.training.state import init_state
-from bert_jax.training.step import make_eval_step, make_train_step, put_step_inputs
-
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+from bert_jax.training.step import put_step_inputs
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "step.json"
 ROWS, SEQ_LEN = 8, 24
@@ -65,11 +63,12 @@ def rows() -> dict[str, np.ndarray]:
 def measure(config: Config) -> dict[str, float]:
     task = Pretraining(config, Vocabulary(64, 4, (0, 1, 2, 3, 4)))
     mesh = make_mesh(config.mesh, jax.devices()[:1])
-    state = init_state(task, mesh)
+    programs = Programs(task, mesh)
+    state = programs.init_state()
     batch = put_rows(rows(), mesh, ROWS)
-    _, sums = make_eval_step(task, mesh)(state.params, batch)
+    _, sums = programs.eval_step(0)(state.params, batch)
     quiet = {f"evaluation {name}": float(value.sum / value.weight) for name, value in sums.items()}
-    _, metrics = make_train_step(task, mesh, 1)(state, batch, put_step_inputs(0.01, 1, mesh))
+    _, metrics = programs.train_step(0, 1)(state, batch, put_step_inputs(0.01, 1, mesh))
     return {name: float(value) for name, value in sorted(metrics.items())} | quiet
 
 

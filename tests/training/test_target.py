@@ -9,11 +9,8 @@ from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.training import pretraining
 from bert_jax.training.pretraining_task import Pretraining
-from bert_jax.training.reporter import Reporter
 from bert_jax.training.run_directory import checkpoint
-from bert_jax.training.run_directory.metrics import read_metrics
-
-pytestmark = pytest.mark.usefixtures("quick_compilation", "shared_programs")
+from tests.runs import numbers
 
 
 @pytest.fixture(scope="module")
@@ -33,122 +30,137 @@ def aiming(config: Config, goal: float | None, every: int | None = None) -> Conf
     return dataclasses.replace(config, target=TargetConfig(goal, every))
 
 
-def lines(workdir, split: str) -> list[dict]:
-    found = read_metrics(workdir / "metrics.jsonl")
-    return [{k: v for k, v in line.items() if k != "timing"} for line in found if line["split"] == split]
-
-
 def files(workdir) -> list[tuple]:
     kept = [*(workdir / "checkpoints").rglob("*"), workdir / "metrics.jsonl"]
     return sorted((path, path.stat().st_mtime_ns) for path in kept)
 
 
 @pytest.fixture
-def evaluations(monkeypatch) -> list[float]:
-    """Accuracies that were found: 0.1, 0.2, and so on, whatever the parameters are."""
-    found: list[float] = []
+def run(tiny_corpus, tiny_programs):
+    """Trains in a directory, with hooks of `runs.share_programs`."""
+    parts = [CorpusWeight(tiny_corpus)]
+    return lambda config, workdir, **hooks: pretraining.pretrain(
+        config, parts, workdir, make_programs=tiny_programs(**hooks)
+    )
+
+
+class Scored(Pretraining):
+    """Its accuracy is 0.1, 0.2, and so on, whatever the parameters are."""
+
+    found: list[float]
 
     def evaluate(self, score, batch_size):
-        found.append(round(0.1 * (len(found) + 1), 1))
-        return {"mlm_accuracy": found[-1]}
-
-    monkeypatch.setattr(Pretraining, "evaluate", evaluate)
-    return found
+        self.found.append(round(0.1 * (len(self.found) + 1), 1))
+        return {"mlm_accuracy": self.found[-1]}
 
 
-def test_a_run_ends_where_it_reaches_its_target(config, tiny_corpus, tmp_path, evaluations):
+@pytest.fixture
+def evaluations() -> list[float]:
+    """The accuracies of the runs with `scored` so far."""
+    return []
+
+
+@pytest.fixture
+def scored_run(run, evaluations):
+    """Trains with the accuracies of `Scored`."""
+
+    def change_task(task):
+        scored = Scored(*(getattr(task, field.name) for field in dataclasses.fields(task)))
+        scored.__class__.found = evaluations
+        return scored
+
+    return lambda config, workdir: run(config, workdir, change_task=change_task)
+
+
+def test_a_run_ends_where_it_reaches_its_target(config, scored_run, evaluations, tmp_path):
     """Evaluations are where 20, 40, 60 ... rows are reached: with 8 rows a step, then with 4."""
-    workdir, parts = tmp_path / "run", [CorpusWeight(tiny_corpus)]
-    progress = pretraining.pretrain(aiming(config, 0.3, 20), parts, workdir)
+    workdir = tmp_path / "run"
+    progress = scored_run(aiming(config, 0.3, 20), workdir)
     assert (progress.ended, progress.cursor.step, progress.cursor.rows) == ("target", 11, 60)
-    assert [line["step"] for line in lines(workdir, "validation")] == [3, 6, 11]
+    assert [line["step"] for line in numbers(workdir, "validation")] == [3, 6, 11]
     assert evaluations == [0.1, 0.2, 0.3] and progress.evaluation == {"mlm_accuracy": 0.3}
     (saved,) = checkpoint.committed_checkpoint_paths(checkpoint.checkpoint_directory(workdir))
     assert saved.name == "00000011" and checkpoint.read_metadata(saved)["ended"] == "target"
     # The same command, or an easier target, does nothing more.
     before = files(workdir)
     for goal in (0.3, 0.2):
-        assert pretraining.pretrain(aiming(config, goal, 20), parts, workdir) == progress
+        assert scored_run(aiming(config, goal, 20), workdir) == progress
     assert files(workdir) == before and len(evaluations) == 3
     # A higher one continues the run; one that is never reached lets it end with its steps.
-    progress = pretraining.pretrain(aiming(config, 0.5, 20), parts, workdir)
+    progress = scored_run(aiming(config, 0.5, 20), workdir)
     assert (progress.ended, progress.cursor.step) == ("target", 21)
-    progress = pretraining.pretrain(aiming(config, 0.9, 20), parts, workdir)
+    progress = scored_run(aiming(config, 0.9, 20), workdir)
     assert (progress.ended, progress.cursor.step) == ("steps", 22)
-    assert [line["step"] for line in lines(workdir, "validation")] == [3, 6, 11, 16, 21, 22]
-    assert [line["step"] for line in lines(workdir, "train")] == list(range(1, 23))
+    assert [line["step"] for line in numbers(workdir, "validation")] == [3, 6, 11, 16, 21, 22]
+    assert [line["step"] for line in numbers(workdir, "train")] == list(range(1, 23))
 
 
-def test_a_target_reached_in_parts_is_the_same_run(config, tiny_corpus, tmp_path, evaluations):
-    whole, parts = tmp_path / "whole", [CorpusWeight(tiny_corpus)]
-    pretraining.pretrain(aiming(config, 0.9, 20), parts, whole)
+def test_a_target_reached_in_parts_is_the_same_run(config, scored_run, evaluations, tmp_path):
+    whole = tmp_path / "whole"
+    scored_run(aiming(config, 0.9, 20), whole)
     evaluations.clear()
-    pretraining.pretrain(aiming(config, 0.1, 20), parts, tmp_path / "run")
-    pretraining.pretrain(aiming(config, 0.9, 20), parts, tmp_path / "run")
+    scored_run(aiming(config, 0.1, 20), tmp_path / "run")
+    scored_run(aiming(config, 0.9, 20), tmp_path / "run")
     for split in ("train", "validation"):
-        assert lines(tmp_path / "run", split) == lines(whole, split)
+        assert numbers(tmp_path / "run", split) == numbers(whole, split)
 
 
-def test_a_finished_run_is_lengthened(config, tiny_corpus, tmp_path):
+def test_a_finished_run_is_lengthened(config, run, tmp_path):
     """By two steps and a second phase: bit-identical to the longer run at once. With another schedule it is refused."""
-    first, parts = dataclasses.replace(config.phases[0], decay="constant"), [CorpusWeight(tiny_corpus)]
+    first = dataclasses.replace(config.phases[0], decay="constant")
     config = dataclasses.replace(config, evaluation=EvaluationConfig(every=0, rows=8, batch_size=8))
     longer = dataclasses.replace(config, phases=(dataclasses.replace(first, steps=6), config.phases[1]))
-    whole = pretraining.pretrain(longer, parts, tmp_path / "whole")
-    progress = pretraining.pretrain(dataclasses.replace(config, phases=(first,)), parts, tmp_path / "run")
+    whole = run(longer, tmp_path / "whole")
+    progress = run(dataclasses.replace(config, phases=(first,)), tmp_path / "run")
     assert progress.cursor.step == 4 and progress.ended == "steps"
-    assert pretraining.pretrain(longer, parts, tmp_path / "run") == whole
-    assert lines(tmp_path / "run", "train") == lines(tmp_path / "whole", "train")
-    assert lines(tmp_path / "run", "validation")[1:] == lines(tmp_path / "whole", "validation")
+    assert run(longer, tmp_path / "run") == whole
+    assert numbers(tmp_path / "run", "train") == numbers(tmp_path / "whole", "train")
+    assert numbers(tmp_path / "run", "validation")[1:] == numbers(tmp_path / "whole", "validation")
     before = files(tmp_path / "run")
     steeper = dataclasses.replace(longer, phases=(longer.phases[0], dataclasses.replace(longer.phases[1], steps=30)))
     with pytest.raises(UserError, match=r"phases.1.steps 18 -> 30.*the learning rate of step 8 was .*--init-from"):
-        pretraining.pretrain(steeper, parts, tmp_path / "run")
+        run(steeper, tmp_path / "run")
     assert files(tmp_path / "run") == before
 
 
-def test_a_second_run_is_refused_while_the_first_goes_on(config, tiny_corpus, tmp_path, monkeypatch):
-    workdir, parts, refused, push = tmp_path / "run", [CorpusWeight(tiny_corpus)], [], Reporter.add_step
+def test_a_second_run_is_refused_while_the_first_goes_on(config, run, tmp_path):
+    workdir, refused = tmp_path / "run", []
 
-    def push_and_start_another(self, step, *rest):
-        push(self, step, *rest)
+    def start_another(step, _):
         if step == 3:
             with pytest.raises(UserError, match=r"run is in use by process \d+ on "):
-                pretraining.pretrain(aiming(config, 1.0, 200), parts, workdir)
+                run(aiming(config, 1.0, 200), workdir)
             refused.append(step)
 
-    monkeypatch.setattr(Reporter, "add_step", push_and_start_another)
-    pretraining.pretrain(aiming(config, 1.0, 200), parts, workdir)
-    assert refused == [3] and [line["step"] for line in lines(workdir, "train")] == list(range(1, 23))
+    run(aiming(config, 1.0, 200), workdir, before_step=start_another)
+    assert refused == [3] and [line["step"] for line in numbers(workdir, "train")] == list(range(1, 23))
     assert not (workdir / "run.lock").exists()
 
 
-def test_a_real_figure_is_looked_at(config, tiny_corpus, tmp_path):
+def test_a_real_figure_is_looked_at(config, run, tmp_path):
     """Its own accuracy ends the run at once, and one a little higher does not."""
-    whole, parts = tmp_path / "whole", [CorpusWeight(tiny_corpus)]
-    assert pretraining.pretrain(aiming(config, 1.0, 32), parts, whole).ended == "steps"
-    validation = lines(whole, "validation")
+    whole = tmp_path / "whole"
+    assert run(aiming(config, 1.0, 32), whole).ended == "steps"
+    validation = numbers(whole, "validation")
     assert [line["step"] for line in validation] == [4, 12, 20, 22]
     first = next(line for line in validation if line["mlm_accuracy"] > 0)
-    progress = pretraining.pretrain(aiming(config, first["mlm_accuracy"], 32), parts, tmp_path / "run")
+    progress = run(aiming(config, first["mlm_accuracy"], 32), tmp_path / "run")
     assert (progress.ended, progress.cursor.step) == ("target", first["step"]) and first["step"] < 22
-    progress = pretraining.pretrain(aiming(config, first["mlm_accuracy"] + 1e-6, 32), parts, tmp_path / "run")
+    progress = run(aiming(config, first["mlm_accuracy"] + 1e-6, 32), tmp_path / "run")
     assert progress.cursor.step > first["step"]
 
 
-def test_evaluations_change_nothing_of_the_run(config, tiny_corpus, tmp_path):
+def test_evaluations_change_nothing_of_the_run(config, run, tmp_path):
     often = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, every=1))
     never = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, every=0))
     runs = {"often": often, "never": never, "by rows": aiming(config, 1.0, 1)}
-    places = {
-        name: pretraining.pretrain(one, [CorpusWeight(tiny_corpus)], tmp_path / name) for name, one in runs.items()
-    }
-    steps = {name: [line["step"] for line in lines(tmp_path / name, "validation")] for name in runs}
+    places = {name: run(one, tmp_path / name) for name, one in runs.items()}
+    steps = {name: [line["step"] for line in numbers(tmp_path / name, "validation")] for name in runs}
     assert steps == {"often": list(range(1, 23)), "never": [22], "by rows": list(range(1, 23))}
-    reference = lines(tmp_path / "never", "train")
+    reference = numbers(tmp_path / "never", "train")
     assert len({line["loss"] for line in reference}) == 22
     for name, place in places.items():
-        assert lines(tmp_path / name, "train") == reference and place == places["never"], name
+        assert numbers(tmp_path / name, "train") == reference and place == places["never"], name
 
 
 @pytest.mark.parametrize(
@@ -169,7 +181,7 @@ def test_mlperf_says_how_often(batch_size, rows):
     assert TargetConfig(0.72, every=1000).rows_between(batch_size) == 1000
 
 
-def test_an_mlperf_run_evaluates_by_its_formula(config, tiny_corpus, tmp_path, monkeypatch, evaluations):
+def test_an_mlperf_run_evaluates_by_its_formula(config, scored_run, tmp_path, monkeypatch):
     """The loop asks for the batch size of the phase that it is in."""
     asked = []
 
@@ -178,6 +190,6 @@ def test_an_mlperf_run_evaluates_by_its_formula(config, tiny_corpus, tmp_path, m
         return 52
 
     monkeypatch.setattr(TargetConfig, "rows_between", rows_between)
-    pretraining.pretrain(aiming(config, 1.0), [CorpusWeight(tiny_corpus)], tmp_path / "run")
+    scored_run(aiming(config, 1.0), tmp_path / "run")
     assert asked == [8] * 4 + [4] * 18
-    assert [line["step"] for line in lines(tmp_path / "run", "validation")] == [9, 22]
+    assert [line["step"] for line in numbers(tmp_path / "run", "validation")] == [9, 22]

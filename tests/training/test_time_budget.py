@@ -112,7 +112,7 @@ def test_phases_without_hours_have_no_decisions(tmp_path):
     assert steps == 12 and not (tmp_path / "ledger").exists() and rates[5] == 2.0
 
 
-def test_a_run_that_the_clock_ends(tiny_config, tiny_corpus, tmp_path, monkeypatch):
+def test_a_run_that_the_clock_ends(tiny_config, tiny_corpus, tiny_programs, tmp_path, monkeypatch):
     """Every reading of the clock takes a minute: an hour has 60 steps. A finished run does nothing more."""
     phase = dataclasses.replace(tiny_config.phases[0], steps=1000, warmup_steps=100, hours=0.5)
     config = dataclasses.replace(tiny_config, phases=(phase,))
@@ -123,8 +123,14 @@ def test_a_run_that_the_clock_ends(tiny_config, tiny_corpus, tmp_path, monkeypat
         "__init__",
         lambda self, *args: original(self, *args, clock=lambda: 60.0 * next(minutes)),
     )
-    progress = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
+
+    def run():
+        return pretraining.pretrain(
+            config, [CorpusWeight(tiny_corpus)], tmp_path / "run", make_programs=tiny_programs()
+        )
+
+    progress = run()
     assert progress.ended == "time" and 28 <= progress.cursor.step <= 31
     rates = [line["learning_rate"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl") if "loss" in line]
     assert rates[-1] < 0.2 * max(rates)
-    assert pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run") == progress
+    assert run() == progress

@@ -8,9 +8,13 @@ the norms across devices.
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import optax
 
 from bert_jax.config import OptimizerConfig
 from bert_jax.shapes import Array, Float
+from bert_jax.training.optimizers import OptimizerDescription
+from bert_jax.training.optimizers.adamw import adam
+from bert_jax.training.optimizers.param_rules import ParamRule
 
 
 class Flavour(NamedTuple):
@@ -45,3 +49,22 @@ def trust_ratio(
     nonzero = (weight_squares > 0) & (update_squares > 0)
     ratio = jnp.sqrt(weight_squares) / jnp.sqrt(jnp.where(nonzero, update_squares, 1.0))
     return jnp.where(nonzero, jnp.clip(ratio, config.min_trust_ratio, config.max_trust_ratio), 1.0)
+
+
+def _transform(config: OptimizerConfig, rules: object) -> optax.GradientTransformation:
+    corrected = FLAVOURS[config.lamb_flavour].bias_correction
+    return adam(config, corrected if config.bias_correction is None else config.bias_correction)
+
+
+def _is_adapted(config: OptimizerConfig, rule: ParamRule) -> bool:
+    return rule.decayed or FLAVOURS[config.lamb_flavour].adapt_undecayed
+
+
+OPTIMIZER = OptimizerDescription(
+    transform=_transform,
+    moments=2,
+    # As AdamW; direction and weights are read again for their norms.
+    step_bytes=40.0,
+    is_adapted=_is_adapted,
+    trust_ratio=trust_ratio,
+)

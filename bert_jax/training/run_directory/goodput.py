@@ -54,7 +54,7 @@ class GoodputRecorder:
         elapsed = time.time() - self.start_time
         kinds = self.seconds | {"step": elapsed - sum(self.seconds.values())}
         line = {"start_time": self.start_time, "step": step, "seconds": {k: round(v, 3) for k, v in kinds.items()}}
-        self._file.add(line)
+        self._file.write(line)
 
     def close(self) -> None:
         """Close the file after all lines are written."""

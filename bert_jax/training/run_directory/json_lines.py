@@ -106,14 +106,14 @@ class JsonLines:
 
         Args:
           path: the file; created with the first line.
-          durable: a line is on the disk or in the store when `add` returns, and survives a power failure.
+          durable: a line is on the disk or in the store when `write` returns, and survives a power failure.
         """
         self._path, self._durable, self._uploads = path, durable, None
         if is_remote(path):
             self._lines = [path.read_bytes()] if path.exists() else []
             self._uploads = BackgroundUpload(lambda: write_atomic(path, b"".join(self._lines)))
 
-    def add(self, value: Value) -> None:
+    def write(self, value: Value) -> None:
         """Append a line."""
         line = json.dumps(value).encode() + b"\n"
         if self._uploads is None:

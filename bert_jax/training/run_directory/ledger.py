@@ -90,7 +90,7 @@ class Ledger:
             values = make()
             if values is None:
                 return None
-            self._file.add({"event": event, **values})
+            self._file.write({"event": event, **values})
             return json.loads(json.dumps({"event": event, **values}))  # the value that a resumed run reads
 
         entry = broadcast_from_first(f"a decision on {event}", written)

@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 from bert_jax.errors import UserError, install_command
 from bert_jax.storage import BackgroundUpload, StagedDirectory, StoredPath, is_remote
@@ -22,19 +22,6 @@ from bert_jax.training.run_directory.json_lines import JsonLines, is_number, rea
 Line = dict[str, Any]
 WANDB_ID = "wandb_id"
 """File in a work directory with the id of its Weights & Biases run, so that the id moves with the directory."""
-
-
-class Sink(Protocol):
-    """A destination of lines."""
-
-    def write(self, line: Line) -> None:
-        """Write the next line."""
-
-    def flush(self) -> None:
-        """Write all lines to the destination."""
-
-    def close(self) -> None:
-        """Flush and close."""
 
 
 class MetricsWriter:
@@ -58,7 +45,7 @@ class MetricsWriter:
         """
         self.path = workdir / "metrics.jsonl"
         with contextlib.ExitStack() as on_failure:
-            views: list[Sink] = []
+            views: list[_TensorBoardEvents | _WandbRun] = []
             if wandb is not None:
                 views.append(_WandbRun(workdir, wandb))
             if tensorboard:
@@ -68,7 +55,8 @@ class MetricsWriter:
             for line in truncate_lines(self.path, _is_line, lambda line: line["step"] <= resumed_step):
                 for view in views:
                     view.write(line)
-            self._sinks: list[Sink] = [_MetricsFile(self.path), *views]
+            # metrics.jsonl, from which all views can be rebuilt.
+            self._sinks = [JsonLines(self.path, durable=False), *views]
             on_failure.pop_all()
 
     def write(self, step: int, split: str, values: dict[str, float], timing: dict[str, float]) -> None:
@@ -89,22 +77,6 @@ class MetricsWriter:
         with contextlib.ExitStack() as closing:
             for sink in self._sinks:
                 closing.callback(sink.close)
-
-
-class _MetricsFile:
-    """metrics.jsonl, from which all views can be rebuilt."""
-
-    def __init__(self, path: StoredPath):
-        self._file = JsonLines(path, durable=False)
-
-    def write(self, line: Line) -> None:
-        self._file.add(line)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
 
 
 class _TensorBoardEvents:

@@ -1,20 +1,17 @@
-"""bert_jax's side of `scripts/benchmarks/bench.py`: ceilings of the machine, and the train step on synthetic rows.
+"""The train step on synthetic rows, which most benchmarks time, and the rates of the machine that it is compared with.
 
-Needs jax, flax, optax and numpy. Import it after the CPU affinity of the process is set.
+Needs jax, flax, optax and numpy. The number of cores is that at the first use of a device.
 """
 
 import dataclasses
 import math
-import os
 import time
 from typing import Any
 
-import flax
+import harness  # noqa: F401 (makes bert_jax importable)
 import jax
 import jax.numpy as jnp
-import jaxlib
 import numpy as np
-import optax
 
 from bert_jax.config import Config, DataConfig, ModelConfig, ObjectiveConfig, OptimizerConfig, Phase
 from bert_jax.errors import UserError
@@ -23,10 +20,19 @@ from bert_jax.model.flops import pretraining_flops
 from bert_jax.objectives import masking
 from bert_jax.objectives.masking import Vocabulary
 from bert_jax.training.pretraining_task import Pretraining
+from bert_jax.training.programs import Programs
 from bert_jax.training.sharding import check_rows, make_mesh, put_rows
-from bert_jax.training.state import abstract_state, init_state
-from bert_jax.training.step import make_train_step, put_step_inputs
+from bert_jax.training.step import put_step_inputs
 
+# (layers, width): Turc et al. 2019, table 1; Devlin et al. 2019, section 3.
+PRESETS = {
+    "bert_tiny": (2, 128),
+    "bert_mini": (4, 256),
+    "bert_small": (4, 512),
+    "bert_medium": (8, 512),
+    "bert_base": (12, 768),
+    "bert_large": (24, 1024),
+}
 # bert-base-uncased: [PAD], [UNK], [CLS], [SEP], [MASK].
 PAD, UNK, CLS, SEP, MASK = 0, 100, 101, 102, 103
 VOCABULARY = Vocabulary(30522, MASK, (PAD, UNK, CLS, SEP, MASK))
@@ -34,22 +40,67 @@ FIRST_WORD = 1000
 """First id of bert-base-uncased's vocabulary after special and unused ids."""
 
 
-def model_config(case: Any) -> ModelConfig:
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One program on one set of shapes."""
+
+    preset: str
+    seq_len: int
+    batch: int
+    hidden_dropout: float = 0.1
+    attention_dropout: float = 0.1
+    dtype: str = "float32"
+    attention: str = "reference"
+    optimizer: str = "adamw"
+    accumulation: int = 1
+    scan_unroll: int = 1
+    remat: str = "none"
+    pair: str = "nsp"
+    variant: str | None = None
+    """Variant of the peer: stock or gathered; None is bert_jax."""
+
+    @property
+    def program(self) -> str:
+        """Name of the measured program."""
+        return f"transformers {self.variant}" if self.variant else "bert_jax"
+
+    @property
+    def dropout(self) -> str:
+        """One rate, or hidden/attention."""
+        same = self.hidden_dropout == self.attention_dropout
+        return f"{self.hidden_dropout:g}" + ("" if same else f"/{self.attention_dropout:g}")
+
+    @property
+    def shapes(self) -> tuple:
+        """Settings that must be equal for a comparison with the peer."""
+        return self.preset, self.seq_len, self.batch, self.hidden_dropout, self.attention_dropout, self.dtype
+
+
+def model_config(case: Case) -> ModelConfig:
     """Model config of a case.
 
     Raises:
       UserError: contradicting settings.
     """
-    base = families.bert(*case.size)
+    base = families.bert(*PRESETS[case.preset])
+    same = ("hidden_dropout", "attention_dropout", "attention", "remat", "scan_unroll")
     return dataclasses.replace(
         base,
-        hidden_dropout=case.hidden_dropout,
-        attention_dropout=case.attention_dropout,
-        attention=case.attention,
         compute_dtype=case.dtype,
-        remat=case.remat,
-        scan_unroll=case.scan_unroll,
         max_positions=max(base.max_positions, case.seq_len),
+        **{name: getattr(case, name) for name in same},
+    )
+
+
+def config_of(case: Case) -> Config:
+    """Config of a run with the model and the shapes of a case; UserError for contradicting settings."""
+    return Config(
+        name=case.preset,
+        model=model_config(case),
+        objective=ObjectiveConfig(pair=case.pair),
+        data=DataConfig(examples_per_row=1),
+        optimizer=OptimizerConfig(name=case.optimizer),
+        phases=(Phase(seq_len=case.seq_len, batch_size=case.batch, accumulation=case.accumulation),),
     )
 
 
@@ -58,7 +109,7 @@ def predictions(seq_len: int) -> int:
     return int(masking.prediction_counts(ObjectiveConfig().mask_rate, seq_len)[-1])
 
 
-def step_flops(case: Any) -> float:
+def step_flops(case: Case) -> float:
     """FLOPs that the model needs for one step, with the MLM head on the masked positions only."""
     return pretraining_flops(model_config(case), case.batch, case.seq_len, predictions(case.seq_len))
 
@@ -86,40 +137,48 @@ def synthetic_rows(batch: int, seq_len: int, seed: int = 0) -> dict[str, np.ndar
     }
 
 
-class BertJaxStep:
-    """The compiled train step of one case, ready to be timed."""
+class TrainStep:
+    """The compiled train step of a config on one batch, ready to be timed.
 
-    def __init__(self, case: Any, devices: int):
-        self.config = config = Config(
-            name=case.preset,
-            model=model_config(case),
-            objective=ObjectiveConfig(pair=case.pair),
-            data=DataConfig(examples_per_row=1),
-            optimizer=OptimizerConfig(name=case.optimizer),
-            phases=(Phase(seq_len=case.seq_len, batch_size=case.batch, accumulation=case.accumulation),),
-        )
-        task = Pretraining(config, VOCABULARY)
-        mesh = make_mesh(config.mesh, jax.devices()[:devices])
-        check_rows(case.batch, case.accumulation, mesh, "batch")
-        self.rows = put_rows(synthetic_rows(case.batch, case.seq_len), mesh, case.batch)
-        self.inputs = put_step_inputs(
-            1e-8, 1, mesh
-        )  # tiny learning rate, as in a long warmup: the loss stays that of random weights
-        step = make_train_step(task, mesh, case.accumulation)
+    Raises:
+      UserError: contradicting settings, or there are fewer devices than requested.
+    """
+
+    def __init__(self, config: Config, devices: int = 1):
+        if jax.device_count() < devices:
+            raise UserError(f"--devices {devices}: jax sees {jax.device_count()}")
+        self.task = Pretraining(config, VOCABULARY._replace(size=config.model.vocab_size))
+        self.phase = phase = config.phases[0]
+        self.mesh = make_mesh(config.mesh, jax.devices()[:devices])
+        self.accumulation = phase.accumulation or phase.fewest_micro_batches
+        check_rows(phase.batch_size, self.accumulation, self.mesh, "batch")
+        rows = put_rows(synthetic_rows(phase.batch_size, phase.seq_len), self.mesh, phase.batch_size)
+        # A tiny learning rate, as in a long warmup: the loss stays that of random weights.
+        self.inputs = rows, put_step_inputs(1e-8, 1, self.mesh)
+        programs = Programs(self.task, self.mesh)
         start = time.perf_counter()
-        self.step = step.lower(abstract_state(task, mesh), self.rows, self.inputs).compile()
+        self.compiled = programs.train_step(0, self.accumulation)
         self.compile_seconds = time.perf_counter() - start
-        memory = self.step.memory_analysis()
+        memory = self.compiled.memory_analysis()
         # Donated inputs are also outputs: count them once.
         self.memory_bytes = memory and int(memory.argument_size_in_bytes + memory.temp_size_in_bytes)
-        self.state = init_state(task, mesh)
+        self.state = programs.init_state()
         self.metrics: dict[str, jax.Array] = {}
+
+    def __call__(self, *inputs: Any) -> tuple[Any, dict[str, jax.Array]]:
+        """New state and metrics."""
+        state, self.metrics = self.compiled(*inputs)
+        return state, self.metrics
+
+    def wait(self) -> None:
+        """Wait until the newest step is done."""
+        jax.block_until_ready(self.metrics)
 
     def run(self, steps: int) -> float:
         """Seconds of `steps` steps, until the device has finished."""
         start = time.perf_counter()
         for _ in range(steps):
-            self.state, self.metrics = self.step(self.state, self.rows, self.inputs)
+            self.state, _ = self(self.state, *self.inputs)
         jax.block_until_ready((self.state, self.metrics))
         return time.perf_counter() - start
 
@@ -156,50 +215,25 @@ class Ceiling:
         """Measure all rates again; takes about a second."""
         for dtype, size in self.sizes.items():
             for _ in range(repeats):
-                seconds = self._time_product(dtype, size)
-                self.samples.setdefault(dtype, []).append(2.0 * size**3 / seconds)
+                self.samples.setdefault(dtype, []).append(2.0 * size**3 / self._time_product(dtype, size))
         x = jnp.zeros((self.copy_elements,), jnp.float32)
-        self.copy(x).block_until_ready()
         for _ in range(repeats):
-            seconds = _seconds(lambda: self.copy(x), 4)
+            seconds = seconds_per_call(lambda: self.copy(x), 4)
             self.samples.setdefault("copy", []).append(2.0 * x.nbytes / seconds)
-
-    def flops(self, dtype: str) -> float:
-        """Median FLOP/s so far."""
-        return float(np.median(self.samples[dtype]))
 
     def _time_product(self, dtype: str, size: int, repeats: int | None = None) -> float:
         # Random numbers: with zeros a GPU would draw less power and clock higher than in a model.
         a, b = (jnp.asarray(np.resize(self.numbers, (size, size)), dtype) for _ in range(2))
-        seconds = _seconds(lambda: self.multiply(a, b), 1)
+        seconds = seconds_per_call(lambda: self.multiply(a, b), 1)
         calls = repeats or max(1, min(50, int(0.05 / seconds)))
-        return _seconds(lambda: self.multiply(a, b), calls)
+        return seconds_per_call(lambda: self.multiply(a, b), calls)
 
 
-def _seconds(call: Any, calls: int) -> float:
+def seconds_per_call(call: Any, calls: int) -> float:
     """Seconds per call over several queued calls, after one untimed call."""
-    call().block_until_ready()
+    jax.block_until_ready(call())
     start = time.perf_counter()
     for _ in range(calls):
         result = call()
-    result.block_until_ready()
+    jax.block_until_ready(result)
     return (time.perf_counter() - start) / calls
-
-
-def describe_device(count: int) -> dict[str, Any]:
-    """Versions, cores, and the device that jax computes on.
-
-    Raises:
-      UserError: fewer devices than requested.
-    """
-    device = jax.devices()[0]
-    if jax.device_count() < count:
-        raise UserError(f"--devices {count}: jax sees {jax.device_count()} of kind {device.device_kind}")
-    return {
-        "platform": device.platform,
-        "device": device.device_kind,
-        "devices": count,
-        "cores": os.cpu_count(),
-        "threads": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "versions": {package.__name__: package.__version__ for package in (jax, jaxlib, flax, optax, np)},
-    }

@@ -6,63 +6,42 @@ attention mask (all rows are full), and on a GPU bf16 autocast and `torch.compil
 """
 
 import time
-from typing import Any
 
 import numpy as np
 import torch
+import train_step
 import transformers
 
-from bert_jax.config import OptimizerConfig
+from bert_jax.config import ModelConfig, OptimizerConfig
 from bert_jax.errors import UserError
 
 
-def describe(threads: int) -> dict[str, str]:
-    """Versions of the peer; sets its number of CPU threads to that of jax."""
-    torch.set_num_threads(threads)
-    return {"torch": torch.__version__, "transformers": transformers.__version__}
+class TransformersStep:
+    """One variant's train step on the shapes of a case, ready to be timed.
 
+    Raises:
+      UserError: torch does not support the platform.
+    """
 
-class PeerStep:
-    """One variant's train step on the same shapes, ready to be timed."""
-
-    def __init__(
-        self, case: Any, model: Any, rows: dict[str, np.ndarray], predictions: int, mask_id: int, platform: str
-    ):
-        """Build it.
-
-        Args:
-          case: sequence length, batch, dropout and type.
-          model: ModelConfig with the shapes of the peer.
-          rows: synthetic rows, not yet masked.
-          predictions: masked positions per row.
-          mask_id: token id of [MASK].
-          platform: platform of jax.
-
-        Raises:
-          UserError: torch does not support the platform.
-        """
+    def __init__(self, case: train_step.Case, platform: str, threads: int):
         gpu = platform == "gpu"
         if platform not in ("cpu", "gpu") or (gpu and not torch.cuda.is_available()):
             raise UserError(f"this torch does not support the platform {platform}: install one that does")
+        torch.set_num_threads(threads)
         self.device = torch.device("cuda" if gpu else "cpu")
         self.autocast = torch.bfloat16 if case.dtype == "bfloat16" else None
         torch.manual_seed(0)
-        self.model = _build(model).to(self.device).train()
+        self.model = _build(train_step.model_config(case)).to(self.device).train()
         self.optimizer = _adamw(self.model)
-        self.batch = self._masked(rows, predictions, mask_id)
+        masked = masked_rows(train_step.synthetic_rows(case.batch, case.seq_len), train_step.predictions(case.seq_len))
+        self.batch = {name: torch.from_numpy(array.astype(np.int64)).to(self.device) for name, array in masked.items()}
         self.loss_of = self._gathered_loss if case.variant == "gathered" else self._stock_loss
-        if case.compiled:
-            self.loss_of = torch.compile(self.loss_of)
-        self.compile_seconds: float | None = None
-        self.memory_bytes: int | None = None
-        self.last: torch.Tensor | None = None
         if gpu:
+            self.loss_of = torch.compile(self.loss_of)
             torch.cuda.reset_peak_memory_stats()
         first = self.run(1)
-        if case.compiled:
-            self.compile_seconds = first
-        if gpu:
-            self.memory_bytes = torch.cuda.max_memory_allocated()
+        self.compile_seconds = first if gpu else None
+        self.memory_bytes = torch.cuda.max_memory_allocated() if gpu else None
 
     def run(self, steps: int) -> float:
         """Seconds of `steps` steps, until the device has finished."""
@@ -83,24 +62,6 @@ class PeerStep:
         """Loss of the last step."""
         return float(self.last)
 
-    def _masked(self, rows: dict[str, np.ndarray], predictions: int, mask_id: int) -> dict[str, torch.Tensor]:
-        """Rows with fixed masks: the peer's collator, which draws masks on the host, is not timed."""
-        draw = np.random.default_rng(0)
-        batch, seq_len = rows["input_ids"].shape
-        shuffled = draw.permuted(np.broadcast_to(np.arange(1, seq_len - 1), (batch, seq_len - 2)), axis=1)
-        positions = np.sort(shuffled[:, :predictions], axis=1)
-        labels = np.full((batch, seq_len), -100)
-        chosen = np.take_along_axis(rows["input_ids"], positions, axis=1)
-        np.put_along_axis(labels, positions, chosen, axis=1)
-        arrays = {
-            "input_ids": np.where(labels >= 0, mask_id, rows["input_ids"]),
-            "token_type_ids": rows["token_type_ids"],
-            "labels": labels,
-            "flat_positions": (positions + seq_len * np.arange(batch)[:, None]).ravel(),
-            "flat_labels": chosen.ravel(),
-        }
-        return {name: torch.from_numpy(array.astype(np.int64)).to(self.device) for name, array in arrays.items()}
-
     def _stock_loss(self) -> torch.Tensor:
         return self.model(**{name: self.batch[name] for name in ("input_ids", "token_type_ids", "labels")}).loss
 
@@ -111,7 +72,25 @@ class PeerStep:
         return torch.nn.functional.cross_entropy(self.model.cls(chosen).float(), self.batch["flat_labels"])
 
 
-def _build(model: Any) -> transformers.BertForMaskedLM:
+def masked_rows(rows: dict[str, np.ndarray], predictions: int) -> dict[str, np.ndarray]:
+    """Rows with fixed masks: the peer's collator, which draws masks on the host, is not timed."""
+    draw = np.random.default_rng(0)
+    batch, seq_len = rows["input_ids"].shape
+    shuffled = draw.permuted(np.broadcast_to(np.arange(1, seq_len - 1), (batch, seq_len - 2)), axis=1)
+    positions = np.sort(shuffled[:, :predictions], axis=1)
+    labels = np.full((batch, seq_len), -100)
+    chosen = np.take_along_axis(rows["input_ids"], positions, axis=1)
+    np.put_along_axis(labels, positions, chosen, axis=1)
+    return {
+        "input_ids": np.where(labels >= 0, train_step.MASK, rows["input_ids"]),
+        "token_type_ids": rows["token_type_ids"],
+        "labels": labels,
+        "flat_positions": (positions + seq_len * np.arange(batch)[:, None]).ravel(),
+        "flat_labels": chosen.ravel(),
+    }
+
+
+def _build(model: ModelConfig) -> transformers.BertForMaskedLM:
     return transformers.BertForMaskedLM(
         transformers.BertConfig(
             vocab_size=model.vocab_size,
@@ -132,10 +111,5 @@ def _adamw(model: torch.nn.Module) -> torch.optim.AdamW:
     config, named = OptimizerConfig(), list(model.named_parameters())
     plain = [p for name, p in named if name.endswith("bias") or "LayerNorm" in name]
     decayed = [p for name, p in named if not (name.endswith("bias") or "LayerNorm" in name)]
-    return torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}],
-        lr=1e-5,
-        betas=(config.beta1, config.beta2),
-        eps=config.epsilon,
-        fused=True,
-    )
+    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=1e-5, betas=(config.beta1, config.beta2), eps=config.epsilon, fused=True)

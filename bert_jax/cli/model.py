@@ -1,0 +1,120 @@
+"""The commands ``bert-jax evaluate``, ``fill-mask`` and ``convert``, which use a trained model."""
+
+import json
+import sys
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import tyro
+
+from bert_jax import storage
+from bert_jax.cli.arguments import print_metrics
+from bert_jax.config.sections import Format
+from bert_jax.data import mixture_spec
+from bert_jax.flags import DirectoryArg
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate:
+    """Held-out metrics of a run's newest checkpoint with their baselines, on the local devices."""
+
+    workdir: Annotated[tyro.conf.Positional[DirectoryArg], tyro.conf.arg(metavar="WORKDIR")]
+    """Directory of the run."""
+    corpus: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="DIR")]
+    """Corpus whose validation split is scored, built with the run's tokenizer; may be repeated."""
+    format: Format | None = None
+    """Format of the scored rows, to compare runs of different formats (docs/ablation.md). Default: the run's."""
+    seq_len: int | None = None
+    """Tokens per row. Default: those of the run's last phase."""
+    rows: int | None = None
+    """Rows of each validation split to score; all if it has fewer. Default: the run's evaluation.rows."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def run(self) -> None:
+        """Print the metrics."""
+        # Validation splits are scored one by one: their shares are not used, and equal shares pass validation.
+        mixture = [mixture_spec.CorpusWeight(storage.to_path(text), 1.0) for text in self.corpus]
+        from bert_jax.distributed import worker
+        from bert_jax.training import pretraining
+
+        worker.disable_absent_tpu_backend()
+        evaluation = pretraining.evaluate(self.workdir, mixture, form=self.format, seq_len=self.seq_len, rows=self.rows)
+        scored = evaluation._asdict()
+        metrics = scored.pop("metrics")
+        if self.json:
+            print(json.dumps(scored | metrics))
+        else:
+            print("scored: " + ", ".join(f"{name} {value}" for name, value in scored.items()))
+            print_metrics(metrics)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FillMask:
+    """Fill the mask tokens of a text."""
+
+    model: Annotated[tyro.conf.Positional[DirectoryArg], tyro.conf.arg(metavar="MODEL")]
+    """Work directory of a run, or an exported model."""
+    text: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TEXT")]
+    """Text with one or more mask tokens: [MASK] in BERT's vocabularies, <mask> in RoBERTa's."""
+    top: int = 5
+    """Candidates per mask token, at most the tokenizer's tokens."""
+    json: bool = False
+    """Print JSON instead of a table: a list for each mask token. Probabilities are the softmax over all rows of the
+    model's vocabulary."""
+
+    def run(self) -> None:
+        """Print the candidates of each mask token."""
+        from bert_jax.distributed import worker
+        from bert_jax.inference import loaded_model
+
+        worker.disable_absent_tpu_backend()
+        model = loaded_model.load(self.model)
+        if model.tokenizer.note:
+            print(f"note: {model.tokenizer.note}", file=sys.stderr)
+        filled = model.fill_mask(self.text, self.top)
+        if self.json:
+            print(json.dumps([[candidate._asdict() for candidate in candidates] for candidates in filled]))
+            return
+        mask = model.tokenizer.id_to_token(model.tokenizer.mask_id)
+        for i, candidates in enumerate(filled, start=1):
+            print(f"{mask} {i}: " + "  ".join(f"{c.token} {c.probability:.1%}" for c in candidates))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convert:
+    """Write a model in another format, and check that it computes the same outputs."""
+
+    source: Annotated[tyro.conf.Positional[DirectoryArg], tyro.conf.arg(metavar="SOURCE")]
+    """A run's work directory, or a model: a directory of Hugging Face, TensorFlow 1, Flax or bert-jax, or a .pt file of
+    fairseq or NVIDIA. The format is detected (docs/conversion.md)."""
+    destination: Annotated[tyro.conf.Positional[DirectoryArg], tyro.conf.arg(metavar="DESTINATION")]
+    """Directory to create; it must not exist."""
+    to: Literal["huggingface", "pytorch", "tensorflow1", "bert-jax", "stablehlo"] = "huggingface"
+    """Format to write."""
+    optimizer_state: Literal["drop", "keep"] = "drop"
+    """Whether to keep the optimizer's moments; the formats bert-jax and tensorflow1 can store them."""
+    drop: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="PATTERN")] = ()
+    """Leave out tensors of the source by name (* matches anything); may be repeated."""
+    trim_vocabulary: bool = False
+    """Remove embedding rows after the tokenizer's last token, as in padded vocabularies."""
+    force: bool = False
+    """Keep the written files even if the parity report fails."""
+    pooling: Literal["cls", "max", "mean", "mean_sqrt_len_tokens"] | None = None
+    """Also write modules.json and its files, so that sentence-transformers loads the model with this pooling. Default:
+    those of the source are kept."""
+    json: bool = False
+    """Print the parity report as JSON instead of a table."""
+
+    def run(self) -> None:
+        """Convert, and print the parity report."""
+        from bert_jax.convert import conversion
+        from bert_jax.convert.formats import input_formats
+        from bert_jax.distributed import worker
+
+        worker.disable_absent_tpu_backend()
+        options = input_formats.ReadOptions(self.optimizer_state == "keep", self.drop, self.trim_vocabulary)
+        report = conversion.convert(
+            self.source, self.destination, self.to, options, force=self.force, pooling=self.pooling
+        )
+        print(json.dumps(report.to_dict()) if self.json else "\n".join([*report.lines(), f"wrote {self.destination}"]))

@@ -1,0 +1,37 @@
+"""Masked language modelling (Devlin et al. 2019, section 3.1): masked tokens are predicted."""
+
+import jax.numpy as jnp
+
+from bert_jax.config import Config, ObjectiveConfig
+from bert_jax.model.layers import hash_combine
+from bert_jax.objectives.losses import Objective, token_sums
+from bert_jax.objectives.masking import Batch, Vocabulary, mask_tokens, prediction_counts
+
+MASK_STREAM, EVALUATION_STREAM = 0x3A5, 0xE7A1
+EVALUATION_MASKS = ObjectiveConfig(mask_rate=0.15)
+"""The same for all runs, so that held-out metrics of runs with different mask rates are comparable."""
+
+
+def prepare(batch: Batch, config: Config, phase: int, vocabulary: Vocabulary, *, evaluating: bool) -> Batch:
+    """Mask tokens; in evaluation always 15 % and the same masks, whatever the run's rate and seed."""
+    if evaluating:
+        key = hash_combine(jnp.uint32(0), EVALUATION_STREAM)
+        return mask_tokens(batch, key, EVALUATION_MASKS, vocabulary)
+    key = hash_combine(jnp.uint32(config.seed), MASK_STREAM)
+    return mask_tokens(batch, key, config.objective, vocabulary, config.phases[phase].max_predictions)
+
+
+def predictions(config: Config, phase: int) -> int:
+    """Predicted positions of a row that is one example."""
+    settings = config.phases[phase]
+    return int(prediction_counts(config.objective.mask_rate, settings.seq_len, settings.max_predictions)[-1])
+
+
+OBJECTIVE = Objective(
+    is_active=lambda model, objective: model.direction == "bidirectional",
+    prepare=prepare,
+    weight=lambda batch: batch["target_weights"].sum(),
+    sums=token_sums,
+    predicts_tokens=True,
+    predictions=predictions,
+)

@@ -1,0 +1,46 @@
+"""AdamW: Adam's direction; decoupled weight decay is common to all optimizers (Loshchilov and Hutter 2019)."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from bert_jax.config import OptimizerConfig
+from bert_jax.shapes import Array, Float, Int
+from bert_jax.training.optimizers import OptimizerDescription
+
+
+def adam(config: OptimizerConfig, bias_correction: bool) -> optax.GradientTransformation:
+    """Adam's direction (Kingma and Ba 2015, algorithm 1), with or without division of the moments by 1 - beta^t."""
+
+    def update(gradients: Any, state: optax.ScaleByAdamState, params: Any = None) -> tuple[Any, optax.ScaleByAdamState]:
+        def mean(beta: float, old: Array, new: Array) -> Array:
+            return beta * old + (1 - beta) * new
+
+        count = optax.safe_increment(state.count)
+        mu = jax.tree.map(lambda m, g: mean(config.beta1, m, g), state.mu, gradients)
+        nu = jax.tree.map(lambda v, g: mean(config.beta2, v, jnp.square(g)), state.nu, gradients)
+
+        def direction(m: Array, v: Array) -> Array:
+            if bias_correction:
+                m, v = m / _correction(config.beta1, count), v / _correction(config.beta2, count)
+            return m / (jnp.sqrt(v) + config.epsilon)
+
+        return jax.tree.map(direction, mu, nu), optax.ScaleByAdamState(count, mu, nu)
+
+    return optax.GradientTransformation(optax.scale_by_adam().init, update)
+
+
+def _correction(beta: float, count: Int[Array, ""]) -> Float[Array, ""]:
+    """1 - beta^count, in a form that keeps float32 precision for beta near 1."""
+    return -jnp.expm1(count * (math.log(beta) if beta else -math.inf))
+
+
+OPTIMIZER = OptimizerDescription(
+    transform=lambda config, rules: adam(config, config.bias_correction is not False),
+    moments=2,
+    # Gradient, both moments and weights read, all but the gradient written.
+    step_bytes=28.0,
+)

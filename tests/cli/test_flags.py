@@ -1,0 +1,274 @@
+"""Flags of `bert-jax` and `bert-data`: help, and mistakes that are found before a command imports jax."""
+
+import json
+import os
+import re
+import shlex
+import sys
+
+import pytest
+
+from bert_jax.cli import main as cli
+from bert_jax.config import flatten, presets, to_dict
+from bert_jax.flags import COMMON_FIELDS, SYNONYMS, list_flags
+from data_prep.cli import main as data_cli
+
+PROGRAMS = {"bert-jax": cli.main, "bert-data": data_cli.main}
+PRETRAIN = "bert-jax pretrain bert_tiny --corpus corpus --workdir new"
+SCHEDULE = "bert-jax schedule bert_tiny"
+BUILD = "bert-data build --source text:a --tokenizer t --out c"
+TOKENIZER = "bert-data tokenizer --out new.json"
+MISTAKES = [
+    # command line, parts of the error's line
+    ("bert-jax", "a command is missing ... pretrain ... bert-jax --help"),
+    ("bert-jax pretrian", "no command 'pretrian': did you mean 'pretrain'?"),
+    ("bert-jax fill_mask", "no command 'fill_mask': did you mean 'fill-mask'?"),
+    ("bert-data", "a command is missing ... tokenizer, build, inspect, verify"),
+    ("bert-data biuld", "'biuld': did you mean 'build'?"),
+    ("bert-jax pretrain --corpus corpus", "needs a config first ... bert_tiny"),
+    ("bert-jax doctor --corpus corpus", "doctor needs a config first"),
+    ("bert-jax pretrain bert_tinny", "'bert_tinny' ... did you mean 'bert_tiny'?"),
+    ("bert-jax schedule google-bert/bert-base-uncased", "did you mean 'bert_base'?"),
+    ("bert-jax schedule RoBERTa-base", "did you mean 'roberta_base'?"),
+    (f"bert-jax schedule {'x' * 300}.py", "there is no config 'xxx"),
+    ("bert-jax schedule raises.py", "raises.py, line 2: ZeroDivisionError"),
+    ("bert-jax schedule misspelt.py", "misspelt.py, line 2: TypeError ... 'nam'"),
+    ("bert-jax schedule refused.py", "refused.py, line 3: phases: steps is 0"),
+    ("bert-jax schedule leaves.py", "leaves.py, line 2: SystemExit"),
+    ("bert-jax schedule broken.py", "broken.py, line 1: SyntaxError: invalid syntax"),
+    ("bert-jax schedule latin1.py", "latin1.py ... utf-8"),
+    ("bert-jax schedule zero.py", "zero.py ... null bytes"),
+    ("bert-jax schedule folder.py", "folder.py is a directory"),
+    ("bert-jax schedule settings.json", "settings.json does not end in .py"),
+    # Unknown flags: of other libraries, without a section, misspelt.
+    ("bert-jax pretrain bert_tiny --lr 1", "no flag --lr: use --phases.0.learning-rate"),
+    (f"{PRETRAIN} --output_dir x", "no flag --output-dir: use --workdir"),
+    (f"{PRETRAIN} --batch-size 8", "no flag --batch-size: use --phases.0.batch-size"),
+    (f"{PRETRAIN} --epochs=8", "no flag --epochs: use --phases.0.steps"),
+    (f"{PRETRAIN} --max-seq-length 8", "no flag --max-seq-length: use --phases.0.seq-len"),
+    (f"{PRETRAIN} --num-layers 8", "no flag --num-layers: use --model.num-layers"),
+    (f"{PRETRAIN} --fp16", "no flag --fp16: use --model.compute-dtype"),
+    (f"{PRETRAIN} --weight-decay 0", "no flag --weight-decay: use --optimizer.weight-decay"),
+    (f"{PRETRAIN} --mesh 2", "no flag --mesh: it is a section ... --mesh.data"),
+    (f"{PRETRAIN} --model.num-layer 3", "--model.num-layer: did you mean '--model.num-layers'?"),
+    (f"{PRETRAIN} --modle.num-layers 3", "no flag --modle.num-layers: did you mean '--model.num-layers'?"),
+    (f"{PRETRAIN} --phases.1.steps 3", "no flag --phases.1.steps: did you mean '--phases.0.steps'?"),
+    (f"{PRETRAIN} --xyzzy 3", "no flag --xyzzy: `bert-jax pretrain bert_tiny --help-all` shows all flags"),
+    ("bert-jax doctor bert_tiny --corpus corpus --sed 3", "no flag --sed: did you mean '--seed'?"),
+    ("bert-jax fill-mask run [MASK] --top-k 3", "no flag --top-k: use --top"),
+    (f"{BUILD} --sourc x", "no flag --sourc: did you mean '--source'?"),
+    ("bert-data verify c --worker 3", "no flag --worker"),
+    ("bert-data verify c -- --fast", "no flag --fast"),
+    (f"{PRETRAIN} extra", "'extra' is neither a flag nor the value of one"),
+    # Missing and contradictory arguments.
+    (
+        "bert-jax pretrain bert_tiny",
+        "needs --corpus DIR[=WEIGHT] and --workdir DIR: `bert-jax pretrain bert_tiny --help`",
+    ),
+    ("bert-jax pretrain bert_tiny --workdir new", "needs --corpus DIR[=WEIGHT]: "),
+    ("bert-jax pretrain bert_tiny --corpus corpus", "needs --workdir DIR: "),
+    ("bert-jax evaluate run", "needs --corpus DIR: "),
+    ("bert-jax fill-mask run", "fill-mask needs TEXT: "),
+    ("bert-data inspect", "inspect needs DIR: "),
+    ("bert-data build", "needs --source SPEC and --tokenizer FILE and --out DIR: "),
+    (TOKENIZER, "needs --source or --from: "),
+    (f"{TOKENIZER} --source text:a --from b", "--source and --from contradict each other"),
+    (f"{TOKENIZER} --source text:a --lowercase --no-lowercase", "--lowercase and --no-lowercase contradict each other"),
+    (f"{PRETRAIN} --seed 1 --seed=2", "--seed 1 and --seed 2 contradict each other"),
+    (f"{PRETRAIN} --init-from a --start.source b", "--init-from a and --start.source b contradict each other"),
+    (f"{SCHEDULE} --log.layers --log.no-layers", "--log.layers and --log.no-layers contradict each other"),
+    ("bert-jax pretrain bert_tiny --corpus --workdir new", "--corpus needs a value"),
+    ("bert-data build --source", "--source needs a value"),
+    # Empty values, such as unset variables of a shell.
+    ("bert-jax pretrain bert_tiny --corpus '' --workdir new", "error: --corpus is empty"),
+    ("bert-jax pretrain bert_tiny --corpus corpus --workdir=", "error: --workdir is empty"),
+    ("bert-jax schedule ''", "argument 1 is empty"),
+    (f"{PRETRAIN} --init-from ''", "--init-from is empty"),
+    ("bert-jax convert run ''", "argument 2 is empty"),
+    ("bert-data inspect ''", "argument 1 is empty"),
+    # Values.
+    (f"{PRETRAIN} --model.num-layers three", "--model.num-layers is 'three': it must be a whole number in [1, 1e4]"),
+    (f"{PRETRAIN} --phases.0.learning-rate fast", "learning-rate is 'fast': it must be a number in [0, 1e30]"),
+    (f"{PRETRAIN} --optimizer.name sgd", "--optimizer.name is 'sgd': it must be one of adamw, lamb"),
+    (f"{PRETRAIN} --model.hidden-dropout 1.5", "model.hidden_dropout is 1.5 ... [0, 1)"),
+    (f"{PRETRAIN} --model.num-heads 5", "model.hidden_size 128 ... set model.head_size"),
+    (f"{PRETRAIN} --micro-batch many", "--micro-batch is 'many': it must be a whole number ... auto"),
+    (f"{PRETRAIN} --profile 5", "--profile 5 ... 100:110"),
+    (f"{PRETRAIN} --profile 5:5", "--profile 5:5 ... 100:110"),
+    (f"{SCHEDULE} --phases.0.learning-rate inf", "learning_rate is inf: it must be a number in [0, 1e30]"),
+    (f"{SCHEDULE} --phases.0.steps {2**70}", "steps is 1180591620717411"),
+    (f"{SCHEDULE} --phases.0.seq-len 7", "seq_len is 7 ... [8, 1e6]"),
+    (f"{SCHEDULE} --phases.0.seq-len 513", "phases.0.seq_len 513 ... set model.max_positions to at least 513"),
+    (f"{SCHEDULE} --phases.0.accumulation 3", "batch_size 16 is not divisible by accumulation 3"),
+    (f"{SCHEDULE} --objective.mask-rate 0.001", "mask_rate 0.001 rounds to no token ... at least 0.016"),
+    (f"{SCHEDULE} --data.format full_sentences", "'nsp' needs data.format segment_pair ... none"),
+    (f"{SCHEDULE} --data.format sentence_order", "'nsp' needs data.format segment_pair or sent"),
+    (f"{SCHEDULE} --objective.pair sop", "'sop' needs data.format sentence_order, not 'segment_pair'"),
+    (f"{SCHEDULE} --model.direction causal", "cannot learn pairs: set objective.pair none"),
+    (f"{SCHEDULE} --data.format nsp", "--data.format ... segment_pair"),
+    (f"{SCHEDULE} --data.mixture-exponent 7", "data.mixture_exponent is 7 ... [0, 1]"),
+    ("bert-jax plan bert_tiny --topology v5e:2x2 --price-per-chip-hour nan", "price_per_chip_hour is nan"),
+    ("bert-jax doctor bert_tiny --corpus corpus --hosts 0", "hosts is 0 ... in [1, "),
+    ("bert-jax fill-mask run [MASK] --top nan", "error: --top is 'nan': it must be a whole number"),
+    ("bert-jax evaluate run --corpus c --format pairs", "--format is 'pairs' ... segment_pair"),
+    ("bert-jax convert run new --to onnx", "--to is 'onnx' ... huggingface"),
+    *[
+        (f"bert-jax pretrain bert_tiny --workdir new --corpus corpus={weight}", f"'{weight}' is not a weight: write a")
+        for weight in ("", "much", "-1", "nan", "inf")
+    ],
+    (f"{BUILD} --workers 0", "--workers is 0: it must be a whole number in [1, 1000]"),
+    (f"{BUILD} --workers 10000000000000", "--workers is 10000000000000"),
+    (f"{BUILD} --workers ²", "--workers is '²'"),
+    (f"{BUILD} --permutations {'9' * 5000}", "--permutations is '999"),
+    (f"{BUILD} --validation-fraction 1", "validation_fraction is 1: it must be a number in (0, 1)"),
+    (f"{BUILD} --drop-near-duplicates 2", "drop_near_duplicates is 2: it must be a number in (0, 1)"),
+    (f"{BUILD} --drop-near-duplicates 0.5 0.6", "--drop-near-duplicates is '0.5 0.6': it must be"),
+    (f"{BUILD} --language english", "--language english: it is not an ISO 639 code"),
+    (f"{BUILD} --shingle-words 3", "add --drop-near-duplicates"),
+    (f"{BUILD} --decontamination-words 3", "add --decontaminate"),
+    ("bert-data inspect c --sampling-exponent=-0.1", "sampling_exponent is -0.1: it must be a number in [0, 1]"),
+    (f"{TOKENIZER} --source text:a --sampling-exponent 1.5", "sampling_exponent is 1.5: it must be a number in [0, 1]"),
+    (f"{TOKENIZER} --source text:a --sample-mb 0", "sample_mb is 0"),
+    (f"{TOKENIZER} --source text:a --kind morphemes", "--kind is 'morphemes': it must be one of wordpiece, bpe"),
+]
+CONFIG_FILES = {
+    "raises.py": b"def config():\n    wrong = 1 / 0\n",
+    "misspelt.py": b"from bert_jax.config import Config\nconfig = lambda: Config(nam='x')\n",
+    "refused.py": b"from bert_jax.config import Phase\ndef config():\n    return Phase(0)\n",
+    "leaves.py": b"import sys\nsys.exit(0)\n",
+    "broken.py": b"def config(:\n",
+    "latin1.py": b"x = 'caf\xe9'\n",
+    "zero.py": b"x\0\n",
+    "settings.json": b"{}",
+}
+ARGUMENTS = {
+    "pretrain": ["bert_base", "--corpus", "corpus", "--workdir", "new"],
+    "doctor": ["bert_base", "--corpus", "corpus"],
+    "plan": ["bert_base", "--topology", "v5e:2x2"],
+    "schedule": ["bert_base"],
+    "evaluate": ["run", "--corpus", "corpus"],
+    "fill-mask": ["run", "a [MASK]"],
+    "convert": ["run", "new"],
+}
+"""What every command needs."""
+
+
+def flags_of(command):
+    args = cli.parse(command, ARGUMENTS[command])
+    return list(list_flags(type(args), args))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("flags")
+    (directory / "folder.py").mkdir()
+    for name, content in CONFIG_FILES.items():
+        (directory / name).write_bytes(content)
+    return directory
+
+
+@pytest.mark.parametrize(("line", "parts"), MISTAKES, ids=[line[:80] for line, _ in MISTAKES])
+def test_mistakes_are_one_line(folder, monkeypatch, capsys, line, parts):
+    monkeypatch.chdir(folder)
+    program, *words = shlex.split(line)
+    assert PROGRAMS[program](words) == 2
+    captured = capsys.readouterr()
+    (message,) = captured.err.splitlines()
+    assert message.startswith("error: ") and captured.out == "" and len(message) < 500 + 2000 * ("999" in line)
+    assert all(part in message for part in parts.split(" ... ")), message
+    assert {path.name for path in folder.iterdir()} == {*CONFIG_FILES, "folder.py"}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_overview_and_version(program, capsys):
+    commands = {"bert-jax": cli.COMMANDS, "bert-data": data_cli.COMMANDS}[program]
+    assert PROGRAMS[program](["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(re.search(rf"^  {command} +[A-Z].{{20}}", shown, re.M) for command in commands)
+    assert PROGRAMS[program](["--version"]) == 0
+    assert re.fullmatch(rf"{program} \S+ \(jax \S+, jaxlib \S+, Python \S+\)\n", capsys.readouterr().out)
+
+
+def test_help(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for program, commands in (("bert-jax", cli.COMMANDS), ("bert-data", data_cli.COMMANDS)):
+        for command in commands:
+            assert PROGRAMS[program]([command, "--help"]) == 0
+            shown = capsys.readouterr().out
+            assert shown.startswith(f"usage: {program} {command} ") and shown.count("\n  --") < 35
+            assert command == "launch" or max(map(len, shown.splitlines())) <= 80
+    assert cli.main(["pretrain", "bert_tiny", "-h"]) == 0
+    shown = capsys.readouterr().out
+    names = re.findall(r"^  --([\w.-]+)", shown, re.M)
+    assert {*COMMON_FIELDS.split(), "corpus", "workdir"} <= {*names} and len(names) < 30
+    assert re.search(
+        r"--model.num-layers INT\n +Depth \(L\)[.] \(default: 2\)\n", shown
+    )  # the preset's, not the class's
+    assert re.search(r"\n\d+ more flags: bert-jax pretrain bert_tiny --help-all$", shown.rstrip())
+
+
+def test_help_documents_every_field(capsys):
+    assert cli.main(["pretrain", "bert_base", "--help-all"]) == 0
+    shown = capsys.readouterr().out
+    for path in flatten(to_dict(presets.load_config("bert_base"))):
+        assert f"\n  --{path}".replace("_", "-") in shown
+
+
+@pytest.mark.parametrize("command", ARGUMENTS)
+def test_the_listed_flags_are_those_that_are_parsed(command):
+    """Every flag with its value gives the same arguments again."""
+    args, words = cli.parse(command, ARGUMENTS[command]), ARGUMENTS[command][:1]
+    for flag in list_flags(type(args), args):
+        if isinstance(flag.default, bool) and len(flag.names) == 2 and not flag.metavar:
+            words.append(flag.names[not flag.default])
+        elif flag.is_repeatable:
+            words += [word for one in flag.default for word in (flag.names[0], one)]
+        elif flag.default != () and flag.names[0].startswith("--"):
+            words += [flag.names[-1], str(flag.default)]
+    if command in ("fill-mask", "convert"):
+        words.append(ARGUMENTS[command][1])
+    again = cli.parse(command, words)
+    assert all(vars(again)[name] == value for name, value in vars(args).items() if name != "words")
+
+
+def test_every_synonym_leads_to_a_flag():
+    """The suggestion for `--lr` and the like is a flag of some command; the synonym itself is not a flag."""
+    # --seq-len of `evaluate` is a synonym in the other commands.
+    names = {
+        name for command in ARGUMENTS if command != "evaluate" for flag in flags_of(command) for name in flag.names
+    }
+    for flag, others in SYNONYMS.items():
+        assert flag in names and not names & {f"--{other}" for other in others.split()}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("flag", ["--help", "--version"])
+def test_output_that_cannot_be_written(program, flag, monkeypatch, capsys):
+    """A closed pipe (`| head`) exits without a message, as in other programs; a full disk is a one-line error."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    full = os.open("/dev/full", os.O_WRONLY)
+    for file, code, line in (
+        (writer, 141, ""),
+        (full, 2, "error: standard output: No space left on device\n"),
+    ):
+        with os.fdopen(file, "w") as stream, monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", stream)
+            assert PROGRAMS[program]([flag]) == code
+        assert capsys.readouterr().err == line
+
+
+def test_ctrl_c_is_one_line(monkeypatch, capsys):
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(cli.COMMANDS, "schedule", interrupt)
+    assert cli.main(["schedule", "bert_tiny"]) == 130
+    assert capsys.readouterr().err == "stopped\n"
+
+
+def test_output_of_a_config_file_goes_to_stderr(tmp_path, capsys):
+    (tmp_path / "loud.py").write_text("print('hello')\nfrom configs.bert_tiny import config\n")
+    assert cli.main(["schedule", str(tmp_path / "loud.py"), "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["name"] == "bert_tiny" and captured.err == "hello\n"

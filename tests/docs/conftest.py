@@ -1,0 +1,18 @@
+"""Where the commands of pages run."""
+
+import shutil
+
+import pytest
+
+
+@pytest.fixture
+def folder(tmp_path, tiny_corpus, second_corpus, tiny_run, tiny_export):
+    """A directory with `my_texts/`, `corpus/`, `other/`, a finished `runs/first` and `their_model`."""
+    (tmp_path / "my_texts").mkdir()
+    for index, document in enumerate((tiny_corpus.parent / "text.txt").read_text().split("\n\n")):
+        (tmp_path / "my_texts" / f"{index}.txt").write_text(document)
+    shutil.copytree(tiny_corpus, tmp_path / "corpus")
+    shutil.copytree(second_corpus, tmp_path / "other")
+    shutil.copytree(tiny_run, tmp_path / "runs" / "first")
+    shutil.copytree(tiny_export, tmp_path / "their_model")
+    return tmp_path

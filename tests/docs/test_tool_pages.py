@@ -1,0 +1,55 @@
+"""The commands of the pages on conversion, the doctor, measurements and launchers."""
+
+import shlex
+import shutil
+
+import pytest
+
+from tests.pages import ROOT, TOOLS, load_script, run_page
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def models(folder, tiny_export):
+    """`folder` with models in other formats, as docs/conversion.md assumes."""
+    pytest.importorskip("transformers")
+    import torch
+
+    from tests.convert.test_nvidia import examples_name
+    from tests.live import zoo
+
+    tests = ROOT / "tests"
+    shutil.copytree(tiny_export, folder / "all-MiniLM-L6-v2")
+    shutil.copytree(tests / "golden/tensor_bundle/bert", folder / "uncased_L-12_H-768_A-12")
+    for place in ("roberta.large.mnli", "nvidia"):
+        (folder / place).mkdir()
+    shutil.copy(tests / "convert/fixtures/fairseq/new.pt", folder / "roberta.large.mnli/model.pt")
+    hf_model = zoo.build("bert", "ForPreTraining")
+    state = {examples_name(name): t for name, t in hf_model.state_dict().items() if not name.endswith("decoder.bias")}
+    torch.save({"model": state}, folder / "nvidia/ckpt_8601.pt")
+    hf_model.config.to_json_file(folder / "nvidia/bert_config.json")
+    return folder
+
+
+@pytest.mark.parametrize("page", TOOLS)
+def test_commands(page, folder, monkeypatch, quick_compilation):
+    run_page(page, folder, monkeypatch)
+
+
+def test_commands_on_scaling(folder, monkeypatch, quick_compilation):
+    """The calibration with two small cases."""
+    calibrate = load_script(ROOT / "scripts" / "benchmarks" / "calibrate_roofline.py")
+    monkeypatch.setattr(calibrate, "FITTED", (calibrate.Case("bert_tiny", 16, 2),))
+    monkeypatch.setattr(calibrate, "CHECKED", (calibrate.Case("bert_tiny", 16, 2, optimizer="lamb"),))
+    monkeypatch.setattr(calibrate, "MEMORY_ELEMENTS", 2**12)
+    run_page("docs/scaling.md", folder, monkeypatch)
+
+
+def test_commands_on_other_formats(models, monkeypatch, quick_compilation):
+    run_page("docs/conversion.md", models, monkeypatch)
+
+
+def test_commands_on_the_reference_run(tmp_path, monkeypatch):
+    """As written: their figures are compared with fixed ones."""
+    run_page("docs/reference.md", tmp_path, monkeypatch, words_of=shlex.split)
