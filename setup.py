@@ -8,7 +8,7 @@ setup(
         "bert_jax": ["py.typed"],
         "data_prep": ["py.typed"],
         "bert_jax.doctor": ["curves/*.json"],
-        "bert_jax.launchers": ["*.sh", "*.sbatch"],
+        "bert_jax.launchers": ["*.sh", "*.sbatch", "*.yaml"],
         "bert_jax.report": ["page.html"],
     },
 )

@@ -67,9 +67,6 @@ class Chip:
     """Prefixes of `jax.Device.device_kind`; the longest match counts."""
     peak_flops: float
     """FLOP/s of dense bfloat16 matrix products."""
-    float32_share: float
-    """Share of peak_flops that float32 products reach at jax's default precision: all on TPUs, which use one bfloat16
-    pass; half on GPUs, which use TF32."""
     vector_ops: float
     """Elementwise float32 or 32-bit integer operations per second."""
     memory_bandwidth: float
@@ -79,6 +76,8 @@ class Chip:
     (XLA_PYTHON_CLIENT_MEM_FRACTION)."""
     link_bandwidth: float
     """Bytes/s of one link in one direction."""
+    network_bandwidth: float
+    """Bytes/s in one direction between slices, per device: its share of the host's network cards."""
     torus_dimensions: int
     """Dimensions of the slice's torus, with two links each; 0: a switch, reached by one link."""
     ring_size: int
@@ -86,8 +85,9 @@ class Chip:
     bandwidth."""
     slice_devices: int
     """Number of devices of the largest slice."""
-    network_bandwidth: float
-    """Bytes/s in one direction between slices, per device: its share of the host's network cards."""
+    float32_share: float
+    """Share of peak_flops that float32 products reach at jax's default precision: all on TPUs, which use one bfloat16
+    pass; half on GPUs, which use TF32."""
     efficiency: Efficiency
     """Assumed, or fitted by scripts/benchmarks/calibrate_roofline.py."""
     source: str
@@ -95,160 +95,69 @@ class Chip:
     unconfirmed: str = ""
     """Figures that are not from that page, and how they were estimated."""
 
-    @property
-    def links(self) -> int:
-        """Number of links of each device."""
-        return max(1, 2 * self.torus_dimensions)
 
-
-def _tpu(name: str, device_kinds: tuple[str, ...], **figures) -> Chip:
-    efficiency = TPU_V6 if name == "v6e" else TPU
-    return Chip(name, device_kinds, float32_share=1.0, efficiency=efficiency, **figures)
-
-
-def _gpu(name: str, **figures) -> Chip:
-    kind = f"NVIDIA {name.upper()}"
-    fixed = {"float32_share": 0.5, "torus_dimensions": 0, "ring_size": 1, "slice_devices": 8, "efficiency": GPU}
-    return Chip(name, (kind,), **fixed, **figures)
-
-
-_VECTOR = "vector_ops: lanes x units x clock, from papers, not from the page; "
-
-_ALL = (
-    # Links: all-reduce bandwidth per pod / chips / 4 links = 83 GB/s, halved for a core.
-    _tpu(
-        "v3",
-        ("TPU v3",),
-        peak_flops=123e12 / 2,
-        vector_ops=1.9e12,
-        memory_bandwidth=900e9 / 2,
-        memory=15.48 * GIB,
-        link_bandwidth=340e12 / 1024 / 4 / 2,
-        torus_dimensions=2,
-        ring_size=32,
-        slice_devices=2048,
-        network_bandwidth=3.125e9 / 2,
-        source="https://cloud.google.com/tpu/docs/v3",
-        unconfirmed=_VECTOR + "network_bandwidth: taken as v5e's; ring_size: only whole pods",
-    ),
-    # Links: 1.1 PB/s of all-reduce bandwidth per pod / 4,096 chips / 6 links.
-    _tpu(
-        "v4",
-        ("TPU v4",),
-        peak_flops=275e12,
-        vector_ops=8.6e12,
-        memory_bandwidth=1200e9,
-        memory=30.75 * GIB,
-        link_bandwidth=1.1e15 / 4096 / 6,
-        torus_dimensions=3,
-        ring_size=4,
-        slice_devices=4096,
-        network_bandwidth=3.125e9,
-        source="https://cloud.google.com/tpu/docs/v4",
-        unconfirmed=_VECTOR + "network_bandwidth: taken as v5e's",
-    ),
-    # Links: 400 GB/s both ways together / 2 / 4 links. Network: 6.4 Tbit/s per pod of 256.
-    _tpu(
-        "v5e",
-        ("TPU v5 lite", "TPU v5e"),
-        peak_flops=197e12,
-        vector_ops=6.1e12,
-        memory_bandwidth=819e9,
-        memory=15.75 * GIB,
-        link_bandwidth=400e9 / 2 / 4,
-        torus_dimensions=2,
-        ring_size=16,
-        slice_devices=256,
-        network_bandwidth=6.4e12 / 8 / 256,
-        source="https://cloud.google.com/tpu/docs/v5e",
-        unconfirmed=_VECTOR.removesuffix("; "),
-    ),
-    # Links: 1,200 GB/s both ways together / 2 / 6 links. Network: 50 Gbit/s per chip.
-    _tpu(
-        "v5p",
-        ("TPU v5", "TPU v5p"),
-        peak_flops=459e12,
-        vector_ops=14.3e12,
-        memory_bandwidth=2765e9,
-        memory=95.74 * GIB,
-        link_bandwidth=1200e9 / 2 / 6,
-        torus_dimensions=3,
-        ring_size=4,
-        slice_devices=6144,
-        network_bandwidth=50e9 / 8,
-        source="https://cloud.google.com/tpu/docs/v5p",
-        unconfirmed=_VECTOR.removesuffix("; "),
-    ),
-    # Links: 3,200 Gbit/s one way / 4 links. Network: 25.6 Tbit/s per pod of 256.
-    _tpu(
-        "v6e",
-        ("TPU v6 lite", "TPU v6e"),
-        peak_flops=918e12,
-        vector_ops=6.1e12,
-        memory_bandwidth=1600e9,
-        memory=31.25 * GIB,
-        link_bandwidth=3200e9 / 8 / 4,
-        torus_dimensions=2,
-        ring_size=16,
-        slice_devices=256,
-        network_bandwidth=25.6e12 / 8 / 256,
-        source="https://cloud.google.com/tpu/docs/v6e",
-        unconfirmed="vector_ops: taken as v5e's",
-    ),
-    # GPUs: SXM boards of 8 with an NVSwitch; `network_bandwidth` is one InfiniBand card per GPU, as in NVIDIA's DGX.
-    _gpu(
-        "a100",
-        peak_flops=312e12,
-        vector_ops=19.5e12 / 2,
-        memory_bandwidth=2039e9,
-        memory=0.75 * 80e9,
-        link_bandwidth=600e9 / 2,
-        network_bandwidth=200e9 / 8,
-        source="https://www.nvidia.com/en-us/data-center/a100",
-        unconfirmed="all but peak_flops and memory: recalled from the data sheet, not read again",
-    ),
-    _gpu(
-        "h100",
-        peak_flops=989e12,
-        vector_ops=67e12 / 2,
-        memory_bandwidth=3350e9,
-        memory=0.75 * 80e9,
-        link_bandwidth=900e9 / 2,
-        network_bandwidth=400e9 / 8,
-        source="https://www.nvidia.com/en-us/data-center/h100",
-        unconfirmed="from pages that quote the data sheet; network_bandwidth: recalled",
-    ),
-    _gpu(
-        "h200",
-        peak_flops=989e12,
-        vector_ops=67e12 / 2,
-        memory_bandwidth=4800e9,
-        memory=0.75 * 141e9,
-        link_bandwidth=900e9 / 2,
-        network_bandwidth=400e9 / 8,
-        source="https://www.nvidia.com/en-us/data-center/h200",
-        unconfirmed="from pages that quote the data sheet; network_bandwidth: recalled",
-    ),
-    _gpu(
-        "b200",
-        peak_flops=2250e12,
-        vector_ops=80e12 / 2,
-        memory_bandwidth=7700e9,
-        memory=0.75 * 180e9,
-        link_bandwidth=1800e9 / 2,
-        network_bandwidth=400e9 / 8,
-        source="https://www.nvidia.com/en-us/data-center/hgx",
-        unconfirmed="from pages that quote the data sheet (HGX, 1,000 W); network_bandwidth: recalled",
-    ),
+# fmt: off
+# Origin of the links: v3, 340 TB/s of all-reduce bandwidth per pod / 1,024 chips / 4 links = 83 GB/s, halved for a
+# core; v4, 1.1 PB/s per pod / 4,096 chips / 6; v5e and v5p, 400 and 1,200 GB/s both ways / 2 / 4 and 6; v6e, 3,200
+# Gbit/s one way / 4. Networks: v5e 6.4 and v6e 25.6 Tbit/s per pod of 256, v5p 50 Gbit/s per chip.
+_TPUS = (
+    # name  peak_flops  vector_ops  memory B/s  memory      link B/s              network B/s        torus ring slice
+    ("v3",  123e12 / 2, 1.9e12,     900e9 / 2, 15.48 * GIB, 340e12 / 1024 / 4 / 2, 3.125e9 / 2,        2, 32, 2048),
+    ("v4",  275e12,     8.6e12,     1200e9,    30.75 * GIB, 1.1e15 / 4096 / 6,     3.125e9,            3, 4, 4096),
+    ("v5e", 197e12,     6.1e12,     819e9,     15.75 * GIB, 400e9 / 2 / 4,         6.4e12 / 8 / 256,   2, 16, 256),
+    ("v5p", 459e12,     14.3e12,    2765e9,    95.74 * GIB, 1200e9 / 2 / 6,        50e9 / 8,           3, 4, 6144),
+    ("v6e", 918e12,     6.1e12,     1600e9,    31.25 * GIB, 3200e9 / 8 / 4,        25.6e12 / 8 / 256,  2, 16, 256),
 )
+# SXM boards of 8 with an NVSwitch. `network_bandwidth` is one InfiniBand card per GPU, as in NVIDIA's DGX.
+_GPUS = (
+    # name   peak_flops  vector_ops   memory B/s  memory        link B/s    network B/s
+    ("a100", 312e12,     19.5e12 / 2, 2039e9,     0.75 * 80e9,  600e9 / 2,  200e9 / 8),
+    ("h100", 989e12,     67e12 / 2,   3350e9,     0.75 * 80e9,  900e9 / 2,  400e9 / 8),
+    ("h200", 989e12,     67e12 / 2,   4800e9,     0.75 * 141e9, 900e9 / 2,  400e9 / 8),
+    ("b200", 2250e12,    80e12 / 2,   7700e9,     0.75 * 180e9, 1800e9 / 2, 400e9 / 8),
+)
+# fmt: on
+_DEVICE_KINDS = {
+    "v3": ("TPU v3",),
+    "v4": ("TPU v4",),
+    "v5e": ("TPU v5 lite", "TPU v5e"),
+    "v5p": ("TPU v5", "TPU v5p"),
+    "v6e": ("TPU v6 lite", "TPU v6e"),
+}
+_PAPERS = "vector_ops: lanes x units x clock, from papers, not from the page"
+_QUOTED = "from pages that quote the data sheet{}; network_bandwidth: recalled"
+_UNCONFIRMED = {
+    "v3": _PAPERS + "; network_bandwidth: taken as v5e's; ring_size: only whole pods",
+    "v4": _PAPERS + "; network_bandwidth: taken as v5e's",
+    "v5e": _PAPERS,
+    "v5p": _PAPERS,
+    "v6e": "vector_ops: taken as v5e's",
+    "a100": "all but peak_flops and memory: recalled from the data sheet, not read again",
+    "h100": _QUOTED.format(""),
+    "h200": _QUOTED.format(""),
+    "b200": _QUOTED.format(" (HGX, 1,000 W)"),
+}
 
-CHIPS: dict[str, Chip] = {chip.name: chip for chip in _ALL}
+
+def _tpu(name: str, *figures) -> Chip:
+    efficiency, source = TPU_V6 if name == "v6e" else TPU, f"https://cloud.google.com/tpu/docs/{name}"
+    return Chip(name, _DEVICE_KINDS[name], *figures, 1.0, efficiency, source, _UNCONFIRMED[name])
+
+
+def _gpu(name: str, *figures) -> Chip:
+    source = f"https://www.nvidia.com/en-us/data-center/{'hgx' if name == 'b200' else name}"
+    return Chip(name, (f"NVIDIA {name.upper()}",), *figures, 0, 1, 8, 0.5, GPU, source, _UNCONFIRMED[name])
+
+
+CHIPS: dict[str, Chip] = {row[0]: _tpu(*row) for row in _TPUS} | {row[0]: _gpu(*row) for row in _GPUS}
 """Chips by name, the first part of a topology's name: ``v5e`` of ``v5e:16x16``."""
 
 
 def chip_of(device_kind: str) -> Chip | None:
     """The chip with the longest matching prefix, or None: `TPU v5 lite` is v5e, although it starts with `TPU v5`."""
-    matches = [(len(kind), chip.name) for chip in _ALL for kind in chip.device_kinds if device_kind.startswith(kind)]
+    matches = [
+        (len(kind), chip.name) for chip in CHIPS.values() for kind in chip.device_kinds if device_kind.startswith(kind)
+    ]
     return CHIPS[max(matches)[1]] if matches else None
 
 

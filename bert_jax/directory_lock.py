@@ -14,12 +14,13 @@ import threading
 import time
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import fsspec
 
 from bert_jax.errors import UserError
-from bert_jax.storage import StoredPath, is_remote, make_local_directory, write_atomic
+from bert_jax.field_validation import from_json
+from bert_jax.storage import StoredPath, is_remote, make_local_directory, parse_json, write_atomic
 
 LOCK_FILE = "run.lock"
 HEARTBEAT_SECONDS = 10.0
@@ -28,8 +29,18 @@ STALE_SECONDS = 60.0
 """Without a change for this long, a process of another host counts as ended."""
 SETTLE_SECONDS = 0.5
 """Between a write that may have raced with another process's, and reading it back."""
-FIELDS = {"host": str, "process": int, "since": str, "started": str | None, "id": str}
-"""Fields of the file that are required, and their types."""
+
+
+class _Owner(TypedDict):
+    """What the file must hold."""
+
+    host: str
+    process: int
+    since: str
+    started: str | None
+    id: str
+
+
 _held: dict[str, StoredPath] = {}
 """Ids of the locks that this process holds -> their files."""
 
@@ -235,11 +246,9 @@ def _create(path: StoredPath, content: bytes) -> None:
 def _parse(content: bytes) -> dict[str, Any]:
     """The owner; empty if the file is damaged or being written."""
     try:
-        owner = json.loads(content)
-    except (ValueError, RecursionError):
+        return from_json(_Owner, parse_json(content, LOCK_FILE, ""), LOCK_FILE)
+    except UserError:
         return {}
-    known = isinstance(owner, dict) and all(isinstance(owner.get(name), kind) for name, kind in FIELDS.items())
-    return owner if known else {}
 
 
 def _describe(owner: dict[str, Any]) -> str:

@@ -1,12 +1,17 @@
-"""Types and ranges of config fields: an annotation for each field, and one function that checks them all."""
+"""Types and ranges of fields: an annotation for each field, one checker, and one reader of JSON.
 
+The reader is our own: msgspec ignores unknown keys of dataclasses and does not name the keys of a dict in its messages;
+cattrs turns 1 into True and "3" into 3 unless each type gets a hook.
+"""
+
+import dataclasses
 import functools
 import reprlib
 import types
 import typing
 from typing import Annotated, Any, Literal, Union
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, did_you_mean
 
 
 class Interval:
@@ -47,32 +52,31 @@ def check(section: object, path: str, cls: type | None = None) -> None:
     """
     for name, kind in _annotations(cls or type(section)).items():
         value = getattr(section, name)
-        if not _fits(value, kind):
-            shown = f"{value:.6g}" if type(value) is float else reprlib.repr(value)
-            raise UserError(f"{path}{name} is {shown}: it must be {describe(kind)}")
+        if _convert(value, kind, f"{path}{name}") != value:  # a JSON value: a list, or the dict of a section
+            raise _mismatch(value, kind, f"{path}{name}")
 
 
-@functools.cache
-def _annotations(cls: type) -> dict[str, Any]:
-    return typing.get_type_hints(cls, include_extras=True)
+def from_json(kind: Any, value: Any, where: object, advice: str = "") -> Any:
+    """Build a value from parsed JSON; nothing is coerced, but an int is accepted for a float.
 
+    Args:
+      kind: a dataclass, all of whose keys must be known; a TypedDict, which may have further keys; or another type, as
+        in the annotations of a config.
+      value: parsed JSON.
+      where: the file, at the start of messages.
+      advice: what the user should do, at the end of messages.
 
-def _fits(value: Any, kind: Any) -> bool:
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is Annotated:
-        ranges = [one for one in arguments[1:] if isinstance(one, Interval)]
-        return _fits(value, arguments[0]) and all(value in one for one in ranges)
-    if origin in (Union, types.UnionType):
-        return any(_fits(value, one) for one in arguments)
-    if origin is Literal:
-        return isinstance(value, str) and value in arguments
-    if origin is tuple and arguments[-1] is ...:
-        return isinstance(value, tuple) and all(_fits(one, arguments[0]) for one in value)
-    if origin is tuple:
-        return isinstance(value, tuple) and len(value) == len(arguments) and all(map(_fits, value, arguments))
-    if isinstance(value, bool):
-        return kind is bool
-    return isinstance(value, (int, float) if kind is float else kind)
+    Returns:
+      an instance of `kind`: arrays of tuple fields are tuples, objects of dataclass fields are dataclasses.
+
+    Raises:
+      UserError: an unknown or missing key, a value that its annotation does not allow, or values that contradict each
+        other. The message has the key's path and what the value must be.
+    """
+    try:
+        return _convert(value, kind, "")
+    except UserError as error:
+        raise UserError(f"{where}: {error}{advice and f': {advice}'}") from error
 
 
 def describe(kind: Any) -> str:
@@ -85,14 +89,86 @@ def describe(kind: Any) -> str:
         return " or ".join(map(describe, arguments))
     if origin is Literal:
         return f"one of {', '.join(arguments)}"
-    if origin is tuple:
+    if origin in (tuple, list):
         inner = [describe(one) for one in arguments if one is not ...]
-        return f"a list of {inner[0]}" if arguments[-1] is ... else f"[{', '.join(inner)}]"
+        is_fixed = origin is tuple and arguments[-1] is not ...
+        return f"[{', '.join(inner)}]" if is_fixed else f"a list, each item {inner[0]}"
     descriptions = {
         int: "a whole number",
         float: "a number",
         bool: "true or false",
         str: "a string",
         types.NoneType: "None",
+        list: "a list",
     }
-    return descriptions.get(kind) or kind.__name__
+    return descriptions.get(kind) or ("an object" if _is_object(kind) else kind.__name__)
+
+
+@functools.cache
+def _annotations(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls, include_extras=True)
+
+
+def _is_object(kind: Any) -> bool:
+    return dataclasses.is_dataclass(kind) or dict in (kind, typing.get_origin(kind)) or typing.is_typeddict(kind)
+
+
+def _convert(value: Any, kind: Any, path: str) -> Any:
+    """The value with its arrays and objects converted; UserError if `kind` does not allow it."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (Annotated, Union, types.UnionType) and isinstance(value, list | tuple | dict):
+        return _convert(value, arguments[0], path)  # a union is X | None
+    if isinstance(value, dict):
+        if dataclasses.is_dataclass(kind) or typing.is_typeddict(kind):
+            return _convert_object(value, kind, f"{path}." if path else "")
+        if origin is dict:
+            return {key: _convert(item, arguments[1], f"{path}.{key}") for key, item in value.items()}
+    if origin in (tuple, list) and isinstance(value, list | tuple):
+        is_fixed = origin is tuple and arguments[-1] is not ...
+        kinds = arguments if is_fixed else arguments[:1] * len(value)
+        if len(kinds) == len(value):
+            return origin(_convert(*pair, f"{path}.{i}") for i, pair in enumerate(zip(value, kinds, strict=True)))
+    if not _fits(value, kind):
+        raise _mismatch(value, kind, path)
+    return value
+
+
+def _convert_object(values: dict[str, Any], kind: Any, path: str) -> Any:
+    kinds = _annotations(kind)
+    if typing.is_typeddict(kind):
+        required, build = kind.__required_keys__, lambda **known: values | known
+    else:
+        required = {field.name for field in dataclasses.fields(kind) if field.default is field.default_factory}
+        build = kind
+        for name in values:
+            if name not in kinds:
+                hint = did_you_mean(name, kinds)
+                raise UserError(f"unknown field '{path}{name}'{hint and f': {hint}'}")
+    for name in kinds:
+        if name in required and name not in values:
+            raise UserError(f"field '{path}{name}' is missing")
+    return build(**{name: _convert(values[name], kinds[name], f"{path}{name}") for name in kinds if name in values})
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value is allowed; lists and objects that are, were converted before."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        ranges = [one for one in arguments[1:] if isinstance(one, Interval)]
+        return _fits(value, arguments[0]) and all(value in one for one in ranges)
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, one) for one in arguments)
+    if origin is Literal:
+        return isinstance(value, str) and value in arguments
+    if kind is Any:
+        return True
+    if origin is not None or typing.is_typeddict(kind):
+        return False
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, (int, float) if kind is float else kind)
+
+
+def _mismatch(value: Any, kind: Any, path: str) -> UserError:
+    shown = f"{value:.6g}" if type(value) is float else reprlib.repr(value)
+    return UserError(f"{path or 'the whole'} is {shown}: it must be {describe(kind)}")

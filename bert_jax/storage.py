@@ -16,11 +16,12 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import fsspec
 from etils import epath
 
+from bert_jax import field_validation
 from bert_jax.errors import UserError, install_command, short_repr
 
 StoredPath = Path | epath.Path
@@ -169,6 +170,31 @@ def read_json_object(path: StoredPath, advice: str, *, missing_ok: bool = False)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({(error.strerror or str(error)).lower()}): {advice}") from error
     return parse_json(content, path, advice)
+
+
+class _Versioned(TypedDict):
+    format_version: int
+
+
+def read_json(path: StoredPath, kind: Any, advice: str, version: int | None = None) -> Any:
+    """Read a file that holds a JSON object, as a dataclass or TypedDict.
+
+    Args:
+      path: the file.
+      kind: see `field_validation.from_json`.
+      advice: what the user should do about a bad file, or one of an earlier format.
+      version: the value that its `format_version` must have; None: it has none.
+
+    Raises:
+      UserError: the file has another version, or see `read_json_object` and `field_validation.from_json`.
+    """
+    value = read_json_object(path, advice)
+    if version is not None:
+        written = field_validation.from_json(_Versioned, value, path, advice)["format_version"]
+        if written != version:
+            remedy = "update bert_jax" if written > version else advice
+            raise UserError(f"{path} has format version {written}, and this bert_jax reads {version}: {remedy}")
+    return field_validation.from_json(kind, value, path, advice)
 
 
 def parse_json(content: bytes | str, origin: object, advice: str, kind: type = dict) -> Any:

@@ -21,13 +21,11 @@ from bert_jax.data.corpus import (
 )
 from bert_jax.data.integrity import (
     DATASET_INFO,
-    ManifestFile,
     check_checksums,
     check_file_sizes,
-    check_record_count,
-    manifest_files,
+    complete_files,
 )
-from bert_jax.data.record import Record, parse_record
+from bert_jax.data.record import Record, StoredFile, open_shard, parse_record
 from bert_jax.errors import UserError
 from bert_jax.progress import progress
 from bert_jax.storage import local_path
@@ -68,19 +66,16 @@ def verify_corpus(directory: os.PathLike | str) -> VerificationReport:
     """
     directory = epath.Path(directory)
     manifest = read_manifest(directory)
-    files = manifest_files(directory, manifest)
-    size = sum(file.size for file in files)
-    check_file_sizes(files)
-    with progress("comparing checksums", size, "B") as bar:
-        check_checksums(files, bar.update)
+    files = complete_files(directory, manifest)
+    check_file_sizes(files.values())
+    check_checksums(files.values(), "comparing checksums")
     tokenizer = Tokenizer.load(directory / TOKENIZER)
     if tokenizer.fingerprint != manifest["tokenizer"]["fingerprint"]:
         raise UserError(f"{directory / TOKENIZER}: not the tokenizer this corpus was built with; rebuild the corpus")
     _verify_dataset_info(directory / DATASET_INFO, manifest)
-    files_by_name = {file.path.name: file for file in files}
-    records = sum(_verify_split(directory, manifest, files_by_name, split, tokenizer.unk_id) for split in SPLITS)
-    extra = sorted({path.name for path in directory.iterdir()} - {*(file.path.name for file in files), MANIFEST})
-    return VerificationReport(len(files), size, records, tuple(extra))
+    records = sum(_verify_split(directory, manifest, files, split, tokenizer.unk_id) for split in SPLITS)
+    extra = sorted({path.name for path in directory.iterdir()} - {*files, MANIFEST})
+    return VerificationReport(len(files), sum(file.size for file in files.values()), records, tuple(extra))
 
 
 def _verify_dataset_info(path: epath.Path, manifest: Mapping) -> None:
@@ -91,7 +86,7 @@ def _verify_dataset_info(path: epath.Path, manifest: Mapping) -> None:
 
 
 def _verify_split(
-    directory: epath.Path, manifest: Mapping, files: Mapping[str, ManifestFile], split: str, unk_id: int
+    directory: epath.Path, manifest: Mapping, files: Mapping[str, StoredFile], split: str, unk_id: int
 ) -> int:
     """Reads every record of a split; returns their number."""
     corpus = Corpus.open(directory, split)
@@ -100,7 +95,7 @@ def _verify_split(
     check = _RecordCheck(corpus)
     with progress(f"reading {split}", sum(shard["records"] for shard in shards), "record") as bar:
         for shard in shards:
-            for records in _batches(files[shard["file"]], shard["records"], token_dtype(corpus.vocab_size)):
+            for records in _batches(files[shard["file"]], token_dtype(corpus.vocab_size)):
                 for record in records:
                     if not check.is_next(record):
                         raise UserError(
@@ -124,14 +119,14 @@ def _verify_split(
     return check.records
 
 
-def _batches(file: ManifestFile, count: int, dtype: np.dtype) -> Iterator[list[Record]]:
+def _batches(file: StoredFile, dtype: np.dtype) -> Iterator[list[Record]]:
     """The records of a shard in order, 256 at a time: about 12 MB at most."""
-    check_record_count(file, count)
+    open_shard(file).close()
     try:
         local = local_path(file.path, file.sha256)
         reader = array_record_module.ArrayRecordReader(local, options="readahead_buffer_size:0")
-        for start in range(0, count, _BATCH_RECORDS):
-            raw = reader.read(start, min(start + _BATCH_RECORDS, count))
+        for start in range(0, file.records, _BATCH_RECORDS):
+            raw = reader.read(start, min(start + _BATCH_RECORDS, file.records))
             yield [parse_record(one, dtype) for one in raw]
         reader.close()
     except (RuntimeError, ValueError, IndexError) as error:

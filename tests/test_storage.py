@@ -136,7 +136,6 @@ COMMANDS = {
     "workdir": ["pretrain", "bert_tiny", "--corpus", "corpus", "--workdir", "{}"],
     "weight": ["pretrain", "bert_tiny", "--corpus", "{}=2", "--workdir", "run"],
     "evaluate": ["evaluate", "{}", "--corpus", "corpus"],
-    "fill-mask": ["fill-mask", "{}", "a [MASK]"],
     "convert": ["convert", "{}", "export"],
 }
 

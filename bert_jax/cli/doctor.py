@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from bert_jax.cli.arguments import ConfigArg, Corpora, MicroBatch, Words, with_vocabulary
 from bert_jax.data import mixture_spec
 from bert_jax.distributed import cluster_detection
-from bert_jax.doctor.finding import Finding
+from bert_jax.doctor.check_context import Finding
 from bert_jax.field_validation import Count
 from bert_jax.flags import DirectoryArg
 

@@ -13,7 +13,7 @@ from bert_jax.cli.model import Convert, Evaluate, FillMask
 from bert_jax.cli.plan import Plan, Schedule
 from bert_jax.cli.pretrain import Pretrain
 from bert_jax.config import presets
-from bert_jax.distributed import supervisor_link
+from bert_jax.distributed import supervisor
 from bert_jax.errors import UserError
 
 
@@ -51,12 +51,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = command_line.run(lambda: command_line.start("bert-jax", COMMANDS, _call, words, about))
     except BaseException:
-        if not supervisor_link.needed_by_peers():
+        if not supervisor.needed_by_peers():
             raise
         traceback.print_exc()
         code = 1
-    if supervisor_link.needed_by_peers():
-        supervisor_link.exit_now(code)
+    if supervisor.needed_by_peers():
+        supervisor.exit_now(code)
     return code
 
 

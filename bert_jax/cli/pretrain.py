@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from bert_jax.cli.arguments import ConfigArg, Corpora, MicroBatch, Words, print_metrics, with_vocabulary
 from bert_jax.data import mixture_spec
-from bert_jax.distributed import cluster_detection, supervisor, supervisor_link
+from bert_jax.distributed import cluster_detection, supervisor
 from bert_jax.distributed.process_report import make_report
 from bert_jax.errors import TRY_AGAIN, UserError
 from bert_jax.flags import DirectoryArg
@@ -76,7 +76,7 @@ class Pretrain:
             announce=announce,
             load_initial_params=init_from.load_initial_params,
         )
-        supervisor_link.announce_exit()
+        supervisor.announce_exit()
         if agreement.is_first() and progress.ended:
             counts = f"{progress.cursor.step} steps, {progress.cursor.rows:,} rows, {progress.tokens_seen:,} tokens"
             print(f"{END_MESSAGES[progress.ended]}: {counts}; results are in {self.workdir}")

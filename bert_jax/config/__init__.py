@@ -8,7 +8,6 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import reprlib
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -25,7 +24,7 @@ from bert_jax.config.training import (
     TargetConfig,
 )
 from bert_jax.errors import require
-from bert_jax.field_validation import Interval, check
+from bert_jax.field_validation import Interval, check, from_json
 
 __all__ = [
     "CheckpointConfig",
@@ -158,9 +157,9 @@ def from_dict(values: dict[str, Any]) -> Config:
     """Inverse of `to_dict`.
 
     Raises:
-      UserError: an unknown or missing key; the message has its path.
+      UserError: an unknown or missing key, or a value that it cannot have; the message has its path.
     """
-    return _from_dict(Config, values, "")
+    return from_json(Config, values, "config")
 
 
 def identity_fields(config: Config) -> dict[str, Any]:
@@ -204,29 +203,3 @@ def replace(config: Config, **changes: Any) -> Config:
     for name, value in changes.items():
         merged[name] = dataclasses.replace(getattr(config, name), **value) if isinstance(value, dict) else value
     return dataclasses.replace(config, **merged)
-
-
-def _from_dict(cls: type, values: Any, path: str) -> Any:
-    require(
-        isinstance(values, dict),
-        f"config: {path[:-1] or 'the whole'} is {reprlib.repr(values)}: it must be a JSON object",
-    )
-    fields = {f.name: f for f in dataclasses.fields(cls)}
-    for key in values:
-        require(key in fields, f"config: unknown field '{path}{key}'")
-    arguments = {}
-    for name, value in values.items():
-        kind = fields[name].type
-        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-            arguments[name] = _from_dict(kind, value, f"{path}{name}.")
-        elif name == "phases" and isinstance(value, list):
-            arguments[name] = tuple(_from_dict(Phase, phase, f"{path}phases.{i}.") for i, phase in enumerate(value))
-        else:
-            arguments[name] = _to_tuple(value)
-    missing = [n for n, f in fields.items() if n not in values and f.default is f.default_factory]
-    require(not missing, f"config: missing field '{path}{missing[0] if missing else ''}'")
-    return cls(**arguments)
-
-
-def _to_tuple(value: Any) -> Any:
-    return tuple(map(_to_tuple, value)) if isinstance(value, list) else value

@@ -19,7 +19,6 @@ from bert_jax.convert.formats import huggingface, input_formats, native, stableh
 from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.model_card import CARD, format_model_card
 from bert_jax.convert.parity import jax_forward, parity_report
-from bert_jax.convert.parity.bitwise_diff import differences
 from bert_jax.convert.parity.sample_texts import sample_inputs
 from bert_jax.convert.source_model import SourceModel
 from bert_jax.convert.translate import moments_to_huggingface, strip_base_prefix, to_huggingface
@@ -238,7 +237,10 @@ def _check_parity(source_model: SourceModel, output_directory: Path, to: str) ->
         with input_formats.open_model(
             output_directory, input_formats.ReadOptions(optimizer_state=source_model.optimizer_state is not None)
         ) as written:
-            outputs, problems = jax_forward.run(written.model, inputs), differences(source_model, written)
+            outputs, problems = (
+                jax_forward.run(written.model, inputs),
+                parity_report.bitwise_differences(source_model, written),
+            )
     report = parity_report.compare(
         outputs, reference, mask_BS, library=library, tokenizer=agreement, first_layer=first_layer
     )

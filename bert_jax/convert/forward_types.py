@@ -12,17 +12,9 @@ import numpy as np
 from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.errors import UserError
 
-ENCODER_PREFIXES = {
-    "bert": "bert.",
-    "roberta": "roberta.",
-    "albert": "albert.",
-    "distilbert": "distilbert.",
-    "electra": "electra.",
-    "modernbert": "model.",
-}
+ENCODER_PREFIXES = {name: f"{name}." for name in ("bert", "roberta", "albert", "distilbert", "electra")}
+ENCODER_PREFIXES |= {"modernbert": "model."}
 """By model_type: prefix of the encoder's tensor names in a model with heads."""
-
-
 MODEL_TYPE_ALIASES = {"xlm-roberta": "roberta", "camembert": "roberta"}
 """Model types with the config fields, tensors and computation of another type."""
 CAUSAL_CLASSES = {"bert": "LMHeadModel", "roberta": "ForCausalLM"}
@@ -76,13 +68,25 @@ class HeadsPresent(NamedTuple):
     task: TaskKind | None
 
 
-_MLM = {
-    "bert": "cls.predictions.transform.dense.weight",
-    "roberta": "lm_head.dense.weight",
-    "albert": "predictions.dense.weight",
-    "distilbert": "vocab_transform.weight",
-    "electra": "generator_predictions.dense.weight",
+class MlmHead(NamedTuple):
+    """Names of the parts of a masked-LM head, without ".weight" and ".bias"."""
+
+    dense: str
+    norm: str
+    decoder: str
+
+
+MLM_HEADS = {
+    "bert": MlmHead(
+        "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.decoder"
+    ),
+    "roberta": MlmHead("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder"),
+    "albert": MlmHead("predictions.dense", "predictions.LayerNorm", "predictions.decoder"),
+    "distilbert": MlmHead("vocab_transform", "vocab_layer_norm", "vocab_projector"),
+    "electra": MlmHead("generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head"),
+    "modernbert": MlmHead("head.dense", "head.norm", "decoder"),
 }
+"""By family; ModernBERT's classifiers have the same dense layer and norm."""
 _PAIR = {"bert": "cls.seq_relationship.weight", "albert": "sop_classifier.classifier.weight"}
 _TASK = {
     "qa_outputs.weight": TaskKind.SPAN,
@@ -154,7 +158,8 @@ def heads_of(hf_model: HuggingFaceModel) -> HeadsPresent:
     task = next((task for name, task in _TASK.items() if name in names), None)
     if task is None and "classifier.weight" in names:
         task = _classifier_kind(hf_model, family, names)
-    mlm = _MLM[family] in names if family in _MLM else "head.dense.weight" in names and "classifier.weight" not in names
+    mlm = f"{MLM_HEADS[family].dense}.weight" in names
+    mlm = mlm and not (family == "modernbert" and "classifier.weight" in names)
     return HeadsPresent(mlm, _PAIR.get(family) in names, task)
 
 

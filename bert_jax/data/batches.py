@@ -6,26 +6,30 @@ change it.
 
 import contextlib
 import dataclasses
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import NamedTuple
 
 import grain
 import numpy as np
 from absl import flags
 
-from bert_jax.config import Config
+from bert_jax.config import Config, DataConfig
 from bert_jax.data.corpus import Corpus
-from bert_jax.data.corpus_rows import CorpusRows
 from bert_jax.data.cursor import CorpusPosition, Cursor, batch_size
 from bert_jax.data.mixture import MixtureOrder
-from bert_jax.data.reader_process import init_reader_process
-from bert_jax.data.row_reader import Rows, SpecialIds, empty_rows
+from bert_jax.data.row_reader import CorpusRows, Rows, SpecialIds, empty_rows
 
 READ_THREADS = 2
 NO_SHARED_MEMORY = grain.experimental.DatasetOptions(min_shm_size=1 << 62)
 CURSORS_KEPT = 64
 """Readers ask for steps close to each other; each cursor is computed from the nearest cached one before it."""
+HELD_OUT_SEED = 0
+"""Of examples and order of validation splits: the same for every run, so that runs can be compared."""
 
 
 class HostBatch(NamedTuple):
@@ -114,9 +118,7 @@ class TrainingStream:
         seq_len, size = self.config.phases[cursor.phase].seq_len, batch_size(self.config, cursor)
         count = size // self.process_count
         first = self.process_index * count
-        rows = empty_rows(count, seq_len, self.config.data.slots(seq_len), self.special_ids.pad_id)
-        rows["row"] = np.arange(first, first + count, dtype=np.int32)
-        rows["mask_epoch"] = np.zeros(count, np.int32)
+        rows = empty_rows(count, seq_len, self.config.data.slots(seq_len), self.special_ids.pad_id, first)
         corpus_of_row = self.mixture_order.corpus_of_rows(cursor.rows, first + count)
         for i, (corpus, position) in enumerate(zip(self.corpora, cursor.positions, strict=True)):
             slots = np.flatnonzero(corpus_of_row[first:] == i)
@@ -138,7 +140,7 @@ class TrainingStream:
             dataset = dataset.to_iter_dataset(grain.ReadOptions(1, 1))
             # Through a pipe: shared memory remains after a run is killed, and a batch is small.
             dataset = grain.experimental.WithOptionsIterDataset(dataset, NO_SHARED_MEMORY)
-            dataset = dataset.mp_prefetch(workers, worker_init_fn=init_reader_process)
+            dataset = dataset.mp_prefetch(workers, worker_init_fn=_init_reader_process)
         else:
             dataset = dataset.to_iter_dataset(grain.ReadOptions(min(READ_THREADS, data.prefetch), data.prefetch))
         with contextlib.closing(iter(dataset)) as batches:
@@ -159,3 +161,68 @@ class _RemainingSteps:
         cursor = self.stream.cursor_at(self.start, step)
         rows = self.stream.batch(cursor)
         return HostBatch(rows, batch_size(self.stream.config, cursor), self.stream.cursor_at(self.start, step + 1))
+
+
+def _init_reader_process(worker_index: int, worker_count: int) -> None:
+    """In a reader process: ignores SIGTERM and SIGINT, and exits as soon as the parent is gone, however it ended.
+
+    A scheduler sends SIGTERM to every process of a job: a reader that exited on it would prevent the last save.
+    """
+    del worker_index, worker_count
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_exit_with_parent, args=(multiprocessing.parent_process(),), daemon=True).start()
+
+
+def _exit_with_parent(parent: "multiprocessing.process.BaseProcess | None") -> None:
+    if parent is not None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
+
+
+class HeldOutRows:
+    """Validation splits of a mixture, one after the other, with one example per row: the same for every run, whatever
+    its training data and schedule.
+    """
+
+    def __init__(
+        self,
+        corpora: Sequence[Corpus],
+        data: DataConfig,
+        special_ids: SpecialIds,
+        process_index: int = 0,
+        process_count: int = 1,
+    ):
+        """Plans nothing yet; only the format and the end of examples are read from `data`."""
+        fixed = DataConfig(format=data.format, example_end=data.example_end, examples_per_row=1)
+        self.corpora = [CorpusRows(corpus, fixed, special_ids, HELD_OUT_SEED) for corpus in corpora]
+        self.special_ids, self.process_index, self.process_count = special_ids, process_index, process_count
+
+    def count(self, corpus: CorpusRows, seq_len: int, limit: int) -> int:
+        """Rows of a split, at most `limit`."""
+        rows = 0
+        for window in corpus.epoch_windows(seq_len, 0):
+            rows += len(window)
+            if rows >= limit:
+                return limit
+        return rows
+
+    def batches(self, seq_len: int, limit: int, batch_size: int) -> Iterator[tuple[str, Rows]]:
+        """This process's share of every batch, with the name of its corpus; rows after the last are empty.
+
+        Args:
+          seq_len: tokens per row.
+          limit: rows of each corpus.
+          batch_size: rows of a global batch; a multiple of the number of processes.
+        """
+        share = batch_size // self.process_count
+        first = self.process_index * share
+        for corpus in self.corpora:
+            total, position = self.count(corpus, seq_len, limit), CorpusPosition()
+            for start in range(0, total, batch_size):
+                rows = empty_rows(share, seq_len, 1, self.special_ids.pad_id, first)
+                used = min(max(total - start - first, 0), share)
+                if used:
+                    corpus.read_into(rows, np.arange(used), position, skip=first)
+                yield corpus.corpus.name, rows
+                position = corpus.advance(seq_len, position, min(batch_size, total - start))

@@ -4,6 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from bert_jax import field_validation
 from bert_jax.config import Config
 
 
@@ -61,14 +62,8 @@ class Cursor:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Cursor":
-        """Inverse of ``dataclasses.asdict``; also accepts the lists that a JSON round trip makes of tuples."""
-        return cls(
-            **values
-            | {
-                "positions": tuple(CorpusPosition(**position) for position in values["positions"]),
-                "skipped": tuple((first, last) for first, last in values["skipped"]),
-            }
-        )
+        """Inverse of ``dataclasses.asdict``; also of its JSON form, in which tuples are lists."""
+        return field_validation.from_json(cls, values, "cursor")
 
 
 def batch_size(config: Config, cursor: Cursor) -> int:

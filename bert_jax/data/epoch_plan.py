@@ -94,8 +94,7 @@ class EpochPlan:
         records = np.stack([self._bounds[chosen], self._bounds[chosen + 1]], axis=1)
         sentences = np.asarray(self.corpus.record_offsets)[records]
         key = make_key(self.seed, EXAMPLE_STREAM, self.example_epoch(epoch))
-        starts, stops = np.ascontiguousarray(sentences.T)
-        window_examples = make_examples(self._layout, starts, stops, self.data, self.seq_len, key, self.salt)
+        window_examples = make_examples(self._layout, sentences, self.data, self.seq_len, key, self.salt)
         packing = make_key(self.seed, PACKING_STREAM, epoch, index)
         lengths = np.ascontiguousarray(window_examples.examples["length"])
         row_starts, members = pack(lengths, self.seq_len, self.data.slots(self.seq_len), packing)

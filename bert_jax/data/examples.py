@@ -60,8 +60,7 @@ class WindowExamples(NamedTuple):
 
 def make_examples(
     layout: CorpusLayout,
-    starts: np.ndarray,
-    stops: np.ndarray,
+    chunks: np.ndarray,
     data: DataConfig,
     seq_len: int,
     key: np.uint64,
@@ -83,25 +82,25 @@ def make_examples(
 
     Args:
       layout: of the corpus; pairs need at least two documents in it.
-      starts, stops: sentences of each chunk, int64 [n]. No example extends over two chunks.
+      chunks: sentences [first, last) of each chunk, int64 [n, 2]. No example extends over two chunks.
       data: format, rates and where single segments end.
       seq_len: tokens per row, special tokens included.
       key: hash of seed and example epoch.
       salt: hash of the corpus, for example ids.
     """
-    sentences = int((stops - starts).sum())
+    sentences = int(np.diff(chunks).sum())
     if data.paired:
         short = bernoulli_threshold(data.short_example_rate)
         out = np.empty(sentences, EXAMPLE_DTYPE)
         kind = PAIR_KINDS[data.format]
         room = seq_len - PAIR_SPECIAL_TOKENS
-        count, truncated, forced_random = _make_pairs(*layout, starts, stops, kind, room, short, key, salt, out)
+        count, truncated, forced_random = _make_pairs(layout, chunks, kind, room, short, key, salt, out)
     else:
         budget = seq_len - SINGLE_SPECIAL_TOKENS
-        tokens = sum(int(layout.sentence_lengths[a:b].sum(dtype=np.int64)) for a, b in zip(starts, stops, strict=True))
+        tokens = sum(int(layout.sentence_lengths[a:b].sum(dtype=np.int64)) for a, b in chunks)
         out = np.empty(sentences + tokens // budget, EXAMPLE_DTYPE)
         crosses, cuts = data.format == "full_sentences", data.example_end == "row"
-        count = _make_single_segments(*layout, starts, stops, crosses, cuts, budget, salt, out)
+        count = _make_single_segments(layout, chunks, crosses, cuts, budget, salt, out)
         truncated, forced_random = 0, 0
     return WindowExamples(out[:count].copy(), int(truncated), int(forced_random))
 
@@ -112,16 +111,17 @@ def _example_id(salt, sentence, skip):
 
 
 @numba.njit(cache=True, nogil=True)
-def _make_pairs(lengths, documents, starts, stops, kind, room, short, key, salt, out):
+def _make_pairs(layout, chunks, kind, room, short, key, salt, out):
     """Writes the examples; returns (number of examples, truncated tokens, pairs of one sentence)."""
     state = np.zeros(2, np.uint64)
     count, truncated, forced_random = 0, 0, 0
     offset = 0
-    for chunk in range(len(starts)):
-        position = starts[chunk]
+    lengths, documents = layout
+    for chunk in range(len(chunks)):
+        position, chunk_end = chunks[chunk]
         document = np.searchsorted(documents, position, "right") - 1
-        while position < stops[chunk]:
-            end = min(documents[document + 1], stops[chunk])
+        while position < chunk_end:
+            end = min(documents[document + 1], chunk_end)
             target = _target_tokens(state, key, document, kind, room, short)
             state[0] = hash64(hash_combine(key, np.uint64(position)))
             state[1] = np.uint64(0)
@@ -136,7 +136,7 @@ def _make_pairs(lengths, documents, starts, stops, kind, room, short, key, salt,
                 swapped = kind == ORDER and not single and bernoulli(state, HALF)
                 if random:
                     b_start, b_stop, b_length = _random_segment(
-                        state, lengths, documents, document, 0 if kind == SENTENCES else target - a_length
+                        state, layout, document, 0 if kind == SENTENCES else target - a_length
                     )
                 else:
                     b_start, b_stop, b_length = a_stop, stop, tokens - a_length
@@ -189,8 +189,9 @@ def _take_sentences(state, lengths, start, end, kind, target):
 
 
 @numba.njit(cache=True, nogil=True)
-def _random_segment(state, lengths, documents, document, min_tokens):
+def _random_segment(state, layout, document, min_tokens):
     """Sentences of another document from a random one on: (start, stop, tokens), at least one sentence."""
+    lengths, documents = layout
     other = uniform_int(state, len(documents) - 2)
     if other >= document:
         other += 1
@@ -220,14 +221,16 @@ def _truncate_pair(state, a_length, b_length, room):
 
 
 @numba.njit(cache=True, nogil=True)
-def _make_single_segments(lengths, documents, starts, stops, crosses, cuts, budget, salt, out):
+def _make_single_segments(layout, chunks, crosses, cuts, budget, salt, out):
     """Writes the examples; returns their number."""
     count = 0
     offset = 0  # of the next token, in the window
-    for chunk in range(len(starts)):
-        first, skip, size, separators = starts[chunk], 0, 0, 0  # of the current example
+    lengths, documents = layout
+    for chunk in range(len(chunks)):
+        chunk_start, chunk_end = chunks[chunk]
+        first, skip, size, separators = chunk_start, 0, 0, 0  # of the current example
         document = np.searchsorted(documents, first, "right") - 1
-        for sentence in range(starts[chunk], stops[chunk]):
+        for sentence in range(chunk_start, chunk_end):
             separator = 0
             if sentence == documents[document + 1]:
                 document += 1
@@ -252,7 +255,7 @@ def _make_single_segments(lengths, documents, starts, stops, crosses, cuts, budg
                     skip, offset, left = skip + budget, offset + budget, left - budget
             size, offset, separators = size + left, offset + left, separators + separator
         if size:
-            count = _write_single(out, count, salt, first, stops[chunk], skip, offset - size, size, separators)
+            count = _write_single(out, count, salt, first, chunk_end, skip, offset - size, size, separators)
     return count
 
 

@@ -3,15 +3,25 @@
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from array_record.python import array_record_module
 from etils import epath
 
-from bert_jax.data.corpus import ARRAYS, MANIFEST, SPLITS, TOKENIZER, Corpus, array_file, read_manifest
+from bert_jax.data.corpus import (
+    ARRAYS,
+    MANIFEST,
+    SPLITS,
+    TOKENIZER,
+    Corpus,
+    Manifest,
+    array_file,
+    read_manifest,
+    stored_files,
+)
+from bert_jax.data.record import REMEDY, StoredFile, open_shard
 from bert_jax.errors import UserError
 from bert_jax.progress import progress
 from bert_jax.storage import local_path
@@ -22,36 +32,25 @@ THREADS = 8
 BLOCK_BYTES = 1 << 22
 PROGRESS_BYTES = 1 << 30
 """Total size from which a progress bar is shown; hashing less takes a few seconds at most."""
-REMEDY = "copy the corpus again or rebuild it"
 
 
-class ManifestFile(NamedTuple):
-    """A file, with its checksum and size in corpus.json."""
-
-    path: epath.Path
-    sha256: str
-    """in hex"""
-    size: int
-    """bytes"""
-
-
-def manifest_files(directory: epath.Path, manifest: Mapping) -> list[ManifestFile]:
-    """All files that corpus.json lists; `manifest` is its content.
+def complete_files(directory: epath.Path, manifest: Manifest) -> dict[str, StoredFile]:
+    """The files that corpus.json lists, by name.
 
     Raises:
-      UserError: corpus.json lacks a file of the corpus.
+      UserError: it lacks a file of the corpus.
     """
-    files, splits = manifest["files"], manifest["splits"]
+    files, splits = stored_files(directory, manifest), manifest["splits"]
     needed = [TOKENIZER, DATASET_INFO, "features.json"]
     needed += [array_file(split, array) for split in SPLITS for array in ARRAYS]
     needed += [shard["file"] for split in splits.values() for shard in split["shards"]]
     missing = [*(split for split in SPLITS if split not in splits), *(name for name in needed if name not in files)]
     if missing:
         raise UserError(f"{directory / MANIFEST}: damaged, it lacks {missing[0]!r}; rebuild the corpus")
-    return [ManifestFile(directory / name, entry["sha256"], entry["bytes"]) for name, entry in files.items()]
+    return files
 
 
-def check_file_sizes(files: Sequence[ManifestFile]) -> None:
+def check_file_sizes(files: Iterable[StoredFile]) -> None:
     """Checks that each file exists and has the recorded size; reads none.
 
     Raises:
@@ -64,20 +63,20 @@ def check_file_sizes(files: Sequence[ManifestFile]) -> None:
             raise UserError(f"{file.path}: damaged, it has {size} bytes where {MANIFEST} lists {file.size}; {REMEDY}")
 
 
-def check_checksums(files: Sequence[ManifestFile], on_bytes: Callable[[int], object] | None = None) -> None:
-    """Compares each file with its SHA-256, several at a time; `on_bytes` is called with the bytes of each read.
+def check_checksums(files: Collection[StoredFile], description: str, min_bytes: int = 0) -> None:
+    """Compares each file with its SHA-256, several at a time; shows progress if they have `min_bytes` together.
 
     Raises:
       UserError: the first file that differs.
     """
-    lock = threading.Lock()
+    size, lock = sum(file.size for file in files), threading.Lock()
+    bar = progress(description, size, "B", shown=size >= min_bytes)
 
-    def report_bytes(size: int) -> None:
+    def report_bytes(count: int) -> None:
         with lock:
-            if on_bytes:
-                on_bytes(size)
+            bar.update(count)
 
-    with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
+    with bar, ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
         checksums = [pool.submit(_sha256, file, report_bytes) for file in files]
         try:
             for file, sha256 in zip(files, checksums, strict=True):
@@ -88,31 +87,13 @@ def check_checksums(files: Sequence[ManifestFile], on_bytes: Callable[[int], obj
             raise
 
 
-def _sha256(manifest_file: ManifestFile, on_bytes: Callable[[int], None]) -> str:
+def _sha256(stored: StoredFile, on_bytes: Callable[[int], None]) -> str:
     digest = hashlib.sha256()
-    with Path(local_path(manifest_file.path, manifest_file.sha256)).open("rb") as file:
+    with Path(local_path(stored.path, stored.sha256)).open("rb") as file:
         while block := file.read(BLOCK_BYTES):
             digest.update(block)
             on_bytes(len(block))
     return digest.hexdigest()
-
-
-def check_record_count(file: ManifestFile, count: int) -> None:
-    """Checks that a shard has the number of records in corpus.json; reads none.
-
-    Raises:
-      UserError: it has another number, or is not an ArrayRecord file.
-    """
-    try:
-        local = local_path(file.path, file.sha256)
-        reader = array_record_module.ArrayRecordReader(local, options="readahead_buffer_size:0")
-        num_records = reader.num_records()
-        reader.close()
-    except (RuntimeError, ValueError, IndexError) as error:
-        reason = str(error).splitlines()[0][:120]
-        raise UserError(f"{file.path}: damaged, it cannot be read as ArrayRecord ({reason}); {REMEDY}") from error
-    if num_records != count:
-        raise UserError(f"{file.path}: holds {num_records} records where {MANIFEST} lists {count}; {REMEDY}")
 
 
 def check_corpus_files(
@@ -136,30 +117,11 @@ def check_corpus_files(
     Raises:
       UserError: the first file of this process that is missing or differs, with the difference and a remedy.
     """
-    shards: list[tuple[ManifestFile, int]] = []  # with their number of records
-    other_files: list[ManifestFile] = []
-    for corpus in corpora:
-        manifest = read_manifest(corpus.directory)
-        splits = manifest["splits"].values()
-        records = {shard["file"]: shard["records"] for split in splits for shard in split["shards"]}
-        for file in manifest_files(corpus.directory, manifest):
-            if file.path.name in records:
-                shards.append((file, records[file.path.name]))
-            else:
-                other_files.append(file)
-    own_shards = shards[process_index::process_count]
-    files = other_files + [file for file, _ in own_shards]
-    check_file_sizes(files)
+    files = [file for one in corpora for file in complete_files(one.directory, read_manifest(one.directory)).values()]
+    shards = [file for file in files if file.records is not None][process_index::process_count]
+    own_files = [*(file for file in files if file.records is None), *shards]
+    check_file_sizes(own_files)
     if verify == "checksums":
-        _check_all_checksums(files)
-    for file, count in own_shards:
-        check_record_count(file, count)
-
-
-def _check_all_checksums(files: Sequence[ManifestFile]) -> None:
-    size = sum(file.size for file in files)
-    if size < PROGRESS_BYTES:
-        check_checksums(files)
-        return
-    with progress("checksums (--data.verify counts skips them)", size, "B") as bar:
-        check_checksums(files, bar.update)
+        check_checksums(own_files, "checksums (--data.verify counts skips them)", PROGRESS_BYTES)
+    for shard in shards:
+        open_shard(shard).close()

@@ -1,8 +1,20 @@
-"""One record of a corpus: at most 8,192 tokens of one document, decoded from a serialised tf.Example."""
+"""Records of a corpus: at most 8,192 tokens of one document each, decoded from a serialised tf.Example."""
 
+import bisect
+import itertools
+import os
+import threading
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from array_record.python import array_record_module
+from etils import epath
+
+from bert_jax.errors import UserError
+from bert_jax.storage import local_path
+
+REMEDY = "copy the corpus again or rebuild it"
 
 
 class Record(NamedTuple):
@@ -68,3 +80,102 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
         if byte < 128:
             return value, position
         shift += 7
+
+
+class StoredFile(NamedTuple):
+    """A file of a corpus, with what corpus.json says of it."""
+
+    path: epath.Path
+    sha256: str
+    """in hex"""
+    size: int
+    """bytes"""
+    records: int | None
+    """number of records of a shard; None: not a shard"""
+
+
+def open_shard(shard: StoredFile) -> array_record_module.ArrayRecordReader:
+    """Opens a shard for reading single records.
+
+    Raises:
+      UserError: it is missing, is not an ArrayRecord file, or has another number of records.
+    """
+    path = shard.path
+    if not path.exists():
+        raise UserError(f"{path}: this shard is missing; {REMEDY}")
+    try:
+        reader = array_record_module.ArrayRecordReader(
+            local_path(path, shard.sha256), options="readahead_buffer_size:0", file_reader_buffer_size=1 << 15
+        )
+        num_records = reader.num_records()
+        if num_records != shard.records:
+            reader.close()  # raises the error of a damaged file
+    except (RuntimeError, ValueError, IndexError) as error:
+        reason = str(error).splitlines()[0][:120]
+        raise UserError(f"{path}: damaged, it cannot be read as ArrayRecord ({reason}); {REMEDY}") from error
+    if num_records != shard.records:
+        raise UserError(f"{path}: holds {num_records} records where corpus.json lists {shard.records}; {REMEDY}")
+    return reader
+
+
+class DamagedRecordError(Exception):
+    """A record that cannot be used; `Corpus.records` turns it into a UserError."""
+
+    def __init__(self, index: int, reason: str):
+        super().__init__(index, reason)
+        self.index, self.reason = index, reason
+
+
+class RecordReader:
+    """Reads the records of one split by index, over all its shards."""
+
+    def __init__(self, shards: Sequence[StoredFile], dtype: np.dtype):
+        """Opens no file yet; `dtype` is the type of token ids."""
+        self._shards, self._dtype = tuple(shards), dtype
+        self._starts = list(itertools.accumulate((shard.records for shard in shards), initial=0))
+        self._readers: dict[tuple[int, int], array_record_module.ArrayRecordReader] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def read(self, indices: Sequence[int]) -> list[Record]:
+        """Records by index, in the given order.
+
+        Raises:
+          DamagedRecordError: a record cannot be read.
+          UserError: a shard cannot be opened.
+        """
+        records: dict[int, Record] = {}
+        for shard, group in itertools.groupby(sorted(set(indices)), self._shard):
+            shard_indices, start = list(group), self._starts[shard]
+            try:
+                raws = self._reader(shard).read([index - start for index in shard_indices])
+            except (RuntimeError, ValueError):  # the error does not name the record
+                raws = [self._read_one(shard, index) for index in shard_indices]
+            for index, raw in zip(shard_indices, raws, strict=True):
+                try:
+                    records[index] = parse_record(raw, self._dtype)
+                except ValueError as error:
+                    raise DamagedRecordError(index, str(error)) from error
+        return [records[index] for index in indices]
+
+    def _read_one(self, shard: int, index: int) -> bytes:
+        try:
+            return self._reader(shard).read([index - self._starts[shard]])[0]
+        except (RuntimeError, ValueError) as error:
+            raise DamagedRecordError(index, str(error).splitlines()[0][:120]) from error
+
+    def path(self, index: int) -> epath.Path:
+        """The shard that contains a record."""
+        return self._shards[self._shard(index)].path
+
+    def _shard(self, index: int) -> int:
+        return bisect.bisect_right(self._starts, index) - 1
+
+    def _reader(self, shard: int) -> array_record_module.ArrayRecordReader:
+        key = (os.getpid(), shard)  # a reader's threads do not survive a fork
+        with self._lock:
+            if key not in self._readers:
+                self._readers[key] = open_shard(self._shards[shard])
+            return self._readers[key]

@@ -1,16 +1,22 @@
-"""Reads the tokens of planned rows: records are read once per window, compiled code writes the rows."""
+"""Rows of tokens of one corpus: records are read once per window, compiled code writes the rows."""
 
 import threading
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numba
 import numpy as np
 
+from bert_jax.config import DataConfig
 from bert_jax.data.corpus import Corpus, token_dtype
-from bert_jax.data.epoch_plan import Window
+from bert_jax.data.cursor import CorpusPosition
+from bert_jax.data.epoch_plan import EpochPlan, Window
 from bert_jax.errors import UserError
 
 Rows = dict[str, np.ndarray]
+WINDOWS_KEPT = 2
+"""The window that is being read and the next one: 12 MB each (books, 16-bit ids), most of it tokens. A window that was
+dropped is planned and read again."""
 
 
 class SpecialIds(NamedTuple):
@@ -21,13 +27,44 @@ class SpecialIds(NamedTuple):
     sep_id: int
 
 
-def empty_rows(count: int, seq_len: int, slots: int, pad_id: int) -> Rows:
-    """Rows of padding with `slots` examples each; example_id is -1 for slots without an example."""
+class _Text(NamedTuple):
+    """Tokens and layout of a window, for compiled code."""
+
+    tokens: np.ndarray
+    """of the window"""
+    random_tokens: np.ndarray
+    """of random segments, which are outside of the window"""
+    random_starts: np.ndarray
+    """first of them of each example, int64 [num_examples]"""
+    sentence_lengths: np.ndarray
+    """of the corpus"""
+    document_offsets: np.ndarray
+    """of the corpus; empty if no [SEP] is needed between documents"""
+
+
+class _Arrays(NamedTuple):
+    """The arrays of `empty_rows` that compiled code writes."""
+
+    input_ids: np.ndarray
+    token_type_ids: np.ndarray
+    segment_ids: np.ndarray
+    position_ids: np.ndarray
+    example_id: np.ndarray
+    pair_labels: np.ndarray
+    cls_positions: np.ndarray
+
+
+def empty_rows(count: int, seq_len: int, slots: int, pad_id: int, first: int = 0) -> Rows:
+    """Rows of padding with `slots` examples each, from row `first` of a global batch on; example_id is -1 for slots
+    without an example.
+    """
     rows = {name: np.zeros((count, seq_len), np.int32) for name in ("token_type_ids", "segment_ids", "position_ids")}
     rows["input_ids"] = np.full((count, seq_len), pad_id, np.int32)
     rows["example_id"] = np.full((count, slots), -1, np.int32)
     rows["pair_labels"] = np.full((count, slots), -1, np.int32)
     rows["cls_positions"] = np.zeros((count, slots), np.int32)
+    rows["row"] = np.arange(first, first + count, dtype=np.int32)
+    rows["mask_epoch"] = np.zeros(count, np.int32)
     return rows
 
 
@@ -45,7 +82,7 @@ class LoadedWindow:
         self._lock = threading.Lock()
         # Used to find documents that begin inside an example.
         none = np.zeros(0, np.int64)
-        self._text = (lengths, np.asarray(corpus.document_offsets) if separated else none)
+        self._layout = (lengths, np.asarray(corpus.document_offsets) if separated else none)
 
     def read_into(self, rows: Rows, slots: np.ndarray, window_rows: np.ndarray, special_ids: SpecialIds) -> None:
         """Reads rows of the window into rows of a batch.
@@ -64,25 +101,9 @@ class LoadedWindow:
         )
         examples = self.window.examples[members]
         self._load(examples)
-        random_tokens, starts = self._random_segments(examples)
-        _write_rows(
-            examples,
-            np.repeat(slots, counts),
-            places,
-            self._tokens,
-            random_tokens,
-            starts,
-            *self._text,
-            special_ids.cls_id,
-            special_ids.sep_id,
-            rows["input_ids"],
-            rows["token_type_ids"],
-            rows["segment_ids"],
-            rows["position_ids"],
-            rows["example_id"],
-            rows["pair_labels"],
-            rows["cls_positions"],
-        )
+        text = _Text(self._tokens, *self._random_segments(examples), *self._layout)
+        out = _Arrays(*(rows[name] for name in _Arrays._fields))
+        _write_rows(examples, np.repeat(slots, counts), places, text, special_ids, out)
 
     def _load(self, examples: np.ndarray) -> None:
         with self._lock:
@@ -125,6 +146,85 @@ class LoadedWindow:
             starts[example] = at
             at += size
         return out, starts
+
+
+class CorpusRows:
+    """One corpus as a sequence of rows. May be shared by threads."""
+
+    def __init__(self, corpus: Corpus, data: DataConfig, special_ids: SpecialIds, seed: int):
+        """Plans nothing yet."""
+        self.corpus, self.data, self.special_ids, self.seed = corpus, data, special_ids, seed
+        self._plans: dict[int, EpochPlan] = {}
+        self._windows: dict[tuple[int, int, int], LoadedWindow] = {}
+        self._lock = threading.Lock()
+
+    def plan(self, seq_len: int) -> EpochPlan:
+        """The plan for rows of one length.
+
+        Raises:
+          UserError: see `EpochPlan`.
+        """
+        if seq_len not in self._plans:
+            self._plans[seq_len] = EpochPlan(self.corpus, self.data, seq_len, self.seed)
+        return self._plans[seq_len]
+
+    def window(self, seq_len: int, position: CorpusPosition) -> LoadedWindow:
+        """The window of a position; the last few are cached."""
+        key = seq_len, position.epoch, position.window
+        with self._lock:
+            if key not in self._windows:
+                planned = self.plan(seq_len).window(position.epoch, position.window)
+                separated = self.data.format == "full_sentences"
+                self._windows[key] = LoadedWindow(self.corpus, planned, separated)
+                while len(self._windows) > WINDOWS_KEPT:
+                    del self._windows[next(iter(self._windows))]
+            return self._windows[key]
+
+    def window_spans(self, seq_len: int, position: CorpusPosition, count: int) -> Iterator[tuple[CorpusPosition, int]]:
+        """The next `count` rows, split by window: (position of the first row, number of rows) of each span."""
+        while count:
+            left = len(self.window(seq_len, position).window) - position.row
+            yield position, min(left, count)
+            count -= min(left, count)
+            position = self._next_window(seq_len, position)
+
+    def advance(self, seq_len: int, position: CorpusPosition, count: int) -> CorpusPosition:
+        """The position `count` rows later. The end of a window is returned as the start of the next one."""
+        for start, taken in self.window_spans(seq_len, position, count):
+            position = CorpusPosition(start.epoch, start.window, start.row + taken)
+        if count and position.row == len(self.window(seq_len, position).window):
+            return self._next_window(seq_len, position)
+        return position
+
+    def _next_window(self, seq_len: int, position: CorpusPosition) -> CorpusPosition:
+        if position.window + 1 < self.plan(seq_len).windows:
+            return CorpusPosition(position.epoch, position.window + 1, 0)
+        return CorpusPosition(position.epoch + 1, 0, 0)
+
+    def read_into(self, rows: Rows, slots: np.ndarray, position: CorpusPosition, skip: int) -> None:
+        """Reads the next rows of this corpus into rows of a batch.
+
+        Args:
+          rows: a batch, with `mask_epoch`.
+          slots: indices of the rows of the batch that this corpus provides, int64 [n].
+          position: of this corpus at the start of the global batch.
+          skip: rows of this corpus in the global batch that earlier processes read.
+        """
+        seq_len = rows["input_ids"].shape[1]
+        copies, done = self.data.mask_copies, 0
+        for start, count in self.window_spans(seq_len, position, skip + len(slots)):
+            skipped = min(count, skip)
+            skip -= skipped
+            window_slots = slots[done : done + count - skipped]
+            done += len(window_slots)
+            rows["mask_epoch"][window_slots] = start.epoch if copies is None else start.epoch % copies
+            window_rows = np.arange(start.row + skipped, start.row + count)
+            self.window(seq_len, start).read_into(rows, window_slots, window_rows, self.special_ids)
+
+    def epoch_windows(self, seq_len: int, epoch: int) -> Iterator[Window]:
+        """All windows of an epoch, planned one at a time and not cached."""
+        plan = self.plan(seq_len)
+        return (plan.window(epoch, index) for index in range(plan.windows))
 
 
 @numba.njit(cache=True, nogil=True)
@@ -171,58 +271,57 @@ def _missing_records(examples, starts, loaded):
 
 
 @numba.njit(cache=True, nogil=True)
-def _write_rows(
-    examples, slots, places, tokens, random_tokens, starts, lengths, documents, cls_id, sep_id,
-    input_ids, token_type_ids, segment_ids, position_ids, example_id, pair_labels, cls_positions,
-):  # fmt: skip
+def _write_rows(examples, slots, places, text, special_ids, out):
     """Writes [CLS] A [SEP] B [SEP], or [CLS] A [SEP], one example after the other in each row."""
     end = 0
     for i in range(len(examples)):
         example, row, place = examples[i], slots[i], places[i]
         start = 0 if place == 0 else end
-        input_ids[row, start] = cls_id
+        out.input_ids[row, start] = special_ids.cls_id
         at = start + 1
-        if len(documents):
-            at = _copy_documents(input_ids[row], at, example, tokens, lengths, documents, sep_id)
+        if len(text.document_offsets):
+            at = _copy_documents(out.input_ids[row], at, example, text, special_ids.sep_id)
         else:
             for token in range(example.a_offset, example.a_offset + example.a_tokens):
-                input_ids[row, at] = tokens[token]
+                out.input_ids[row, at] = text.tokens[token]
                 at += 1
-        input_ids[row, at] = sep_id
+        out.input_ids[row, at] = special_ids.sep_id
         at += 1
         if example.b_tokens:
             first_of_b = at
-            source, first = (random_tokens, starts[i]) if example.b_offset < 0 else (tokens, np.int64(example.b_offset))
+            source, first = text.tokens, np.int64(example.b_offset)
+            if example.b_offset < 0:
+                source, first = text.random_tokens, text.random_starts[i]
             for token in range(first, first + example.b_tokens):
-                input_ids[row, at] = source[token]
+                out.input_ids[row, at] = source[token]
                 at += 1
-            input_ids[row, at] = sep_id
+            out.input_ids[row, at] = special_ids.sep_id
             at += 1
-            token_type_ids[row, first_of_b:at] = 1
-        segment_ids[row, start:at] = place + 1
+            out.token_type_ids[row, first_of_b:at] = 1
+        out.segment_ids[row, start:at] = place + 1
         for position in range(start, at):
-            position_ids[row, position] = position - start
-        example_id[row, place] = example.example_id
-        pair_labels[row, place] = example.pair_label
-        cls_positions[row, place] = start
+            out.position_ids[row, position] = position - start
+        out.example_id[row, place] = example.example_id
+        out.pair_labels[row, place] = example.pair_label
+        out.cls_positions[row, place] = start
         end = at
 
 
 @numba.njit(cache=True, nogil=True)
-def _copy_documents(ids, at, example, tokens, lengths, documents, sep_id):
+def _copy_documents(ids, at, example, text, sep_id):
     """Copies A with a [SEP] before every document that begins inside it; returns the end position."""
-    next_document = np.searchsorted(documents, example.a_start, "right")
+    next_document = np.searchsorted(text.document_offsets, example.a_start, "right")
     token, end = np.int64(example.a_offset), example.a_offset + example.a_tokens
-    left = lengths[example.a_start] - example.a_skip
+    left = text.sentence_lengths[example.a_start] - example.a_skip
     for sentence in range(example.a_start, example.a_stop):
         if sentence > example.a_start:
-            left = np.int64(lengths[sentence])
-            if sentence == documents[next_document]:
+            left = np.int64(text.sentence_lengths[sentence])
+            if sentence == text.document_offsets[next_document]:
                 next_document += 1
                 ids[at] = sep_id
                 at += 1
         for _ in range(min(left, end - token)):
-            ids[at] = tokens[token]
+            ids[at] = text.tokens[token]
             token += 1
             at += 1
     return at

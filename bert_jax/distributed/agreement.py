@@ -7,10 +7,12 @@ import itertools
 import json
 import socket
 import time
+import uuid
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
+from etils import epath
 from jax._src import distributed  # the store has no public API; tested with the range of jax in setup.cfg
 
 from bert_jax.errors import PeerError, UserError
@@ -18,6 +20,8 @@ from bert_jax.errors import PeerError, UserError
 T = TypeVar("T")
 _call_numbers = itertools.count()
 _timeout_seconds = 3600.0
+VISIBILITY_TIMEOUT_SECONDS = 10.0
+"""Network file systems show a new file to other hosts with a delay."""
 REPLY_MARGIN_SECONDS = 10.0
 """The other processes wait this much longer for process 0 than it waits for them, so that it can name missing ones."""
 
@@ -110,6 +114,31 @@ def raise_on_all(check: Callable[[], None]) -> None:
         raise own_error
     if any(refused):
         raise UserError(f"process {refused.index(True)} refused to start: see its error message")
+
+
+def check_shared(directory: epath.PathLike) -> None:
+    """Write a probe file in process 0 and wait until every process sees it.
+
+    Raises:
+      UserError: a process does not see it.
+    """
+    probe = epath.Path(directory) / broadcast_from_first("a probe's name", lambda: f"probe-{uuid.uuid4().hex}")
+
+    def wait_for_probe() -> None:
+        deadline = time.monotonic() + VISIBILITY_TIMEOUT_SECONDS
+        while not probe.exists():
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"{directory} is not the same directory on all hosts: put it on a shared file system or in a bucket"
+                )
+            time.sleep(0.2)
+
+    broadcast_from_first("writing a probe", lambda: probe.write_text("") and None)
+    try:
+        raise_on_all(wait_for_probe)
+    finally:
+        if is_first():  # all processes have looked
+            probe.unlink()
 
 
 def _set(key: str, value: Any) -> None:

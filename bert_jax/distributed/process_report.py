@@ -1,4 +1,4 @@
-"""Config, code and versions of a process, for comparison among the processes of a run."""
+"""Reports of config, code and versions of each process, and their comparison."""
 
 import hashlib
 import importlib.metadata
@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.config import Config, flatten, to_dict
-from bert_jax.distributed.rendezvous import Report
 
+Report = dict[str, Any]
+COMPARED_SECTIONS = ("config", "code", "versions", "environment")
+"""Sections of a report that must be equal in all processes."""
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "grain")
 
 
@@ -51,3 +53,19 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "none"
+
+
+def report_differences(reports: list[Report]) -> list[str]:
+    """Compare all reports with process 0's: one text for each process and section that differs."""
+    texts, first = [], reports[0]
+    for i, report in enumerate(reports):
+        for section in COMPARED_SECTIONS:
+            expected, actual = first[section], report[section]
+            changed = sorted(key for key in expected | actual if expected.get(key) != actual.get(key))
+            if changed:
+                shown = "; ".join(f"{key} is {actual.get(key)} instead of {expected.get(key)}" for key in changed[:3])
+                texts.append(
+                    f"process {i} ({report['host']}) differs from process 0 ({first['host']}) in its {section}: "
+                    f"{shown}. All processes of a run need the same command, code and versions"
+                )
+    return texts

@@ -5,22 +5,22 @@ versions, and a run starts only if all reports agree. An open connection shows t
 `bert-jax doctor` uses the same rendezvous to list all differences.
 """
 
-import queue
+import contextlib
+import json
+import selectors
 import socket
 import time
 from typing import Any, NamedTuple
 
 from bert_jax.distributed.cluster_detection import ProcessInfo
-from bert_jax.distributed.connection import Connection, Message
+from bert_jax.distributed.process_report import Report, report_differences
 from bert_jax.errors import PeerError, UserError
 
-Report = dict[str, Any]
-PEER_TIMEOUT_SECONDS = 60.0
-"""A supervisor without a heartbeat for this long counts as gone, and its host too."""
+Message = dict[str, Any]
+PROBES = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
+"""Socket options: the kernel probes idle connections every 15 s, and closes one to a host that is gone after 60 s."""
 HELLO_TIMEOUT_SECONDS = 10.0
 """For the first message of a new connection."""
-COMPARED_SECTIONS = ("config", "code", "versions", "environment")
-"""Sections of a report that must be equal in all processes."""
 
 
 class PeerEvent(NamedTuple):
@@ -30,26 +30,82 @@ class PeerEvent(NamedTuple):
     message: Message | None
 
 
+class Connection:
+    """One end of a connection between two supervisors: JSON objects, one per line."""
+
+    def __init__(self, sock: socket.socket):
+        """Takes ownership of the connected socket."""
+        sock.settimeout(None)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in PROBES.items():
+            if hasattr(socket, name):  # macOS lacks some
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        self._sock, self._received = sock, b""
+
+    def fileno(self) -> int:
+        """The socket's file descriptor."""
+        return self._sock.fileno()
+
+    def send(self, **message: Any) -> None:
+        """Send a message. If the peer is gone, nothing is raised; `receive` reports it."""
+        with contextlib.suppress(OSError):
+            self._sock.sendall((json.dumps(message) + "\n").encode())
+
+    def has_message(self) -> bool:
+        """Whether `receive` returns a message without waiting."""
+        return b"\n" in self._received
+
+    def receive(self, timeout: float | None = None) -> Message | None:
+        """Wait for the next message; None if the peer is gone, or no JSON object arrives within `timeout` seconds."""
+        self._sock.settimeout(timeout)
+        try:
+            while not self.has_message():
+                data = self._sock.recv(2**16)
+                if not data:
+                    return None
+                self._received += data
+            line, _, self._received = self._received.partition(b"\n")
+            message = json.loads(line)
+            return message if isinstance(message, dict) else None
+        except (OSError, ValueError):  # timed out, reset, or a client of another kind
+            return None
+        finally:
+            self._sock.settimeout(None)
+
+    def close(self) -> None:
+        """Close both directions."""
+        self._sock.close()
+
+
 class Rendezvous:
-    """Connections to the peers, and a queue of their events: of process 0 to all others, of the others to process 0."""
+    """Connections to the peers: of process 0 to all others, of the others to process 0."""
 
     def __init__(self) -> None:
-        self.events: queue.Queue[PeerEvent] = queue.Queue()
         self.connections: dict[int, Connection] = {}
 
     def send(self, **message: Any) -> None:
         """Send a message to all connected peers."""
-        for connection in list(self.connections.values()):
+        for connection in self.connections.values():
             connection.send(**message)
+
+    def poll(self, seconds: float) -> list[PeerEvent]:
+        """Wait at most this long for messages; returns at most one of each peer. A lost peer is reported once."""
+        ready = [process for process, connection in self.connections.items() if connection.has_message()]
+        if not ready:
+            with selectors.DefaultSelector() as selector:
+                for process, connection in self.connections.items():
+                    selector.register(connection, selectors.EVENT_READ, process)
+                ready = [key.data for key, _ in selector.select(seconds)]
+        events = [PeerEvent(process, self.connections[process].receive()) for process in ready]
+        for process, message in events:
+            if message is None:
+                self.connections.pop(process).close()
+        return events
 
     def close(self) -> None:
         """Close all connections."""
         for connection in self.connections.values():
             connection.close()
-
-    def _add(self, process: int, connection: Connection) -> None:
-        self.connections[process] = connection
-        connection.start_receiving(lambda message: self.events.put(PeerEvent(process, message)))
 
 
 def open_rendezvous(info: ProcessInfo, report: Report, timeout: float) -> tuple[Rendezvous, int, list[Report]]:
@@ -115,15 +171,14 @@ def accept_workers(info: ProcessInfo, report: Report, timeout: float) -> tuple[R
                 )
                 _refuse_all(rendezvous, text, mistake=False)
                 raise PeerError(text) from None
-            worker = Connection(sock, min(HELLO_TIMEOUT_SECONDS, max(deadline - time.monotonic(), 1.0)))
-            hello = worker.receive()
+            worker = Connection(sock)
+            hello = worker.receive(min(HELLO_TIMEOUT_SECONDS, max(deadline - time.monotonic(), 1.0)))
             if not _is_valid_hello(hello, count, missing):
                 worker.send(refuse="not a process of this run, or connected already", mistake=False)
                 worker.close()
                 continue
-            worker.set_timeout(PEER_TIMEOUT_SECONDS)
             reports[hello["process"]] = hello["report"] | {"ahead": hello["clock"] - time.time()}
-            rendezvous._add(hello["process"], worker)
+            rendezvous.connections[hello["process"]] = worker
     return rendezvous, [reports[i] for i in range(count)]
 
 
@@ -133,9 +188,9 @@ def _listen(port: int, backlog: int = 1) -> socket.socket:
     return socket.create_server(("", port), backlog=backlog)
 
 
-def _is_valid_hello(message: Any, count: int, missing: list[int]) -> bool:
+def _is_valid_hello(message: Message | None, count: int, missing: list[int]) -> bool:
     return (
-        isinstance(message, dict)
+        message is not None
         and {"process", "processes", "report", "clock"} <= message.keys()
         and message["processes"] == count
         and message["process"] in missing
@@ -168,7 +223,7 @@ def join(info: ProcessInfo, report: Report, timeout: float) -> tuple[Rendezvous,
                     f"({error.strerror or error})"
                 ) from error
             time.sleep(0.2)
-    coordinator = Connection(sock, PEER_TIMEOUT_SECONDS)  # it sends heartbeats while it waits for the others
+    coordinator = Connection(sock)
     coordinator.send(process=info.process_index, processes=count, report=report, clock=time.time())
     reply = coordinator.receive()
     if reply is None:
@@ -176,29 +231,13 @@ def join(info: ProcessInfo, report: Report, timeout: float) -> tuple[Rendezvous,
     if "refuse" in reply:
         raise (UserError if reply["mistake"] else PeerError)(reply["refuse"])
     rendezvous = Rendezvous()
-    rendezvous._add(0, coordinator)
+    rendezvous.connections[0] = coordinator
     return rendezvous, reply["result"]
 
 
 def _refuse_all(rendezvous: Rendezvous, text: str, *, mistake: bool) -> None:
     rendezvous.send(refuse=text, mistake=mistake)
     rendezvous.close()
-
-
-def report_differences(reports: list[Report]) -> list[str]:
-    """Compare all reports with process 0's: one text for each process and section that differs."""
-    texts, first = [], reports[0]
-    for i, report in enumerate(reports):
-        for section in COMPARED_SECTIONS:
-            expected, actual = first[section], report[section]
-            changed = sorted(key for key in expected | actual if expected.get(key) != actual.get(key))
-            if changed:
-                shown = "; ".join(f"{key} is {actual.get(key)} instead of {expected.get(key)}" for key in changed[:3])
-                texts.append(
-                    f"process {i} ({report['host']}) differs from process 0 ({first['host']}) in its {section}: "
-                    f"{shown}. All processes of a run need the same command, code and versions"
-                )
-    return texts
 
 
 def _format_processes(processes: list[int]) -> str:

@@ -11,6 +11,7 @@ import jax
 from jax.experimental import multihost_utils
 
 from bert_jax import directory_lock
+from bert_jax.distributed.supervisor import SAVING, handle_signals
 from bert_jax.errors import INTERRUPTED
 
 
@@ -51,7 +52,7 @@ class StopRequest:
                     directory_lock.release_all()
                     os._exit(INTERRUPTED)
                 saving = True
-                os.write(2, b"\nCtrl-C: saving after this step; a second Ctrl-C stops at once without saving\n")
+                os.write(2, SAVING)
 
 
 @contextlib.contextmanager
@@ -70,17 +71,13 @@ def stop_request() -> Iterator[StopRequest]:
     request = StopRequest()
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    # An ignored SIGINT stays ignored, as for a command that a script starts with `&`.
-    numbers = [signal.SIGTERM] + [signal.SIGINT] * (signal.getsignal(signal.SIGINT) is not signal.SIG_IGN)
-    handlers = {number: signal.signal(number, request._handle) for number in numbers}
-    wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    thread = threading.Thread(target=request._watch, args=[reader], daemon=True)
-    thread.start()
-    try:
-        yield request
-    finally:
-        signal.set_wakeup_fd(wakeup)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        os.close(writer)  # the thread reads to the end and closes the other end
-        thread.join()
+    with handle_signals(request._handle):
+        wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        thread = threading.Thread(target=request._watch, args=[reader], daemon=True)
+        thread.start()
+        try:
+            yield request
+        finally:
+            signal.set_wakeup_fd(wakeup)
+            os.close(writer)  # the thread reads to the end and closes the other end
+            thread.join()

@@ -1,4 +1,5 @@
 """The supervisor of a training process: starts it when all processes are connected, and names the one that fails first.
+The functions from `connect` on are for the training process, its child.
 
 When a peer dies, collective libraries abort a process in C++ with a stack trace that does not name the peer. The
 supervisors have connections of their own. All of them name the first process that failed, and end the others.
@@ -6,18 +7,19 @@ supervisors have connections of their own. All of them name the first process th
 
 import json
 import os
-import queue
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from bert_jax.distributed.cluster_detection import ProcessInfo
-from bert_jax.distributed.rendezvous import PeerEvent, Rendezvous, Report, open_rendezvous
+from bert_jax.distributed.process_report import Report
+from bert_jax.distributed.rendezvous import PeerEvent, Rendezvous, open_rendezvous
 from bert_jax.errors import INTERRUPTED, TRY_AGAIN, PeerError
 
 WORKER_ENV = "BERT_JAX_WORKER"
@@ -28,6 +30,9 @@ GRACE_SECONDS = 5.0
 """For a child to end by itself when another process has failed."""
 DECISION_TIMEOUT_SECONDS = 15.0
 """To wait for process 0 to announce the first failure."""
+SAVING = b"\nCtrl-C: saving after this step; a second Ctrl-C stops at once without saving\n"
+LINGER_SECONDS = 2.0
+"""Process 0 holds jax's key-value store; it ends this much later, so that the others can still read from it."""
 
 
 class ProcessFailure(NamedTuple):
@@ -48,7 +53,7 @@ def supervise(command: Sequence[str], info: ProcessInfo, report: Report, timeout
     Args:
       command: of the child, which calls `worker.connect_worker`.
       info: of this process.
-      report: of this process (rendezvous.py).
+      report: of this process (process_report.py).
       timeout: seconds to wait for the other processes at the start.
 
     Returns:
@@ -97,7 +102,8 @@ class _Monitor:
         """Return when all processes ended in order, or the first failure is known."""
         own, ended = self.info.process_index, 0.0
         while True:
-            self._receive_event()
+            for event in self.rendezvous.poll(0.1):
+                self._handle_event(event)
             if not ended and (code := self.child.poll()) is not None:
                 ended = time.monotonic()
                 if _exit_was_announced(link):
@@ -117,18 +123,11 @@ class _Monitor:
             if self.first_failure or late or (own in self.done and (own or len(self.done) == self.info.process_count)):
                 return
 
-    def _receive_event(self) -> None:
-        try:
-            event = self.rendezvous.events.get(timeout=0.1)
-        except queue.Empty:
-            return
-        self._handle_event(event)
-
     def _handle_event(self, event: PeerEvent) -> None:
         process, message = event
         if message is None:
             if process not in self.done and self.first_failure is None:
-                description = "is gone: its connection closed, or its heartbeats stopped"
+                description = "is gone: its connection closed, or its host does not answer"
                 self._add_failure(ProcessFailure(3, process, self.hosts[process], description, TRY_AGAIN))
                 if self.info.process_index:  # process 0 is gone and cannot announce it
                     self.first_failure = self.failures[-1]
@@ -181,7 +180,7 @@ def _peer_exit_code(code: int) -> int:
 
 
 def _exit_was_announced(link: socket.socket) -> bool:
-    """Whether the child, which has ended, called `supervisor_link.announce_exit`."""
+    """Whether the child, which has ended, called `announce_exit`."""
     try:
         return bool(link.recv(1, socket.MSG_DONTWAIT))
     except OSError:
@@ -208,16 +207,64 @@ def _forward_signals(children: list[subprocess.Popen]) -> Iterator[list[int]]:
             if len(interrupts) > 1:
                 children[0].kill()
                 return
-            os.write(2, b"\nCtrl-C: saving after this step; a second Ctrl-C stops at once without saving\n")
+            os.write(2, SAVING)
         if not children:
             raise PeerError(f"stopped by {signal.Signals(number).name} before the start")
         children[0].send_signal(signal.SIGTERM)
 
-    # As in stop_request: an ignored SIGINT stays ignored.
-    numbers = [signal.SIGTERM] + [signal.SIGINT] * (signal.getsignal(signal.SIGINT) is not signal.SIG_IGN)
-    before = {number: signal.signal(number, stop) for number in numbers}
-    try:
+    with handle_signals(stop):
         yield interrupts
+
+
+@contextmanager
+def handle_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Call a handler on SIGTERM and Ctrl-C. An ignored Ctrl-C stays ignored, as for a command that a script starts with
+    `&`.
+    """
+    numbers = [signal.SIGTERM] + [signal.SIGINT] * (signal.getsignal(signal.SIGINT) is not signal.SIG_IGN)
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+
+_link: socket.socket | None = None
+_process_index = 0
+_exit_announced = False
+
+
+def connect(descriptor: int, process_index: int) -> None:
+    """Take this process's end of the socket; from now on the process ends when the supervisor does."""
+    global _link, _process_index
+    _link, _process_index = socket.socket(fileno=descriptor), process_index
+    _link.set_inheritable(False)
+    threading.Thread(target=_end_with_supervisor, args=[_link], daemon=True).start()
+
+
+def announce_exit() -> None:
+    """Notify the supervisor that this process is about to end in order, whatever its exit code."""
+    global _exit_announced
+    if _link is not None:
+        _link.send(b"!")
+        _exit_announced = True
+
+
+def needed_by_peers() -> bool:
+    """Whether this process has a supervisor and has not announced its exit."""
+    return _link is not None and not _exit_announced
+
+
+def exit_now(code: int) -> NoReturn:
+    """End at once. In an ordinary exit jax would wait for the peers, which wait for this process."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if _process_index == 0:
+        time.sleep(LINGER_SECONDS)
+    os._exit(code)
+
+
+def _end_with_supervisor(sock: socket.socket) -> None:
+    sock.recv(1)  # the supervisor never sends: this returns when its end closes
+    os._exit(TRY_AGAIN)

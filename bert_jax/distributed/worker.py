@@ -7,9 +7,8 @@ from pathlib import Path
 import jax
 from jax.extend import backend
 
-from bert_jax.distributed import agreement, supervisor_link
+from bert_jax.distributed import agreement, supervisor
 from bert_jax.distributed.cluster_detection import ClusterConfig, ProcessInfo
-from bert_jax.distributed.supervisor import WORKER_ENV
 from bert_jax.errors import PeerError
 
 HEARTBEAT_MARGIN_SECONDS = 60
@@ -46,9 +45,9 @@ def connect_worker(config: ClusterConfig) -> None:
     Raises:
       PeerError: jax cannot connect them.
     """
-    settings = json.loads(os.environ.pop(WORKER_ENV))  # popped: reader processes inherit the environment
+    settings = json.loads(os.environ.pop(supervisor.WORKER_ENV))  # popped: reader processes inherit the environment
     info = ProcessInfo(*settings["info"])
-    supervisor_link.connect(settings["descriptor"], info.process_index)
+    supervisor.connect(settings["descriptor"], info.process_index)
     agreement.set_timeout(config.patience)
     host = f"[{info.coordinator_host}]" if ":" in info.coordinator_host else info.coordinator_host
     try:

@@ -1,4 +1,4 @@
-"""Input of the checks of `bert-jax doctor`. Needs no jax."""
+"""Input and result of the checks of `bert-jax doctor`. Needs no jax."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -7,6 +7,29 @@ from bert_jax.config import Config
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.mixture import CYCLE_ROWS, MixtureOrder
 from bert_jax.storage import StoredPath
+
+Level = Literal["ok", "warning", "error"]
+
+
+class Finding(NamedTuple):
+    """One finding: as text for people, as values for scripts."""
+
+    level: Level
+    """An error means that `bert-jax pretrain` would refuse the run, or that a documented guarantee does not hold."""
+    name: str
+    """What was checked, in one word."""
+    text: str
+    """The finding with its figures, and a remedy unless the level is ok."""
+    values: dict[str, Any]
+    """The same as plain values; shares are in [0, 1]."""
+
+    def __str__(self) -> str:
+        return f"{self.level:<7}  {self.name:<10}  {self.text}"
+
+
+def finding(name: str, text: str, values: dict[str, Any], remedy: str = "", level: Level = "warning") -> Finding:
+    """A finding of level ok, or with a remedy one of another level."""
+    return Finding(level, name, f"{text}: {remedy}", values) if remedy else Finding("ok", name, text, values)
 
 
 class Machine(NamedTuple):
@@ -48,8 +71,7 @@ class CheckContext:
     micro_batch: int | Literal["auto"] | None = None
     """Same as the flag of `bert-jax pretrain`."""
     reports: tuple[dict[str, Any], ...] = ()
-    """A report of each process (distributed/process_report.py), with the results of shared_storage_probe.py."""
-
+    """A report of each process (`doctor.run_doctor`)."""
     windows: int | None = None
     """Windows (4 M tokens each) per corpus that are planned to count rows and epochs; None: as many as take a few
     seconds."""

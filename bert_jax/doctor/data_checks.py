@@ -1,16 +1,16 @@
-"""Checks of a config with its corpora: rows, coverage, packing, pair labels, epochs. Needs no jax."""
+"""Checks of a config with its corpora: files, token ids, rows, coverage, packing, pair labels, epochs. Needs no jax."""
 
 from collections.abc import Iterator
 
-from bert_jax.config import DataConfig
-from bert_jax.data.corpus import Corpus, read_manifest, token_dtype
+from bert_jax.config import DataConfig, ModelConfig
+from bert_jax.data.batches import HeldOutRows
+from bert_jax.data.corpus import SPLITS, Corpus, read_manifest, token_dtype
 from bert_jax.data.epoch_plan import CHUNK_TOKENS, WINDOW_CHUNKS, EpochPlan
-from bert_jax.data.held_out import HeldOutRows
 from bert_jax.data.integrity import check_corpus_files
 from bert_jax.data.mixture import CYCLE_ROWS
 from bert_jax.data.mixture_spec import common_tokenizer
 from bert_jax.data.row_reader import SpecialIds
-from bert_jax.doctor.check_context import CheckContext
+from bert_jax.doctor.check_context import CheckContext, Finding, finding
 from bert_jax.doctor.epochs import (
     MAX_COUNTED_TOKENS,
     MAX_EXACT_WINDOWS,
@@ -20,7 +20,9 @@ from bert_jax.doctor.epochs import (
     measure_epoch,
     rows_by_phase,
 )
-from bert_jax.doctor.finding import Finding
+from bert_jax.storage import check_reachable
+from bert_jax.tokenizers.tokenizer import Tokenizer
+from bert_jax.training.run_directory.workdir import TOKENIZER
 
 MANY_EPOCHS = 40
 """Devlin et al. 2019, appendix A.2: 1,000,000 steps are about 40 epochs of their 3.3 billion words."""
@@ -28,6 +30,8 @@ MUCH_TRUNCATED = 0.25
 """Original BERT truncates about a sixth of the tokens of English books in rows of 128 (random cut of full chunks)."""
 MOSTLY_NEGATIVE = 0.6
 LOW_FILL = 0.9
+SAMPLED_RECORDS = 64
+"""Evenly spaced records of each split: at most about 500,000 tokens."""
 WINDOW_TOKENS = CHUNK_TOKENS * WINDOW_CHUNKS
 """Tokens of a window."""
 
@@ -38,14 +42,14 @@ def mixture(context: CheckContext) -> Iterator[Finding]:
     shares = {one.name: count / CYCLE_ROWS for one, count in zip(context.corpora, counts, strict=True)}
     sizes = [f"{one.name} ({one.num_tokens:,} tokens) {shares[one.name]:.1%} of the rows" for one in context.corpora]
     tokens = {one.name: one.num_tokens for one in context.corpora}
-    yield Finding("ok", "mixture", "; ".join(sizes), {"shares": shares, "tokens": tokens})
+    yield finding("mixture", "; ".join(sizes), {"shares": shares, "tokens": tokens})
 
 
 def files(context: CheckContext) -> Iterator[Finding]:
     """Presence, size and records of every file; `pretrain` and `bert-data verify` compare checksums."""
     check_corpus_files(context.corpora, "counts")
     text = "all files have the sizes and records of corpus.json; `bert-data verify` checks their contents"
-    yield Finding("ok", "files", text, {"checked": "counts"})
+    yield finding("files", text, {"checked": "counts"})
 
 
 def vocabulary(context: CheckContext) -> Iterator[Finding]:
@@ -53,7 +57,7 @@ def vocabulary(context: CheckContext) -> Iterator[Finding]:
     tokenizer = common_tokenizer(context.corpora, context.config.model.vocab_size)
     size, rows = tokenizer.vocab_size, context.config.model.vocab_size
     text = f"{size:,} token ids; the model has {rows:,} embeddings"
-    yield Finding("ok", "vocabulary", text, {"tokenizer": size, "model": rows})
+    yield finding("vocabulary", text, {"tokenizer": size, "model": rows})
 
 
 def recipe(context: CheckContext) -> Iterator[Finding]:
@@ -70,7 +74,7 @@ def recipe(context: CheckContext) -> Iterator[Finding]:
         f"masks {period(data.mask_copies)}"
     )
     names = ("format", "examples_per_row", "example_copies", "mask_copies")
-    yield Finding("ok", "format", text, {name: getattr(data, name) for name in names} | {"pair": pair})
+    yield finding("format", text, {name: getattr(data, name) for name in names} | {"pair": pair})
 
 
 def streams(context: CheckContext) -> Iterator[Finding]:
@@ -95,8 +99,8 @@ def streams(context: CheckContext) -> Iterator[Finding]:
                 _pairs(counts),
                 _epochs(phase_epochs, before, start_exact, number, phase.steps),
             ]
-            for finding in findings:
-                yield finding._replace(text=f"{where}: {finding.text}", values=common | finding.values)
+            for one in findings:
+                yield one._replace(text=f"{where}: {one.text}", values=common | one.values)
             first, before = phase_epochs.following, before + phase_epochs.epochs
             start_exact = start_exact and phase_epochs.exact
 
@@ -107,10 +111,10 @@ def _rows(counts: EpochStatistics, seq_len: int, batch_share: float) -> Finding:
     text = f"the first epoch has {rows:,} rows of {seq_len} tokens with {examples:,} examples, {steps:,.1f} steps"
     values = {"windows": counts.windows, "all_windows": counts.all_windows}
     values |= {"rows_per_epoch": rows, "examples_per_epoch": examples, "steps_per_epoch": steps}
-    if steps < 1:
-        remedy = "every step reads rows twice; use more text, a smaller batch or a larger weight"
-        return Finding("warning", "rows", f"{text}, less than one: {remedy}", values)
-    return Finding("ok", "rows", text, values)
+    if steps >= 1:
+        return finding("rows", text, values)
+    remedy = "every step reads rows twice; use more text, a smaller batch or a larger weight"
+    return finding("rows", f"{text}, less than one", values, remedy)
 
 
 def _coverage(counts: EpochStatistics) -> Finding:
@@ -119,32 +123,28 @@ def _coverage(counts: EpochStatistics) -> Finding:
     values = {"covered": covered, "truncated": truncated}
     if counts.covered + counts.truncated != counts.tokens:
         missing = counts.tokens - counts.covered - counts.truncated
-        text += f", so {missing} tokens are not accounted for: this is a bug, please report it"
-        return Finding("error", "coverage", text, values)
-    if truncated > MUCH_TRUNCATED:
-        text += ": sentences are long for these rows; longer rows truncate less"
-        return Finding("warning", "coverage", text, values)
-    return Finding("ok", "coverage", text, values)
+        text += f", so {missing} tokens are not accounted for"
+        return finding("coverage", text, values, "this is a bug, please report it", "error")
+    remedy = "sentences are long for these rows; longer rows truncate less"
+    return finding("coverage", text, values, remedy if truncated > MUCH_TRUNCATED else "")
 
 
 def _packing(counts: EpochStatistics, seq_len: int, data: DataConfig) -> Finding:
     packed, single = (counts.filled / (count * seq_len) for count in (counts.rows, counts.examples))
     values = {"packing_efficiency": packed, "unpacked_efficiency": single}
     if data.slots(seq_len) == 1:
-        return Finding("ok", "packing", f"rows are {packed:.1%} full; packing is off", values)
+        return finding("packing", f"rows are {packed:.1%} full; packing is off", values)
     text = f"rows are {packed:.1%} full, {single:.1%} without packing"
-    if packed < LOW_FILL:
-        advice = f"examples are short: allow more of them per row (data.examples_per_row is {data.slots(seq_len)})"
-        if not data.paired and data.example_end == "sentence":
-            advice = "whole sentences leave gaps; --data.example-end row splits the last one between two examples"
-        return Finding("warning", "packing", f"{text}: {advice}", values)
-    return Finding("ok", "packing", text, values)
+    remedy = f"examples are short: allow more of them per row (data.examples_per_row is {data.slots(seq_len)})"
+    if not data.paired and data.example_end == "sentence":
+        remedy = "whole sentences leave gaps; --data.example-end row splits the last one between two examples"
+    return finding("packing", text, values, remedy if packed < LOW_FILL else "")
 
 
 def _pairs(counts: EpochStatistics) -> Finding:
     unlabelled = 1 - counts.labelled / counts.examples
     if not counts.labelled:
-        return Finding("ok", "pairs", "no example has a pair label", {"unlabelled": unlabelled})
+        return finding("pairs", "no example has a pair label", {"unlabelled": unlabelled})
     negatives, single = counts.negatives / counts.labelled, counts.singles / counts.labelled
     expected = 0.5 + 0.5 * single
     text = (
@@ -152,9 +152,8 @@ def _pairs(counts: EpochStatistics) -> Finding:
         f"sentence = {expected:.2%} expected; {unlabelled:.2%} of the examples have no label"
     )
     values = {"negatives": negatives, "expected_negatives": expected, "single_chunks": single, "unlabelled": unlabelled}
-    if expected > MOSTLY_NEGATIVE:
-        return Finding("warning", "pairs", f"{text}: longer rows or documents give more positive pairs", values)
-    return Finding("ok", "pairs", text, values)
+    remedy = "longer rows or documents give more positive pairs" if expected > MOSTLY_NEGATIVE else ""
+    return finding("pairs", text, values, remedy)
 
 
 def _epochs(phase_epochs: PhaseEpochs, before: float, start_exact: bool, number: int, steps: int) -> Finding:
@@ -165,10 +164,8 @@ def _epochs(phase_epochs: PhaseEpochs, before: float, start_exact: bool, number:
         text += f", {total:,.2f} with earlier phases; {start}"
     values = {"epochs": phase_epochs.epochs, "epochs_so_far": total, "first_epoch": phase_epochs.first}
     values |= {"epochs_exact": phase_epochs.exact, "first_epoch_exact": start_exact}
-    if total > MANY_EPOCHS:
-        text += f": more than the {MANY_EPOCHS} of the original BERT; use more text, fewer steps or a lower weight"
-        return Finding("warning", "epochs", text, values)
-    return Finding("ok", "epochs", text, values)
+    remedy = f"more than the {MANY_EPOCHS} of the original BERT; use more text, fewer steps or a lower weight"
+    return finding("epochs", text, values, remedy if total > MANY_EPOCHS else "")
 
 
 def held_out(context: CheckContext) -> Iterator[Finding]:
@@ -181,12 +178,11 @@ def held_out(context: CheckContext) -> Iterator[Finding]:
         name = rows.corpus.name
         text = f"{name}: {count:,} of the {config.evaluation.rows:,} rows of evaluation.rows are scored"
         values = {"corpus": name, "rows": count, "hosts": context.machine.hosts}
+        remedy = ""
         if count < context.machine.hosts:
+            text += f", fewer than the {context.machine.hosts} hosts, so some hosts score nothing"
             remedy = "build the corpus with a larger --validation-fraction, or raise --evaluation.rows"
-            idle = f"fewer than the {context.machine.hosts} hosts, so some hosts score nothing"
-            yield Finding("warning", "held-out", f"{text}, {idle}: {remedy}", values)
-            continue
-        yield Finding("ok", "held-out", text, values)
+        yield finding("held-out", text, values, remedy)
 
 
 def hosts(context: CheckContext) -> Iterator[Finding]:
@@ -196,15 +192,71 @@ def hosts(context: CheckContext) -> Iterator[Finding]:
         shards = len(read_manifest(corpus.directory)["splits"][corpus.split]["shards"])
         values = {"corpus": corpus.name, "shards": shards, "documents": corpus.num_documents, "hosts": needed}
         text = f"{corpus.name}: {shards:,} shard(s) with {corpus.num_documents:,} documents for {needed} host(s)"
+        remedy = ""
         if shards < needed:
             size = corpus.num_tokens * token_dtype(corpus.vocab_size).itemsize / needed
             smaller = f"build the corpus with --max-shard-mb {max(1, int(size) >> 20)}"
             remedy = f"several hosts read and verify the same shard; {smaller}, or accept it"
-            yield Finding("warning", "hosts", f"{text}: {remedy}", values)
         elif corpus.num_documents < needed:
-            yield Finding("warning", "hosts", f"{text}: hosts repeat the same text; use more text", values)
-        else:
-            yield Finding("ok", "hosts", text, values)
+            remedy = "hosts repeat the same text; use more text"
+        yield finding("hosts", text, values, remedy)
+
+
+def ids(context: CheckContext) -> Iterator[Finding]:
+    """Token ids of records against the vocabularies of tokenizer and model."""
+    for corpus in context.corpora:
+        for split in SPLITS:
+            yield _ids(corpus if split == corpus.split else Corpus.open(corpus.directory, split), context.config.model)
+
+
+def _ids(corpus: Corpus, model: ModelConfig) -> Finding:
+    count = len(corpus.record_offsets) - 1
+    sampled = min(count, SAMPLED_RECORDS)
+    chosen = [count * (2 * i + 1) // (2 * sampled) for i in range(sampled)]
+    highest = [int(record.tokens.max(initial=0)) for record in corpus.records(chosen)]
+    top, limit = max(highest, default=0), min(model.vocab_size, corpus.vocab_size)
+    where, bound = f"{corpus.name}, split {corpus.split}", "the corpus's tokenizer ends"
+    if model.vocab_size < corpus.vocab_size:
+        bound = "the model's embeddings end"
+    values = {"corpus": corpus.name, "split": corpus.split, "records": sampled, "highest": top, "limit": limit}
+    if top >= limit:
+        remedy = f"set --model.vocab-size {top + 1}" if top < corpus.vocab_size else "rebuild the corpus"
+        text = f"{where}: record {chosen[highest.index(top)]} has token id {top}, and {bound} at {limit - 1}"
+        return finding("ids", text, values, remedy, "error")
+    text = f"{where}: ids in {sampled} of {count:,} records go up to {top}; {bound} at {limit - 1}"
+    return finding("ids", text, values)
+
+
+def tokenizer(context: CheckContext) -> Iterator[Finding]:
+    """Tokenizer of the corpora against that of the run in the work directory; `vocabulary` compares the corpora."""
+    fingerprint = context.corpora[0].tokenizer_fingerprint
+    values = {"corpora": fingerprint, "run": None}
+    if context.workdir is not None:
+        check_reachable(context.workdir)
+    if context.workdir is None or not (context.workdir / TOKENIZER).exists():
+        reason = "no --workdir is given" if context.workdir is None else f"{context.workdir} holds no run yet"
+        yield finding("tokenizer", f"the corpora's is {fingerprint[:12]}; not compared: {reason}", values)
+        return
+    file = context.workdir / TOKENIZER
+    run_fingerprint = Tokenizer.load(file).fingerprint
+    values |= {"run": run_fingerprint}
+    text, remedy = f"{fingerprint[:12]}, the same as in the run in {context.workdir}", ""
+    if run_fingerprint != fingerprint:
+        text = f"the run's ({file}) is {run_fingerprint[:12]}, the corpora's {fingerprint[:12]}: token ids differ"
+        remedy = f"choose another --workdir, or build the corpora with --tokenizer {file}"
+    yield finding("tokenizer", text, values, remedy, "error")
+
+
+def positions(context: CheckContext) -> Iterator[Finding]:
+    """Longest rows against the position table; validation of the config refuses longer rows."""
+    model, longest = context.config.model, max(phase.seq_len for phase in context.config.phases)
+    values = {"longest": longest, "max_positions": model.max_positions, "kind": model.positions}
+    text = f"rows of up to {longest} tokens, {model.positions} positions 0 to {model.max_positions - 1} (no offset)"
+    remedy = ""
+    if model.positions == "learned" and longest < model.max_positions:
+        text += f"; positions from {longest} on are never trained"
+        remedy = f"set --model.max-positions {longest}, or add a phase with longer rows"
+    yield finding("positions", text, values, remedy)
 
 
 CHECKS = {
@@ -215,5 +267,8 @@ CHECKS = {
     "stream": streams,
     "held-out": held_out,
     "hosts": hosts,
+    "ids": ids,
+    "tokenizer": tokenizer,
+    "positions": positions,
 }
 """Checks by the name of the finding that reports their error."""

@@ -8,30 +8,26 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from bert_jax.config import Config
+from bert_jax.data.corpus import Corpus
 from bert_jax.data.mixture import MixtureOrder
 from bert_jax.data.mixture_spec import CorpusWeight, open_corpora, resolve_shares
 from bert_jax.distributed.cluster_detection import ProcessInfo
-from bert_jax.distributed.process_report import make_report
-from bert_jax.distributed.rendezvous import Report, accept_workers, join
+from bert_jax.distributed.process_report import Report, make_report
+from bert_jax.distributed.rendezvous import accept_workers, join
 from bert_jax.doctor import (
     data_checks,
-    machine,
     machine_checks,
     process_checks,
     schedule_checks,
-    shared_storage_probe,
     storage_checks,
-    tokenizer_checks,
 )
-from bert_jax.doctor.check_context import CheckContext, Machine
-from bert_jax.doctor.finding import Finding
-from bert_jax.doctor.shared_storage_probe import StorageProbe
+from bert_jax.doctor.check_context import CheckContext, Finding, Machine
 from bert_jax.errors import PeerError, UserError
 from bert_jax.storage import StoredPath
 from bert_jax.training.micro_batch import MicroBatchRequest
 
 Check = Callable[[CheckContext], Iterator[Finding]]
-CORPUS_CHECKS: dict[str, Check] = data_checks.CHECKS | tokenizer_checks.CHECKS
+CORPUS_CHECKS: dict[str, Check] = data_checks.CHECKS
 """Checks that need open corpora."""
 RUN_CHECKS: dict[str, Check] = (
     schedule_checks.CHECKS | machine_checks.CHECKS | storage_checks.CHECKS | process_checks.CHECKS
@@ -75,11 +71,16 @@ def run_doctor(
     Raises:
       UserError: contradicting options, or process 0 does not answer.
     """
-    with shared_storage_probe.probe_file(options.workdir) as probe:
+    with storage_checks.probe_file(options.workdir) as probe:
         report = _process_report(config, parts, options, info, probe)
+
+        def check(reports: Sequence[Report]) -> int:
+            planned = options.topology, options.hosts, options.devices
+            devices = machine_checks.resolve_devices(*planned, [report["devices"] for report in reports])
+            return print_findings(check_run(config, parts, options, devices, reports))
+
         if info is None:
-            alone = [report | {"ahead": 0.0}]
-            return print_findings(check_run(config, parts, options, _resolve_devices(options, alone), alone))
+            return check([report | {"ahead": 0.0}])
         if info.process_index:
             try:
                 rendezvous, code = join(info, report, seconds)
@@ -93,7 +94,7 @@ def run_doctor(
             text = f"{error}: start the command in all processes, or give a longer --cluster.timeout"
             return print_findings(iter([Finding("error", "processes", text, {"hosts": [report["host"]]})]))
         try:
-            code = print_findings(check_run(config, parts, options, _resolve_devices(options, reports), reports))
+            code = check(reports)
             rendezvous.send(result=code)
         finally:
             rendezvous.close()
@@ -101,25 +102,23 @@ def run_doctor(
 
 
 def _process_report(
-    config: Config, parts: Sequence[CorpusWeight], options: DoctorOptions, info: ProcessInfo | None, probe: StorageProbe
+    config: Config,
+    parts: Sequence[CorpusWeight],
+    options: DoctorOptions,
+    info: ProcessInfo | None,
+    probe: storage_checks.StorageProbe,
 ) -> Report:
     paths = [str(part.directory) for part in parts]
     weighed = [f"{part.directory}={part.weight}" for part in parts]
     planned = options.topology is not None or options.devices is not None
     # Listing the devices must not allocate GPU memory that other processes need.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    devices: dict[str, Any] | None = None if planned else machine.describe_local_devices(info)
+    devices: dict[str, Any] | None = None if planned else machine_checks.describe_local_devices(info)
     return make_report(config, corpus=weighed, **options._asdict()) | {
-        "corpora": shared_storage_probe.corpus_identities(paths),
+        "corpora": process_checks.corpus_identities(paths),
         "storage_probe": probe._asdict(),
         "devices": devices,
     }
-
-
-def _resolve_devices(options: DoctorOptions, reports: Sequence[Report]) -> Machine:
-    return machine.resolve_devices(
-        options.topology, options.hosts, options.devices, [report["devices"] for report in reports]
-    )
 
 
 def check_run(
@@ -131,18 +130,21 @@ def check_run(
     except those whose input is missing.
     """
     checks = CHECKS
-    corpora, turns = [], None
+    corpora, order = [], None
     try:
-        ordered, corpora = open_corpora(parts)
-        turns = MixtureOrder(
-            resolve_shares(ordered, [corpus.num_tokens for corpus in corpora], config.data.mixture_exponent)
-        )
+        corpora, order = _open_mixture(config, parts)
     except UserError as error:
         yield Finding("error", "corpora", str(error), {})
         checks, corpora = RUN_CHECKS, []
     paths = tuple(str(part.directory) for part in parts)
-    context = CheckContext(config, corpora, turns, devices, paths, options.workdir, options.micro_batch, tuple(reports))
+    context = CheckContext(config, corpora, order, devices, paths, options.workdir, options.micro_batch, tuple(reports))
     yield from run_checks(checks, context)
+
+
+def _open_mixture(config: Config, parts: Sequence[CorpusWeight]) -> tuple[list[Corpus], MixtureOrder]:
+    ordered, corpora = open_corpora(parts)
+    tokens = [corpus.num_tokens for corpus in corpora]
+    return corpora, MixtureOrder(resolve_shares(ordered, tokens, config.data.mixture_exponent))
 
 
 SUMMARY_FINDINGS = ("model", "mesh", "memory", "time", "mixture", "vocabulary", "rows", "epochs")
@@ -163,10 +165,9 @@ def run_summary(config: Config, parts: Sequence[CorpusWeight], micro_batch: Micr
       config, parts: of a run that passed validation.
       micro_batch: same as the flag of `bert-jax pretrain`.
     """
-    parts, corpora = open_corpora(parts)
-    turns = MixtureOrder(resolve_shares(parts, [corpus.num_tokens for corpus in corpora], config.data.mixture_exponent))
+    mixture = _open_mixture(config, parts)
     context = CheckContext(
-        config, corpora, turns, machine.devices_of_run(), micro_batch=micro_batch, windows=SUMMARY_WINDOWS
+        config, *mixture, machine_checks.devices_of_run(), micro_batch=micro_batch, windows=SUMMARY_WINDOWS
     )
     for finding in run_checks(SUMMARY_CHECKS, context):
         if finding.level != "ok":

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.config import Config
-from bert_jax.data.corpus_rows import CorpusRows
 from bert_jax.data.epoch_plan import EpochPlan, Window
 from bert_jax.data.mixture import CYCLE_ROWS, MixtureOrder
+from bert_jax.data.row_reader import CorpusRows
 from bert_jax.progress import progress
 
 MAX_COUNTED_TOKENS = 500_000_000

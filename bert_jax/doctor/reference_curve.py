@@ -5,7 +5,6 @@ computed; the curve fixes everything that decides their results. docs/reference.
 """
 
 import dataclasses
-import json
 import math
 import os
 import tempfile
@@ -19,8 +18,9 @@ import jax
 from bert_jax import config as config_lib
 from bert_jax.config import Config, presets
 from bert_jax.data.mixture_spec import CorpusWeight, open_corpora
-from bert_jax.doctor.finding import Finding
+from bert_jax.doctor.check_context import Finding, finding
 from bert_jax.errors import UserError
+from bert_jax.storage import read_json
 from bert_jax.training import pretraining
 from bert_jax.training.run_directory.metrics import read_metrics
 
@@ -76,7 +76,7 @@ def read_curve(name: str) -> Curve:
     known = sorted(path.stem for path in CURVES_DIRECTORY.glob("*.json"))
     if name not in known:
         raise UserError(f"there is no reference curve for '{name}': --against knows {' and '.join(known)}")
-    return Curve(**json.loads((CURVES_DIRECTORY / f"{name}.json").read_text()))
+    return read_json(CURVES_DIRECTORY / f"{name}.json", Curve, "install bert_jax again")
 
 
 def compare_with_curve(config: Config, parts: Sequence[CorpusWeight]) -> Iterator[Finding]:
@@ -120,19 +120,9 @@ def reference_config(config: Config, preset: Config, curve: Curve) -> Config:
 
 def _decisive_settings(config: Config) -> dict[str, Any]:
     """Settings that decide the results of the steps, except the precision, by flag."""
-    flat = _flat(config_lib.identity_fields(config))
+    flat = config_lib.flatten(config_lib.identity_fields(config))
     del flat["model.compute_dtype"]
     return flat
-
-
-def _flat(values: Any, path: str = "") -> dict[str, Any]:
-    if isinstance(values, dict):
-        items = list(values.items())
-    elif isinstance(values, list) and values and isinstance(values[0], dict):
-        items = list(enumerate(values))
-    else:
-        return {path: values}
-    return {name: leaf for key, value in items for name, leaf in _flat(value, f"{path}.{key}".lstrip(".")).items()}
 
 
 def check_corpus(parts: Sequence[CorpusWeight], curve: Curve) -> None:
@@ -162,9 +152,9 @@ def _setup(config: Config, precision: Precision) -> Finding:
     values = {"devices": len(devices), "kind": devices[0].device_kind, "jax": jax.__version__, "rounding": precision}
     text = f"{config.total_steps} steps of {config.name} on {len(devices)} x {values['kind']}, jax {jax.__version__}"
     if config.model.compute_dtype == precision:
-        return Finding("ok", "set-up", f"{text}, compared as {precision}", values)
-    advice = "this device rounds float32 products: JAX_DEFAULT_MATMUL_PRECISION=highest gives the strict comparison"
-    return Finding("warning", "set-up", f"{text}, compared as {precision}: {advice}", values)
+        return finding("set-up", f"{text}, compared as {precision}", values)
+    remedy = "this device rounds float32 products: JAX_DEFAULT_MATMUL_PRECISION=highest gives the strict comparison"
+    return finding("set-up", f"{text}, compared as {precision}", values, remedy)
 
 
 def metric_values(lines: Sequence[dict[str, Any]], metrics: Sequence[str]) -> Values:
@@ -201,7 +191,7 @@ def _first(values: Values, curve: Curve, bound: float) -> Finding:
     if not wrong:
         largest = max(relative, key=lambda name: relative[name])
         text = f"largest deviation {relative[largest]:.1e} ({largest}), where {bound:.0e} is allowed"
-        return Finding("ok", "first", text, details)
+        return finding("first", text, details)
     shown = ", ".join(f"{name} {values[name][0]:.6g} instead of {curve.metrics[name][0]:.6g}" for name in wrong)
     text = (
         f"{shown}; {bound:.0e} is allowed: weights, rows, masks or the model itself differ; docs/reference.md shows "
@@ -221,4 +211,4 @@ def _windows(name: str, relative: list[float], bounds: list[float]) -> Finding:
         return Finding(
             "error", name, f"{text}{later}; docs/reference.md shows the deviations of known mistakes", details
         )
-    return Finding("ok", name, text, details)
+    return finding(name, text, details)

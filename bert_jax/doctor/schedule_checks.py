@@ -9,11 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from bert_jax.config import Config, Phase
-from bert_jax.data.corpus_rows import CorpusRows
-from bert_jax.data.row_reader import SpecialIds
-from bert_jax.doctor.check_context import CheckContext
+from bert_jax.data.row_reader import CorpusRows, SpecialIds
+from bert_jax.doctor.check_context import CheckContext, Finding, finding
 from bert_jax.doctor.epochs import estimate_epochs
-from bert_jax.doctor.finding import Finding
 from bert_jax.training.optimizers.schedules import learning_rate
 
 
@@ -74,11 +72,8 @@ def rates(context: CheckContext) -> Iterator[Finding]:
             f"phase {i}: peak {phase.learning_rate:g} with {phase.batch_size:,} rows is {ratio:.2g} x {scaled:.2g}, "
             f"the square-root rule{factor} of {config.optimizer.name} ({published.source})"
         )
-        if ratio > published.max_ratio:
-            remedy = f"expect divergence; lower --phases.{i}.learning-rate to {scaled:.2g}, or raise batch_size"
-            yield Finding("warning", "rate", f"{text}: {remedy}", values)
-        else:
-            yield Finding("ok", "rate", text, values)
+        remedy = f"expect divergence; lower --phases.{i}.learning-rate to {scaled:.2g}, or raise batch_size"
+        yield finding("rate", text, values, remedy if ratio > published.max_ratio else "")
 
 
 def warmups(context: CheckContext) -> Iterator[Finding]:
@@ -88,14 +83,13 @@ def warmups(context: CheckContext) -> Iterator[Finding]:
         values = {"phase": i, "warmup_steps": phase.warmup_steps, "steps": phase.steps, "large": large}
         text = f"phase {i}: {phase.warmup_steps:,} of {phase.steps:,} steps"
         if not phase.warmup_steps and phase.learning_rate > large:
-            tenth = max(1, phase.steps // 10)
-            remedy = f"set --phases.{i}.warmup-steps, e.g. {tenth:,}"
-            start = f"it starts at {phase.learning_rate:g}, above {large:.2g}, half of the published rate"
-            yield Finding("warning", "warmup", f"{text}; {start}: {remedy}", values)
+            remedy = f"set --phases.{i}.warmup-steps, e.g. {max(1, phase.steps // 10):,}"
+            text += f"; it starts at {phase.learning_rate:g}, above {large:.2g}, half of the published rate"
+            yield finding("warmup", text, values, remedy)
         elif phase.warmup_steps < phase.steps:
             if not phase.warmup_steps:
                 text += f"; {phase.learning_rate:g} is at most {large:.2g}, half of the published rate"
-            yield Finding("ok", "warmup", text, values)
+            yield finding("warmup", text, values)
 
 
 def decays(context: CheckContext) -> Iterator[Finding]:
@@ -105,18 +99,16 @@ def decays(context: CheckContext) -> Iterator[Finding]:
         values = {"phase": i, "peak": peak, "end": end, "last": last}
         text = f"phase {i}: {phase.decay} from {peak:g} to {end:g}; its last step has {last:.3g}"
         if phase.decay == "constant":
-            yield Finding("ok", "decay", f"phase {i}: constant at {peak:g}", values)
+            yield finding("decay", f"phase {i}: constant at {peak:g}", values)
             continue
-        left = (last - end) / (peak - end) if peak > end else 0.0
+        left, remedy = (last - end) / (peak - end) if peak > end else 0.0, ""
         final = i == len(context.config.phases) - 1
         if end > peak:
             remedy = f"the rate rises: lower --phases.{i}.end-learning-rate to at most {peak:g}"
-            yield Finding("warning", "decay", f"{text}: {remedy}", values)
         elif final and phase.warmup_steps < phase.steps and left > MAX_DECAY_LEFT:
+            text += f", with {left:.0%} of the decay left"
             remedy = f"set --phases.{i}.decay polynomial with power 1, an earlier decay-start, or more steps"
-            yield Finding("warning", "decay", f"{text}, with {left:.0%} of the decay left: {remedy}", values)
-        else:
-            yield Finding("ok", "decay", text, values)
+        yield finding("decay", text, values, remedy)
 
 
 def steps(context: CheckContext) -> Iterator[Finding]:
@@ -125,11 +117,8 @@ def steps(context: CheckContext) -> Iterator[Finding]:
     span = 1 / (1 - beta2)
     values = {"steps": total, "span": span}
     text = f"{total:,} steps; the second moment averages over {span:,.0f} (optimizer.beta2 {beta2:g})"
-    if total < span:
-        remedy = "sufficient only for a trial; raise --phases.N.steps, or lower --optimizer.beta2"
-        yield Finding("warning", "steps", f"{text}: {remedy}", values)
-        return
-    yield Finding("ok", "steps", text, values)
+    remedy = "sufficient only for a trial; raise --phases.N.steps, or lower --optimizer.beta2"
+    yield finding("steps", text, values, remedy if total < span else "")
 
 
 def settings(context: CheckContext) -> Iterator[Finding]:
@@ -143,7 +132,7 @@ def settings(context: CheckContext) -> Iterator[Finding]:
     for name, text in warnings.items():
         yield Finding("warning", "settings", text, {"setting": name})
     if not warnings:
-        yield Finding("ok", "settings", "the run is long enough for its copies, warmups, ramps and intervals", {})
+        yield finding("settings", "the run is long enough for its copies, warmups, ramps and intervals", {})
 
 
 def ineffective_settings(config: Config, epochs: Mapping[str, Sequence[float]]) -> dict[str, str]:

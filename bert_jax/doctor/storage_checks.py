@@ -1,18 +1,21 @@
-"""Checks of the work directory: it is writable, belongs to this run, and has space for its checkpoints."""
+"""Checks of the work directory: it is writable, shared, belongs to this run, and has space for its checkpoints."""
 
+import contextlib
 import shutil
 import time
+import uuid
 from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
 
 from etils import epath
 
 from bert_jax.chips import GIB, Sizes
 from bert_jax.directory_lock import holder
-from bert_jax.doctor.check_context import CheckContext
-from bert_jax.doctor.finding import Finding
-from bert_jax.doctor.shared_storage_probe import nearest_existing
+from bert_jax.doctor.check_context import CheckContext, Finding, finding
+from bert_jax.errors import UserError
 from bert_jax.planning.workload import count_parameters
-from bert_jax.storage import is_remote
+from bert_jax.storage import StoredPath, check_reachable, describe_error, is_remote
 from bert_jax.training import continuation
 from bert_jax.training.run_directory import workdir as workdir_lib
 from bert_jax.training.run_directory.checkpoint import checkpoint_directory, committed_checkpoint_paths
@@ -26,23 +29,74 @@ VISIBILITY_TIMEOUT_SECONDS = 5.0
 GIVE_WORKDIR = "give --workdir to check it"
 
 
+class StorageProbe(NamedTuple):
+    """A file that was written and read back in the work directory, or in its nearest existing parent."""
+
+    file: str
+    """Path of the file; empty if it could not be written."""
+    error: str
+    """Reason of the failure; empty on success."""
+
+
+def nearest_existing(directory: StoredPath) -> StoredPath:
+    """The directory or its nearest existing parent; a path in a bucket is returned as it is."""
+    if is_remote(directory):
+        return directory
+    directory = Path(directory).absolute()
+    while not directory.exists():
+        directory = directory.parent
+    return directory
+
+
+@contextlib.contextmanager
+def probe_file(workdir: StoredPath | None) -> Iterator[StorageProbe]:
+    """Create a small file in the work directory or its nearest existing parent, and remove it on exit.
+
+    No directory is created.
+    """
+    if workdir is None:
+        yield StorageProbe("", "")
+        return
+    directory = nearest_existing(workdir)
+    file = directory / f"{workdir_lib.PROBE_PREFIX}{uuid.uuid4().hex}"
+    write_error = _write_and_read(directory, file)
+    try:
+        yield StorageProbe("" if write_error else str(file), write_error)
+    finally:
+        if not write_error:
+            file.unlink()
+
+
+def _write_and_read(directory: StoredPath, file: StoredPath) -> str:
+    """Write a file and read it back; the reason of a failure, or an empty string."""
+    try:
+        check_reachable(directory)
+        file.write_text(file.name)
+        same = file.read_text() == file.name
+    except UserError as error:
+        return str(error)
+    except Exception as error:
+        if not isinstance(error, OSError) and describe_error(error) is None:
+            raise
+        return f"cannot write to {directory}: {getattr(error, 'strerror', None) or error}"
+    return "" if same else f"{directory} does not return the content that was written"
+
+
 def workdir(context: CheckContext) -> Iterator[Finding]:
     """Every process can write and read the directory, all see the same one, and it holds no other run."""
     if context.workdir is None:
-        yield Finding("ok", "workdir", f"not checked: {GIVE_WORKDIR}", {"holds_run": None})
+        yield finding("workdir", f"not checked: {GIVE_WORKDIR}", {"holds_run": None})
         return
     bad = False
     for i, report in enumerate(context.reports):
         process, probe = f"process {i} ({report['host']})", report["storage_probe"]
         if probe["error"]:
-            bad = True
-            remedy = "choose another --workdir, or change its permissions"
-            yield Finding("error", "workdir", f"{process}: {probe['error']}: {remedy}", {"process": i})
+            bad, remedy = True, "choose another --workdir, or change its permissions"
+            yield finding("workdir", f"{process}: {probe['error']}", {"process": i}, remedy, "error")
         elif not _becomes_visible(probe["file"]):
-            bad = True
-            remedy = "put it on a shared file system or in a bucket"
-            text = f"{context.workdir} is not the same directory for process 0 and {process}: {remedy}"
-            yield Finding("error", "workdir", text, {"process": i})
+            bad, remedy = True, "put it on a shared file system or in a bucket"
+            text = f"{context.workdir} is not the same directory for process 0 and {process}"
+            yield finding("workdir", text, {"process": i}, remedy, "error")
     if bad:
         return
     # The following raises a UserError if the directory belongs to another run.
@@ -57,11 +111,11 @@ def workdir(context: CheckContext) -> Iterator[Finding]:
     if not context.corpora:
         content = "not compared with a run in it, because the corpora cannot be opened"
     text = f"{context.workdir}: {content}; written and read back by {len(context.reports)} process(es)"
-    level = "ok"
+    remedy = ""
     if process := holder(context.workdir):
-        level = "warning"
-        text += f"; it is locked by {process}: wait for its end, stop it, or choose another --workdir"
-    yield Finding(level, "workdir", text, {"holds_run": held})
+        text += f"; it is locked by {process}"
+        remedy = "wait for its end, stop it, or choose another --workdir"
+    yield finding("workdir", text, {"holds_run": held}, remedy)
 
 
 def _becomes_visible(file: str) -> bool:
@@ -83,7 +137,7 @@ def disk(context: CheckContext) -> Iterator[Finding]:
     text = f"a checkpoint takes {size / GIB:,.2f} GiB"
     if context.workdir is None or is_remote(context.workdir):
         why = GIVE_WORKDIR if context.workdir is None else "the space of a bucket cannot be checked"
-        yield Finding("ok", "disk", f"{text}; {why}", values)
+        yield finding("disk", f"{text}; {why}", values)
         return
     saved = checkpoint_directory(context.workdir)
     present = sum(1 for _ in committed_checkpoint_paths(saved)) if context.workdir.is_dir() else 0
@@ -96,11 +150,11 @@ def disk(context: CheckContext) -> Iterator[Finding]:
     values |= {"present": present, "free": free, "least": least, "most": most}
     remedy = "free space, choose another --workdir, or lower --checkpoint.keep"
     if free < least:
-        yield Finding("error", "disk", f"{text}: {remedy}", values)
+        yield finding("disk", text, values, remedy, "error")
     elif free < FREE_SPACE_MARGIN * most:
-        yield Finding("warning", "disk", f"{text}, which is little more: {remedy}", values)
+        yield finding("disk", f"{text}, which is little more", values, remedy)
     else:
-        yield Finding("ok", "disk", text, values)
+        yield finding("disk", text, values)
 
 
 CHECKS = {"workdir": workdir, "disk": disk}

@@ -19,6 +19,7 @@ import argparse
 import math
 import re
 from collections.abc import Sequence
+from importlib import resources
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -26,14 +27,7 @@ import yaml
 
 from bert_jax.errors import UserError, require
 
-JOB = "hosts"
-"""Name of the only Job of the JobSet. Its pods are NAME-hosts-0-INDEX, and their service is NAME."""
 PORT = 8476
-CONTAINER = "bert-jax"
-HOST_INDEX_ENV = "BERT_JAX_HOST"
-"""Environment variable of the container: index of its host, from 0."""
-USER_ID = 1000
-"""User of the image (Dockerfile)."""
 NAME_LENGTH = 40
 """Keeps NAME-hosts-0-INDEX with the five characters that a Job adds below 63 characters."""
 
@@ -169,89 +163,45 @@ def hosts_and_chips(args: argparse.Namespace) -> tuple[int, int]:
 
 
 def jobset(args: argparse.Namespace, pretrain_args: list[str]) -> Fields:
-    """Return the manifest as plain values."""
-    metadata: Fields = {"name": args.name}
+    """Return the manifest as plain values: jobset.yaml with the options filled in."""
+    manifest = yaml.safe_load(resources.files(__package__).joinpath("jobset.yaml").read_text())
+    metadata, spec = manifest["metadata"], manifest["spec"]
+    job = spec["replicatedJobs"][0]["template"]["spec"]
+    pod = job["template"]["spec"]
+    (container,) = pod["containers"]
+    # Kubernetes replaces $(NAME) by the variable, and $$( by $(.
+    container["args"] = ["pretrain", *(word.replace("$(", "$$(") for word in pretrain_args)]
+    selector, tolerated = dict(text.split("=", 1) for text in args.node_selector), list(args.toleration)
+    metadata["name"] = spec["network"]["subdomain"] = args.name
     if args.namespace:
         metadata["namespace"] = args.namespace
-    # Kubernetes replaces $(NAME) by the variable, and $$( by $(.
-    arguments = ["pretrain", *(word.replace("$(", "$$(") for word in pretrain_args)]
-    selector = dict(text.split("=", 1) for text in args.node_selector)
     if args.platform == "gpu":
         hosts, resource = args.hosts, {"nvidia.com/gpu": args.gpus}
+        tolerated.insert(0, "nvidia.com/gpu")
         if hosts > 1:
-            first = f"{args.name}-{JOB}-0-0.{args.name}:{PORT}"
-            arguments += ["--cluster.coordinator", first, "--cluster.processes", str(hosts)]
-            arguments += ["--cluster.process", f"$({HOST_INDEX_ENV})"]
+            container["args"] += ["--cluster.coordinator", f"{args.name}-hosts-0-0.{args.name}:{PORT}"]
+            container["args"] += ["--cluster.processes", str(hosts), "--cluster.process", "$(BERT_JAX_HOST)"]
     else:
         hosts, chips = hosts_and_chips(args)
-        resource = {"google.com/tpu": chips}
-        selector |= {
-            "cloud.google.com/gke-tpu-accelerator": args.accelerator,
-            "cloud.google.com/gke-tpu-topology": args.topology,
-        }
+        resource, gke = {"google.com/tpu": chips}, "cloud.google.com/gke"
+        selector |= {f"{gke}-tpu-accelerator": args.accelerator, f"{gke}-tpu-topology": args.topology}
         # All pods run in one slice, which is one node pool.
-        metadata["annotations"] = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
-    job = {"name": JOB, "replicas": 1, "template": {"spec": _job(args, hosts, resource, selector, arguments)}}
-    rule = {"name": "bugAndMistake", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
-    spec = {
-        "network": {"enableDNSHostnames": True, "subdomain": args.name},
-        # BlockingRecreate: pods before and after a restart must never write to one work directory at the same time.
-        "failurePolicy": {
-            "maxRestarts": args.max_restarts,
-            "restartStrategy": "BlockingRecreate",
-            "rules": [rule],
-        },
-        "replicatedJobs": [job],
-    }
-    return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": metadata, "spec": spec}
-
-
-def _job(
-    args: argparse.Namespace, hosts: int, resource: Fields, selector: dict[str, str], arguments: list[str]
-) -> Fields:
-    """Return the spec of the Job, which needs all hosts at the same time."""
-    volumes: list[Fields] = [
-        {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": args.shared_memory}}
-    ]
-    mounts = [{"name": "shared-memory", "mountPath": "/dev/shm"}]
+        metadata["annotations"] = {"alpha.jobset.sigs.k8s.io/exclusive-topology": f"{gke}-nodepool"}
+    spec["failurePolicy"]["maxRestarts"] = args.max_restarts
+    job["completions"] = job["parallelism"] = hosts
+    pod["terminationGracePeriodSeconds"] = args.grace
+    pod["volumes"][0]["emptyDir"]["sizeLimit"] = args.shared_memory
+    container |= {"image": args.image, "resources": {"requests": resource, "limits": dict(resource)}}
     for i, (claim, path) in enumerate(map(_claim, args.claim)):
-        volumes.append({"name": f"claim-{i}", "persistentVolumeClaim": {"claimName": claim}})
-        mounts.append({"name": f"claim-{i}", "mountPath": path})
-    index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
-    container = {
-        "name": CONTAINER,
-        "image": args.image,
-        "command": ["bert-jax"],
-        "args": arguments,
-        "env": [{"name": HOST_INDEX_ENV, "valueFrom": {"fieldRef": {"fieldPath": index}}}],
-        "resources": {"requests": resource, "limits": dict(resource)},
-        "volumeMounts": mounts,
-    }
-    pod: Fields = {
-        "restartPolicy": "Never",
-        # So that the container's process is not PID 1, for which the kernel ignores SIGTERM without a handler.
-        "shareProcessNamespace": True,
-        "terminationGracePeriodSeconds": args.grace,
-        "securityContext": {"fsGroup": USER_ID},
-        "containers": [container],
-        "volumes": volumes,
-    }
+        pod["volumes"].append({"name": f"claim-{i}", "persistentVolumeClaim": {"claimName": claim}})
+        container["volumeMounts"].append({"name": f"claim-{i}", "mountPath": path})
     if args.service_account:
         pod["serviceAccountName"] = args.service_account
     if selector:
         pod["nodeSelector"] = selector
-    tolerated = [*(["nvidia.com/gpu"] if args.platform == "gpu" else []), *args.toleration]
     if tolerated:
         pod["tolerations"] = [{"key": key, "operator": "Exists"} for key in dict.fromkeys(tolerated)]
-    codes = {"containerName": CONTAINER, "operator": "In", "values": [1, 2]}
-    return {
-        "completionMode": "Indexed",
-        "completions": hosts,
-        "parallelism": hosts,
-        "backoffLimit": 0,
-        "podFailurePolicy": {"rules": [{"action": "FailJob", "onExitCodes": codes}]},
-        "template": {"spec": pod},
-    }
+    return manifest
 
 
 def manifest(arguments: Sequence[str]) -> str:

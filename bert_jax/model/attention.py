@@ -1,7 +1,7 @@
 """One attention signature, several implementations, chosen by name.
 
-Shapes: B rows, S positions, N heads, D head size. All take query, key and value already projected and
-(where rotary) rotated, and a boolean mask; none depends on layers, weights or sharding.
+All take query, key and value already projected and (where rotary) rotated, and a boolean mask; none depends on layers,
+weights or sharding.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,4 @@
-"""The encoder: embeddings, a block, a stack of blocks, a pooler.
-
-Shapes in names: B rows, S positions, H hidden, F feed-forward, E width of the embedding tables, L layers, N heads,
-D head size, K packed examples per row.
-"""
+"""The encoder: embeddings, a block, a stack of blocks, a pooler."""
 
 from typing import NamedTuple
 

@@ -1,8 +1,4 @@
-"""Heads on the encoder: masked language model, sentence pair, and fine-tuned task.
-
-Shapes: B rows, S positions, M predictions per row, K packed examples per row, H hidden, E width of the tables,
-V vocabulary, C labels.
-"""
+"""Heads on the encoder: masked language model, sentence pair, and fine-tuned task."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,4 @@
-"""Building blocks of every layer: activations, dropout, dense layers, LayerNorm.
-
-Shapes in names: B rows, S positions, H hidden, F feed-forward, N heads, D head, V vocabulary.
-"""
+"""Building blocks of every layer: activations, dropout, dense layers, LayerNorm."""
 
 from collections.abc import Callable
 from typing import Literal, NamedTuple

@@ -51,7 +51,7 @@ def token_sums(name: str, model: BertModel, output: EncoderOutput, batch: Batch)
 
 
 def classification(
-    name: str, logits: Float[Array, "B N C"], labels: Int[Array, "B N"], weights: Float[Array, "B N"]
+    name: str, logits: Float[Array, "B n c"], labels: Int[Array, "B n"], weights: Float[Array, "B n"]
 ) -> dict[str, WeightedSum]:
     """Cross-entropy and accuracy of weighted labels."""
     weight = weights.sum()

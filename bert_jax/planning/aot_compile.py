@@ -18,7 +18,8 @@ from bert_jax.chips import Sizes
 from bert_jax.config import Config
 from bert_jax.objectives.masking import Vocabulary
 from bert_jax.planning import hlo
-from bert_jax.planning.collectives import CollectiveBytes
+from bert_jax.planning.roofline import CollectiveBytes
+from bert_jax.planning.topologies import libtpu_environment
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.programs import Programs
 
@@ -75,7 +76,7 @@ def compile_step(config: Config, phase: int, mesh: Mesh, accumulation: int) -> C
     # Read from the compiler's dump: jax cannot print the parts that libtpu moves to the SparseCores of v5p.
     with tempfile.TemporaryDirectory() as directory:
         try:
-            with _no_cache():
+            with compiling_for_absent_devices():
                 compiled = lowered.compile({"xla_dump_to": directory, "xla_dump_hlo_as_text": True})
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
@@ -93,13 +94,14 @@ def compile_step(config: Config, phase: int, mesh: Mesh, accumulation: int) -> C
 
 
 @contextlib.contextmanager
-def _no_cache() -> Iterator[None]:
-    """Disable jax's compilation cache: it writes programs for absent devices, but cannot read them."""
+def compiling_for_absent_devices() -> Iterator[None]:
+    """Set libtpu's environment, and disable jax's compilation cache: it writes such programs, but cannot read them."""
     before = jax.config.jax_enable_compilation_cache
     jax.config.update("jax_enable_compilation_cache", False)
     compilation_cache.reset_cache()  # the cache stores whether it is enabled
     try:
-        yield
+        with libtpu_environment():
+            yield
     finally:
         jax.config.update("jax_enable_compilation_cache", before)
         compilation_cache.reset_cache()
@@ -117,12 +119,6 @@ def parse_out_of_memory(message: str) -> OutOfMemoryReport:
             needed, available = (round(float(match[i]) * UNITS[match[i + 1]]) for i in (1, 3))
             return OutOfMemoryReport(needed, available, "HLO temporaries (" not in message)
     raise ValueError(f"unknown out-of-memory message: {message}")
-
-
-def shard_bytes(tree: Any) -> int:
-    """Bytes of a tree's arrays on one device, computed from shapes and shardings."""
-    leaves = jax.tree.leaves(tree)
-    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 
 def collective_bytes_per_device(collectives: list[hlo.Collective], sizes: Sizes) -> CollectiveBytes:

@@ -28,8 +28,6 @@ class Collective(NamedTuple):
     """Executions per run of the program: the product of the trip counts of the enclosing loops."""
     group: tuple[int, ...]
     """Positions in the mesh (of a slice) of one group of devices that take part in the collective together."""
-    source: str
-    """Operation in jax, as in ``jit(train_step)/shard_map/psum``; empty if XLA inserted the collective."""
 
     @property
     def bytes_sent(self) -> int:
@@ -59,11 +57,6 @@ def bytes_by_kind(collectives: Iterable[Collective]) -> dict[str, int]:
     for collective in collectives:
         totals[collective.kind] += collective.executions * collective.bytes
     return dict(totals)
-
-
-def bytes_sent(collectives: Iterable[Collective]) -> int:
-    """Bytes that a device sends in a run of the program, within its slice and to other slices."""
-    return sum(collective.bytes_sent for collective in collectives)
 
 
 def _split_computations(hlo: str) -> dict[str, list[str]]:
@@ -97,7 +90,8 @@ def _walk(
             if starts_chain or "chain_id=" not in line:
                 yield _collective(line, shape, operation, executions, partitions)
         elif operation == BETWEEN_SLICES and "is_host_transfer=true" in line:
-            yield _slice_transfer(line, shape, executions)
+            array = _tuple_elements(shape)[0]
+            yield Collective(BETWEEN_SLICES, _array_shapes(array), _num_bytes(array), executions, ())
         inner_executions = executions
         if operation == "while":
             inner_executions *= _trip_count(computations, lines, line, unknown)
@@ -113,17 +107,7 @@ def _collective(line: str, shape: str, operation: str, executions: int, partitio
         shape = _tuple_elements(shape)[1]  # (operands, results, ...)
     kind, group = operation.removesuffix("-start"), _group(line, partitions)
     size = _num_bytes(shape) * (len(group) if kind == "reduce-scatter" else 1)
-    return Collective(kind, _array_shapes(shape), size, executions, group, _source(line))
-
-
-def _slice_transfer(line: str, shape: str, executions: int) -> Collective:
-    array = _tuple_elements(shape)[0]
-    return Collective(BETWEEN_SLICES, _array_shapes(array), _num_bytes(array), executions, (), _source(line))
-
-
-def _source(line: str) -> str:
-    name = re.search(r'op_name="([^"]*)"', line)
-    return name[1] if name else ""
+    return Collective(kind, _array_shapes(shape), size, executions, group)
 
 
 def _group(line: str, partitions: int) -> tuple[int, ...]:
@@ -131,19 +115,16 @@ def _group(line: str, partitions: int) -> tuple[int, ...]:
     if listed := re.search(r"replica_groups=\{\{([\d,]*)\}", line):
         return tuple(map(int, listed[1].split(",")))
     if iota := re.search(r"replica_groups=\[\d+,(\d+)\]<=\[([\d,]*)\](?:T\(([\d,]*)\))?", line):
-        grid = _device_grid(map(int, iota[2].split(",")))
+        grid = tuple(map(int, iota[2].split(",")))
         order = tuple(map(int, iota[3].split(","))) if iota[3] else None
-        return tuple(grid.transpose(order).reshape(-1, int(iota[1]))[0].tolist())
+        devices = np.arange(math.prod(grid)).reshape(grid).transpose(order)
+        return tuple(devices.reshape(-1, int(iota[1]))[0].tolist())
     if mesh := re.search(r"replica_groups=\w+\[([^\]]*)\] *\{([^}]*)\}", line):
-        sizes, axes = dict(re.findall(r"'(\w+)'=(\d+)", mesh[1])), re.findall(r"'(\w+)'", mesh[2])
-        index = tuple(slice(None) if axis in axes else 0 for axis in sizes)
-        return tuple(_device_grid(map(int, sizes.values()))[index].ravel().tolist())
+        sizes = {axis: int(size) for axis, size in re.findall(r"'(\w+)'=(\d+)", mesh[1])}
+        devices = np.arange(math.prod(sizes.values())).reshape(*sizes.values())
+        axes = re.findall(r"'(\w+)'", mesh[2])
+        return tuple(devices[tuple(slice(None) if axis in axes else 0 for axis in sizes)].ravel().tolist())
     return tuple(range(partitions))
-
-
-def _device_grid(sizes: Iterable[int]) -> np.ndarray:
-    grid = tuple(sizes)
-    return np.arange(math.prod(grid)).reshape(grid)
 
 
 def _trip_count(computations: dict[str, list[str]], lines: list[str], line: str, unknown: int) -> int:

@@ -15,7 +15,7 @@ The model ignores fragmentation, padding to tiles and recomputation that the com
 """  # noqa: E501
 
 from bert_jax.chips import Sizes
-from bert_jax.config import Config, ModelConfig
+from bert_jax.config import Config
 from bert_jax.planning.workload import Workload, shard_size, workload
 from bert_jax.training.micro_batch import MEMORY_SHARE, valid_accumulations
 from bert_jax.training.optimizers import describe
@@ -43,22 +43,25 @@ def estimate_memory(config: Config, phase: int, sizes: Sizes, accumulation: int)
       UserError: rows or heads are not divisible by the mesh.
     """
     work = workload(config, phase, sizes, accumulation)
-    model, parameters = work.model, work.parameters
+    model, parameters, width = work.model, work.parameters, work.model.hidden_size
     is_bfloat16 = work.activation_bytes == 2
     over_fsdp, several = sizes.fsdp > 1, accumulation > 1
     table = shard_size(model.vocab_size, sizes.tensor) * model.embedding_width
+    layers_stored = model.parameter_groups or model.num_layers
+    kernels = layers_stored * width * (4 * work.inner + (1 + work.up_projections) * work.wide)
     layer = layer_bytes(work)
+    products = 3 * work.inner + 2 * width + work.up_projections * work.wide  # outputs, which remat "dots" saves
     saved = {
         "none": layer,
-        "dots": (_layer_input(work) + _product_outputs(work)) * work.activation_bytes,
-        "full": _layer_input(work) * work.activation_bytes,
+        "dots": work.tokens * (width + products) * work.activation_bytes,
+        "full": work.tokens * width * work.activation_bytes,
     }[model.remat]
     return {
         "parameters": 4 * parameters.owned,
         "moments": 4 * describe(config.optimizer.name).moments * parameters.owned,
         "gradients": 4 * (parameters.whole * (1 + several) + parameters.owned * over_fsdp + table),
         "gathered": 4 * parameters.gathered,
-        "casts": 2 * is_bfloat16 * (parameters.whole + _layer_kernel_size(work)),
+        "casts": 2 * is_bfloat16 * (parameters.whole + kernels),
         "activations": model.num_layers * saved,
         "temporaries": int(LAYER_WORKING_SHARE * layer) + LOGIT_BYTES * work.logits,
         "batch": 4 * BATCH_ARRAYS * work.tokens * accumulation,
@@ -86,37 +89,10 @@ def layer_bytes(work: Workload) -> int:
     and output of its activation function. In float32: centred and normalised input of both norms. Attention:
     probabilities in float32, and after dropout in the compute type. Dropouts: their masks.
     """
-    model, size = work.model, work.activation_bytes
-    width = work.tokens * model.hidden_size
-    wide = work.tokens * shard_size(model.intermediate_size, work.sizes.tensor)
-    inner = work.tokens * work.heads * model.size_per_head
-    up_projections = 2 if model.feed_forward == "gated" else 1
-    activations = size * (2 * width + 4 * inner + (1 + up_projections) * wide)
-    norms = 2 * 2 * 4 * width
-    masks = DROPOUT_MASK_BYTES * 2 * width * (model.hidden_dropout > 0)
+    model, size, hidden = work.model, work.activation_bytes, work.tokens * work.model.hidden_size
+    activations = size * (2 * hidden + work.tokens * (4 * work.inner + (1 + work.up_projections) * work.wide))
+    norms = 2 * 2 * 4 * hidden
+    masks = DROPOUT_MASK_BYTES * 2 * hidden * (model.hidden_dropout > 0)
     if model.attention == "cudnn":
         return activations + norms + masks
-    dropped = model.attention_dropout > 0
-    return activations + norms + masks + work.scores * (4 + size + DROPOUT_MASK_BYTES * dropped)
-
-
-def _layer_input(work: Workload) -> int:
-    """Elements of a layer's input."""
-    return work.tokens * work.model.hidden_size
-
-
-def _product_outputs(work: Workload) -> int:
-    """Elements of the outputs of a layer's products with weights, which remat "dots" saves."""
-    model = work.model
-    up_projections = 2 if model.feed_forward == "gated" else 1
-    inner, wide = work.heads * model.size_per_head, shard_size(model.intermediate_size, work.sizes.tensor)
-    return work.tokens * (3 * inner + 2 * model.hidden_size + up_projections * wide)
-
-
-def _layer_kernel_size(work: Workload) -> int:
-    """Number of kernel parameters of all layers on one device."""
-    model: ModelConfig = work.model
-    products = 3 if model.feed_forward == "gated" else 2
-    inner, wide = work.heads * model.size_per_head, shard_size(model.intermediate_size, work.sizes.tensor)
-    groups = model.parameter_groups or model.num_layers
-    return groups * model.hidden_size * (4 * inner + products * wide)
+    return activations + norms + masks + work.scores * (4 + size + DROPOUT_MASK_BYTES * (model.attention_dropout > 0))

@@ -9,10 +9,15 @@ All assumptions of the model:
 | scores | the same for attention probabilities, `SCORE_ACCESSES` each; none with the fused kernel (`cudnn`) |
 | logits | the same for the loss over the vocabulary, `LOGIT_BYTES` each |
 | parameters | `WEIGHT_BYTES` per parameter and micro-batch, `ACCUMULATE_BYTES` more when gradients are accumulated, and the optimizer's `step_bytes` per step |
-| data, fsdp, tensor, network | bytes sent, divided by the bandwidth of the links that the axis uses (planning/collectives.py) |
+| data, fsdp, tensor, network | bytes sent, divided by the bandwidth of the links that the axis uses |
 
 - The kinds do not overlap: the step time is their sum. Communication does not overlap with computation, because the
   step gathers before its loop over micro-batches and reduces after it; overlap by XLA at the edges is ignored.
+- Collectives: the step (training/step.py) gathers parameters over fsdp and reduces gradients once per step, by a
+  reduce-scatter over fsdp and then a reduction over data, all in float32. XLA splits matrix products over tensor, which
+  costs all-reduces in every layer of every micro-batch. They are rings in all dimensions of the torus at once: an
+  all-gather or reduce-scatter of V bytes over n devices sends (n - 1)/n V from each device, an all-reduce twice that.
+  Between slices, only the part of a device after the reduce-scatter crosses the network.
 - Recomputed layers (`model.remat`) cost their products again; the additional memory traffic is assumed to equal that
   of storing them ("dots" was no slower than "none" on a CPU, see docs/LOG.md).
 - Reading rows, dispatch, checkpoints, evaluation and failures cost nothing; all devices are equally fast.
@@ -21,11 +26,11 @@ All assumptions of the model:
 No device is needed.
 """  # noqa: E501
 
+import math
 from typing import Literal, NamedTuple
 
 from bert_jax.chips import Chip, Sizes
 from bert_jax.config import Config
-from bert_jax.planning.collectives import CollectiveBytes, expected_collectives, link_seconds
 from bert_jax.planning.workload import Workload, shard_size, workload
 from bert_jax.training.optimizers import describe
 from bert_jax.training.pretraining_task import train_step_flops
@@ -52,8 +57,24 @@ SOFTMAX_OPS = 35.0
 NORM_OPS = 30.0
 """Operations of a LayerNorm with its residual per element, forward and backward."""
 
+FLOAT32 = 4
+ALL_REDUCES = {"none": 4, "dots": 4, "full": 6}
+"""All-reduces of a layer's activations over tensor, by remat: outputs of attention and feed-forward, gradients of both
+inputs, and with `full` both outputs again."""
+
 COMPUTE, MEMORY, LINKS = "compute", "memory", "links"
 Bound = Literal["compute", "memory", "links"]
+
+
+class CollectiveBytes(NamedTuple):
+    """Bytes that each device sends in one step, by axis."""
+
+    data: float = 0.0
+    """Within the slice, along the data axis."""
+    fsdp: float = 0.0
+    tensor: float = 0.0
+    network: float = 0.0
+    """Between slices."""
 
 
 class Prediction(NamedTuple):
@@ -108,27 +129,19 @@ def predict(
     """
     work = workload(config, phase, sizes, accumulation)
     sent = expected_collectives(work) if collectives is None else collectives
-    seconds: dict[str, float] = {"matmul": matmul_seconds(work, chip)}
+    peak = chip.peak_flops * (1.0 if work.activation_bytes == 2 else chip.float32_share)
+    seconds: dict[str, float] = {"matmul": program_flops(work) / (peak * chip.efficiency.matmul)}
     bounds: dict[str, Bound] = {"matmul": COMPUTE}
-    for kind, (moved, operations, share) in elementwise_costs(work, chip).items():
+    for kind, (moved, operations, share) in elementwise_costs(work, chip, config.optimizer.name).items():
         by_memory, by_vector = moved / (chip.memory_bandwidth * share), operations / chip.vector_ops
         seconds[kind] = max(by_memory, by_vector)
         bounds[kind] = MEMORY if by_memory >= by_vector else COMPUTE
-    moved = parameter_bytes(work, config.optimizer.name)
-    seconds["parameters"] = moved / (chip.memory_bandwidth * chip.efficiency.parameters)
-    bounds["parameters"] = MEMORY
     links = link_seconds(sent, sizes, chip)
     seconds |= links
     bounds |= dict.fromkeys(links, LINKS)
     flops = train_step_flops(config, phase, config.phases[phase].batch_size)
     mfu = flops / (sum(seconds.values()) * chip.peak_flops * sizes.devices)
     return Prediction(seconds, bounds, flops, mfu, sent)
-
-
-def matmul_seconds(work: Workload, chip: Chip) -> float:
-    """Seconds of all matrix products of a step."""
-    peak = chip.peak_flops * (1.0 if work.activation_bytes == 2 else chip.float32_share)
-    return program_flops(work) / (peak * chip.efficiency.matmul)
 
 
 def program_flops(work: Workload) -> float:
@@ -139,8 +152,7 @@ def program_flops(work: Workload) -> float:
     """
     model, tensor = work.model, work.sizes.tensor
     width, heads, tables = model.hidden_size, model.num_heads * model.size_per_head, model.embedding_width
-    products = 3 if model.feed_forward == "gated" else 2
-    linear = 2 * width * (4 * heads + products * model.intermediate_size) / tensor
+    linear = 2 * width * (4 * heads + (1 + work.up_projections) * model.intermediate_size) / tensor
     attention = 4 * heads * work.seq_len / tensor
     recomputed = {"none": 0.0, "dots": attention, "full": linear + attention}[model.remat]
     layers = model.num_layers * work.tokens * (3 * (linear + attention) + recomputed)
@@ -150,7 +162,7 @@ def program_flops(work: Workload) -> float:
     return work.micro_batches * (layers + 3 * (head + work.tokens * projection))
 
 
-def elementwise_costs(work: Workload, chip: Chip) -> dict[str, tuple[float, float, float]]:
+def elementwise_costs(work: Workload, chip: Chip, optimizer: str) -> dict[str, tuple[float, float, float]]:
     """Bytes moved, elementwise operations and share of memory bandwidth, by kind, for a step of one device."""
     model, share = work.model, chip.efficiency
     micro, layers, tensor = work.micro_batches, work.model.num_layers, work.sizes.tensor
@@ -170,6 +182,7 @@ def elementwise_costs(work: Workload, chip: Chip) -> dict[str, tuple[float, floa
             share.scores,
         ),
         "logits": (logits * LOGIT_BYTES, logits * SOFTMAX_OPS, share.logits),
+        "parameters": (parameter_bytes(work, optimizer), 0.0, share.parameters),
     }
 
 
@@ -180,3 +193,57 @@ def parameter_bytes(work: Workload, optimizer: str) -> float:
         work.micro_batches * per_micro_batch * work.parameters.whole
         + describe(optimizer).step_bytes * work.parameters.owned
     )
+
+
+def expected_collectives(work: Workload) -> CollectiveBytes:
+    """Bytes that the step must send, computed from its shapes."""
+    sizes, parameters, model = work.sizes, work.parameters, work.model
+    inside = sizes.data // sizes.slices
+    copied = parameters.whole - parameters.gathered
+    per_device = FLOAT32 * (parameters.gathered / sizes.fsdp + copied)
+    fsdp = FLOAT32 * _remote_share(sizes.fsdp) * (2 * parameters.gathered + 2 * copied)
+    data = 2 * _remote_share(inside) * per_device
+    network = 2 * _remote_share(sizes.slices) * per_device / inside
+    layers = ALL_REDUCES[model.remat] * model.num_layers * work.tokens * model.hidden_size * work.activation_bytes
+    # A split table: each device looks up its own rows, and the sum over devices is the embedding of every token; the
+    # backward pass of the decoded positions does the same.
+    tables = FLOAT32 * model.embedding_width * (work.tokens + work.rows * work.predictions)
+    table_is_split = shard_size(model.vocab_size, sizes.tensor) < model.vocab_size
+    tensor = 2 * _remote_share(sizes.tensor) * (layers + tables * table_is_split) * work.micro_batches
+    return CollectiveBytes(data, fsdp, tensor, network)
+
+
+def _remote_share(devices: int) -> float:
+    """Share of an array that is on other devices."""
+    return (devices - 1) / devices
+
+
+def link_seconds(collectives: CollectiveBytes, sizes: Sizes, chip: Chip) -> dict[str, float]:
+    """Seconds for each axis, and for the network between slices, without overlap.
+
+    Args:
+      collectives: bytes that each device sends.
+      sizes: of the mesh.
+      chip: kind of the devices.
+    """
+    inside = sizes.data // sizes.slices
+    lengths = {"data": inside, "fsdp": sizes.fsdp, "tensor": sizes.tensor}
+    devices = math.prod(lengths.values())
+    seconds = {
+        axis: getattr(collectives, axis) / axis_bandwidth(chip, length, devices) for axis, length in lengths.items()
+    }
+    return seconds | {"network": collectives.network / chip.network_bandwidth}
+
+
+def axis_bandwidth(chip: Chip, length: int, devices: int) -> float:
+    """Bytes/s that each device sends in a collective over `length` neighbours, in a slice of `devices` devices.
+
+    The slice is assumed to be a cube; an axis longer than its side spans several dimensions and uses the links of all
+    of them. A dimension too short for a closed ring is a line, whose ends have one link: half the bandwidth.
+    """
+    if not chip.torus_dimensions:
+        return chip.link_bandwidth
+    side = max(2.0, devices ** (1 / chip.torus_dimensions))
+    dimensions = min(chip.torus_dimensions, max(1, math.ceil(math.log(max(2, length)) / math.log(side) - 1e-9)))
+    closed = length ** (1 / dimensions) >= chip.ring_size - 1e-9
+    return 2 * dimensions * chip.link_bandwidth * (1.0 if closed else 0.5)

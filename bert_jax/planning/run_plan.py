@@ -10,10 +10,9 @@ from typing import Any
 from bert_jax.chips import GIB
 from bert_jax.config import Config
 from bert_jax.planning import aot_compile, hlo
-from bert_jax.planning.collectives import CollectiveBytes
 from bert_jax.planning.memory_model import estimate_memory, fewest_micro_batches_that_fit
-from bert_jax.planning.roofline import predict
-from bert_jax.planning.topologies import Topology, devices_per_chip
+from bert_jax.planning.roofline import CollectiveBytes, predict
+from bert_jax.planning.topologies import Topology
 from bert_jax.training.loop import check_run
 from bert_jax.training.micro_batch import requested_accumulation, valid_accumulations
 from bert_jax.training.optimizers import describe
@@ -22,7 +21,8 @@ from bert_jax.training.programs import Programs
 from bert_jax.training.sharding import unsharded_dimensions
 
 Values = dict[str, Any]
-Compile = Callable[..., aot_compile.CompiledStepStats | aot_compile.OutOfMemoryReport]
+CompiledStep = aot_compile.CompiledStepStats | aot_compile.OutOfMemoryReport
+Compile = Callable[..., CompiledStep]
 
 
 def plan(
@@ -80,17 +80,16 @@ def _phase(
         "flops": train_step_flops(config, index, settings.batch_size),
     }
     sent: CollectiveBytes | None = None
+    program: CompiledStep | None = None
     if topology.devices is None:
         aot_compile.trace_step(config, index, mesh, accumulation).lower(lowering_platforms=("cuda",))
-        memory = _estimated(estimate_memory(config, index, sizes, accumulation), int(chip.memory))
-        row |= {"compiled": False, "collectives": None, "memory": memory}
     else:
         program = compile_step(config, index, mesh, accumulation)
-        memory = _memory(config, index, topology, mesh, accumulation, program)
-        row |= {"compiled": True, "collectives": None, "memory": memory}
-        if isinstance(program, aot_compile.CompiledStepStats):
-            sent = aot_compile.collective_bytes_per_device(program.collectives, sizes)
-            row |= {"collectives": hlo.bytes_by_kind(program.collectives), "compile_seconds": program.compile_seconds}
+    memory = _memory(estimate_memory(config, index, sizes, accumulation), program, int(chip.memory))
+    row |= {"compiled": program is not None, "collectives": None, "memory": memory}
+    if isinstance(program, aot_compile.CompiledStepStats):
+        sent = aot_compile.collective_bytes_per_device(program.collectives, sizes)
+        row |= {"collectives": hlo.bytes_by_kind(program.collectives), "compile_seconds": program.compile_seconds}
     needed, available = memory["total"], memory["available"]
     row |= {"fits": needed <= available, "short_by": max(0, needed - available)}
     if not row["fits"]:
@@ -105,35 +104,24 @@ def _phase(
     }
 
 
-def _estimated(memory: dict[str, int], available: int) -> dict[str, int]:
-    """Map the kinds of the memory model to those of a compiled program."""
-    named = {kind: memory[kind] for kind in ("parameters", "moments", "activations")}
-    named["temporaries"] = sum(memory[kind] for kind in ("gradients", "gathered", "casts", "temporaries"))
-    return named | {"other": memory["batch"], "total": sum(memory.values()), "available": available}
-
-
-def _memory(
-    config: Config,
-    index: int,
-    topology: Topology,
-    mesh: Any,
-    accumulation: int,
-    program: aot_compile.CompiledStepStats | aot_compile.OutOfMemoryReport,
-) -> dict[str, int]:
-    """Bytes by kind: parameters and moments from their shapes, the total from the compiler. Its temporaries are divided
-    into the activations of the memory model and the rest.
+def _memory(estimate: dict[str, int], program: CompiledStep | None, available: int) -> dict[str, int]:
+    """Bytes by kind. Parameters and moments are those of their shapes; the total is the compiler's, or estimated for
+    GPUs; the compiler's temporaries are divided into the activations of the memory model and the rest.
     """
-    state = Programs(aot_compile.compile_only_task(config), mesh).abstract_state(index)
-    stored = {"parameters": aot_compile.shard_bytes(state.params), "moments": aot_compile.shard_bytes(state.optimizer)}
-    activations = estimate_memory(config, index, topology.sizes(mesh), accumulation)["activations"]
-    if isinstance(program, aot_compile.OutOfMemoryReport):
-        total = program.needed_bytes + (0 if program.arguments_counted else sum(stored.values()))
-        return stored | {"activations": activations, "total": total, "available": program.available_bytes}
-    activations = min(activations, program.temporary_bytes)
-    temporaries = program.temporary_bytes - activations
-    other = program.total_bytes - program.temporary_bytes - sum(stored.values())
-    parts = stored | {"activations": activations, "temporaries": temporaries, "other": other}
-    return parts | {"total": program.total_bytes, "available": int(topology.chip.memory)}
+    parts = {kind: estimate[kind] for kind in ("parameters", "moments", "activations")}
+    stored = parts["parameters"] + parts["moments"]
+    if program is None:
+        parts["temporaries"] = sum(estimate[kind] for kind in ("gradients", "gathered", "casts", "temporaries"))
+        parts |= {"other": estimate["batch"], "total": sum(estimate.values())}
+    elif isinstance(program, aot_compile.OutOfMemoryReport):
+        parts["total"] = program.needed_bytes + (0 if program.arguments_counted else stored)
+        available = program.available_bytes
+    else:
+        parts["activations"] = min(parts["activations"], program.temporary_bytes)
+        parts["temporaries"] = program.temporary_bytes - parts["activations"]
+        parts["other"] = program.total_bytes - program.temporary_bytes - stored
+        parts["total"] = program.total_bytes
+    return parts | {"available": available}
 
 
 def _run(config: Config, topology: Topology, rows: list[Values], price: float | None) -> Values:
@@ -164,8 +152,8 @@ def _notes(config: Config, topology: Topology, mesh: Any) -> Iterator[str]:
             f"{one.path} is copied, not split: mesh.{one.axis} {mesh.shape[one.axis]} does not divide its dimension "
             f"{one.dimension}, {one.size:,}; {_gib(copies * one.bytes)} with its moments on each device"
         )
-    if devices_per_chip(topology.chip) > 1:
-        yield f"a device is one of the {devices_per_chip(topology.chip)} cores of a chip and has half of its memory"
+    if topology.devices_per_chip > 1:
+        yield f"a device is one of the {topology.devices_per_chip} cores of a chip and has half of its memory"
     if topology.devices is None:
         yield "the step was lowered for GPUs, not compiled: memory and bytes sent are estimates"
 

@@ -4,11 +4,13 @@ TPU names are those of libtpu, which compiles for them on any machine. GPU progr
 they are lowered on an abstract mesh.
 """
 
+import contextlib
 import difflib
 import importlib.util
 import math
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import jax
@@ -59,9 +61,14 @@ class Topology:
     """Devices for which jax compiles; None for GPUs."""
 
     @property
+    def devices_per_chip(self) -> int:
+        """Number of jax devices per chip: each of the two cores of a v3 chip is a device."""
+        return 2 if self.chip.name == "v3" else 1
+
+    @property
     def chips(self) -> int:
         """Number of chips, the unit of pricing."""
-        return self.count // devices_per_chip(self.chip)
+        return self.count // self.devices_per_chip
 
     def mesh(self, config: MeshConfig) -> Mesh | AbstractMesh:
         """Mesh over these devices.
@@ -78,15 +85,30 @@ class Topology:
         return Sizes(**mesh.shape, slices=self.slices)
 
 
-def devices_per_chip(chip: Chip) -> int:
-    """Number of jax devices per chip: each of the two cores of a v3 chip is a device."""
-    return 2 if chip.name == "v3" else 1
+@contextlib.contextmanager
+def libtpu_environment() -> Iterator[None]:
+    """The environment variables with which libtpu is loaded and compiles; they are restored on exit.
+
+    At its first compilation, libtpu ends the process at a flag of another platform in XLA_FLAGS; its own flags are in
+    LIBTPU_INIT_ARGS. jaxlib reads XLA_FLAGS when it creates its first backend.
+    """
+    jax.local_devices(backend="cpu")
+    before = {name: os.environ.get(name) for name in ("XLA_FLAGS", *ENVIRONMENT)}
+    os.environ.pop("XLA_FLAGS", None)
+    os.environ.update({name: value for name, value in ENVIRONMENT.items() if before[name] is None})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 def parse_topology(text: str) -> Topology:
     """Parse the name of a topology.
 
-    Sets the environment variables that libtpu reads when it is loaded, and keeps jax on the CPU: no device is needed.
+    Keeps jax on the CPU: no device is needed.
 
     Raises:
       UserError: unknown name, libtpu is not installed, or libtpu does not support the shape.
@@ -113,17 +135,12 @@ def parse_topology(text: str) -> Topology:
 def _devices(text: str, name: str, shape: str, slices: int) -> tuple[jax.Device, ...]:
     if importlib.util.find_spec("libtpu") is None:
         raise UserError(f"--topology {text}: compiling for absent TPUs needs libtpu: {install_command('plan')}")
-    for variable, value in ENVIRONMENT.items():
-        os.environ.setdefault(variable, value)
-    # libtpu reads XLA_FLAGS at its first compilation and exits the process at a flag of another platform; its own flags
-    # are in LIBTPU_INIT_ARGS. jaxlib reads XLA_FLAGS when it creates its first backend.
-    jax.local_devices(backend="cpu")
-    os.environ.pop("XLA_FLAGS", None)
     options: dict[str, int | str] = {"num_slices": slices} if slices > 1 else {}
     if name == "v4":  # makes the two cores of a chip one device
         options["chip_config_name"] = "megacore"
     try:
-        description = topologies.get_topology_desc(platform="tpu", topology_name=f"{name}:{shape}", **options)
+        with libtpu_environment():
+            description = topologies.get_topology_desc(platform="tpu", topology_name=f"{name}:{shape}", **options)
     except jax.errors.JaxRuntimeError as error:
         reason = str(error).splitlines()[0]
         raise UserError(

@@ -58,6 +58,21 @@ class Workload(NamedTuple):
         return self.model.num_heads // self.sizes.tensor
 
     @property
+    def inner(self) -> int:
+        """Width of all attention heads on this device."""
+        return self.heads * self.model.size_per_head
+
+    @property
+    def wide(self) -> int:
+        """Width of the feed-forward layer on this device."""
+        return shard_size(self.model.intermediate_size, self.sizes.tensor)
+
+    @property
+    def up_projections(self) -> int:
+        """Products from the hidden width to that of the feed-forward layer."""
+        return 2 if self.model.feed_forward == "gated" else 1
+
+    @property
     def scores(self) -> int:
         """Attention probabilities per layer of a micro-batch on this device."""
         return self.rows * self.heads * self.seq_len**2
@@ -111,6 +126,7 @@ def workload(config: Config, phase: int, sizes: Sizes, accumulation: int) -> Wor
     return Workload(model, sizes, settings.seq_len, accumulation, rows, predictions, parameters)
 
 
+@functools.lru_cache(maxsize=256)
 def count_parameters(model: ModelConfig, pair: bool, sizes: Sizes) -> ParameterCounts:
     """Count the parameters of a model on a mesh.
 

@@ -1,5 +1,7 @@
 """Reads vocabularies in the file formats of other tools."""
 
+from collections.abc import Callable
+
 import tokenizers
 from etils import epath
 from tokenizers import models
@@ -7,8 +9,8 @@ from tokenizers import models
 from bert_jax.errors import UserError
 from bert_jax.storage import parse_json, read_json_object
 from bert_jax.tokenizers import hf_settings, kinds
-from bert_jax.tokenizers.albert import AlbertPreprocessing
 from bert_jax.tokenizers.hf_settings import CONFIG, COPY_AGAIN, Settings
+from bert_jax.tokenizers.kinds import AlbertPreprocessing
 from bert_jax.tokenizers.models import TokenizerModel, TokenizersBackend
 
 SUPPORTED_FILES = "tokenizer.json, vocab.txt, merges.txt (with vocab.json), or a SentencePiece .model"
@@ -25,16 +27,8 @@ def read(path: epath.Path, lowercase: bool | None, add_special_tokens: bool) -> 
         raise UserError(f"{path}: this vocabulary needs merges; name the merges file instead")
     file_type = path.suffix if path.suffix in (".model", ".json") else ".bpe" if vocabulary_name(path) else ".txt"
     settings = hf_settings.read(path, file_type)
-    if file_type == ".model":
-        model = from_sentencepiece(path.read_bytes(), str(path), add_special_tokens, settings.preprocessing())
-    elif file_type == ".json":
-        model = from_json(_text(path), str(path), add_special_tokens)
-    elif file_type == ".bpe":
-        prefix_space = bool(settings.switch("add_prefix_space"))
-        model = _read_merges(_text(path), path, bool(lowercase), prefix_space, add_special_tokens)
-    else:
-        model = _read_wordpiece(path, lowercase, settings, add_special_tokens)
-    if file_type in (".model", ".json") and lowercase not in (None, model.lowercase):
+    model = READERS[file_type](path, lowercase, settings, add_special_tokens)
+    if lowercase not in (None, model.lowercase):
         raise UserError(f"{path}: it sets lowercase={model.lowercase}; lowercase={lowercase} contradicts it")
     settings.check(model, lowercase)
     return model
@@ -153,8 +147,8 @@ def vocabulary_name(path: epath.Path) -> str | None:
 
 
 def _read_merges(
-    text: str, path: epath.Path, lowercase: bool, prefix_space: bool, add_special_tokens: bool
-) -> TokenizersBackend:
+    path: epath.Path, lowercase: bool | None, settings: Settings, add_special_tokens: bool
+) -> TokenizerModel:
     vocabulary_path = path.parent / vocabulary_name(path)
     if not vocabulary_path.exists():
         raise UserError(f"{path}: these merges need their vocabulary {vocabulary_path.name} in the same directory")
@@ -167,8 +161,8 @@ def _read_merges(
             f"{vocabulary_path}: not byte-level BPE (it lacks the byte {missing[0]!r}), and merges files do not "
             "define how text is split into words; give a tokenizer.json"
         )
-    merges = _merges(text, path, vocab)
-    library = kinds.byte_bpe(vocab, merges, lowercase, prefix_space=prefix_space)
+    prefix_space = bool(settings.switch("add_prefix_space"))
+    library = kinds.byte_bpe(vocab, _merges(_text(path), path, vocab), bool(lowercase), prefix_space=prefix_space)
     return _from_library(library, str(path), add_special_tokens)
 
 
@@ -183,3 +177,25 @@ def _merges(text: str, path: epath.Path, vocab: dict[str, int]) -> list[tuple[st
             raise UserError(f"{path}:{number}: not two pieces of its vocabulary that join to a third")
         merges.append((pair[0], pair[1]))
     return merges
+
+
+def _read_json(
+    path: epath.Path, lowercase: bool | None, settings: Settings, add_special_tokens: bool
+) -> TokenizerModel:
+    return from_json(_text(path), str(path), add_special_tokens)
+
+
+def _read_sentencepiece(
+    path: epath.Path, lowercase: bool | None, settings: Settings, add_special_tokens: bool
+) -> TokenizerModel:
+    return from_sentencepiece(path.read_bytes(), str(path), add_special_tokens, settings.preprocessing())
+
+
+READERS: dict[str, Callable[[epath.Path, bool | None, Settings, bool], TokenizerModel]] = {
+    ".json": _read_json,
+    ".txt": _read_wordpiece,
+    ".bpe": _read_merges,
+    ".model": _read_sentencepiece,
+}
+"""By file type (`hf_settings.FILE_TYPES`): a function of the path, `lowercase` and `add_special_tokens` of
+`Tokenizer.load`, and the settings in the file's directory."""

@@ -15,34 +15,37 @@ from etils import epath
 
 from bert_jax.errors import UserError
 from bert_jax.storage import read_json_object
-from bert_jax.tokenizers.albert import AlbertPreprocessing
-from bert_jax.tokenizers.kinds import SPECIAL_TOKENS
+from bert_jax.tokenizers.kinds import SPECIAL_TOKENS, AlbertPreprocessing
 from bert_jax.tokenizers.models import TokenizerModel
 
 CONFIG, SPECIAL, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 COPY_AGAIN = "copy it again"
 """Advice for a damaged file."""
 
+
+class FileType(NamedTuple):
+    """What transformers has for a kind of vocabulary file."""
+
+    classes: tuple[str, ...]
+    """Tokenizer classes that the file describes completely, without "Tokenizer" at the end."""
+    settings: tuple[str, ...] = ()
+    """Settings that these classes use."""
+
+
 _WORDPIECE = ("Bert", "DistilBert", "Electra", "MobileBert", "SqueezeBert", "ConvBert")
 _BYTE_BPE = ("Roberta", "GPT2", "Longformer", "Bart")
-_JSON_CLASSES = (
-    *_WORDPIECE,
-    *_BYTE_BPE,
-    "Albert",
-    "XLMRoberta",
-    "Camembert",
-    "MPNet",
-    "Deberta",
-    "DebertaV2",
-    "BigBird",
-)
-_CLASSES = {
-    ".json": frozenset(f"{name}Tokenizer" for name in _JSON_CLASSES),
-    ".txt": frozenset(f"{name}Tokenizer" for name in _WORDPIECE),
-    ".bpe": frozenset(f"{name}Tokenizer" for name in _BYTE_BPE),
-    ".model": frozenset({"AlbertTokenizer"}),
+FILE_TYPES = {
+    ".txt": FileType(_WORDPIECE, ("do_lower_case", "strip_accents", "tokenize_chinese_chars")),
+    ".bpe": FileType(_BYTE_BPE, ("add_prefix_space",)),
+    ".model": FileType(("Albert",), ("do_lower_case", "keep_accents")),
+    ".json": FileType(
+        (
+            *(*_WORDPIECE, *_BYTE_BPE, "Albert"),
+            *("XLMRoberta", "Camembert", "MPNet", "Deberta", "DebertaV2", "BigBird"),
+        )
+    ),
 }
-"""By file type: tokenizer classes of transformers that the file describes completely."""
+"""By file type (".bpe": merges). A tokenizer.json uses the settings of the type to which its class belongs."""
 _GENERIC_CLASSES = frozenset({"", "PreTrainedTokenizer", "TokenizersBackend"})
 """Classes without settings of their own, and no class."""
 _CLASS_OF_MODEL_TYPE = {
@@ -67,12 +70,6 @@ _SWITCHES = {
     "keep_accents": (True, False),
 }
 """Settings that are used, and their possible values."""
-_USED = {
-    ".txt": ("do_lower_case", "strip_accents", "tokenize_chinese_chars"),
-    ".bpe": ("add_prefix_space",),
-    ".model": ("do_lower_case", "keep_accents"),
-}
-"""By file type: the settings that are used."""
 _FIXED = {
     "do_basic_tokenize": (True,),
     "never_split": (None, []),
@@ -123,7 +120,7 @@ class Settings:
 
     vocabulary: epath.Path
     file_type: str
-    """".json", ".txt", ".bpe" (merges) or ".model"."""
+    """One of FILE_TYPES."""
     stated: dict[str, Any]
     """Of tokenizer_config.json."""
     special: dict[str, Any]
@@ -180,10 +177,13 @@ class Settings:
     def _used(self) -> tuple[str, ...]:
         """Names of the settings that the class uses."""
         if self.file_type != ".json":
-            return _USED[self.file_type]
-        file_types = (file_type for file_type in _USED if self.tokenizer_class in _CLASSES[file_type])
+            return FILE_TYPES[self.file_type].settings
+        of_class = (name for name, each in FILE_TYPES.items() if each.settings and self._is_class_of(name))
         # The generic class of transformers 4 also uses add_prefix_space.
-        return _USED[next(file_types, ".bpe")]
+        return FILE_TYPES[next(of_class, ".bpe")].settings
+
+    def _is_class_of(self, file_type: str) -> bool:
+        return self.tokenizer_class in {f"{name}Tokenizer" for name in FILE_TYPES[file_type].classes}
 
     def check_names(self) -> None:
         """Check that all settings are supported.
@@ -191,11 +191,10 @@ class Settings:
         Raises:
           UserError: an unknown class, setting or value.
         """
-        known = _CLASSES[self.file_type]
         name = self.tokenizer_class
-        if name not in known | _GENERIC_CLASSES:
+        if name not in _GENERIC_CLASSES and not self._is_class_of(self.file_type):
             advice = "move the tokenizer's files away to convert the model without a tokenizer"
-            if name in _CLASSES[".json"]:
+            if self._is_class_of(".json"):
                 advice = "give its tokenizer.json, which AutoTokenizer and save_pretrained of transformers make"
             file = CONFIG if self.stated.get("tokenizer_class") else "config.json"
             raise UserError(
@@ -293,7 +292,7 @@ def read(vocabulary: epath.Path, file_type: str) -> Settings:
 
     Args:
       vocabulary: the vocabulary file.
-      form: ".json", ".txt", ".bpe" or ".model".
+      file_type: one of FILE_TYPES.
 
     Raises:
       UserError: a file is not a JSON object, or a setting is not supported.

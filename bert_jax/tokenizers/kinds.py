@@ -1,6 +1,8 @@
-"""Builds tokenizers of the `tokenizers` library from their pieces; names of the special tokens."""
+"""Names of special tokens, text preprocessing, and tokenizers of the `tokenizers` library made from their pieces."""
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
@@ -76,6 +78,33 @@ def bert_normalizer(
     return normalizers.BertNormalizer(
         clean_text=True, handle_chinese_chars=split_chinese, strip_accents=strip_accents, lowercase=lowercase
     )
+
+
+class AlbertPreprocessing(NamedTuple):
+    """ALBERT's text preprocessing before SentencePiece, which the .model file does not describe.
+
+    Replaces quotes `` and '' by ", removes compatibility forms and accents, and lower-cases, as `AlbertTokenizer` of
+    transformers 5 does. google-research/albert tokenization.py has the same steps, but also splits a piece of digits
+    and a comma again, which transformers' compiled tokenizer never did, and keeps marks of combining class 0.
+    """
+
+    lowercase: bool = True
+    """do_lower_case in transformers."""
+    keep_accents: bool = False
+
+    def __call__(self, text: str) -> str:
+        """Preprocess a text."""
+        return _albert_normalizer(self).normalize_str(text)
+
+
+@functools.lru_cache(maxsize=4)
+def _albert_normalizer(preprocessing: AlbertPreprocessing) -> normalizers.Normalizer:
+    steps = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+    if not preprocessing.keep_accents:
+        steps += [normalizers.NFKD(), normalizers.StripAccents()]
+    if preprocessing.lowercase:
+        steps.append(normalizers.Lowercase())
+    return normalizers.Sequence(steps)
 
 
 def is_uncased(pieces: Iterable[str]) -> bool:

@@ -18,8 +18,7 @@ from google.protobuf.message import DecodeError
 from sentencepiece import sentencepiece_model_pb2
 
 from bert_jax.errors import UserError
-from bert_jax.tokenizers.albert import AlbertPreprocessing
-from bert_jax.tokenizers.kinds import WORD_START, find_roles, missing_roles
+from bert_jax.tokenizers.kinds import WORD_START, AlbertPreprocessing, find_roles, missing_roles
 from bert_jax.tokenizers.models import TokenizerModel
 
 FORMAT = "bert_jax.sentencepiece"

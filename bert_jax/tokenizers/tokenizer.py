@@ -73,7 +73,7 @@ class Tokenizer:
             `vocab.json` in the same directory (also GPT-2's `vocab.bpe` and `encoder.json`; these names may have a
             prefix), a SentencePiece `.model`, or a directory with one of them, in this order. The settings in a
             tokenizer_config.json of its directory are used (tokenizers/hf_settings.py). If files in the directory of a
-            .model identify an ALBERT, texts are preprocessed as in ALBERT (tokenizers/albert.py).
+            .model identify an ALBERT, texts are preprocessed as in ALBERT (tokenizers/kinds.py).
           lowercase: for a vocab.txt, whether to lower-case, and to strip accents unless tokenizer_config.json has
             strip_accents; None uses its do_lower_case, or else is derived from the vocabulary: one with upper-case
             letters outside its special tokens is cased, and `note` reports this. For merges, whether to lower-case.

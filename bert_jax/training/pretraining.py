@@ -11,15 +11,13 @@ from jax.sharding import Mesh
 from bert_jax.config import Config, MeshConfig, ObjectiveConfig
 from bert_jax.config.sections import PAIR_FORMATS
 from bert_jax.config.training import MIN_SEQ_LEN
-from bert_jax.data.batches import TrainingStream
+from bert_jax.data.batches import HeldOutRows, TrainingStream
 from bert_jax.data.corpus import TOKENIZER, Corpus
-from bert_jax.data.held_out import HeldOutRows
 from bert_jax.data.integrity import check_corpus_files
 from bert_jax.data.mixture_spec import CorpusWeight, common_tokenizer, open_corpora, resolve_shares
 from bert_jax.data.row_reader import SpecialIds
 from bert_jax.directory_lock import DirectoryLock
-from bert_jax.distributed.agreement import barrier, broadcast_from_first, is_first, raise_on_all
-from bert_jax.distributed.shared_filesystem_check import check_shared
+from bert_jax.distributed.agreement import barrier, broadcast_from_first, check_shared, is_first, raise_on_all
 from bert_jax.errors import UserError
 from bert_jax.objectives.masking import Vocabulary
 from bert_jax.storage import StoredPath

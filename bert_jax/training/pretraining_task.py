@@ -24,8 +24,7 @@ from bert_jax.training.eval_metrics import EvaluationSums
 from bert_jax.training.task import Params, Score
 
 if TYPE_CHECKING:
-    from bert_jax.data.batches import HostBatch, TrainingStream
-    from bert_jax.data.held_out import HeldOutRows
+    from bert_jax.data.batches import HeldOutRows, HostBatch, TrainingStream
 
 
 @dataclass(frozen=True)
@@ -77,8 +76,7 @@ class Pretraining:
         from bert_jax.data.row_reader import empty_rows  # needs numba, which compiling and timing do not
 
         seq_len = self.config.phases[self.phase].seq_len
-        rows = empty_rows(1, seq_len, self.config.data.slots(seq_len), 0)
-        return rows | {name: np.zeros(1, np.int32) for name in ("row", "mask_epoch")}
+        return empty_rows(1, seq_len, self.config.data.slots(seq_len), 0)
 
     def batches(self, cursor: Cursor) -> "Generator[HostBatch, None, None]":
         """The training stream."""

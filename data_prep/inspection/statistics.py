@@ -6,14 +6,16 @@ The results are JSON values: `bert-data inspect --json` prints them.
 import dataclasses
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypedDict
 
 import numba
 import numpy as np
 from etils import epath
 
-from bert_jax.data.corpus import MANIFEST, SPLITS, TOKENIZER, Corpus, check_schema, read_manifest
+from bert_jax.data.corpus import MANIFEST, REBUILD, SPLITS, TOKENIZER, Corpus, StoredCount, read_manifest
 from bert_jax.data.mixture import smoothed_shares
 from bert_jax.errors import UserError
+from bert_jax.field_validation import from_json
 from bert_jax.progress import progress
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep.inspection import packing
@@ -25,14 +27,28 @@ _FREQUENT_PIECES = 40
 _SAMPLES_AT = (0.0, 0.25, 0.5, 0.75, 1.0)
 _SAMPLE_TOKENS = 96
 _BLOCK_DOCUMENTS = 1 << 16
-_REPORT = {
-    "dropped": {str: {str: int}},
-    "cleaned": {str: int},
-    "skipped": {str: {"count": int, "first": [str]}},
-    "settings": dict,
-    "sources": [{"spec": str, "documents": int, "text_bytes": int, "files": list}],
-}
-"""The part of corpus.json that is shown, besides what is needed to open the corpus."""
+
+
+class _Skipped(TypedDict):
+    count: StoredCount
+    first: list[str]
+
+
+class _Source(TypedDict):
+    spec: str
+    documents: StoredCount
+    text_bytes: StoredCount
+    files: list
+
+
+class _Report(TypedDict):
+    """The part of corpus.json that is shown, besides what is needed to open the corpus."""
+
+    dropped: dict[str, dict[str, StoredCount]]
+    cleaned: dict[str, StoredCount]
+    skipped: dict[str, _Skipped]
+    settings: dict
+    sources: list[_Source]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -103,7 +119,7 @@ def measure_corpus(directory: os.PathLike | str) -> dict:
       UserError: the directory holds no finished corpus, or its arrays are damaged.
     """
     manifest = read_manifest(directory)
-    check_schema(epath.Path(directory) / MANIFEST, manifest, _REPORT)
+    from_json(_Report, manifest, epath.Path(directory) / MANIFEST, REBUILD)
     corpora = {split: Corpus.open(directory, split) for split in SPLITS}
     splits = {
         split: split_counts(manifest["splits"][split]) | measure_lengths(corpus) for split, corpus in corpora.items()

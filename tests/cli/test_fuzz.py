@@ -152,7 +152,7 @@ def test_the_config_of_a_run(text):
     assert outcome(["evaluate", "run", "--corpus", "nowhere"]) == 2
     with contextlib.suppress(UserError):
         there = workdir.read_run(run)
-        assert all(isinstance(share, float) for share in there["corpora"].values())
+        assert all(isinstance(share, float | int) for share in there["corpora"].values())
         assert config_lib.to_dict(workdir.read_config(run)).keys() == BASE["config"].keys()
 
 

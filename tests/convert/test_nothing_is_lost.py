@@ -323,12 +323,12 @@ def test_the_front_matter_of_a_card_comes_along(encoder, tmp_path):
 
 def test_all_leaves_are_compared(encoder, tmp_path):
     """The comparison itself sees a last bit."""
-    from bert_jax.convert.parity.bitwise_diff import differences
-
     with input_formats.open_model(encoder) as one:
         other = jax.tree.map(np.copy, one.model.params)
         same = dataclasses.replace(one, model=one.model._replace(params=other))
-        assert differences(one, same) == ()
+        assert parity_report.bitwise_differences(one, same) == ()
         scale = other["encoder"]["layers"]["attention_norm"]["scale"]
         scale[1, 3] = np.nextafter(scale[1, 3], np.float32(9))
-        assert differences(one, same) == ("parameter encoder/layers/attention_norm/scale differs (1 in all)",)
+        assert parity_report.bitwise_differences(one, same) == (
+            "parameter encoder/layers/attention_norm/scale differs (1 in all)",
+        )

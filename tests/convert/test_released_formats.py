@@ -75,5 +75,7 @@ def test_other_versions_of_checkpoints_are_refused(tmp_path, version, remedy):
     assert about["format_version"] == 4
     (save / "run.json").write_text(json.dumps(about | {"format_version": version}))
     checkpoint.write_commit(checkpoint.checkpoint_directory(run) / save.name)
-    with pytest.raises(UserError, match=f"{re.escape(str(save))} has format {version}, .* reads 4: {remedy}"):
+    with pytest.raises(
+        UserError, match=f"{re.escape(str(save))}/run.json has format version {version}, .* reads 4: {remedy}"
+    ):
         bert_jax.load(run)

@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import stats
 
 from bert_jax.config import DataConfig
@@ -27,16 +25,6 @@ def small(monkeypatch):
 def windows(corpus, epoch=0, seq_len=32, seed=0, **data):
     plan = EpochPlan(corpus, DataConfig(**data), seq_len, seed)
     return [plan.window(epoch, index) for index in range(plan.windows)]
-
-
-def rows_of(window) -> list[list[int]]:
-    """Example ids of each row, in the order of training."""
-    ids = window.examples["example_id"]
-    return [ids[window.members[window.row_starts[r] : window.row_starts[r + 1]]].tolist() for r in window.order]
-
-
-def ids_of(planned) -> list[int]:
-    return sorted(i for window in planned for i in window.examples["example_id"].tolist())
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -71,19 +59,6 @@ def test_packing_changes_no_example(small, form):
         np.testing.assert_array_equal(one.examples, two.examples)
 
 
-def test_copies_repeat_examples_and_not_the_order(small):
-    corpus = make_corpus(random_documents(3, 200))
-
-    def planned(epoch, copies):
-        return windows(corpus, epoch, example_copies=copies)
-
-    for epoch in range(4):
-        assert ids_of(planned(epoch, 2)) == ids_of(planned(epoch % 2, None))
-    assert ids_of(planned(0, None)) != ids_of(planned(1, None)) != ids_of(windows(corpus, 1, seed=1))
-    assert [rows_of(w) for w in planned(0, 2)] != [rows_of(w) for w in planned(2, 2)]
-    assert [rows_of(w) for w in planned(0, None)] == [rows_of(w) for w in planned(0, None)]
-
-
 def test_any_window_without_the_others(small):
     corpus = make_corpus(random_documents(4, 200))
     plan = EpochPlan(corpus, DataConfig(), 32, 0)
@@ -107,29 +82,14 @@ def test_chunks_come_in_an_order_of_seed_and_epoch(small):
     assert order(1, 0) == orders[1]
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(st.lists(st.integers(1, 60), min_size=1, max_size=8), min_size=2, max_size=30),
-    st.sampled_from(FORMATS),
-    st.integers(1, 9),
-    st.integers(8, 70),
-)
-def test_rows_hold_their_examples(documents, form, slots, seq_len):
-    for window in windows(make_corpus(documents), seq_len=seq_len, format=form, examples_per_row=slots):
-        lengths = window.examples["length"][window.members]
-        assert (np.add.reduceat(lengths, window.row_starts[:-1]) <= seq_len).all()
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 16, 17, 255, 256, 257, 1000, 4096, 4097])
-def test_order_is_a_permutation(size):
-    orders = [permute(np.arange(size), size, make_key(0, epoch)) for epoch in range(4)]
-    for epoch, order in enumerate(orders):
-        np.testing.assert_array_equal(np.sort(order), np.arange(size))
-        # Any position without those before it.
-        assert int(permute(np.array([size - 1]), size, make_key(0, epoch))[0]) == order[-1]
-    if size > 4:
-        assert len({tuple(order.tolist()) for order in orders}) == 4
-        assert all((order != np.arange(size)).any() for order in orders)
+def test_order_is_a_permutation():
+    for size in (1, 2, 3, 4, 5, 7, 16, 17, 255, 256, 257, 1000, 4096, 4097):
+        orders = [permute(np.arange(size), size, make_key(0, epoch)) for epoch in range(4)]
+        for epoch, order in enumerate(orders):
+            np.testing.assert_array_equal(np.sort(order), np.arange(size))
+            # Any position without those before it.
+            assert int(permute(np.array([size - 1]), size, make_key(0, epoch))[0]) == order[-1]
+        assert size <= 4 or len({tuple(order.tolist()) for order in [*orders, np.arange(size)]}) == 5
 
 
 def test_order_looks_random():

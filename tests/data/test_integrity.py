@@ -1,5 +1,6 @@
 """Files that differ from corpus.json are found before the first step, by one process or by many."""
 
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -63,21 +64,18 @@ def change_manifest(corpus, change):
     path.write_text(json.dumps(manifest))
 
 
-@pytest.mark.parametrize("verify", ["checksums", "counts"])
-@pytest.mark.parametrize("processes", [1, 3, 64])
-def test_sound(corpora, verify, processes):
+def test_sound(corpora):
     assert len(files_of(corpora)) == 28
-    for process in range(processes):
-        check_corpus_files(corpora, verify, process, processes)
+    for verify, processes in itertools.product(("checksums", "counts"), (1, 3, 17)):
+        for process in range(processes):
+            check_corpus_files(corpora, verify, process, processes)
 
 
 def test_one_flipped_bit_in_any_file(corpora):
     for path in files_of(corpora):
         content = path.read_bytes()
         flip(path)
-        words = (
-            f"{path.parent.name}/{path.name}: damaged, its SHA-256 is not the recorded one; copy the corpus again or"
-        )
+        words = f"{path.parent.name}/{path.name}: damaged, its SHA-256 is not the recorded one; copy the corpus again"
         with pytest.raises(UserError, match=words):
             check_corpus_files(corpora, "checksums")
         path.write_bytes(content)
@@ -96,14 +94,6 @@ def test_missing_or_cut_files(corpora, verify):
         with pytest.raises(UserError, match=words):
             check_corpus_files(corpora, verify)
         path.write_bytes(content)
-
-
-def test_counts_reads_no_content(corpora):
-    """It does not find a flipped bit in the middle of an array."""
-    flip(corpora[0].directory / "train.token_counts.npy")
-    check_corpus_files(corpora, "counts")
-    with pytest.raises(UserError):
-        check_corpus_files(corpora, "checksums")
 
 
 @pytest.mark.parametrize("verify", ["checksums", "counts"])
@@ -190,7 +180,7 @@ def test_the_first_file_is_named_however_threads_run(corpora):
     [
         (lambda m: m["files"].pop("train.sentence_lengths.npy"), "lacks 'train.sentence_lengths.npy'"),
         (lambda m: m["splits"].pop("validation"), "lacks 'validation'"),
-        (lambda m: m["files"]["tokenizer.json"].pop("sha256"), r"lacks 'files\.tokenizer\.json\.sha256'"),
+        (lambda m: m["files"]["tokenizer.json"].pop("sha256"), r"field 'files\.tokenizer\.json\.sha256' is missing"),
     ],
 )
 def test_an_incomplete_corpus_json(corpora, change, message):

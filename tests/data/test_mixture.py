@@ -8,13 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.config import Config, DataConfig, Phase
-from bert_jax.data.batches import TrainingStream
-from bert_jax.data.cursor import Cursor
 from bert_jax.data.mixture import CYCLE_ROWS, MixtureOrder, rows_per_cycle, smoothed_shares
 from bert_jax.data.mixture_spec import CorpusWeight, open_corpora, parse, resolve_shares
 from bert_jax.errors import UserError
-from tests.data.memory import SPECIAL_IDS, make_corpus, random_documents
 from tests.stores import memory_store
 
 WEIGHTS = st.lists(st.floats(0.01, 1), min_size=1, max_size=9)
@@ -146,30 +142,3 @@ def test_the_order_of_flags_decides_nothing(tiny_corpus, other_corpus, tmp_path)
     assert open_corpora([two, one])[0] == found
     assert [part.directory for part in found] == [corpus.directory for corpus in corpora]
     assert [corpus.identity for corpus in corpora] == sorted(corpus.identity for corpus in corpora)
-
-
-def test_the_stream_has_the_shares():
-    """Rows of a stream of two corpora, by the tokens they hold."""
-    corpora = [make_corpus(random_documents(i, 40), name=str(i)) for i in range(2)]
-    config = Config(
-        name="x", data=DataConfig(), phases=(Phase(steps=50, seq_len=32, batch_size=20), Phase(steps=1, seq_len=32))
-    )
-    stream = TrainingStream(corpora, [0.3, 0.7], config, SPECIAL_IDS)
-    taken, cursor = np.zeros(2, np.int64), stream.resolve_cursor(Cursor())
-    sets = [set(_examples(rows)) for rows in stream.corpora]
-    assert not sets[0] & sets[1]
-    for _ in range(50):
-        rows = stream.batch(cursor)
-        taken += [sum(int(ids[0]) in known for ids in rows["example_id"]) for known in sets]
-        cursor = stream.next_cursor(cursor)
-    np.testing.assert_array_equal(taken, [300, 700])
-
-
-def _examples(rows):
-    """Ids depend on corpus and position alone, but examples differ between epochs: the ids of many epochs."""
-    return [
-        i
-        for epoch in range(60)
-        for window in rows.epoch_windows(32, epoch)
-        for i in window.examples["example_id"].tolist()
-    ]

@@ -28,7 +28,7 @@ def make(tiny_corpus, special_ids, two_phases):
     return make_stream
 
 
-@pytest.mark.parametrize("processes", [0, 2])
+@pytest.mark.parametrize("processes", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_damaged_record_names_its_document(tmp_path, tiny_corpus, special_ids, two_phases, processes):
     """Raised by readers, threads or processes, where the loop asks for the batch."""
     shutil.copytree(tiny_corpus, tmp_path / "corpus")
@@ -72,6 +72,7 @@ def shared_memory(process: int | str) -> set[Path]:
     return {Path(word) for word in words if word.startswith("/dev/shm/") and "(deleted)" not in word}
 
 
+@pytest.mark.slow
 def test_processes_change_nothing_and_end(make):
     whole = list(make(0).read(Cursor()))
     assert_same_batches(whole, make(2).read(Cursor()))

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from bert_jax.config import DataConfig
 from bert_jax.data import epoch_plan as plan_module
-from bert_jax.data.corpus_rows import CorpusRows
 from bert_jax.data.cursor import CorpusPosition
-from bert_jax.data.row_reader import empty_rows
+from bert_jax.data.row_reader import CorpusRows, empty_rows
 from tests.data.memory import FIRST, SPECIAL_IDS, make_corpus, random_documents
 
 FORMATS = ["segment_pair", "sentence_pair", "sentence_order", "full_sentences", "doc_sentences"]
@@ -117,13 +116,13 @@ def test_any_rows_in_any_order(monkeypatch, form):
         position = source.advance(48, position, 1)
     assert position == CorpusPosition(1) and positions[-1].window == source.plan(48).windows - 1 >= 4
     for i in reversed(range(total)):
-        rows = empty_rows(1, 48, 4, SPECIAL_IDS.pad_id) | {"mask_epoch": np.zeros(1, np.int32)}
+        rows = empty_rows(1, 48, 4, SPECIAL_IDS.pad_id, first=i)
         source.read_into(rows, np.zeros(1, np.int64), positions[i], skip=0)
         for name, array in rows.items():
             np.testing.assert_array_equal(array[0], whole[name][i], err_msg=name)
     middle = total // 2
     assert source.advance(48, positions[3], middle) == positions[3 + middle]
-    rows = empty_rows(5, 48, 4, SPECIAL_IDS.pad_id) | {"mask_epoch": np.zeros(5, np.int32)}
+    rows = empty_rows(5, 48, 4, SPECIAL_IDS.pad_id)
     source.read_into(rows, np.arange(5), positions[3], skip=middle)
     np.testing.assert_array_equal(rows["input_ids"], whole["input_ids"][3 + middle :][:5])
 

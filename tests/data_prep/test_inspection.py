@@ -189,12 +189,12 @@ def test_a_sample_of_a_very_long_sentence_is_cut(tmp_path, corpus):
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("dropped", {"empty_documents": 3}, r"dropped\.empty_documents is 3, not an object"),
-        ("cleaned", {"control_characters": None}, r"cleaned\.control_characters is None, not a count"),
-        ("skipped", {"malformed_json": {"count": 1}}, r"lacks 'skipped\.malformed_json\.first'"),
-        ("settings", [], r"settings is \[\], not an object"),
-        ("sources", None, "sources is None, not a list"),
-        ("sources", [{"spec": 5}], r"sources\[0\]\.spec is 5, not text"),
+        ("dropped", {"empty_documents": 3}, r"dropped\.empty_documents is 3: it must be an object"),
+        ("cleaned", {"control_characters": None}, r"cleaned\.control_characters is None: it must be a whole number"),
+        ("skipped", {"malformed_json": {"count": 1}}, r"field 'skipped\.malformed_json\.first' is missing"),
+        ("settings", [], r"settings is \[\]: it must be an object"),
+        ("sources", None, "sources is None: it must be a list"),
+        ("sources", [{"spec": 5}], r"field 'sources\.0\.documents' is missing"),
     ],
 )
 def test_a_damaged_report(tmp_path, small, name, value, message):

@@ -189,8 +189,8 @@ def test_wrong_arrays_under_right_checksums(corpus, array, place, message):
     [
         (lambda m: m["files"].pop("train.sentence_lengths.npy"), "lacks 'train.sentence_lengths.npy'"),
         (lambda m: m["files"].pop("c-train.array_record-00001-of-00002"), "lacks 'c-train.array_record-00001"),
-        (lambda m: m.pop("files"), "lacks 'files'"),
-        (lambda m: m["files"]["features.json"].pop("sha256"), r"lacks 'files\.features\.json\.sha256'"),
+        (lambda m: m.pop("files"), "field 'files' is missing"),
+        (lambda m: m["files"]["features.json"].pop("sha256"), r"field 'files\.features\.json\.sha256' is missing"),
         (lambda m: m["tokenizer"].update(fingerprint="0" * 64), "not the tokenizer this corpus was built with"),
         (lambda m: m["splits"]["train"].update(unknown_tokens=4), "counts 4 unknown tokens in train, but .* 3;"),
         (lambda m: m["splits"]["train"].update(tokens=4), "counts 4 tokens in train, but train.token_counts.npy holds"),

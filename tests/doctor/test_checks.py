@@ -151,7 +151,12 @@ def probe(context: CheckContext, **changes) -> CheckContext:
 FIRES = [
     ("files", without_a_file, "error", ["features.json", "missing"]),
     ("vocabulary", lambda a: model(a, vocab_size=60), "error", ["set --model.vocab-size"]),
-    ("rows", lambda a: schedule(a, batch_size=4096), "warning", ["less than one", "smaller batch"]),
+    (
+        "rows",
+        lambda a: schedule(a, batch_size=4096, steps=1, warmup_steps=0),
+        "warning",
+        ["less than one", "smaller batch"],
+    ),
     ("held-out", lambda a: machine(a, hosts=13), "warning", ["13 hosts", "--evaluation.rows"]),
     ("hosts", lambda a: machine(a, hosts=5), "warning", ["1 shard(s)", "5 host(s)", "--max-shard-mb 1"]),
     ("ids", lambda a: model(a, vocab_size=60), "error", ["model's embeddings end at 59", "set --model.vocab-size"]),

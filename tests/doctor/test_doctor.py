@@ -15,12 +15,11 @@ from bert_jax.config import Config, DataConfig, ObjectiveConfig, Phase
 from bert_jax.data import epoch_plan as plan_module
 from bert_jax.data.batches import TrainingStream
 from bert_jax.data.corpus import Corpus
-from bert_jax.data.corpus_rows import CorpusRows
 from bert_jax.data.cursor import CorpusPosition, Cursor
 from bert_jax.data.epoch_plan import EpochPlan
 from bert_jax.data.mixture import MixtureOrder
 from bert_jax.data.mixture_spec import CorpusWeight
-from bert_jax.data.row_reader import empty_rows
+from bert_jax.data.row_reader import CorpusRows, empty_rows
 from bert_jax.doctor import data_checks, epochs
 from bert_jax.doctor.check_context import ONE_DEVICE, CheckContext
 from bert_jax.doctor.data_checks import streams
@@ -50,9 +49,7 @@ def counted(corpus, data: DataConfig, seq_len: int, windows=None) -> dict[str, i
     for index in range(rows_of_corpus.plan(seq_len).windows) if windows is None else windows:
         start = CorpusPosition(0, index, 0)
         count = len(rows_of_corpus.window(seq_len, start).window)
-        rows = empty_rows(count, seq_len, data.slots(seq_len), SPECIAL_IDS.pad_id) | {
-            "mask_epoch": np.zeros(count, np.int32)
-        }
+        rows = empty_rows(count, seq_len, data.slots(seq_len), SPECIAL_IDS.pad_id)
         rows_of_corpus.read_into(rows, np.arange(count), start, skip=0)
         found["rows"] += count
         found["filled"] += int((rows["input_ids"] != SPECIAL_IDS.pad_id).sum())
@@ -151,15 +148,6 @@ def test_findings_have_the_counted_figures(small, form):
         if form in PAIRS:
             assert found["pairs"]["negatives"] == truth["negatives"] / truth["labelled"]
             assert found["pairs"]["expected_negatives"] == 0.5 + 0.5 * found["pairs"]["single_chunks"]
-
-
-def test_rows_of_a_phase():
-    for phase in (
-        Phase(steps=50, batch_size=64),
-        Phase(steps=50, batch_size=64, start_batch_size=16, ramp_steps=23, accumulation=4),
-        Phase(steps=5, batch_size=64, start_batch_size=16, ramp_steps=23, accumulation=4),
-    ):
-        assert phase.rows_before(phase.steps) == sum(phase.batch_size_at(step) for step in range(phase.steps))
 
 
 @pytest.mark.parametrize("steps", [1, 7, 40])

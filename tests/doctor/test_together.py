@@ -14,7 +14,7 @@ from etils import epath
 from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.distributed.cluster_detection import ProcessInfo
 from bert_jax.distributed.rendezvous import accept_workers, join
-from bert_jax.doctor import machine, shared_storage_probe, storage_checks
+from bert_jax.doctor import machine_checks, storage_checks
 from bert_jax.doctor.doctor import DoctorOptions, run_doctor
 from bert_jax.errors import UserError
 from tests.distributed.test_supervisor import free_port
@@ -114,22 +114,22 @@ def test_clocks_are_compared_when_reports_come(monkeypatch):
 
 def test_a_probe_file_is_removed_and_creates_no_directory(tmp_path):
     for workdir in (tmp_path / "a" / "run", tmp_path):
-        with shared_storage_probe.probe_file(workdir) as probe:
+        with storage_checks.probe_file(workdir) as probe:
             assert Path(probe.file).parent == tmp_path and not probe.error
             assert [str(path) for path in tmp_path.iterdir()] == [probe.file]
         assert list(tmp_path.iterdir()) == []
-    with shared_storage_probe.probe_file(Path("/proc/run")) as probe:
+    with storage_checks.probe_file(Path("/proc/run")) as probe:
         assert probe.file == "" and "cannot write to /proc" in probe.error
     (tmp_path / "file").write_text("")
-    with shared_storage_probe.probe_file(tmp_path / "file" / "run") as probe:
+    with storage_checks.probe_file(tmp_path / "file" / "run") as probe:
         assert "Not a directory" in probe.error
 
 
 def test_a_bucket_that_cannot_be_reached():
     """And one that can, in memory."""
-    with shared_storage_probe.probe_file(memory_store().parent / "nowhere" / "run") as probe:
+    with storage_checks.probe_file(memory_store().parent / "nowhere" / "run") as probe:
         assert probe.file == "" and "there is no bucket 'nowhere'" in probe.error
-    with shared_storage_probe.probe_file(memory_store() / "run") as probe:
+    with storage_checks.probe_file(memory_store() / "run") as probe:
         assert probe.error == "" and epath.Path(probe.file).exists()
     assert MemoryStore.objects == {}
 
@@ -149,7 +149,7 @@ DEVICES = {"count": 4, "kind": "chip", "slices": [0], "memory": 16.0, "reports_m
     ],
 )
 def test_the_devices_of_a_run(options, expected):
-    devices = machine.resolve_devices(*options, [DEVICES, DEVICES | {"slices": [1]}])
+    devices = machine_checks.resolve_devices(*options, [DEVICES, DEVICES | {"slices": [1]}])
     assert devices[:3] == expected[:3] and devices.reports_memory == (options[2] is None)
     assert devices.memory == pytest.approx(expected[3], rel=0.1) if expected[3] else devices.memory is None
 
@@ -165,11 +165,11 @@ def test_the_devices_of_a_run(options, expected):
 )
 def test_numbers_that_contradict_each_other(options, words):
     with pytest.raises(UserError, match=words):
-        machine.resolve_devices(*options, [DEVICES])
+        machine_checks.resolve_devices(*options, [DEVICES])
 
 
 def test_devices_are_counted(monkeypatch):
-    own = machine.describe_local_devices(None)
+    own = machine_checks.describe_local_devices(None)
     assert own["count"] >= 1 and own["kind"] == "cpu" and own["slices"] == [0] and own["memory"] > 2**20
 
 

@@ -55,7 +55,12 @@ def test_a_wheel_contains_all_files(tmp_path):
     assert done.returncode == 0, done.stderr
     names = set(zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist())
     files = {"py.typed", "launchers/slurm.sbatch", "launchers/tpu_pod.sh", "launchers/tpu_worker.sh"}
-    files |= {"launchers/kubernetes.py", "doctor/curves", "configs/bert_base.py"}
+    files |= {
+        "launchers/kubernetes.py",
+        "launchers/jobset.yaml",
+        "configs/bert_base.py",
+        "doctor/curves/bert_mini.json",
+    }
     missing = {file for file in files if not any(name.startswith(f"bert_jax/{file}") for name in names)}
     assert not missing and "data_prep/py.typed" in names
     assert not [name for name in names if name.startswith(("tests", "scripts"))]

@@ -1,25 +1,24 @@
-"""Broadcast and all-gather without devices, and the error for a late process."""
+"""Broadcast and all-gather without devices, and errors in one process, which all raise."""
 
 import pytest
-
-from tests.multi_process.launch import launch
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def written(tmp_path_factory, corpora):
-    return launch("lateness", 4, tmp_path_factory.mktemp("lateness"), corpora)
-
-
-def test_broadcast_from_first(written):
+def test_broadcast_gather_and_a_late_process(groups):
+    written = groups.of("lateness", 4)
     assert {str(each["broadcast"]) for each in written} == {"from 0"}
-
-
-def test_all_gather(written):
     assert [each["gathered"].tolist() for each in written] == [[0, 1, 2, 3]] * 4
-
-
-def test_a_late_process_is_named_by_all(written):
     messages = {str(each["error"]) for each in written}
     assert messages == {"process(es) 2 of 4 did not reach 'a barrier' within 5 s"}
+
+
+def test_an_error_in_one_process_stops_all(groups):
+    """A bad shard is named by the process that reads it; a mesh must give every process rows. Nothing is written."""
+    written = groups.of("refusals", 2)
+    messages = [str(each["shard"]) for each in written]
+    (named,) = (i for i, message in enumerate(messages) if "SHA-256 is not the recorded one" in message)
+    assert f"process {named} refused to start" in messages[1 - named]
+    for each in written:
+        assert "but there are 2 processes" in str(each["mesh"]) and "multiple of 2" in str(each["mesh"])
+        assert not each["workdir"]

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from tests.multi_process.configs import ACCUMULATION
-from tests.multi_process.launch import launch
 
 pytestmark = pytest.mark.slow
 
@@ -15,9 +14,9 @@ OTHERS = [2, 4]
 
 
 @pytest.fixture(scope="module")
-def outcome(tmp_path_factory, corpora):
+def outcome(groups):
     """Arrays of each process, by number of processes."""
-    return {n: launch("losses", n, tmp_path_factory.mktemp(f"losses{n}"), corpora) for n in (1, 2, 4)}
+    return {n: groups.of("losses", n) for n in (1, 2, 4)}
 
 
 def part(written, prefix: str) -> dict[str, np.ndarray]:

@@ -11,7 +11,6 @@ import pytest
 from bert_jax.data.corpus import Corpus
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from tests.multi_process.configs import PHASES, STEPS, STREAMS
-from tests.multi_process.launch import launch
 
 pytestmark = pytest.mark.slow
 
@@ -25,9 +24,9 @@ StepRows = dict[str, np.ndarray]
 
 
 @pytest.fixture(scope="module")
-def outcome(tmp_path_factory, corpora):
+def outcome(groups):
     """Arrays of each process, by number of processes."""
-    return {n: launch("stream", n, tmp_path_factory.mktemp(f"stream{n}"), corpora) for n in (1, 2, 4)}
+    return {n: groups.of("stream", n) for n in (1, 2, 4)}
 
 
 def shares(outcome, processes: int, case: str) -> list[list[StepRows]]:

@@ -1,7 +1,7 @@
 """One of several processes of a run; writes what it read or computed to OUT/PROCESS.npz.
 
-Usage: worker.py JOB PROCESS PROCESSES PORT OUT CORPUS...: see launch.py. multiprocessing imports this file in reader
-processes too; module constants are therefore changed on import.
+Usage: worker.py PROCESS PROCESSES PORT OUT CORPUS...: see launch.py and JOBS. multiprocessing imports this file in
+reader processes too; module constants are therefore changed on import.
 """
 
 import contextlib
@@ -83,7 +83,7 @@ def stream(process: int, processes: int, corpora: list[str]) -> dict[str, np.nda
     for name, config in STREAMS.items():
         readers = READER_PROCESSES[processes] if name == "mixture" else 0
         data = dataclasses.replace(config.data, prefetch=PREFETCH[processes], reader_processes=readers)
-        task = open_task(dataclasses.replace(config, data=data), corpora if name == "mixture" else corpora[:1])
+        task = open_task(dataclasses.replace(config, data=data), corpora[:2] if name == "mixture" else corpora[:1])
         assert (task.train.process_index, task.train.process_count) == (process, processes)
         if name == "doc_sentences":
             found[f"{name}/records"] = np.array(records_of_few(task))
@@ -152,7 +152,7 @@ def refusals(process: int, processes: int, corpora: list[str]) -> dict[str, np.n
     from bert_jax.errors import UserError
     from bert_jax.training import pretraining
 
-    damaged, intact = (Path(corpus) for corpus in corpora)
+    intact, _, damaged = (Path(corpus) for corpus in corpora)
     workdir = damaged.parent / "run"
     meshes = {"shard": (damaged, MeshConfig()), "mesh": (intact, MeshConfig(data=1, fsdp=1, tensor=processes))}
     found = {}
@@ -174,7 +174,7 @@ def lateness(process: int, processes: int, corpora: list[str]) -> dict[str, np.n
     found["gathered"] = np.array(agreement.all_gather("numbers", process))
     agreement.set_timeout(5)
     if process == 2:
-        time.sleep(12)
+        time.sleep(7)  # the others wait for 5 s
     try:
         agreement.barrier("a barrier")
     except PeerError as error:
@@ -182,7 +182,11 @@ def lateness(process: int, processes: int, corpora: list[str]) -> dict[str, np.n
     return found
 
 
-def main(job: str, process: int, processes: int, port: int, out: Path, corpora: list[str]) -> None:
+JOBS = {1: (stream, losses), 2: (stream, losses, refusals), 4: (stream, losses, lateness)}
+"""By number of processes."""
+
+
+def main(process: int, processes: int, port: int, out: Path, corpora: list[str]) -> None:
     import jax
 
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -190,11 +194,12 @@ def main(job: str, process: int, processes: int, port: int, out: Path, corpora: 
     jax.distributed.initialize(f"127.0.0.1:{port}", processes, process, initialization_timeout=60)
     jax.config.update("jax_disable_most_optimizations", True)  # less than half the time to compile
     assert jax.process_count() == processes and len(jax.local_devices()) == DEVICES[processes]
-    found = {"stream": stream, "losses": losses, "refusals": refusals, "lateness": lateness}[job](
-        process, processes, corpora
-    )
+    found = {}
+    for job in JOBS[processes]:
+        for name, array in job(process, processes, corpora).items():
+            found[f"{job.__name__}/{name}"] = array
     np.savez(out / f"{process}.npz", **found)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:5]), Path(sys.argv[5]), sys.argv[6:])
+    main(*map(int, sys.argv[1:4]), Path(sys.argv[4]), sys.argv[5:])

@@ -15,7 +15,7 @@ from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.programs import Programs
 from bert_jax.training.sharding import make_mesh
 from tests.planning.machines import run
-from tests.planning.test_collectives import COPIED, TOTAL
+from tests.planning.test_roofline import COPIED, TOTAL
 
 TOLERANCE = 0.15
 """Largest relative error of the total estimate against a compiled program (figures in docs/LOG.md)."""
@@ -79,7 +79,7 @@ def compiled_bytes(config: Config) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("remat", "seq_len", "rows", "accumulation"),
-    [("none", 128, 8, 1), ("none", 256, 8, 2), ("dots", 128, 16, 1), ("full", 128, 32, 1)],
+    [("none", 256, 8, 2), ("dots", 128, 16, 1), ("full", 128, 32, 1)],
 )
 def test_estimate_is_near_compiled_programs(remat, seq_len, rows, accumulation):
     model = dataclasses.replace(families.bert(3, 128, vocab_size=4096), remat=remat)

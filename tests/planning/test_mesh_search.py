@@ -6,9 +6,9 @@ import pytest
 
 from bert_jax.chips import Sizes
 from bert_jax.errors import UserError
-from bert_jax.planning import mesh_rating as module
+from bert_jax.planning import mesh_search as module
 from bert_jax.planning.memory_model import estimate_memory
-from bert_jax.planning.mesh_rating import MARGIN, MAX_COMPILED, RETRY_FACTOR, Candidate, candidates, search_phase
+from bert_jax.planning.mesh_search import MARGIN, MAX_COMPILED, RETRY_FACTOR, Candidate, candidates, search_phase
 from bert_jax.planning.roofline import predict
 from tests.planning.machines import CHIP, chip_with, run
 

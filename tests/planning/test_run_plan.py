@@ -8,11 +8,11 @@ import math
 import pytest
 
 from bert_jax import config as config_lib
-from bert_jax.chips import CHIPS, GIB
+from bert_jax.chips import CHIPS, GIB, Sizes
 from bert_jax.cli import main as cli
 from bert_jax.config import MeshConfig, presets
 from bert_jax.errors import UserError
-from bert_jax.planning import aot_compile, mesh_search, run_plan, topologies
+from bert_jax.planning import aot_compile, mesh_search, run_plan, topologies, workload
 from bert_jax.planning.hlo import Collective
 from bert_jax.planning.topologies import Topology
 
@@ -36,7 +36,7 @@ def compiler(total: int, calls: list | None = None):
     def compiled(config, phase, mesh, accumulation):
         if calls is not None:
             calls.append((phase, dict(mesh.shape), accumulation, config.model.remat))
-        exchange = Collective("all-reduce", ("f32[262144]",), 2**20, 1, tuple(range(8)), "")
+        exchange = Collective("all-reduce", ("f32[262144]",), 2**20, 1, tuple(range(8)))
         return aot_compile.CompiledStepStats(total // 2, total // 4, total // 4, total, [exchange], 1.0)
 
     return compiled
@@ -51,9 +51,8 @@ def test_figures_of_a_row(config):
     found = run_plan.plan(config, TPUS, price=2.0, compile_step=compiler(2 * GIB))
     (row,) = found["phases"]
     memory = row["memory"]
-    state = aot_compile.Programs(aot_compile.compile_only_task(config), TPUS.mesh(config.mesh)).step_arguments(0)[0]
-    parameters = sum(leaf.size for leaf in state.params.values() for leaf in _leaves(leaf))
-    assert memory["parameters"] == 4 * parameters and memory["moments"] == 8 * parameters + 4
+    parameters = workload.count_parameters(config.model, config.objective.pair != "none", Sizes(data=8)).total
+    assert memory["parameters"] == 4 * parameters and memory["moments"] == 8 * parameters
     kinds = ("parameters", "moments", "activations", "temporaries", "other")
     assert sum(memory[kind] for kind in kinds) == memory["total"] == 2 * GIB
     assert row["fits"] and row["short_by"] == 0 and row["compiled"]
@@ -67,10 +66,6 @@ def test_figures_of_a_row(config):
     text = "\n".join(run_plan.format_lines(found))
     assert "at the given price" in text and "one of the 2 cores" in text
     json.dumps(found)
-
-
-def _leaves(tree):
-    return [leaf for value in tree.values() for leaf in _leaves(value)] if isinstance(tree, dict) else [tree]
 
 
 def test_a_phase_that_does_not_fit_is_a_row(config):

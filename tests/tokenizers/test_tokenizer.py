@@ -89,38 +89,6 @@ def pieces(tokenizer, text, **options):
     return " ".join(tokenizer.id_to_token(i) for i in tokenizer.encode(text, **options))
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("Hello World!, how are you?", "hello world ! , how are you ?"),
-        ("Hélló  WoŕlḊ¿", "hello world ¿"),
-        ("Respublica superiorem", "res ##pu ##bl ##ica superior ##em"),
-        ("Avdija Vršajević în", "av ##di ##ja vr ##sa ##jevic in"),
-        (" \tHeLLo!how  \n Are yoU? [UNK]", "hello ! how are you ? [ un ##k ]"),
-        ("力hello", "力 hello"),
-        ("x" * 101, "[UNK]"),
-        ("", ""),
-    ],
-)
-def test_uncased_goldens(uncased, text, expected):
-    assert uncased.lowercase
-    assert pieces(uncased, text) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("Hello World!, how are you?", "Hello World ! , how are you ?"),
-        ("Hélló  WoŕlḊ¿", "H ##é ##ll ##ó [UNK] ¿"),
-        ("Respublica superiorem", "Re ##sp ##ub ##lica superior ##em"),
-        ("Avdija Vršajević în", "A ##v ##di ##ja V ##r ##ša ##je ##vić î ##n"),
-    ],
-)
-def test_cased_goldens(cased, text, expected):
-    assert not cased.lowercase
-    assert pieces(cased, text) == expected
-
-
 def test_special_tokens_in_text_are_text_unless_asked_for(uncased):
     assert uncased.mask_id not in uncased.encode("how [MASK] you")
     assert pieces(uncased, "how [MASK] you") == "how [ mask ] you"
@@ -130,14 +98,8 @@ def test_special_tokens_in_text_are_text_unless_asked_for(uncased):
 
 
 def test_special_ids_and_continuations(uncased):
-    assert (uncased.pad_id, uncased.unk_id, uncased.cls_id, uncased.sep_id, uncased.mask_id) == (
-        0,
-        1,
-        2,
-        3,
-        4,
-    )
-    assert uncased.special_ids == (0, 1, 2, 3, 4)
+    ids = uncased.pad_id, uncased.unk_id, uncased.cls_id, uncased.sep_id, uncased.mask_id
+    assert ids == uncased.special_ids == (0, 1, 2, 3, 4)
     continues = uncased.continues_word
     assert continues.dtype == np.bool_ and continues.shape == (uncased.vocab_size,)
     assert continues[uncased.token_to_id("##em")] and not continues[uncased.token_to_id("superior")]
@@ -170,16 +132,12 @@ def test_files_round_trip_and_fingerprint(uncased, cased, tmp_path):
 def test_fingerprint_ignores_what_does_not_decide_ids(uncased, tmp_path):
     description = json.loads(uncased.to_json())
     description["post_processor"] = None
-    description["truncation"] = {
-        "direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0,
-    }  # fmt: skip
+    description["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
     other = Tokenizer.from_json(json.dumps(description), "edited")
     assert other.fingerprint == uncased.fingerprint
     assert len(other.encode("how are you")) == 3
-    description["model"]["vocab"]["how"], description["model"]["vocab"]["are"] = (
-        description["model"]["vocab"]["are"],
-        description["model"]["vocab"]["how"],
-    )
+    vocab = description["model"]["vocab"]
+    vocab["how"], vocab["are"] = vocab["are"], vocab["how"]
     assert Tokenizer.from_json(json.dumps(description), "edited").fingerprint != uncased.fingerprint
 
 
@@ -253,6 +211,8 @@ def test_published_ids_with_stand_ins(uncased, cased, gpt2_files):
     assert_golden(cased, TEXTS, CASED_IDS, spelled)
     gpt2 = Tokenizer.load(gpt2_files, add_special_tokens=True)
     assert_golden(gpt2, GPT2_TEXTS, GPT2_IDS, GPT2_PIECES)
+    assert uncased.lowercase and not cased.lowercase
+    assert [pieces(uncased, text) for text in ("力hello", "x" * 101, "")] == ["力 hello", "[UNK]", ""]
 
 
 @needs_shared_data
@@ -316,15 +276,15 @@ def test_openai_names_and_broken_merges(gpt2_files, tmp_path):
         file.write("Hello ĠWorld\n")
     with pytest.raises(UserError, match=rf"vocab\.bpe:{len(GPT2_MERGES) + 2}: not two pieces"):
         Tokenizer.load(openai, add_special_tokens=True)
-    vocabulary.write_text('{"a": 0, "b": 1}')
-    with pytest.raises(UserError, match="not byte-level BPE"):
-        Tokenizer.load(openai)
-    vocabulary.write_text("[]")
-    with pytest.raises(UserError, match="is not a JSON object, but"):
-        Tokenizer.load(openai)
-    vocabulary.write_text("{,}")
-    with pytest.raises(UserError, match=r"is not JSON \(.*line 1"):
-        Tokenizer.load(openai)
+    damages = {
+        '{"a": 0, "b": 1}': "not byte-level BPE",
+        "[]": "is not a JSON object, but",
+        "{,}": r"is not JSON \(.*line 1",
+    }
+    for content, message in damages.items():
+        vocabulary.write_text(content)
+        with pytest.raises(UserError, match=message):
+            Tokenizer.load(openai)
 
 
 def library_model(model, pre_tokenizer):
@@ -373,10 +333,12 @@ LINES = [
 ] * 3
 
 
+BERT_IDS = {"pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3, "pad_piece": "[PAD]", "unk_piece": "[UNK]"}
+BERT_IDS |= {"bos_piece": "[CLS]", "eos_piece": "[SEP]", "control_symbols": ["[MASK]"]}
+
+
 def train(lines, model_type="unigram", **options):
     """Training by the library, with BERT's special tokens by default."""
-    bert_options = {"pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3, "pad_piece": "[PAD]", "unk_piece": "[UNK]"}
-    bert_options |= {"bos_piece": "[CLS]", "eos_piece": "[SEP]", "control_symbols": ["[MASK]"]}
     model = io.BytesIO()
     sentencepiece_library.SentencePieceTrainer.train(
         sentence_iterator=iter(lines),
@@ -384,7 +346,7 @@ def train(lines, model_type="unigram", **options):
         model_type=model_type,
         hard_vocab_limit=False,
         minloglevel=2,
-        **({"vocab_size": 90} | (options or bert_options)),
+        **({"vocab_size": 90} | (options or BERT_IDS)),
     )
     return model.getvalue()
 

@@ -9,9 +9,9 @@ from etils import epath
 from bert_jax.convert import tokenizer_files
 from bert_jax.errors import UserError
 from bert_jax.tokenizers import tokenizer as tokenizer_lib
-from bert_jax.tokenizers.albert import AlbertPreprocessing
+from bert_jax.tokenizers.kinds import BYTE_SPECIAL_TOKENS, AlbertPreprocessing, byte_alphabet
 from bert_jax.tokenizers.tokenizer import Tokenizer
-from data_prep.cli import main as cli
+from tests.tokenizers.test_tokenizer import BERT_IDS, train
 
 TEXTS = [
     "The river sings, over the old stone!",
@@ -31,18 +31,18 @@ BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "river", "sing", "#
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A tokenizer.json of each kind, as `bert-data tokenizer` makes it."""
-    folder = tmp_path_factory.mktemp("trained")
-    (folder / "text.txt").write_text("\n".join(f"{words} {i}" for i in range(60) for words in WORDS))
+def unigram():
+    lines = [f"{words} {i}" for i in range(60) for words in WORDS]
+    return tokenizer_lib.sentencepiece(train(lines, vocab_size=60, **BERT_IDS), "trained")
 
-    def make(kind: str, size: int) -> Path:
-        out = folder / f"{kind}.json"
-        command = ["tokenizer", "--source", f"lines:{folder / 'text.txt'}", "--kind", kind, "--vocab-size", str(size)]
-        assert cli.main([*command, "--out", str(out)]) in (0, None)
-        return out
 
-    return {"byte-bpe": make("byte-bpe", 300), "unigram": make("sentencepiece-unigram", 60)}
+def byte_bpe() -> Tokenizer:
+    """Its merges join the words of WORDS, character by character."""
+    merges = {(f"Ġ{word[:i]}", word[i]) for word in " ".join(WORDS).split() if word.isascii() for i in range(len(word))}
+    merges = sorted(merges, key=lambda pair: (len(pair[0]), pair))
+    pieces = [*BYTE_SPECIAL_TOKENS, *byte_alphabet(), *map("".join, merges)]
+    vocab = {piece: i for i, piece in enumerate(pieces)}
+    return tokenizer_lib.byte_bpe(vocab, merges, False, prefix_space=True, origin="made")
 
 
 def ids(tokenizer: Tokenizer) -> list[list[int]]:
@@ -85,8 +85,8 @@ def test_wordpiece_files(tmp_path, family, expected):
         assert Tokenizer.load(path).fingerprint == tokenizer.fingerprint
 
 
-def test_byte_bpe_files(tmp_path, trained):
-    tokenizer = Tokenizer.load(trained["byte-bpe"])
+def test_byte_bpe_files(tmp_path):
+    tokenizer = byte_bpe()
     names = tokenizer_files.write_tokenizer_files(tokenizer, epath.Path(tmp_path), "roberta", 512)
     assert sorted(names) == ["merges.txt", "tokenizer.json", "tokenizer_config.json", "vocab.json"]
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
@@ -100,9 +100,9 @@ def test_byte_bpe_files(tmp_path, trained):
     assert [line.split(" ") for line in lines[1:]] == description["model"]["merges"] and len(lines) > 20
 
 
-def test_sentencepiece_files(tmp_path, trained):
+def test_sentencepiece_files(tmp_path, unigram):
     """A run's model: by default, the class would also lower-case and strip accents."""
-    tokenizer = Tokenizer.load(trained["unigram"])
+    tokenizer = unigram
     names = tokenizer_files.write_tokenizer_files(tokenizer, epath.Path(tmp_path), "albert", 512)
     assert sorted(names) == ["spiece.model", "tokenizer_config.json"]
     again = Tokenizer.load(tmp_path)
@@ -114,11 +114,11 @@ def test_sentencepiece_files(tmp_path, trained):
         tokenizer_files.write_tokenizer_files(tokenizer, epath.Path(tmp_path), "bert", 512)
 
 
-def albert_directory(folder: Path, trained, config: dict, settings: dict | None = None) -> Path:
+def albert_directory(folder: Path, unigram, config: dict, settings: dict | None = None) -> Path:
     made = folder / "made"
     folder.mkdir()
     made.mkdir()
-    tokenizer_files.write_tokenizer_files(Tokenizer.load(trained["unigram"]), epath.Path(made), "albert", 512)
+    tokenizer_files.write_tokenizer_files(unigram, epath.Path(made), "albert", 512)
     (made / "tokenizer_config.json").unlink()
     (made / "config.json").write_text(json.dumps(config))
     if settings is not None:
@@ -126,21 +126,21 @@ def albert_directory(folder: Path, trained, config: dict, settings: dict | None 
     return made
 
 
-def test_a_model_file_of_albert(tmp_path, trained):
-    plain = Tokenizer.load(albert_directory(tmp_path / "plain", trained, {}))
-    folder = albert_directory(tmp_path / "albert", trained, {"model_type": "albert"})
+def test_a_model_file_of_albert(tmp_path, unigram):
+    plain = Tokenizer.load(albert_directory(tmp_path / "plain", unigram, {}))
+    folder = albert_directory(tmp_path / "albert", unigram, {"model_type": "albert"})
     albert = Tokenizer.load(folder)
-    assert ids(plain) == ids(Tokenizer.load(trained["unigram"])) != ids(albert)
+    assert ids(plain) == ids(unigram) != ids(albert)
     assert albert.lowercase and albert.fingerprint != plain.fingerprint
     assert ids(albert) == plain.encode_batch([AlbertPreprocessing()(text) for text in TEXTS])
     assert AlbertPreprocessing()("``Café'' ÉCOLE ﬁ") == '"cafe" ecole fi'
     assert ids(Tokenizer.from_json(albert.to_json(), "here")) == ids(albert)
     assert albert.encode("É [MASK]", specials=True)[-1] == albert.mask_id
     cased = albert_directory(
-        tmp_path / "cased", trained, {"model_type": "albert"}, {"do_lower_case": False, "keep_accents": True}
+        tmp_path / "cased", unigram, {"model_type": "albert"}, {"do_lower_case": False, "keep_accents": True}
     )
     assert ids(Tokenizer.load(cased)) == plain.encode_batch([AlbertPreprocessing(False, True)(text) for text in TEXTS])
-    google = albert_directory(tmp_path / "google", trained, {})
+    google = albert_directory(tmp_path / "google", unigram, {})
     (google / "config.json").rename(google / "albert_config.json")
     assert ids(Tokenizer.load(google)) == ids(albert)
     (folder / "config.json").write_text("{")

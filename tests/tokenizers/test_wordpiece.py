@@ -79,7 +79,7 @@ texts = st.lists(characters, max_size=30).map("".join) | st.text("abcdeing", max
 
 
 @pytest.mark.parametrize("which", range(len(BACKENDS)))
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(sentences=st.lists(texts, max_size=5))
 @example(sentences=["the [MASK]", "", "cabbages!abcd", " \n", "bcde\ncab"])
 @example(sentences=["ÿ" * 3, "a" + TONE + KILLER, "한글 a", "a" + KILLER + "\u0301" + TONE])
@@ -100,23 +100,17 @@ def test_pieces_and_unknown_words():
     pieces = ["cabbages", unknown, "the", "[", "mask", "]", unknown, unknown]
     assert [backend.id_to_token(i) for i in ids] == pieces
     assert lengths.tolist() == [6, 0, 2]
-
-
-def test_no_sentences():
     ids, lengths = FAST[0].encode([])
     assert ids.shape == lengths.shape == (0,)
 
 
-@pytest.mark.parametrize("size", [99, 100, 101])
-@pytest.mark.parametrize("character", ["a", "é", "e\u0301", "力", "İ", "\u0958", "a\x00", "a\ufffd"])
-def test_words_at_the_limit(size, character):
-    for lowercase in (True, False):
-        backend = make(lowercase=lowercase)
-        sentences = [character * size, f"the {character * size}! {character}"]
-        assert divided(*FastWordPiece.from_tokenizer(backend).encode(sentences)) == expected(backend, sentences)
-
-
-def test_length_counts_what_a_word_becomes():
+def test_words_at_the_limit():
+    """Of 100 characters after normalization."""
+    for character in ["a", "é", "e\u0301", "力", "İ", "\u0958", "a\x00", "a\ufffd"]:
+        sentences = [f"{character * size}the {character * size}! {character}" for size in (33, 34, 99, 100, 101)]
+        sentences += [character * size for size in (33, 34, 99, 100, 101)]
+        for backend, fast in zip(BACKENDS[:2], FAST[:2], strict=True):
+            assert divided(*fast.encode(sentences)) == expected(backend, sentences), character
     unknown = [BACKENDS[0].token_to_id("[UNK]")]
     # A syllable decomposes into three characters; an accent is stripped.
     assert divided(*FAST[0].encode(["한" * 33, "한" * 34]))[1] == unknown
@@ -200,30 +194,27 @@ def test_threads_may_share_one():
     assert found == [expected(BACKENDS[0], batch) for batch in batches]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda backend: setattr(backend, "normalizer", normalizers.Lowercase()),
-        lambda backend: setattr(backend, "normalizer", normalizers.Sequence([normalizers.BertNormalizer()])),
-        lambda backend: setattr(backend, "normalizer", None),
-        lambda backend: setattr(backend, "pre_tokenizer", pre_tokenizers.Whitespace()),
-        lambda backend: setattr(backend, "pre_tokenizer", None),
-        lambda backend: setattr(backend, "model", models.WordLevel({"[UNK]": 0}, unk_token="[UNK]")),
-        lambda backend: setattr(backend, "model", models.WordPiece({"a": 0}, unk_token="[UNK]")),
-        lambda backend: setattr(backend, "encode_special_tokens", False),
-        lambda backend: backend.enable_truncation(8),
-        lambda backend: backend.enable_padding(),
-        lambda backend: backend.add_tokens([AddedToken("cab")]),
-    ],
-)
-def test_another_form_is_left_to_the_library(change):
-    backend = make()
-    assert FastWordPiece.from_tokenizer(backend) is not None
-    change(backend)
-    assert FastWordPiece.from_tokenizer(backend) is None
+UNSUPPORTED = [
+    lambda backend: setattr(backend, "normalizer", normalizers.Lowercase()),
+    lambda backend: setattr(backend, "normalizer", normalizers.Sequence([normalizers.BertNormalizer()])),
+    lambda backend: setattr(backend, "normalizer", None),
+    lambda backend: setattr(backend, "pre_tokenizer", pre_tokenizers.Whitespace()),
+    lambda backend: setattr(backend, "pre_tokenizer", None),
+    lambda backend: setattr(backend, "model", models.WordLevel({"[UNK]": 0}, unk_token="[UNK]")),
+    lambda backend: setattr(backend, "model", models.WordPiece({"a": 0}, unk_token="[UNK]")),
+    lambda backend: setattr(backend, "encode_special_tokens", False),
+    lambda backend: backend.enable_truncation(8),
+    lambda backend: backend.enable_padding(),
+    lambda backend: backend.add_tokens([AddedToken("cab")]),
+]
 
 
-def test_more_characters_than_symbols_are_left_to_the_library():
+def test_what_is_left_to_the_library():
+    """Other kinds of tokenizers, and more characters than symbols."""
+    for change in UNSUPPORTED:
+        backend = make()
+        change(backend)
+        assert FastWordPiece.from_tokenizer(backend) is None
     alphabet = [chr(code) for code in range(0x10000, 0x10000 + 0xFFFF)]
     for extra, known in (([], True), (["a"], False)):
         # The letters of [UNK] count too.
@@ -238,6 +229,7 @@ def run_benchmark(*arguments) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, str(script), *map(str, arguments)], capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_the_benchmark_compares_ids(tmp_path):
     vocab, text, report = tmp_path / "vocab.txt", tmp_path / "text.txt", tmp_path / "speed.json"
     vocab.write_text("\n".join([*SPECIALS, "the", "##s", "[", "mask", "]"]))
@@ -252,19 +244,6 @@ def test_the_benchmark_compares_ids(tmp_path):
     assert (done.returncode, done.stderr) == (2, f"error: --source: no such file: {tmp_path / 'none.txt'}\n")
 
 
-GOLDENS = {  # pytorch/text's expected ids for the published vocabularies
-    ("uncased", "Hello World!, how are you?"): "7592 2088 999 1010 2129 2024 2017 1029",
-    ("uncased", "Hélló  WoŕlḊ¿"): "7592 2088 1094",
-    ("uncased", "Respublica superiorem"): "24501 14289 16558 5555 6020 6633",
-    ("uncased", "Avdija Vršajević în"): "20704 4305 3900 27830 3736 26782 1999",
-    ("uncased", " \tHeLLo!how  \n Are yoU? [UNK]"): "7592 999 2129 2024 2017 1029 1031 4895 2243 1033",
-    ("cased", "Hello World!, how are you?"): "8667 1291 106 117 1293 1132 1128 136",
-    ("cased", "Hélló  WoŕlḊ¿"): "145 2744 2339 7774 100 225",
-    ("cased", "Respublica superiorem"): "11336 20080 10354 9538 7298 5521",
-    ("cased", "Avdija Vršajević în"): "138 1964 3309 3174 159 1197 23834 5561 10225 260 1179",
-}
-
-
 @pytest.mark.skipif("BERT_JAX_SHARED_DATA" not in os.environ, reason="needs the published vocabularies and text")
 @pytest.mark.parametrize("case", ["uncased", "cased"])
 def test_published_vocabularies(case):
@@ -272,9 +251,6 @@ def test_published_vocabularies(case):
     backend = make(lowercase=case == "uncased")
     backend.model = models.WordPiece.from_file(str(data / "vocab" / f"bert_base_{case}_vocab.txt"), unk_token="[UNK]")
     fast = FastWordPiece.from_tokenizer(backend)
-    for (of, text), ids in GOLDENS.items():
-        if of == case:
-            assert " ".join(map(str, fast.encode([text])[0])) == ids
     for path in sorted((data / "wikipedia_sample").glob("wiki_*")):
         sentences = path.read_text().split("\n")
         assert divided(*fast.encode(sentences)) == expected(backend, sentences)

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.data.corpus_rows import CorpusRows
 from bert_jax.data.mixture_spec import CorpusWeight
+from bert_jax.data.row_reader import CorpusRows
 from bert_jax.errors import UserError
 from bert_jax.inference import loaded_model
 from bert_jax.training import pretraining

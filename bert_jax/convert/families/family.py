@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax import field_validation
 from bert_jax.config import ModelConfig
-from bert_jax.convert.json_fields import dataclass_from_json
 from bert_jax.convert.name_map import Entry, dense, norm, same_layout
 from bert_jax.convert.tensors import to_lazy
 from bert_jax.errors import UserError
@@ -79,7 +79,7 @@ class Settings:
         Raises:
           UserError: a value has the wrong type, or values contradict each other.
         """
-        return dataclass_from_json(ModelConfig, values, self.source)
+        return field_validation.from_json(ModelConfig, values, self.source)
 
     def activation(self, name: str, default: str = "gelu") -> str:
         """An activation, by its name in bert_jax.

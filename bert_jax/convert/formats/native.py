@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import jax
 import numpy as np
@@ -19,19 +19,32 @@ import safetensors.numpy
 from bert_jax import __version__
 from bert_jax.config import ModelConfig
 from bert_jax.convert.formats.tensor_files import open_safetensors
-from bert_jax.convert.json_fields import dataclass_from_json
 from bert_jax.convert.name_map import Params, check_finite
 from bert_jax.convert.translate import FAMILIES, NativeModel
 from bert_jax.errors import UserError
 from bert_jax.model import bert
-from bert_jax.model.heads import Heads, TaskHead
-from bert_jax.storage import StoredPath, read_json_object
+from bert_jax.model.heads import Heads
+from bert_jax.storage import StoredPath, read_json
 from bert_jax.training.param_paths import map_with_paths, name_leaves
 from bert_jax.training.state import Moments
 
 DESCRIPTION = "model.json"
 PARAMS, MOMENTS, BUFFERS = "params.safetensors", "moments.safetensors", "buffers.safetensors"
 FORMAT_VERSION = 2
+
+
+class _Optional(TypedDict, total=False):
+    step: int
+    settings: dict
+
+
+class Description(_Optional):
+    """The content of model.json."""
+
+    family: str
+    model: ModelConfig
+    heads: Heads
+    sha256: dict[str, str]
 
 
 def write(
@@ -81,18 +94,10 @@ def read(directory: StoredPath) -> NativeCheckpoint:
       UserError: a file is missing, damaged or of an unknown version, or has a value that is not finite.
     """
     about = _read_description(directory)
-    description = str(directory / DESCRIPTION)
     for name, digest in about["sha256"].items():
         if not (directory / name).is_file() or _digest(directory / name) != digest:
             raise UserError(f"{directory / name} is missing or damaged: convert it again")
-    parts = {name: part for name, part in about["heads"].items() if name != "task"}
-    task = about["heads"]["task"]
-    if task is not None:
-        parts["task"] = dataclass_from_json(TaskHead, task, description)
-    config, heads = (
-        dataclass_from_json(ModelConfig, about["model"], description),
-        dataclass_from_json(Heads, parts, description),
-    )
+    config, heads = about["model"], about["heads"]
     shapes = bert.shapes(config, heads)
     model = NativeModel(about["family"], config, heads, _load(directory / PARAMS, shapes))
     optimizer_state, buffers = None, {}
@@ -104,24 +109,14 @@ def read(directory: StoredPath) -> NativeCheckpoint:
     return NativeCheckpoint(model, optimizer_state, buffers, about.get("settings", {}))
 
 
-def _read_description(directory: StoredPath) -> dict[str, Any]:
-    path = directory / DESCRIPTION
-    about = read_json_object(path, "convert the model again")
-    version = about.get("format_version")
-    if version != FORMAT_VERSION:
-        is_older = isinstance(version, int) and version < FORMAT_VERSION
-        remedy = "convert the model again" if is_older else "update bert_jax"
-        raise UserError(f"{path} has format version {version}, this bert_jax reads {FORMAT_VERSION}: {remedy}")
-    has_sections = all(isinstance(about.get(name), dict) for name in ("sha256", "heads", "model"))
-    if (
-        not has_sections
-        or about.get("family") not in [*FAMILIES]
-        or not {PARAMS} <= about["sha256"].keys() <= {PARAMS, MOMENTS, BUFFERS}
-        or "task" not in about["heads"]
-        or (MOMENTS in about["sha256"] and not isinstance(about.get("step"), int))
-        or not isinstance(about.get("settings", {}), dict)
-    ):
-        raise UserError(f"{path} is damaged: convert the model again")
+def _read_description(directory: StoredPath) -> Description:
+    path, advice = directory / DESCRIPTION, "convert the model again"
+    about = read_json(path, Description, advice, FORMAT_VERSION)
+    files = about["sha256"].keys()
+    if about["family"] not in FAMILIES or not {PARAMS} <= files <= {PARAMS, MOMENTS, BUFFERS}:
+        raise UserError(f"{path} is damaged: {advice}")
+    if MOMENTS in files and "step" not in about:
+        raise UserError(f"{path} lacks 'step', to which the moments belong: {advice}")
     return about
 
 

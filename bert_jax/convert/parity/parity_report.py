@@ -1,4 +1,4 @@
-"""The parity report of a conversion: compares two forward passes layer by layer, and the tokenizers.
+"""The parity report of a conversion: compares two forward passes layer by layer, the tokenizers, and the parameters.
 
 Shapes in names: B rows, S positions.
 """
@@ -13,6 +13,9 @@ import numpy as np
 from bert_jax.convert.forward_types import ForwardInputs, ForwardOutputs, TaskKind
 from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.parity import numpy_forward, transformers_forward
+from bert_jax.convert.source_model import SourceModel
+from bert_jax.convert.translate import first_different_field
+from bert_jax.training.param_paths import name_leaves
 
 LIMIT = 1e-4
 """Largest difference of values whose root mean square is at most 1. Float32 has about 7 digits; 24 layers of sums lose
@@ -242,6 +245,39 @@ def _agreement(
         equal = actual.argmax(-1) == expected.argmax(-1)
         equal = equal if real_BS is None else equal[real_BS]
     return float(np.mean(equal))
+
+
+def bitwise_differences(before: SourceModel, after: SourceModel) -> tuple[str, ...]:
+    """Compare config, heads, parameters and optimizer state; one line per difference, empty if they are equal.
+
+    Args:
+      before: the source.
+      after: the converted model, read again.
+    """
+    old, new, lines = before.model, after.model, []
+    name = first_different_field(old.config, new.config)
+    if name is not None:
+        lines.append(f"model.{name} was {getattr(old.config, name)} and is {getattr(new.config, name)}")
+    parts = [
+        (heads.mlm, heads.mlm_activation, heads.pair, heads.has_pooler, heads.task) for heads in (old.heads, new.heads)
+    ]
+    if parts[0] != parts[1]:
+        lines.append(f"the heads were {old.heads} and are {new.heads}")
+    lines += _different_leaves("parameter", old.params, new.params)
+    if before.optimizer_state is not None and after.optimizer_state is not None:
+        if before.optimizer_state.step != after.optimizer_state.step:
+            lines.append(f"the moments had {before.optimizer_state.step} steps and have {after.optimizer_state.step}")
+        lines += _different_leaves("moment", before.optimizer_state[1:], after.optimizer_state[1:])
+    elif (before.optimizer_state is None) != (after.optimizer_state is None):
+        lines.append("only one of the two has moments")
+    return tuple(lines)
+
+
+def _different_leaves(what: str, before: object, after: object) -> list[str]:
+    old, new = (name_leaves(tree) for tree in (before, after))
+    names = old.keys() ^ new.keys()
+    names |= {name for name in old.keys() & new.keys() if not np.array_equal(old[name], new[name], equal_nan=True)}
+    return [f"{what} {min(names)} differs ({len(names)} in all)"] if names else []
 
 
 def _finite(value: float) -> float | None:

@@ -16,7 +16,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypedDict
 
 import jax
 import numpy as np
@@ -34,6 +34,7 @@ from bert_jax.storage import (
     is_remote,
     make_local_directory,
     needs_staging,
+    read_json,
     walk_files,
     write_atomic,
 )
@@ -228,12 +229,7 @@ def read_metadata(checkpoint: epath.Path) -> dict[str, Any]:
     Raises:
       UserError: another version of bert_jax wrote the checkpoint in another format.
     """
-    metadata = json.loads((checkpoint / "run.json").read_text())
-    version = metadata["format_version"]
-    if version != FORMAT_VERSION:
-        remedy = "update bert_jax" if version > FORMAT_VERSION else "use the version that wrote it"
-        raise UserError(f"{checkpoint} has format {version}, and this bert_jax reads {FORMAT_VERSION}: {remedy}")
-    return metadata
+    return read_json(checkpoint / "run.json", dict[str, Any], "use the version that wrote it", FORMAT_VERSION)
 
 
 def committed_checkpoint_paths(directory: epath.Path) -> Iterator[epath.Path]:
@@ -288,12 +284,15 @@ def write_commit(checkpoint: epath.Path, written: epath.Path | None = None) -> N
     write_atomic(checkpoint / COMMIT_MARKER, text.encode())
 
 
+class _Commit(TypedDict):
+    sha256: dict[str, str]
+
+
 def find_damage(checkpoint: epath.Path) -> str | None:
     """The first file that is missing, added or changed since the commit, and how; None if there is none."""
     try:
-        expected = json.loads((checkpoint / COMMIT_MARKER).read_text())["sha256"]
-        expected.keys()
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        expected = read_json(checkpoint / COMMIT_MARKER, _Commit, "")["sha256"]
+    except UserError:
         return f"{COMMIT_MARKER} is incomplete"
     actual = _checksums(checkpoint)
     for name in sorted(expected.keys() | actual.keys()):

@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from typing import Any
+from typing import Any, TypedDict
 
 from bert_jax import config as config_lib
 from bert_jax.config import Config
@@ -11,13 +11,24 @@ from bert_jax.data.epoch_plan import STREAM_VERSION
 from bert_jax.data.mixture import CYCLE_ROWS, rows_per_cycle
 from bert_jax.directory_lock import LOCK_FILE
 from bert_jax.errors import UserError
-from bert_jax.storage import StoredPath, check_reachable, make_local_directory, write_atomic
+from bert_jax.storage import StoredPath, check_reachable, make_local_directory, read_json, write_atomic
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
 LEDGER = "ledger.jsonl"
 PROBE_PREFIX = "doctor-mark-"
 """Prefix of temporary files of `bert-jax doctor`."""
+
+
+class RunFile(TypedDict):
+    """The content of config.json."""
+
+    config: Config
+    stream_version: int
+    fingerprint: str
+    corpora: dict[str, float]
+    """share of each corpus, by identity"""
+    corpus_paths: list[str]
 
 
 def acquire(
@@ -113,7 +124,7 @@ def _run_identity(config: Config, mixture: dict[str, float]) -> dict[str, Any]:
 def _check_same_run(workdir: StoredPath, config: Config, identity: dict[str, Any], paths: list[str]) -> Config:
     saved = read_run(workdir)
     advice = "choose another --workdir, or the settings it was started with"
-    before = config_lib.from_dict(saved["config"])
+    before = saved["config"]
     # Not the fingerprint in the file: an older version may not have had all fields.
     if changed := describe_config_diff(*(config_lib.identity_fields(c) | {"phases": []} for c in (before, config))):
         raise UserError(f"work directory {workdir} holds a different run ({'; '.join(changed[:4])}): {advice}")
@@ -150,7 +161,7 @@ def _paths_by_identity(paths: list[str]) -> dict[str, str]:
     return by_identity
 
 
-def read_run(workdir: StoredPath) -> dict[str, Any]:
+def read_run(workdir: StoredPath) -> RunFile:
     """The content of ``config.json``.
 
     Raises:
@@ -160,21 +171,10 @@ def read_run(workdir: StoredPath) -> dict[str, Any]:
     path = workdir / CONFIG
     if not path.exists():
         raise UserError(f"{workdir} holds no run of bert_jax (there is no {CONFIG})")
-    try:
-        saved = json.loads(path.read_text())
-        config_lib.from_dict(saved["config"])
-        saved["stream_version"], saved["fingerprint"]
-        for kind, values in ((float, saved["corpora"].values()), (str, saved["corpus_paths"])):
-            if not all(isinstance(value, kind) for value in values):
-                raise TypeError("corpora")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, UserError) as error:
-        raise UserError(
-            f"{path} is damaged, or of another version of bert_jax ({error}): restore a copy of it, or choose "
-            "another --workdir"
-        ) from error
-    return saved
+    advice = "it is damaged, or of another version of bert_jax: restore a copy of it, or choose another --workdir"
+    return read_json(path, RunFile, advice)
 
 
 def read_config(workdir: StoredPath) -> Config:
     """The config of the run in a work directory."""
-    return config_lib.from_dict(read_run(workdir)["config"])
+    return read_run(workdir)["config"]
