@@ -9,5 +9,6 @@ setup(
         "data_prep": ["py.typed"],
         "bert_jax.doctor": ["curves/*.json"],
         "bert_jax.launchers": ["*.sh", "*.sbatch", "*.yaml"],
+        "bert_jax.report": ["page.html"],
     },
 )

@@ -32,7 +32,6 @@ from bert_jax.storage import local_path
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 _BATCH_RECORDS = 256
-_BEYOND_ANY_DOCUMENT = 1 << 62
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,17 +92,18 @@ def _verify_split(
     corpus = Corpus.open(directory, split)
     shards = manifest["splits"][split]["shards"]
     token_counts = np.zeros(corpus.vocab_size, np.int64)
-    check = _SplitCheck(corpus)
+    check = _RecordCheck(corpus)
     with progress(f"reading {split}", sum(shard["records"] for shard in shards), "record") as bar:
         for shard in shards:
             for records in _batches(files[shard["file"]], token_dtype(corpus.vocab_size)):
-                bad = check.first_invalid(records)
-                if bad is not None:
-                    raise UserError(
-                        f"{directory / shard['file']}: record {check.records + bad} of {split} contradicts the"
-                        " arrays or the vocabulary; rebuild the corpus"
-                    )
-                check.advance(records, token_counts)
+                for record in records:
+                    if not check.is_next(record):
+                        raise UserError(
+                            f"{directory / shard['file']}: record {check.records} of {split} contradicts the arrays or"
+                            " the vocabulary; rebuild the corpus"
+                        )
+                tokens = np.concatenate([record.tokens for record in records])
+                token_counts += np.bincount(tokens, minlength=len(token_counts))
                 bar.update(len(records))
     counts = manifest["splits"][split]
     if (check.document + 1, token_counts.sum()) != (counts["documents"], counts["tokens"]):
@@ -134,65 +134,44 @@ def _batches(file: StoredFile, dtype: np.dtype) -> Iterator[list[Record]]:
         raise UserError(f"{file.path}: damaged ({str(error).splitlines()[0][:120]}); rebuild the corpus") from error
 
 
-class _SplitCheck:
+class _RecordCheck:
     """Checks the records of a split in order, against the arrays and against each other."""
 
     def __init__(self, corpus: Corpus):
         self._corpus = corpus
-        self._part = self.document = -1
+        # Plain arrays, because slices of memory maps are slow.
+        self._sentence_lengths = np.asarray(corpus.sentence_lengths)
         self._sentences = 0
+        self._part = self.document = -1
+        """of the last record"""
         self.records = 0
+        """valid ones so far"""
 
-    def first_invalid(self, records: list[Record]) -> int | None:
-        """Index of the first record that is invalid or does not continue the previous one, or None."""
-        for check in (self._sizes, self._contents):
-            valid = check(records)
-            if not valid.all():
-                return int(np.argmin(valid))
-        return None
-
-    def advance(self, records: list[Record], token_counts: np.ndarray) -> None:
-        """Advances past valid records and counts their ids."""
-        token_counts += np.bincount(np.concatenate([r.tokens for r in records]), minlength=len(token_counts))
-        self.document, self._part = records[-1].document, records[-1].part
-        self._sentences += sum(len(record.sentence_ends) for record in records)
-        self.records += len(records)
-
-    def _sizes(self, records: list[Record]) -> np.ndarray:
-        """bool [records]: has tokens and sentences, and the number of sentences in record_offsets."""
-        tokens = np.array([len(record.tokens) for record in records])
-        starts = self._starts(records)
-        expected = self._corpus.record_offsets[self.records : self.records + len(records) + 1]
-        return (tokens > 0) & (tokens <= MAX_RECORD_TOKENS) & (np.diff(starts) > 0) & (starts[1:] == expected[1:])
-
-    def _contents(self, records: list[Record]) -> np.ndarray:
-        """bool [records]: lengths, place and ids are valid; the sizes must be."""
-        starts = self._starts(records)
-        first = starts[:-1] - starts[0]
-        ends = np.concatenate([record.sentence_ends for record in records]).astype(np.int64)
-        lengths = np.diff(ends, prepend=0)
-        lengths[first] = ends[first]
-        expected = self._corpus.sentence_lengths[starts[0] : starts[-1]]
-        tokens = np.concatenate([record.tokens for record in records])
-        sizes = np.array([len(record.tokens) for record in records])
-        return (
-            np.logical_and.reduceat((lengths == expected) & (lengths > 0), first)
-            & (np.add.reduceat(lengths, first) == sizes)
-            & (np.maximum.reduceat(tokens, np.cumsum(sizes) - sizes) < self._corpus.vocab_size)
-            & self._in_place(records, starts[:-1])
+    def is_next(self, record: Record) -> bool:
+        """Whether a record is valid and continues the previous one."""
+        sentences = self._sentences + len(record.sentence_ends)
+        lengths = self._sentence_lengths[self._sentences : sentences]
+        valid = (
+            0 < len(record.tokens) <= MAX_RECORD_TOKENS
+            and len(lengths) > 0
+            and sentences == self._corpus.record_offsets[self.records + 1]
+            and lengths.all()
+            and np.array_equal(np.cumsum(lengths, dtype=np.int64), record.sentence_ends)
+            and record.sentence_ends[-1] == len(record.tokens)
+            and record.tokens.max() < self._corpus.vocab_size
+            and self._is_in_place(record)
         )
+        if valid:
+            self._sentences, self.records = sentences, self.records + 1
+            self.document, self._part = record.document, record.part
+        return bool(valid)
 
-    def _in_place(self, records: list[Record], starts: np.ndarray) -> np.ndarray:
-        """bool [records]: continues a document, or begins the next one at its document_offsets."""
-        places = [(self.document, self._part), *((record.document, record.part) for record in records)]
-        document, part = np.minimum(np.array(places, object), _BEYOND_ANY_DOCUMENT).astype(np.int64).T
-        continues = (np.diff(document) == 0) & (np.diff(part) == 1)
-        begins = (np.diff(document) == 1) & (part[1:] == 0)
-        offsets = self._corpus.document_offsets
-        known = np.minimum(document[1:], self._corpus.num_documents)
-        return continues | begins & (starts == offsets[known])
-
-    def _starts(self, records: list[Record]) -> np.ndarray:
-        """int64 [records + 1]: the first sentence of each record, and the end of the last."""
-        counts = [len(record.sentence_ends) for record in records]
-        return self._sentences + np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+    def _is_in_place(self, record: Record) -> bool:
+        """Whether it continues a document, or begins the next one at its document_offsets."""
+        if (record.document, record.part) == (self.document, self._part + 1):
+            return self.records > 0
+        begins = (record.document, record.part) == (
+            self.document + 1,
+            0,
+        ) and record.document < self._corpus.num_documents
+        return begins and self._corpus.document_offsets[record.document] == self._sentences

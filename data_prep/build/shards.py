@@ -18,7 +18,6 @@ from data_prep.build.records import DocumentRecordSplitter, serialize_example, s
 
 # One record per chunk, so that a record can be read without its neighbours.
 _ARRAY_RECORD_OPTIONS = "group_size:1"
-_COUNTED_AT_ONCE = 1 << 20
 
 
 @contextlib.contextmanager
@@ -73,8 +72,6 @@ class ShardWriter:
         self._document_sentences = array.array("I")
         self._record_sentences = array.array("I")
         self._token_counts = np.zeros(vocab_size, np.int64)
-        self._uncounted: list[np.ndarray] = []
-        self._num_uncounted = 0
         self._text_bytes = 0
         self.record_bytes = 0
         """size of the records so far, uncompressed"""
@@ -99,7 +96,7 @@ class ShardWriter:
                 sentences += len(lengths)
                 self._lengths.append(lengths)
                 self._text_bytes += document_part.text_bytes
-                self._count(document_part.tokens)
+                np.add.at(self._token_counts, document_part.tokens, 1)
                 for record in self._cutter.add(document_part.tokens, lengths):
                     self._write(part, *record)
                     part += 1
@@ -109,17 +106,6 @@ class ShardWriter:
             raise
         self._document_sentences.append(sentences)
         self._document += 1
-
-    def _count(self, tokens: np.ndarray) -> None:
-        self._uncounted.append(tokens)
-        self._num_uncounted += len(tokens)
-        if self._num_uncounted > _COUNTED_AT_ONCE:
-            self._count_now()
-
-    def _count_now(self) -> None:
-        if self._uncounted:
-            self._token_counts += np.bincount(np.concatenate(self._uncounted), minlength=len(self._token_counts))
-        self._uncounted, self._num_uncounted = [], 0
 
     def _write(self, part: int, tokens: np.ndarray, lengths: np.ndarray) -> None:
         raw = serialize_example(self._document, part, tokens, np.cumsum(lengths).astype("<u2"))
@@ -138,7 +124,6 @@ class ShardWriter:
         with _disk_errors(self._file):
             self._writer.close()
         epath.Path(self._file).copy(target, overwrite=True)
-        self._count_now()
         arrays = {
             "sentence_lengths": np.concatenate([np.zeros(0, np.uint16), *self._lengths]),
             "document_sentences": np.array(self._document_sentences, np.uint32),

@@ -11,8 +11,8 @@ from etils import epath
 from bert_jax.data.corpus import shard_file
 from bert_jax.storage import is_remote
 from data_prep.build import scratch
-from data_prep.build.checksums import file_entry
 from data_prep.build.shards import DocumentPart, ShardWriter
+from data_prep.sources.files import file_entry
 
 _BLOCK_ARRAYS = (
     "tokens",

@@ -13,11 +13,10 @@ from etils import epath
 
 from bert_jax.data import corpus
 from bert_jax.errors import UserError
-from bert_jax.storage import StagedDirectory, check_reachable, make_local_directory
+from bert_jax.storage import check_reachable, make_local_directory
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep.build import scratch
-from data_prep.build.checksums import file_entry
-from data_prep.build.shards import DocumentPart, ShardWriter
+from data_prep.sources.files import file_entry
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _COUNTS = ("documents", "sentences", "tokens", "records", "unknown_tokens", "text_bytes")
@@ -155,106 +154,6 @@ def check_not_finished(directory: epath.Path) -> None:
     if (directory / corpus.MANIFEST).exists():
         (directory / corpus.INCOMPLETE).rmtree(missing_ok=True)  # the build was killed between its last two steps
         raise UserError(f"{directory}: already holds a corpus; choose another --out or remove it first")
-
-
-class CorpusWriter:
-    """Writes a corpus from documents of token ids, in order and in one process; `finish` completes it.
-
-    `build` makes a corpus from text with the same functions.
-    """
-
-    def __init__(self, directory: os.PathLike | str, name: str, tokenizer: Tokenizer, max_shard_bytes: int = 256 << 20):
-        """Creates the directory.
-
-        Args:
-          directory: must not exist, be empty, or contain an unfinished corpus, which is removed.
-          name: lower-case letters, digits and underscores, as TFDS requires.
-          tokenizer: that makes the ids; it is stored in the corpus.
-          max_shard_bytes: a shard is closed once its records, uncompressed, have this size.
-
-        Raises:
-          UserError: the directory contains other files.
-        """
-        check_name(name)
-        self._directory = epath.Path(directory)
-        self._name = name
-        self._tokenizer = tokenizer
-        self._max_shard_bytes = max_shard_bytes
-        self._scratch_dir = prepare_scratch_directory(self._directory)
-        self._directory.rmtree(missing_ok=True)
-        make_local_directory(self._scratch_dir)
-        # A shard's name contains the number of shards, and objects of a store cannot be renamed.
-        self._staged = StagedDirectory(self._directory)
-        self._writers: dict[str, ShardWriter] = {}
-        self._shards = dict.fromkeys(corpus.SPLITS, 0)
-        self._documents = dict.fromkeys(corpus.SPLITS, 0)
-
-    def __enter__(self) -> "CorpusWriter":
-        return self
-
-    def __exit__(self, *_):
-        for writer in self._writers.values():
-            writer.__exit__()
-        self._staged.close()
-
-    def add(self, split: str, tokens: np.ndarray, sentence_lengths: np.ndarray, text_bytes: int) -> None:
-        """Adds one document.
-
-        Args:
-          split: "train" or "validation".
-          tokens: ids [num_tokens], at least one.
-          sentence_lengths: tokens of each sentence, all positive, their sum num_tokens.
-          text_bytes: size of the document's text in UTF-8, for statistics.
-
-        Raises:
-          ValueError: lengths and tokens do not match, or an id is outside the vocabulary.
-        """
-        tokens, sentence_lengths = np.asarray(tokens), np.asarray(sentence_lengths)
-        if not len(tokens) or sentence_lengths.sum() != len(tokens) or sentence_lengths.min() < 1:
-            raise ValueError("sentence lengths must be positive and sum to the number of tokens, at least 1")
-        if tokens.min() < 0 or tokens.max() >= self._tokenizer.vocab_size:
-            raise ValueError(f"token ids must be in [0, {self._tokenizer.vocab_size})")
-        if split not in self._writers:
-            self._writers[split] = ShardWriter(
-                self._tokenizer.vocab_size, self._tokenizer.unk_id, self._documents[split]
-            )
-        writer = self._writers[split]
-        dtype = corpus.token_dtype(self._tokenizer.vocab_size)
-        origin = f"document {self._documents[split]} of {split}"
-        writer.add([DocumentPart(tokens.astype(dtype), sentence_lengths, text_bytes, origin)])
-        self._documents[split] += 1
-        if writer.record_bytes >= self._max_shard_bytes:
-            self._close(split)
-
-    def _close(self, split: str) -> None:
-        path = self._staged.directory / f"{split}-{self._shards[split]:05d}.partial"
-        with self._writers.pop(split) as writer:
-            arrays, counts = writer.finish(path)
-        facts = counts | {"file": path.name} | file_entry(path)
-        scratch.write_arrays(self._scratch_dir / scratch.shard_name(split, self._shards[split]), arrays, facts)
-        self._shards[split] += 1
-
-    def finish(self, report: dict) -> dict:
-        """Writes the remaining data and, last, corpus.json; `report` is its further content.
-
-        Raises:
-          ValueError: a split has no documents, which TFDS does not support.
-        """
-        for split in corpus.SPLITS:
-            if not self._documents[split]:
-                raise ValueError(f"the {split} split has no documents")
-            if split in self._writers:
-                self._close(split)
-            for index in range(self._shards[split]):
-                marker = self._scratch_dir / scratch.shard_name(split, index)
-                facts = scratch.read_metadata(marker)
-                final = corpus.shard_file(self._name, split, index, self._shards[split])
-                (self._staged.directory / facts["file"]).rename(self._staged.directory / final)
-                scratch.write_arrays(marker, scratch.read_arrays(marker), facts | {"file": final})
-        self._staged.upload()
-        manifest = finish_corpus(self._directory, self._scratch_dir, self._name, self._tokenizer, report)
-        self._scratch_dir.rmtree()
-        return manifest
 
 
 def check_name(name: str) -> None:

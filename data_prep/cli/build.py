@@ -10,9 +10,11 @@ from typing import Annotated, Literal
 import tyro
 from etils import epath
 
+from bert_jax.data.corpus import Corpus
 from bert_jax.errors import UserError, install_command
 from bert_jax.field_validation import Count, Interval, check
 from bert_jax.flags import DirectoryArg
+from bert_jax.report import text
 from bert_jax.storage import is_remote
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep import sources
@@ -121,8 +123,8 @@ class Build:
     def run(self) -> None:
         """Build the corpus."""
         # Imported here: importing TFDS takes a second, and the other commands do not need it.
-        from data_prep import inspection
         from data_prep.build.pipeline import BuildRequest, build
+        from data_prep.inspection import report, statistics
 
         started = time.perf_counter()
         out = epath.Path(self.out)
@@ -135,14 +137,14 @@ class Build:
         read = [sources.parse(spec, self.workers) for spec in self.source]
         request = BuildRequest(read, tokenizer, out, name, options, evaluation, self.scratch)
         manifest = build(request, self._engine())
-        print(inspection.counts(manifest))
+        print(text.render(report.counts(manifest)))
         train = manifest["splits"]["train"]
         if train["unknown_tokens"] > _MANY_UNKNOWN * train["tokens"]:
             share = train["unknown_tokens"] / train["tokens"]
             print(
                 f"note: {share:.0%} of the tokens are unknown; is {self.tokenizer} for this language?", file=sys.stderr
             )
-        if warning := inspection.short_documents(out):
+        if warning := report.short_documents(statistics.measure_lengths(Corpus.open(out))):
             print(f"note: {warning}", file=sys.stderr)
         seconds = time.perf_counter() - started
         print(f"{out}: ready in {seconds:.0f} s; look at it with `bert-data inspect {os.fspath(out)}`")

@@ -9,10 +9,10 @@ from etils import epath
 
 from bert_jax.errors import UserError
 from bert_jax.field_validation import Share
+from bert_jax.report import html, text
 from data_prep.cli.arguments import File, Switch
-from data_prep.inspection import html, json_report, report, text
-from data_prep.inspection.mixture import weight_corpora
-from data_prep.inspection.statistics import measure_corpus
+from data_prep.inspection import report
+from data_prep.inspection.statistics import measure_corpus, weight_corpora
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +44,6 @@ class Inspect:
             except OSError as error:
                 raise UserError(f"--html {page}: cannot be written ({error.strerror}); choose another file") from error
         if self.json:
-            print(json.dumps(json_report.report(corpora, mixed), indent=1, ensure_ascii=False))
+            print(json.dumps({"corpora": corpora, "mixture": mixed}, indent=1, ensure_ascii=False))
         else:
             print(text.render(sections))

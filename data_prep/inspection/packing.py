@@ -13,8 +13,6 @@ Of BERT's pairs (`bert_jax.data.examples`, format segment_pair), half have a ran
 sentences or more, and all if it has one: short documents give more than half.
 """
 
-import dataclasses
-
 import numba
 import numpy as np
 
@@ -24,81 +22,39 @@ PAIR_SPECIALS = 3
 """Special tokens of a pair: one [CLS] and two [SEP]."""
 
 
-@dataclasses.dataclass(frozen=True)
-class PackingEstimate:
-    """Rows of an epoch at one sequence length, if the epoch is packed as a whole."""
+def estimate_packing(counts: np.ndarray) -> dict:
+    """Rows of an epoch that is packed as a whole; the same histogram gives the same rows.
 
-    seq_len: int
-    """tokens of a row"""
-    examples: int
-    """examples of the epoch; also its rows without packing"""
-    tokens: int
-    """tokens of all examples without padding, [CLS] and [SEP] included"""
-    rows: int
-    """packed rows"""
+    Args:
+      counts: number of examples by length with special tokens, int64 [seq_len + 1], see `count_example_lengths`.
 
-    @property
-    def unpacked_efficiency(self) -> float:
-        """Share of tokens that are not padding, with one example per row."""
-        return self.tokens / (self.examples * self.seq_len)
-
-    @property
-    def packing_efficiency(self) -> float:
-        """Share of tokens that are not padding, with packed rows."""
-        return self.tokens / (self.rows * self.seq_len)
-
-
-def example_counts(seq_len: int) -> np.ndarray:
-    """An empty histogram for `count_example_lengths`: int64 [seq_len + 1], by length with special tokens.
-
-    Raises:
-      ValueError: a row has no room besides the special tokens.
+    Returns:
+      tokens of a row; examples of the epoch, which are also its rows without packing; packed rows; and the share of
+      tokens that are not padding in packed rows and in rows with one example each ([CLS] and [SEP] count as tokens).
     """
-    if seq_len <= SPECIALS:
-        raise ValueError(f"a row of {seq_len} tokens has no room besides {SPECIALS} special tokens")
-    return np.zeros(seq_len + 1, np.int64)
+    seq_len, examples, rows = len(counts) - 1, int(counts.sum()), int(_best_fit_rows(counts))
+    tokens = int(np.arange(len(counts)) @ counts)
+    return {
+        "seq_len": seq_len,
+        "examples": examples,
+        "rows": rows,
+        "packing_efficiency": tokens / (rows * seq_len),
+        "unpacked_efficiency": tokens / (examples * seq_len),
+    }
 
 
+@numba.njit(cache=True)
 def count_example_lengths(counts: np.ndarray, sentence_lengths: np.ndarray, document_offsets: np.ndarray) -> None:
     """Counts the examples of some documents by length.
 
     A sentence longer than a row is split into full rows, and its remainder begins the next example.
 
     Args:
-      counts: histogram to add to, from `example_counts`.
+      counts: histogram to add to, int64 [seq_len + 1].
       sentence_lengths: tokens of sentences, uint16, of the whole split.
       document_offsets: int64 [documents + 1], first sentence of each document and the end of the last;
         must be ascending and within `sentence_lengths`; this is not checked.
     """
-    _add_examples(counts, np.asarray(sentence_lengths), np.asarray(document_offsets))
-
-
-def expected_pairs(sentence_lengths: np.ndarray, document_offsets: np.ndarray, seq_len: int) -> np.ndarray:
-    """Expected number of pairs of some documents, and of pairs with a random B, float64 [2].
-
-    The exact expectation for pairs with the length of a full row, each within one document; shorter target lengths
-    (data.short_example_rate) give slightly more random ones.
-
-    Args:
-      sentence_lengths, document_offsets: see `count_example_lengths`.
-      seq_len: tokens of a row.
-    """
-    return _expected_pairs(np.asarray(sentence_lengths), np.asarray(document_offsets), seq_len - PAIR_SPECIALS)
-
-
-def estimate_packing(counts: np.ndarray) -> PackingEstimate:
-    """Packs the examples of a histogram made by `count_example_lengths`; the same histogram gives the same rows."""
-    lengths = np.arange(len(counts))
-    return PackingEstimate(
-        seq_len=len(counts) - 1,
-        examples=int(counts.sum()),
-        tokens=int(lengths @ counts),
-        rows=int(_best_fit_rows(counts)),
-    )
-
-
-@numba.njit(cache=True)
-def _add_examples(counts, sentence_lengths, document_offsets):
     budget = len(counts) - 1 - SPECIALS
     for document in range(len(document_offsets) - 1):
         size = 0
@@ -116,7 +72,17 @@ def _add_examples(counts, sentence_lengths, document_offsets):
 
 
 @numba.njit(cache=True)
-def _expected_pairs(sentence_lengths, document_offsets, target):
+def expected_pairs(sentence_lengths: np.ndarray, document_offsets: np.ndarray, seq_len: int) -> np.ndarray:
+    """Expected number of pairs of some documents, and of pairs with a random B, float64 [2].
+
+    The exact expectation for pairs with the length of a full row, each within one document; shorter target lengths
+    (data.short_example_rate) give slightly more random ones.
+
+    Args:
+      sentence_lengths, document_offsets: see `count_example_lengths`.
+      seq_len: tokens of a row.
+    """
+    target = seq_len - PAIR_SPECIALS
     totals = np.zeros(2)
     for document in range(len(document_offsets) - 1):
         first, end = document_offsets[document], document_offsets[document + 1]

@@ -1,207 +1,164 @@
-"""The content of the report on corpora; `text` and `html` render it."""
+"""The report on corpora, as sections, from the values of `statistics`."""
 
-import dataclasses
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
 from bert_jax.data.corpus import SPLITS
-from data_prep.inspection.lengths import Bin, LengthHistogram
-from data_prep.inspection.mixture import Mixture
-from data_prep.inspection.statistics import QUANTILES, CorpusStatistics, PieceUsage, Sample, SplitLengthStatistics
+from bert_jax.report import Bars, Bin, Command, Excerpt, Histogram, Note, Section, Table
+from data_prep.inspection.statistics import ROW_LENGTHS, split_counts
 
 _PIECE_COLUMNS = 4
 
 
-@dataclasses.dataclass(frozen=True)
-class Note:
-    """A sentence or two."""
-
-    text: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Command:
-    """A shell command."""
-
-    text: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Table:
-    """Rows of cells; cells after the first are numbers unless `words` is set."""
-
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    words: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Histogram:
-    """Distribution of lengths, by count and by tokens."""
-
-    title: str
-    """e.g. "tokens in a sentence" """
-    things: str
-    """e.g. "sentences" """
-    bins: tuple[Bin, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Bars:
-    """Named shares in [0, 1]; the axis ends at 1 if `whole` is set, otherwise at the largest share."""
-
-    labels: tuple[str, ...]
-    shares: tuple[float, ...]
-    whole: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class Section:
-    """A heading and its content."""
-
-    title: str
-    blocks: tuple[Note | Command | Table | Histogram | Bars | Sample, ...]
-    level: int = 2
-    """1: a corpus; 2: a section about it"""
-
-
-def sections(statistics: Sequence[CorpusStatistics], mixed: Mixture | None) -> list[Section]:
+def sections(corpora: Sequence[Mapping], mixture: Mapping | None) -> list[Section]:
     """All sections: first the mixture, if there are several corpora."""
-    every = mixture(mixed) if mixed else []
-    for one in statistics:
-        every += corpus(one)
+    every = [_mixture(mixture)] if mixture else []
+    for corpus in corpora:
+        every += _corpus(corpus)
     return every
-
-
-def corpus(statistics: CorpusStatistics) -> list[Section]:
-    """All sections about one corpus."""
-    manifest = statistics.manifest
-    about = Note(
-        f"{statistics.directory}: {_size(statistics.disk_bytes)} on disk,"
-        f" {statistics.disk_bytes_per_token:.2f} bytes a token; {manifest['vocab_size']:,} pieces,"
-        f" tokenizer {manifest['tokenizer']['fingerprint'][:12]}"
-    )
-    parts = [Section(manifest["name"], (about, _counts(manifest)), level=1)]
-    parts += [*removed_and_skipped(manifest), _lengths(statistics), _packing(statistics), _pieces(statistics.pieces)]
-    parts += [Section("How documents of train begin", statistics.samples), _sources(manifest)]
-    return parts
 
 
 def counts(manifest: Mapping) -> list[Section]:
     """The report at the end of a build, from corpus.json alone."""
-    return [Section(manifest["name"], (_counts(manifest),), level=1), *removed_and_skipped(manifest)]
+    splits = {split: split_counts(manifest["splits"][split]) for split in SPLITS}
+    return [Section(manifest["name"], (_counts(splits),), level=1), _removed_and_skipped(manifest)]
 
 
-def short_documents(train: SplitLengthStatistics) -> str | None:
-    """A warning if documents are shorter, on average, than a row of 128; otherwise None."""
-    documents, row = train.documents, train.packing_estimates[0].seq_len
-    if documents.mean >= row:
+def short_documents(train: Mapping) -> str | None:
+    """A warning if documents are shorter, on average, than a row of 128; otherwise None.
+
+    Args:
+      train: `measure_lengths` of the train split.
+    """
+    lengths, row = train["document_tokens"], ROW_LENGTHS[0]
+    if lengths["mean"] >= row:
         return None
+    number = sum(one["count"] for one in lengths["bins"])
     return (
-        f"the {documents.total:,} documents of train have {documents.mean:.0f} tokens on average (median"
-        f" {documents.quantile(0.5):,}), less than a row of {row}: {train.random_pairs[0]:.0%} of next-sentence pairs"
-        " are random instead of 50%, and parts of one text can be in both splits; if blank lines divide paragraphs, not"
-        " documents, use text-files:GLOB (a file is a document); else train with --objective.pair none --data.format"
-        " full_sentences"
+        f"the {number:,} documents of train have {lengths['mean']:.0f} tokens on average (median"
+        f" {lengths['quantiles']['0.5']:,}), less than a row of {row}: {train['packing'][0]['random_pairs']:.0%} of"
+        " next-sentence pairs are random instead of 50%, and parts of one text can be in both splits; if blank lines"
+        " divide paragraphs, not documents, use text-files:GLOB (a file is a document); else train with"
+        " --objective.pair none --data.format full_sentences"
     )
 
 
-def removed_and_skipped(manifest: Mapping) -> list[Section]:
-    """Removed by filters, changed by cleaning, and skipped while reading."""
-    text_bytes = sum(manifest["splits"][split]["text_bytes"] for split in SPLITS)
-    text_bytes += sum(removed.get("text_bytes", 0) for removed in manifest["dropped"].values())
+def _corpus(corpus: Mapping) -> list[Section]:
+    about = Note(
+        f"{corpus['directory']}: {_size(corpus['disk_bytes'])} on disk,"
+        f" {corpus['disk_bytes_per_token']:.2f} bytes a token; {corpus['vocab_size']:,} pieces,"
+        f" tokenizer {corpus['tokenizer_fingerprint'][:12]}"
+    )
+    return [
+        Section(corpus["name"], (about, _counts(corpus["splits"])), level=1),
+        _removed_and_skipped(corpus),
+        _lengths(corpus["splits"]),
+        _packing(corpus["splits"]["train"]["packing"]),
+        _pieces(corpus["pieces"], corpus["splits"]["train"]["tokens"]),
+        Section("How documents of train begin", tuple(_excerpt(sample) for sample in corpus["samples"])),
+        _sources(corpus),
+    ]
+
+
+def _mixture(mixture: Mapping) -> Section:
+    """Weights for training on several corpora."""
+    corpora = mixture["corpora"]
+    rows = [
+        (one["directory"], f"{one['tokens']:,}", f"{one['share']:.2%}", f"{one['weight']:.4g}", f"{one['repeats']:.2f}")
+        for one in corpora
+    ]
+    exponent = mixture["sampling_exponent"]
+    weights = (shlex.quote(f"{one['directory']}={one['weight']:.4g}") for one in corpora)
+    command = Command(" ".join(["bert-jax pretrain", *(f"--corpus {weight}" for weight in weights)]))
+    if not mixture["one_tokenizer"]:
+        command = Note("These corpora have different tokenizers: no model can be trained on them together.")
+    return Section(
+        "Training on these corpora together",
+        (
+            Note(f"Weights are the shares of tokens to the power {exponent:g}, normalised to sum to 1."),
+            Table(("corpus", "tokens of train", "share", "weight", "epochs of it in one of all"), tuple(rows)),
+            command,
+        ),
+        level=1,
+    )
+
+
+def _counts(splits: Mapping[str, Mapping]) -> Table:
+    forms = {
+        "documents": ("documents", "{:,}"),
+        "sentences": ("sentences", "{:,}"),
+        "tokens": ("tokens", "{:,}"),
+        "text": ("text_bytes", None),
+        "bytes of text per token": ("text_bytes_per_token", "{:.2f}"),
+        "unknown tokens": ("unknown_tokens", "{:,}"),
+        "unknown rate": ("unknown_rate", "{:.4%}"),
+        "records": ("records", "{:,}"),
+        "shards": ("shards", "{:,}"),
+    }
     rows = []
-    for name, removed in manifest["dropped"].items():
+    for label, (key, form) in forms.items():
+        rows.append((label, *(form.format(splits[s][key]) if form else _size(splits[s][key]) for s in SPLITS)))
+    return Table(("", *SPLITS), tuple(rows))
+
+
+def _removed_and_skipped(corpus: Mapping) -> Section:
+    """Removed by filters, changed by cleaning, and skipped while reading."""
+    text_bytes = sum(corpus["splits"][split]["text_bytes"] for split in SPLITS)
+    text_bytes += sum(removed.get("text_bytes", 0) for removed in corpus["dropped"].values())
+    rows = []
+    for name, removed in corpus["dropped"].items():
         what = ", ".join(f"{count:,} {unit}" for unit, count in removed.items() if unit != "text_bytes")
         size = removed.get("text_bytes")
         sizes = ("", "") if size is None else (_size(size), f"{size / text_bytes:.2%}")
         rows.append((_words(name), what, *sizes))
     blocks = [Table(("removed by filters", "how many", "text", "of all text"), tuple(rows))] if rows else []
-    cleaned = tuple((_words(name), f"{count:,}") for name, count in manifest["cleaned"].items())
+    cleaned = tuple((_words(name), f"{count:,}") for name, count in corpus["cleaned"].items())
     if cleaned:
         blocks.append(Table(("changed by cleaning", "how many"), cleaned))
     if not blocks:
         blocks.append(Note("Nothing was filtered or cleaned."))
-    skipped = manifest["skipped"]
-    if not skipped:
-        return [Section("Removed and skipped", (*blocks, Note("Nothing was skipped while reading.")))]
-    reasons = tuple((_words(reason), f"{about['count']:,}") for reason, about in skipped.items())
-    places = tuple((_words(reason), place) for reason, about in skipped.items() for place in about["first"])
-    blocks.append(Table(("skipped because it could not be read", "how many"), reasons))
-    blocks.append(Table(("skipped", "first places"), places, words=True))
-    return [Section("Removed and skipped", tuple(blocks))]
-
-
-def mixture(mixed: Mixture) -> list[Section]:
-    """Weights for training on several corpora."""
-    rows = [
-        (part.directory, f"{part.tokens:,}", f"{part.share:.2%}", f"{part.weight:.4g}", f"{part.repeats:.2f}")
-        for part in mixed.parts
-    ]
-    blocks = [
-        Note(f"Weights are the shares of tokens to the power {mixed.exponent:g}, normalised to sum to 1."),
-        Table(("corpus", "tokens of train", "share", "weight", "epochs of it in one of all"), tuple(rows)),
-    ]
-    if mixed.one_tokenizer:
-        weights = (shlex.quote(f"{part.directory}={part.weight:.4g}") for part in mixed.parts)
-        blocks.append(Command(" ".join(["bert-jax pretrain", *(f"--corpus {weight}" for weight in weights)])))
+    if skipped := corpus["skipped"]:
+        reasons = tuple((_words(reason), f"{about['count']:,}") for reason, about in skipped.items())
+        places = tuple((_words(reason), place) for reason, about in skipped.items() for place in about["first"])
+        blocks.append(Table(("skipped because it could not be read", "how many"), reasons))
+        blocks.append(Table(("skipped", "first places"), places, words=True))
     else:
-        blocks.append(Note("These corpora have different tokenizers: no model can be trained on them together."))
-    return [Section("Training on these corpora together", tuple(blocks), level=1)]
+        blocks.append(Note("Nothing was skipped while reading."))
+    return Section("Removed and skipped", tuple(blocks))
 
 
-def _counts(manifest: Mapping) -> Table:
-    splits = [manifest["splits"][split] for split in SPLITS]
-    rows = [(key, *(f"{split[key]:,}" for split in splits)) for key in ("documents", "sentences", "tokens")]
-    rows.append(("text", *(_size(split["text_bytes"]) for split in splits)))
-    rows.append(("bytes of text per token", *(f"{split['text_bytes'] / split['tokens']:.2f}" for split in splits)))
-    rows.append(("unknown tokens", *(f"{split['unknown_tokens']:,}" for split in splits)))
-    rows.append(("unknown rate", *(f"{split['unknown_tokens'] / split['tokens']:.4%}" for split in splits)))
-    rows.append(("records", *(f"{split['records']:,}" for split in splits)))
-    rows.append(("shards", *(f"{len(split['shards']):,}" for split in splits)))
-    return Table(("", *SPLITS), tuple(rows))
-
-
-def _lengths(statistics: CorpusStatistics) -> Section:
-    rows = []
-    for split, measured in statistics.splits.items():
-        rows.append(_quantiles(f"tokens in a sentence, {split}", measured.sentences))
-        rows.append(_quantiles(f"tokens in a document, {split}", measured.documents))
-    header = ("", *(f"{share:.0%}" for share in QUANTILES), "mean")
-    train = statistics.splits["train"]
-    warning = short_documents(train)
+def _lengths(splits: Mapping[str, Mapping]) -> Section:
+    things = {"sentence": "sentence_tokens", "document": "document_tokens"}
+    rows, plots = [], []
+    for split in SPLITS:
+        for thing, key in things.items():
+            lengths = splits[split][key]
+            quantiles = (f"{quantile:,}" for quantile in lengths["quantiles"].values())
+            rows.append((f"tokens in a {thing}, {split}", *quantiles, f"{lengths['mean']:,.1f}"))
+    for thing, key in things.items():
+        bins = tuple(Bin(*one.values()) for one in splits["train"][key]["bins"])
+        plots.append(Histogram(f"tokens in a {thing}, train", f"{thing}s", "tokens", bins))
+    header = ("", *(f"{float(share):.0%}" for share in splits["train"]["sentence_tokens"]["quantiles"]), "mean")
+    warning = short_documents(splits["train"])
     return Section(
         "Lengths",
         (
             *([Note(f"Note: {warning}.")] if warning else []),
             Note("Quantiles: this share of sentences or documents has at most this number of tokens."),
             Table(header, tuple(rows)),
-            Histogram("tokens in a sentence, train", "sentences", tuple(train.sentences.bins())),
-            Histogram("tokens in a document, train", "documents", tuple(train.documents.bins())),
+            *plots,
         ),
     )
 
 
-def _quantiles(label: str, lengths: LengthHistogram) -> tuple[str, ...]:
-    return (label, *(f"{lengths.quantile(share):,}" for share in QUANTILES), f"{lengths.mean:,.1f}")
-
-
-def _packing(statistics: CorpusStatistics) -> Section:
-    estimates = statistics.splits["train"].packing_estimates
-    rows = [
-        (
-            f"{estimate.seq_len}",
-            f"{estimate.examples:,}",
-            f"{estimate.unpacked_efficiency:.2%}",
-            f"{estimate.rows:,}",
-            f"{estimate.packing_efficiency:.2%}",
-            f"{random:.1%}",
-        )
-        for estimate, random in zip(estimates, statistics.splits["train"].random_pairs, strict=True)
-    ]
-    labels = [f"{estimate.seq_len}, {way}" for estimate in estimates for way in ("one example", "packed")]
-    shares = [share for estimate in estimates for share in (estimate.unpacked_efficiency, estimate.packing_efficiency)]
+def _packing(estimates: Sequence[Mapping]) -> Section:
+    rows, bars = [], {}
+    for estimate in estimates:
+        unpacked, packed = estimate["unpacked_efficiency"], estimate["packing_efficiency"]
+        seq_len, examples, number = (f"{estimate[key]:,}" for key in ("seq_len", "examples", "rows"))
+        rows.append((seq_len, examples, f"{unpacked:.2%}", number, f"{packed:.2%}", f"{estimate['random_pairs']:.1%}"))
+        bars |= {f"{seq_len}, one example": unpacked, f"{seq_len}, packed": packed}
     return Section(
         "Expected packing efficiency",
         (
@@ -214,27 +171,28 @@ def _packing(statistics: CorpusStatistics) -> Section:
                 " second segment comes from another document; about 50% for long documents, more for short ones."
             ),
             Table(("seq_len", "examples", "one per row", "packed rows", "packed", "random pairs"), tuple(rows)),
-            Bars(tuple(labels), tuple(shares), whole=True),
+            Bars(tuple(bars), tuple(bars.values()), whole=True),
         ),
     )
 
 
-def _pieces(pieces: PieceUsage) -> Section:
-    cells = [(_visible(piece), f"{count / pieces.tokens:.2%}") for piece, count in pieces.frequent]
+def _pieces(pieces: Mapping, tokens: int) -> Section:
+    cells = [(_visible(one["piece"]), f"{one['count'] / tokens:.2%}") for one in pieces["most_frequent"]]
     height = -(-len(cells) // _PIECE_COLUMNS)
     cells += [("", "")] * (height * _PIECE_COLUMNS - len(cells))
     rows = tuple(sum((cells[row + column * height] for column in range(_PIECE_COLUMNS)), ()) for row in range(height))
-    levels = (("never", pieces.never), *((f"{label} times", number) for label, number in pieces.decades))
+    levels = {"never": pieces["never_used"]}
+    levels |= {f"{label} times": number for label, number in pieces["by_times_used"].items()}
     return Section(
         "Pieces of train",
         (
             Note(
-                f"{pieces.never:,} of {pieces.total:,} pieces ({pieces.never / pieces.total:.1%}) never occur; special"
-                " tokens are not counted. Pieces by number of occurrences:"
+                f"{pieces['never_used']:,} of {pieces['total']:,} pieces ({pieces['never_used_share']:.1%}) never"
+                " occur; special tokens are not counted. Pieces by number of occurrences:"
             ),
             Bars(
-                tuple(f"{label}: {number:,}" for label, number in levels),
-                tuple(number / pieces.total for _, number in levels),
+                tuple(f"{label}: {number:,}" for label, number in levels.items()),
+                tuple(number / pieces["total"] for number in levels.values()),
                 whole=False,
             ),
             Note("The most frequent pieces and their share of tokens:"),
@@ -243,21 +201,21 @@ def _pieces(pieces: PieceUsage) -> Section:
     )
 
 
-def _sources(manifest: Mapping) -> Section:
+def _excerpt(sample: Mapping) -> Excerpt:
+    caption = f"document {sample['document']:,}, {sample['tokens']:,} tokens"
+    return Excerpt(caption, tuple(sample["sentences"]), sample["cut"])
+
+
+def _sources(corpus: Mapping) -> Section:
     rows = [
-        (
-            source["spec"],
-            f"{source['documents']:,}",
-            _size(source["text_bytes"]),
-            f"{len(source['files']):,}",
-        )
-        for source in manifest["sources"]
+        (source["spec"], f"{source['documents']:,}", _size(source["text_bytes"]), f"{source['files']:,}")
+        for source in corpus["sources"]
     ]
     return Section(
         "Where it came from",
         (
             Table(("source", "documents", "text", "files"), tuple(rows)),
-            Table(("setting of the build", "value"), tuple(_settings(manifest["settings"], "")), words=True),
+            Table(("setting of the build", "value"), tuple(_settings(corpus["settings"], "")), words=True),
         ),
     )
 

@@ -1,8 +1,11 @@
-"""Statistics of a corpus from its arrays and corpus.json; records are read for the sample documents only."""
+"""Statistics of a corpus from its arrays and corpus.json; records are read for the sample documents only.
+
+The results are JSON values: `bert-data inspect --json` prints them.
+"""
 
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypedDict
 
 import numba
@@ -10,17 +13,17 @@ import numpy as np
 from etils import epath
 
 from bert_jax.data.corpus import MANIFEST, REBUILD, SPLITS, TOKENIZER, Corpus, StoredCount, read_manifest
+from bert_jax.data.mixture import smoothed_shares
 from bert_jax.errors import UserError
 from bert_jax.field_validation import from_json
 from bert_jax.progress import progress
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep.inspection import packing
-from data_prep.inspection.lengths import LengthHistogram
 
-QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 ROW_LENGTHS = (128, 512)
-FREQUENT_PIECES = 40
 
+_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+_FREQUENT_PIECES = 40
 _SAMPLES_AT = (0.0, 0.25, 0.5, 0.75, 1.0)
 _SAMPLE_TOKENS = 96
 _BLOCK_DOCUMENTS = 1 << 16
@@ -49,74 +52,67 @@ class _Report(TypedDict):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class SplitLengthStatistics:
-    """Measurements of one split; its counts are in corpus.json."""
+class LengthHistogram:
+    """How often each length occurs: exact, and small for any size of corpus.
 
-    sentences: LengthHistogram
-    """tokens in a sentence"""
-    documents: LengthHistogram
-    """tokens in a document"""
-    packing_estimates: tuple[packing.PackingEstimate, ...]
-    """for each of ROW_LENGTHS"""
-    random_pairs: tuple[float, ...]
-    """share of BERT's sentence pairs whose second segment is random, for each of ROW_LENGTHS"""
+    Lengths that sum to T have at most sqrt(2 T) different values: 63,000 for 2 billion.
 
+    Attributes:
+      values: the lengths that occur, positive, ascending, int64 [num_values].
+      counts: of each value, int64 [num_values].
+    """
 
-@dataclasses.dataclass(frozen=True)
-class Sample:
-    """The beginning of a document of the train split."""
+    values: np.ndarray
+    counts: np.ndarray
 
-    document: int
-    """index of the document"""
-    tokens: int
-    """of the whole document"""
-    sentences: tuple[str, ...]
-    """decoded ids, at most 96 of them; characters that the tokenizer does not represent are missing"""
-    cut: bool
-    """whether the document is longer"""
+    @classmethod
+    def from_lengths(cls, lengths: np.ndarray) -> "LengthHistogram":
+        """Counts lengths [any shape], all positive."""
+        return cls(*np.unique(np.asarray(lengths, np.int64), return_counts=True))
 
+    @classmethod
+    def merge(cls, histograms: Iterable["LengthHistogram"]) -> "LengthHistogram":
+        """The sum of several histograms."""
+        histograms = list(histograms)
+        values, places = np.unique(np.concatenate([histogram.values for histogram in histograms]), return_inverse=True)
+        counts = np.zeros(len(values), np.int64)
+        np.add.at(counts, places, np.concatenate([histogram.counts for histogram in histograms]))
+        return cls(values, counts)
 
-@dataclasses.dataclass(frozen=True)
-class PieceUsage:
-    """How the train split uses the vocabulary, without the five special tokens, which do not occur in text."""
+    def quantile(self, share: float) -> int:
+        """The smallest length that at least this share of all lengths, in (0, 1], does not exceed."""
+        return int(self.values[np.searchsorted(np.cumsum(self.counts), share * self.counts.sum(), "left")])
 
-    total: int
-    """pieces of the vocabulary"""
-    never: int
-    """pieces that do not occur"""
-    tokens: int
-    """of the split, [UNK] included"""
-    decades: tuple[tuple[str, int], ...]
-    """pieces by how often they occur: ("1–9", 812), ("10–99", 3055), ..."""
-    frequent: tuple[tuple[str, int], ...]
-    """the most frequent pieces and how often they occur, [UNK] included"""
+    def bins(self) -> list[dict[str, int]]:
+        """Two bins per power of 2, from the bin of the shortest length to that of the longest.
 
+        Each has the `first` and the `last` length in it, the `count` of lengths, and their sum, `tokens`.
+        """
+        edges = _edges(int(self.values[-1]))
+        edges = edges[np.searchsorted(edges, self.values[0], "right") - 1 :]
+        starts = np.searchsorted(self.values, edges)
+        counts = np.diff(np.concatenate([[0], np.cumsum(self.counts)])[starts])
+        tokens = np.diff(np.concatenate([[0], np.cumsum(self.values * self.counts)])[starts])
+        rows = np.stack([edges[:-1], edges[1:] - 1, counts, tokens], axis=1).tolist()
+        return [dict(zip(("first", "last", "count", "tokens"), row, strict=True)) for row in rows]
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class CorpusStatistics:
-    """All statistics of `bert-data inspect` about one corpus."""
-
-    directory: str
-    manifest: dict
-    """content of corpus.json"""
-    disk_bytes: int
-    """all files of the corpus"""
-    splits: dict[str, SplitLengthStatistics]
-    pieces: PieceUsage
-    samples: tuple[Sample, ...]
-
-    @property
-    def train_tokens(self) -> int:
-        """Tokens of the train split."""
-        return self.manifest["splits"]["train"]["tokens"]
-
-    @property
-    def disk_bytes_per_token(self) -> float:
-        """Size of all files over the tokens of both splits."""
-        return self.disk_bytes / sum(self.manifest["splits"][split]["tokens"] for split in SPLITS)
+    def summary(self) -> dict:
+        """Mean, quantiles by their share, and bins."""
+        return {
+            "mean": int(self.values @ self.counts) / int(self.counts.sum()),
+            "quantiles": {f"{share:g}": self.quantile(share) for share in _QUANTILES},
+            "bins": self.bins(),
+        }
 
 
-def measure_corpus(directory: os.PathLike | str) -> CorpusStatistics:
+def _edges(longest: int) -> np.ndarray:
+    """1, 2, 3, 4, 6, 8, 11, 16, 23, 32, ...: powers of the square root of 2, the last above `longest`."""
+    steps = 2 * longest.bit_length() + 1
+    edges = np.unique(np.round(2 ** (np.arange(steps) / 2)).astype(np.int64))
+    return edges[: np.searchsorted(edges, longest, "right") + 1]
+
+
+def measure_corpus(directory: os.PathLike | str) -> dict:
     """Measures a corpus. Memory does not depend on its size: arrays are memory-mapped and read in blocks.
 
     Raises:
@@ -125,50 +121,67 @@ def measure_corpus(directory: os.PathLike | str) -> CorpusStatistics:
     manifest = read_manifest(directory)
     from_json(_Report, manifest, epath.Path(directory) / MANIFEST, REBUILD)
     corpora = {split: Corpus.open(directory, split) for split in SPLITS}
-    splits = {split: measure_split(corpus) for split, corpus in corpora.items()}
+    splits = {
+        split: split_counts(manifest["splits"][split]) | measure_lengths(corpus) for split, corpus in corpora.items()
+    }
     train = corpora["train"]
     tokenizer = Tokenizer.load(train.directory / TOKENIZER)
-    return CorpusStatistics(
-        directory=os.fspath(directory),
-        manifest=manifest,
-        disk_bytes=sum(entry["bytes"] for entry in manifest["files"].values())
-        + (epath.Path(directory) / MANIFEST).stat().length,
-        splits=splits,
-        pieces=_pieces(train.token_counts, tokenizer),
-        samples=tuple(_samples(train, tokenizer)),
-    )
+    disk_bytes = sum(entry["bytes"] for entry in manifest["files"].values())
+    disk_bytes += (epath.Path(directory) / MANIFEST).stat().length
+    return {
+        "directory": os.fspath(directory),
+        "name": manifest["name"],
+        "vocab_size": manifest["vocab_size"],
+        "tokenizer_fingerprint": manifest["tokenizer"]["fingerprint"],
+        "disk_bytes": disk_bytes,
+        "disk_bytes_per_token": disk_bytes / sum(split["tokens"] for split in splits.values()),
+        "splits": splits,
+        **{key: manifest[key] for key in ("dropped", "cleaned", "skipped", "settings")},
+        "sources": [source | {"files": len(source["files"])} for source in manifest["sources"]],
+        "pieces": _pieces(train.token_counts, tokenizer),
+        "samples": list(_samples(train, tokenizer)),
+    }
 
 
-def measure_split(corpus: Corpus) -> SplitLengthStatistics:
-    """Measures the lengths of a split.
+def split_counts(counts: Mapping) -> dict:
+    """The counts of a split from corpus.json, with the number of shards instead of their names, and two rates."""
+    return {
+        **{key: count for key, count in counts.items() if key != "shards"},
+        "shards": len(counts["shards"]),
+        "text_bytes_per_token": counts["text_bytes"] / counts["tokens"],
+        "unknown_rate": counts["unknown_tokens"] / counts["tokens"],
+    }
+
+
+def measure_lengths(corpus: Corpus) -> dict:
+    """Lengths of sentences and documents of a split, and the rows of each of ROW_LENGTHS that they fill.
 
     Raises:
       UserError: its arrays are damaged.
     """
     sentence_counts = np.zeros(1 << 16, np.int64)
-    examples = [packing.example_counts(seq_len) for seq_len in ROW_LENGTHS]
+    examples = [np.zeros(seq_len + 1, np.int64) for seq_len in ROW_LENGTHS]
     pairs = np.zeros((len(ROW_LENGTHS), 2))
     documents = []
+    lengths = np.asarray(corpus.sentence_lengths)
     with progress(f"measuring {corpus.split}", corpus.num_sentences, "sentence") as bar:
         for offsets in _blocks(corpus):
-            documents.append(
-                LengthHistogram.from_lengths(
-                    _block_lengths(sentence_counts, np.asarray(corpus.sentence_lengths), offsets)
-                )
-            )
+            documents.append(LengthHistogram.from_lengths(_block_lengths(sentence_counts, lengths, offsets)))
             for index, counts in enumerate(examples):
-                packing.count_example_lengths(counts, corpus.sentence_lengths, offsets)
-                pairs[index] += packing.expected_pairs(corpus.sentence_lengths, offsets, ROW_LENGTHS[index])
+                packing.count_example_lengths(counts, lengths, offsets)
+                pairs[index] += packing.expected_pairs(lengths, offsets, ROW_LENGTHS[index])
             bar.update(int(offsets[-1] - offsets[0]))
     if sentence_counts[0]:
         raise _damaged(corpus)
     occurring = np.flatnonzero(sentence_counts)
-    return SplitLengthStatistics(
-        sentences=LengthHistogram(occurring, sentence_counts[occurring]),
-        documents=LengthHistogram.merge(documents),
-        packing_estimates=tuple(packing.estimate_packing(counts) for counts in examples),
-        random_pairs=tuple((pairs[:, 1] / pairs[:, 0]).tolist()),
-    )
+    return {
+        "sentence_tokens": LengthHistogram(occurring, sentence_counts[occurring]).summary(),
+        "document_tokens": LengthHistogram.merge(documents).summary(),
+        "packing": [
+            packing.estimate_packing(counts) | {"random_pairs": random / every}
+            for counts, (every, random) in zip(examples, pairs.tolist(), strict=True)
+        ],
+    }
 
 
 def _blocks(corpus: Corpus) -> Iterator[np.ndarray]:
@@ -197,28 +210,29 @@ def _block_lengths(sentence_counts, sentence_lengths, document_offsets):
     return documents
 
 
-def _pieces(token_counts: np.ndarray, tokenizer: Tokenizer) -> PieceUsage:
-    ordinary = np.ones(len(token_counts), bool)
-    ordinary[list(tokenizer.special_ids)] = False
-    counts = np.asarray(token_counts)[ordinary]
-    decades = []
-    start = 1
+def _pieces(token_counts: np.ndarray, tokenizer: Tokenizer) -> dict:
+    """How the split uses the vocabulary; the five special tokens do not count, except [UNK] in `most_frequent`."""
+    token_counts = np.asarray(token_counts)
+    counts = np.delete(token_counts, list(tokenizer.special_ids))
+    never, decades, start = int((counts == 0).sum()), {}, 1
     while start <= counts.max(initial=0):
-        number = int(((counts >= start) & (counts < 10 * start)).sum())
-        decades.append((f"{start:,}–{10 * start - 1:,}", number))
+        decades[f"{start:,}–{10 * start - 1:,}"] = int(((counts >= start) & (counts < 10 * start)).sum())
         start *= 10
     # Stable, so that pieces with the same count are in the order of their ids.
-    order = np.argsort(-np.asarray(token_counts), kind="stable")[:FREQUENT_PIECES]
-    return PieceUsage(
-        total=len(counts),
-        never=int((counts == 0).sum()),
-        tokens=int(np.sum(token_counts)),
-        decades=tuple(decades),
-        frequent=tuple((tokenizer.id_to_token(i), int(token_counts[i])) for i in order if token_counts[i]),
-    )
+    order = np.argsort(-token_counts, kind="stable")[:_FREQUENT_PIECES]
+    return {
+        "total": len(counts),
+        "never_used": never,
+        "never_used_share": never / len(counts),
+        "by_times_used": decades,
+        "most_frequent": [
+            {"piece": tokenizer.id_to_token(i), "count": int(token_counts[i])} for i in order if token_counts[i]
+        ],
+    }
 
 
-def _samples(corpus: Corpus, tokenizer: Tokenizer) -> Iterator[Sample]:
+def _samples(corpus: Corpus, tokenizer: Tokenizer) -> Iterator[dict]:
+    """The first 96 tokens of five documents; characters that the tokenizer does not represent are missing."""
     for document in sorted({round(share * (corpus.num_documents - 1)) for share in _SAMPLES_AT}):
         first, end = (int(i) for i in corpus.document_offsets[document : document + 2])
         sentences, left, sentence = [], _SAMPLE_TOKENS, first
@@ -228,4 +242,23 @@ def _samples(corpus: Corpus, tokenizer: Tokenizer) -> Iterator[Sample]:
             left -= len(ids)
             sentence += 1
         tokens = int(np.sum(corpus.sentence_lengths[first:end], dtype=np.int64))
-        yield Sample(document, tokens, tuple(sentences), cut=tokens > _SAMPLE_TOKENS)
+        yield {"document": document, "tokens": tokens, "sentences": sentences, "cut": tokens > _SAMPLE_TOKENS}
+
+
+def weight_corpora(corpora: Sequence[dict], exponent: float) -> dict:
+    """Weights q_i ~ p_i^exponent for training on several corpora, where p_i is the share of corpus i in all tokens.
+
+    With an exponent below 1, small corpora are read more often than by size; multilingual BERT used 0.7. `repeats` are
+    the epochs of a corpus while as many tokens are read as all have together.
+    """
+    tokens = [corpus["splits"]["train"]["tokens"] for corpus in corpora]
+    rows = []
+    for corpus, size, weight in zip(corpora, tokens, smoothed_shares(tokens, exponent).tolist(), strict=True):
+        share = size / sum(tokens)
+        row = {"directory": corpus["directory"], "tokens": size, "share": share, "weight": weight}
+        rows.append(row | {"repeats": weight / share})
+    return {
+        "sampling_exponent": exponent,
+        "one_tokenizer": len({corpus["tokenizer_fingerprint"] for corpus in corpora}) == 1,
+        "corpora": rows,
+    }

@@ -75,6 +75,37 @@ class Source(abc.ABC):
     """A parsed SPEC; picklable and small. Its documents depend on the files alone."""
 
     spec: str
+    block_bytes: int = dataclasses.field(default=BLOCK_BYTES, kw_only=True)
+    """approximate size of the text of a block"""
+    max_record_bytes: int = dataclasses.field(default=MAX_RECORD_BYTES, kw_only=True)
+    """longer records are skipped"""
+
+    @classmethod
+    def from_spec(cls, spec: str, argument: str, workers: int) -> "Source":
+        """Parses `KIND`, `KIND:GLOB` or `KIND:GLOB@FIELD`, as the class has a `pattern` and a `field`.
+
+        Args:
+          spec: as the user wrote it.
+          argument: what follows the kind and its colon.
+          workers: processes that `blocks` may use, for a class with `workers`.
+
+        Raises:
+          UserError: a part of the SPEC is missing or wrong.
+        """
+        kind, names = spec.partition(":")[0], {field.name for field in dataclasses.fields(cls)}
+        values = {"workers": workers} if "workers" in names else {}
+        if "pattern" not in names and argument:
+            raise UserError(f"--source {spec}: {kind} takes no glob; write just `{kind}`")
+        if "pattern" in names:
+            if not argument:
+                raise UserError(f"--source {spec}: say which files, e.g. `{kind}:texts/*.txt`")
+            values["pattern"] = argument
+        if "field" in names:
+            values["pattern"], _, values["field"] = argument.rpartition("@")
+            if not all(values.values()):
+                example = f"`{kind}:{argument.rstrip('@')}@text`"
+                raise UserError(f"--source {spec}: say which field holds the text, e.g. {example}")
+        return cls(spec, **values)
 
     @abc.abstractmethod
     def inputs(self) -> list[Input]:

@@ -10,7 +10,7 @@ import re
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from etils import epath
 
@@ -37,12 +37,7 @@ _NOT_TEXT = {
     codecs.BOM_UTF16_LE: "UTF-16; convert it, e.g. with `iconv -f UTF-16 -t UTF-8`",
     codecs.BOM_UTF16_BE: "UTF-16; convert it, e.g. with `iconv -f UTF-16 -t UTF-8`",
 }
-_NUL_SHARES = {
-    "UTF-32LE": (0, 1, 1, 1),
-    "UTF-32BE": (1, 1, 1, 0),
-    "UTF-16LE": (0, 1, 0, 1),
-    "UTF-16BE": (1, 0, 1, 0),
-}
+_NUL_SHARES = {"UTF-32LE": (0, 1, 1, 1), "UTF-32BE": (1, 1, 1, 0), "UTF-16LE": (0, 1, 0, 1), "UTF-16BE": (1, 0, 1, 0)}
 """Encodings without a byte order mark, by the share of NUL bytes at each of four places, in mostly ASCII text."""
 
 
@@ -97,7 +92,7 @@ class DecompressingReader:
         self.raw_bytes = 0
         """bytes of the file that have been read"""
         self._digest = hashlib.sha256()
-        with _readable(path):
+        with readable(path):
             self._file: BinaryIO = epath.Path(path).open("rb")
         try:
             kind = pathlib.PurePath(path).suffix.lower()
@@ -139,25 +134,21 @@ class DecompressingReader:
         return {"path": self.path, "sha256": self._digest.hexdigest(), "bytes": self.raw_bytes}
 
     def _raw(self, size: int) -> bytes:
-        with _readable(self.path):
+        with readable(self.path):
             data = self._file.read(size)
         self._digest.update(data)
         self.raw_bytes += len(data)
         return data
 
 
-def hash_file(path: str) -> dict:
-    """{"path", "sha256", "bytes"} of a file that another library reads."""
-    digest, size = hashlib.sha256(), 0
-    with _readable(path), epath.Path(path).open("rb") as file:
-        while data := file.read(_RAW_BYTES):
-            digest.update(data)
-            size += len(data)
-    return {"path": path, "sha256": digest.hexdigest(), "bytes": size}
+def file_entry(path: epath.PathLike) -> dict:
+    """{"sha256", "bytes"} of a file."""
+    with epath.Path(path).open("rb") as file:
+        return {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "bytes": file.tell()}
 
 
 @contextlib.contextmanager
-def _readable(path: str) -> Iterator[None]:
+def readable(path: str) -> Iterator[None]:
     """Turns an OSError while reading a file into a UserError."""
     try:
         yield
@@ -179,18 +170,8 @@ def _check_is_text(path: str, head: bytes) -> None:
         raise UserError(f"{path}: is a binary file, not text; leave it out of the source")
 
 
-class _Decompressor(Protocol):
-    """The common interface of the decompressors of bz2 and zstd."""
-
-    eof: bool
-    needs_input: bool
-    unused_data: bytes
-
-    def decompress(self, data: bytes, max_length: int) -> bytes: ...
-
-
 class _Gzip:
-    """zlib's decompressor with the same interface."""
+    """zlib's decompressor with the interface of those of bz2 and zstd."""
 
     def __init__(self):
         self._zlib = zlib.decompressobj(wbits=31)
@@ -214,13 +195,13 @@ class _Gzip:
         return result
 
 
-def _zstd() -> tuple[Callable[[], _Decompressor], type[Exception]]:
+def _zstd() -> tuple[Callable[[], Any], type[Exception]]:
     zstd = import_optional("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd", "reading .zst")
     return zstd.ZstdDecompressor, zstd.ZstdError
 
 
 # Constructor of the decompressor, and the exception that it raises.
-_DECOMPRESSORS: dict[str, Callable[[], tuple[Callable[[], _Decompressor], type[Exception]]]] = {
+_DECOMPRESSORS: dict[str, Callable[[], tuple[Callable[[], Any], type[Exception]]]] = {
     ".gz": lambda: (_Gzip, zlib.error),
     ".bz2": lambda: (bz2.BZ2Decompressor, OSError),
     ".zst": _zstd,

@@ -8,22 +8,18 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from data_prep.sources import files
-from data_prep.sources.base import MAX_RECORD_BYTES, Document, Skipped, import_optional
+from data_prep.sources.base import Document, Skipped, import_optional
 from data_prep.sources.field_validation import document_from_text, json_type_name, missing_field_message
-from data_prep.sources.text_chunks import TextChunk, record_aligned_blocks
-from data_prep.sources.text_files import FileSource, decode_utf8
+from data_prep.sources.text_chunks import TextChunk
+from data_prep.sources.text_files import RecordSource, decode_utf8
 
 
 @dataclasses.dataclass(frozen=True)
-class JsonLinesSource(FileSource):
+class JsonLinesSource(RecordSource):
     """`jsonl:GLOB@FIELD`; FIELD may be dotted: `meta.text` is the field `text` of the object `meta`."""
 
-    field: str = ""
-    max_record_bytes: int = MAX_RECORD_BYTES
-
-    def _chunks(self, file: files.DecompressingReader) -> Iterator[TextChunk | Skipped]:
-        return record_aligned_blocks(file, b"\n", self.block_bytes, self.max_record_bytes)
+    field: str
+    end_marker = b"\n"
 
     def _documents(self, chunk: TextChunk) -> Iterator[Document | Skipped]:
         data, begin, number = memoryview(chunk.data), 0, chunk.line  # no copies: a line may be 1 GB

@@ -15,9 +15,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from data_prep.sources import files
-from data_prep.sources.base import Document, Skipped, import_optional
-from data_prep.sources.text_chunks import BoundaryRule, TextChunk, document_aligned_blocks
+from bert_jax.errors import UserError
+from data_prep.sources.base import Document, Skipped, Source, import_optional
+from data_prep.sources.text_chunks import BoundaryRule, TextChunk
 from data_prep.sources.text_files import FileSource, decode_utf8
 
 # Documents must not be split inside these, even at blank lines.
@@ -87,8 +87,21 @@ class MarkdownSource(FileSource):
     level: int | None = None
     """headings up to this level begin a document; None: a file is a document"""
 
-    def _chunks(self, file: files.DecompressingReader) -> Iterator[TextChunk]:
-        return document_aligned_blocks(file, MarkdownRule(self.level), self.block_bytes)
+    @classmethod
+    def from_spec(cls, spec: str, argument: str, workers: int) -> Source:
+        """`markdown:GLOB` or `markdown:GLOB@LEVEL`; a path may contain an @."""
+        pattern, at, level = argument.rpartition("@")
+        if not at or "/" in level or "." in level:
+            return super().from_spec(spec, argument, workers)
+        if level not in tuple("123456"):
+            example = "give the level of a heading, 1 to 6, e.g. `markdown:*.md@2`"
+            raise UserError(f"--source {spec}: after the @, {example}")
+        return dataclasses.replace(super().from_spec(spec, pattern, workers), level=int(level))
+
+    @property
+    def rule(self) -> BoundaryRule:
+        """Headings end documents."""
+        return MarkdownRule(self.level)
 
     def _documents(self, chunk: TextChunk) -> Iterator[Document | Skipped]:
         # In the middle of a file, three hyphens are a ruler.

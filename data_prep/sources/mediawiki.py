@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from xml.etree import ElementTree
 
 from data_prep.sources import files, wikitext_markup
-from data_prep.sources.base import MAX_RECORD_BYTES, Document, Skipped
-from data_prep.sources.text_chunks import TextChunk, record_aligned_blocks
-from data_prep.sources.text_files import FileSource
+from data_prep.sources.base import Document, Skipped
+from data_prep.sources.text_chunks import TextChunk
+from data_prep.sources.text_files import RecordSource
 
-_BEGIN, _END = b"<page>", b"</page>"
+_BEGIN = b"<page>"
 # Namespaces of files and categories.
 _HIDDEN_NAMESPACE = re.compile(rb'<namespace key="(?:6|14)"[^>]*>([^<]+)</namespace>')
 
@@ -27,15 +27,14 @@ class _Pages(TextChunk):
     """names, in the language of the wiki, of the namespaces whose links show no text"""
 
 
-@dataclasses.dataclass(frozen=True)
-class MediaWikiSource(FileSource):
+class MediaWikiSource(RecordSource):
     """`mediawiki:GLOB`."""
 
-    max_record_bytes: int = MAX_RECORD_BYTES
+    end_marker = b"</page>"
 
     def _chunks(self, file: files.DecompressingReader) -> Iterator[TextChunk | Skipped]:
         hidden: tuple[str, ...] | None = None
-        for chunk in record_aligned_blocks(file, _END, self.block_bytes, self.max_record_bytes):
+        for chunk in super()._chunks(file):
             if isinstance(chunk, Skipped):
                 yield chunk
                 continue
@@ -51,11 +50,11 @@ class MediaWikiSource(FileSource):
             line += data.count(b"\n", counted, begin)
             counted = begin
             origin = f"{chunk.path}:{line}"
-            end = data.find(_END, begin)
+            end = data.find(self.end_marker, begin)
             if end < 0:
                 yield Skipped("malformed_xml", origin, "<page> without </page>; is the dump complete?")
                 return
-            end += len(_END)
+            end += len(self.end_marker)
             try:
                 page = ElementTree.fromstring(memoryview(data)[begin:end])
             except ElementTree.ParseError as error:

@@ -13,16 +13,7 @@ from etils import epath
 
 from bert_jax.errors import UserError
 from data_prep.sources import files
-from data_prep.sources.base import (
-    BLOCK_BYTES,
-    MAX_RECORD_BYTES,
-    Block,
-    Document,
-    Input,
-    Skipped,
-    Source,
-    import_optional,
-)
+from data_prep.sources.base import Block, Document, Input, Skipped, Source, import_optional
 from data_prep.sources.field_validation import document_from_utf8, missing_field_message
 
 _BLOCKS_PER_INPUT = 16
@@ -41,8 +32,6 @@ class ParquetSource(Source):
 
     pattern: str
     field: str
-    block_bytes: int = BLOCK_BYTES
-    max_record_bytes: int = MAX_RECORD_BYTES
 
     def inputs(self) -> list[Input]:
         """Ranges of row groups with about 16 blocks of the column each."""
@@ -80,7 +69,8 @@ class ParquetSource(Source):
         if not rows:
             yield Block(path, (path, 0, None), part.size)
         if complete:
-            file_entries.append(files.hash_file(path))
+            with files.readable(path):
+                file_entries.append({"path": path, **files.file_entry(path)})
 
     def documents(self, block: Block) -> Iterator[Document | Skipped]:
         """A document for each row."""

@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Iterator
 
 from data_prep.parallel import ordered_map
-from data_prep.sources.base import BLOCK_BYTES, Block, Document, Input, Source
+from data_prep.sources.base import Block, Document, Input, Source
 
 MAX_BYTES = 24_000_000
 """Maximum size of the corpus in UTF-8 bytes; with many installed packages it would be much larger."""
@@ -47,7 +47,6 @@ class PythonDocsSource(Source):
 
     workers: int = 1
     """processes that read modules; the result does not depend on it"""
-    block_bytes: int = BLOCK_BYTES
 
     def inputs(self) -> list[Input]:
         """All of it at once."""

@@ -13,9 +13,11 @@ from etils import epath
 from tensorflow_datasets.proto import tf_example_pb2
 
 from bert_jax.errors import UserError
-from data_prep.sources.base import BLOCK_BYTES, MAX_RECORD_BYTES, Block, Document, Input, Skipped, Source
+from data_prep.sources.base import Block, Document, Input, Skipped, Source
 from data_prep.sources.field_validation import document_from_utf8, missing_field_message
 
+# A slice of a split may contain a colon: train[:10%].
+_ARGUMENT = re.compile(r"(?P<name>.+):(?P<split>[^:@\[\]]+(?:\[[^\[\]]*\])?)@(?P<field>[^@]+)")
 _BLOCKS_PER_INPUT = 16
 _INFO = "dataset_info.json"
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)/?")
@@ -36,8 +38,13 @@ class TfdsSource(Source):
     name: str
     split: str
     field: str
-    block_bytes: int = BLOCK_BYTES
-    max_record_bytes: int = MAX_RECORD_BYTES
+
+    @classmethod
+    def from_spec(cls, spec: str, argument: str, workers: int) -> Source:
+        """`tfds:NAME:SPLIT@FIELD`."""
+        if match := _ARGUMENT.fullmatch(argument):
+            return cls(spec, **match.groupdict())
+        raise UserError(f"--source {spec}: write tfds:NAME:SPLIT@FIELD, e.g. `tfds:lm1b:train@text`")
 
     def inputs(self) -> list[Input]:
         """Ranges of examples with about 16 blocks each."""

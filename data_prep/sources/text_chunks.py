@@ -4,7 +4,6 @@ A document longer than a block is split at the end of a paragraph, else of a lin
 characters. The places depend on the document alone, not on the text before it, so equal documents are split equally.
 """
 
-import abc
 import codecs
 import dataclasses
 import re
@@ -43,22 +42,22 @@ class TextChunk:
         return f"{self.path}:{self.line}"
 
 
-class BoundaryRule(abc.ABC):
-    """Finds ends of documents in a window of bytes, and places to split long documents."""
+class BoundaryRule:
+    """Finds ends of documents in a window of bytes, and places to split long documents; here, a file is a document."""
 
     def blank(self, window: bytes) -> int:
         """Number of bytes at the start of the window that belong to no document."""
         return 0
 
-    @abc.abstractmethod
     def boundary(self, window: bytes, stop: int, line_start: bool) -> int:
-        """The last place in [0, stop] where a document ends; 0 for none.
+        """The last place in [0, stop] where a document ends, except the end of the file; 0 for none.
 
         Args:
           window: bytes from the start of a document or of a part of one.
           stop: length of the part of the window to search.
           line_start: only white space precedes the window on its first line.
         """
+        return 0
 
     def paragraph(self, window: bytes, stop: int) -> int:
         """The last place in [0, stop] where a paragraph ends; 0 for none."""
@@ -82,14 +81,6 @@ class BlankLineRule(BoundaryRule):
 
     def paragraph(self, window: bytes, stop: int) -> int:
         """None: the end of a paragraph is the end of the document."""
-        return 0
-
-
-class WholeFileRule(BoundaryRule):
-    """A file is a document."""
-
-    def boundary(self, window: bytes, stop: int, line_start: bool) -> int:
-        """None except the end of the file."""
         return 0
 
 

@@ -1,4 +1,4 @@
-"""The base class of sources that read files sequentially, and the sources `text`, `text-files` and `lines`."""
+"""Sources that read files sequentially, and the kinds `text`, `text-files` and `lines`."""
 
 import abc
 import dataclasses
@@ -7,8 +7,14 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from data_prep.sources import files
-from data_prep.sources.base import BLOCK_BYTES, Block, Document, Input, Skipped, Source
-from data_prep.sources.text_chunks import BlankLineRule, BoundaryRule, TextChunk, WholeFileRule, document_aligned_blocks
+from data_prep.sources.base import Block, Document, Input, Skipped, Source
+from data_prep.sources.text_chunks import (
+    BlankLineRule,
+    BoundaryRule,
+    TextChunk,
+    document_aligned_blocks,
+    record_aligned_blocks,
+)
 
 _BLANK_LINES = re.compile(rb"(?:[ \t\r\f\v]*+\n)++")
 _BETWEEN_DOCUMENTS = re.compile(rb"\n((?:[ \t\r\f\v]*+\n)++)")
@@ -19,7 +25,8 @@ class FileSource(Source):
     """Files that match a glob, read as bytes; the payload of a block is a tuple of chunks."""
 
     pattern: str
-    block_bytes: int = BLOCK_BYTES
+    rule: ClassVar[BoundaryRule] = BoundaryRule()
+    """where documents end"""
 
     def inputs(self) -> list[Input]:
         """The files; small consecutive files are one input."""
@@ -53,9 +60,9 @@ class FileSource(Source):
             else:
                 yield from self._documents(chunk)
 
-    @abc.abstractmethod
     def _chunks(self, file: files.DecompressingReader) -> Iterator[TextChunk | Skipped]:
         """Splits a file into chunks; reads it to its end."""
+        return document_aligned_blocks(file, self.rule, self.block_bytes)
 
     @abc.abstractmethod
     def _documents(self, chunk: TextChunk) -> Iterator[Document | Skipped]:
@@ -75,15 +82,20 @@ def decode_utf8(chunk: TextChunk, begin: int, end: int, origin: str) -> str | Sk
         return Skipped("invalid_utf8", origin, f"not UTF-8 at byte {place}; {advice}")
 
 
-@dataclasses.dataclass(frozen=True)
+class RecordSource(FileSource):
+    """Files of records, which are never split; `end_marker` ends a record."""
+
+    end_marker: ClassVar[bytes]
+
+    def _chunks(self, file: files.DecompressingReader) -> Iterator[TextChunk | Skipped]:
+        return record_aligned_blocks(file, self.end_marker, self.block_bytes, self.max_record_bytes)
+
+
 class TextSource(FileSource):
-    """`text:GLOB` and `lines:GLOB`: blank lines separate documents."""
+    """`text:GLOB`: blank lines separate documents."""
 
-    sentence_per_line: bool = False
-    rule: ClassVar[BoundaryRule] = BlankLineRule()
-
-    def _chunks(self, file: files.DecompressingReader) -> Iterator[TextChunk]:
-        return document_aligned_blocks(file, self.rule, self.block_bytes)
+    rule = BlankLineRule()
+    sentence_per_line: ClassVar[bool] = False
 
     def _documents(self, chunk: TextChunk) -> Iterator[Document | Skipped]:
         spans = list(_spans(chunk))
@@ -115,14 +127,14 @@ def _spans(chunk: TextChunk) -> Iterator[tuple[int, int]]:
         yield begin, len(data)
 
 
-@dataclasses.dataclass(frozen=True)
+class LinesSource(TextSource):
+    """`lines:GLOB`: one sentence on each line, and blank lines separate documents."""
+
+    sentence_per_line = True
+
+
 class WholeFileSource(FileSource):
     """`text-files:GLOB`: a file is a document."""
-
-    rule: ClassVar[BoundaryRule] = WholeFileRule()
-
-    def _chunks(self, file: files.DecompressingReader) -> Iterator[TextChunk]:
-        return document_aligned_blocks(file, self.rule, self.block_bytes)
 
     def _documents(self, chunk: TextChunk) -> Iterator[Document | Skipped]:
         origin = chunk.path if chunk.begins else chunk.origin

@@ -4,54 +4,47 @@ Each line is a paragraph. The first line of an article, which repeats its title,
 (NVIDIA's preparation of Wikipedia for BERT removes it too).
 """
 
-import dataclasses
 import html
 import re
 from collections.abc import Iterator
 
-from data_prep.sources import files
-from data_prep.sources.base import MAX_RECORD_BYTES, Document, Skipped
-from data_prep.sources.text_chunks import TextChunk, record_aligned_blocks
-from data_prep.sources.text_files import FileSource, decode_utf8
+from data_prep.sources.base import Document, Skipped
+from data_prep.sources.text_chunks import TextChunk
+from data_prep.sources.text_files import RecordSource, decode_utf8
 
 _BEGIN = re.compile(rb"<doc[ \t][^\n]*>[ \t]*\r?(?:\n|\Z)")
-_END = b"</doc>"
-_LINE_END = b"\n"
 _TITLE = re.compile(rb'\btitle="([^\n]*)"')
 
 
-@dataclasses.dataclass(frozen=True)
-class WikiExtractorSource(FileSource):
+class WikiExtractorSource(RecordSource):
     """`wikiextractor:GLOB`."""
 
-    max_record_bytes: int = MAX_RECORD_BYTES
-
-    def _chunks(self, file: files.DecompressingReader) -> Iterator[TextChunk | Skipped]:
-        return record_aligned_blocks(file, _END, self.block_bytes, self.max_record_bytes)
+    end_marker = b"</doc>"
 
     def _documents(self, chunk: TextChunk) -> Iterator[Document | Skipped]:
         data, place, line, counted = chunk.data, 0, chunk.line, 0
-        end = data.find(_END)
+        end = data.find(self.end_marker)
         while place < len(data):
             begin = _find_begin(data, place)
             outside = data[place:begin].lstrip()
             if outside:
-                stray = f"{chunk.path}:{line + data.count(_LINE_END, counted, begin - len(outside))}"
-                yield Skipped("outside_document", stray, f"text outside of <doc> and </doc>: {outside[:40]!r}")
-            line += data.count(_LINE_END, counted, begin)
+                stray = line + data.count(b"\n", counted, begin - len(outside))
+                detail = f"text outside of <doc> and </doc>: {outside[:40]!r}"
+                yield Skipped("outside_document", f"{chunk.path}:{stray}", detail)
+            line += data.count(b"\n", counted, begin)
             counted = begin
             origin = f"{chunk.path}:{line}"
             if begin == len(data):
                 return
             if 0 <= end < begin:
-                end = data.find(_END, begin)
+                end = data.find(self.end_marker, begin)
             next_begin = _find_begin(data, begin + 1)
             if end < 0 or end > next_begin:
                 yield Skipped("malformed_document", origin, "<doc> without </doc>; is the file complete?")
                 place = next_begin
             else:
                 yield _article(chunk, begin, end, origin)
-                place = end + len(_END)
+                place = end + len(self.end_marker)
 
 
 def _find_begin(data: bytes, place: int) -> int:

@@ -16,60 +16,35 @@ BlockFunction = Callable[[list[str]], Any]
 """A function of the cleaned texts of a block; picklable."""
 
 
-@dataclasses.dataclass(frozen=True)
-class BlockResult:
-    """The result of one block.
-
-    Attributes:
-      source: index of the source.
-      size: of the block, in units of progress.
-      documents: that begin in the block.
-      text_bytes: UTF-8 bytes of all cleaned text.
-      kept_bytes: of the sampled text.
-      skipped: counts by reason.
-      first: the first skipped item.
-      result: of the function, for the sampled texts.
-    """
-
-    source: int
-    size: int
-    documents: int
-    text_bytes: int
-    kept_bytes: int
-    skipped: collections.Counter[str]
-    first: Skipped | None
-    result: Any
-
-
 @dataclasses.dataclass
-class SourceTotals:
-    """Totals of a source.
+class Totals:
+    """What was read of a block or of a source."""
 
-    Attributes:
-      text_bytes: UTF-8 bytes of cleaned text.
-      kept_bytes: of the sampled text.
-    """
-
+    documents: int = 0
+    """that begin in it"""
     text_bytes: int = 0
+    """UTF-8 bytes of cleaned text"""
     kept_bytes: int = 0
-    _documents: int = 0
-    _skipped: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
-    _first: Skipped | None = None
+    """of the sampled text"""
+    skipped: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    """number of skipped items by reason"""
+    first: Skipped | None = None
+    """the first skipped item"""
 
-    def add(self, result: BlockResult) -> None:
-        """Adds the counts of a block."""
-        self.text_bytes += result.text_bytes
-        self.kept_bytes += result.kept_bytes
-        self._documents += result.documents
-        self._skipped += result.skipped
-        self._first = self._first or result.first
+    def add(self, other: "Totals") -> None:
+        """Adds what was read after it."""
+        self.documents += other.documents
+        self.text_bytes += other.text_bytes
+        self.kept_bytes += other.kept_bytes
+        self.skipped += other.skipped
+        self.first = self.first or other.first
 
     def report(self, source: Source) -> None:
         """Prints a note on what was skipped; raises the errors of `Source.check_not_empty`."""
-        source.check_not_empty(self._documents, self._skipped, self._first)
-        if self._first:
-            counts = ", ".join(f"{count} x {reason}" for reason, count in self._skipped.items())
-            first = f"{self._first.origin}: {self._first.detail}"
+        source.check_not_empty(self.documents, self.skipped, self.first)
+        if self.first:
+            counts = ", ".join(f"{count} x {reason}" for reason, count in self.skipped.items())
+            first = f"{self.first.origin}: {self.first.detail}"
             print(f"note: --source {source.spec}: skipped {counts}; the first: {first}", file=sys.stderr)
 
 
@@ -80,7 +55,7 @@ def for_each_block(
     workers: int,
     description: str,
     rates: Sequence[float] | None = None,
-) -> list[SourceTotals]:
+) -> list[Totals]:
     """Applies `function` to each block; calls `on_result` in the order of the text, for any number of workers.
 
     Args:
@@ -98,16 +73,15 @@ def for_each_block(
     Raises:
       UserError: a source cannot be read.
     """
-    totals = [SourceTotals() for _ in sources]
+    totals = [Totals() for _ in sources]
     parts = [(index, source, part) for index, source in enumerate(sources) for part in source.inputs()]
     rates = tuple(rates) if rates is not None else (1.0,) * len(sources)
     with progress(description, sum(part.size for _, _, part in parts), "B") as bar:
-        for result in ordered_map(
-            _map_block, _tasks(parts), workers, _name, _initialize, (tuple(sources), function, rates)
-        ):
-            totals[result.source].add(result)
-            on_result(result.source, result.result)
-            bar.update(result.size)
+        state = tuple(sources), function, rates
+        for index, size, block, result in ordered_map(_map_block, _tasks(parts), workers, _name, _initialize, state):
+            totals[index].add(block)
+            on_result(index, result)
+            bar.update(size)
     return totals
 
 
@@ -130,25 +104,24 @@ def _initialize(*state) -> None:
     _state = state
 
 
-def _map_block(task: _Task) -> BlockResult:
+def _map_block(task: _Task) -> tuple[int, int, Totals, Any]:
+    """Index of the source, size of the block, what was read of it, and the result of the function."""
     index, block = task
     sources, function, rates = _state
-    documents, text_bytes, kept_bytes, first = 0, 0, 0, None
-    skipped: collections.Counter[str] = collections.Counter()
-    kept: list[str] = []
+    totals, kept = Totals(), []
     for document in sources[index].documents(block):
         if isinstance(document, Skipped):
-            skipped[document.reason] += 1
-            first = first or document
+            totals.skipped[document.reason] += 1
+            totals.first = totals.first or document
             continue
-        documents += document.begins
+        totals.documents += document.begins
         text = clean(document.text)
         content = text.encode()
-        text_bytes += len(content)
+        totals.text_bytes += len(content)
         if _is_kept(content, rates[index]):
-            kept_bytes += len(content)
+            totals.kept_bytes += len(content)
             kept.append(text)
-    return BlockResult(index, block.size, documents, text_bytes, kept_bytes, skipped, first, function(kept))
+    return index, block.size, totals, function(kept)
 
 
 def _is_kept(content: bytes, rate: float) -> bool:

@@ -1,6 +1,5 @@
 """Trains SentencePiece models with the `sentencepiece` library."""
 
-import dataclasses
 import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,13 +20,9 @@ _CHARACTER_COVERAGE = 0.99995
 _THREADS = 16
 
 
-@dataclasses.dataclass(frozen=True)
-class LineSplitter:
-    """Splits texts into lines of at most MAX_LINE_BYTES."""
-
-    def __call__(self, texts: Iterable[str]) -> list[str]:
-        """The lines; none is empty."""
-        return [part for text in texts for line in text.split("\n") for part in _split_line(line)]
+def split_lines(texts: Iterable[str]) -> list[str]:
+    """Lines of at most MAX_LINE_BYTES; none is empty."""
+    return [part for text in texts for line in text.split("\n") for part in _split_line(line)]
 
 
 def train_sentencepiece(lines: Sequence[str], model_type: str, vocab_size: int, lowercase: bool) -> Tokenizer:

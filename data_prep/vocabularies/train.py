@@ -18,9 +18,8 @@ from data_prep.vocabularies.counting import (
     WordCounts,
     weighted_counts,
 )
-from data_prep.vocabularies.for_each_block import SourceTotals, for_each_block
+from data_prep.vocabularies.for_each_block import Totals, for_each_block
 from data_prep.vocabularies.merges import MIN_COUNT
-from data_prep.vocabularies.sampling_rates import largest_sample, sampling_rates
 
 SENTENCEPIECE_SAMPLE_BYTES = 50_000_000
 """Default maximum size of SentencePiece's training text: unigram training takes 22 bytes of memory and 1.3 microseconds
@@ -102,7 +101,7 @@ def _from_counts(recipe: Recipe, counts: dict[str, int], min_count: int) -> Toke
 
 def _train_on_text(recipe: Recipe, sources: Sequence[Source], workers: int) -> Tokenizer:
     # Imported here because no other kind needs the library.
-    from data_prep.vocabularies.sentencepiece_training import LineSplitter, train_sentencepiece
+    from data_prep.vocabularies.sentencepiece_training import split_lines, train_sentencepiece
 
     sizes = _measure(sources, workers)
     shares = smoothed_shares(sizes, recipe.sampling_exponent)
@@ -110,7 +109,7 @@ def _train_on_text(recipe: Recipe, sources: Sequence[Source], workers: int) -> T
     lines: list[str] = []
     for_each_block(
         sources,
-        LineSplitter(),
+        split_lines,
         lambda _, block_lines: lines.extend(block_lines),
         workers,
         "sampling text",
@@ -130,14 +129,32 @@ def _nothing(texts: list[str]) -> None:
     """For measuring sizes only."""
 
 
-def _report(sources: Sequence[Source], totals: Sequence[SourceTotals]) -> None:
+def _report(sources: Sequence[Source], totals: Sequence[Totals]) -> None:
     for source, total in zip(sources, totals, strict=True):
         total.report(source)
 
 
-def _sizes(sources: Sequence[Source], totals: Sequence[SourceTotals]) -> np.ndarray:
+def _sizes(sources: Sequence[Source], totals: Sequence[Totals]) -> np.ndarray:
     """UTF-8 bytes of cleaned text, int64 [num_sources]; none is 0."""
     for source, total in zip(sources, totals, strict=True):
         if not total.text_bytes:
             raise UserError(f"--source {source.spec}: cleaning leaves no text of it; leave it out")
     return np.array([total.text_bytes for total in totals], np.int64)
+
+
+def sampling_rates(sizes: Sequence[float] | np.ndarray, shares: np.ndarray, limit: float) -> np.ndarray:
+    """Share of each source's documents to sample, for a total size of `limit` with the given shares, float64 [n].
+
+    If a source has too little text, all of it is used, and its share is smaller.
+
+    Args:
+      sizes: of the sources, positive.
+      shares: of the sources in the sample, float64 [n].
+      limit: total size of the sample, in the unit of the sizes.
+    """
+    return np.minimum(1.0, limit * shares / np.asarray(sizes, np.float64))
+
+
+def largest_sample(sizes: Sequence[float] | np.ndarray, shares: np.ndarray) -> float:
+    """The largest possible sample with the given shares without repeating text, in the unit of the sizes."""
+    return float((np.asarray(sizes, np.float64) / shares).min())

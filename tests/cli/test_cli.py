@@ -18,8 +18,8 @@ from bert_jax.cli import main as cli
 from bert_jax.config import to_dict
 from bert_jax.data.corpus import Corpus
 from bert_jax.tokenizers.tokenizer import Tokenizer
-from data_prep.build.checksums import file_entry
-from data_prep.build.writer import CorpusWriter
+from data_prep.sources.files import file_entry
+from tests.corpus_writer import CorpusWriter
 
 ROOT = pathlib.Path(__file__).parents[2]
 # The tiny config of the test session as a config file.

@@ -27,10 +27,10 @@ from bert_jax.data.record import parse_record
 from bert_jax.data.row_reader import SpecialIds
 from bert_jax.errors import UserError
 from bert_jax.tokenizers.tokenizer import wordpiece
-from data_prep.build.writer import CorpusWriter
 from data_prep.cli import main as data_cli
 from data_prep.verify import verify_corpus
 from tests import building
+from tests.corpus_writer import CorpusWriter
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
@@ -242,18 +242,6 @@ def test_decoder_and_protobuf_agree():
     for bad in (b"", b"\x08\x01", b"\n\x02\n\x00"):
         with pytest.raises(ValueError, match="not a record"):
             parse_record(bad, np.dtype("<u2"))
-
-
-def test_writer_refuses_what_contradicts_itself(tmp_path):
-    with CorpusWriter(tmp_path / "c", "tiny", make_tokenizer()) as writer:
-        for tokens, lengths in (([], []), ([1, 2], [1]), ([1, 2], [2, 0])):
-            with pytest.raises(ValueError, match="sentence lengths"):
-                writer.add("train", np.array(tokens), np.array(lengths, int), 0)
-        with pytest.raises(ValueError, match="token ids"):
-            writer.add("train", np.array([300]), np.array([1]), 0)
-        writer.add("train", np.array([299]), np.array([1]), 0)
-        with pytest.raises(ValueError, match="validation split has no documents"):
-            writer.finish({})
 
 
 DROP = object()

@@ -14,8 +14,8 @@ from bert_jax.data.corpus import Corpus
 from bert_jax.data.integrity import check_corpus_files
 from bert_jax.errors import UserError
 from bert_jax.tokenizers.tokenizer import SPECIAL_TOKENS, wordpiece
-from data_prep.build.checksums import file_entry
-from data_prep.build.writer import CorpusWriter
+from data_prep.sources.files import file_entry
+from tests.corpus_writer import CorpusWriter
 
 REPORT = {"dropped": {}, "cleaned": {}, "skipped": {}, "settings": {}, "sources": []}
 

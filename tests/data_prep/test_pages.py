@@ -1,6 +1,7 @@
 """The pages on corpora, word for word; only the vocabularies are smaller."""
 
 import json
+import os
 import pathlib
 import re
 import shlex
@@ -11,6 +12,11 @@ from data_prep.cli.main import main
 from tests.building import make_documents
 
 ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def one_worker(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
 
 
 def commands_of(page):

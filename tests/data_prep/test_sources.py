@@ -5,7 +5,8 @@ import codecs
 import dataclasses
 import gzip
 import hashlib
-import os
+import importlib
+import pathlib
 import sys
 
 import pytest
@@ -16,7 +17,7 @@ from data_prep.sources import files, parse
 from tests.data_prep.test_sources_reading import read
 
 
-def test_kinds(tmp_path):
+def test_kinds(tmp_path, monkeypatch):
     (tmp_path / "b.txt").write_bytes(b"\n\none\ntwo\n \n\nthree")
     (tmp_path / "a.txt").write_bytes(codecs.BOM_UTF8 + b"zero\r\n")
     a, b = tmp_path / "a.txt", tmp_path / "b.txt"
@@ -32,14 +33,9 @@ def test_kinds(tmp_path):
     assert not any(document.sentence_per_line for document in reading.documents)
     whole = read(f"text-files:{tmp_path}/**/*.txt").documents
     assert [(d.origin, d.text) for d in whole] == [(str(a), "zero\r\n"), (str(b), "\n\none\ntwo\n \n\nthree")]
-
-
-def test_relative_globs(tmp_path, monkeypatch):
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "sub" / "a.txt").write_text("x")
-    monkeypatch.chdir(tmp_path)
-    for spec in ("text:*/*.txt", "text:sub/a.txt"):
-        assert [(d.origin, d.text) for d in read(spec).documents] == [("sub/a.txt:1", "x")]
+    monkeypatch.chdir(tmp_path.parent)
+    for name in (f"{tmp_path.name}/a.txt", f"{tmp_path.name}/a.*"):
+        assert [d.origin for d in read(f"text:{name}").documents] == [f"{tmp_path.name}/a.txt:1"]
 
 
 def test_small_files_share_an_input_and_big_ones_do_not(tmp_path):
@@ -119,11 +115,11 @@ def test_damaged_compressed_files(tmp_path, kind):
 
 def test_a_strongly_compressed_file_is_read_in_small_pieces(tmp_path):
     path = tmp_path / "a.txt.gz"
-    path.write_bytes(gzip.compress(b"a" * (100 << 20)))
+    path.write_bytes(gzip.compress(b"a" * (30 << 20)))
     with files.DecompressingReader(str(path)) as file:
         pieces = list(file._chunks)
     assert max(map(len, pieces)) <= 1 << 20
-    assert 8192 <= (100 << 20) - sum(map(len, pieces)) <= 1 << 20
+    assert 8192 <= (30 << 20) - sum(map(len, pieces)) <= 1 << 20
 
 
 def test_zstd_without_the_library(tmp_path, monkeypatch):
@@ -149,11 +145,11 @@ def test_zstd_without_the_library(tmp_path, monkeypatch):
         (b"\xfd7zXZ\0", "is xz-compressed; unpack it"),
     ],
 )
-@pytest.mark.parametrize("kind", ["text", "text-files", "markdown", "wikiextractor", "mediawiki"])
-def test_binary_files(tmp_path, kind, content, message):
+def test_binary_files(tmp_path, content, message):
     (tmp_path / "a.dat").write_bytes(content)
-    with pytest.raises(UserError, match=message):
-        read(f"{kind}:{tmp_path}/a.dat")
+    for kind in ("text", "text-files", "markdown", "wikiextractor", "mediawiki"):
+        with pytest.raises(UserError, match=message):
+            read(f"{kind}:{tmp_path}/a.dat")
 
 
 def test_unreadable_files(tmp_path, monkeypatch):
@@ -168,15 +164,6 @@ def test_unreadable_files(tmp_path, monkeypatch):
     path.rmdir()
     with pytest.raises(UserError, match=r"a\.txt: cannot be read \(No such file or directory\)"):
         list(source.blocks(part, []))
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_without_permission(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_text("x")
-    path.chmod(0)
-    with pytest.raises(UserError, match=r"a\.txt: cannot be read \(Permission denied\)"):
-        read(f"text:{path}")
 
 
 def test_empty_files_are_counted(tmp_path):
@@ -253,10 +240,10 @@ def test_specs():
     assert (jsonl.pattern, jsonl.field) == ("gs://b/a@b.jsonl", "meta.text")
     tfds = parse("tfds:gs://b/wiki/en:train[:10%]@text")
     assert (tfds.name, tfds.split, tfds.field) == ("gs://b/wiki/en", "train[:10%]", "text")
-    assert set(sources.KINDS) == {
-        *("text", "text-files", "lines", "markdown", "jsonl", "parquet", "wikiextractor", "mediawiki", "tfds"),
-        *("python-docs", "reference"),
-    }
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "corpus.md").read_text()
+    for kind, (path, usage) in sources._KINDS.items():
+        assert importlib.import_module(f"data_prep.sources.{path.partition('.')[0]}") and usage.startswith(kind)
+        assert f"| `{usage.partition(' ')[0]}` |" in page
 
 
 @pytest.mark.parametrize("kind", ["text:{}", "markdown:{}@2", "jsonl:{}@text", "parquet:{}@text"])

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from data_prep.sources import files, parse
-from data_prep.sources.text_chunks import BlankLineRule, WholeFileRule, document_aligned_blocks, record_aligned_blocks
+from data_prep.sources.text_chunks import BlankLineRule, BoundaryRule, document_aligned_blocks, record_aligned_blocks
 from tests.data_prep.test_sources_reading import read
 
 SPACES = [" ", "\t", "\x0b", "\r", "\n", "\n", "\n\n", "\r\n", "\r\n\r\n"]
@@ -63,11 +63,11 @@ def test_blocks_make_no_difference_to_documents(file, text, block_bytes):
         assert reading.texts == whole.texts
     assert [d.origin for d in reading.documents if d.text.strip()] == [d.origin for d in whole.documents]
     assert read(f"text-files:{file}", block_bytes=block_bytes).texts == [f"x{text}"]
-    for rule in (BlankLineRule(), WholeFileRule()):
+    for rule in (BlankLineRule(), BoundaryRule()):
         assert all(len(piece.data) <= block_bytes for piece in pieces(file, rule, block_bytes))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(text=TEXTS, before=TEXTS, block_bytes=BLOCKS)
 def test_equal_documents_are_cut_equally(file, text, before, block_bytes):
     document = "x" + "".join(line for line in documents_of(f"x{text}"))
@@ -116,7 +116,7 @@ def test_a_document_that_fits_is_not_cut(tmp_path):
 
 
 def test_long_documents_need_little_memory(tmp_path):
-    path, size, block_bytes = tmp_path / "a.txt", 48 << 20, 1 << 20
+    path, size, block_bytes = tmp_path / "a.txt", 24 << 20, 1 << 19
     with path.open("w") as file:
         for _ in range(size >> 20):
             file.write("word " * ((1 << 20) // 5))
@@ -140,7 +140,7 @@ def records(path, end_marker, block_bytes, **settings):
         return list(record_aligned_blocks(reader, end_marker, block_bytes, **settings))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 60), max_size=30),
     block_bytes=BLOCKS,

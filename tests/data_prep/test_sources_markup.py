@@ -341,30 +341,14 @@ def test_headings_without_text_are_left_out():
     assert plain_text(f"Lead.\n{empty}{text}== See also ==\n{{{{y}}}}\n[[Category:Z]]") == "Lead.\n\nB\n\nB1\n\nText."
 
 
-@pytest.mark.parametrize(
-    "start",
-    [
-        *(
-            "{{a|",
-            "[[",
-            "[[aaaaaaaa",
-            "<x>",
-            "\n{|",
-            "'''a''",
-            "<ref>",
-            "<ref>{{",
-            "<!--",
-            "<a",
-            "[http://a",
-            "(",
-            "( ",
-        ),
-        *(" ", "=", "&", "'", "{{{{", "[", "__", "\n::::", "<nowiki>", "|}", "[[a:", "&#1", "[[a|[[b|"),
-    ],
-)
+STARTS = ["{{a|", "[[", "[[aaaaaaaa", "<x>", "\n{|", "'''a''", "<ref>", "<ref>{{", "<!--", "<a", "[http://a", "(", "( "]
+STARTS += [" ", "=", "&", "'", "{{{{", "[", "__", "\n::::", "<nowiki>", "|}", "[[a:", "&#1", "[[a|[[b|"]
+
+
+@pytest.mark.parametrize("start", STARTS)
 def test_unclosed_markup_costs_no_time(start):
     """Time is linear; a parser that tries again from every bracket would hang here for many minutes."""
-    for text in (start * (200_000 // len(start)), start * 50_000 + "]]" * 50_000, start * 50_000 + "}}" * 50_000):
+    for text in (start * (200_000 // len(start)), start * 20_000 + "]]" * 20_000, start * 20_000 + "}}" * 20_000):
         assert len(plain_text(text)) <= len(text)
 
 

@@ -1,6 +1,7 @@
 """Words from text, and vocabularies from words: every kind, from sources to ids."""
 
 import collections
+import functools
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from bert_jax.tokenizers.kinds import bert_normalizer
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep.vocabularies import counting, sentencepiece_training
 from data_prep.vocabularies.counting import BertWordCounter, ByteWordCounter, WordCounts, weighted_counts
-from data_prep.vocabularies.train import KINDS, Recipe, train
+from data_prep.vocabularies.train import KINDS, Recipe, largest_sample, sampling_rates, train
 from data_prep.vocabularies.wordpiece_bpe import train_char_bpe, train_wordpiece
 from tests.data_prep.fakes import fake
 
@@ -30,6 +31,11 @@ def pieces(tokenizer):
 
 def recipe(kind, **more):
     return Recipe(**{"kind": kind, "vocab_size": SIZES[kind], "lowercase": False} | more)
+
+
+@functools.cache
+def trained(kind, lowercase=False):
+    return train(recipe(kind, lowercase=lowercase), [fake(*TEXTS)], workers=1)
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
@@ -66,6 +72,13 @@ def test_rare_words_are_forgotten_beyond_the_limit(capsys):
     assert "more than 6 different words" in capsys.readouterr().err
     table.add({"h": 1})
     assert table.counts == {"a": 4, "h": 1}
+
+
+def test_rates_reach_limit_and_shares():
+    sizes, shares = [900.0, 100.0], np.array([0.5, 0.5])
+    assert largest_sample(sizes, shares) == 200
+    for limit, rates in ((200, [100 / 900, 1]), (100, [50 / 900, 0.5]), (1000, [500 / 900, 1])):
+        np.testing.assert_allclose(sampling_rates(sizes, shares, limit), rates)
 
 
 def test_weights_are_thousandths():
@@ -123,26 +136,14 @@ def test_every_kind_from_source_to_ids(kind, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_first_word_of_a_text_is_spelled_like_others(kind):
-    tokenizer = train(recipe(kind), [fake(*TEXTS)], workers=1)
+def test_the_first_word_of_a_text_is_spelled_like_others_and_case(kind):
+    tokenizer, uncased = trained(kind), trained(kind, lowercase=True)
     once, twice = tokenizer.encode("fox"), tokenizer.encode("fox fox")
     assert twice == once + once
     begins = ~tokenizer.continues_word[twice]
     assert begins.sum() == 2 and begins[0] and begins[len(once)]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_lowercase(kind):
-    tokenizer = train(recipe(kind, lowercase=True), [fake(*TEXTS)], workers=1)
-    assert tokenizer.lowercase
-    assert tokenizer.encode("FOX") == tokenizer.encode("fox") != tokenizer.encode("box")
-    cased = train(recipe(kind), [fake(*TEXTS)], workers=1)
-    assert not cased.lowercase and cased.encode("FOX") != cased.encode("fox")
-
-
-def test_processes_do_not_matter():
-    counts = [train(recipe("bpe"), [fake(*TEXTS, per_block=1)], workers) for workers in (1, 2)]
-    assert counts[0].to_json() == counts[1].to_json()
+    assert uncased.lowercase and uncased.encode("FOX") == uncased.encode("fox") != uncased.encode("box")
+    assert not tokenizer.lowercase and tokenizer.encode("FOX") != once
 
 
 def test_a_short_text_gives_fewer_pieces_and_says_so(capsys):
@@ -263,7 +264,7 @@ def test_a_source_without_text_in_a_mixture():
 
 
 def test_lines_for_sentencepiece_are_not_too_long():
-    cut = sentencepiece_training.LineSplitter()
+    cut = sentencepiece_training.split_lines
     assert cut(["a\nb\n\nc d", "", "e"]) == ["a", "b", "c d", "e"]
     spaced = "wörd " * 3000
     parts = cut([spaced])

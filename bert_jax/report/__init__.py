@@ -1,0 +1,98 @@
+"""Reports: sections of prose, tables and figures, rendered by `html` as a page and by `text` for a terminal."""
+
+import dataclasses
+from typing import NamedTuple
+
+
+@dataclasses.dataclass(frozen=True)
+class Note:
+    """A sentence or two."""
+
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """A shell command."""
+
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Rows of cells; cells after the first are numbers unless `words` is set."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    words: bool = False
+
+
+class Bin(NamedTuple):
+    """Values from `first` to `last`, both included."""
+
+    first: int
+    last: int
+    count: int
+    """number of such values"""
+    total: int
+    """sum of such values"""
+
+    @property
+    def label(self) -> str:
+        """The range as text."""
+        return f"{self.first:,}" if self.first == self.last else f"{self.first:,}–{self.last:,}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Histogram:
+    """Distribution of a quantity over things: the share of things in each bin, and their share of the total."""
+
+    title: str
+    """e.g. "tokens in a sentence" """
+    things: str
+    """e.g. "sentences" """
+    unit: str
+    """of the quantity, e.g. "tokens" """
+    bins: tuple[Bin, ...]
+    """ascending, without gaps"""
+
+    @property
+    def shares(self) -> list[tuple[Bin, float, float]]:
+        """Each bin with its share of the things and its share of the total."""
+        count, total = sum(one.count for one in self.bins), sum(one.total for one in self.bins)
+        return [(one, one.count / count, one.total / total) for one in self.bins]
+
+
+@dataclasses.dataclass(frozen=True)
+class Bars:
+    """Named shares in [0, 1]; the axis ends at 1 if `whole` is set, otherwise at the largest share."""
+
+    labels: tuple[str, ...]
+    shares: tuple[float, ...]
+    whole: bool
+
+    @property
+    def lengths(self) -> list[tuple[str, float, float]]:
+        """Each bar's label, share, and length as a share of the axis."""
+        end = 1 if self.whole else max(self.shares) or 1
+        return [(label, share, share / end) for label, share in zip(self.labels, self.shares, strict=True)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Excerpt:
+    """The first lines of something longer."""
+
+    caption: str
+    lines: tuple[str, ...]
+    cut: bool
+    """whether there is more"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """A heading and its content."""
+
+    title: str
+    blocks: tuple[Note | Command | Table | Histogram | Bars | Excerpt, ...]
+    level: int = 2
+    """1: the subject, e.g. a corpus; 2: a section about it"""

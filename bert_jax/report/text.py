@@ -1,0 +1,61 @@
+"""Renders sections for a terminal: aligned columns, and bars of block characters."""
+
+import textwrap
+from collections.abc import Sequence
+
+from bert_jax.report import Bars, Command, Excerpt, Histogram, Note, Section, Table
+
+_WIDTH = 100
+_BAR = 40
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+def render(sections: Sequence[Section]) -> str:
+    """The text of the sections, without a final line end."""
+    parts = []
+    for section in sections:
+        underline = "=-"[section.level - 1] * len(section.title)
+        parts.append(f"{section.title}\n{underline}")
+        parts += ["\n".join(_lines(block)) for block in section.blocks]
+    return "\n\n".join(parts)
+
+
+def _lines(block: Note | Command | Table | Histogram | Bars | Excerpt) -> list[str]:
+    match block:
+        case Note():
+            return textwrap.wrap(block.text, _WIDTH, break_long_words=False, break_on_hyphens=False)
+        case Command():
+            return ["    " + block.text]
+        case Table():
+            return _columns([block.header, *block.rows], left_aligned=block.words)
+        case Bars():
+            rows = [(label, f"{share:.2%}") for label, share, _ in block.lengths]
+            return _with_bars(_columns(rows), [length for *_, length in block.lengths])
+        case Histogram():
+            rows = [(b.label, f"{b.count:,}", f"{count:.1%}", f"{total:.1%}") for b, count, total in block.shares]
+            header, *lines = _columns([(block.title, block.things, "", f"of all {block.unit}"), *rows])
+            longest = max(count for _, count, _ in block.shares)
+            return [header, *_with_bars(lines, [count / longest for _, count, _ in block.shares])]
+        case Excerpt():
+            lines = [f"{block.caption}:"]
+            for line in block.lines:
+                lines += textwrap.wrap(line, _WIDTH - 4, initial_indent="  · ", subsequent_indent="    ")
+            return lines + ["    ..."] * block.cut
+
+
+def _with_bars(lines: Sequence[str], shares: Sequence[float]) -> list[str]:
+    """Lines with a bar in eighths of a character; positive shares have at least one eighth."""
+    eighths = [max(round(share * _BAR * 8), share > 0) for share in shares]
+    bars = ["█" * (eighth // 8) + _EIGHTHS[eighth % 8].strip() for eighth in eighths]
+    return [f"{line}  {bar}".rstrip() for line, bar in zip(lines, bars, strict=True)]
+
+
+def _columns(rows: Sequence[Sequence[str]], left_aligned: bool = False) -> list[str]:
+    """Lines with aligned cells; the first cells are left-aligned, the others right-aligned by default."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        first, *others = zip(row, widths, strict=True)
+        cells = [cell.ljust(width) if left_aligned else cell.rjust(width) for cell, width in others]
+        lines.append("  ".join([first[0].ljust(first[1]), *cells]).rstrip())
+    return lines

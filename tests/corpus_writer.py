@@ -1,0 +1,52 @@
+"""Writes corpora from token ids, with the functions of a build."""
+
+import collections
+
+import numpy as np
+from etils import epath
+
+from bert_jax.data.corpus import SPLITS, shard_file, token_dtype
+from bert_jax.tokenizers.tokenizer import Tokenizer
+from data_prep.build import scratch, writer
+from data_prep.build.shards import DocumentPart, ShardWriter
+from data_prep.sources.files import file_entry
+
+
+class CorpusWriter:
+    """Collects documents; `finish` writes the corpus."""
+
+    def __init__(self, directory, name: str, tokenizer: Tokenizer, max_shard_bytes: int = 256 << 20):
+        self._directory, self._name, self._tokenizer = epath.Path(directory), name, tokenizer
+        self._max_shard_bytes = max_shard_bytes
+        self._shards = collections.defaultdict(lambda: [[]])
+
+    def __enter__(self) -> "CorpusWriter":
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def add(self, split: str, tokens: np.ndarray, sentence_lengths: np.ndarray, text_bytes: int) -> None:
+        """Adds one document; a shard ends with the document that fills it."""
+        dtype, shards = token_dtype(self._tokenizer.vocab_size), self._shards[split]
+        if sum(part.tokens.nbytes for part in shards[-1]) >= self._max_shard_bytes:
+            shards.append([])
+        shards[-1].append(DocumentPart(tokens.astype(dtype), sentence_lengths, text_bytes, "a test"))
+
+    def finish(self, report: dict) -> dict:
+        """Writes the corpus; `report` is the content of corpus.json besides the counts."""
+        scratch_dir = writer.prepare_scratch_directory(self._directory)
+        for split in SPLITS:
+            document, shards = 0, self._shards[split]
+            for index, parts in enumerate(shards):
+                target = self._directory / shard_file(self._name, split, index, len(shards))
+                with ShardWriter(self._tokenizer.vocab_size, self._tokenizer.unk_id, document) as shard:
+                    for part in parts:
+                        shard.add([part])
+                    arrays, counts = shard.finish(target)
+                counts |= {"file": target.name} | file_entry(target)
+                scratch.write_arrays(scratch_dir / scratch.shard_name(split, index), arrays, counts)
+                document += len(parts)
+        manifest = writer.finish_corpus(self._directory, scratch_dir, self._name, self._tokenizer, report)
+        scratch_dir.rmtree()
+        return manifest
