@@ -6,7 +6,7 @@
 
 One process. Cases of one preset and sequence length form a group and are interleaved: A, B, C, A, B, C, ... Warm-up
 and compilation are not timed. MFU is the FLOPs that the model needs (bert_jax/model/flops.py) over the ceiling measured
-in this run for the type of the case. Needs only jax, flax, optax and numpy.
+in this run for the type of the case. Needs only jax, flax, optax, numpy and tyro.
 """
 
 import argparse

@@ -4,7 +4,8 @@
 
 One process. Each round times one step and then some calls of each masking program; ratios are medians over rounds.
 Masking a packed row is also compared with the step on unpacked rows: packing only adds predictions to the step, so the
-true ratio is a little smaller. A fourth of the synthetic tokens continue a word. Needs jax, flax, optax and numpy.
+true ratio is a little smaller. A fourth of the synthetic tokens continue a word. Needs jax, flax, optax, numpy
+and tyro.
 """
 
 import argparse

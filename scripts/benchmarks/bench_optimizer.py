@@ -8,8 +8,8 @@ writes the last three in place: 28 bytes per parameter, which gives the bandwidt
 with 40 bytes per parameter at this bandwidth: it reads moments and parameter twice.
 Parameters and moments are donated, and all arrays were touched before. Temporary arrays are new allocations in every
 call of a benchmark, while a training step reuses the memory of its activations; they are put on huge pages (glibc's
-malloc), so that page faults do not dominate. On the CPU it takes 2.3 GB for bert_base. Needs jax, flax, optax and
-numpy.
+malloc), so that page faults do not dominate. On the CPU it takes 2.3 GB for bert_base. Needs jax, flax, optax,
+numpy and tyro.
 """
 
 import argparse

@@ -12,7 +12,7 @@ On an accelerator of bert_jax/chips.py, the published figures replace the measur
 efficiencies are those of `chips.CPU`: some cases served to fit them (role `fitted`), the others check them. `--fit`
 prints the efficiencies that fit the fitting cases of this run.
 
-Needs jax, flax, optax, numpy and scipy.
+Needs jax, flax, optax, numpy, scipy and tyro.
 """
 
 import argparse

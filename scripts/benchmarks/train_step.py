@@ -1,6 +1,6 @@
 """The train step on synthetic rows, which most benchmarks time, and the rates of the machine that it is compared with.
 
-Needs jax, flax, optax and numpy. The number of cores is that at the first use of a device.
+Needs jax, flax, optax, numpy and tyro. The number of cores is that at the first use of a device.
 """
 
 import dataclasses

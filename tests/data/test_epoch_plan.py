@@ -39,6 +39,7 @@ def test_an_epoch_is_the_corpus_once(small, form, slots):
     covered, most = 0, 0
     for window in planned:
         np.testing.assert_array_equal(np.sort(window.order), np.arange(len(window)))
+        assert (window.order != np.arange(len(window))).any()
         np.testing.assert_array_equal(np.sort(window.members), np.arange(len(window.examples)))
         follows = window.examples["b_offset"] >= 0
         covered += int(window.examples["a_tokens"].sum() + window.examples["b_tokens"][follows].sum())
