@@ -44,16 +44,18 @@ def check(section: object, path: str, cls: type | None = None) -> None:
 
     Args:
       section: a dataclass.
-      path: prefix of the field's name in the message, such as ``model.``.
+      path: prefix of the field's name in the message, such as ``model.``; with ``--``, the name is that of a flag.
       cls: the class whose fields are checked; None: the section's own class.
 
     Raises:
       UserError: a value that its annotation does not allow.
     """
     for name, kind in _annotations(cls or type(section)).items():
-        value = getattr(section, name)
-        if _convert(value, kind, f"{path}{name}") != value:  # a JSON value: a list, or the dict of a section
-            raise _mismatch(value, kind, f"{path}{name}")
+        value, shown = getattr(section, name), f"{path}{name}"
+        if path == "--":
+            shown = shown.replace("_", "-")
+        if _convert(value, kind, shown) != value:  # a JSON value: a list, or the dict of a section
+            raise _mismatch(value, kind, shown)
 
 
 def from_json(kind: Any, value: Any, where: object, advice: str = "") -> Any:

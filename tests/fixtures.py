@@ -73,7 +73,7 @@ def tiny_corpus(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def special_ids(tiny_corpus):
     """Ids of the special tokens of `tiny_corpus`."""
-    from bert_jax.data.row_reader import SpecialIds
+    from bert_jax.data.batch import SpecialIds
     from bert_jax.tokenizers.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.load(tiny_corpus)

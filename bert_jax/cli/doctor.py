@@ -48,9 +48,9 @@ class Doctor:
 
         worker.disable_absent_tpu_backend()
         if self.against:
-            from bert_jax.doctor.reference_curve import compare_with_curve
+            from bert_jax.doctor.reference_curve import train_and_compare
 
-            return self._print(compare_with_curve(self.config, mixture))
+            return self._print(train_and_compare(self.config, mixture))
         from bert_jax.doctor.doctor import DoctorOptions, run_doctor
 
         config = with_vocabulary(self.config, self.words, mixture)

@@ -51,11 +51,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = command_line.run(lambda: command_line.start("bert-jax", COMMANDS, _call, words, about))
     except BaseException:
-        if not supervisor.needed_by_peers():
+        if not supervisor.has_unannounced_exit():
             raise
         traceback.print_exc()
         code = 1
-    if supervisor.needed_by_peers():
+    if supervisor.has_unannounced_exit():
         supervisor.exit_now(code)
     return code
 

@@ -198,6 +198,6 @@ class DataConfig:
         """Whether examples have a second segment."""
         return any(self.format in formats for formats in PAIR_FORMATS.values())
 
-    def slots(self, seq_len: int) -> int:
+    def max_examples_per_row(self, seq_len: int) -> int:
         """Largest number of examples in a row of `seq_len` tokens."""
         return max(1, seq_len // 24) if self.examples_per_row is None else self.examples_per_row

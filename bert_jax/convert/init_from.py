@@ -9,7 +9,7 @@ import numpy as np
 from bert_jax.config import Config, ModelConfig
 from bert_jax.convert.formats import input_formats
 from bert_jax.convert.source_model import SourceModel
-from bert_jax.convert.translate import first_different_field
+from bert_jax.convert.translate import first_architecture_difference
 from bert_jax.errors import UserError
 from bert_jax.model import bert
 from bert_jax.tokenizers.tokenizer import Tokenizer
@@ -118,7 +118,7 @@ def _check_vocabulary(source_model: SourceModel, config: Config, tokenizer: Toke
 
 def _check_architecture(source_config: ModelConfig, config: ModelConfig, source: str) -> None:
     """Raise UserError if a field differs: weights of equal shapes would compute something else."""
-    name = first_different_field(source_config, config, MAY_DIFFER)
+    name = first_architecture_difference(source_config, config, MAY_DIFFER)
     if name is not None:
         raise UserError(
             f"start.source {source} has model.{name} {getattr(source_config, name)}, this run {getattr(config, name)}: "

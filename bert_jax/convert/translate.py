@@ -126,7 +126,7 @@ def strip_base_prefix(hf_model: HuggingFaceModel) -> HuggingFaceModel:
 def _check_round_trip(model: NativeModel, family: Family, hf_config: dict[str, Any], written: set[str]) -> None:
     """Raise UserError if the written config, read again, is another model, or if a parameter has no tensor."""
     again = family.read_config(Settings(hf_config, "what was written"))
-    name = first_different_field(model.config, again)
+    name = first_architecture_difference(model.config, again)
     if name is not None:
         before, after = getattr(model.config, name), getattr(again, name)
         raise UserError(f"model.{name} {before} cannot be written as {family.model_type}, which has {after}")
@@ -143,7 +143,7 @@ def _check_mlm_activation(model: NativeModel, family: Family, hf_model: HuggingF
         raise UserError(f"an MLM head with {before} cannot be written as {family.model_type}, whose head has {after}")
 
 
-def first_different_field(
+def first_architecture_difference(
     first: ModelConfig, second: ModelConfig, ignored: Collection[str] = COMPUTE_FIELDS
 ) -> str | None:
     """The first field in which two models differ, or None. A field that has no effect in either is skipped."""

@@ -19,10 +19,11 @@ import numpy as np
 from absl import flags
 
 from bert_jax.config import Config, DataConfig
+from bert_jax.data.batch import Rows, SpecialIds, empty_rows
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.cursor import CorpusPosition, Cursor, batch_size
 from bert_jax.data.mixture import MixtureOrder
-from bert_jax.data.row_reader import CorpusRows, Rows, SpecialIds, empty_rows
+from bert_jax.data.row_reader import CorpusRows
 
 READ_THREADS = 2
 NO_SHARED_MEMORY = grain.experimental.DatasetOptions(min_shm_size=1 << 62)
@@ -118,7 +119,9 @@ class TrainingStream:
         seq_len, size = self.config.phases[cursor.phase].seq_len, batch_size(self.config, cursor)
         count = size // self.process_count
         first = self.process_index * count
-        rows = empty_rows(count, seq_len, self.config.data.slots(seq_len), self.special_ids.pad_id, first)
+        rows = empty_rows(
+            count, seq_len, self.config.data.max_examples_per_row(seq_len), self.special_ids.pad_id, first
+        )
         corpus_of_row = self.mixture_order.corpus_of_rows(cursor.rows, first + count)
         for i, (corpus, position) in enumerate(zip(self.corpora, cursor.positions, strict=True)):
             slots = np.flatnonzero(corpus_of_row[first:] == i)

@@ -81,7 +81,7 @@ class EpochPlan:
         self._layout = CorpusLayout(np.asarray(corpus.sentence_lengths), np.asarray(corpus.document_offsets))
         self.salt = np.uint64(int(hashlib.sha256(corpus.identity.encode()).hexdigest()[:16], 16))
 
-    def example_epoch(self, epoch: int) -> int:
+    def example_copy(self, epoch: int) -> int:
         """The epoch whose examples an epoch uses (data.example_copies)."""
         copies = self.data.example_copies
         return epoch if copies is None else epoch % copies
@@ -93,11 +93,11 @@ class EpochPlan:
         chosen = permute(np.arange(first, last), count, make_key(self.seed, ORDER_STREAM, epoch))
         records = np.stack([self._bounds[chosen], self._bounds[chosen + 1]], axis=1)
         sentences = np.asarray(self.corpus.record_offsets)[records]
-        key = make_key(self.seed, EXAMPLE_STREAM, self.example_epoch(epoch))
+        key = make_key(self.seed, EXAMPLE_STREAM, self.example_copy(epoch))
         window_examples = make_examples(self._layout, sentences, self.data, self.seq_len, key, self.salt)
         packing = make_key(self.seed, PACKING_STREAM, epoch, index)
         lengths = np.ascontiguousarray(window_examples.examples["length"])
-        row_starts, members = pack(lengths, self.seq_len, self.data.slots(self.seq_len), packing)
+        row_starts, members = pack(lengths, self.seq_len, self.data.max_examples_per_row(self.seq_len), packing)
         rows = len(row_starts) - 1
         order = permute(np.arange(rows), rows, make_key(self.seed, ORDER_STREAM, epoch, index))
         return Window(

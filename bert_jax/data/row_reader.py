@@ -8,23 +8,15 @@ import numba
 import numpy as np
 
 from bert_jax.config import DataConfig
+from bert_jax.data.batch import RowArrays, Rows, SpecialIds
 from bert_jax.data.corpus import Corpus, token_dtype
 from bert_jax.data.cursor import CorpusPosition
 from bert_jax.data.epoch_plan import EpochPlan, Window
 from bert_jax.errors import UserError
 
-Rows = dict[str, np.ndarray]
 WINDOWS_KEPT = 2
 """The window that is being read and the next one: 12 MB each (books, 16-bit ids), most of it tokens. A window that was
 dropped is planned and read again."""
-
-
-class SpecialIds(NamedTuple):
-    """Ids of the special tokens of a row."""
-
-    pad_id: int
-    cls_id: int
-    sep_id: int
 
 
 class _Text(NamedTuple):
@@ -40,32 +32,6 @@ class _Text(NamedTuple):
     """of the corpus"""
     document_offsets: np.ndarray
     """of the corpus; empty if no [SEP] is needed between documents"""
-
-
-class _Arrays(NamedTuple):
-    """The arrays of `empty_rows` that compiled code writes."""
-
-    input_ids: np.ndarray
-    token_type_ids: np.ndarray
-    segment_ids: np.ndarray
-    position_ids: np.ndarray
-    example_id: np.ndarray
-    pair_labels: np.ndarray
-    cls_positions: np.ndarray
-
-
-def empty_rows(count: int, seq_len: int, slots: int, pad_id: int, first: int = 0) -> Rows:
-    """Rows of padding with `slots` examples each, from row `first` of a global batch on; example_id is -1 for slots
-    without an example.
-    """
-    rows = {name: np.zeros((count, seq_len), np.int32) for name in ("token_type_ids", "segment_ids", "position_ids")}
-    rows["input_ids"] = np.full((count, seq_len), pad_id, np.int32)
-    rows["example_id"] = np.full((count, slots), -1, np.int32)
-    rows["pair_labels"] = np.full((count, slots), -1, np.int32)
-    rows["cls_positions"] = np.zeros((count, slots), np.int32)
-    rows["row"] = np.arange(first, first + count, dtype=np.int32)
-    rows["mask_epoch"] = np.zeros(count, np.int32)
-    return rows
 
 
 class LoadedWindow:
@@ -102,7 +68,7 @@ class LoadedWindow:
         examples = self.window.examples[members]
         self._load(examples)
         text = _Text(self._tokens, *self._random_segments(examples), *self._layout)
-        out = _Arrays(*(rows[name] for name in _Arrays._fields))
+        out = RowArrays(*(rows[name] for name in RowArrays._fields))
         _write_rows(examples, np.repeat(slots, counts), places, text, special_ids, out)
 
     def _load(self, examples: np.ndarray) -> None:
@@ -158,7 +124,7 @@ class CorpusRows:
         self._windows: dict[tuple[int, int, int], LoadedWindow] = {}
         self._lock = threading.Lock()
 
-    def plan(self, seq_len: int) -> EpochPlan:
+    def epoch_plan(self, seq_len: int) -> EpochPlan:
         """The plan for rows of one length.
 
         Raises:
@@ -173,7 +139,7 @@ class CorpusRows:
         key = seq_len, position.epoch, position.window
         with self._lock:
             if key not in self._windows:
-                planned = self.plan(seq_len).window(position.epoch, position.window)
+                planned = self.epoch_plan(seq_len).window(position.epoch, position.window)
                 separated = self.data.format == "full_sentences"
                 self._windows[key] = LoadedWindow(self.corpus, planned, separated)
                 while len(self._windows) > WINDOWS_KEPT:
@@ -197,7 +163,7 @@ class CorpusRows:
         return position
 
     def _next_window(self, seq_len: int, position: CorpusPosition) -> CorpusPosition:
-        if position.window + 1 < self.plan(seq_len).windows:
+        if position.window + 1 < self.epoch_plan(seq_len).windows:
             return CorpusPosition(position.epoch, position.window + 1, 0)
         return CorpusPosition(position.epoch + 1, 0, 0)
 
@@ -223,7 +189,7 @@ class CorpusRows:
 
     def epoch_windows(self, seq_len: int, epoch: int) -> Iterator[Window]:
         """All windows of an epoch, planned one at a time and not cached."""
-        plan = self.plan(seq_len)
+        plan = self.epoch_plan(seq_len)
         return (plan.window(epoch, index) for index in range(plan.windows))
 
 

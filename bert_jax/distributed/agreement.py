@@ -116,7 +116,7 @@ def raise_on_all(check: Callable[[], None]) -> None:
         raise UserError(f"process {refused.index(True)} refused to start: see its error message")
 
 
-def check_shared(directory: epath.PathLike) -> None:
+def check_shared_directory(directory: epath.PathLike) -> None:
     """Write a probe file in process 0 and wait until every process sees it.
 
     Raises:

@@ -251,7 +251,7 @@ def announce_exit() -> None:
         _exit_announced = True
 
 
-def needed_by_peers() -> bool:
+def has_unannounced_exit() -> bool:
     """Whether this process has a supervisor and has not announced its exit."""
     return _link is not None and not _exit_announced
 

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 
 from bert_jax.config import DataConfig, ModelConfig
+from bert_jax.data.batch import SpecialIds
 from bert_jax.data.batches import HeldOutRows
 from bert_jax.data.corpus import SPLITS, Corpus, read_manifest, token_dtype
 from bert_jax.data.epoch_plan import CHUNK_TOKENS, WINDOW_CHUNKS, EpochPlan
 from bert_jax.data.integrity import check_corpus_files
 from bert_jax.data.mixture import CYCLE_ROWS
 from bert_jax.data.mixture_spec import common_tokenizer
-from bert_jax.data.row_reader import SpecialIds
 from bert_jax.doctor.check_context import CheckContext, Finding, finding
 from bert_jax.doctor.epochs import (
     MAX_COUNTED_TOKENS,
@@ -63,7 +63,7 @@ def vocabulary(context: CheckContext) -> Iterator[Finding]:
 def recipe(context: CheckContext) -> Iterator[Finding]:
     """Describes the data format."""
     data, pair = context.config.data, context.config.objective.pair
-    slots = [data.slots(phase.seq_len) for phase in context.config.phases]
+    slots = [data.max_examples_per_row(phase.seq_len) for phase in context.config.phases]
     packing = f"up to {' and '.join(map(str, slots))} examples in a row" if max(slots) > 1 else "no packing"
 
     def period(copies: int | None) -> str:
@@ -132,10 +132,11 @@ def _coverage(counts: EpochStatistics) -> Finding:
 def _packing(counts: EpochStatistics, seq_len: int, data: DataConfig) -> Finding:
     packed, single = (counts.filled / (count * seq_len) for count in (counts.rows, counts.examples))
     values = {"packing_efficiency": packed, "unpacked_efficiency": single}
-    if data.slots(seq_len) == 1:
+    if data.max_examples_per_row(seq_len) == 1:
         return finding("packing", f"rows are {packed:.1%} full; packing is off", values)
     text = f"rows are {packed:.1%} full, {single:.1%} without packing"
-    remedy = f"examples are short: allow more of them per row (data.examples_per_row is {data.slots(seq_len)})"
+    most = data.max_examples_per_row(seq_len)
+    remedy = f"examples are short: allow more of them per row (data.examples_per_row is {most})"
     if not data.paired and data.example_end == "sentence":
         remedy = "whole sentences leave gaps; --data.example-end row splits the last one between two examples"
     return finding("packing", text, values, remedy if packed < LOW_FILL else "")

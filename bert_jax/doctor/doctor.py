@@ -115,7 +115,7 @@ def _process_report(
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     devices: dict[str, Any] | None = None if planned else machine_checks.describe_local_devices(info)
     return make_report(config, corpus=weighed, **options._asdict()) | {
-        "corpora": process_checks.corpus_identities(paths),
+        "corpora": process_checks.read_corpus_identities(paths),
         "storage_probe": probe._asdict(),
         "devices": devices,
     }

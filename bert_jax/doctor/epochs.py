@@ -114,7 +114,7 @@ def estimate_epochs(config: Config, corpora: Sequence[CorpusRows], turns: Mixtur
       UserError: see `EpochPlan`.
     """
     rows = rows_by_phase(config, turns)
-    counts = [[measure_epoch(one.plan(phase.seq_len), budget=1) for phase in config.phases] for one in corpora]
+    counts = [[measure_epoch(one.epoch_plan(phase.seq_len), budget=1) for phase in config.phases] for one in corpora]
     return {
         one.corpus.name: [int(rows[i, j]) / (epoch.rows * epoch.scale) for i, epoch in enumerate(counts[j])]
         for j, one in enumerate(corpora)

@@ -14,7 +14,7 @@ CLOCK_SECONDS = 3.0
 ONE_PROCESS = "one process was checked; start the command in all processes, like pretrain, to compare them"
 
 
-def corpus_identities(paths: Sequence[str]) -> dict[str, str]:
+def read_corpus_identities(paths: Sequence[str]) -> dict[str, str]:
     """`Corpus.identity` of each corpus by path, or the reason why the corpus cannot be read."""
     return {path: _identity(epath.Path(path)) for path in paths}
 

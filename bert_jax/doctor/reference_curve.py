@@ -57,7 +57,7 @@ class Curve:
     spread: dict[Precision, Values]
     """for each window, the largest relative deviation of its mean among correct runs"""
 
-    def bounds(self, metric: str, precision: Precision) -> list[float]:
+    def tolerances(self, metric: str, precision: Precision) -> list[float]:
         """Tolerance of each window's mean. It never decreases, because rounding errors persist."""
         largest = 0.0
         bounds = []
@@ -79,7 +79,7 @@ def read_curve(name: str) -> Curve:
     return read_json(CURVES_DIRECTORY / f"{name}.json", Curve, "install bert_jax again")
 
 
-def compare_with_curve(config: Config, parts: Sequence[CorpusWeight]) -> Iterator[Finding]:
+def train_and_compare(config: Config, parts: Sequence[CorpusWeight]) -> Iterator[Finding]:
     """Train like the curve of the config's preset, and compare: a finding for each metric.
 
     Raises:
@@ -167,7 +167,7 @@ def compare(values: Values, curve: Curve, precision: Precision) -> Iterator[Find
     """A finding for the first step, and one for the windows of each metric."""
     yield _first(values, curve, FIRST_STEP_TOLERANCE[precision])
     for name, reference in curve.metrics.items():
-        yield _windows(name, deviations(values[name], reference), curve.bounds(name, precision))
+        yield _windows(name, deviations(values[name], reference), curve.tolerances(name, precision))
 
 
 def deviations(values: Sequence[float], reference: Sequence[float]) -> list[float]:

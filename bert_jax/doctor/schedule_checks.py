@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from bert_jax.config import Config, Phase
-from bert_jax.data.row_reader import CorpusRows, SpecialIds
+from bert_jax.data.batch import SpecialIds
+from bert_jax.data.row_reader import CorpusRows
 from bert_jax.doctor.check_context import CheckContext, Finding, finding
 from bert_jax.doctor.epochs import estimate_epochs
 from bert_jax.training.optimizers.schedules import learning_rate

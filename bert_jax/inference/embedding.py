@@ -140,7 +140,7 @@ def assemble(forward_pass: ForwardPass, ids: Sequence[np.ndarray], pad_id: int) 
     return EncoderInputs(input_ids, np.zeros(shape, np.int32), segment_ids, position_ids, cls_positions)
 
 
-def pool_texts(
+def pool_packed_inputs(
     config: ModelConfig,
     heads: Heads,
     modes: tuple[str, ...],

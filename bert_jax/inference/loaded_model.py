@@ -326,7 +326,7 @@ def _outputs(
     return encoder(inputs, hidden_states=hidden_states, attentions=attentions)
 
 
-_vectors = functools.partial(jax.jit, static_argnums=(0, 1, 2))(embedding.pool_texts)
+_vectors = functools.partial(jax.jit, static_argnums=(0, 1, 2))(embedding.pool_packed_inputs)
 
 
 def load(source: str | StoredPath) -> LoadedModel:

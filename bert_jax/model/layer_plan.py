@@ -34,7 +34,7 @@ class LayerPlan:
 
 
 @dataclass(frozen=True)
-class Repetition:
+class ScanPlan:
     """A sequence of plans, written as `prefix + body * repeats`."""
 
     prefix: tuple[LayerPlan, ...]
@@ -64,7 +64,7 @@ def parameter_groups(config: ModelConfig) -> tuple[int, ...]:
     return tuple(layer * groups // config.num_layers for layer in range(config.num_layers))
 
 
-def split_prefix_and_scan_body(plans: tuple[LayerPlan, ...]) -> Repetition:
+def split_prefix_and_scan_body(plans: tuple[LayerPlan, ...]) -> ScanPlan:
     """The decomposition with the fewest layers in prefix and body together: those are traced and compiled."""
     total = len(plans)
     for bodies in range(1, total + 1):
@@ -72,5 +72,5 @@ def split_prefix_and_scan_body(plans: tuple[LayerPlan, ...]) -> Repetition:
             period = bodies - prefix
             rest = plans[prefix:]
             if len(rest) % period == 0 and rest == rest[:period] * (len(rest) // period):
-                return Repetition(plans[:prefix], rest[:period], len(rest) // period)
+                return ScanPlan(plans[:prefix], rest[:period], len(rest) // period)
     raise AssertionError("every sequence is a body with one repeat")

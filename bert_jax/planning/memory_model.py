@@ -44,7 +44,7 @@ def estimate_memory(config: Config, phase: int, sizes: Sizes, accumulation: int)
     """
     work = workload(config, phase, sizes, accumulation)
     model, parameters, width = work.model, work.parameters, work.model.hidden_size
-    is_bfloat16 = work.activation_bytes == 2
+    is_bfloat16 = work.bytes_per_activation == 2
     over_fsdp, several = sizes.fsdp > 1, accumulation > 1
     table = shard_size(model.vocab_size, sizes.tensor) * model.embedding_width
     layers_stored = model.parameter_groups or model.num_layers
@@ -53,8 +53,8 @@ def estimate_memory(config: Config, phase: int, sizes: Sizes, accumulation: int)
     products = 3 * work.inner + 2 * width + work.up_projections * work.wide  # outputs, which remat "dots" saves
     saved = {
         "none": layer,
-        "dots": work.tokens * (width + products) * work.activation_bytes,
-        "full": work.tokens * width * work.activation_bytes,
+        "dots": work.tokens * (width + products) * work.bytes_per_activation,
+        "full": work.tokens * width * work.bytes_per_activation,
     }[model.remat]
     return {
         "parameters": 4 * parameters.owned,
@@ -89,7 +89,7 @@ def layer_bytes(work: Workload) -> int:
     and output of its activation function. In float32: centred and normalised input of both norms. Attention:
     probabilities in float32, and after dropout in the compute type. Dropouts: their masks.
     """
-    model, size, hidden = work.model, work.activation_bytes, work.tokens * work.model.hidden_size
+    model, size, hidden = work.model, work.bytes_per_activation, work.tokens * work.model.hidden_size
     activations = size * (2 * hidden + work.tokens * (4 * work.inner + (1 + work.up_projections) * work.wide))
     norms = 2 * 2 * 4 * hidden
     masks = DROPOUT_MASK_BYTES * 2 * hidden * (model.hidden_dropout > 0)

@@ -129,7 +129,7 @@ def predict(
     """
     work = workload(config, phase, sizes, accumulation)
     sent = expected_collectives(work) if collectives is None else collectives
-    peak = chip.peak_flops * (1.0 if work.activation_bytes == 2 else chip.float32_share)
+    peak = chip.peak_flops * (1.0 if work.bytes_per_activation == 2 else chip.float32_share)
     seconds: dict[str, float] = {"matmul": program_flops(work) / (peak * chip.efficiency.matmul)}
     bounds: dict[str, Bound] = {"matmul": COMPUTE}
     for kind, (moved, operations, share) in elementwise_costs(work, chip, config.optimizer.name).items():
@@ -175,9 +175,9 @@ def elementwise_costs(work: Workload, chip: Chip, optimizer: str) -> dict[str, t
     hidden_ops = hidden * 2 * (NORM_OPS + dropout_ops * (model.hidden_dropout > 0))
     hidden_ops += wide * ACTIVATION_OPS[model.activation]
     return {
-        "hidden": (hidden * HIDDEN_ACCESSES * work.activation_bytes, hidden_ops, share.hidden),
+        "hidden": (hidden * HIDDEN_ACCESSES * work.bytes_per_activation, hidden_ops, share.hidden),
         "scores": (
-            scores * SCORE_ACCESSES * work.activation_bytes,
+            scores * SCORE_ACCESSES * work.bytes_per_activation,
             scores * (SOFTMAX_OPS + dropout_ops * (model.attention_dropout > 0)),
             share.scores,
         ),
@@ -204,7 +204,7 @@ def expected_collectives(work: Workload) -> CollectiveBytes:
     fsdp = FLOAT32 * _remote_share(sizes.fsdp) * (2 * parameters.gathered + 2 * copied)
     data = 2 * _remote_share(inside) * per_device
     network = 2 * _remote_share(sizes.slices) * per_device / inside
-    layers = ALL_REDUCES[model.remat] * model.num_layers * work.tokens * model.hidden_size * work.activation_bytes
+    layers = ALL_REDUCES[model.remat] * model.num_layers * work.tokens * model.hidden_size * work.bytes_per_activation
     # A split table: each device looks up its own rows, and the sum over devices is the embedding of every token; the
     # backward pass of the decoded positions does the same.
     tables = FLOAT32 * model.embedding_width * (work.tokens + work.rows * work.predictions)

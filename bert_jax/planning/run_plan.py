@@ -46,7 +46,7 @@ def plan(
       UserError: the mesh does not fit the topology, or the batches of a phase are not divisible.
     """
     mesh = topology.mesh(config.mesh)
-    check_run(Programs(aot_compile.compile_only_task(config), mesh), 1, micro_batch)
+    check_run(Programs(aot_compile.compile_only_task(config), mesh.abstract_mesh), 1, micro_batch)
     rows = []
     for i, phase in enumerate(config.phases):
         accumulation = requested_accumulation(phase, i, mesh, micro_batch) or fewest_micro_batches_that_fit(

@@ -83,7 +83,7 @@ class Workload(NamedTuple):
         return self.rows * self.predictions * shard_size(self.model.vocab_size, self.sizes.tensor)
 
     @property
-    def activation_bytes(self) -> int:
+    def bytes_per_activation(self) -> int:
         """Bytes per activation."""
         return 2 if self.model.compute_dtype == "bfloat16" else 4
 
@@ -119,7 +119,7 @@ def workload(config: Config, phase: int, sizes: Sizes, accumulation: int) -> Wor
     if model.direction == "causal":
         predictions = settings.seq_len - 1
     else:
-        slots = config.data.slots(settings.seq_len)
+        slots = config.data.max_examples_per_row(settings.seq_len)
         rate, max_predictions = config.objective.mask_rate, settings.max_predictions
         predictions = predictions_per_row(rate, settings.seq_len, slots, max_predictions)
     parameters = count_parameters(model, config.objective.pair != "none", sizes)

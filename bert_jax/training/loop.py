@@ -207,7 +207,7 @@ def _restore_or_init(run: Run, checkpoints: Checkpoints) -> tuple[TrainState, Pr
 def _save(run: Run, checkpoints: Checkpoints, state: TrainState, progress: Progress) -> None:
     config, step = run.programs.task.config, progress.cursor.step
     # The most recent steps may have been skipped without being detected as divergence yet.
-    good = recovery.newest_good_step(step - config.recovery.max_skipped + 1, config, run.ledger)
+    good = recovery.trusted_until_step(step - config.recovery.max_skipped + 1, config, run.ledger)
     checkpoints.save(step, state, dataclasses.asdict(progress) | {"ledger": run.ledger.entries} | run.metadata, good)
 
 

@@ -204,7 +204,7 @@ def fit_to_memory(
             "model.remat full"
         )
     count, program, needed = best
-    ledger.decide(EVENT, lambda: setup | {"accumulation": count, "bytes": int(needed), "limit": int(limit)})
+    ledger.record_decision(EVENT, lambda: setup | {"accumulation": count, "bytes": int(needed), "limit": int(limit)})
     return count, program
 
 

@@ -11,13 +11,13 @@ from jax.sharding import Mesh
 from bert_jax.config import Config, MeshConfig, ObjectiveConfig
 from bert_jax.config.sections import PAIR_FORMATS
 from bert_jax.config.training import MIN_SEQ_LEN
+from bert_jax.data.batch import SpecialIds
 from bert_jax.data.batches import HeldOutRows, TrainingStream
 from bert_jax.data.corpus import TOKENIZER, Corpus
 from bert_jax.data.integrity import check_corpus_files
 from bert_jax.data.mixture_spec import CorpusWeight, common_tokenizer, open_corpora, resolve_shares
-from bert_jax.data.row_reader import SpecialIds
 from bert_jax.directory_lock import DirectoryLock
-from bert_jax.distributed.agreement import barrier, broadcast_from_first, check_shared, is_first, raise_on_all
+from bert_jax.distributed.agreement import barrier, broadcast_from_first, check_shared_directory, is_first, raise_on_all
 from bert_jax.errors import UserError
 from bert_jax.objectives.masking import Vocabulary
 from bert_jax.storage import StoredPath
@@ -58,9 +58,9 @@ def open_task(config: Config, parts: list[CorpusWeight]) -> Pretraining:
     # Check all splits now: a phase that begins after hours must not fail here.
     for rows in train.corpora:
         for phase in config.phases:
-            rows.plan(phase.seq_len)
+            rows.epoch_plan(phase.seq_len)
     for rows in held_out.corpora:
-        rows.plan(config.phases[-1].seq_len)
+        rows.epoch_plan(config.phases[-1].seq_len)
     return Pretraining(config, vocabulary, train, held_out)
 
 
@@ -89,9 +89,8 @@ def pretrain(
 
     Raises:
       ValueError: a config with `start.source` without `load_initial_params`.
-      UserError: see `open_task`, `check_corpus_files`, `load_initial_params`, `workdir.matching_config`,
-        `workdir.acquire`, `continuation.check_phase_changes`, `check_shared`, `loop.check_run` and `loop.train`;
-        another process trains in the directory. Nothing is written before all checks but `check_shared` have passed.
+      UserError: the config, the corpora or the work directory cannot be used, or another process trains in it. Nothing
+        is written before all checks but `check_shared_directory` have passed.
     """
     start_time = time.time()
     check_checkpoint_storage(directory)
@@ -109,7 +108,7 @@ def pretrain(
     with DirectoryLock(directory) as lock:
         broadcast_from_first("the work directory", lambda: _acquire(lock, directory, *identity))
         if jax.process_count() > 1:
-            check_shared(directory)
+            check_shared_directory(directory)
         if is_first():
             announce()
         progress = loop.train(

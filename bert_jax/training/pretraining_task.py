@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bert_jax.config import Config, ModelConfig
+from bert_jax.data.batch import empty_rows
 from bert_jax.data.cursor import Cursor
 from bert_jax.model import bert
 from bert_jax.model.flops import pretraining_flops
@@ -73,10 +74,8 @@ class Pretraining:
 
     def blank_row(self) -> dict[str, np.ndarray]:
         """One row of padding, with all arrays of the stream."""
-        from bert_jax.data.row_reader import empty_rows  # needs numba, which compiling and timing do not
-
         seq_len = self.config.phases[self.phase].seq_len
-        return empty_rows(1, seq_len, self.config.data.slots(seq_len), 0)
+        return empty_rows(1, seq_len, self.config.data.max_examples_per_row(seq_len), 0)
 
     def batches(self, cursor: Cursor) -> "Generator[HostBatch, None, None]":
         """The training stream."""

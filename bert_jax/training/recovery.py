@@ -34,7 +34,7 @@ def decide_rollback(divergence: DivergenceError, config: Config, checkpoints: Ch
             "(recovery.max_rollbacks): lower the learning rate or lengthen the warmup, in another --workdir"
         )
     checkpoints.wait()
-    entry = ledger.decide(EVENT, lambda: _rollback_entry(divergence, config, checkpoints, ledger))
+    entry = ledger.record_decision(EVENT, lambda: _rollback_entry(divergence, config, checkpoints, ledger))
     assert entry is not None
     if is_first():
         first, last = entry["skipped_rows"]
@@ -49,7 +49,7 @@ def _rollback_entry(
     divergence: DivergenceError, config: Config, checkpoints: Checkpoints, ledger: Ledger
 ) -> dict[str, Any]:
     before = divergence.first - 1
-    good = newest_good_step(before, config, ledger)
+    good = trusted_until_step(before, config, ledger)
     intact = (metadata for step in checkpoints.steps() if step <= good and (metadata := checkpoints.metadata(step)))
     metadata = next(intact, None)
     cursor = with_skipped_rows(Cursor() if metadata is None else Cursor.from_dict(metadata["cursor"]), ledger)
@@ -61,7 +61,7 @@ def _rollback_entry(
     return {"reason": divergence.reason, "step": divergence.last, "to": cursor.step, "skipped_rows": skipped}
 
 
-def newest_good_step(step: int, config: Config, ledger: Ledger) -> int:
+def trusted_until_step(step: int, config: Config, ledger: Ledger) -> int:
     """Checkpoints up to this step are good if the run has done `step` steps without divergence.
 
     The checkpoint of the last rollback stays good, and so does the initial state.

@@ -58,7 +58,7 @@ class WallClockSchedule:
         if self.phase.hours is None or step < self.start:
             return
         if jax.process_count() == 1 or (step - self.start) % BROADCAST_EVERY == 0:
-            self.ledger.decide(EVENT, lambda: self._estimate(step))
+            self.ledger.record_decision(EVENT, lambda: self._estimate(step))
 
     def _estimate(self, step: int) -> dict[str, Any] | None:
         decisions, now = self.ledger.entries_of(EVENT), self.clock()

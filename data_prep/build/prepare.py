@@ -53,7 +53,7 @@ class Task:
     """an earlier run has prepared the block"""
 
 
-def input_tasks(
+def block_tasks(
     job: PrepareJob, source: int, part: int, source_input: Input, reader: int = 0, readers: int = 1
 ) -> Iterator[Task]:
     """Tasks for the blocks of an input. Of n readers, each gets every n-th block, and the first one records the end.

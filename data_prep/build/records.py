@@ -45,7 +45,7 @@ def _varint(value: int) -> bytes:
     return bytes(encoded)
 
 
-def split_long_sentences(lengths: np.ndarray) -> np.ndarray:
+def split_long_lengths(lengths: np.ndarray) -> np.ndarray:
     """Lengths with every sentence of more than MAX_RECORD_TOKENS split into pieces, uint16.
 
     Args:

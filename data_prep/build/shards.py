@@ -14,7 +14,7 @@ from etils import epath
 
 from bert_jax.data.corpus import token_dtype
 from bert_jax.errors import UserError
-from data_prep.build.records import DocumentRecordSplitter, serialize_example, split_long_sentences
+from data_prep.build.records import DocumentRecordSplitter, serialize_example, split_long_lengths
 
 # One record per chunk, so that a record can be read without its neighbours.
 _ARRAY_RECORD_OPTIONS = "group_size:1"
@@ -92,7 +92,7 @@ class ShardWriter:
         try:
             for document_part in document:
                 origin = document_part.origin
-                lengths = split_long_sentences(document_part.sentence_lengths)
+                lengths = split_long_lengths(document_part.sentence_lengths)
                 sentences += len(lengths)
                 self._lengths.append(lengths)
                 self._text_bytes += document_part.text_bytes

@@ -24,7 +24,7 @@ _KINDS = {
     "mediawiki": ("mediawiki.MediaWikiSource", "mediawiki:GLOB"),
     "tfds": ("tensorflow_dataset.TfdsSource", "tfds:NAME[/CONFIG]:SPLIT@FIELD"),
     "python-docs": ("python_docs.PythonDocsSource", "python-docs (the documentation installed with Python)"),
-    "reference": ("reference.ReferenceSource", "reference (the text of the reference curves)"),
+    "reference": ("synthetic_language.SyntheticSource", "reference (the text of the reference curves)"),
 }
 """The class of each kind, in a module that is imported when it is needed (TFDS takes a second), and its SPEC."""
 

@@ -30,7 +30,7 @@ def document_from_text(value: Any, field: str, origin: str) -> Document | Skippe
     return Document(origin, value)
 
 
-def document_from_utf8(value: bytes | None, field: str, origin: str, max_bytes: int) -> Document | Skipped:
+def document_or_skipped(value: bytes | None, field: str, origin: str, max_bytes: int) -> Document | Skipped:
     """`document_from_text` of bytes, which must be UTF-8 and at most `max_bytes`."""
     if value is not None and len(value) > max_bytes:
         return Skipped("record_too_long", origin, f"the field {field!r} is longer than {max_bytes} bytes")

@@ -14,7 +14,7 @@ from etils import epath
 from bert_jax.errors import UserError
 from data_prep.sources import files
 from data_prep.sources.base import Block, Document, Input, Skipped, Source, import_optional
-from data_prep.sources.field_validation import document_from_utf8, missing_field_message
+from data_prep.sources.field_validation import document_or_skipped, missing_field_message
 
 _BLOCKS_PER_INPUT = 16
 _PAGE_BUFFER_BYTES = 1 << 20
@@ -79,7 +79,7 @@ class ParquetSource(Source):
             yield Skipped("empty_file", path, "has no rows")
             return
         for row, value in enumerate(_values(data), begin):
-            yield document_from_utf8(value, self.field, f"{path}:row {row}", self.max_record_bytes)
+            yield document_or_skipped(value, self.field, f"{path}:row {row}", self.max_record_bytes)
 
     def _names(self, path: str, schema: Any) -> list[str]:
         """The names of the field from the outermost struct inwards; checks that it exists and is text."""

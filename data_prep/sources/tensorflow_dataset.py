@@ -14,7 +14,7 @@ from tensorflow_datasets.proto import tf_example_pb2
 
 from bert_jax.errors import UserError
 from data_prep.sources.base import Block, Document, Input, Skipped, Source
-from data_prep.sources.field_validation import document_from_utf8, missing_field_message
+from data_prep.sources.field_validation import document_or_skipped, missing_field_message
 
 # A slice of a split may contain a colon: train[:10%].
 _ARGUMENT = re.compile(r"(?P<name>.+):(?P<split>[^:@\[\]]+(?:\[[^\[\]]*\])?)@(?P<field>[^@]+)")
@@ -87,7 +87,7 @@ class TfdsSource(Source):
             if not values:
                 yield Skipped("missing_field", origin, f"the example has no {self.field!r}")
             else:
-                yield document_from_utf8(values[0], self.field, origin, self.max_record_bytes)
+                yield document_or_skipped(values[0], self.field, origin, self.max_record_bytes)
 
     def _rows(self, info: tfds.core.DatasetInfo) -> int:
         """Examples in a block."""

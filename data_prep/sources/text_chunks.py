@@ -45,7 +45,7 @@ class TextChunk:
 class BoundaryRule:
     """Finds ends of documents in a window of bytes, and places to split long documents; here, a file is a document."""
 
-    def blank(self, window: bytes) -> int:
+    def leading_blank_bytes(self, window: bytes) -> int:
         """Number of bytes at the start of the window that belong to no document."""
         return 0
 
@@ -68,7 +68,7 @@ class BoundaryRule:
 class BlankLineRule(BoundaryRule):
     """Documents are separated by blank lines, which may contain spaces and tabs."""
 
-    def blank(self, window: bytes) -> int:
+    def leading_blank_bytes(self, window: bytes) -> int:
         """Blank lines."""
         return _BLANK_LINES.match(window).end()
 
@@ -130,7 +130,7 @@ def document_aligned_blocks(file: DecompressingReader, rule: BoundaryRule, block
     begins, any_yet = True, False
     while True:
         if begins:
-            while blank := rule.blank(window.data):
+            while blank := rule.leading_blank_bytes(window.data):
                 window.take(blank)
                 window.read_up_to(block_bytes + 1)
         if window.complete and len(window.data) <= block_bytes:

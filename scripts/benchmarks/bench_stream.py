@@ -28,11 +28,11 @@ from harness import listed, one_of, positive
 from bert_jax import config as config_lib
 from bert_jax.config import Config, DataConfig, ObjectiveConfig, Phase
 from bert_jax.config.presets import load_config
+from bert_jax.data.batch import SpecialIds
 from bert_jax.data.batches import TrainingStream
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.cursor import CorpusPosition, Cursor
 from bert_jax.data.record import Record
-from bert_jax.data.row_reader import SpecialIds
 
 FORMATS = ("segment_pair", "sentence_order", "full_sentences", "doc_sentences", "sentence_pair")
 SPECIAL_IDS = SpecialIds(0, 1, 2)
@@ -180,7 +180,7 @@ def bench_plan(options: argparse.Namespace) -> list[dict[str, Any]]:
             for name in ("first", "middle"):
                 stream = TrainingStream([corpus], [1.0], make_config(form, seq_len, 256), SPECIAL_IDS)
                 start = time.perf_counter()
-                windows = stream.corpora[0].plan(seq_len).windows  # part of the timed work
+                windows = stream.corpora[0].epoch_plan(seq_len).windows  # part of the timed work
                 middle = Cursor(step=5, rows=1280, positions=(CorpusPosition(0, windows // 2, 100),))
                 stream.batch(stream.resolve_cursor(Cursor() if name == "first" else middle))
                 timings[f"{name}_s"] = time.perf_counter() - start

@@ -159,7 +159,7 @@ class TrainStep:
         start = time.perf_counter()
         self.compiled = programs.train_step(0, self.accumulation)
         self.compile_seconds = time.perf_counter() - start
-        memory = self.compiled.memory_analysis()
+        memory = self.memory_analysis()
         # Donated inputs are also outputs: count them once.
         self.memory_bytes = memory and int(memory.argument_size_in_bytes + memory.temp_size_in_bytes)
         self.state = programs.init_state()
@@ -169,6 +169,10 @@ class TrainStep:
         """New state and metrics."""
         state, self.metrics = self.compiled(*inputs)
         return state, self.metrics
+
+    def memory_analysis(self) -> Any:
+        """Of the compiled step."""
+        return self.compiled.memory_analysis()
 
     def wait(self) -> None:
         """Wait until the newest step is done."""

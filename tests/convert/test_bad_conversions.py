@@ -363,16 +363,18 @@ DAMAGES = {
     "no parameters": (lambda place: (place / "params.safetensors").unlink(), "params.safetensors is missing or dam"),
     "half a description": (truncate, "model.json is not JSON"),
     "a list": (lambda place: (place / "model.json").write_text("[]"), "model.json is not a JSON object, but []"),
-    "a later format": (about(format_version=3), "format version 3, this bert_jax reads 2: update bert_jax"),
-    "an earlier format": (about(format_version=1), "format version 1, this bert_jax reads 2: convert the model again"),
-    "an unknown field of the model": (about(model__flavour="sweet"), "model.json: unknown field 'flavour'"),
-    "an unknown field of the heads": (about(heads__flavour="sweet"), "model.json: unknown field 'flavour'"),
-    "no heads": (about(heads=None), "model.json is damaged"),
-    "no task": (about(heads__task=None), "model.json is damaged"),
-    "no sums": (about(sha256=None), "model.json is damaged"),
+    "a later format": (about(format_version=3), "format version 3, and this bert_jax reads 2: update bert_jax"),
+    "an earlier format": (
+        about(format_version=1),
+        "format version 1, and this bert_jax reads 2: convert the model again",
+    ),
+    "an unknown field of the model": (about(model__flavour="sweet"), "model.json: unknown field 'model.flavour'"),
+    "an unknown field of the heads": (about(heads__flavour="sweet"), "model.json: unknown field 'heads.flavour'"),
+    "no heads": (about(heads=None), "model.json: field 'heads' is missing"),
+    "no sums": (about(sha256=None), "model.json: field 'sha256' is missing"),
     "no sum of the parameters": (about(**{"sha256__params.safetensors": None}), "model.json is damaged"),
-    "no family": (about(family=None), "model.json is damaged"),
-    "no step": (about(step=None), "model.json is damaged"),
+    "no family": (about(family=None), "model.json: field 'family' is missing"),
+    "no step": (about(step=None), "model.json lacks 'step'"),
     "an unknown family": (about(family="gpt"), "model.json is damaged"),
     "an impossible model": (about(model__num_heads=5), "model.json"),
     "a field of another type": (
@@ -382,7 +384,7 @@ DAMAGES = {
     "another width": (about(model__intermediate_size=97), "model.json needs encoder/layers/"),
     "another depth": (about(model__num_layers=2), "model.json needs encoder/layers/"),
     "a head that is not there": (about(heads__task=TAGGING), "model.json needs task/"),
-    "half a task": (about(heads__task={"kind": "tagging"}), "model.json: field 'labels' is missing"),
+    "half a task": (about(heads__task={"kind": "tagging"}), "model.json: field 'heads.task.labels' is missing"),
 }
 
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from bert_jax.data.batch import SpecialIds
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.record import Record
-from bert_jax.data.row_reader import SpecialIds
 
 FIRST = 10
 """Token id of the corpus's first token; the n-th has id FIRST + n."""

@@ -9,11 +9,11 @@ import pytest
 
 from bert_jax import config as config_lib
 from bert_jax.data import epoch_plan as plan_module
+from bert_jax.data.batch import empty_rows
 from bert_jax.data.batches import TrainingStream
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.cursor import CorpusPosition, Cursor
 from bert_jax.data.mixture import CYCLE_ROWS
-from bert_jax.data.row_reader import empty_rows
 from tests.data.memory import SPECIAL_IDS, make_corpus, random_documents
 
 
@@ -79,7 +79,7 @@ def test_cursors_against_counting_rows_one_by_one(whole, make, two_phases):
     (source,) = stream.corpora
     at, step, epochs_seen, straddled = [0, 0, 0], 0, set(), 0
     for number, phase in enumerate(two_phases.phases):
-        plan = source.plan(phase.seq_len)
+        plan = source.epoch_plan(phase.seq_len)
         if at[1:] != [0, 0]:
             at = [at[0] + 1, 0, 0]
         for _ in range(phase.steps):

@@ -9,10 +9,11 @@ import pytest
 
 from bert_jax import config as config_lib
 from bert_jax.config import ObjectiveConfig, Phase
+from bert_jax.data.batch import empty_rows
 from bert_jax.data.batches import TrainingStream
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.cursor import CorpusPosition, Cursor
-from bert_jax.data.row_reader import CorpusRows, empty_rows
+from bert_jax.data.row_reader import CorpusRows
 from bert_jax.doctor.epochs import estimate_epochs
 from bert_jax.doctor.schedule_checks import ineffective_settings
 from bert_jax.objectives.masking import Vocabulary, mask_tokens
@@ -40,7 +41,7 @@ def shown(corpus, special_ids, tiny_config):
     def one_epoch(rows_of, data, epoch):
         count = sum(len(window) for window in rows_of.epoch_windows(SEQ_LEN, epoch))
         assert count <= ROOM, "raise ROOM"
-        rows = empty_rows(ROOM, SEQ_LEN, data.slots(SEQ_LEN), special_ids.pad_id)
+        rows = empty_rows(ROOM, SEQ_LEN, data.max_examples_per_row(SEQ_LEN), special_ids.pad_id)
         rows_of.read_into(rows, np.arange(count), CorpusPosition(epoch), skip=0)
         masked = np.asarray(mask(rows)["input_ids"])
         examples, views, order = set(), set(), []

@@ -20,11 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.config import Config, Phase
+from bert_jax.data.batch import SpecialIds
 from bert_jax.data.batches import TrainingStream
 from bert_jax.data.corpus import MAX_RECORD_TOKENS, Corpus, token_dtype
 from bert_jax.data.cursor import Cursor
 from bert_jax.data.record import parse_record
-from bert_jax.data.row_reader import SpecialIds
 from bert_jax.errors import UserError
 from bert_jax.tokenizers.tokenizer import wordpiece
 from data_prep.cli import main as data_cli

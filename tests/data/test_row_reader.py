@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from bert_jax.config import DataConfig
 from bert_jax.data import epoch_plan as plan_module
+from bert_jax.data.batch import empty_rows
 from bert_jax.data.cursor import CorpusPosition
-from bert_jax.data.row_reader import CorpusRows, empty_rows
+from bert_jax.data.row_reader import CorpusRows
 from tests.data.memory import FIRST, SPECIAL_IDS, make_corpus, random_documents
 
 FORMATS = ["segment_pair", "sentence_pair", "sentence_order", "full_sentences", "doc_sentences"]
@@ -21,7 +22,7 @@ def read_epoch(corpus, seq_len, **data):
     """All rows of epoch 0, as one batch."""
     source = CorpusRows(corpus, DataConfig(**data), SPECIAL_IDS, 0)
     total = sum(len(window) for window in source.epoch_windows(seq_len, 0))
-    rows = empty_rows(total, seq_len, source.data.slots(seq_len), SPECIAL_IDS.pad_id)
+    rows = empty_rows(total, seq_len, source.data.max_examples_per_row(seq_len), SPECIAL_IDS.pad_id)
     rows["mask_epoch"] = np.full(total, -1, np.int32)
     source.read_into(rows, np.arange(total), CorpusPosition(), skip=0)
     assert (rows["mask_epoch"] == 0).all()
@@ -114,7 +115,7 @@ def test_any_rows_in_any_order(monkeypatch, form):
     for _ in range(total):
         positions.append(position)
         position = source.advance(48, position, 1)
-    assert position == CorpusPosition(1) and positions[-1].window == source.plan(48).windows - 1 >= 4
+    assert position == CorpusPosition(1) and positions[-1].window == source.epoch_plan(48).windows - 1 >= 4
     for i in reversed(range(total)):
         rows = empty_rows(1, 48, 4, SPECIAL_IDS.pad_id, first=i)
         source.read_into(rows, np.zeros(1, np.int64), positions[i], skip=0)

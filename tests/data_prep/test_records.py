@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bert_jax.data.corpus import MAX_RECORD_TOKENS
 from bert_jax.data.record import parse_record
-from data_prep.build.records import DocumentRecordSplitter, serialize_example, split_long_sentences
+from data_prep.build.records import DocumentRecordSplitter, serialize_example, split_long_lengths
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +46,10 @@ def test_the_bytes_are_those_of_tfds(tfds_serialize, document, sizes):
 
 
 def test_long_sentences_are_cut():
-    np.testing.assert_array_equal(split_long_sentences(np.array([5, 8192, 3])), [5, 8192, 3])
-    np.testing.assert_array_equal(split_long_sentences(np.array([8193, 2, 20000])), [8192, 1, 2, 8192, 8192, 3616])
-    np.testing.assert_array_equal(split_long_sentences(np.array([16384, 1])), [8192, 8192, 1])
-    assert split_long_sentences(np.zeros(0, np.int64)).dtype == np.uint16
+    np.testing.assert_array_equal(split_long_lengths(np.array([5, 8192, 3])), [5, 8192, 3])
+    np.testing.assert_array_equal(split_long_lengths(np.array([8193, 2, 20000])), [8192, 1, 2, 8192, 8192, 3616])
+    np.testing.assert_array_equal(split_long_lengths(np.array([16384, 1])), [8192, 8192, 1])
+    assert split_long_lengths(np.zeros(0, np.int64)).dtype == np.uint16
 
 
 @settings(max_examples=60, deadline=None)

@@ -5,8 +5,8 @@ import itertools
 
 import pytest
 
-from data_prep.sources import reference
-from data_prep.sources.reference import NUM_DOCUMENTS, HashRandom, document
+from data_prep.sources import synthetic_language
+from data_prep.sources.synthetic_language import NUM_DOCUMENTS, HashRandom, document
 from tests.data_prep.test_sources_reading import read
 
 # A change of the text makes all shipped curves worthless: raise VERSION and make them again.
@@ -47,14 +47,14 @@ def test_words_agree(documents):
     """Every article is followed by a word with its ending; the verb agrees with its subject in number."""
     endings = {
         article: (ending, number)
-        for articles, kinds in zip(reference._ARTICLES, reference._NOUN_ENDINGS, strict=True)
+        for articles, kinds in zip(synthetic_language._ARTICLES, synthetic_language._NOUN_ENDINGS, strict=True)
         for number, (article, ending) in enumerate(zip(articles, kinds, strict=True))
     }
     verbs = {
         stem + ending: number
-        for lexicon in (reference.language().common, *reference.language().topics)
+        for lexicon in (synthetic_language.language().common, *synthetic_language.language().topics)
         for stem in lexicon.verbs
-        for number, ending in enumerate(reference._VERB_ENDINGS)
+        for number, ending in enumerate(synthetic_language._VERB_ENDINGS)
     }
     for sentence in (sentence.lower().rstrip(".").split() for sentences in documents[:100] for sentence in sentences):
         articles = [word for word in sentence if word in endings]

@@ -13,13 +13,14 @@ from bert_jax import config as config_lib
 from bert_jax.cli import main as cli
 from bert_jax.config import Config, DataConfig, ObjectiveConfig, Phase
 from bert_jax.data import epoch_plan as plan_module
+from bert_jax.data.batch import empty_rows
 from bert_jax.data.batches import TrainingStream
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.cursor import CorpusPosition, Cursor
 from bert_jax.data.epoch_plan import EpochPlan
 from bert_jax.data.mixture import MixtureOrder
 from bert_jax.data.mixture_spec import CorpusWeight
-from bert_jax.data.row_reader import CorpusRows, empty_rows
+from bert_jax.data.row_reader import CorpusRows
 from bert_jax.doctor import data_checks, epochs
 from bert_jax.doctor.check_context import ONE_DEVICE, CheckContext
 from bert_jax.doctor.data_checks import streams
@@ -46,14 +47,14 @@ def counted(corpus, data: DataConfig, seq_len: int, windows=None) -> dict[str, i
     document_of = np.repeat(np.arange(corpus.num_documents), np.diff(corpus.document_offsets))
     document_of = np.repeat(document_of, corpus.sentence_lengths)
     found = dict.fromkeys(("examples", "rows", "filled", "labelled", "negatives"), 0)
-    for index in range(rows_of_corpus.plan(seq_len).windows) if windows is None else windows:
+    for index in range(rows_of_corpus.epoch_plan(seq_len).windows) if windows is None else windows:
         start = CorpusPosition(0, index, 0)
         count = len(rows_of_corpus.window(seq_len, start).window)
-        rows = empty_rows(count, seq_len, data.slots(seq_len), SPECIAL_IDS.pad_id)
+        rows = empty_rows(count, seq_len, data.max_examples_per_row(seq_len), SPECIAL_IDS.pad_id)
         rows_of_corpus.read_into(rows, np.arange(count), start, skip=0)
         found["rows"] += count
         found["filled"] += int((rows["input_ids"] != SPECIAL_IDS.pad_id).sum())
-        for row, slot in product(range(count), range(data.slots(seq_len))):
+        for row, slot in product(range(count), range(data.max_examples_per_row(seq_len))):
             if rows["example_id"][row, slot] < 0:
                 continue
             found["examples"] += 1

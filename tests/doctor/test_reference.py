@@ -195,8 +195,8 @@ def test_curves_are_complete(script, name):
     last = {metric: sum(row[-20:]) / 20 for metric, row in curve.metrics.items()}
     assert last["mlm_loss"] < curve.metrics["mlm_loss"][20] - 0.4
     for kind in ("float32", "bfloat16"):
-        assert all(len(curve.bounds(metric, kind)) == 10 for metric in script.METRICS)
-    assert max(curve.bounds("mlm_loss", "float32")) < 0.05
+        assert all(len(curve.tolerances(metric, kind)) == 10 for metric in script.METRICS)
+    assert max(curve.tolerances("mlm_loss", "float32")) < 0.05
 
 
 def test_every_variant_differs_from_the_reference(script):

@@ -93,7 +93,7 @@ def stream(process: int, processes: int, corpora: list[str]) -> dict[str, np.nda
                 )
                 wrong = dataclasses.replace(task, train=everything)
                 found |= {f"unshared/{key}": value for key, value in read_stream(wrong).items()}
-        found[f"{name}/windows"] = np.array([rows.plan(48).windows for rows in task.train.corpora])
+        found[f"{name}/windows"] = np.array([rows.epoch_plan(48).windows for rows in task.train.corpora])
         found |= {f"{name}/{key}": value for key, value in read_stream(task).items()}
     return found
 

@@ -234,7 +234,7 @@ def test_runs_agree_whatever_the_micro_batch(config, tiny_corpus, tiny_programs,
     ], "the programs should differ"
 
     give_memory(monkeypatch, whole["bytes"] - 1)
-    decide, cut = Ledger.decide, tmp_path / "cut"
+    decide, cut = Ledger.record_decision, tmp_path / "cut"
 
     def decide_and_die(self, event, make):
         if decide(self, event, make) is not None:

@@ -249,12 +249,12 @@ def test_a_cut_ledger_line_is_no_decision(tmp_path):
 
     path = tmp_path / "ledger.jsonl"
     first = {"to": 4, "skipped_rows": [4, 9]}
-    Ledger(path).decide("rollback", lambda: first)
+    Ledger(path).record_decision("rollback", lambda: first)
     with path.open("a") as file:
         file.write('{"event": "roll')
     again = Ledger(path)
     assert again.entries == [{"event": "rollback", **first}]
-    again.decide("rollback", lambda: {"to": 8, "skipped_rows": [8, 9]})
+    again.record_decision("rollback", lambda: {"to": 8, "skipped_rows": [8, 9]})
     assert [entry["to"] for entry in Ledger(path).entries_of("rollback")] == [4, 8]
 
 
@@ -264,7 +264,7 @@ def test_a_damaged_ledger_line_takes_later_decisions_along(tmp_path, capfd):
 
     path = tmp_path / "ledger.jsonl"
     ledger = Ledger(path)
-    saved = [ledger.decide("rollback", lambda to=to: {"to": to, "skipped_rows": (to, 9)}) for to in range(4)]
+    saved = [ledger.record_decision("rollback", lambda to=to: {"to": to, "skipped_rows": (to, 9)}) for to in range(4)]
     lines = path.read_bytes().splitlines(keepends=True)
     untyped = (b'{"event": "rollback"}\n', b'{"event": "rollback", "to": 1, "skipped_rows": [1]}\n')
     for damaged in (b"\xff\n", lines[1].replace(b"1", b"7"), *untyped):
@@ -273,7 +273,7 @@ def test_a_damaged_ledger_line_takes_later_decisions_along(tmp_path, capfd):
         again.restore(saved[:3])
         assert again.entries == Ledger(path).entries == saved[:3]
         assert "restored 3 from the checkpoint; later ones are made again" in capfd.readouterr().err
-    again.decide("rollback", lambda: {"to": 8, "skipped_rows": [8, 9]})
+    again.record_decision("rollback", lambda: {"to": 8, "skipped_rows": [8, 9]})
     again.restore(saved[:3])
     assert [entry["to"] for entry in Ledger(path).entries] == [0, 1, 2, 8]
 

@@ -188,10 +188,10 @@ def test_shards_are_cached_and_checked(bucket, cache):
 def test_a_ledger_in_a_store(bucket):
     path = bucket / "ledger.jsonl"
     ledger = Ledger(path)
-    ledger.decide("rollback", lambda: {"to": 4, "skipped_rows": [4, 9]})
+    ledger.record_decision("rollback", lambda: {"to": 4, "skipped_rows": [4, 9]})
     path.write_bytes(path.read_bytes() + b'{"event": "roll')
     again = Ledger(path)
-    again.decide("rollback", lambda: {"to": 8, "skipped_rows": [8, 9]})
+    again.record_decision("rollback", lambda: {"to": 8, "skipped_rows": [8, 9]})
     assert [entry["to"] for entry in Ledger(path).entries_of("rollback")] == [4, 8]
 
 

@@ -31,8 +31,10 @@ FIXED = {"sinusoidal_pos_embds": False, "tie_weights_": True}
 
 def _read_task(settings: Settings, names: TensorNames, pooler: bool) -> TaskHead | None:
     if names.has("pre_classifier.weight"):
-        return names.task("classifier", "classification", "cls", activation="relu")
-    return names.task("classifier", "tagging", "tokens") or names.task("qa_outputs", "span", "tokens")
+        return names.find_task_head("classifier", "classification", "cls", activation="relu")
+    return names.find_task_head("classifier", "tagging", "tokens") or names.find_task_head(
+        "qa_outputs", "span", "tokens"
+    )
 
 
 DISTILBERT = Family(

@@ -197,7 +197,7 @@ class TensorNames:
         """Whether there is such a tensor."""
         return name in self._tensors
 
-    def task(self, output: str, kind: str, reads: str, **parts: Any) -> TaskHead | None:
+    def find_task_head(self, output: str, kind: str, reads: str, **parts: Any) -> TaskHead | None:
         """The head that ends in the dense layer `output`, or None if there is no such layer.
 
         Raises:
@@ -218,21 +218,21 @@ def task_of_pooled(settings: Settings, names: TensorNames, pooler: bool) -> Task
 
     A `classifier` labels tokens if the class says so or, if the class is unknown, if there is no pooler.
     """
-    span = names.task("qa_outputs", "span", "tokens")
+    span = names.find_task_head("qa_outputs", "span", "tokens")
     if span is not None:
         return span
     by_token = settings.architecture.endswith("ForTokenClassification")
     if by_token or not (pooler or settings.architecture.endswith("ForSequenceClassification")):
-        return names.task("classifier", "tagging", "tokens")
-    return names.task("classifier", "classification", "pooled")
+        return names.find_task_head("classifier", "tagging", "tokens")
+    return names.find_task_head("classifier", "classification", "pooled")
 
 
 def task_of_cls(names: TensorNames, classifier: str, activation: str) -> TaskHead | None:
     """The task head in families whose sequence classifiers have a dense layer on [CLS]."""
     return (
-        names.task(classifier, "classification", "cls", activation=activation)
-        or names.task("classifier", "tagging", "tokens")
-        or names.task("qa_outputs", "span", "tokens")
+        names.find_task_head(classifier, "classification", "cls", activation=activation)
+        or names.find_task_head("classifier", "tagging", "tokens")
+        or names.find_task_head("qa_outputs", "span", "tokens")
     )
 
 

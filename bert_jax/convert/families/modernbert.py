@@ -26,7 +26,7 @@ def _mlm_activation(settings: Settings) -> str:
 def _read_task(settings: Settings, names: TensorNames, pooler: bool) -> TaskHead | None:
     parts = {"activation": _mlm_activation(settings), "norm": True}
     if settings.architecture.endswith("ForTokenClassification"):
-        return names.task("classifier", "tagging", "tokens", **parts)
+        return names.find_task_head("classifier", "tagging", "tokens", **parts)
     if settings.architecture.endswith("ForQuestionAnswering"):
         return TaskHead("span", SPAN_LABELS, "tokens", **parts) if names.has("classifier.weight") else None
     pooling = settings.get("classifier_pooling", "cls")
@@ -34,7 +34,7 @@ def _read_task(settings: Settings, names: TensorNames, pooler: bool) -> TaskHead
         raise UserError(
             f"{settings.source}: classifier_pooling is '{pooling}' in config.json: only cls and mean are known"
         )
-    return names.task("classifier", "classification", pooling, **parts)
+    return names.find_task_head("classifier", "classification", pooling, **parts)
 
 
 def _global_every(settings: Settings) -> int:

@@ -14,7 +14,7 @@ from bert_jax.convert.forward_types import ForwardInputs, ForwardOutputs, TaskKi
 from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.parity import numpy_forward, transformers_forward
 from bert_jax.convert.source_model import SourceModel
-from bert_jax.convert.translate import first_different_field
+from bert_jax.convert.translate import first_architecture_difference
 from bert_jax.training.param_paths import name_leaves
 
 LIMIT = 1e-4
@@ -255,7 +255,7 @@ def bitwise_differences(before: SourceModel, after: SourceModel) -> tuple[str, .
       after: the converted model, read again.
     """
     old, new, lines = before.model, after.model, []
-    name = first_different_field(old.config, new.config)
+    name = first_architecture_difference(old.config, new.config)
     if name is not None:
         lines.append(f"model.{name} was {getattr(old.config, name)} and is {getattr(new.config, name)}")
     parts = [

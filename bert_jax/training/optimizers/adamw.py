@@ -12,7 +12,7 @@ from bert_jax.shapes import Array, Float, Int
 from bert_jax.training.optimizers import OptimizerDescription
 
 
-def adam(config: OptimizerConfig, bias_correction: bool) -> optax.GradientTransformation:
+def scale_by_adam(config: OptimizerConfig, bias_correction: bool) -> optax.GradientTransformation:
     """Adam's direction (Kingma and Ba 2015, algorithm 1), with or without division of the moments by 1 - beta^t."""
 
     def update(gradients: Any, state: optax.ScaleByAdamState, params: Any = None) -> tuple[Any, optax.ScaleByAdamState]:
@@ -39,7 +39,7 @@ def _correction(beta: float, count: Int[Array, ""]) -> Float[Array, ""]:
 
 
 OPTIMIZER = OptimizerDescription(
-    transform=lambda config, rules: adam(config, config.bias_correction is not False),
+    transform=lambda config, rules: scale_by_adam(config, config.bias_correction is not False),
     moments=2,
     # Gradient, both moments and weights read, all but the gradient written.
     step_bytes=28.0,

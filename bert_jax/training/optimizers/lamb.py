@@ -13,7 +13,7 @@ import optax
 from bert_jax.config import OptimizerConfig
 from bert_jax.shapes import Array, Float
 from bert_jax.training.optimizers import OptimizerDescription
-from bert_jax.training.optimizers.adamw import adam
+from bert_jax.training.optimizers.adamw import scale_by_adam
 from bert_jax.training.optimizers.param_rules import ParamRule
 
 
@@ -53,7 +53,7 @@ def trust_ratio(
 
 def _transform(config: OptimizerConfig, rules: object) -> optax.GradientTransformation:
     corrected = FLAVOURS[config.lamb_flavour].bias_correction
-    return adam(config, corrected if config.bias_correction is None else config.bias_correction)
+    return scale_by_adam(config, corrected if config.bias_correction is None else config.bias_correction)
 
 
 def _is_adapted(config: OptimizerConfig, rule: ParamRule) -> bool:

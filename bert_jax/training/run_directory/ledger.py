@@ -75,7 +75,7 @@ class Ledger:
         """The decisions with this event, oldest first."""
         return [entry for entry in self.entries if entry["event"] == event]
 
-    def decide(self, event: str, make: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
+    def record_decision(self, event: str, make: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
         """Make and add a decision; it is on disk, or in the store, when this returns.
 
         Args:

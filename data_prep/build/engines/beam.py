@@ -18,7 +18,7 @@ from etils import epath
 from bert_jax import storage
 from bert_jax.errors import UserError
 from data_prep.build.engines import Engine, IndexedInput
-from data_prep.build.prepare import BlockPreparer, PrepareJob, input_tasks
+from data_prep.build.prepare import BlockPreparer, PrepareJob, block_tasks
 from data_prep.build.write_shards import Assembler
 
 _BYTES_PER_READER = 256 << 20
@@ -97,7 +97,7 @@ class _Prepare(beam.DoFn):
     def process(self, share):
         (source, index, part), reader, readers = share
         with _failures_in(self._job.scratch):
-            for task in input_tasks(self._job, source, index, part, reader, readers):
+            for task in block_tasks(self._job, source, index, part, reader, readers):
                 if not task.done:
                     self._preparer(task)
 

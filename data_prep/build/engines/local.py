@@ -7,7 +7,7 @@ import tqdm
 
 from bert_jax.progress import progress
 from data_prep.build.engines import Engine, IndexedInput
-from data_prep.build.prepare import BlockPreparer, PrepareJob, Task, input_tasks
+from data_prep.build.prepare import BlockPreparer, PrepareJob, Task, block_tasks
 from data_prep.build.write_shards import Assembler
 from data_prep.parallel import WorkerPool
 
@@ -40,7 +40,7 @@ class LocalEngine(Engine):
 
 def _tasks(job: PrepareJob, inputs: Sequence[IndexedInput], bar: tqdm.tqdm) -> Iterator[Task]:
     for source, index, part in inputs:
-        for task in input_tasks(job, source, index, part):
+        for task in block_tasks(job, source, index, part):
             if task.done:
                 bar.update(task.block.size)
             else:

@@ -36,7 +36,7 @@ _MIN_WORDS = 4
 
 
 @dataclasses.dataclass(frozen=True)
-class ReferenceSource(Source):
+class SyntheticSource(Source):
     """Nothing is read; the payload of a block is a range of documents."""
 
     block_documents: int = 200
