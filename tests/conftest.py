@@ -31,23 +31,25 @@ pytest_plugins = ["tests.fixtures"]
 
 @pytest.fixture(autouse=True, scope="module")
 def clean_process():
-    """Restore XLA_FLAGS, which compilation for TPUs removes, and free the compiled programs of a module.
-
-    Processes that a test starts compile with XLA_FLAGS. All programs together need more memory maps than Linux allows.
-    """
-    flags = os.environ.get("XLA_FLAGS")
+    """Free the compiled programs of a module: all together need more memory maps than Linux allows."""
     yield
-    if flags is not None:
-        os.environ["XLA_FLAGS"] = flags
     jax.clear_caches()
 
 
 # Files that take minutes come first, longest first, so that no process is busy alone at the end. Compilation for TPUs
 # comes last: once a process has loaded libtpu, jax's profiler ends it with SIGSEGV where there is no TPU (jax 0.10.2).
 FIRST = (
+    "test_docs.py",
+    "multi_process/test_elastic.py",
+    "docs/test_training_pages.py",
+    "multi_process/test_supervised.py",
+    "docs/test_tool_pages.py",
+    "multi_process/test_losses.py",
     "multi_device/test_equivalence.py",
-    "training/test_recovery.py",
-    "inference/test_embedding.py",
+    "multi_process/test_agreement.py",
+    "training/test_remote.py",
+    "launchers/test_slurm.py",
+    "training/test_resume.py",
     "live/test_matrix.py",
 )
 LAST = ("planning",)

@@ -241,7 +241,7 @@ def test_runs_agree_whatever_the_micro_batch(config, tiny_corpus, tiny_programs,
             raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "decide", decide_and_die)
+        patch.setattr(Ledger, "record_decision", decide_and_die)
         with pytest.raises(Killed):
             run(cut, "auto")
     # The decision is there before the first step. It is not made again, whatever memory there is then.
