@@ -314,6 +314,15 @@ def test_shards_that_are_missing_or_exchanged(tmp_path):
         Corpus.open(tmp_path / "c").sentences(0, 1)
 
 
+def test_a_record_that_contradicts_the_lengths(tmp_path):
+    write(tmp_path / "c", random_documents(4, 20))
+    lengths = np.load(tmp_path / "c" / "train.sentence_lengths.npy")
+    lengths[0] += 1
+    np.save(tmp_path / "c" / "train.sentence_lengths.npy", lengths)
+    with pytest.raises(UserError, match=r"record 0, document 0 .* contradicts train\.sentence_lengths"):
+        Corpus.open(tmp_path / "c").sentences(0, 1)
+
+
 @pytest.mark.slow
 def test_no_flipped_bit_is_read_as_something_else(tmp_path):
     write(tmp_path / "c", random_documents(6, 12))

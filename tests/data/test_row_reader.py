@@ -12,6 +12,7 @@ from bert_jax.data import epoch_plan as plan_module
 from bert_jax.data.batch import empty_rows
 from bert_jax.data.cursor import CorpusPosition
 from bert_jax.data.row_reader import CorpusRows
+from bert_jax.errors import UserError
 from tests.data.memory import FIRST, SPECIAL_IDS, make_corpus, random_documents
 
 FORMATS = ["segment_pair", "sentence_pair", "sentence_order", "full_sentences", "doc_sentences"]
@@ -146,3 +147,12 @@ def test_a_window_reads_each_record_once(monkeypatch):
             assert len(read) < (len(corpus.record_offsets) - 1) / 2  # only what these rows need
         position = source.advance(32, position, 3)
     assert set(read) == set(range(len(corpus.record_offsets) - 1)) and max(read.values()) <= 2
+
+
+def test_token_ids_are_below_the_vocabulary_size():
+    corpus = make_corpus(random_documents(3, 20))
+    corpus.__dict__["vocab_size"] = FIRST + corpus.num_tokens
+    read_epoch(corpus, 32, format="doc_sentences")
+    corpus.__dict__["vocab_size"] -= 1
+    with pytest.raises(UserError, match="has token id"):
+        read_epoch(corpus, 32, format="doc_sentences")
