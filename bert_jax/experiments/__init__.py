@@ -1,0 +1,1 @@
+"""Studies: factors, cells, statistics and verdicts."""

@@ -1,0 +1,170 @@
+"""Differences between the levels of a factor: intervals, tests, power, and what was sampled.
+
+Seeds are clusters: all predictions of one seed share its randomness, so the number of seeds, not of examples, limits
+what a comparison can show. A difference is always taken between runs of the same seed if the design is paired.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+from scipy import stats
+from statsmodels.stats.multitest import multipletests
+from statsmodels.stats.power import TTestIndPower, TTestPower
+
+Scores = np.ndarray | Sequence[float]
+Verdict = Literal["higher", "lower", "equal", "undecided"]
+
+
+class Estimate(NamedTuple):
+    """An estimated difference."""
+
+    difference: float
+    """Mean of the level minus mean of the baseline."""
+    low: float
+    """Lower end of the confidence interval."""
+    high: float
+    """Upper end of the confidence interval."""
+    p_value: float
+    """Of no difference, two-sided; never 0: a bootstrap gives at least 1 / resamples."""
+    clusters: int
+    """Number of seeds of the smaller side. Percentile intervals of few clusters are too narrow."""
+
+
+def t_estimate(level: Scores, baseline: Scores, *, paired: bool, confidence: float = 0.95) -> Estimate:
+    """Student's interval and test of the difference of two means; not paired: Welch's.
+
+    Args:
+      level, baseline: one score per seed; if `paired`, in the same order of seeds.
+      paired: whether equal positions are runs of the same seed.
+      confidence: of the interval.
+
+    Raises:
+      ValueError: fewer than two seeds.
+    """
+    x, y = np.asarray(level, np.float64), np.asarray(baseline, np.float64)
+    clusters = min(len(x), len(y))
+    if clusters < 2:
+        raise ValueError("a difference needs at least two seeds on each side")
+    difference = float(x.mean() - y.mean())
+    if (paired and np.ptp(x - y) == 0) or (not paired and np.ptp(x) == np.ptp(y) == 0):
+        # No spread: scipy returns NaN. The p-value is that of the limit.
+        return Estimate(difference, difference, difference, float(difference == 0), clusters)
+    result = stats.ttest_rel(x, y) if paired else stats.ttest_ind(x, y, equal_var=False)
+    interval = result.confidence_interval(confidence)
+    return Estimate(difference, float(interval.low), float(interval.high), float(result.pvalue), clusters)
+
+
+def bca_interval(
+    differences: Scores, *, seed: int, resamples: int = 9_999, confidence: float = 0.95
+) -> tuple[float, float]:
+    """Bias-corrected and accelerated bootstrap interval of the mean of paired differences (Efron 1987)."""
+    values = np.asarray(differences, np.float64)
+    if np.ptp(values) == 0:
+        return float(values[0]), float(values[0])
+    result = stats.bootstrap(
+        (values,),
+        np.mean,
+        n_resamples=resamples,
+        confidence_level=confidence,
+        method="BCa",
+        rng=np.random.default_rng(seed),
+    )
+    return float(result.confidence_interval.low), float(result.confidence_interval.high)
+
+
+class SeedScores(NamedTuple):
+    """The scores of the runs of one level on any sample of the test examples."""
+
+    num_seeds: int
+    score: Callable[[np.ndarray], np.ndarray]
+    """Indices of examples, int [E], to the score of each seed, float [S]; with several fine-tuning runs of one
+    pretraining seed, their mean."""
+
+    @classmethod
+    def from_examples(cls, scores: np.ndarray) -> "SeedScores":
+        """Of a metric that is a mean over examples, such as accuracy: scores, [S, E]."""
+        return cls(len(scores), lambda examples: scores[:, examples].mean(1))
+
+
+def multibootstrap(
+    level: SeedScores,
+    baseline: SeedScores,
+    num_examples: int,
+    *,
+    paired: bool,
+    seed: int,
+    resamples: int = 1_000,
+    confidence: float = 0.95,
+) -> Estimate:
+    """The difference with seeds and test examples resampled together (Sellam et al. 2022, section 4.1).
+
+    Both sides share each sample of examples, and if `paired` also the sample of seeds. The interval is of percentiles;
+    the p-value is twice the smaller share of resampled differences on one side of 0, at least 1 / resamples.
+
+    Raises:
+      ValueError: `paired`, and the numbers of seeds differ.
+    """
+    if paired and level.num_seeds != baseline.num_seeds:
+        raise ValueError(f"paired levels have {level.num_seeds} and {baseline.num_seeds} seeds")
+    rng = np.random.default_rng(seed)
+    differences = np.empty(resamples)
+    for i in range(resamples):
+        examples = rng.integers(num_examples, size=num_examples)
+        seeds = rng.integers(level.num_seeds, size=level.num_seeds)
+        others = seeds if paired else rng.integers(baseline.num_seeds, size=baseline.num_seeds)
+        differences[i] = level.score(examples)[seeds].mean() - baseline.score(examples)[others].mean()
+    everything = np.arange(num_examples)
+    difference = float(level.score(everything).mean() - baseline.score(everything).mean())
+    low, high = np.quantile(differences, [(1 - confidence) / 2, (1 + confidence) / 2])
+    smaller = min(np.mean(differences <= 0), np.mean(differences >= 0))
+    p_value = float(np.clip(2 * smaller, 1 / resamples, 1.0))
+    return Estimate(difference, float(low), float(high), p_value, min(level.num_seeds, baseline.num_seeds))
+
+
+def equivalence_p_value(level: Scores, baseline: Scores, margin: float, *, paired: bool) -> float:
+    """P-value of a difference of at least `margin` in either direction: two one-sided t-tests (Schuirmann 1987)."""
+    x, y = np.asarray(level, np.float64), np.asarray(baseline, np.float64)
+    if (np.ptp(x - y) if paired else np.ptp(x) + np.ptp(y)) == 0:
+        return float(abs(x.mean() - y.mean()) >= margin)
+
+    def p_value(shift: float, alternative: str) -> float:
+        if paired:
+            return float(stats.ttest_rel(x + shift, y, alternative=alternative).pvalue)
+        return float(stats.ttest_ind(x + shift, y, equal_var=False, alternative=alternative).pvalue)
+
+    return max(p_value(margin, "greater"), p_value(-margin, "less"))
+
+
+def holm(p_values: Scores) -> np.ndarray:
+    """P-values adjusted for the number of comparisons (Holm 1979)."""
+    return multipletests(p_values, method="holm")[1] if len(p_values) else np.zeros(0)
+
+
+def detectable_difference(
+    standard_deviation: float, seeds: int, *, paired: bool, alpha: float = 0.05, power: float = 0.8
+) -> float:
+    """The smallest difference that this many seeds a level show with this power.
+
+    Args:
+      standard_deviation: if `paired`, of the differences; else of the scores of a level.
+      seeds: of each level, at least 2.
+      paired: whether the seeds are paired.
+      alpha: two-sided level of the test.
+      power: probability of showing the difference.
+    """
+    test, name = (TTestPower(), "nobs") if paired else (TTestIndPower(), "nobs1")
+    effect = test.solve_power(**{name: seeds}, alpha=alpha, power=power, alternative="two-sided")
+    return float(np.squeeze(effect)) * standard_deviation
+
+
+def verdict(difference: float, p_value: float, equivalence: float, alpha: float = 0.05) -> Verdict:
+    """The result of a comparison from its p-values, both adjusted for the number of comparisons.
+
+    A significant difference within the margin of equivalence is "equal": it is too small to matter.
+    """
+    if equivalence < alpha:
+        return "equal"
+    if p_value < alpha:
+        return "higher" if difference > 0 else "lower"
+    return "undecided"

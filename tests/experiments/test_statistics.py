@@ -1,0 +1,124 @@
+"""Intervals, tests and power of comparisons: closed forms, simulations with known truth, and edge cases."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("statsmodels")
+from scipy import stats
+
+from bert_jax.experiments import statistics
+
+
+def simulated_tables(count, seeds, effect, rng):
+    """(level, baseline) scores of paired seeds: a part shared by a seed's runs, and noise of standard deviation 1."""
+    shared = rng.normal(scale=3.0, size=(count, seeds))
+    return shared + effect + rng.normal(size=shared.shape), shared + rng.normal(size=shared.shape)
+
+
+def share_significant(level, baseline, *, paired):
+    return np.mean(
+        [statistics.t_estimate(a, b, paired=paired).p_value < 0.05 for a, b in zip(level, baseline, strict=True)]
+    )
+
+
+def test_false_positives_and_power():
+    rng = np.random.default_rng(0)
+    level, baseline = simulated_tables(2_000, 5, 0.0, rng)
+    assert 0.035 < share_significant(level, baseline, paired=True) < 0.065
+    # Without pairing, the spread between seeds hides everything.
+    assert share_significant(level, baseline, paired=False) < 0.01
+    effect = statistics.detectable_difference(np.sqrt(2.0), 5, paired=True)
+    level, baseline = simulated_tables(2_000, 5, effect, rng)
+    assert 0.77 < share_significant(level, baseline, paired=True) < 0.83
+    level, baseline = rng.normal(size=(2, 2_000, 5))
+    effect = statistics.detectable_difference(1.0, 5, paired=False)
+    assert 0.77 < share_significant(level + effect, baseline, paired=False) < 0.83
+
+
+def test_t_estimate_is_students():
+    level, baseline = np.array([1.0, 2.0, 4.0]), np.array([0.5, 2.5, 3.0])
+    estimate = statistics.t_estimate(level, baseline, paired=True)
+    differences = level - baseline
+    half = stats.t.ppf(0.975, 2) * differences.std(ddof=1) / np.sqrt(3)
+    assert estimate[:3] == pytest.approx((1 / 3, 1 / 3 - half, 1 / 3 + half))
+    assert estimate.clusters == 3
+    assert statistics.t_estimate([2.0, 2.0], [1.0, 1.0], paired=True)[:4] == (1.0, 1.0, 1.0, 0.0)
+    assert statistics.t_estimate([2.0, 2.0], [2.0, 2.0], paired=False).p_value == 1.0
+    with pytest.raises(ValueError, match="two seeds"):
+        statistics.t_estimate([1.0], [1.0], paired=True)
+
+
+def test_bca_interval():
+    values = np.random.default_rng(1).exponential(size=40)
+    low, high = statistics.bca_interval(values, seed=3)
+    assert low < values.mean() < high
+    assert (low, high) == statistics.bca_interval(values, seed=3)
+    assert high - values.mean() > values.mean() - low  # skewed to the right, unlike Student's
+    assert statistics.bca_interval([0.5, 0.5], seed=0) == (0.5, 0.5)
+
+
+def example_scores(rng, seeds, examples, accuracy, spread):
+    """Correct or not, [S, E]: examples differ in difficulty, seeds by `spread`."""
+    difficulty = rng.normal(scale=0.3, size=examples)
+    quality = accuracy + spread * rng.normal(size=seeds)
+    return (rng.random((seeds, examples)) < np.clip(quality[:, None] + difficulty, 0, 1)).astype(float)
+
+
+def test_multibootstrap():
+    rng = np.random.default_rng(2)
+    scores = example_scores(rng, 6, 300, 0.6, 0.05)
+    same = statistics.SeedScores.from_examples(scores)
+    nothing = statistics.multibootstrap(same, same, 300, paired=True, seed=0)
+    assert nothing == (0.0, 0.0, 0.0, 1.0, 6)
+    unpaired = statistics.multibootstrap(same, same, 300, paired=False, seed=0)
+    assert unpaired.low < 0 < unpaired.high and unpaired.difference == 0
+    better = statistics.SeedScores.from_examples(np.maximum(scores, example_scores(rng, 6, 300, 0.3, 0.0)))
+    found = statistics.multibootstrap(better, same, 300, paired=True, seed=0)
+    assert 0 < found.low < found.difference < found.high and found.p_value == 1 / 1_000
+    assert found == statistics.multibootstrap(better, same, 300, paired=True, seed=0)
+    with pytest.raises(ValueError, match="6 and 5 seeds"):
+        statistics.multibootstrap(same, same._replace(num_seeds=5), 300, paired=True, seed=0)
+
+
+def test_multibootstrap_has_both_variances():
+    """Its standard error is that of seeds and examples together, which each alone understates."""
+    rng = np.random.default_rng(3)
+    seeds, examples = rng.normal(size=40), rng.normal(size=60)
+    level = statistics.SeedScores.from_examples(seeds[:, None] + 2.0 * examples[None, :])
+    zero = statistics.SeedScores.from_examples(np.zeros((40, 60)))
+    found = statistics.multibootstrap(level, zero, 60, paired=True, seed=1, resamples=4_000)
+    expected = np.sqrt(seeds.var() / 40 + 4.0 * examples.var() / 60)
+    assert (found.high - found.low) / (2 * 1.96) == pytest.approx(expected, rel=0.06)
+
+
+def test_holm():
+    assert statistics.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert len(statistics.holm([])) == 0
+
+
+@pytest.mark.parametrize(
+    ("differences", "expected"),
+    [
+        ([1.0, 1.1, 0.9, 1.05], "higher"),
+        ([-1.0, -1.1, -0.9, -1.05], "lower"),
+        ([0.01, -0.02, 0.0, 0.01], "equal"),
+        ([0.1, 0.11, 0.09, 0.1], "equal"),  # significant, but within the margin
+        ([3.0, -2.0, 1.0, -1.5], "undecided"),
+        ([0.0, 0.0, 0.0, 0.0], "equal"),
+    ],
+)
+def test_verdicts(differences, expected):
+    level, baseline = np.add(differences, [1.0, 5.0, 2.0, 3.0]), np.array([1.0, 5.0, 2.0, 3.0])
+    estimate = statistics.t_estimate(level, baseline, paired=True)
+    equivalence = statistics.equivalence_p_value(level, baseline, 0.5, paired=True)
+    assert statistics.verdict(estimate.difference, estimate.p_value, equivalence) == expected
+
+
+def test_equivalence_level():
+    """At a true difference equal to the margin, equivalence is found in at most 5 % of the tables."""
+    rng = np.random.default_rng(4)
+    level, baseline = simulated_tables(1_000, 8, 4.0, rng)
+    found = [
+        statistics.equivalence_p_value(a, b, 4.0, paired=True) < 0.05 for a, b in zip(level, baseline, strict=True)
+    ]
+    assert 0.03 < np.mean(found) < 0.07
