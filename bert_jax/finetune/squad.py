@@ -1,0 +1,240 @@
+"""Extractive question answering: SQuAD files, windows over long contexts, and answers from start and end logits.
+
+The procedure is that of google-research/bert run_squad.py: a question and a window of the context in one row, windows
+that advance by a stride, a token's answers only from the window where it has most context on both sides, and for
+SQuAD 2.0 an answer of no text with the score of [CLS].
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bert_jax.errors import UserError, require
+from bert_jax.storage import StoredPath
+
+Offsets = np.ndarray
+"""First and last character + 1 of each token of a text, int [T, 2]."""
+
+
+class Question(NamedTuple):
+    """A question about a context."""
+
+    question_id: str
+    question: str
+    context: str
+    answers: tuple[str, ...]
+    """Accepted answers; none: the question has no answer, or the split has no labels."""
+    starts: tuple[int, ...]
+    """First character of each answer in the context."""
+
+
+class Window(NamedTuple):
+    """A part of a context in one row: [CLS] question [SEP] context tokens [SEP]."""
+
+    question: int
+    """Index of the question."""
+    question_tokens: int
+    first: int
+    """First token of the context in this window."""
+    last: int
+    """Last token of the context in this window + 1."""
+
+    @property
+    def context_position(self) -> int:
+        """Position of the first context token in the row."""
+        return self.question_tokens + 2
+
+
+class Answer(NamedTuple):
+    """A candidate answer of a question."""
+
+    text: str
+    score: float
+    """Start logit plus end logit."""
+
+
+def read_squad(path: StoredPath) -> list[Question]:
+    """The questions of a file in the form of SQuAD 1.1 or 2.0.
+
+    Raises:
+      UserError: no file, or not of that form; an answer that is not in its context where the file says.
+    """
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not valid JSON: {error}") from None
+    try:
+        questions = [
+            _question(entry, paragraph["context"])
+            for article in content["data"]
+            for paragraph in article["paragraphs"]
+            for entry in paragraph["qas"]
+        ]
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{path} is not in the form of SQuAD: {error} is missing or has another type") from None
+    require(bool(questions), f"{path} has no questions")
+    for question in questions:
+        for text, start in zip(question.answers, question.starts, strict=True):
+            require(
+                question.context[start : start + len(text)] == text,
+                f"{path}: the answer '{text}' of question {question.question_id} is not at character {start}",
+            )
+    return questions
+
+
+def _question(entry: dict[str, Any], context: str) -> Question:
+    answers = [] if entry.get("is_impossible", False) else entry.get("answers", [])
+    texts = tuple(str(answer["text"]) for answer in answers)
+    starts = tuple(int(answer["answer_start"]) for answer in answers)
+    return Question(str(entry["id"]), str(entry["question"]), str(context), texts, starts)
+
+
+def windows(question: int, question_tokens: int, context_tokens: int, max_length: int, stride: int) -> list[Window]:
+    """Windows over the context of a question that together hold all its tokens.
+
+    Args:
+      question: index of the question.
+      question_tokens: of the question, after truncation.
+      context_tokens: of the context.
+      max_length: tokens of a row, [CLS] and two [SEP] included.
+      stride: tokens by which a window advances.
+
+    Raises:
+      UserError: the question leaves no room for the context.
+    """
+    room = max_length - question_tokens - 3
+    require(
+        room >= 1, f"--max-length {max_length} leaves no room for a context after {question_tokens} question tokens"
+    )
+    found, first = [], 0
+    while True:
+        last = min(first + room, context_tokens)
+        found.append(Window(question, question_tokens, first, last))
+        if last == context_tokens:
+            return found
+        first += min(room, stride)
+
+
+def has_most_context(windows_of_question: Sequence[Window], window: int) -> np.ndarray:
+    """Whether each token of a window has its largest context there: bool [tokens of the window].
+
+    The context of a token is the smaller of its distances to the window's ends, plus a hundredth of the window's
+    length; of equal ones, the first window counts.
+    """
+    tokens = np.arange(windows_of_question[window].first, windows_of_question[window].last)
+
+    def context(other: Window) -> np.ndarray:
+        inside = (tokens >= other.first) & (tokens < other.last)
+        score = np.minimum(tokens - other.first, other.last - 1 - tokens) + 0.01 * (other.last - other.first)
+        return np.where(inside, score, -np.inf)
+
+    return np.argmax([context(other) for other in windows_of_question], axis=0) == window
+
+
+def answer_positions(window: Window, offsets: Offsets, answer: str, start: int) -> tuple[int, int]:
+    """Positions of the answer's first and last token in the row; (0, 0), [CLS], if it is not inside the window.
+
+    Args:
+      window: the row.
+      offsets: characters of the context's tokens.
+      answer: its text.
+      start: its first character in the context.
+    """
+    end = start + len(answer)
+    inside = np.flatnonzero((offsets[:, 1] > start) & (offsets[:, 0] < end))
+    if not len(inside) or inside[0] < window.first or inside[-1] >= window.last:
+        return 0, 0
+    shift = window.context_position - window.first
+    return int(inside[0] + shift), int(inside[-1] + shift)
+
+
+def best_answers(
+    windows_of_question: Sequence[Window],
+    start_logits: Sequence[np.ndarray],
+    end_logits: Sequence[np.ndarray],
+    context: str,
+    offsets: Offsets,
+    *,
+    size: int = 20,
+    max_answer_tokens: int = 30,
+) -> tuple[list[Answer], float]:
+    """The best answers of a question over all its windows, best first, and the smallest score of no answer.
+
+    Args:
+      windows_of_question: rows of the question.
+      start_logits, end_logits: of each row's positions, float [S].
+      context: text of the context.
+      offsets: characters of its tokens.
+      size: of the list; also the number of start and of end positions of each window that are combined.
+      max_answer_tokens: longest answer.
+    """
+    candidates: dict[str, Answer] = {}
+    no_answer = np.inf
+    for i, window in enumerate(windows_of_question):
+        no_answer = min(no_answer, float(start_logits[i][0]) + float(end_logits[i][0]))
+        positions = slice(window.context_position, window.context_position + window.last - window.first)
+        start_BS, end_BS = start_logits[i][positions], end_logits[i][positions]
+        for answer in _window_answers(
+            start_BS, end_BS, has_most_context(windows_of_question, i), window.first, size, max_answer_tokens
+        ):
+            first, last, score = answer
+            text = context[int(offsets[first, 0]) : int(offsets[last, 1])].strip()
+            if text and (text not in candidates or candidates[text].score < score):
+                candidates[text] = Answer(text, score)
+    ranked = sorted(candidates.values(), key=lambda answer: (-answer.score, answer.text))
+    return ranked[:size], float(no_answer)
+
+
+def _window_answers(
+    starts: np.ndarray, ends: np.ndarray, has_context: np.ndarray, shift: int, size: int, max_tokens: int
+) -> Iterator[tuple[int, int, float]]:
+    """(first token, last token, score) of the pairs of the best starts and ends that are possible answers."""
+    best_starts = np.argsort(-starts, kind="stable")[:size]
+    best_ends = np.argsort(-ends, kind="stable")[:size]
+    for first in best_starts:
+        for last in best_ends:
+            if has_context[first] and first <= last < first + max_tokens:
+                yield int(first) + shift, int(last) + shift, float(starts[first]) + float(ends[last])
+
+
+def best_threshold(
+    differences: Sequence[float], score_answered: Sequence[float], score_unanswered: Sequence[float]
+) -> tuple[float, float]:
+    """The threshold on (no-answer score - best answer's score) above which no answer is given, and its total score.
+
+    Args:
+      differences: of each question.
+      score_answered: exact match or F1 of each question's best answer.
+      score_unanswered: of the answer "".
+
+    Returns:
+      the threshold with the highest mean score on these questions, and that mean. Report it as tuned on them.
+    """
+    order = np.argsort(differences, kind="stable")
+    gains = np.asarray(score_answered, np.float64)[order] - np.asarray(score_unanswered, np.float64)[order]
+    totals = np.sum(score_unanswered) + np.concatenate([[0.0], np.cumsum(gains)])
+    best = int(np.argmax(totals))
+    threshold = -np.inf if best == 0 else float(np.asarray(differences)[order[best - 1]])
+    return threshold, float(totals[best]) / len(gains)
+
+
+def predictions(
+    questions: Sequence[Question], answers_of: Callable[[int], tuple[list[Answer], float]], threshold: float | None
+) -> dict[str, str]:
+    """Predictions in the form of SQuAD's evaluation script: the text by question id, "" for no answer.
+
+    Args:
+      questions: of the split.
+      answers_of: `best_answers` of a question's index.
+      threshold: of `best_threshold`; None: every question has an answer (SQuAD 1.1).
+    """
+    texts = {}
+    for i, question in enumerate(questions):
+        ranked, no_answer = answers_of(i)
+        is_answered = bool(ranked) and (threshold is None or no_answer - ranked[0].score <= threshold)
+        texts[question.question_id] = ranked[0].text if is_answered else ""
+    return texts

@@ -1,0 +1,168 @@
+"""Tables of examples: TSV, CSV and JSON-lines files to texts and labels."""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from bert_jax.errors import UserError, did_you_mean, require
+from bert_jax.storage import StoredPath
+
+
+class Example(NamedTuple):
+    """An example of a classification or regression task."""
+
+    texts: tuple[str, ...]
+    """One text, or the two of a pair."""
+    label: int | float | None
+    """Index of the class, or the target of a regression; None in a split without labels."""
+
+
+class Columns(NamedTuple):
+    """Which columns of a table make an example."""
+
+    texts: tuple[str, ...]
+    """One or two names from the header, keys of the JSON objects, or numbers from 0 of a file without a header."""
+    label: str | None
+    """None: the table has no labels."""
+
+    @property
+    def numbered(self) -> bool:
+        """Whether the columns have numbers, so that the file has no header."""
+        return all(name.isdecimal() for name in (*self.texts, *filter(None, [self.label])))
+
+
+class Row(NamedTuple):
+    """The values of one line that an example needs."""
+
+    where: str
+    """``FILE:LINE``, for messages."""
+    texts: tuple[str, ...]
+    label: str | None
+
+
+def read_rows(path: StoredPath, columns: Columns, *, skip_short: bool = False) -> list[Row]:
+    """The rows of a table.
+
+    The name's ending determines the form: ``.tsv`` is split at tabs without quotes, as the files of GLUE are; ``.csv``
+    has RFC 4180 quotes; ``.jsonl`` has an object on each line. Empty lines are skipped.
+
+    Args:
+      path: the file, UTF-8.
+      columns: to read.
+      skip_short: leave out lines with fewer columns than the header. The published training file of QQP has some.
+
+    Raises:
+      UserError: no file, an unknown ending, invalid UTF-8 or JSON, a column that does not exist, a line with another
+        number of columns than the first one, or no rows.
+    """
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 (byte {error.start}): convert it") from None
+    readers = {".tsv": _delimited, ".csv": _delimited, ".jsonl": _json_lines}
+    if path.suffix not in readers:
+        raise UserError(f"{path} has an unknown ending: it must be {', '.join(readers)}")
+    rows = list(readers[path.suffix](path, text, columns, skip_short))
+    require(bool(rows), f"{path} has no examples")
+    return rows
+
+
+def _delimited(path: StoredPath, text: str, columns: Columns, skip_short: bool) -> Iterator[Row]:
+    if path.suffix == ".tsv":
+        # Not csv.reader, whose field limit and line endings inside a field are those of quoted files.
+        lines = ((number, line.split("\t")) for number, line in enumerate(text.split("\n"), 1) if line.strip("\r"))
+        lines = ((number, [*fields[:-1], fields[-1].rstrip("\r")]) for number, fields in lines)
+    else:
+        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+        lines = ((reader.line_num, fields) for fields in _checked(path, reader) if fields)
+    names: list[str] | None = None
+    for number, fields in lines:
+        if names is None:
+            names = [str(i) for i in range(len(fields))] if columns.numbered else fields
+            for name in (*columns.texts, *filter(None, [columns.label])):
+                require(
+                    name in names,
+                    f"{path} has no column '{name}': it has {', '.join(names)}. {did_you_mean(name, names)}".rstrip(),
+                )
+            if not columns.numbered:
+                continue
+        if len(fields) != len(names):
+            if skip_short and len(fields) < len(names):
+                continue
+            raise UserError(f"{path}:{number} has {len(fields)} columns, the first line {len(names)}")
+        values = dict(zip(names, fields, strict=True))
+        label = None if columns.label is None else values[columns.label]
+        yield Row(f"{path}:{number}", tuple(values[name] for name in columns.texts), label)
+
+
+def _checked(path: StoredPath, reader: "csv._reader") -> Iterator[list[str]]:
+    try:
+        yield from reader
+    except csv.Error as error:
+        raise UserError(f"{path}:{reader.line_num} is not valid CSV: {error}") from None
+
+
+def _json_lines(path: StoredPath, text: str, columns: Columns, skip_short: bool) -> Iterator[Row]:
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        where = f"{path}:{number}"
+        try:
+            value = json.loads(line)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise UserError(f"{where} is not valid JSON: {error}") from None
+        require(isinstance(value, dict), f"{where} is not a JSON object")
+        for name in (*columns.texts, *filter(None, [columns.label])):
+            require(name in value, f"{where} has no key '{name}': it has {', '.join(value)}")
+        texts = tuple(value[name] for name in columns.texts)
+        require(all(isinstance(one, str) for one in texts), f"{where}: a text is not a string")
+        label = None if columns.label is None else value[columns.label]
+        require(label is None or isinstance(label, str | int | float), f"{where}: the label is not a string or number")
+        yield Row(where, texts, None if label is None else str(label))
+
+
+def class_names(rows: Sequence[Row]) -> tuple[str, ...]:
+    """The labels of a training split in the order of their class indices: numbers by value, else by text.
+
+    Raises:
+      UserError: fewer than two labels, or a row without one.
+    """
+    for row in rows:
+        require(bool(row.label), f"{row.where} has no label")
+    names = {row.label for row in rows if row.label}
+    ordered = sorted(names, key=float) if all(map(_is_number, names)) else sorted(names)
+    require(len(ordered) >= 2, f"{rows[0].where}: all examples have the label '{ordered[0]}'")
+    return tuple(ordered)
+
+
+def to_examples(rows: Sequence[Row], labels: Sequence[str]) -> list[Example]:
+    """Rows with the labels as class indices, or as floats if `labels` is empty (a regression).
+
+    Raises:
+      UserError: a label that is not one of `labels`, or not a finite number.
+    """
+    indices = {name: i for i, name in enumerate(labels)}
+
+    def label_of(row: Row) -> int | float | None:
+        if row.label is None:
+            return None
+        if not labels:
+            require(_is_number(row.label), f"{row.where}: the label '{row.label}' is not a finite number")
+            return float(row.label)
+        known = ", ".join(labels[:20])
+        require(row.label in indices, f"{row.where}: the label '{row.label}' is not one of {known}")
+        return indices[row.label]
+
+    return [Example(row.texts, label_of(row)) for row in rows]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False

@@ -1,0 +1,89 @@
+"""Token tagging: sentences with a tag per word, in CoNLL columns; named entities and parts of speech."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_jax.errors import UserError, require
+from bert_jax.storage import StoredPath
+
+NO_TAG = -1
+"""Label of positions without a tag: special tokens, padding, and all tokens of a word but the first."""
+
+
+class TaggedSentence(NamedTuple):
+    """The words of a sentence and their tags."""
+
+    words: tuple[str, ...]
+    tags: tuple[str, ...]
+
+
+def read_conll(path: StoredPath, column: int = -1) -> list[TaggedSentence]:
+    """Sentences of a file with a word per line and its columns, and an empty line between sentences.
+
+    Columns are separated by tabs if the line has any, else by spaces. The word is in column 0; in the ten columns of
+    CoNLL-U it is in column 1, and lines of comments, of multiword tokens (``1-2``) and of empty nodes (``1.1``) are
+    skipped. ``-DOCSTART-`` lines of CoNLL 2003 are skipped too.
+
+    Args:
+      path: the file, UTF-8.
+      column: of the tags, from 0; negative numbers count from the last one. UPOS of CoNLL-U is 3.
+
+    Raises:
+      UserError: no file, invalid UTF-8, a line with too few columns or another number than the first, or no sentence.
+    """
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 (byte {error.start}): convert it") from None
+    sentences, words, tags = [], [], []
+    width = 0
+    for number, line in enumerate([*text.split("\n"), ""], 1):
+        line = line.rstrip("\r")
+        fields = line.split("\t") if "\t" in line else line.split()
+        if not line.strip():
+            if words:
+                sentences.append(TaggedSentence(tuple(words), tuple(tags)))
+            words, tags = [], []
+            continue
+        is_conll_u = len(fields) == 10 and "\t" in line
+        is_comment = line.startswith("#") and "\t" not in line and not words and len(fields) != width
+        if is_comment or fields[0] == "-DOCSTART-" or (is_conll_u and not fields[0].isdecimal()):
+            continue
+        width = width or len(fields)
+        require(len(fields) == width, f"{path}:{number} has {len(fields)} columns, the first line {width}")
+        require(
+            width >= 2 and -width <= column < width,
+            f"{path}:{number} has {width} columns: there is no column {column} of tags beside the words",
+        )
+        words.append(fields[1] if is_conll_u else fields[0])
+        tags.append(fields[column])
+    require(bool(sentences), f"{path} has no sentences")
+    return sentences
+
+
+def tag_names(sentences: Sequence[TaggedSentence]) -> tuple[str, ...]:
+    """The tags of a training split, sorted, "O" first: the order of the class indices."""
+    names = {tag for sentence in sentences for tag in sentence.tags}
+    return tuple(sorted(names, key=lambda name: (name != "O", name)))
+
+
+def first_token_labels(word_lengths: Sequence[int], tags: Sequence[int]) -> np.ndarray:
+    """Labels of a sentence's tokens: the tag of each word at its first token, `NO_TAG` at the others.
+
+    Args:
+      word_lengths: tokens of each word; a word without tokens has no label, and its tag is predicted as "O".
+      tags: class index of each word.
+
+    Returns:
+      int32 [number of tokens].
+    """
+    labels = np.full(sum(word_lengths), NO_TAG, np.int32)
+    starts = np.cumsum([0, *word_lengths])[:-1]
+    for start, length, tag in zip(starts, word_lengths, tags, strict=True):
+        if length:
+            labels[start] = tag
+    return labels
