@@ -72,6 +72,10 @@ class Pretraining:
         model = bert.merge_params(self.model, heads_of(self.config), params)
         return pretraining_sums(self.objectives, model, batch, dropout_key)
 
+    def score(self, params: Params, batch: Batch) -> tuple[Batch, dict[str, WeightedSum]]:
+        """The rows with their targets, and their sums."""
+        return batch, self.sums(params, batch, None)
+
     def blank_row(self) -> dict[str, np.ndarray]:
         """One row of padding, with all arrays of the stream."""
         seq_len = self.config.phases[self.phase].seq_len

@@ -182,12 +182,11 @@ def means(sums: dict[str, WeightedSum]) -> Metrics:
 def make_eval_step(
     task: Task, abstract_params: Params
 ) -> Callable[[Params, Batch], tuple[Batch, dict[str, WeightedSum]]]:
-    """The jitted evaluation step: the prepared rows of a batch and their global sums, without dropout."""
+    """The jitted evaluation step: the scored rows of a batch and their global sums (`Task.score`)."""
     shardings = jax.tree.map(lambda x: x.sharding, abstract_params)
     mesh = jax.tree.leaves(shardings)[0].mesh
 
     def eval_step(params: Params, batch: Batch) -> tuple[Batch, dict[str, WeightedSum]]:
-        batch = task.prepare(batch, evaluating=True)
-        return batch, task.sums(params, batch, None)
+        return task.score(params, task.prepare(batch, evaluating=True))
 
     return jax.jit(eval_step, in_shardings=(shardings, row_sharding(mesh)), out_shardings=replicated(mesh))

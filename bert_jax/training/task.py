@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from bert_jax.data.batches import HostBatch
 
 Score = Callable[[dict[str, np.ndarray]], tuple[dict[str, np.ndarray], dict[str, tuple[float, float]]]]
-"""Scores one evaluation batch: (prepared rows, {name: (total, weight)})."""
+"""Scores one evaluation batch: (scored rows, {name: (total, weight)})."""
 
 
 @runtime_checkable
 class Task(Protocol):
-    """A training job. jax traces `init_params`, `prepare`, `loss_weights` and `sums`; the others run on the host."""
+    """A training job. jax traces `init_params`, `prepare`, `loss_weights`, `sums` and `score`; the others run on the host."""
 
     config: Config
     phase: int
@@ -47,6 +47,10 @@ class Task(Protocol):
 
     def sums(self, params: Params, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, WeightedSum]:
         """Sums of all quantities over prepared rows, at least of the terms of `loss_weights`."""
+        ...
+
+    def score(self, params: Params, batch: Batch) -> tuple[Batch, dict[str, WeightedSum]]:
+        """Prepared rows, with what `evaluate` needs of the model's output, and their sums, without dropout."""
         ...
 
     def blank_row(self) -> dict[str, np.ndarray]:

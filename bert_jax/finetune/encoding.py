@@ -1,0 +1,120 @@
+"""Token ids of examples: [CLS] a [SEP], or [CLS] a [SEP] b [SEP], truncated to a maximum length."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_jax.finetune.tables import Example
+from bert_jax.finetune.tagging import TaggedSentence, first_token_labels
+from bert_jax.tokenizers.tokenizer import Tokenizer
+
+
+class EncodedExamples(NamedTuple):
+    """The tokens of a split's examples, one after the other."""
+
+    input_ids: np.ndarray
+    """int32 [T]: all tokens, special ones included."""
+    token_type_ids: np.ndarray
+    """int32 [T]: 1 in the second text of a pair, its [SEP] included."""
+    starts: np.ndarray
+    """int64 [E + 1]: first token of each example, and T."""
+    labels: np.ndarray
+    """int32 or float32 [E], of examples; or int32 [T], of tokens. -1 (NaN for floats) where there is none."""
+    truncated: int
+    """Number of examples that lost tokens."""
+
+    @property
+    def labels_tokens(self) -> bool:
+        """Whether labels belong to tokens. No split has as many tokens as examples: each has [CLS] and [SEP]."""
+        return len(self.labels) == len(self.input_ids)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each example, int32 [E]."""
+        return np.diff(self.starts).astype(np.int32)
+
+
+def encode_examples(
+    examples: Sequence[Example], tokenizer: Tokenizer, max_length: int, token_types: int
+) -> EncodedExamples:
+    """Encode texts or pairs. Of a pair that is too long, the longer text loses its last tokens (BERT's run_classifier).
+
+    Args:
+      examples: all with one text or all with two.
+      tokenizer: of the model.
+      max_length: tokens of an example, special ones included.
+      token_types: number of the model's token types; with fewer than 2, the second text has type 0.
+    """
+    count = len(examples[0].texts) if examples else 1
+    sides = [_encode_side([example.texts[side] for example in examples], tokenizer) for side in range(count)]
+    kept = _truncated_lengths(np.stack([lengths for _, lengths in sides]), max_length - 1 - count)
+    totals = kept.sum(0) + 1 + count
+    starts = np.concatenate([[0], np.cumsum(totals)])
+    input_ids = np.full(starts[-1], tokenizer.sep_id, np.int32)
+    token_type_ids = np.zeros(starts[-1], np.int32)
+    input_ids[starts[:-1]] = tokenizer.cls_id
+    position = starts[:-1] + 1
+    for side, (ids, lengths) in enumerate(sides):
+        source, target = (_ranges(first, kept[side]) for first in (np.cumsum(lengths) - lengths, position))
+        input_ids[target] = ids[source]
+        if side == 1 and token_types >= 2:
+            token_type_ids[_ranges(position, kept[side] + 1)] = 1
+        position = position + kept[side] + 1
+    is_regression = any(isinstance(example.label, float) for example in examples)
+    missing = np.nan if is_regression else -1
+    labels = [missing if example.label is None else example.label for example in examples]
+    truncated = int((kept.sum(0) < sum(lengths for _, lengths in sides)).sum())
+    return EncodedExamples(
+        input_ids, token_type_ids, starts, np.array(labels, np.float32 if is_regression else np.int32), truncated
+    )
+
+
+def encode_sentences(
+    sentences: Sequence[TaggedSentence], tags: Sequence[str], tokenizer: Tokenizer, max_length: int
+) -> EncodedExamples:
+    """Encode the words of tagged sentences; the first token of each word has the label of its tag.
+
+    Args:
+      sentences: words and tags.
+      tags: names in the order of class indices. A tag of a validation split that is not one of them has the label -1.
+      tokenizer: of the model. Words are encoded one by one, as BERT's tagging scripts do.
+      max_length: tokens of an example, special ones included; later words are left out.
+    """
+    indices = {name: i for i, name in enumerate(tags)}
+    words = [word for sentence in sentences for word in sentence.words]
+    ids, lengths = _encode_side(words, tokenizer)
+    rows, row_labels, token, word, truncated = [], [], 0, 0, 0
+    for sentence in sentences:
+        of_words = lengths[word : word + len(sentence.words)]
+        total = int(of_words.sum())
+        labels = first_token_labels(of_words.tolist(), [indices.get(tag, -1) for tag in sentence.tags])
+        kept = min(total, max_length - 2)
+        truncated += kept < total
+        rows.append(np.r_[tokenizer.cls_id, ids[token : token + kept], tokenizer.sep_id])
+        row_labels.append(np.r_[-1, labels[:kept], -1])
+        token, word = token + total, word + len(sentence.words)
+    starts = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
+    input_ids, labels = (np.concatenate(arrays).astype(np.int32) for arrays in (rows, row_labels))
+    return EncodedExamples(input_ids, np.zeros_like(input_ids), starts, labels, truncated)
+
+
+def _encode_side(texts: Sequence[str], tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
+    ids, lengths = tokenizer.encode_flat(texts)
+    return ids.astype(np.int32), lengths
+
+
+def _truncated_lengths(lengths: np.ndarray, room: int) -> np.ndarray:
+    """Lengths [1 or 2, E] with a sum of at most `room`: the longer text is cut first, of equal ones the second."""
+    if len(lengths) == 1:
+        return np.minimum(lengths, room)
+    first, second = lengths
+    # If both are at least half as long as the room, they end equal, or the first has one token more.
+    balanced = np.stack([np.maximum(room - second, (room + 1) // 2), np.maximum(room - first, room // 2)])
+    return np.where(first + second <= room, lengths, np.minimum(lengths, balanced))
+
+
+def _ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """The concatenated ranges [start, start + length), int64."""
+    ends = np.cumsum(lengths)
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)

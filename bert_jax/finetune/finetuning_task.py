@@ -1,0 +1,158 @@
+"""Fine-tuning as a Task: a head on labelled examples, with packed rows and official metrics."""
+
+import dataclasses
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax.config import Config
+from bert_jax.data.cursor import Cursor
+from bert_jax.model import bert
+from bert_jax.model.encoder import EncoderInputs
+from bert_jax.model.flops import pretraining_flops
+from bert_jax.model.heads import Heads, TaskHead, score_labels
+from bert_jax.model.layers import DropoutKey, dropout
+from bert_jax.objectives.losses import WeightedSum
+from bert_jax.objectives.masking import Batch
+from bert_jax.shapes import Array, Float, Key
+from bert_jax.training.task import Params, Score
+
+if TYPE_CHECKING:
+    from bert_jax.data.batches import HostBatch
+    from bert_jax.finetune.example_rows import ExampleRows
+
+HEAD_DROPOUT_SITE = 0xF1E
+Metric = Callable[[np.ndarray], dict[str, float]]
+"""Logits of a split's examples, [E, C], or of its tokens, [T, C], to metrics."""
+
+
+@dataclass(frozen=True)
+class FineTuning:
+    """A task head on the encoder, trained on labelled examples.
+
+    The loss is the mean over a batch's examples, or labelled tokens, of the cross-entropy, or of the squared error if
+    the head has one output. Dropout with the rate of the encoder is applied to what the head reads (Devlin et al. 2019,
+    run_classifier.py).
+    """
+
+    config: Config
+    heads: Heads
+    """With a task head."""
+    batch_examples: int
+    """Examples per step."""
+    train: "ExampleRows"
+    evaluated: "Mapping[str, tuple[ExampleRows, Metric]]" = dataclasses.field(default_factory=dict)
+    """Held-out splits by name, with their metrics."""
+    process: tuple[int, int] = (0, 1)
+    """Index and number of processes: each reads its part of the rows."""
+    phase: int = -1
+
+    @property
+    def head(self) -> TaskHead:
+        """The task head."""
+        assert self.heads.task is not None
+        return self.heads.task
+
+    def at(self, phase: int) -> "FineTuning":
+        """The same task in a phase of the run."""
+        return dataclasses.replace(self, phase=phase)
+
+    def init_params(self, key: Key[Array, ""]) -> Params:
+        """New parameters of encoder and head."""
+        return bert.init(self.config.model, key, self.heads)
+
+    def prepare(self, batch: Batch, *, evaluating: bool) -> Batch:
+        """The same rows."""
+        return batch
+
+    def loss_weights(self, batch: Batch) -> dict[str, Float[Array, ""]]:
+        """Number of labels."""
+        return {"task_loss": _has_label(batch["labels"]).sum(dtype=jnp.float32)}
+
+    def sums(self, params: Params, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, WeightedSum]:
+        """Loss and, for classes, accuracy."""
+        return self._sums(self._logits(params, batch, dropout_key), batch["labels"])
+
+    def score(self, params: Params, batch: Batch) -> tuple[Batch, dict[str, WeightedSum]]:
+        """The rows with `logits`, [B, K, C] or [B, S, C], and their sums, without dropout."""
+        logits = self._logits(params, batch, None)
+        return batch | {"logits": logits}, self._sums(logits, batch["labels"])
+
+    def _sums(self, logits: Float[Array, "B n C"], labels: Array) -> dict[str, WeightedSum]:
+        weights = _has_label(labels).astype(jnp.float32)
+        if len(self.head.labels) == 1:
+            errors = jnp.square(logits[..., 0] - jnp.nan_to_num(labels))
+            return {"task_loss": WeightedSum((errors * weights).sum(), weights.sum())}
+        likelihood, correct = score_labels(logits, jnp.maximum(labels, 0))
+        return {
+            "task_loss": WeightedSum(-(likelihood * weights).sum(), weights.sum()),
+            "task_accuracy": WeightedSum((correct * weights).sum(), weights.sum()),
+        }
+
+    def _logits(self, params: Params, batch: Batch, dropout_key: DropoutKey | None) -> Float[Array, "B n C"]:
+        model = bert.merge_params(self.config.model, self.heads, params)
+        inputs = EncoderInputs(*(batch[name] for name in EncoderInputs._fields))
+        output = model.encoder(inputs, dropout_key=dropout_key)
+        rate, key = self.config.model.hidden_dropout, dropout_key and dropout_key.fold_in(HEAD_DROPOUT_SITE)
+        read = "pooled" if self.head.reads == "pooled" else "hidden"
+        dropped = dropout(getattr(output, read), rate, key)
+        return model.task_logits(inputs, output._replace(**{read: dropped}))
+
+    def blank_row(self) -> dict[str, np.ndarray]:
+        """One row of padding."""
+        return self.train.blank_rows(1)
+
+    def batches(self, cursor: Cursor) -> "Generator[HostBatch, None, None]":
+        """The batches from a cursor to the end of the run. Its `rows` are counted in whole batches."""
+        from bert_jax.data.batches import HostBatch
+
+        size, (index, count) = self.config.phases[0].batch_size, self.process
+        share = slice(index * size // count, (index + 1) * size // count)
+        while cursor.step < self.config.total_steps:
+            start = cursor.row_after_skipped()
+            rows = self.train.training_rows(start // size, self.batch_examples, size)
+            cursor = dataclasses.replace(cursor, step=cursor.step + 1, rows=start + size)
+            yield HostBatch({name: array[share] for name, array in rows.items()}, size, cursor)
+
+    def evaluate(self, score: Score, batch_size: int) -> dict[str, float]:
+        """Metrics of all held-out splits, as ``SPLIT/METRIC``."""
+        metrics = {}
+        for name, (_, metric) in self.evaluated.items():
+            prefix = f"{name}/" if name else ""
+            metrics |= {f"{prefix}{key}": value for key, value in metric(self.predict(name, score, batch_size)).items()}
+        return metrics
+
+    def predict(self, split: str, score: Score, batch_size: int) -> np.ndarray:
+        """Logits of a held-out split in the order of its examples: [E, C], or [T, C] of its tokens."""
+        rows_of_split, _ = self.evaluated[split]
+        index, count = self.process
+        share = slice(index * batch_size // count, (index + 1) * batch_size // count)
+        examples = rows_of_split.examples
+        by_token = self.head.reads == "tokens"
+        logits = np.zeros(
+            (len(examples.input_ids) if by_token else len(rows_of_split), len(self.head.labels)), np.float32
+        )
+        for rows in rows_of_split.in_order(batch_size):
+            scored, _ = score({name: array[share] for name, array in rows.items()})
+            for row, slot in np.argwhere(rows["example_id"] >= 0):
+                example = rows["example_id"][row, slot]
+                if by_token:
+                    start, end = examples.starts[example : example + 2]
+                    first = rows["cls_positions"][row, slot]
+                    logits[start:end] = scored["logits"][row, first : first + end - start]
+                else:
+                    logits[example] = scored["logits"][row, slot]
+        return logits
+
+    def step_flops(self, step: int) -> float:
+        """FLOPs of the encoder in a step, padding included; those of the head are not counted."""
+        phase = self.config.phases[0]
+        return pretraining_flops(self.config.model, phase.batch_size, phase.seq_len, 0)
+
+
+def _has_label(labels: Array) -> Array:
+    """Whether there is a label: NaN and -1 mean that there is none."""
+    return ~jnp.isnan(labels) if jnp.issubdtype(labels.dtype, jnp.floating) else labels >= 0
