@@ -23,7 +23,7 @@ Score = Callable[[dict[str, np.ndarray]], tuple[dict[str, np.ndarray], dict[str,
 
 @runtime_checkable
 class Task(Protocol):
-    """A training job. jax traces `init_params`, `prepare`, `loss_weights`, `sums` and `score`; the others run on the host."""
+    """A training job. jax traces `init_params`, `prepare`, `loss_weights`, `sums` and `score`."""
 
     config: Config
     phase: int
