@@ -274,11 +274,11 @@ class StagedDirectory:
           target: of the upload.
           native_schemes: schemes of stores that the library can write to.
         """
-        self._target, self._temporary = target, None
-        self.directory: epath.Path = epath.Path(target)
-        if needs_staging(target, native_schemes):
-            self._temporary = tempfile.TemporaryDirectory(prefix="bert_jax-")
-            self.directory = epath.Path(self._temporary.name)
+        self._target = target
+        self._temporary = (
+            tempfile.TemporaryDirectory(prefix="bert_jax-") if needs_staging(target, native_schemes) else None
+        )
+        self.directory = epath.Path(self._temporary.name if self._temporary else target)
 
     def upload(self) -> None:
         """Copy the current content to the target."""

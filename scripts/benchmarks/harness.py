@@ -54,7 +54,12 @@ def run(
       0, or 2 after one line for a `UserError`; wrong flags exit with 2.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    options = parse(about, add_flags, arguments)
+    parser = _OneLineParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_flags(parser.add_argument)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements there")
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    options = parser.parse_args(arguments[:end])
+    options.rest = arguments[end + 1 :]
     try:
         if options.json and not options.json.resolve().parent.is_dir():
             raise UserError(f"--json {options.json}: there is no directory {options.json.resolve().parent}")
@@ -73,17 +78,6 @@ def run(
         options.json.write_text(json.dumps(report, indent=1, default=str) + "\n", encoding="utf-8")
     print("\n".join(render(report)))
     return 0
-
-
-def parse(about: str, add_flags: Callable[[Callable[..., Any]], None], arguments: Sequence[str]) -> argparse.Namespace:
-    """The options; wrong flags exit with 2 after one line."""
-    parser = _OneLineParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_flags(parser.add_argument)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements there")
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    options = parser.parse_args(arguments[:end])
-    options.rest = arguments[end + 1 :]
-    return options
 
 
 class _OneLineParser(argparse.ArgumentParser):

@@ -48,6 +48,7 @@ def test_a_report_is_printed_and_written_with_its_circumstances(harness, tmp_pat
 
     def flags(add):
         add("--rounds", type=harness.positive)
+        add("--kinds", type=harness.listed(harness.one_of("x", "y")))
 
     def run(*words):
         try:
@@ -70,8 +71,8 @@ def test_a_report_is_printed_and_written_with_its_circumstances(harness, tmp_pat
     )
     assert report["command"][1:] == ["--rounds", "3000", "--json", str(file), "--", "--more"]
     assert {"commit", "threads", "load", "versions"} <= set(report["environment"]) and "date" in report
-    for words in (["--rounds", "0"], ["--rounds", "13"], ["--json", "no/such/file"], ["--wrong"]):
-        assert run(*words) == 2
+    for words in ("--rounds 0", "--rounds 13", "--kinds x,z", "--json no/such/file", "--wrong"):
+        assert run(*words.split()) == 2
         error = capsys.readouterr().err
         assert error.startswith("error: ") and error.count("\n") == 1
 

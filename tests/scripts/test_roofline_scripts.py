@@ -38,10 +38,9 @@ def test_fit_finds_the_efficiencies_that_made_the_times(calibrate):
     real = Efficiency(0.8, 0.6, 1.5, 0.7, 2.0)
     measured = [samples_of(calibrate, case, real) for case in calibrate.FITTED]
     assert calibrate.fit(calibrate.FITTED, measured) == pytest.approx(real, rel=1e-3)
-
-
-def test_fit_limits_products_to_the_measured_rate(calibrate):
-    measured = [samples_of(calibrate, case, Efficiency(1.4, 0.6, 1.5, 0.7, 2.0)) for case in calibrate.FITTED]
+    assert not set(calibrate.FITTED) & set(calibrate.CHECKED)
+    # Products are not faster than the measured ones.
+    measured = [samples_of(calibrate, case, real._replace(matmul=1.4)) for case in calibrate.FITTED]
     assert calibrate.fit(calibrate.FITTED, measured).matmul == pytest.approx(1.0)
 
 
@@ -52,35 +51,6 @@ def test_a_case_is_judged_by_the_median_of_predicted_over_measured(calibrate):
     result = calibrate.judge(case, config, [odd, *samples])
     assert result["cpu"]["ratio"] == result["clock"]["ratio"] == pytest.approx(0.5)
     assert result["case"] == "bert_tiny 128 x 16, adamw, dropout 0"
-
-
-def test_checked_cases_did_not_serve_to_fit(calibrate):
-    assert not set(calibrate.FITTED) & set(calibrate.CHECKED)
-    names = [calibrate.name_of(case) for case in (*calibrate.FITTED, *calibrate.CHECKED)]
-    assert len(set(names)) == len(names)
-
-
-def test_report_counts_cases_within_the_target(calibrate):
-    def line(role, ratio):
-        cell = {"measured": 1.0, "ratio": ratio, "bound": "memory"}
-        return {"case": "x", "role": role, "clock": cell, "cpu": cell}
-
-    cases = [line("fitted", 3.0), line("checked", 0.9), line("checked", 1.4)]
-    printed = calibrate.render({"clocks": ["clock"], "cases": cases, "fit": None, "rates": {}})
-    assert "clock: checked cases within 25%: 1 of 2; largest deviation: 40%" in printed
-
-
-@pytest.mark.slow
-def test_calibration_runs(calibrate, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(calibrate, "FITTED", (calibrate.Case("bert_tiny", 16, 2),))
-    monkeypatch.setattr(calibrate, "CHECKED", (calibrate.Case("bert_tiny", 16, 2, optimizer="lamb"),))
-    monkeypatch.setattr(calibrate, "MEMORY_ELEMENTS", 2**12)
-    calibrate.main(["--rounds", "1", "--seconds", "0.001", "--fit", "--json", str(tmp_path / "out.json")])
-    out = capsys.readouterr().out
-    assert "| bert_tiny 16 x 2, lamb, dropout 0.1 | checked |" in out and "efficiencies that fit: matmul " in out
-    written = json.loads((tmp_path / "out.json").read_text())
-    assert [case["role"] for case in written["cases"]] == ["fitted", "checked"]
-    assert all(rate > 0 for rate in written["rates"].values())
 
 
 def test_weak_scaling_keeps_rows_and_loses_only_to_links(weak_scaling, tmp_path, capsys):
@@ -95,14 +65,3 @@ def test_weak_scaling_keeps_rows_and_loses_only_to_links(weak_scaling, tmp_path,
         assert (line["network"] > 0) == (line["chips"] > CHIPS[line["chip"]].slice_devices)
     row = ["v5e", "2,048", "8", weak_scaling.harness.show(lines[8]["step_seconds"])]
     assert row in [line.split()[:4] for line in capsys.readouterr().out.splitlines()]
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--rows", "6"], "--rows 6 is not divisible by --micro-batch 4"),
-        (["--phase", "2"], "has 2, counted from 0"),
-    ],
-)
-def test_weak_scaling_errors(weak_scaling, flags, message, capsys):
-    assert weak_scaling.main(flags) == 2 and message in capsys.readouterr().err
