@@ -30,40 +30,32 @@ PEER_BATCH, MAX_LENGTH = 32, 256
 TOLERANCE = 1e-4
 
 
-_peer: list[Any] = []
-"""Of the peer's process: its encoder, its tokenizer, and the texts."""
-
-
-def load_peer(model: str, texts: list[str], threads: int) -> None:
-    """Load transformers' model in this process."""
+@functools.cache
+def load_peer(model: str, threads: int) -> tuple[Any, Any]:
+    """Encoder and tokenizer of transformers, in the peer's process."""
     import torch
     import transformers
 
     torch.set_num_threads(threads)
-    encoder = transformers.AutoModel.from_pretrained(model).eval()
-    _peer[:] = encoder, transformers.AutoTokenizer.from_pretrained(model), texts
+    return transformers.AutoModel.from_pretrained(model).eval(), transformers.AutoTokenizer.from_pretrained(model)
 
 
-def encode_with_peer(by_length: bool) -> tuple[np.ndarray, harness.Timing]:
+def encode_with_peer(model: str, texts: list[str], threads: int, by_length: bool) -> tuple[np.ndarray, harness.Timing]:
     """Vectors in the order of the texts, and timing."""
     import torch
 
-    encoder, tokenizer, texts = _peer
-
-    def encode() -> np.ndarray:
-        order = sorted(range(len(texts)), key=lambda i: -len(texts[i])) if by_length else list(range(len(texts)))
-        vectors = np.zeros((len(texts), encoder.config.hidden_size), np.float32)
-        limits = {"padding": True, "truncation": True, "max_length": MAX_LENGTH, "return_tensors": "pt"}
+    encoder, tokenizer = load_peer(model, threads)
+    vectors = np.zeros((len(texts), encoder.config.hidden_size), np.float32)
+    limits = {"padding": True, "truncation": True, "max_length": MAX_LENGTH, "return_tensors": "pt"}
+    with harness.clocked() as timing, torch.inference_mode():
+        order = sorted(range(len(texts)), key=lambda i: -len(texts[i])) if by_length else range(len(texts))
         for start in range(0, len(order), PEER_BATCH):
-            chosen = order[start : start + PEER_BATCH]
+            chosen = list(order[start : start + PEER_BATCH])
             batch = tokenizer([texts[i] for i in chosen], **limits)
             real = batch["attention_mask"].unsqueeze(-1).float()
             hidden = encoder(**batch).last_hidden_state
             vectors[chosen] = ((hidden * real).sum(1) / real.sum(1)).numpy()
-        return vectors
-
-    with torch.inference_mode():
-        return timed(encode)
+    return vectors, timing
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -80,13 +72,15 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     texts = texts[:: max(1, len(texts) // options.texts)][: options.texts]
     model = bert_jax.load(options.model)
     ours = {"batch_size": 16, "max_length": MAX_LENGTH, "normalize": False}
-    with ProcessPoolExecutor(
-        1, multiprocessing.get_context("spawn"), load_peer, (options.model, texts, options.threads)
-    ) as process:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+
+        def peer(by_length: bool) -> tuple[np.ndarray, harness.Timing]:
+            return process.submit(encode_with_peer, options.model, texts, options.threads, by_length).result()
+
         sides: dict[str, Callable[[], tuple[np.ndarray, harness.Timing]]] = {
             "bert_jax": lambda: timed(lambda: model.encode(texts, **ours)),
-            "transformers, as given": lambda: process.submit(encode_with_peer, False).result(),
-            "transformers, sorted": lambda: process.submit(encode_with_peer, True).result(),
+            "transformers, as given": lambda: peer(False),
+            "transformers, sorted": lambda: peer(True),
         }
         first = {name: side() for name, side in sides.items()}
         difference = max(float(np.abs(vectors - first["bert_jax"][0]).max()) for vectors, _ in first.values())

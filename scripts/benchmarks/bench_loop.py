@@ -185,9 +185,7 @@ def flags(add: Callable[..., Any]) -> None:
     add("--batch", type=positive, default=8, help="rows per step")
     add("--optimizer", choices=("adamw", "lamb"), default="adamw", help="optimizer of the saved moments")
     add("--rounds", type=positive, default=5, help="windows; medians are over them")
-    add(
-        "--steps", type=positive, default=40, help="steps in a window; hooks: four times those between lines of metrics"
-    )
+    add("--steps", type=positive, default=40, help="steps in a window; hooks: with four lines of metrics")
     add("--out", type=Path, help="checkpoint: parent directory of the saves; default: that of temporary files")
 
 

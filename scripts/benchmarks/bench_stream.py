@@ -10,10 +10,10 @@ process. How long a run waits for rows is in its metrics.jsonl (`data_wait`).
 """
 
 import argparse
-import functools
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,19 +56,6 @@ def stream_batches(corpus: Corpus, form: str, seq_len: int) -> Iterator[dict[str
         cursor = stream.next_cursor(cursor)
 
 
-class Arrays:
-    """Examples in memory as a data source of Grain."""
-
-    def __init__(self, examples: list[np.ndarray]):
-        self.examples = examples
-
-    def __len__(self) -> int:
-        return len(self.examples)
-
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        return {"ids": self.examples[index % len(self.examples)]}
-
-
 def grain_batches(corpus: Corpus, form: str, seq_len: int) -> Iterator[dict[str, np.ndarray]]:
     """Batches of rows that Grain's FirstFit packs from the examples of the stream."""
     config = config_lib.replace(make_config(form, seq_len, 4096), data={"examples_per_row": 1})
@@ -76,7 +63,8 @@ def grain_batches(corpus: Corpus, form: str, seq_len: int) -> Iterator[dict[str,
     rows = stream.batch(stream.resolve_cursor(Cursor()))
     lengths = (rows["segment_ids"] > 0).sum(1)
     examples = [ids[:n].copy() for ids, n in zip(rows["input_ids"], lengths, strict=True)]
-    parent = grain.MapDataset.source(Arrays(examples)).repeat().to_iter_dataset(grain.ReadOptions(1, 1))
+    source = grain.MapDataset.source(examples).map(lambda ids: {"ids": ids})
+    parent = source.repeat().to_iter_dataset(grain.ReadOptions(1, 1))
     packed = grain.experimental.FirstFitPackIterDataset(
         parent, length_struct={"ids": seq_len}, num_packing_bins=BINS, seed=0
     )
@@ -86,14 +74,10 @@ def grain_batches(corpus: Corpus, form: str, seq_len: int) -> Iterator[dict[str,
 def read(batches: Iterator[dict[str, np.ndarray]], seconds: float) -> harness.Timing:
     """Seconds per million tokens without padding, over about `seconds`."""
     tokens, end = 0, time.perf_counter() + seconds
-
-    def work() -> None:
-        nonlocal tokens
+    with harness.clocked() as timing:
         while time.perf_counter() < end:
             batch = next(batches)
             tokens += int((batch["segment_ids" if "segment_ids" in batch else "ids_segment_ids"] > 0).sum())
-
-    _, timing = harness.timed(work)
     return {clock: taken / tokens * 1e6 for clock, taken in timing.items()}
 
 
@@ -106,7 +90,7 @@ def bench_reader(options: argparse.Namespace) -> list[dict[str, Any]]:
         readers = {"ours": stream_batches(corpus, form, seq_len), "grain": grain_batches(corpus, form, seq_len)}
         for batches in readers.values():
             read(batches, 0.3)
-        sides = {name: functools.partial(read, batches, options.seconds) for name, batches in readers.items()}
+        sides = {name: partial(read, batches, options.seconds) for name, batches in readers.items()}
         rows = harness.summary(harness.interleave(sides, options.rounds), "ours", ("seconds",), Mtokens=1)
         about = {"corpus": Path(directory).name, "format": form, "seq_len": seq_len}
         rates = {f"{name}, million tokens/s": row["Mtokens/s"] for name, row in rows.items()}
@@ -171,11 +155,10 @@ def bench_plan(options: argparse.Namespace) -> list[dict[str, Any]]:
         stream.batch(stream.resolve_cursor(middle if in_middle else Cursor()))
 
     for form, seq_len in itertools.product(FORMATS, options.seq_lens):
-        times = [
-            harness.timed(functools.partial(first_batch, form, seq_len, one))[1]["seconds"] for one in (False, True)
-        ]
+        first, middle = (harness.timed(partial(first_batch, form, seq_len, one))[1] for one in (False, True))
+        times = {"first s": first["seconds"], "middle s": middle["seconds"]}
         peak = {"peak MB": harness.memory_megabytes(), "arrays MB": arrays}
-        results.append({"format": form, "seq_len": seq_len, "first s": times[0], "middle s": times[1]} | peak)
+        results.append({"format": form, "seq_len": seq_len} | times | peak)
     return results
 
 
@@ -199,7 +182,7 @@ def flags(add: Callable[..., Any]) -> None:
     add("--tokens", type=positive, default=2_000_000_000)
 
 
-main = functools.partial(harness.run, __doc__, flags, measure, harness.tables)
+main = partial(harness.run, __doc__, flags, measure, harness.tables)
 
 
 if __name__ == "__main__":
