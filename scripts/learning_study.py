@@ -38,38 +38,24 @@ from bert_jax.config.presets import load_config  # noqa: E402
 from bert_jax.training.run_directory.metrics import read_metrics  # noqa: E402
 from bert_jax.training.run_directory.workdir import read_config  # noqa: E402
 
-COMMON = {
-    "--model.vocab-size": "8192",
-    "--evaluation.rows": "512",
-    "--checkpoint.every": "1000000",
-    "--log.no-layers": "",
-    "--log.no-tensorboard": "",
-}
+COMMON = "--model.vocab-size 8192 --evaluation.rows 512 --checkpoint.every 1000000 --log.no-layers --log.no-tensorboard"
 """Flags of all runs. Runs save only at their end."""
-SMALL_BATCH = {
-    "--phases.0.batch-size": "16",
-    "--phases.0.steps": "3264",
-    "--phases.0.warmup-steps": "204",
-    "--evaluation.every": "272",
-    "--log.every": "68",
-}
-LARGE_BATCH = {
-    "--phases.0.batch-size": "128",
-    "--phases.0.steps": "408",
-    "--phases.0.warmup-steps": "26",
-    "--evaluation.every": "34",
-    "--log.every": "17",
-}
-"""The same rows in the same order as SMALL_BATCH, with eight times as many per step."""
+BATCH_16 = (
+    "--phases.0.batch-size 16 --phases.0.steps 3264 --phases.0.warmup-steps 204 --evaluation.every 272 --log.every 68"
+)
+BATCH_128 = (
+    "--phases.0.batch-size 128 --phases.0.steps 408 --phases.0.warmup-steps 26 --evaluation.every 34 --log.every 17"
+)
+"""The same rows in the same order as BATCH_16, with eight times as many per step."""
 ONE_LAYER, TWO_LAYERS = 1338, 2310
 """Steps of the two stages of the stacked arm."""
 COST = 159 / 223
 """Cost of a step with one layer, in steps with two layers."""
-ARMS: dict[str, tuple[str, dict[str, str]]] = {
-    "adamw_16": ("bert_tiny", SMALL_BATCH | {"--optimizer.name": "adamw", "--phases.0.learning-rate": "2e-3"}),
-    "adamw_128": ("bert_tiny", LARGE_BATCH | {"--optimizer.name": "adamw", "--phases.0.learning-rate": "5.7e-3"}),
-    "lamb_128": ("bert_tiny", LARGE_BATCH | {"--optimizer.name": "lamb", "--phases.0.learning-rate": "4e-2"}),
-    "stacked": (str(Path(__file__).resolve()), {"--evaluation.every": "304", "--log.every": "76"}),
+ARMS = {
+    "adamw_16": ("bert_tiny", f"{BATCH_16} --optimizer.name adamw --phases.0.learning-rate 2e-3"),
+    "adamw_128": ("bert_tiny", f"{BATCH_128} --optimizer.name adamw --phases.0.learning-rate 5.7e-3"),
+    "lamb_128": ("bert_tiny", f"{BATCH_128} --optimizer.name lamb --phases.0.learning-rate 4e-2"),
+    "stacked": (str(Path(__file__).resolve()), "--evaluation.every 304 --log.every 76"),
 }
 """Config and flags of each arm. AdamW's rate for large batches is the preset's times the square root of 8."""
 
@@ -102,12 +88,11 @@ def held_out(workdir: Path) -> list[dict[str, Any]]:
     return lines if lines and lines[-1]["step"] == read_config(workdir).total_steps else []
 
 
-def run(corpus: Path, workdir: Path, config: str, flags: dict[str, str], seed: int) -> None:
+def run(corpus: Path, workdir: Path, config: str, flags: str, seed: int) -> None:
     """Train in `workdir` unless the run is finished; its output is appended to `workdir`.log."""
     if held_out(workdir):
         return
-    words = [word for flag, value in (COMMON | flags).items() for word in (flag, value) if word]
-    command = ["nice", "-n", "15", sys.executable, "-m", "bert_jax", "pretrain", config, *words]
+    command = ["nice", "-n", "15", sys.executable, "-m", "bert_jax", "pretrain", config, *f"{COMMON} {flags}".split()]
     command += ["--corpus", str(corpus), "--workdir", str(workdir), "--seed", str(seed)]
     log = workdir.with_suffix(".log")
     workdir.parent.mkdir(parents=True, exist_ok=True)
@@ -173,7 +158,7 @@ def cost_of(arm: str, step: int, cost: str) -> float:
     """Millions of tokens, or model FLOPs in steps of adamw_16, of the first `step` steps."""
     if cost == "compute":
         return step - (min(step, ONE_LAYER) * (1 - COST) if arm == "stacked" else 0)
-    return step * int(ARMS[arm][1].get("--phases.0.batch-size", 16)) * 64 / 1e6
+    return step * (128 if arm.endswith("_128") else 16) * 64 / 1e6
 
 
 def draw(out: Path) -> Path:

@@ -2,7 +2,7 @@
 
     python scripts/benchmarks/bench.py                                       # a small set for the device
     python scripts/benchmarks/bench.py --presets bert_base --seq-lens 128 --batch 8 --dropout 0.1,0 --scan-unroll 1,12
-    python scripts/benchmarks/bench.py --peer transformers --threads 2 --json bench.json
+    taskset -c 0,1 python scripts/benchmarks/bench.py --peer transformers --json bench.json    # on two cores
 
 One process. Cases of one preset and sequence length form a group and are interleaved: A, B, C, A, B, C, ... Warm-up
 and compilation are not timed. MFU is the FLOPs that the model needs (bert_jax/model/flops.py) over the ceiling measured
@@ -153,7 +153,6 @@ def flags(add: Callable[..., Any]) -> None:
     add("--remat", type=listed(one_of("none", "dots", "full")), default=["none"], help="remat policy")
     add("--peer", choices=("transformers",), help="its BertForMaskedLM, too; then nothing is trained on pairs")
     add("--devices", type=positive, default=1, help="devices that share the batch of bert_jax")
-    add("--threads", type=positive, help="CPU cores for this process (jax and torch)")
     add("--rounds", type=positive, default=7, help="rounds over a group for the medians")
     add("--budget", type=float, default=600.0, help="seconds for the whole run; cases without time are listed")
 
@@ -174,8 +173,6 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     end = time.monotonic() + options.budget - RESERVE
     if options.budget <= RESERVE:
         raise UserError(f"--budget {options.budget:g} is too short: give it at least 10 seconds")
-    if options.threads:
-        harness.pin(options.threads)
     if options.peer:
         if missing := [name for name in ("torch", "transformers") if find_spec(name) is None]:
             raise UserError(f"--peer transformers needs {' and '.join(missing)}: pip install {' '.join(missing)}")

@@ -91,18 +91,6 @@ class OneBatchPretraining(Pretraining):
             yield HostBatch(rows, phase.batch_size, cursor)
 
 
-class PrecompiledPrograms(Programs):
-    """Programs whose step is already compiled; the bare side uses the same one."""
-
-    def __init__(self, task: Pretraining, step: TrainStep):
-        super().__init__(task, step.mesh)
-        self.step = step
-
-    def train_step(self, phase: int, accumulation: int) -> TrainStep:
-        """The compiled step."""
-        return self.step
-
-
 def bench_hooks(options: argparse.Namespace) -> dict[str, Any]:
     """The loop without and with TensorBoard events, each compared with bare steps."""
     every = max(1, options.steps // 4)
@@ -114,7 +102,8 @@ def bench_hooks(options: argparse.Namespace) -> dict[str, Any]:
         sides = {"step": step, "window": options.steps, "rounds": options.rounds}
         task = OneBatchPretraining(config, step.task.vocabulary, **sides)
         with tempfile.TemporaryDirectory() as workdir:
-            programs = PrecompiledPrograms(task, step)
+            programs = Programs(task, step.mesh)
+            programs.train_step = lambda *_: step  # compiled already; the bare side runs the same one
             loop.train(programs, loop.check_run(programs, 1), Path(workdir), {})
         rows = harness.summary(task.samples, "bare", tuple(CLOCKS))
         main, bare = [one["main"] for one in task.samples["loop"]], [one["seconds"] for one in task.samples["bare"]]

@@ -37,15 +37,10 @@ BASELINES = ("bare adamw", "adamw")
 
 def bare_adamw(gradients: Any, state: optax.ScaleByAdamState, params: Any, rate: Any, finite: Any) -> Any:
     """Plain AdamW: the baseline."""
-    config, count = OptimizerConfig(), state.count + 1
-    mu = jax.tree.map(lambda m, g: config.beta1 * m + (1 - config.beta1) * g, state.mu, gradients)
-    nu = jax.tree.map(lambda v, g: config.beta2 * v + (1 - config.beta2) * g * g, state.nu, gradients)
-    mean, square = 1 - config.beta1**count, 1 - config.beta2**count
-
-    def move(w: Any, m: Any, v: Any) -> Any:
-        return w - rate * (m / mean / (jnp.sqrt(v / square) + config.epsilon) + config.weight_decay * w)
-
-    return jax.tree.map(move, params, mu, nu), optax.ScaleByAdamState(count, mu, nu), {}
+    config = OptimizerConfig()
+    adam = optax.scale_by_adam(config.beta1, config.beta2, config.epsilon)
+    updates, state = adam.update(gradients, state)
+    return jax.tree.map(lambda w, u: w - rate * (u + config.weight_decay * w), params, updates), state, {}
 
 
 def draw(shapes: Any, seed: int) -> Any:

@@ -11,6 +11,7 @@ process. How long a run waits for rows is in its metrics.jsonl (`data_wait`).
 
 import argparse
 import itertools
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -83,7 +84,7 @@ def read(batches: Iterator[dict[str, np.ndarray]], seconds: float) -> harness.Ti
 
 def bench_reader(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Both readers in turn for every case."""
-    harness.pin(1)
+    os.sched_setaffinity(0, harness.usable_cores()[:1])
     results = []
     for directory, form, seq_len in itertools.product(options.corpus, options.formats, options.seq_lens):
         corpus = Corpus.open(directory)
@@ -144,7 +145,7 @@ class LengthsOnly(Corpus):
 
 def bench_plan(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Seconds until a batch is ready in a new stream; its records are zeros and cost nothing to read."""
-    harness.pin(1)
+    os.sched_setaffinity(0, harness.usable_cores()[:1])
     corpus, results = LengthsOnly.make(options.documents, options.tokens), []
     arrays = harness.memory_megabytes()
 

@@ -138,19 +138,6 @@ def usable_cores() -> list[int]:
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
-def pin(threads: int) -> None:
-    """Use that many cores only; jax and torch start one thread for each when they are first used.
-
-    Raises:
-      UserError: there are fewer.
-    """
-    cores = usable_cores()
-    if threads > len(cores):
-        raise UserError(f"--threads {threads}: this process may use {len(cores)} cores")
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, cores[:threads])
-
-
 @contextlib.contextmanager
 def clocked(steps: float = 1) -> Iterator[Timing]:
     """A timing that is filled at the end of the context, divided by `steps`."""

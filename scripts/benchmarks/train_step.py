@@ -4,7 +4,6 @@ Needs jax, flax, optax, numpy and tyro. The number of cores is that at the first
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -182,40 +181,35 @@ class TrainStep:
 
 
 class Ceiling:
-    """Measured rates of square matrix products and copies on one device, sampled repeatedly during a run.
+    """Measured rate of square matrix products on one device, sampled repeatedly during a run.
 
     Float32 products have jax's default precision, as in the model: TF32 on recent GPUs, bf16 passes on TPU.
     """
 
     def __init__(self, platform: str):
         """Chooses the largest size whose product takes at most 0.1 s, or the smallest size."""
-        self.multiply, self.copy = jax.jit(jnp.matmul), jax.jit(lambda x: x + 1)
-        self.sizes = {"copy": 2**24 if platform == "cpu" else 2**28}
-        """Rows of the square matrices by type, and elements under "copy"."""
-        self.samples: dict[str, list[float]] = {"float32": [], "bfloat16": [], "copy": []}
-        """FLOP/s by type, and bytes/s under "copy"."""
-        for dtype in ("float32", "bfloat16"):
+        self.multiply = jax.jit(jnp.matmul)
+        self.sizes: dict[str, int] = {}
+        """Rows of the matrices by type."""
+        self.samples: dict[str, list[float]] = {"float32": [], "bfloat16": []}
+        """FLOP/s by type."""
+        for dtype in self.samples:
             for self.sizes[dtype] in (512, 1024, 2048) if platform == "cpu" else (1024, 2048, 4096, 8192):
                 # The next size has eight times the work.
-                if queued(self._work(dtype)[0], 1)["seconds"] > 0.1 / 8:
+                if self._seconds(dtype, calls=1) > 0.1 / 8:
                     break
 
     def sample(self, repeats: int = 3) -> None:
         """Measure all rates again; takes about a second."""
-        for name, rates in self.samples.items():
-            call, amount = self._work(name)
-            calls = max(1, min(50, int(0.05 / queued(call, 1)["seconds"])))
-            rates += [amount / queued(call, calls)["seconds"] for _ in range(repeats)]
+        for dtype, rates in self.samples.items():
+            calls = max(1, min(50, int(0.05 / self._seconds(dtype, calls=1))))
+            rates += [2.0 * self.sizes[dtype] ** 3 / self._seconds(dtype, calls) for _ in range(repeats)]
 
-    def _work(self, name: str) -> tuple[Callable[[], jax.Array], float]:
-        """A call, and its FLOP or bytes. Its arrays are freed with it: the cases need the memory."""
-        size = self.sizes[name]
-        if name == "copy":
-            return functools.partial(self.copy, jnp.zeros(size, jnp.float32)), 8.0 * size
+    def _seconds(self, dtype: str, calls: int) -> float:
         # Random numbers: with zeros a GPU would draw less power and clock higher than in a model.
         numbers = np.random.default_rng(0).standard_normal(2**20 - 3, np.float32)
-        square = jnp.asarray(np.resize(numbers, (size, size)), name)
-        return functools.partial(self.multiply, square, square), 2.0 * size**3
+        square = jnp.asarray(np.resize(numbers, (self.sizes[dtype],) * 2), dtype)
+        return queued(lambda: self.multiply(square, square), calls)["seconds"]
 
 
 def queued(call: Callable[[], Any], calls: int) -> harness.Timing:

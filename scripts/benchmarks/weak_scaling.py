@@ -27,13 +27,13 @@ from bert_jax.planning.roofline import Prediction, predict
 COUNTS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
-def predict_at(config: Config, phase: int, chip: str, count: int, rows: int, micro_batch: int) -> Prediction:
-    """Prediction for `count` chips with `rows` rows each."""
-    phases = list(config.phases)
-    phases[phase] = dataclasses.replace(phases[phase], batch_size=rows * count, accumulation=rows // micro_batch)
-    scaled = dataclasses.replace(config, phases=tuple(phases))
+def predict_at(config: Config, chip: str, count: int, rows: int, micro_batch: int) -> Prediction:
+    """Prediction of the last phase for `count` chips with `rows` rows each."""
+    *phases, last = config.phases
+    last = dataclasses.replace(last, batch_size=rows * count, accumulation=rows // micro_batch)
+    scaled = dataclasses.replace(config, phases=(*phases, last))
     sizes = Sizes(count, 1, 1, slices_for(CHIPS[chip], count))
-    return predict(scaled, phase, sizes, rows // micro_batch, CHIPS[chip])
+    return predict(scaled, len(phases), sizes, rows // micro_batch, CHIPS[chip])
 
 
 def draw(lines: Sequence[dict[str, Any]], title: str, path: Path) -> None:
@@ -60,12 +60,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Predict all rows of the table, and plot them."""
     if uneven := [rows for rows in options.rows if rows % options.micro_batch]:
         raise UserError(f"--rows {uneven[0]} is not divisible by --micro-batch {options.micro_batch}")
-    config, phase = load_config(options.preset), options.phase
-    if not 0 <= phase < len(config.phases):
-        raise UserError(f"--phase {phase}: {config.name} has {len(config.phases)}, counted from 0")
-    lines = []
+    config, lines = load_config(options.preset), []
     for chip, rows, count in itertools.product(options.chips, options.rows, COUNTS):
-        alone, prediction = (predict_at(config, phase, chip, n, rows, options.micro_batch) for n in (1, count))
+        alone, prediction = (predict_at(config, chip, n, rows, options.micro_batch) for n in (1, count))
         seconds = prediction.seconds
         lines.append(
             {
@@ -82,7 +79,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             }
         )
     if options.plot:
-        title = f"Model, not measured: weak scaling of {config.name}, {config.phases[phase].seq_len} tokens per row"
+        title = f"Model, not measured: weak scaling of {config.name}, {config.phases[-1].seq_len} tokens per row"
         draw(lines, title, options.plot)
     return {"predictions": lines}
 
@@ -90,7 +87,6 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 def flags(add: Callable[..., Any]) -> None:
     """The command line."""
     add("--preset", default="bert_large_lamb")
-    add("--phase", type=int, default=1)
     add("--chips", type=listed(one_of(*CHIPS)), default=["v5e", "v5p", "v6e"], help=f"of {', '.join(CHIPS)}")
     add("--rows", type=listed(positive), default=[16, 128], help="rows per chip and step")
     add("--micro-batch", type=positive, default=4, help="rows of a micro-batch")
