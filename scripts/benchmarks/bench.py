@@ -220,8 +220,7 @@ def describe(ceiling: Any, results: Sequence[Result], devices: int) -> dict[str,
     rows = []
     for result in results:
         case, samples = result.case, result.samples
-        row = dataclasses.asdict(case) | {"status": result.status, "samples": samples}
-        rows.append(row)
+        row = dataclasses.asdict(case) | {"samples": samples}
         if samples:
             row["seconds"] = harness.spread(samples)
             typical = row["seconds"]["median"]
@@ -231,6 +230,7 @@ def describe(ceiling: Any, results: Sequence[Result], devices: int) -> dict[str,
             if case.variant is None:
                 peers = [one for one in results if one.case.variant and one.case.shapes == case.shapes and one.samples]
                 row |= {f"times {one.case.variant}": harness.ratio(one.samples, samples) for one in peers}
+        rows.append(row | {"status": result.status})
     return {"devices": devices, "ceilings": ceilings, "cases": rows}
 
 

@@ -1,17 +1,21 @@
-"""Measure the corpus pipeline: its speed as ratios from one run, and its memory on a large input.
+"""Measure the corpus pipeline: speed of the tokenizer and of builds as ratios from one run, memory on a large input.
 
+    python scripts/benchmarks/bench_corpus.py tokenizer --source "text-files:*.txt" --tokenizer vocab.txt
     python scripts/benchmarks/bench_corpus.py speed --source "text-files:*.txt" --tokenizer vocab.txt [--repeat-to-mb 9]
     python scripts/benchmarks/bench_corpus.py memory --tokenizer vocab.txt --gb 2 [--workers 2] [-- FLAG ...]
 
-`speed` alternates between tokenisation alone (bert_jax's encoder on prepared sentences, one core), a whole build with
-one worker, and a whole build with two; its seconds are per MB of text. `memory` writes a synthetic text that contains a
-document of 300 MB on a single line, builds a corpus of it, and reports the peak resident memory of every process.
-Flags after -- go to `bert-data build`.
+`tokenizer` compares bert_jax's WordPiece encoder with the `tokenizers` library, both on one core, with identical ids;
+every line of the text is a sentence, and the first round, which compiles code, is not timed. `speed` alternates between
+tokenisation alone (bert_jax's encoder on prepared sentences, one core), a whole build with one worker, and a whole
+build with two; its seconds are per MB of text. `memory` writes a synthetic text that contains a document of 300 MB on a
+single line, builds a corpus of it, and reports the peak resident memory of every process. Flags after -- go to
+`bert-data build`.
 """
 
 import argparse
 import functools
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -20,14 +24,44 @@ from pathlib import Path
 from typing import Any
 
 import harness
+import tokenizers
 
+from bert_jax.errors import UserError
 from bert_jax.tokenizers.tokenizer import Tokenizer
+from bert_jax.tokenizers.wordpiece import FastWordPiece
 from data_prep import sources
 from data_prep.build.sentences import split_paragraphs, split_sentences
 from data_prep.clean import clean
 
 LONG_DOCUMENT_BYTES = 300_000_000
 NOUNS = "time year people way day man thing woman life child world school state family student group"
+
+
+def measure_tokenizer(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
+    """Seconds of both encoders on the same sentences.
+
+    Raises:
+      UserError: bert_jax's encoder does not support the tokenizer, or ids differ.
+    """
+    os.environ.update(RAYON_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")  # read at the library's first use
+    sentences = [line for spec in options.source for document in _documents(spec) for line in document.text.split("\n")]
+    library = tokenizers.Tokenizer.from_str(Tokenizer.load(options.tokenizer).to_json())
+    library.encode_special_tokens = True
+    fast = FastWordPiece.from_tokenizer(library)
+    if fast is None:
+        raise UserError("--tokenizer: not BERT's WordPiece, so it has no compiled encoder; give a BERT vocab.txt")
+    sides = {
+        "bert_jax": lambda: fast.encode(sentences),
+        "library": lambda: library.encode_batch_fast(sentences, add_special_tokens=False),
+    }
+    (ids, lengths), encodings = (side() for side in sides.values())
+    expected = [encoding.ids for encoding in encodings]
+    if lengths.tolist() != list(map(len, expected)) or ids.tolist() != [i for part in expected for i in part]:
+        raise UserError("--source: the ids of the two encoders differ, so speeds are not comparable")
+    samples = harness.interleave({name: harness.timer(side) for name, side in sides.items()}, options.rounds)
+    megabytes = sum(len(sentence.encode()) for sentence in sentences) / 1e6
+    sizes = {"sentences": len(sentences), "tokens": len(ids), "MB": megabytes}
+    return sizes | {"encoders": harness.summary(samples, "bert_jax", MB=megabytes), "samples": samples}
 
 
 def measure_speed(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
@@ -120,15 +154,18 @@ def _build(options: argparse.Namespace, directory: Path, spec: str, workers: int
     return harness.run_command(command)
 
 
+MODES = {"tokenizer": measure_tokenizer, "speed": measure_speed, "memory": measure_memory}
+
+
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """The results of `speed` or `memory`."""
+    """The results of a mode."""
     with tempfile.TemporaryDirectory(prefix="bench-corpus-") as directory:
-        return {"speed": measure_speed, "memory": measure_memory}[options.what](options, Path(directory))
+        return MODES[options.mode](options, Path(directory))
 
 
 def flags(add: Callable[..., Any]) -> None:
     """The command line."""
-    add("what", choices=["speed", "memory"])
+    add("mode", choices=MODES)
     add("--source", action="append", default=[], metavar="SPEC")
     add("--tokenizer", required=True, metavar="FILE")
     add("--repeat-to-mb", type=int, default=0, metavar="MB", help="repeat the text with reversed words")

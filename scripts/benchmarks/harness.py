@@ -208,14 +208,15 @@ def tables(report: Mapping[str, Any]) -> list[str]:
             continue
         if isinstance(value, dict) and name != "options":
             value = [{"name": row_name} | row for row_name, row in value.items()]
-        lines += ["", _table(name, value)] if isinstance(value, list) else [f"{name}: {show(value)}"]
+        has_rows = isinstance(value, list) and value
+        lines += ["", _table(name, value)] if has_rows else [f"{name}: {show(value)}"]
     return lines
 
 
 def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Columns that have one value are named in the title."""
+    """Columns after the first that have one value are named in the title."""
     cells = {name: [show(row.get(name)) for row in rows] for row in rows for name in row if name != "samples"}
-    same = {name: column[0] for name, column in cells.items() if len(rows) > 1 and len(set(column)) == 1}
+    same = {name: column[0] for name, column in [*cells.items()][1:] if len(rows) > 1 and len(set(column)) == 1}
     shown = {name: column for name, column in cells.items() if name not in same}
     title = ", ".join([title, *(f"{name} {value}" for name, value in same.items())])
     return text.render([Section(title, (Table(tuple(shown), tuple(zip(*shown.values(), strict=True))),))])
@@ -233,7 +234,7 @@ def show(value: Any) -> str:
         case None:
             return ""
         case float():
-            return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+            return f"{value:,.0f}" if 1e3 <= abs(value) < 1e6 else f"{value:.3g}"
         case int() if not isinstance(value, bool):
             return f"{value:,}"
     return str(value)

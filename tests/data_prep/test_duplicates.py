@@ -1,8 +1,5 @@
 """Words, signatures, keys, and duplicates, against sets and brute force."""
 
-import json
-import subprocess
-import sys
 import unicodedata
 from pathlib import Path
 
@@ -342,12 +339,3 @@ def test_bands_find_what_is_at_the_threshold():
     similar = (left == right).mean(axis=1) >= 0.7
     removed = near_duplicates.find_near_duplicates(np.concatenate([left, right]), np.ones(4000, bool), 0.7)
     assert removed[2000:].tolist() == (same & similar).tolist()
-
-
-@pytest.mark.slow
-def test_benchmark_runs(tmp_path):
-    report = tmp_path / "report.json"
-    script = ROOT / "scripts" / "benchmarks" / "bench_duplicates.py"
-    subprocess.run([sys.executable, script, "--documents", "300", "--json", report], check=True, capture_output=True)
-    (run,) = json.loads(report.read_text())["runs"]
-    assert run["recall"] >= 0.95 and run["precision"] >= 0.98

@@ -2,11 +2,7 @@
 
 import functools
 import itertools
-import json
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -358,16 +354,3 @@ def test_in_shard_map_and_without_needless_loops(unit):
     sharded = jax.jit(jax.shard_map(mask, mesh=mesh, in_specs=(rows, every), out_specs=rows))(batch, KEY)
     jax.tree.map(np.testing.assert_array_equal, sharded, masked(batch, KEY, objective, PIECES))
     assert str(jax.make_jaxpr(mask)(batch, KEY)).count("while[") == (unit != "token")
-
-
-@pytest.mark.slow
-def test_bench_masking(tmp_path):
-    script, file = Path(__file__).parents[2] / "scripts" / "benchmarks" / "bench_masking.py", tmp_path / "masking.json"
-    arguments = "--preset bert_tiny --seq-len 16 --batch 2 --rounds 1 --calls 1"
-    command = [sys.executable, str(script), *arguments.split(), "--json", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    report = json.loads(file.read_text())
-    assert list(report["ratios"]) == [f"{layout} {unit}" for layout in ("unpacked", "packed") for unit in UNITS]
-    assert all(ratio["median"] > 0 for ratio in report["ratios"].values())
-    assert done.stdout.splitlines()[-1].startswith("largest: ")

@@ -1,10 +1,7 @@
 """Ids are compared with the library's, over a vocabulary that holds what depends on its neighbours."""
 
-import json
 import os
 import pickle
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -222,26 +219,6 @@ def test_what_is_left_to_the_library():
         backend = make()
         backend.model = models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]")
         assert (FastWordPiece.from_tokenizer(backend) is not None) == known
-
-
-def run_benchmark(*arguments) -> subprocess.CompletedProcess:
-    script = Path(__file__).parents[2] / "scripts" / "benchmarks" / "bench_tokenizer.py"
-    return subprocess.run([sys.executable, str(script), *map(str, arguments)], capture_output=True, text=True)
-
-
-@pytest.mark.slow
-def test_the_benchmark_compares_ids(tmp_path):
-    vocab, text, report = tmp_path / "vocab.txt", tmp_path / "text.txt", tmp_path / "speed.json"
-    vocab.write_text("\n".join([*SPECIALS, "the", "##s", "[", "mask", "]"]))
-    text.write_text("The the [MASK]\n\nthes")
-    done = run_benchmark("--tokenizer", vocab, "--source", text, text, "--rounds", 2, "--json", report)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(report.read_text())
-    assert (found["sentences"], found["tokens"]) == (6, 14)
-    assert [len(times) for times in found["seconds"].values()] == [2, 2]
-    assert "identical ids" in done.stdout
-    done = run_benchmark("--tokenizer", vocab, "--source", tmp_path / "none.txt")
-    assert (done.returncode, done.stderr) == (2, f"error: --source: no such file: {tmp_path / 'none.txt'}\n")
 
 
 @pytest.mark.skipif("BERT_JAX_SHARED_DATA" not in os.environ, reason="needs the published vocabularies and text")
