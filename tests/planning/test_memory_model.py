@@ -15,7 +15,7 @@ from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.programs import Programs
 from bert_jax.training.sharding import make_mesh
 from tests.planning.machines import run
-from tests.planning.test_roofline import COPIED, TOTAL
+from tests.planning.test_roofline import COPIED, SPLIT, TOTAL
 
 TOLERANCE = 0.15
 """Largest relative error of the total estimate against a compiled program (figures in docs/LOG.md)."""
@@ -41,31 +41,22 @@ def test_remat_keeps_less(remat, kept):
     assert estimate_memory(run(remat=remat), 0, Sizes(), 1)["activations"] == 2 * kept
 
 
-def test_micro_batches_need_a_gradient_sum_and_less_activation_memory():
-    one, four = (estimate_memory(run(), 0, Sizes(), n) for n in (1, 4))
-    assert four["gradients"] - one["gradients"] == 4 * TOTAL
-    assert four["activations"] * 4 == one["activations"]
-    assert four["parameters"] == one["parameters"] and four["batch"] == one["batch"]
-
-
-def test_fsdp_splits_the_state_and_gathers():
-    split = TOTAL - COPIED
-    parts = estimate_memory(run(), 0, Sizes(fsdp=4), 1)
-    assert parts["parameters"] == 4 * (split // 4 + COPIED) == parts["moments"] // 2
-    assert parts["gathered"] == 4 * split
-
-
-def test_without_dropout_no_mask_is_kept():
-    dry = estimate_memory(run(hidden_dropout=0.0, attention_dropout=0.0), 0, Sizes(), 1)
-    assert estimate_memory(run(), 0, Sizes(), 1)["activations"] - dry["activations"] == 2 * (2 * TOKENS * 8 + SCORES)
-    fused = estimate_memory(run(hidden_dropout=0.0, attention_dropout=0.0, attention="cudnn"), 0, Sizes(), 1)
-    assert dry["activations"] - fused["activations"] == 2 * 6 * SCORES
-
-
-def test_tensor_splits_heads_and_feed_forward():
-    whole, half = (estimate_memory(run(), 0, Sizes(tensor=n), 1)["activations"] for n in (1, 2))
+def test_differences():
+    """Between two settings, the kinds that differ by their bytes."""
+    whole, dry = run(), run(hidden_dropout=0.0, attention_dropout=0.0)
+    fused = run(hidden_dropout=0.0, attention_dropout=0.0, attention="cudnn")
+    base = estimate_memory(whole, 0, Sizes(), 1)
+    several = estimate_memory(whole, 0, Sizes(), 4)
+    assert several["gradients"] - base["gradients"] == 4 * TOTAL, "their sum"
+    assert several["activations"] * 4 == base["activations"] and several["batch"] == base["batch"]
+    split = estimate_memory(whole, 0, Sizes(fsdp=4), 1)
+    assert split["parameters"] == 4 * (SPLIT // 4 + COPIED) == split["moments"] // 2 and split["gathered"] == 4 * SPLIT
+    assert split["gradients"] - base["gradients"] == 4 * (SPLIT // 4 + COPIED), "of the reduce-scatter"
+    without_masks = estimate_memory(dry, 0, Sizes(), 1)["activations"]
+    assert base["activations"] - without_masks == 2 * (2 * TOKENS * 8 + SCORES)
+    assert without_masks - estimate_memory(fused, 0, Sizes(), 1)["activations"] == 2 * 6 * SCORES
     stays = 2 * (2 * 2 * TOKENS * 8 + 16 * TOKENS * 8 + 2 * TOKENS * 8)
-    assert half - stays == (whole - stays) / 2
+    assert estimate_memory(whole, 0, Sizes(tensor=2), 1)["activations"] - stays == (base["activations"] - stays) / 2
 
 
 def compiled_bytes(config: Config) -> int:
