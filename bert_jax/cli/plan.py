@@ -62,6 +62,6 @@ class Schedule:
         from bert_jax.planning import schedule
 
         values = schedule.to_dict(self.config)
-        print(json.dumps(values) if self.json else "\n".join(schedule.format_lines(values)))
+        print(json.dumps(values) if self.json else render(schedule.to_sections(values)))
         if self.plot is not None:
             schedule.plot(self.config, self.plot)

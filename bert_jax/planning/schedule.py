@@ -4,20 +4,18 @@ Token counts include padding; the share of padding depends on the corpus (`bert-
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from bert_jax.config import Config
 from bert_jax.errors import UserError, install_command
-from bert_jax.report import Section, Table
-from bert_jax.report.text import render
+from bert_jax.report import Note, Section, Table
 from bert_jax.training.optimizers.schedules import learning_rate_at
 
 TABLE_ROWS = 16
 """Evenly spaced steps in the table, besides those where a phase, its peak rate or its decay begins."""
-BAR_WIDTH = 24
-"""Characters of the bar of the highest learning rate."""
+STEP_COUNTS = ("step", "phase", "seq_len", "batch_size", "tokens")
 PLOT_POINTS = 1000
 """Evenly spaced steps in the plot."""
 
@@ -50,20 +48,16 @@ def to_dict(config: Config) -> dict[str, Any]:
     }
 
 
-def format_lines(schedule: dict[str, Any]) -> Iterator[str]:
-    """The schedule as text: the phases side by side, then the table of steps."""
-    title = f"{schedule['name']}: {schedule['steps']:,} steps, {schedule['tokens']:,} tokens"
-    yield render([Section(title, (phase_table(schedule["phases"]),), level=1)])
+def to_sections(schedule: dict[str, Any]) -> list[Section]:
+    """The schedule as a report: the phases side by side, then the table of steps."""
+    blocks: list[Note | Table] = [phase_table(schedule["phases"])]
     if schedule["phases"][-1]["hours"] is not None:
-        yield "\nhours: time decides the number of steps, at most `steps`; the schedule is scaled to that number"
-    yield f"\n{'step':>12}  {'phase':>5}  {'seq_len':>7}  {'batch':>7}  {'tokens so far':>19}  learning rate"
-    peak = max(phase["learning_rate"] for phase in schedule["phases"]) or 1.0
-    for row in schedule["table"]:
-        bar = "#" * round(BAR_WIDTH * row["learning_rate"] / peak)
-        yield (
-            f"{row['step']:>12,}  {row['phase']:>5}  {row['seq_len']:>7}  {row['batch_size']:>7,}  "
-            f"{row['tokens']:>19,}  {row['learning_rate']:<9.3g}  {bar}".rstrip()
-        )
+        blocks.append(Note("hours: time decides the number of steps, at most `steps`; the schedule is scaled to it"))
+    rows = tuple(
+        (*(f"{row[name]:,}" for name in STEP_COUNTS), f"{row['learning_rate']:.3g}") for row in schedule["table"]
+    )
+    title = f"{schedule['name']}: {schedule['steps']:,} steps, {schedule['tokens']:,} tokens"
+    return [Section(title, (*blocks, Table((*STEP_COUNTS, "learning_rate"), rows)), level=1)]
 
 
 def phase_table(phases: Iterable[dict[str, Any]]) -> Table:
