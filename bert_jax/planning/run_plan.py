@@ -179,7 +179,8 @@ def to_sections(plan: Values) -> Iterator[Section]:
         cost = "" if run["cost"] is None else f", {run['cost']:,.2f} at the given price"
         summary = (
             f"the whole run: {run['hours']:,.2f} hours on {plan['chips']:,} chips, {run['chip_hours']:,.1f} "
-            f"chip-hours{cost} (by the roofline; without evaluation, checkpoints, input and failures)"
+            f"chip-hours{cost} (without evaluation, checkpoints, input and failures; by a roofline that was within 25 % "
+            "of steps on a CPU, and not compared with TPUs or GPUs)"
         )
     title = f"{plan['name']} on {plan['topology']}: {plan['devices']:,} devices{slices}, mesh {axes}"
     yield Section(title, (table, *map(Note, (summary, *(f"note: {note}" for note in plan["notes"])))), level=1)
