@@ -41,7 +41,7 @@ class Plan:
 
         topology = topologies.parse_topology(self.topology)
         values = run_plan.plan(self.config, topology, self.micro_batch, self.price_per_chip_hour, self.search)
-        print(json.dumps(values) if self.json else render(list(run_plan.to_sections(values))))
+        print(json.dumps(values) if self.json else render(run_plan.to_sections(values)))
 
 
 @dataclass(frozen=True, kw_only=True)

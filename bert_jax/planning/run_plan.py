@@ -168,7 +168,7 @@ def _notes(config: Config, topology: Topology, programs: Programs) -> Iterator[s
         yield "the step was lowered for GPUs, not compiled: memory and bytes sent are estimates"
 
 
-def to_sections(plan: Values) -> Iterator[Section]:
+def to_sections(plan: Values) -> list[Section]:
     """The plan as a report: the phases side by side, the whole run, notes, and the search."""
     axes = ", ".join(f"{name} {size}" for name, size in plan["mesh"].items())
     slices = f" in {plan['slices']} slices" if plan["slices"] > 1 else ""
@@ -179,13 +179,13 @@ def to_sections(plan: Values) -> Iterator[Section]:
         cost = "" if run["cost"] is None else f", {run['cost']:,.2f} at the given price"
         summary = (
             f"the whole run: {run['hours']:,.2f} hours on {plan['chips']:,} chips, {run['chip_hours']:,.1f} "
-            f"chip-hours{cost} (without evaluation, checkpoints, input and failures; by a roofline that was within 25 % "
-            "of steps on a CPU, and not compared with TPUs or GPUs)"
+            f"chip-hours{cost} (without evaluation, checkpoints, input and failures; by a roofline that was within "
+            "25 % of steps on a CPU, and not compared with TPUs or GPUs)"
         )
     title = f"{plan['name']} on {plan['topology']}: {plan['devices']:,} devices{slices}, mesh {axes}"
-    yield Section(title, (table, *map(Note, (summary, *(f"note: {note}" for note in plan["notes"])))), level=1)
-    if "search" in plan:
-        yield _search_section(plan["search"])
+    notes = (summary, *(f"note: {note}" for note in plan["notes"]))
+    search = [_search_section(plan["search"])] if "search" in plan else []
+    return [Section(title, (table, *map(Note, notes)), level=1), *search]
 
 
 def _phase_values(row: Values) -> dict[str, str]:

@@ -33,7 +33,7 @@ TPUS = FakeTopology("v3:2x2", CHIPS["v3"], 8, 1, ())
 
 
 def text_of(plan):
-    return " ".join(render(list(run_plan.to_sections(plan))).split())
+    return " ".join(render(run_plan.to_sections(plan)).split())
 
 
 @pytest.fixture
