@@ -232,7 +232,7 @@ def test_every_finding_is_ok_by_default_and_has_a_case_where_it_fires(context):
 
 def test_disk(context, monkeypatch):
     (calm,) = findings_of(context, "disk")
-    # A parameter and its two moments, float32; tests/planning/test_memory_model.py knows the number of parameters.
+    # A parameter and its two moments, float32; tests/planning/test_estimates.py knows the number of parameters.
     size, keep = calm.values["checkpoint"], context.config.checkpoint.keep
     assert size == 12 * storage_checks.count_parameters(context.config.model, False, storage_checks.Sizes()).total
 
