@@ -172,10 +172,7 @@ def test_without_libtpu(monkeypatch):
         ("--topology h100:1x8 --micro-batch 3", "--micro-batch 3 does not split"),
         ("--topology h100:1x8 --micro-batch auto", "--micro-batch auto needs a device"),
         ("--topology h100:1x8 --micro-batch 2 --search", "--search chooses the micro-batch"),
-        (
-            "--topology h100:1x8 --price-per-chip-hour -1",
-            "--price-per-chip-hour is -1: it must be a number in [0, 1e30] or None",
-        ),
+        ("--topology h100:1x8 --price-per-chip-hour -1", "--price-per-chip-hour is -1: it must be a number in [0, 1e30] or None"),
     ],
 )
 def test_errors_are_one_line(arguments, message, capsys):
