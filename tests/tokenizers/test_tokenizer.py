@@ -116,17 +116,16 @@ def test_decode_and_lookups(uncased):
         uncased.id_to_token(-1)
 
 
-def test_files_round_trip_and_fingerprint(uncased, cased, tmp_path):
-    uncased.save(tmp_path / "tokenizer.json")
+def test_a_vocabulary_file_is_the_same_tokenizer(uncased, cased, tmp_path):
     uncased.save_vocab(tmp_path / "vocab.txt")
     assert (tmp_path / "vocab.txt").read_text().split("\n")[:2] == ["[PAD]", "[UNK]"]
-    for path in (tmp_path, tmp_path / "tokenizer.json", tmp_path / "vocab.txt"):
-        loaded = Tokenizer.load(path)
-        assert loaded.fingerprint == uncased.fingerprint
-        assert loaded.encode("Hello superiorem!") == uncased.encode("Hello superiorem!")
+    loaded = Tokenizer.load(tmp_path)
+    assert loaded.fingerprint == uncased.fingerprint
+    assert loaded.encode("Hello superiorem!") == uncased.encode("Hello superiorem!")
     assert Tokenizer.load(tmp_path / "vocab.txt", lowercase=False).fingerprint != uncased.fingerprint
     assert cased.fingerprint != uncased.fingerprint
-    assert pickle.loads(pickle.dumps(uncased)).fingerprint == uncased.fingerprint
+    with pytest.raises(UserError, match=r"only a WordPiece .* this one is byte-level BPE"):
+        small_byte_bpe().save_vocab(tmp_path / "other.txt")
 
 
 def test_fingerprint_ignores_what_does_not_decide_ids(uncased, tmp_path):
@@ -145,19 +144,6 @@ def test_case_is_decided_by_letters_that_have_two_cases():
     # ℝ counts as upper case but has no lower-case form; bert-base-uncased holds it.
     assert wordpiece([*SPECIALS, "ℝ", "a"], None, "stand-in").lowercase
     assert not wordpiece([*SPECIALS, "A", "a"], None, "stand-in").lowercase
-
-
-def test_a_vocabulary_that_is_not_wordpiece_loads(tmp_path):
-    vocab = {piece: i for i, piece in enumerate(["<pad>", "<s>", "</s>", "<unk>", "<mask>", "Ġ", "l", "o", "lo"])}
-    backend = tokenizers.Tokenizer(models.BPE(vocab, [("l", "o")]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    backend.save(str(tmp_path / "tokenizer.json"))
-    tokenizer = Tokenizer.load(tmp_path)
-    assert (tokenizer.pad_id, tokenizer.cls_id, tokenizer.mask_id) == (0, 1, 4)
-    assert pieces(tokenizer, "lo") == "Ġ lo"
-    assert tokenizer.continues_word.tolist() == [False] * 6 + [True] * 3
-    with pytest.raises(UserError, match=r"vocab\.txt"):
-        tokenizer.save_vocab(tmp_path / "vocab.txt")
 
 
 def test_user_errors(tmp_path, uncased):
@@ -245,8 +231,6 @@ def test_a_vocabulary_without_special_tokens_is_one_error_that_names_the_way_rou
     text = "<mask> how <|endoftext|>"
     assert set(tokenizer.encode(text)).isdisjoint([size - 1, *tokenizer.special_ids])
     assert pieces(tokenizer, "Hello <mask> space", specials=True) == "Hello <mask> Ġspace"
-    tokenizer.save(tmp_path / "tokenizer.json")
-    assert Tokenizer.load(tmp_path).fingerprint == tokenizer.fingerprint
     continues = tokenizer.continues_word
     assert not continues[[size - 1, *tokenizer.special_ids, tokenizer.token_to_id("ĠWorld")]].any()
     assert continues[[tokenizer.token_to_id("!,"), tokenizer.token_to_id("Hello")]].all()
@@ -257,8 +241,6 @@ def test_missing_special_tokens_are_named_as_the_others(tmp_path):
     tokenizer = Tokenizer.load(tmp_path, add_special_tokens=True)
     assert [tokenizer.id_to_token(i) for i in range(7)] == ["a", "##b", "[MASK]", "[PAD]", "[UNK]", "[CLS]", "[SEP]"]
     assert tokenizer.encode("ab c") == [0, 1, tokenizer.unk_id]
-    complete = Tokenizer.load(tmp_path, add_special_tokens=True)
-    assert complete.fingerprint == tokenizer.fingerprint
 
 
 def test_openai_names_and_broken_merges(gpt2_files, tmp_path):
@@ -362,30 +344,15 @@ AWKWARD = [*LINES, "", "  two  spaces ", "[MASK] <mask> [CLS]", "ﬁnal ①", "e
 def test_sentencepiece_gives_the_ids_of_its_library(model, tmp_path):
     (tmp_path / "spiece.model").write_bytes(model)
     tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.fingerprint == sentencepiece(model, "test").fingerprint
     library = sentencepiece_library.SentencePieceProcessor(model_proto=model)
     expected = library.encode(AWKWARD)
     assert tokenizer.encode_batch(AWKWARD) == expected
-    assert [tokenizer.encode(text) for text in AWKWARD] == expected
     assert tokenizer.special_ids == (0, 1, 2, 3, 4) and tokenizer.mask_id == 4
     assert {i for ids in expected for i in ids}.isdisjoint([0, 2, 3, 4])
     assert [tokenizer.id_to_token(i) for i in range(tokenizer.vocab_size)] == [
         library.id_to_piece(i) for i in range(library.vocab_size())
     ]
-
-
-def test_sentencepiece_in_every_form_is_the_same(model, tmp_path):
-    tokenizer = sentencepiece(model, "test")
-    (tmp_path / "a.model").write_bytes(model)
-    tokenizer.save(tmp_path / "tokenizer.json")
-    copies = [Tokenizer.load(tmp_path / "a.model"), Tokenizer.load(tmp_path), pickle.loads(pickle.dumps(tokenizer))]
-    for copy in copies:
-        assert copy.fingerprint == tokenizer.fingerprint
-        assert copy.encode_batch(AWKWARD) == tokenizer.encode_batch(AWKWARD)
-        assert copy.to_json() == tokenizer.to_json()
-    assert sentencepiece(train(LINES, "unigram", vocab_size=80, pad_id=0, unk_id=1, bos_id=2, eos_id=3,
-                               control_symbols=["<mask>"]), "other").fingerprint != tokenizer.fingerprint  # fmt: skip
-    with pytest.raises(UserError, match=r"only a WordPiece .* this one is SentencePiece"):
-        tokenizer.save_vocab(tmp_path / "vocab.txt")
 
 
 def test_sentencepiece_special_tokens_and_words(model):
@@ -401,8 +368,6 @@ def test_sentencepiece_special_tokens_and_words(model):
     assert continues.tolist() == [False] * 5 + [not piece.startswith("▁") for piece in spelled[5:]]
     assert 0 < continues.sum() < len(spelled) - 5
     assert not tokenizer.lowercase
-    with pytest.raises(IndexError):
-        tokenizer.id_to_token(tokenizer.vocab_size)
 
 
 def test_sentencepiece_vocabularies_of_others():
@@ -519,13 +484,15 @@ def test_encode_flat_is_encode_batch(any_kind):
     assert_flat_is_batch(any_kind, ["", "hello low", ""])
 
 
-def test_copies_and_threads_do_the_same(any_kind):
+def test_files_copies_and_threads_do_the_same(any_kind, tmp_path):
     sentences = [*AWKWARD, *TEXTS, "[MASK] <mask>"] * 20
     expected = any_kind.encode_batch(sentences)
     any_kind.encode("a", specials=True)
+    any_kind.save(tmp_path / "tokenizer.json")
     copy = pickle.loads(pickle.dumps(any_kind))
-    assert copy.encode_batch(sentences) == expected
-    assert copy.fingerprint == any_kind.fingerprint
+    for other in (copy, Tokenizer.load(tmp_path), Tokenizer.load(tmp_path / "tokenizer.json")):
+        assert other.encode_batch(sentences) == expected
+        assert other.fingerprint == any_kind.fingerprint and other.to_json() == any_kind.to_json()
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         for ids, _ in pool.map(copy.encode_flat, [sentences] * 8):
             assert ids.tolist() == [i for encoded in expected for i in encoded]
