@@ -97,23 +97,19 @@ def test_special_tokens_in_text_are_text_unless_asked_for(uncased):
     assert uncased.mask_id not in uncased.encode("[MASK]"), "asking once must not change what follows"
 
 
-def test_special_ids_and_continuations(uncased):
+def test_special_ids_lookups_and_continuations(uncased):
     ids = uncased.pad_id, uncased.unk_id, uncased.cls_id, uncased.sep_id, uncased.mask_id
     assert ids == uncased.special_ids == (0, 1, 2, 3, 4)
     continues = uncased.continues_word
     assert continues.dtype == np.bool_ and continues.shape == (uncased.vocab_size,)
     assert continues[uncased.token_to_id("##em")] and not continues[uncased.token_to_id("superior")]
     assert continues.sum() == UNCASED.count("##")
-
-
-def test_decode_and_lookups(uncased):
     assert uncased.decode(uncased.encode("Respublica superiorem")) == "respublica superiorem"
     assert "[MASK]" in uncased.decode(np.array([uncased.mask_id]))
     assert uncased.token_to_id("nowhere") is None
-    with pytest.raises(IndexError):
-        uncased.id_to_token(uncased.vocab_size)
-    with pytest.raises(IndexError):
-        uncased.id_to_token(-1)
+    for outside in (uncased.vocab_size, -1):
+        with pytest.raises(IndexError):
+            uncased.id_to_token(outside)
 
 
 def test_a_vocabulary_file_is_the_same_tokenizer(uncased, cased, tmp_path):
@@ -167,36 +163,29 @@ def test_user_errors(tmp_path, uncased):
         Tokenizer.load(tmp_path, lowercase=False)
 
 
-def assert_golden(tokenizer, texts, golden, spelled):
-    """Ids of a stand-in, translated through the pieces to the ids that the real vocabulary gives them."""
-    found = tokenizer.encode_batch(texts)
-    assert [" ".join(tokenizer.id_to_token(i) for i in ids) for ids in found] == spelled
-    real = {}
-    for ids, expected in zip(found, golden, strict=True):
-        assert len(ids) == len(expected)
-        real.update(zip(ids, expected, strict=True))
-        assert [real[i] for i in ids] == expected
-    assert len(set(real.values())) == len(real)
+UNCASED_PIECES = [
+    "hello world ! , how are you ?",
+    "hello world ¿",
+    "res ##pu ##bl ##ica superior ##em",
+    "av ##di ##ja vr ##sa ##jevic in",
+    "hello ! how are you ? [ un ##k ]",
+]
+CASED_PIECES = [
+    "Hello World ! , how are you ?",
+    "H ##é ##ll ##ó [UNK] ¿",
+    "Re ##sp ##ub ##lica superior ##em",
+    "A ##v ##di ##ja V ##r ##ša ##je ##vić î ##n",
+]
 
 
-def test_published_ids_with_stand_ins(uncased, cased, gpt2_files):
-    spelled = [
-        "hello world ! , how are you ?",
-        "hello world ¿",
-        "res ##pu ##bl ##ica superior ##em",
-        "av ##di ##ja vr ##sa ##jevic in",
-        "hello ! how are you ? [ un ##k ]",
-    ]
-    assert_golden(uncased, UNCASED_TEXTS, UNCASED_IDS, spelled)
-    spelled = [
-        "Hello World ! , how are you ?",
-        "H ##é ##ll ##ó [UNK] ¿",
-        "Re ##sp ##ub ##lica superior ##em",
-        "A ##v ##di ##ja V ##r ##ša ##je ##vić î ##n",
-    ]
-    assert_golden(cased, TEXTS, CASED_IDS, spelled)
+def test_pieces_of_published_ids_with_stand_ins(uncased, cased, gpt2_files):
     gpt2 = Tokenizer.load(gpt2_files, add_special_tokens=True)
-    assert_golden(gpt2, GPT2_TEXTS, GPT2_IDS, GPT2_PIECES)
+    for tokenizer, texts, expected in (
+        (uncased, UNCASED_TEXTS, UNCASED_PIECES),
+        (cased, TEXTS, CASED_PIECES),
+        (gpt2, GPT2_TEXTS, GPT2_PIECES),
+    ):
+        assert [pieces(tokenizer, text) for text in texts] == expected
     assert uncased.lowercase and not cased.lowercase
     assert [pieces(uncased, text) for text in ("力hello", "x" * 101, "")] == ["力 hello", "[UNK]", ""]
 
@@ -404,15 +393,18 @@ def test_special_tokens_are_appended_to_sentencepiece(tmp_path):
 
 def test_damaged_sentencepiece_models(model, tmp_path):
     path = tmp_path / "broken.model"
-    empty = sentencepiece_model_pb2.ModelProto().SerializeToString()
-    for content, message in [(model[:-3], "not a SentencePiece model"), (b"text", "not a"), (empty, "no pieces")]:
+    proto = sentencepiece_model_pb2.ModelProto.FromString(model)
+    proto.pieces[1].type = sentencepiece_model_pb2.ModelProto.SentencePiece.NORMAL
+    damages = {
+        model[:-3]: "not a SentencePiece model",
+        b"text": "not a SentencePiece model",
+        sentencepiece_model_pb2.ModelProto().SerializeToString(): "no pieces",
+        proto.SerializeToString(): "the SentencePiece library rejects this model",
+    }
+    for content, message in damages.items():
         path.write_bytes(content)
         with pytest.raises(UserError, match=f"broken.model: .*{message}"):
             Tokenizer.load(path)
-    proto = sentencepiece_model_pb2.ModelProto.FromString(model)
-    proto.pieces[1].type = sentencepiece_model_pb2.ModelProto.SentencePiece.NORMAL
-    with pytest.raises(UserError, match="broken: the SentencePiece library rejects this model"):
-        sentencepiece(proto.SerializeToString(), "broken")
     wrapped = json.loads(sentencepiece(model, "test").to_json())
     for damage in ({"model": wrapped["model"][:-1]}, {"model": "é"}):
         with pytest.raises(UserError, match="in it is damaged"):
@@ -448,7 +440,6 @@ def test_bpe_marks_the_words_that_bert_sees():
     tokenizer = small_bpe()
     assert pieces(tokenizer, "Low, lower! low") == "▁low ▁ [UNK] ▁low e r ▁ ! ▁low"
     assert tokenizer.decode(tokenizer.encode("low lower")) == "low lower"
-    assert tokenizer.encode("[MASK]").count(tokenizer.mask_id) == 0
     assert pieces(tokenizer, "low [MASK] low", specials=True) == "▁low [MASK] ▁low"
     assert [tokenizer.id_to_token(i) for i in np.flatnonzero(~tokenizer.continues_word)] == [*SPECIALS, "▁", "▁low"]
 
@@ -458,7 +449,6 @@ def test_byte_bpe_reads_a_space_before_every_text():
     assert pieces(tokenizer, "low lower é") == "Ġlow Ġlow e r Ġ Ã ©"
     assert tokenizer.decode(tokenizer.encode("low lower é")) == " low lower é"
     assert pieces(tokenizer, "low <mask> low", specials=True) == "Ġlow <mask> Ġlow"
-    assert tokenizer.mask_id not in tokenizer.encode("low <mask>")
     assert [tokenizer.id_to_token(i) for i in np.flatnonzero(~tokenizer.continues_word)] == [*ROBERTA, "Ġ", "Ġlow"]
 
 
@@ -469,19 +459,14 @@ def any_kind(request, uncased):
     return {"wordpiece": uncased, "bpe": small_bpe(), "byte-bpe": small_byte_bpe()}[request.param]
 
 
-def assert_flat_is_batch(tokenizer, sentences):
-    ids, lengths = tokenizer.encode_flat(sentences)
+@pytest.mark.parametrize("sentences", [[*AWKWARD, *TEXTS, "x" * 101, "low [MASK]", ""], [], [""]])
+def test_encode_flat_is_encode_batch(any_kind, sentences):
+    ids, lengths = any_kind.encode_flat(sentences)
     assert ids.dtype == np.uint32 and lengths.dtype == np.int64 and ids.ndim == lengths.ndim == 1
-    expected = tokenizer.encode_batch(sentences)
+    expected = any_kind.encode_batch(sentences)
     assert lengths.tolist() == [len(encoded) for encoded in expected]
     assert ids.tolist() == [i for encoded in expected for i in encoded]
-
-
-def test_encode_flat_is_encode_batch(any_kind):
-    assert_flat_is_batch(any_kind, [*AWKWARD, *TEXTS, "x" * 101, "low [MASK]"])
-    assert_flat_is_batch(any_kind, [])
-    assert_flat_is_batch(any_kind, [""])
-    assert_flat_is_batch(any_kind, ["", "hello low", ""])
+    assert set(ids.tolist()).isdisjoint(set(any_kind.special_ids) - {any_kind.unk_id})
 
 
 def test_files_copies_and_threads_do_the_same(any_kind, tmp_path):
