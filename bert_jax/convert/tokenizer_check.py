@@ -52,7 +52,7 @@ def write_hf_tokenizer(source_model: SourceModel, directory: Path) -> None:
     if copied.exists() and FORMAT in copied.read_text()[:100]:
         copied.unlink()
     family, positions = source_model.model.family, source_model.model.config.max_positions
-    tokenizer_files.write_tokenizer_files(tokenizer, directory, family, positions, replace=False)
+    tokenizer_files.write_tokenizer_files(tokenizer, directory, family, positions)
     stated = read_json_object(directory / CONFIG, COPY_AGAIN)
     if missing := _missing_settings(tokenizer, stated):
         (directory / CONFIG).write_text(json.dumps(stated | missing, indent=2) + "\n")

@@ -10,7 +10,7 @@ F feed-forward, V vocabulary, C classes.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from scipy.special import erf
@@ -50,32 +50,23 @@ _ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 """By the names of transformers' activations.py."""
 
 
-class _Block(NamedTuple):
-    """Tensor names in a layer that normalizes after each residual sum (Devlin et al. 2019)."""
-
-    query: str
-    key: str
-    value: str
-    attention_out: str
-    attention_norm: str
-    up: str
-    down: str
-    feed_forward_norm: str
-
-
-_BERT_BLOCK = _Block(
-    *("attention.self.query", "attention.self.key", "attention.self.value"),
-    *("attention.output.dense", "attention.output.LayerNorm"),
-    *("intermediate.dense", "output.dense", "output.LayerNorm"),
-)
-_ALBERT_BLOCK = _Block(
-    *("attention.query", "attention.key", "attention.value", "attention.dense", "attention.LayerNorm"),
-    *("ffn", "ffn_output", "full_layer_layer_norm"),
-)
-_DISTILBERT_BLOCK = _Block(
-    *("attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin", "sa_layer_norm"),
-    *("ffn.lin1", "ffn.lin2", "output_layer_norm"),
-)
+_BLOCKS = {
+    "bert": (
+        *("attention.self.query", "attention.self.key", "attention.self.value"),
+        *("attention.output.dense", "attention.output.LayerNorm"),
+        *("intermediate.dense", "output.dense", "output.LayerNorm"),
+    ),
+    "albert": (
+        *("attention.query", "attention.key", "attention.value", "attention.dense", "attention.LayerNorm"),
+        *("ffn", "ffn_output", "full_layer_layer_norm"),
+    ),
+    "distilbert": (
+        *("attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin", "sa_layer_norm"),
+        *("ffn.lin1", "ffn.lin2", "output_layer_norm"),
+    ),
+}
+"""Tensor names in a layer that normalizes after each residual sum (Devlin et al. 2019), by family; other families have
+BERT's. Query, key, value, the layer after attention and its norm; both layers of the feed-forward part and its norm."""
 _CONFIG_NAMES = {
     "distilbert": {"n_layers": "num_hidden_layers", "n_heads": "num_attention_heads", "activation": "hidden_act"},
     "modernbert": {"hidden_activation": "hidden_act", "norm_eps": "layer_norm_eps"},
@@ -127,19 +118,16 @@ def run(hf_model: HuggingFaceModel, inputs: ForwardInputs) -> ForwardOutputs:
 
 def _post_norm_states(weights: _Weights, inputs: ForwardInputs) -> Iterator[np.ndarray]:
     """Hidden states of BERT, RoBERTa, ALBERT, DistilBERT and ELECTRA."""
-    block = {"albert": _ALBERT_BLOCK, "distilbert": _DISTILBERT_BLOCK}.get(weights.family, _BERT_BLOCK)
+    *qkv, attention_out, attention_norm, up, down, feed_forward_norm = _BLOCKS.get(weights.family, _BLOCKS["bert"])
     num_heads, visible_BST = weights.config["num_attention_heads"], _visible(weights, inputs)
     hidden_BSH = _embed(weights, inputs)
     yield hidden_BSH
     for at in _layer_names(weights):
-        query, key, value = (
-            _split_heads(weights.dense(at + name, hidden_BSH), num_heads)
-            for name in (block.query, block.key, block.value)
-        )
-        attended_BSH = weights.dense(at + block.attention_out, _attend(query, key, value, visible_BST))
-        hidden_BSH = weights.norm(at + block.attention_norm, hidden_BSH + attended_BSH)
-        up_BSF = weights.activate(weights.dense(at + block.up, hidden_BSH))
-        hidden_BSH = weights.norm(at + block.feed_forward_norm, hidden_BSH + weights.dense(at + block.down, up_BSF))
+        query, key, value = (_split_heads(weights.dense(at + name, hidden_BSH), num_heads) for name in qkv)
+        attended_BSH = weights.dense(at + attention_out, _attend(query, key, value, visible_BST))
+        hidden_BSH = weights.norm(at + attention_norm, hidden_BSH + attended_BSH)
+        up_BSF = weights.activate(weights.dense(at + up, hidden_BSH))
+        hidden_BSH = weights.norm(at + feed_forward_norm, hidden_BSH + weights.dense(at + down, up_BSF))
         yield hidden_BSH
 
 
