@@ -8,8 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.data.mixture import CYCLE_ROWS, MixtureOrder, rows_per_cycle, smoothed_shares
-from bert_jax.data.mixture_spec import CorpusWeight, open_corpora, parse, resolve_shares
+from bert_jax.data.mixture import (
+    CYCLE_ROWS,
+    CorpusWeight,
+    MixtureOrder,
+    open_corpora,
+    parse,
+    resolve_shares,
+    rows_per_cycle,
+    smoothed_shares,
+)
 from bert_jax.errors import UserError
 from tests.stores import memory_store
 

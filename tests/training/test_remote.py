@@ -19,7 +19,7 @@ from bert_jax.config.presets import load_config
 from bert_jax.convert.formats.tensor_files import SAFETENSORS as WEIGHTS
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.integrity import check_corpus_files
-from bert_jax.data.mixture_spec import CorpusWeight
+from bert_jax.data.mixture import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.inference import loaded_model
 from bert_jax.training import pretraining
