@@ -1,6 +1,5 @@
 """Reads all files of a corpus and compares them with corpus.json."""
 
-import dataclasses
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -34,32 +33,11 @@ from bert_jax.tokenizers.tokenizer import Tokenizer
 _BATCH_RECORDS = 256
 
 
-@dataclasses.dataclass(frozen=True)
-class VerificationReport:
-    """What was checked of an intact corpus."""
-
-    files: int
-    """files compared with their checksums"""
-    size: int
-    """of these files, in bytes"""
-    records: int
-    """records read and compared with the arrays"""
-    extra: tuple[str, ...]
-    """other files and directories, which do not belong to the corpus"""
-
-    def __str__(self):
-        intact = (
-            f"intact; {self.files} files ({self.size / 1e6:,.1f} MB) and all {self.records:,} records agree"
-            f" with {MANIFEST}"
-        )
-        if not self.extra:
-            return intact
-        first, more = ", ".join(self.extra[:10]), len(self.extra) - 10
-        return f"{intact}\nnot of this corpus: {first}" + f" and {more} more" * (more > 0)
-
-
-def verify_corpus(directory: os.PathLike | str) -> VerificationReport:
+def verify_corpus(directory: os.PathLike | str) -> str:
     """Checks every file's SHA-256, every record, the arrays, the tokenizer, and that all ids are in the vocabulary.
+
+    Returns:
+      what was checked, and the names of other files in the directory.
 
     Raises:
       UserError: the first damage found, with its file.
@@ -75,7 +53,9 @@ def verify_corpus(directory: os.PathLike | str) -> VerificationReport:
     _verify_dataset_info(directory / DATASET_INFO, manifest)
     records = sum(_verify_split(directory, manifest, files, split, tokenizer.unk_id) for split in SPLITS)
     extra = sorted({path.name for path in directory.iterdir()} - {*files, MANIFEST})
-    return VerificationReport(len(files), sum(file.size for file in files.values()), records, tuple(extra))
+    size = sum(file.size for file in files.values()) / 1e6
+    intact = f"intact; {len(files)} files ({size:,.1f} MB) and all {records:,} records agree with {MANIFEST}"
+    return f"{intact}\nnot of this corpus: {', '.join(extra)}" if extra else intact
 
 
 def _verify_dataset_info(path: epath.Path, manifest: Mapping) -> None:

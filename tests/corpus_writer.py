@@ -7,7 +7,7 @@ from etils import epath
 
 from bert_jax.data.corpus import SPLITS, shard_file, token_dtype
 from bert_jax.tokenizers.tokenizer import Tokenizer
-from data_prep.build import scratch, writer
+from data_prep.build import resume, scratch, writer
 from data_prep.build.shards import DocumentPart, ShardWriter
 from data_prep.sources.files import file_entry
 
@@ -35,7 +35,7 @@ class CorpusWriter:
 
     def finish(self, report: dict) -> dict:
         """Writes the corpus; `report` is the content of corpus.json besides the counts."""
-        scratch_dir = writer.prepare_scratch_directory(self._directory)
+        scratch_dir = resume.scratch_directory(self._directory, self._name, None)
         for split in SPLITS:
             document, shards = 0, self._shards[split]
             for index, parts in enumerate(shards):

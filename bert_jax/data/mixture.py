@@ -65,10 +65,9 @@ def open_corpora(mixture: Sequence[CorpusWeight], split: str = "train") -> tuple
     )
     for (_, other), (_, corpus) in itertools.pairwise(pairs):
         if other.identity == corpus.identity:
-            both = f"{other.directory} and {corpus.directory} are the same corpus"
-            if other.directory == corpus.directory:
-                both = f"corpus {corpus.directory} is given twice"
-            raise UserError(f"{both}: name it once, with the weight of both")
+            raise UserError(
+                f"{other.directory} and {corpus.directory} are the same corpus: name it once, with the weight of both"
+            )
     names: dict[str, Corpus] = {}
     for _, corpus in pairs:
         other = names.setdefault(corpus.name, corpus)

@@ -5,7 +5,6 @@ from there and writes the same bytes as an uninterrupted one. With other argumen
 them.
 """
 
-import collections
 import dataclasses
 import os
 import pathlib
@@ -19,13 +18,13 @@ from bert_jax.errors import UserError
 from bert_jax.storage import is_remote
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep.build import resume, scratch, writer
-from data_prep.build.decide import PreparedBlock, decide
+from data_prep.build.decide import PreparedBlock, decide, sum_skipped
 from data_prep.build.engines import Engine, IndexedInput
 from data_prep.build.prepare import PrepareJob
 from data_prep.build.write_shards import Assembler
 from data_prep.duplicates.decontamination import build_evaluation_index
 from data_prep.options import BuildOptions
-from data_prep.sources.base import Skipped, Source
+from data_prep.sources.base import Source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,13 +143,10 @@ def _decide(
 
 def _check_source(source: Source, metadata: list[dict]) -> None:
     """Raises UserError if a source gave no document."""
-    skipped: collections.Counter[str] = collections.Counter()
-    places = []
-    for block in metadata:
-        for reason, entry in block["skipped"].items():
-            skipped[reason] += entry["count"]
-            places += [Skipped(reason, *entry["first"][0])]
-    source.check_not_empty(sum(block["parts"] for block in metadata), skipped, places[0] if places else None)
+    skipped = sum_skipped(metadata)
+    first = next((entry["first"][0] for entry in skipped.values()), None)
+    counts = {reason: entry["count"] for reason, entry in skipped.items()}
+    source.check_not_empty(sum(block["parts"] for block in metadata), counts, first)
 
 
 def _report(

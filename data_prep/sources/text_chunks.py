@@ -35,6 +35,8 @@ class TextChunk:
     """the last document ends in this chunk"""
     line_start: bool = True
     """only white space precedes the first byte on its line"""
+    file_properties: tuple[str, ...] = ()
+    """what the source needs from the start of the file; for dumps of MediaWiki, namespaces whose links show no text"""
 
     @property
     def origin(self) -> str:

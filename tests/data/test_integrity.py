@@ -129,20 +129,6 @@ def is_shard(path) -> bool:
     return "array_record" in path.name
 
 
-def test_each_shard_is_checked_by_one_process_and_other_files_by_all(corpora):
-    for path in files_of(corpora):
-        content = path.read_bytes()
-        path.write_bytes(content + b"x")
-        found = []
-        for process in range(5):
-            try:
-                check_corpus_files(corpora, "counts", process, 5)
-            except UserError:
-                found.append(process)
-        assert len(found) == (1 if is_shard(path) else 5)
-        path.write_bytes(content)
-
-
 def test_a_process_reads_only_its_files(corpora, monkeypatch):
     read = []
 

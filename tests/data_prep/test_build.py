@@ -20,7 +20,6 @@ from data_prep import sources
 from data_prep.build import resume, writer
 from data_prep.build.engines.local import LocalEngine
 from data_prep.build.pipeline import BuildRequest, build
-from data_prep.build.write_shards import Assembler
 from data_prep.clean import CleaningOptions
 from data_prep.options import BuildOptions, NearDuplicateOptions
 from data_prep.verify import verify_corpus
@@ -246,9 +245,6 @@ def test_a_failure_to_write_names_its_document(text, monkeypatch):
     with pytest.raises(KeyError) as error:
         run("c", ["text:text.txt"])
     assert error.value.__notes__ == ["while writing the document at text.txt:1"]
-    # For the message about a worker that was killed while writing.
-    assembler = Assembler("c/corpus.incomplete", "c", "tiny", 90, 1)
-    assert assembler.first_document_origin("plan-train-00000.safetensors") == "text.txt:1"
 
 
 def stop(*_):

@@ -46,13 +46,3 @@ def test_pickles_and_does_not_depend_on_order():
     again = pickle.loads(pickle.dumps(index))
     assert (again.ngram_words, again.num_ngrams) == (13, index.num_ngrams)
     assert all(again.hits(word_hashes(text)) == 2 for text in evaluation)
-
-
-def test_every_ngram_has_its_slot():
-    for count in range(1, 80):
-        index = NgramIndex.build([" ".join(map(str, range(count)))], 1)
-        assert np.count_nonzero(index.slots) == index.num_ngrams == count
-
-
-def test_an_empty_index():
-    assert NgramIndex.build([]).hits(word_hashes("word " * 50)) == 0

@@ -131,24 +131,19 @@ def test_zstd_without_the_library(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content",
     [
-        (b"abc\0def", "is a binary file"),
-        (gzip.compress(b"x", mtime=0), "is gzip-compressed; rename it to end in .gz"),
-        (b"%PDF-1.7\n", "is a PDF"),
-        (b"PK\x03\x04rest", "is a zip archive"),
-        (codecs.BOM_UTF16_LE + "text".encode("utf-16-le"), "is UTF-16; convert it"),
-        (codecs.BOM_UTF32_LE + "text".encode("utf-32-le"), "is UTF-32; convert it.* `iconv -f UTF-32 -t UTF-8`"),
-        (codecs.BOM_UTF32_BE + "text".encode("utf-32-be"), "is UTF-32; convert it"),
-        ("The river sings.".encode("utf-16-le"), "looks like UTF-16LE text; convert it"),
-        ("The river sings.".encode("utf-32-be"), "looks like UTF-32BE text; convert it"),
-        (b"\xfd7zXZ\0", "is xz-compressed; unpack it"),
+        b"abc\0def",
+        gzip.compress(b"x", mtime=0),
+        b"%PDF-1.7\n",
+        "The river sings.".encode("utf-16-le"),
+        codecs.BOM_UTF32_BE + "text".encode("utf-32-be"),
     ],
 )
-def test_binary_files(tmp_path, content, message):
+def test_binary_files(tmp_path, content):
     (tmp_path / "a.dat").write_bytes(content)
     for kind in ("text", "text-files", "markdown", "wikiextractor", "mediawiki"):
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(UserError, match=r"a\.dat: is not UTF-8 text; .* leave it out of the source"):
             read(f"{kind}:{tmp_path}/a.dat")
 
 
@@ -227,7 +222,7 @@ def test_invalid_utf8_in_a_part_of_a_long_document(tmp_path):
     ],
 )
 def test_specs_that_say_too_little(spec, message):
-    with pytest.raises(UserError, match=f"--source {spec}: ".replace("*", r"\*")) as error:
+    with pytest.raises(UserError, match=f"source {spec}: ".replace("*", r"\*")) as error:
         parse(spec)
     assert message in str(error.value)
 

@@ -281,7 +281,7 @@ def test_tfds_mistakes(tmp_path, monkeypatch):
         "my_text/cfg:train@text.x": "no field 'x'; there are no fields",
         "old:train@text": rf"{tfrecord} is tfrecord, which needs TensorFlow; .*{way_round}",
     }.items():
-        with pytest.raises(UserError, match=f"(?s)--source tfds:.*{message}") as error:
+        with pytest.raises(UserError, match=f"(?s)source tfds:.*{message}") as error:
             parse(f"tfds:{rest}").inputs()
         assert "\n" not in str(error.value)
 
