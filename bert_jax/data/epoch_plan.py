@@ -81,11 +81,6 @@ class EpochPlan:
         self._layout = CorpusLayout(np.asarray(corpus.sentence_lengths), np.asarray(corpus.document_offsets))
         self.salt = np.uint64(int(hashlib.sha256(corpus.identity.encode()).hexdigest()[:16], 16))
 
-    def example_copy(self, epoch: int) -> int:
-        """The epoch whose examples an epoch uses (data.example_copies)."""
-        copies = self.data.example_copies
-        return epoch if copies is None else epoch % copies
-
     def window(self, epoch: int, index: int) -> Window:
         """Plans one window; takes tens of milliseconds for any size of corpus."""
         count = len(self._bounds) - 1
@@ -93,22 +88,17 @@ class EpochPlan:
         chosen = permute(np.arange(first, last), count, make_key(self.seed, ORDER_STREAM, epoch))
         records = np.stack([self._bounds[chosen], self._bounds[chosen + 1]], axis=1)
         sentences = np.asarray(self.corpus.record_offsets)[records]
-        key = make_key(self.seed, EXAMPLE_STREAM, self.example_copy(epoch))
-        window_examples = make_examples(self._layout, sentences, self.data, self.seq_len, key, self.salt)
+        copies = self.data.example_copies
+        key = make_key(self.seed, EXAMPLE_STREAM, epoch if copies is None else epoch % copies)
+        examples, truncated, forced_random = make_examples(
+            self._layout, sentences, self.data, self.seq_len, key, self.salt
+        )
         packing = make_key(self.seed, PACKING_STREAM, epoch, index)
-        lengths = np.ascontiguousarray(window_examples.examples["length"])
+        lengths = np.ascontiguousarray(examples["length"])
         row_starts, members = pack(lengths, self.seq_len, self.data.max_examples_per_row(self.seq_len), packing)
         rows = len(row_starts) - 1
         order = permute(np.arange(rows), rows, make_key(self.seed, ORDER_STREAM, epoch, index))
-        return Window(
-            examples=window_examples.examples,
-            row_starts=row_starts,
-            members=members,
-            order=order,
-            chunks=records,
-            truncated_tokens=window_examples.truncated_tokens,
-            forced_random_pairs=window_examples.forced_random_pairs,
-        )
+        return Window(examples, row_starts, members, order, records, truncated, forced_random)
 
 
 def chunk_bounds(corpus: Corpus) -> np.ndarray:
