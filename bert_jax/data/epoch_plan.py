@@ -64,7 +64,7 @@ class EpochPlan:
         """Reads every length once: 0.2 s for 2 billion tokens (docs/LOG.md).
 
         Raises:
-          UserError: an empty split, a pair format for fewer than two documents, or invalid lengths.
+          UserError: an empty split or a pair format for fewer than two documents.
         """
         self.corpus, self.data, self.seq_len, self.seed = corpus, data, seq_len, seed
         more = "a larger --validation-fraction" if corpus.split == "validation" else "more text"
@@ -76,9 +76,10 @@ class EpochPlan:
                 f"{data.format} needs at least 2, because random segments come from another document: build it again "
                 f"with {more}, or set --data.format doc_sentences and --objective.pair none"
             )
-        self._bounds = chunk_bounds(corpus)
+        lengths = np.asarray(corpus.sentence_lengths)
+        self._bounds = chunk_bounds(lengths, np.asarray(corpus.record_offsets), CHUNK_TOKENS)
         self.windows = max(1, round((len(self._bounds) - 1) / WINDOW_CHUNKS))
-        self._layout = CorpusLayout(np.asarray(corpus.sentence_lengths), np.asarray(corpus.document_offsets))
+        self._layout = CorpusLayout(lengths, np.asarray(corpus.document_offsets))
         self.salt = np.uint64(int(hashlib.sha256(corpus.identity.encode()).hexdigest()[:16], 16))
 
     def window(self, epoch: int, index: int) -> Window:
@@ -101,36 +102,9 @@ class EpochPlan:
         return Window(examples, row_starts, members, order, records, truncated, forced_random)
 
 
-def chunk_bounds(corpus: Corpus) -> np.ndarray:
-    """First record of each chunk, and the end of the last, int64 [n + 1].
-
-    Raises:
-      UserError: a document without a sentence, or a sentence without a token; `bert-data` writes neither.
-    """
-    lengths, documents = np.asarray(corpus.sentence_lengths), np.asarray(corpus.document_offsets)
-    empty_sentence, empty_document = _find_empty(lengths, documents)
-    if empty_sentence >= 0 or empty_document >= 0:
-        what = f"document {empty_document} has no sentence"
-        if empty_sentence >= 0:
-            what = f"sentence {empty_sentence} has no token"
-        raise UserError(f"corpus {corpus.directory}: {what} in split '{corpus.split}'; build the corpus again")
-    return _chunk_bounds(lengths, np.asarray(corpus.record_offsets), CHUNK_TOKENS)
-
-
 @numba.njit(cache=True, nogil=True)
-def _find_empty(lengths, documents):
-    """The first sentence without a token and the first document without a sentence; -1 where there is none."""
-    for document in range(len(documents) - 1):
-        if documents[document] >= documents[document + 1]:
-            return -1, document
-    for sentence in range(len(lengths)):
-        if lengths[sentence] == 0:
-            return sentence, -1
-    return -1, -1
-
-
-@numba.njit(cache=True, nogil=True)
-def _chunk_bounds(lengths, record_offsets, min_tokens):
+def chunk_bounds(lengths, record_offsets, min_tokens):
+    """First record of each chunk, and the end of the last, int64 [n + 1]."""
     bounds = np.zeros(len(record_offsets), np.int64)
     count, tokens = 0, 0
     for record in range(len(record_offsets) - 1):

@@ -2,7 +2,7 @@
 
 No record is read here. The random numbers of an example are hashes of (seed, example epoch, document, first sentence of
 the document in its chunk), so an example does not depend on the other examples of its window or on packing.
-Every document has a sentence and every sentence a token; `epoch_plan.chunk_bounds` checks that.
+Every document has a sentence and every sentence a token; `bert-data` writes no others.
 """
 
 from typing import NamedTuple

@@ -122,23 +122,16 @@ class TfdsSource(Source):
 def _find(spec: str, name: str) -> epath.Path:
     """The directory of a dataset's version."""
     base = epath.Path(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser()
-    places = [epath.Path(name).expanduser(), base / name]
-    for place in places:
+    for place in (epath.Path(name).expanduser(), base / name):
         if (place / _INFO).exists():
             return place
-    configs: list[str] = []
-    for place in places:
-        if not place.is_dir():
-            continue
-        folders = [folder for folder in place.iterdir() if folder.is_dir()]
-        versions = [folder for folder in folders if _VERSION.fullmatch(folder.name) and (folder / _INFO).exists()]
+        versions = [path.parent for path in place.glob(f"*/{_INFO}") if _VERSION.fullmatch(path.parent.name)]
         if versions:
             return max(versions, key=lambda folder: [int(number) for number in folder.name.split(".")])
-        configs += sorted(f.name for f in folders if any((v / _INFO).exists() for v in f.iterdir() if v.is_dir()))
-    if configs:
-        prepared = ", ".join(configs)
-        raise UserError(f"source {spec}: say which configuration, e.g. {name}/{configs[0]}; prepared are: {prepared}")
-    raise UserError(f"source {spec}: no dataset {name} prepared in {base} ($TFDS_DATA_DIR); {_PREPARE_HINT}")
+    raise UserError(
+        f"source {spec}: no dataset {name} prepared in {base} ($TFDS_DATA_DIR); if it has configurations, write"
+        f" {name}/CONFIG; else {_PREPARE_HINT}"
+    )
 
 
 @functools.lru_cache(maxsize=4)

@@ -180,20 +180,6 @@ def test_user_errors(workspace, capsys):
         shutil.rmtree("c", ignore_errors=True)
 
 
-def test_one_bad_document_is_counted_and_shown(workspace, capsys):
-    pathlib.Path("latin1.txt").write_bytes(b"The river sings.\n\nA caf\xe9.\n\nThe stone falls.")
-    assert build("c", "text:latin1.txt", "--source", "text:text.txt") == 0
-    shown = capsys.readouterr().out
-    assert "latin1.txt:3" in shown and "not UTF-8 at byte 23" in shown
-
-
-def test_build_refuses_to_overwrite(workspace, capsys):
-    assert build() == 0
-    before = files("c")
-    expect_error(capsys, build_arguments(), "c: already holds a corpus")
-    assert before == files("c")
-
-
 @pytest.mark.parametrize(("fraction", "split"), [("1e-9", "validation"), ("0.999999999", "train")])
 def test_a_fraction_that_works_is_named(workspace, capsys, fraction, split):
     """It holds out two documents: one is too few for pairs."""

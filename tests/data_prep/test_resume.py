@@ -137,14 +137,6 @@ def test_killed_again_and_again_with_workers(expected):
     assert files("c") == expected
 
 
-@pytest.fixture
-def text(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    documents = make_documents(0, 100)
-    pathlib.Path("text.txt").write_text("\n\n".join(documents))
-    return documents
-
-
 def stop(*_):
     raise KeyboardInterrupt
 
