@@ -135,7 +135,7 @@ def _decide_documents(
 
 
 def _check_splits(decisions: np.ndarray, places: np.ndarray) -> None:
-    kept = np.sort(places[decisions <= 1])
+    kept = places[decisions <= 1]
     if len(kept) < 2:
         raise UserError(
             f"{len(kept)} different documents with text are left after the filters; a corpus needs at least 2, one to"
@@ -146,7 +146,7 @@ def _check_splits(decisions: np.ndarray, places: np.ndarray) -> None:
         if not (decisions == decision).any():
             # Two documents where possible: random segments of next-sentence prediction need another document.
             held_out = min(2, len(kept) - 1)
-            fraction = math.ceil((kept[held_out - 1] + 1e-4) * 1e4) / 1e4
+            fraction = math.ceil((np.sort(kept)[held_out - 1] + 1e-4) * 1e4) / 1e4
             raise UserError(
                 f"none of the {len(kept)} documents fell into the {split} split; --validation-fraction {fraction:.4f}"
                 f" would hold {held_out} out, or give more text"
@@ -213,6 +213,5 @@ def sum_skipped(metadata: list[dict]) -> dict[str, dict]:
         for reason, counted in block["skipped"].items():
             entry = skipped.setdefault(reason, {"count": 0, "first": []})
             entry["count"] += counted["count"]
-            places = [f"{origin}: {detail}" for origin, detail in counted["first"]]
-            entry["first"] = (entry["first"] + places)[:FIRST_PLACES]
+            entry["first"] = (entry["first"] + counted["first"])[:FIRST_PLACES]
     return skipped

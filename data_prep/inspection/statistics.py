@@ -139,8 +139,7 @@ def measure_lengths(corpus: Corpus) -> dict:
     lengths = np.asarray(corpus.sentence_lengths)
     with progress(f"measuring {corpus.split}", corpus.num_sentences, "sentence") as bar:
         for offsets in _blocks(corpus):
-            values, counts = np.unique(_block_lengths(sentence_counts, lengths, offsets), return_counts=True)
-            documents.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
+            documents.update(_block_lengths(sentence_counts, lengths, offsets).tolist())
             for index, counts in enumerate(examples):
                 packing.count_example_lengths(counts, lengths, offsets)
                 pairs[index] += packing.expected_pairs(lengths, offsets, ROW_LENGTHS[index])

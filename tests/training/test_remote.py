@@ -275,7 +275,7 @@ def test_a_corpus_is_built_on_s3(s3, tiny_corpus, tmp_path):
     assert here.keys() == there.keys()
     differ = {name for name in here if here[name] != there[name]}
     assert not {name for name in differ if "array_record" in name or name.endswith(".npy")}
-    assert verify_corpus(bucket / "built").extra == ()
+    assert "not of this corpus" not in verify_corpus(bucket / "built")
     assert not [request for request in requests if request.copies]
 
 
