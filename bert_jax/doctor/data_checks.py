@@ -8,8 +8,7 @@ from bert_jax.data.batches import HeldOutRows
 from bert_jax.data.corpus import SPLITS, Corpus, read_manifest, token_dtype
 from bert_jax.data.epoch_plan import CHUNK_TOKENS, WINDOW_CHUNKS, EpochPlan
 from bert_jax.data.integrity import check_corpus_files
-from bert_jax.data.mixture import CYCLE_ROWS
-from bert_jax.data.mixture_spec import common_tokenizer
+from bert_jax.data.mixture import CYCLE_ROWS, common_tokenizer
 from bert_jax.doctor.check_context import CheckContext, Finding, finding
 from bert_jax.doctor.epochs import (
     MAX_COUNTED_TOKENS,

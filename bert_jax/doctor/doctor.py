@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from bert_jax.config import Config
 from bert_jax.data.corpus import Corpus
-from bert_jax.data.mixture import MixtureOrder
-from bert_jax.data.mixture_spec import CorpusWeight, open_corpora, resolve_shares
+from bert_jax.data.mixture import CorpusWeight, MixtureOrder, open_corpora, resolve_shares
 from bert_jax.distributed.cluster_detection import ProcessInfo
 from bert_jax.distributed.process_report import Report, make_report
 from bert_jax.distributed.rendezvous import accept_workers, join

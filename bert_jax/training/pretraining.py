@@ -15,7 +15,7 @@ from bert_jax.data.batch import SpecialIds
 from bert_jax.data.batches import HeldOutRows, TrainingStream
 from bert_jax.data.corpus import TOKENIZER, Corpus
 from bert_jax.data.integrity import check_corpus_files
-from bert_jax.data.mixture_spec import CorpusWeight, common_tokenizer, open_corpora, resolve_shares
+from bert_jax.data.mixture import CorpusWeight, common_tokenizer, open_corpora, resolve_shares
 from bert_jax.directory_lock import DirectoryLock
 from bert_jax.distributed.agreement import barrier, broadcast_from_first, check_shared_directory, is_first, raise_on_all
 from bert_jax.errors import UserError

@@ -191,7 +191,7 @@ def bench_plan(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def bench_wait(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Train a preset and read the share of time spent waiting for rows from its metrics."""
-    from bert_jax.data.mixture_spec import CorpusWeight
+    from bert_jax.data.mixture import CorpusWeight
     from bert_jax.training import pretraining
     from bert_jax.training.run_directory.metrics import read_metrics
 

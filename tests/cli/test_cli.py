@@ -138,7 +138,7 @@ BAD = [
             ("offsets", "", "offsets/validation.document_offsets.npy: ... rebuild it"),
             ("retokenized", "", f"tokenizer.json is not the tokenizer that the corpus was built with ... {REMEDY}"),
             ("reordered", "", "is not the tokenizer"),
-            ("corpus ./corpus", "", "is given twice"),
+            ("corpus ./corpus", "", "are the same corpus"),
             ("corpus other", "", "both named 'corpus' ... --name"),
             ("corpus=2 named", "", "has no weight ... give all of them a weight"),
             ("corpus=1 named=99999", "", "rounded to 0 of 10,000 ... give it more"),

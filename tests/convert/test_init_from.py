@@ -12,7 +12,7 @@ from bert_jax import config as config_lib
 from bert_jax.config import Config
 from bert_jax.convert.formats import input_formats, native
 from bert_jax.convert.init_from import VOCABULARY_PARAMS, load_initial_params
-from bert_jax.data.mixture_spec import CorpusWeight
+from bert_jax.data.mixture import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.inference import loaded_model
 from bert_jax.tokenizers.tokenizer import Tokenizer

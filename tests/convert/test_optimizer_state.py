@@ -16,7 +16,7 @@ from bert_jax.convert.conversion import convert
 from bert_jax.convert.formats import input_formats
 from bert_jax.convert.init_from import load_initial_params
 from bert_jax.data.cursor import Cursor
-from bert_jax.data.mixture_spec import CorpusWeight
+from bert_jax.data.mixture import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training import pretraining

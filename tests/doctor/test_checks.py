@@ -15,8 +15,7 @@ from bert_jax.chips import CHIPS
 from bert_jax.config import Config, MeshConfig, ObjectiveConfig
 from bert_jax.config.presets import load_config, preset_files
 from bert_jax.data.corpus import Corpus
-from bert_jax.data.mixture import MixtureOrder
-from bert_jax.data.mixture_spec import CorpusWeight
+from bert_jax.data.mixture import CorpusWeight, MixtureOrder
 from bert_jax.directory_lock import LOCK_FILE, DirectoryLock
 from bert_jax.doctor import machine_checks, schedule_checks, storage_checks
 from bert_jax.doctor.check_context import CheckContext, Machine

@@ -18,8 +18,7 @@ from bert_jax.data.batches import TrainingStream
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.cursor import CorpusPosition, Cursor
 from bert_jax.data.epoch_plan import EpochPlan
-from bert_jax.data.mixture import MixtureOrder
-from bert_jax.data.mixture_spec import CorpusWeight
+from bert_jax.data.mixture import CorpusWeight, MixtureOrder
 from bert_jax.data.row_reader import CorpusRows
 from bert_jax.doctor import data_checks, epochs
 from bert_jax.doctor.check_context import ONE_DEVICE, CheckContext

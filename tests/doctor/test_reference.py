@@ -12,7 +12,7 @@ from bert_jax import config as config_lib
 from bert_jax.cli import main as cli
 from bert_jax.config import presets
 from bert_jax.data.corpus import Corpus
-from bert_jax.data.mixture_spec import CorpusWeight
+from bert_jax.data.mixture import CorpusWeight
 from bert_jax.doctor import reference_curve
 from bert_jax.doctor.reference_curve import Curve, compare, read_curve, reference_config
 from bert_jax.errors import UserError

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from etils import epath
 
-from bert_jax.data.mixture_spec import CorpusWeight
+from bert_jax.data.mixture import CorpusWeight
 from bert_jax.distributed.cluster_detection import ProcessInfo
 from bert_jax.distributed.rendezvous import accept_workers, join
 from bert_jax.doctor import machine_checks, storage_checks

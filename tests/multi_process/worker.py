@@ -32,7 +32,7 @@ FEW = 4
 
 
 def open_task(config, parts):
-    from bert_jax.data.mixture_spec import CorpusWeight
+    from bert_jax.data.mixture import CorpusWeight
     from bert_jax.training import pretraining
 
     return pretraining.open_task(config, [CorpusWeight(Path(part)) for part in parts])
@@ -148,7 +148,7 @@ def train(task, accumulation: int) -> dict[str, np.ndarray]:
 def refusals(process: int, processes: int, corpora: list[str]) -> dict[str, np.ndarray]:
     """What each process says of a corpus with one bad shard, and of a mesh that leaves processes without rows."""
     from bert_jax.config import MeshConfig
-    from bert_jax.data.mixture_spec import CorpusWeight
+    from bert_jax.data.mixture import CorpusWeight
     from bert_jax.errors import UserError
     from bert_jax.training import pretraining
 

@@ -13,7 +13,7 @@ from bert_jax import config as config_lib
 from bert_jax.convert.conversion import convert
 from bert_jax.convert.parity import transformers_forward
 from bert_jax.data.corpus import Corpus
-from bert_jax.data.mixture_spec import CorpusWeight
+from bert_jax.data.mixture import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.model import bert
 from bert_jax.model.flops import pretraining_flops

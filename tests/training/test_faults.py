@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.data.mixture_spec import CorpusWeight
+from bert_jax.data.mixture import CorpusWeight
 from bert_jax.data.row_reader import CorpusRows
 from bert_jax.errors import UserError
 from bert_jax.inference import loaded_model

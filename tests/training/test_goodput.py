@@ -7,7 +7,7 @@ import json
 import pytest
 
 from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, RecoveryConfig
-from bert_jax.data.mixture_spec import CorpusWeight
+from bert_jax.data.mixture import CorpusWeight
 from bert_jax.training import loop, pretraining
 from bert_jax.training.run_directory import goodput
 from bert_jax.training.run_directory.goodput import FILE, KINDS, GoodputRecorder, format_summary, summarize

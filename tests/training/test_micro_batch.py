@@ -10,7 +10,7 @@ import pytest
 
 from bert_jax.cli import main as cli
 from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, MeshConfig, Phase
-from bert_jax.data.mixture_spec import CorpusWeight
+from bert_jax.data.mixture import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.planning.aot_compile import compile_only_task
 from bert_jax.training import micro_batch, pretraining

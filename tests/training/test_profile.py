@@ -2,7 +2,7 @@
 
 import pytest
 
-from bert_jax.data.mixture_spec import CorpusWeight
+from bert_jax.data.mixture import CorpusWeight
 from bert_jax.training import pretraining
 from bert_jax.training.run_directory.metrics import read_metrics
 

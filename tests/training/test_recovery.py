@@ -11,7 +11,7 @@ import pytest
 from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, Phase, RecoveryConfig, StartConfig
 from bert_jax.convert.init_from import load_initial_params
 from bert_jax.data.cursor import Cursor, count_rows
-from bert_jax.data.mixture_spec import CorpusWeight
+from bert_jax.data.mixture import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.training import pretraining, recovery
 from bert_jax.training.divergence import (

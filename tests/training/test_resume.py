@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from bert_jax.config.presets import load_config
-from bert_jax.data.mixture_spec import CorpusWeight
+from bert_jax.data.mixture import CorpusWeight
 from bert_jax.training import pretraining
 from bert_jax.training.run_directory import checkpoint
 from bert_jax.training.run_directory.checkpoint import COMMIT_MARKER

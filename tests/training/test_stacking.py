@@ -10,7 +10,7 @@ import pytest
 from bert_jax import config as config_lib
 from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig
 from bert_jax.data.cursor import Cursor
-from bert_jax.data.mixture_spec import CorpusWeight
+from bert_jax.data.mixture import CorpusWeight
 from bert_jax.inference import loaded_model
 from bert_jax.objectives.masking import Vocabulary
 from bert_jax.training import pretraining

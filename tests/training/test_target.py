@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, TargetConfig
-from bert_jax.data.mixture_spec import CorpusWeight
+from bert_jax.data.mixture import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.training import pretraining
 from bert_jax.training.pretraining_task import Pretraining

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bert_jax.config import Config, Phase
-from bert_jax.data.mixture_spec import CorpusWeight
+from bert_jax.data.mixture import CorpusWeight
 from bert_jax.training import pretraining, time_budget
 from bert_jax.training.run_directory.ledger import Ledger
 from bert_jax.training.run_directory.metrics import read_metrics
