@@ -94,23 +94,14 @@ def check_reachable(path: StoredPath) -> None:
         raise UserError(f"{path}: there is no bucket '{bucket}', or you have no permission to list it: create it first")
 
 
-_RERUN = "and run the same command again"
 _FULL = {
-    errno.ENOSPC: f"free some space {_RERUN}",
-    errno.EDQUOT: f"free some space {_RERUN}",
+    errno.ENOSPC: "free some space and run the same command again",
+    errno.EDQUOT: "free some space and run the same command again",
     errno.EFBIG: "raise the limit of file sizes (`ulimit -f`)",
 }
-_REMEDIES = {
-    errno.EROFS: "choose a writable directory",
-    errno.EACCES: "change its permissions, or choose another path",
-    errno.EPERM: "change its permissions, or choose another path",
-    errno.ENOENT: "it does not exist, or cannot be created",
-    errno.ENOTDIR: "choose a path whose parents are directories",
-    errno.EISDIR: "choose a file, not a directory",
-    errno.ENAMETOOLONG: "choose a shorter name",
-    errno.ELOOP: "its symbolic links form a loop; remove it",
-    errno.EIO: f"the disk cannot be read or written; check it {_RERUN}",
-    errno.EMFILE: "too many open files; raise the limit with `ulimit -n` or use fewer processes",
+_NOT_BUGS = {
+    *(errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR),
+    *(errno.ENAMETOOLONG, errno.ELOOP, errno.EIO, errno.EMFILE),
 }
 
 
@@ -118,9 +109,8 @@ def describe_error(error: BaseException) -> str | None:
     """Describe an error of a disk or of a store's library in one line; None for any other error."""
     if line := describe_full_disk(error):
         return line
-    if isinstance(error, OSError) and error.errno in _REMEDIES:
-        file = error.filename2 or error.filename
-        return f"{f'{file}: ' if file else ''}{error.strerror}; {_REMEDIES[error.errno]}"
+    if isinstance(error, OSError) and error.errno in _NOT_BUGS:
+        return f"{_file_of(error)}{error.strerror}; choose another path, or check its permissions and its disk"
     link: BaseException | None = error
     while link is not None:
         if type(link).__module__.startswith(STORE_LIBRARIES):
@@ -139,10 +129,14 @@ def describe_full_disk(error: BaseException) -> str | None:
         number = link.errno if isinstance(link, OSError) else None
         for full, remedy in _FULL.items():
             if number == full or os.strerror(full) in str(link):
-                file = getattr(link, "filename2", None) or getattr(link, "filename", None)
-                return f"{f'{file}: ' if file else ''}{os.strerror(full)}; {remedy}"
+                return f"{_file_of(link)}{os.strerror(full)}; {remedy}"
         link = link.__cause__ or link.__context__
     return None
+
+
+def _file_of(error: BaseException) -> str:
+    file = getattr(error, "filename2", None) or getattr(error, "filename", None)
+    return f"{file}: " if file else ""
 
 
 def _unreachable(target: object, error: BaseException) -> str:
@@ -280,11 +274,11 @@ class StagedDirectory:
           target: of the upload.
           native_schemes: schemes of stores that the library can write to.
         """
-        self._target, self._temporary = target, None
-        self.directory: epath.Path = epath.Path(target)
-        if needs_staging(target, native_schemes):
-            self._temporary = tempfile.TemporaryDirectory(prefix="bert_jax-")
-            self.directory = epath.Path(self._temporary.name)
+        self._target = target
+        self._temporary = (
+            tempfile.TemporaryDirectory(prefix="bert_jax-") if needs_staging(target, native_schemes) else None
+        )
+        self.directory = epath.Path(self._temporary.name if self._temporary else target)
 
     def upload(self) -> None:
         """Copy the current content to the target."""
@@ -313,13 +307,8 @@ def needs_staging(path: StoredPath, native_schemes: tuple[str, ...]) -> bool:
     return is_remote(path) and os.fspath(path).partition("://")[0] not in native_schemes
 
 
-def cache_directory() -> Path:
-    """Directory for copies of a store's files on this host: $BERT_JAX_CACHE, or ~/.cache/bert_jax."""
-    return Path(os.environ.get("BERT_JAX_CACHE") or Path.home() / ".cache" / "bert_jax")
-
-
 def local_path(path: StoredPath, sha256: str) -> str:
-    """Return a local path of a file. A store's file is copied once per host, into `cache_directory`.
+    """Return a local path of a file. A store's file is copied once per host, to $BERT_JAX_CACHE or ~/.cache/bert_jax.
 
     Args:
       path: of the file.
@@ -331,7 +320,7 @@ def local_path(path: StoredPath, sha256: str) -> str:
     """
     if not is_remote(path):
         return os.fspath(path)
-    local = cache_directory() / sha256
+    local = Path(os.environ.get("BERT_JAX_CACHE") or Path.home() / ".cache" / "bert_jax") / sha256
     if not local.exists():
         local.parent.mkdir(parents=True, exist_ok=True)
         with local.with_suffix(".lock").open("w") as lock:

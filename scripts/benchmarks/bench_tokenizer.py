@@ -17,7 +17,6 @@ from typing import Any
 os.environ.update(RAYON_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
 
 import harness
-import numpy as np
 import tokenizers
 
 from bert_jax.errors import UserError
@@ -46,29 +45,13 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
     ids, lengths = fast.encode(sentences)
     expected = [encoding.ids for encoding in encode_with_library()]
-    same_lengths = lengths.tolist() == [len(part) for part in expected]
-    if not (same_lengths and np.array_equal(ids, np.array([i for part in expected for i in part], np.uint32))):
+    if lengths.tolist() != list(map(len, expected)) or ids.tolist() != [i for part in expected for i in part]:
         raise UserError("--source: the ids of the two encoders differ, so speeds are not comparable")
     sides = {"bert_jax": lambda: fast.encode(sentences), "library": encode_with_library}
-    timings = {name: lambda side=side: harness.timed(side)[1]["seconds"] for name, side in sides.items()}
-    seconds = harness.interleave(timings, options.rounds)
+    samples = harness.interleave({name: harness.timer(side) for name, side in sides.items()}, options.rounds)
     megabytes = sum(len(sentence.encode()) for sentence in sentences) / 1e6
-    return {
-        "megabytes": megabytes,
-        "sentences": len(sentences),
-        "tokens": len(ids),
-        "megabytes_per_second": {name: megabytes / harness.spread(times)["median"] for name, times in seconds.items()},
-        "ratio": harness.ratio(seconds["library"], seconds["bert_jax"]),
-        "seconds": seconds,
-    }
-
-
-def render(report: dict[str, Any]) -> list[str]:
-    """Speeds and their ratio."""
-    sizes = f"{report['megabytes']:.1f} MB, {report['sentences']} sentences, {report['tokens']} tokens"
-    speeds = [f"{name:9}{speed:8.1f} MB/s" for name, speed in report["megabytes_per_second"].items()]
-    lines = [f"{harness.header(report)}; {sizes}, one core each, identical ids", *speeds]
-    return [*lines, f"ratio    {harness.show(report['ratio'], '.1f')}"]
+    sizes = {"sentences": len(sentences), "tokens": len(ids), "MB": megabytes}
+    return sizes | {"encoders": harness.summary(samples, "bert_jax", MB=megabytes), "samples": samples}
 
 
 def flags(add: Callable[..., Any]) -> None:
@@ -78,7 +61,7 @@ def flags(add: Callable[..., Any]) -> None:
     add("--rounds", type=harness.positive, default=5)
 
 
-main = functools.partial(harness.run, __doc__, flags, measure, render)
+main = functools.partial(harness.run, __doc__, flags, measure, harness.tables)
 
 
 if __name__ == "__main__":

@@ -242,6 +242,6 @@ def test_a_really_full_disk(workspace, capsys, kilobytes):
         assert build("disk/c", "text:text.txt", "--name", "c") == 0
         assert main(["verify", "disk/c"]) == 0
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-        expect_error(capsys, build_arguments("disk/d"), "Read-only file system; choose a writable directory")
+        expect_error(capsys, build_arguments("disk/d"), "Read-only file system; choose another path")
     finally:
         subprocess.run(["umount", str(disk)], check=True)

@@ -37,13 +37,14 @@ def test_commands(page, folder, monkeypatch, quick_compilation):
     run_page(page, folder, monkeypatch)
 
 
-def test_commands_on_scaling(folder, monkeypatch, quick_compilation):
+def test_commands_on_scaling(folder, monkeypatch, quick_compilation, capsys):
     """The calibration with two small cases."""
     calibrate = load_script(ROOT / "scripts" / "benchmarks" / "calibrate_roofline.py")
     monkeypatch.setattr(calibrate, "FITTED", (calibrate.Case("bert_tiny", 16, 2),))
     monkeypatch.setattr(calibrate, "CHECKED", (calibrate.Case("bert_tiny", 16, 2, optimizer="lamb"),))
     monkeypatch.setattr(calibrate, "MEMORY_ELEMENTS", 2**12)
     run_page("docs/scaling.md", folder, monkeypatch)
+    assert "bert_tiny 16 x 2, lamb, dropout 0.1" in capsys.readouterr().out
 
 
 def test_commands_on_other_formats(models, monkeypatch, quick_compilation):
