@@ -52,6 +52,8 @@ def test_pages_name_only_flags_that_exist():
     """Flags in running text, too: `--phases.0.batch-size` and the like."""
     from bert_jax.config.presets import load_config
     from bert_jax.distributed.cluster_detection import ClusterConfig
+    from bert_jax.flags import list_flags
+    from bert_jax.launchers.kubernetes import Kubernetes
 
     known = set(OTHER_FLAGS.split())
 
@@ -64,8 +66,8 @@ def test_pages_name_only_flags_that_exist():
             else:
                 yield f"--{name}"
 
-    for launcher in ("tpu_pod.sh", "kubernetes.py"):
-        known |= set(re.findall(r"--[a-z][a-z-]*\w", (ROOT / "bert_jax" / "launchers" / launcher).read_text()))
+    known |= set(re.findall(r"--[a-z][a-z-]*\w", (ROOT / "bert_jax" / "launchers" / "tpu_pod.sh").read_text()))
+    known |= {flag.names[0] for flag in list_flags(Kubernetes)}
     known |= {f"--cluster.{field.name}" for field in dataclasses.fields(ClusterConfig)}
     config = load_config("bert_base")
     known |= set(flags(config, "")) | set(flags(config.phases[0], "phases.0."))
