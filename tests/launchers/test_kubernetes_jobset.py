@@ -10,7 +10,7 @@ import yaml
 
 from bert_jax.cli import main as cli
 from bert_jax.distributed import cluster_detection
-from bert_jax.distributed.supervisor import _peer_exit_code
+from bert_jax.distributed.supervisor import ProcessFailure
 from bert_jax.errors import TRY_AGAIN
 
 HERE = Path(__file__).parent
@@ -134,7 +134,7 @@ def test_bugs_and_mistakes_fail_the_jobset_and_other_exits_restart_all_pods(make
     jobset = make_jobset(*GPU, "--max-restarts", "9", "--", *MOUNTED)
     job, pod = job_of(jobset), pod_of(jobset)
     (rule,) = job["podFailurePolicy"]["rules"]
-    final = {code for code in range(-15, 256) if _peer_exit_code(code) != TRY_AGAIN}
+    final = {code for code in range(-15, 256) if ProcessFailure(0, code).peer_exit_code != TRY_AGAIN}
     assert set(rule["onExitCodes"]["values"]) == final and rule["action"] == "FailJob"
     assert rule["onExitCodes"]["containerName"] == pod["containers"][0]["name"]
     assert job["backoffLimit"] == 0 and pod["restartPolicy"] == "Never"
