@@ -14,7 +14,7 @@ import jax
 from etils import epath
 from jax._src import distributed  # the store has no public API; tested with the range of jax in setup.cfg
 
-from bert_jax.errors import PeerError, UserError
+from bert_jax.errors import PeerError, UserError, require
 
 T = TypeVar("T")
 _call_numbers = itertools.count()
@@ -109,6 +109,16 @@ def raise_on_all(check: Callable[[], None]) -> None:
         raise UserError(f"process {refused.index(True)} refused to start: see its error message")
 
 
+def becomes_visible(path: epath.Path) -> bool:
+    """Whether a file that another process has written appears within `VISIBILITY_TIMEOUT_SECONDS`."""
+    deadline = time.monotonic() + VISIBILITY_TIMEOUT_SECONDS
+    while not path.exists():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
 def check_shared_directory(directory: epath.PathLike) -> None:
     """Write a probe file in process 0 and wait until every process sees it.
 
@@ -117,18 +127,13 @@ def check_shared_directory(directory: epath.PathLike) -> None:
     """
     probe = epath.Path(directory) / broadcast_from_first("a probe's name", lambda: f"probe-{uuid.uuid4().hex}")
 
-    def wait_for_probe() -> None:
-        deadline = time.monotonic() + VISIBILITY_TIMEOUT_SECONDS
-        while not probe.exists():
-            if time.monotonic() > deadline:
-                raise UserError(
-                    f"{directory} is not the same directory on all hosts: put it on a shared file system or in a bucket"
-                )
-            time.sleep(0.2)
+    def check() -> None:
+        advice = "put it on a shared file system or in a bucket"
+        require(becomes_visible(probe), f"{directory} is not the same directory on all hosts: {advice}")
 
     broadcast_from_first("writing a probe", lambda: probe.write_text("") and None)
     try:
-        raise_on_all(wait_for_probe)
+        raise_on_all(check)
     finally:
         if is_first():  # all processes have looked
             probe.unlink()

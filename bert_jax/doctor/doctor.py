@@ -78,7 +78,7 @@ def run_doctor(
         weighed = [f"{part.directory}={part.weight}" for part in parts]
         report = make_report(config, corpus=weighed, **options._asdict()) | {
             "corpora": process_checks.read_corpus_identities([str(part.directory) for part in parts]),
-            "storage_probe": probe._asdict(),
+            "storage_probe": probe,
             "devices": None if planned else machine_checks.describe_local_devices(info),
         }
         if info is None:

@@ -16,17 +16,12 @@ from bert_jax.distributed.cluster_detection import ProcessInfo
 from bert_jax.distributed.process_report import COMPARED_SECTIONS, report_differences
 from bert_jax.distributed.rendezvous import Rendezvous, open_rendezvous
 from bert_jax.errors import PeerError, UserError
+from tests.distributed.peers import free_port
 
 ROOT = Path(__file__).parents[2]
 SAME = {"config": {"steps": 3}, "code": {"hash": "a"}, "versions": {"jax": "1"}, "environment": {}}
 SLEEP = "time.sleep(60)"
 DONE = "announce_exit(0)"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def start(children: dict[int, str], processes: int, reports: dict[int, dict] | None = None, timeout: float = 60):
@@ -157,15 +152,6 @@ def test_a_port_in_use_is_a_users_mistake():
         info = ProcessInfo("127.0.0.1", taken.getsockname()[1], 0, 2, None)
         with pytest.raises(UserError, match="cannot listen on port"):
             open_rendezvous(info, SAME | {"host": "h"}, 5, list)
-
-
-def test_sigterm_reaches_the_child(tmp_path):
-    child = f"signal.signal(signal.SIGTERM, lambda *_: announce_exit(75)); {write_pid(tmp_path)}; {SLEEP}"
-    running = start({0: child, 1: child}, 2)
-    wait_for_pids(tmp_path, 2)
-    for supervisor in running.values():
-        supervisor.terminate()
-    assert {code for code, _ in end(running).values()} == {75}
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from bert_jax.data.corpus import Corpus
 from bert_jax.data.mixture import MixtureOrder
 from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.directory_lock import LOCK_FILE, DirectoryLock
+from bert_jax.distributed import agreement
 from bert_jax.doctor import machine_checks, schedule_checks, storage_checks
 from bert_jax.doctor.check_context import CheckContext, Machine
 from bert_jax.doctor.doctor import CHECKS, RUN_CHECKS, DoctorOptions, check_run, run_checks
@@ -196,7 +197,7 @@ def findings_of(context: CheckContext, name: str):
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(storage_checks, "VISIBILITY_TIMEOUT_SECONDS", 0.0)
+    monkeypatch.setattr(agreement, "VISIBILITY_TIMEOUT_SECONDS", 0.0)
 
 
 @pytest.mark.parametrize(("name", "change", "level", "words"), FIRES)

@@ -12,11 +12,12 @@ import pytest
 from etils import epath
 
 from bert_jax.data.mixture_spec import CorpusWeight
+from bert_jax.distributed import agreement
 from bert_jax.distributed.cluster_detection import ProcessInfo
 from bert_jax.doctor import machine_checks, storage_checks
 from bert_jax.doctor.doctor import DoctorOptions, run_doctor
 from bert_jax.errors import UserError
-from tests.distributed.test_supervisor import free_port
+from tests.distributed.peers import free_port
 from tests.stores import MemoryStore, memory_store
 
 
@@ -61,7 +62,7 @@ def test_processes_that_agree(tiny_config, tiny_corpus, tmp_path, exists):
 
 def test_differences_are_named_and_the_other_checks_still_run(tiny_config, tiny_corpus, tmp_path, monkeypatch):
     """Another seed, and a corpus that process 1 does not see."""
-    monkeypatch.setattr(storage_checks, "VISIBILITY_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(agreement, "VISIBILITY_TIMEOUT_SECONDS", 0.1)
     other = dataclasses.replace(tiny_config, seed=1)
     codes, findings = run_together([tiny_config, other], [tiny_corpus, Path("/nowhere")], [tmp_path / "run"] * 2)
     assert codes == [2, 2]
@@ -89,22 +90,22 @@ def test_missing_processes_are_named(tiny_config, tiny_corpus, index):
 def test_a_probe_file_is_removed_and_creates_no_directory(tmp_path):
     for workdir in (tmp_path / "a" / "run", tmp_path):
         with storage_checks.probe_file(workdir) as probe:
-            assert Path(probe.file).parent == tmp_path and not probe.error
-            assert [str(path) for path in tmp_path.iterdir()] == [probe.file]
+            assert Path(probe["file"]).parent == tmp_path and not probe["error"]
+            assert [str(path) for path in tmp_path.iterdir()] == [probe["file"]]
         assert list(tmp_path.iterdir()) == []
     with storage_checks.probe_file(Path("/proc/run")) as probe:
-        assert probe.file == "" and "cannot write to /proc" in probe.error
+        assert probe["file"] == "" and "cannot write to /proc" in probe["error"]
     (tmp_path / "file").write_text("")
     with storage_checks.probe_file(tmp_path / "file" / "run") as probe:
-        assert "Not a directory" in probe.error
+        assert "Not a directory" in probe["error"]
 
 
 def test_a_bucket_that_cannot_be_reached():
     """And one that can, in memory."""
     with storage_checks.probe_file(memory_store().parent / "nowhere" / "run") as probe:
-        assert probe.file == "" and "there is no bucket 'nowhere'" in probe.error
+        assert probe["file"] == "" and "there is no bucket 'nowhere'" in probe["error"]
     with storage_checks.probe_file(memory_store() / "run") as probe:
-        assert probe.error == "" and epath.Path(probe.file).exists()
+        assert probe["error"] == "" and epath.Path(probe["file"]).exists()
     assert MemoryStore.objects == {}
 
 

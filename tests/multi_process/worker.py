@@ -1,6 +1,6 @@
 """One of several processes of a run; writes what it read or computed to OUT/PROCESS.npz.
 
-Usage: worker.py PROCESS PROCESSES PORT OUT CORPUS...: see launch.py and JOBS. multiprocessing imports this file in
+Usage: worker.py PROCESS PROCESSES PORT OUT CORPUS...: see conftest.py and JOBS. multiprocessing imports this file in
 reader processes too; module constants are therefore changed on import.
 """
 
@@ -27,8 +27,6 @@ from tests.multi_process.configs import (
 
 epoch_plan.CHUNK_TOKENS, epoch_plan.WINDOW_CHUNKS = CHUNK_TOKENS, WINDOW_CHUNKS
 PREPARED = ("input_ids", "target_positions", "target_labels", "target_weights")
-FEW = 4
-"""Steps whose records are collected."""
 
 
 def open_task(config, parts):
@@ -57,42 +55,14 @@ def read_stream(task) -> dict[str, np.ndarray]:
     return found
 
 
-def records_of_few(task) -> list[int]:
-    """Records that this process reads for the first steps."""
-    from bert_jax.data.corpus import Corpus
-    from bert_jax.data.cursor import Cursor
-
-    read, original = set(), Corpus.records
-
-    def spy(self, indices):
-        read.update(map(int, indices))
-        return original(self, indices)
-
-    Corpus.records = spy
-    for step in range(FEW):
-        task.train.batch(task.train.cursor_at(Cursor(), step))
-    Corpus.records = original
-    return sorted(read)
-
-
 def stream(process: int, processes: int, corpora: list[str]) -> dict[str, np.ndarray]:
-    """All cases; with two processes also a case in which each of them reads everything."""
-    from bert_jax.data.batches import TrainingStream
-
+    """All cases."""
     found = {}
     for name, config in STREAMS.items():
         readers = READER_PROCESSES[processes] if name == "mixture" else 0
         data = dataclasses.replace(config.data, prefetch=PREFETCH[processes], reader_processes=readers)
         task = open_task(dataclasses.replace(config, data=data), corpora[:2] if name == "mixture" else corpora[:1])
         assert (task.train.process_index, task.train.process_count) == (process, processes)
-        if name == "doc_sentences":
-            found[f"{name}/records"] = np.array(records_of_few(task))
-            if processes == 2:
-                everything = TrainingStream(
-                    [task.train.corpora[0].corpus], [1.0], task.config, task.train.special_ids, 0, 1
-                )
-                wrong = dataclasses.replace(task, train=everything)
-                found |= {f"unshared/{key}": value for key, value in read_stream(wrong).items()}
         found[f"{name}/windows"] = np.array([rows.epoch_plan(48).windows for rows in task.train.corpora])
         found |= {f"{name}/{key}": value for key, value in read_stream(task).items()}
     return found
@@ -154,11 +124,12 @@ def refusals(process: int, processes: int, corpora: list[str]) -> dict[str, np.n
 
     intact, _, damaged = (Path(corpus) for corpus in corpora)
     workdir = damaged.parent / "run"
-    meshes = {"shard": (damaged, MeshConfig()), "mesh": (intact, MeshConfig(data=1, fsdp=1, tensor=processes))}
+    meshes = {"shard": (damaged, MeshConfig()), "mesh": (intact, MeshConfig(data=2, fsdp=1, tensor=4))}
+    run = dataclasses.replace(LOSSES, model=dataclasses.replace(LOSSES.model, num_heads=4))
     found = {}
     for name, (corpus, mesh) in meshes.items():
         try:
-            pretraining.pretrain(dataclasses.replace(LOSSES, mesh=mesh), [CorpusWeight(corpus)], workdir)
+            pretraining.pretrain(dataclasses.replace(run, mesh=mesh), [CorpusWeight(corpus)], workdir)
         except UserError as error:
             found[name] = np.array(str(error))
     return found | {"workdir": np.array(workdir.exists())}
@@ -182,7 +153,7 @@ def lateness(process: int, processes: int, corpora: list[str]) -> dict[str, np.n
     return found
 
 
-JOBS = {1: (stream, losses), 2: (stream, losses, refusals), 4: (stream, losses, lateness)}
+JOBS = {1: (stream, losses), 4: (stream, losses, refusals, lateness)}
 """By number of processes."""
 
 
