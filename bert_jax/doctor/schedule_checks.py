@@ -145,25 +145,15 @@ def _phase_settings(config: Config, i: int, phase: Phase) -> dict[str, str]:
 
 
 def _intervals(config: Config) -> dict[str, str]:
-    """Warnings about intervals longer than the run, which take effect only at its end."""
-    warnings, total = {}, config.total_steps
-    every = {"checkpoint.every": config.checkpoint.every, "log.every": config.log.every}
-    if config.target.mlm_accuracy is None:
-        every = {"evaluation.every": config.evaluation.every} | every
-    else:
-        rows = sum(phase.rows_before(phase.steps) for phase in config.phases)
-        between = config.target.rows_between(config.phases[-1].batch_size)
-        if between > rows:
-            warnings["target.every"] = (
-                f"target.every {between:,} exceeds the {rows:,} rows of the run, so the target is checked only at the "
-                "end: lower --target.every"
-            )
-    long = [f"{name} {value:,}" for name, value in every.items() if value > total]
-    if long:
-        warnings[", ".join(name for name, value in every.items() if value > total)] = (
-            f"the run has {total:,} steps, fewer than {', '.join(long)}: this happens only at the end; lower it"
-        )
-    return warnings
+    """A warning about intervals longer than the run, which take effect only at its end."""
+    every = {"evaluation.every": config.evaluation.every} if config.target.mlm_accuracy is None else {}
+    every |= {"checkpoint.every": config.checkpoint.every, "log.every": config.log.every}
+    long = {name: f"{name} {steps:,}" for name, steps in every.items() if steps > config.total_steps}
+    text = (
+        f"the run has {config.total_steps:,} steps, fewer than {', '.join(long.values())}: this happens only at the "
+        "end; lower it"
+    )
+    return {", ".join(long): text} if long else {}
 
 
 def _copies(config: Config, epochs: Mapping[str, Sequence[PhaseEpochs]]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from etils import epath
 from bert_jax import config as config_lib
 from bert_jax import directory_lock
 from bert_jax.chips import CHIPS
-from bert_jax.config import Config, MeshConfig, ObjectiveConfig
+from bert_jax.config import Config, ObjectiveConfig
 from bert_jax.config.presets import load_config, preset_files
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.mixture import MixtureOrder
@@ -74,29 +74,26 @@ def of(context: CheckContext, **changes) -> CheckContext:
     return dataclasses.replace(context, **changes)
 
 
-def model(context: CheckContext, **changes) -> CheckContext:
-    return of(context, config=config_lib.replace(context.config, model=changes))
+def with_config(context: CheckContext, **changes) -> CheckContext:
+    """With settings of config sections, as in `config.replace`; `phase` changes the only phase."""
+    config = phase(context.config, **changes.pop("phase", {}))
+    return of(context, config=config_lib.replace(config, **changes))
 
 
 def schedule(context: CheckContext, **changes) -> CheckContext:
-    return of(context, config=phase(context.config, **changes))
+    return with_config(context, phase=changes)
+
+
+def model(context: CheckContext, **changes) -> CheckContext:
+    return with_config(context, model=changes)
 
 
 def data(context: CheckContext, **changes) -> CheckContext:
-    return of(context, config=config_lib.replace(context.config, data=changes))
+    return with_config(context, data=changes)
 
 
 def pairs(context: CheckContext, **changes) -> CheckContext:
     return data(context, format="segment_pair", example_end="sentence", **changes)
-
-
-def every(context: CheckContext, steps: int) -> CheckContext:
-    intervals = {"checkpoint": {"every": steps}, "evaluation": {"every": steps}}
-    return of(context, config=config_lib.replace(context.config, **intervals))
-
-
-def ramp(context: CheckContext, steps: int) -> CheckContext:
-    return schedule(context, start_batch_size=4, ramp_steps=steps, accumulation=2)
 
 
 def machine(context: CheckContext, **changes) -> CheckContext:
@@ -104,7 +101,7 @@ def machine(context: CheckContext, **changes) -> CheckContext:
 
 
 def on_mesh(context: CheckContext, devices: int, **axes) -> CheckContext:
-    return machine(of(context, config=dataclasses.replace(context.config, mesh=MeshConfig(**axes))), devices=devices)
+    return machine(with_config(context, mesh=axes), devices=devices)
 
 
 def peer(context: CheckContext, **changes) -> CheckContext:
@@ -161,8 +158,18 @@ FIRES = [
     ("settings", lambda a: schedule(a, decay_start=18), "warning", ["50% of the decay", "earlier decay-start"]),
     ("settings", lambda a: schedule(a, steps=9, warmup_steps=1), "warning", ["9 steps", "raise --phases.N.steps"]),
     ("settings", lambda a: model(a, max_positions=64), "warning", ["from 32 on", "set --model.max-positions 32"]),
-    ("settings", lambda a: every(a, 21), "warning", ["20 steps", "evaluation.every 21, checkpoint.every 21:"]),
-    ("settings", lambda a: ramp(a, 60), "warning", ["20 steps end before", "4 rows, not 8", "--phases.0.ramp-steps"]),
+    (
+        "settings",
+        lambda a: with_config(a, evaluation={"every": 21}, checkpoint={"every": 21}),
+        "warning",
+        ["20 steps", "evaluation.every 21, checkpoint.every 21:"],
+    ),
+    (
+        "settings",
+        lambda a: schedule(a, start_batch_size=4, ramp_steps=60, accumulation=2),
+        "warning",
+        ["20 steps end before", "4 rows, not 8", "--phases.0.ramp-steps"],
+    ),
     ("settings", lambda a: data(a, mask_copies=9), "warning", ["9 has no effect on corpus (", "fewer copies"]),
     ("settings", lambda a: data(a, example_copies=1), "warning", ["full_sentences makes the same examples"]),
     ("settings", lambda a: pairs(a, mask_copies=1), "warning", ["draws new examples", "set --data.example-copies 1"]),

@@ -23,8 +23,6 @@ READER_PROCESSES = {1: 0, 4: 1}
 """By number of processes, so that the compared runs prepare their batches in different ways."""
 DEVICES = {1: 1, 4: 2}
 """Devices per process, by number of processes."""
-ACCUMULATION = {1: 1, 4: 2}
-"""Micro-batches, by number of processes."""
 
 MODEL = ModelConfig(vocab_size=96, hidden_size=64, num_layers=2, num_heads=2, intermediate_size=128, max_positions=64)
 PHASES = (
@@ -51,12 +49,6 @@ STREAMS = {
     ),
 }
 """The last case reads two corpora, with four processes through reader processes."""
-LOSSES = dataclasses.replace(
-    RUNS,
-    data=DataConfig(examples_per_row=8),
-    objective=ObjectiveConfig(),
-    phases=(Phase(steps=20, seq_len=48, batch_size=16, learning_rate=3e-3, warmup_steps=0),),
-)
 
 
 def make_document(rng: np.random.Generator, prefixes) -> str:

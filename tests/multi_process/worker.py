@@ -14,12 +14,11 @@ import numpy as np
 
 from bert_jax.data import epoch_plan
 from tests.multi_process.configs import (
-    ACCUMULATION,
     CHUNK_TOKENS,
     DEVICES,
-    LOSSES,
     PREFETCH,
     READER_PROCESSES,
+    RUNS,
     STEPS,
     STREAMS,
     WINDOW_CHUNKS,
@@ -68,53 +67,6 @@ def stream(process: int, processes: int, corpora: list[str]) -> dict[str, np.nda
     return found
 
 
-def losses(process: int, processes: int, corpora: list[str]) -> dict[str, np.ndarray]:
-    """20 steps, held-out metrics before and after them, and this process's held-out rows."""
-    phases = (dataclasses.replace(LOSSES.phases[0], accumulation=ACCUMULATION[processes]),)
-    task = open_task(dataclasses.replace(LOSSES, phases=phases), corpora[:1])
-    assert (task.train.process_index, task.train.process_count) == (process, processes)
-    found = train(task, ACCUMULATION[processes])
-    settings, seq_len = task.config.evaluation, task.config.phases[-1].seq_len
-    for i, (_, rows) in enumerate(task.validation.batches(seq_len, settings.rows, settings.batch_size)):
-        found |= {f"held_out/{i}/{key}": value for key, value in rows.items()}
-    return found
-
-
-def train(task, accumulation: int) -> dict[str, np.ndarray]:
-    """The loop without its log and its checkpoints."""
-    import jax
-
-    from bert_jax.data.cursor import Cursor
-    from bert_jax.training.loop import check_run
-    from bert_jax.training.optimizers.schedules import learning_rate_at
-    from bert_jax.training.param_paths import name_leaves
-    from bert_jax.training.programs import Programs
-    from bert_jax.training.sharding import make_mesh, put_rows
-    from bert_jax.training.step import put_step_inputs
-
-    programs = Programs(task, make_mesh(task.config.mesh))
-    mesh = programs.mesh
-    check_run(programs, jax.process_count())
-    state, step = programs.init_state(), programs.train_step(0, accumulation)
-    found = {f"before/{name}": np.array(value) for name, value in programs.evaluate(state.params, 0).items()}
-    found["losses"] = []
-    for rows, size, following in task.batches(Cursor()):
-        batch = put_rows(rows, mesh, size)
-        inputs = put_step_inputs(learning_rate_at(task.config, following.step - 1), 1, mesh)
-        state, metrics = step(state, batch, inputs)
-        found["losses"].append(float(metrics["loss"]))
-        if following.step == 1:
-            shards = batch["input_ids"].addressable_shards
-            found["devices"] = np.array(len(shards))
-            found["shard"] = np.concatenate([np.asarray(shard.data) for shard in shards])
-            found["shard_rows"] = np.concatenate([np.arange(size)[shard.index[0]] for shard in shards])
-            found |= {f"first/{name}": array for name, array in rows.items()}
-            # After one update the first moment is a tenth of the clipped gradient.
-            moments = name_leaves(jax.device_get(state.optimizer.mu))
-            found |= {f"moment/{name}": np.asarray(value) for name, value in moments.items()}
-    return found | {f"after/{name}": np.array(value) for name, value in programs.evaluate(state.params, 0).items()}
-
-
 def refusals(process: int, processes: int, corpora: list[str]) -> dict[str, np.ndarray]:
     """What each process says of a corpus with one bad shard, and of a mesh that leaves processes without rows."""
     from bert_jax.config import MeshConfig
@@ -125,7 +77,7 @@ def refusals(process: int, processes: int, corpora: list[str]) -> dict[str, np.n
     intact, _, damaged = (Path(corpus) for corpus in corpora)
     workdir = damaged.parent / "run"
     meshes = {"shard": (damaged, MeshConfig()), "mesh": (intact, MeshConfig(data=2, fsdp=1, tensor=4))}
-    run = dataclasses.replace(LOSSES, model=dataclasses.replace(LOSSES.model, num_heads=4))
+    run = dataclasses.replace(RUNS, model=dataclasses.replace(RUNS.model, num_heads=4))
     found = {}
     for name, (corpus, mesh) in meshes.items():
         try:
@@ -153,7 +105,7 @@ def lateness(process: int, processes: int, corpora: list[str]) -> dict[str, np.n
     return found
 
 
-JOBS = {1: (stream, losses), 4: (stream, losses, refusals, lateness)}
+JOBS = {1: (stream,), 4: (stream, refusals, lateness)}
 """By number of processes."""
 
 
