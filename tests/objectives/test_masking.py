@@ -242,13 +242,6 @@ def test_properties(unit, bodies, rate, first):
 # Counts and sizes.
 
 
-def test_prediction_counts():
-    counts = prediction_counts(0.15, 512)
-    assert counts.shape == (513,) and counts.dtype == np.int32
-    assert [int(counts[n]) for n in (0, 1, 3, 10, 128, 512)] == [0, 1, 1, 2, 19, 77]
-    assert (np.diff(counts) >= 0).all()
-
-
 @pytest.mark.parametrize("rate", [0.01, 0.15, 0.5, 0.8])
 def test_predictions_per_row_is_the_largest_sum(rate):
     def partitions(room, slots, shortest=3):

@@ -16,14 +16,12 @@ from bert_jax.data.corpus import Corpus
 from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.model import bert
-from bert_jax.model.flops import pretraining_flops
 from bert_jax.model.heads import Heads
 from bert_jax.objectives.causal_lm import add_next_token_targets
 from bert_jax.objectives.masking import Vocabulary
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training import pretraining
 from bert_jax.training.pretraining_task import Pretraining
-from bert_jax.training.run_directory import workdir
 from tests.objectives.masking_batches import SEP, make_batch
 
 
@@ -79,11 +77,6 @@ def test_the_task_hides_nothing(causal_config, evaluating):
     assert {name: float(value.weight) for name, value in sums.items()} == {"causal_loss": 43, "causal_accuracy": 43}
     # Fresh weights know nothing: log 120 per token.
     np.testing.assert_allclose(float(sums["causal_loss"].sum) / 43, np.log(120), atol=0.2)
-
-
-def test_flops_count_all_positions(causal_config):
-    task = Pretraining(causal_config, Vocabulary(64, 60, (0, 7, 30, 31, 60)))
-    assert task.step_flops(0) == pretraining_flops(causal_config.model, 8, 32, 31)
 
 
 def test_a_causal_run(causal_run):
@@ -162,16 +155,3 @@ def test_a_causal_run_and_its_export_are_the_same(causal_run, tmp_path, monkeypa
     with pytest.raises(UserError, match="is_decoder True cannot be written"):
         convert(directory, tmp_path / "google", "tensorflow1")
     assert not (tmp_path / "google").exists()
-
-
-def test_the_card_tells_what_the_pair_head_means(tiny_run, tiny_export, tmp_path, monkeypatch):
-    assert "follows the first (label 0)" in (tiny_export / "README.md").read_text()
-    config = workdir.read_config(tiny_run)
-    ordered = config_lib.replace(config, objective={"pair": "sop"}, data={"format": "sentence_order"})
-    monkeypatch.setattr(workdir, "read_config", lambda directory: ordered)
-    convert(tiny_run, tmp_path / "ordered", "huggingface")
-    card = (tmp_path / "ordered" / "README.md").read_text()
-    assert "swapped (label 1)" in card and "follows" not in card
-    # An export does not know, and says nothing.
-    convert(tiny_export, tmp_path / "again", "huggingface")
-    assert "label" not in (tmp_path / "again" / "README.md").read_text()

@@ -81,12 +81,6 @@ def test_updates_behind_the_last_save_are_lost(clock, tmp_path):
     assert nonzero(summarize(tmp_path)) == expected | {"wall": 97}
 
 
-def test_a_run_that_is_only_continued_loses_nothing(clock, tmp_path):
-    attempt(clock, tmp_path, 0, 4)
-    attempt(clock, tmp_path, 4, 8)
-    assert nonzero(summarize(tmp_path)) == {"init": 20, "checkpoint": 6, "step": 8, "wall": 34}
-
-
 def test_going_back_behind_several_attempts_loses_of_all(clock, tmp_path):
     """From 4, then from 8, then back to 4: what was done between 4 and 8 was done twice as well."""
     for begin, last in ((0, 6), (4, 10), (8, 11), (4, 12)):
@@ -105,27 +99,6 @@ def test_a_line_with_values_of_other_types_is_left_out(clock, tmp_path, damage, 
         file.write(json.dumps(line | damage) + "\n")
     assert nonzero(summarize(tmp_path)) == {"init": 10, "checkpoint": 3, "step": 5, "wall": 18}
     assert "is incomplete or damaged; skipped" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("read", [True, False])
-@pytest.mark.parametrize("cut", [1, 20, -1])
-def test_killed_in_the_middle_of_a_line(clock, tmp_path, cut, read):
-    """Half a line is none, and the next one does not grow on it, whether somebody looked in between or not."""
-    attempt(clock, tmp_path, 0, 5)
-    path = tmp_path / FILE
-    whole = path.read_text()
-    path.write_text(whole + whole.splitlines()[-1][:cut])
-    if read:
-        assert nonzero(summarize(tmp_path)) == {"init": 10, "checkpoint": 3, "step": 5, "wall": 18}
-    clock.now += 60
-    attempt(clock, tmp_path, 4, 8)
-    assert path.read_text().startswith(whole)
-    assert nonzero(summarize(tmp_path)) == {"init": 20, "checkpoint": 6, "step": 8, "lost": 1, "down": 60, "wall": 95}
-
-
-def test_nothing_was_done_yet(tmp_path):
-    found = summarize(tmp_path)
-    assert set(found.values()) == {0.0} and format_summary(found).startswith("goodput 0.0% of 0 s")
 
 
 @pytest.fixture(scope="module")

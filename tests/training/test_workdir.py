@@ -162,13 +162,6 @@ def test_the_config_is_read_after_the_lock_is_acquired(tiny_config, tiny_corpus,
         pretraining.pretrain(tiny_config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
 
 
-def test_shares_are_kept_as_the_stream_uses_them(tmp_path):
-    acquire_as_a_run(tmp_path, CONFIG, {"b": 2 / 3, "a": 1 / 3}, PATHS, "t")
-    assert workdir.read_run(tmp_path)["corpora"] == {"a": 0.3333, "b": 0.6667}
-    acquire_as_a_run(tmp_path / "even", CONFIG, dict.fromkeys("cba", 1 / 3), PATHS, "t")
-    assert workdir.read_run(tmp_path / "even")["corpora"] == {"a": 0.3334, "b": 0.3333, "c": 0.3333}
-
-
 @pytest.fixture
 def places(tmp_path):
     """Directories with a corpus.json each, and their identities."""
