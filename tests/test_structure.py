@@ -38,10 +38,9 @@ def mentions(attribute: str) -> set[str]:
     return {name(path) for path in PACKAGE if has(path)}
 
 
-def test_jit_is_used_in_four_files():
+def test_jit_is_used_in_three_files():
     assert mentions("jit") == {
         "bert_jax/convert/formats/stablehlo.py",
-        "bert_jax/training/step.py",
         "bert_jax/training/programs.py",
         "bert_jax/inference/loaded_model.py",
     }

@@ -13,8 +13,7 @@ from bert_jax.planning import aot_compile, hlo
 from bert_jax.planning.memory_model import estimate_memory, fewest_micro_batches_that_fit
 from bert_jax.planning.roofline import CollectiveBytes, predict
 from bert_jax.planning.topologies import Topology
-from bert_jax.training.loop import check_run
-from bert_jax.training.micro_batch import requested_accumulation, valid_accumulations
+from bert_jax.training.micro_batch import check_run, requested_accumulation, valid_accumulations
 from bert_jax.training.optimizers import describe
 from bert_jax.training.pretraining_task import train_step_flops
 from bert_jax.training.programs import Programs

@@ -40,6 +40,7 @@ from bert_jax.data.batches import HostBatch
 from bert_jax.data.cursor import Cursor
 from bert_jax.errors import UserError
 from bert_jax.training import loop
+from bert_jax.training.micro_batch import check_run
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.programs import Programs
 from bert_jax.training.run_directory.checkpoint import COMMIT_MARKER, Checkpoints, find_damage
@@ -141,7 +142,7 @@ def bench_hooks(options: argparse.Namespace) -> dict[str, Any]:
         task = OneBatchPretraining(make_config(options, log), step.task.vocabulary, **sides)
         with tempfile.TemporaryDirectory() as workdir:
             programs = PrecompiledPrograms(task, step)
-            loop.train(programs, loop.check_run(programs, 1), Path(workdir), {})
+            loop.train(programs, check_run(programs, 1), Path(workdir), {})
             lines = len((Path(workdir) / "metrics.jsonl").read_text().splitlines())
         variants[name] = {"lines": lines, **compare(task.samples, "loop", list(bare))}
     return {"metrics": len(step.metrics), "variants": variants}

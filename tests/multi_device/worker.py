@@ -22,9 +22,8 @@ from bert_jax.objectives.masking import Vocabulary
 from bert_jax.tokenizers.tokenizer import wordpiece
 from bert_jax.training.param_paths import name_leaves
 from bert_jax.training.pretraining_task import Pretraining
-from bert_jax.training.programs import Programs
+from bert_jax.training.programs import Programs, put_step_inputs
 from bert_jax.training.sharding import make_mesh, put_rows
-from bert_jax.training.step import put_step_inputs
 from tests.multi_device.exchanges import compile_naive
 
 VOCAB, SEQ_LEN, ROWS, STEPS = 512, 32, 64, 20

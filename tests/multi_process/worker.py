@@ -115,12 +115,11 @@ def train(task, accumulation: int) -> dict[str, np.ndarray]:
     import jax
 
     from bert_jax.data.cursor import Cursor
-    from bert_jax.training.loop import check_run
+    from bert_jax.training.micro_batch import check_run
     from bert_jax.training.optimizers.schedules import learning_rate_at
     from bert_jax.training.param_paths import name_leaves
-    from bert_jax.training.programs import Programs
+    from bert_jax.training.programs import Programs, put_step_inputs
     from bert_jax.training.sharding import make_mesh, put_rows
-    from bert_jax.training.step import put_step_inputs
 
     programs = Programs(task, make_mesh(task.config.mesh))
     mesh = programs.mesh

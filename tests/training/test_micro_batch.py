@@ -14,8 +14,13 @@ from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.planning.aot_compile import compile_only_task
 from bert_jax.training import micro_batch, pretraining
-from bert_jax.training.loop import check_run
-from bert_jax.training.micro_batch import TrainSteps, fit_to_memory, requested_accumulation, valid_accumulations
+from bert_jax.training.micro_batch import (
+    TrainSteps,
+    check_run,
+    fit_to_memory,
+    requested_accumulation,
+    valid_accumulations,
+)
 from bert_jax.training.programs import Programs
 from bert_jax.training.run_directory.ledger import Ledger
 from bert_jax.training.sharding import make_mesh
