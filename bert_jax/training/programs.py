@@ -19,7 +19,7 @@ from bert_jax.objectives.losses import WeightedSum
 from bert_jax.objectives.masking import Batch
 from bert_jax.shapes import Array, Float
 from bert_jax.training.divergence import init_divergence_state, reset_for_phase, update_divergence_state
-from bert_jax.training.optimizers.optimizer import Optimizer, make_optimizer
+from bert_jax.training.optimizers.optimizer import Optimizer
 from bert_jax.training.optimizers.param_rules import param_rules
 from bert_jax.training.param_paths import path_name
 from bert_jax.training.sharding import (
@@ -190,7 +190,7 @@ def task_optimizer(task: Task) -> Optimizer:
     """The optimizer of the task's config, in the task's phase."""
     config, params = task.config, jax.eval_shape(task.init_params, jax.random.key(0))
     frozen = config.phases[task.phase].frozen
-    return make_optimizer(config.optimizer, params, frozen, layers=config.log.layers)
+    return Optimizer(config.optimizer, params, frozen, layers=config.log.layers)
 
 
 def make_train_step(task: Task, abstract: TrainState, accumulation: int) -> jax.stages.Wrapped:

@@ -149,7 +149,7 @@ BAD = [
     (f"{PRETRAIN} --model.vocab-size 90", "token ids up to ... model.vocab_size is 90 ... set --model.vocab-size"),
     (f"{PRETRAIN} --mesh.fsdp 3", "does not fit ... mesh.fsdp"),
     (f"{PRETRAIN[:-3]}run --seed 5", "run holds a different run ... seed 0 -> 5 ... choose another --workdir"),
-    ("pretrain tiny.py --corpus other --workdir run", "a run on other corpora ( ... /corpus instead of other)"),
+    ("pretrain tiny.py --corpus other --workdir run", "run (corpora. ... 1.0 -> None; corpora.other None -> 1.0)"),
     (f"{PRETRAIN[:-3]}notes", "notes holds files, but no run ... choose another --workdir"),
     (f"{PRETRAIN[:-3]}tiny.py", "tiny.py is a file ... another --workdir"),
     (f"{PRETRAIN[:-3]}tiny.py/run", "cannot write to ... choose another"),
@@ -241,8 +241,8 @@ def test_pretrain_and_evaluate_a_mixture(sandbox, second_corpus, tmp_path, capsy
     assert cli.main([*arguments, f"{two}=0.5", f"{one}=1.5"]) == 0
     assert "continuing from step 2" in capsys.readouterr().err
     for mixture, words in (
-        ([f"{one}=1", f"{two}=1"], ["other shares", "second 0.25 -> 0.5", "corpus 0.75 -> 0.5"]),
-        ([one], ["on other corpora (", "second too)"]),
+        ([f"{one}=1", f"{two}=1"], ["different run", "second 0.25 -> 0.5", "corpus 0.75 -> 0.5"]),
+        ([one], ["different run", "second 0.25 -> None"]),
         ([one, two, f"--corpus={sandbox / 'other'}"], ["both named 'corpus'"]),
     ):
         assert cli.main([*arguments, *mixture]) == 2

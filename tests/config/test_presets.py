@@ -18,12 +18,10 @@ from bert_jax.config import Config, Phase, presets
 from bert_jax.model import bert
 from bert_jax.model.heads import Heads
 from bert_jax.model.layers import DropoutKey
-from bert_jax.training.micro_batch import valid_accumulations
 from bert_jax.training.optimizers.param_rules import param_rules
 from bert_jax.training.optimizers.schedules import learning_rate
 from bert_jax.training.param_paths import name_leaves
 from bert_jax.training.pretraining_task import Pretraining
-from bert_jax.training.programs import Programs
 from bert_jax.training.sharding import state_shardings
 from tests.objectives.masking_batches import VOCABULARY, make_batch
 
@@ -50,8 +48,6 @@ COUNTS = {
     "modern_base": (149_015_040, 149_656_000),
     "roberta_base": (124_055_040, 124_697_433),
 }
-POD = 256
-"""Devices among which the batches of thousands of rows can be split."""
 
 
 def paired(config: Config) -> bool:
@@ -88,26 +84,6 @@ def test_docstrings(name):
     assert name == "bert_tiny" or "not run here" in expected
     for count in COUNTS[name]:
         assert f"{count:,}" in text[text.index("\nParameters: ") :]
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_states_on_a_mesh(name):
-    """Shapes and shardings of the whole state, in every phase: tables have a rule for every array."""
-    config = presets.load_config(name)
-    for phase in range(len(config.phases)):
-        state = Programs(Pretraining(config, VOCABULARY), mesh(2, 2, 2)).abstract_state(phase)
-        specs = {path: leaf.sharding.spec for path, leaf in name_leaves(state.params).items()}
-        split = {axis for spec in specs.values() for axis in spec}
-        assert split >= {"fsdp", "tensor"} and "fsdp" in specs["encoder/embeddings/word"]
-
-
-@pytest.mark.parametrize("name", [name for name in PRESETS if presets.load_config(name).phases[0].batch_size > 1000])
-def test_large_batches_fit_a_pod(name):
-    """In micro-batches that the run finds for itself."""
-    for phase in presets.load_config(name).phases:
-        most = max(valid_accumulations(phase, POD))
-        # A first guess at what 16 GB hold of a model of any of these sizes, without recomputation.
-        assert phase.accumulation is None and phase.batch_size // most // POD * phase.seq_len <= 4096
 
 
 def test_presets_for_accelerators_compute_in_bfloat16():

@@ -145,17 +145,6 @@ def test_masking_a_head_is_removing_it():
     np.testing.assert_allclose(masked.hidden, encode(smaller, pruned, batch).hidden, rtol=1e-4, atol=1e-5)
 
 
-def test_gradient_of_head_mask():
-    batch, ones = inputs(), jnp.ones((BERT.num_layers, BERT.num_heads))
-    function = jax.jit(lambda mask: loss(BERT, parameters(BERT), batch, head_mask=mask))
-    gradient = np.asarray(jax.grad(function)(ones))
-    assert np.isfinite(gradient).all() and (np.abs(gradient) > 1e-4).all()
-    for layer, head in ((0, 0), (1, 1), (2, 2)):
-        step = jnp.zeros_like(ones).at[layer, head].set(0.01)
-        numerical = (function(ones + step) - function(ones - step)) / 0.02
-        np.testing.assert_allclose(gradient[layer, head], numerical, rtol=0.02, atol=5e-3)
-
-
 @pytest.mark.parametrize(("config", "width"), [(BERT, 24), (ALBERT, 16)], ids=["bert", "albert"])
 def test_inputs_embeds_replace_the_lookup(config, width):
     batch, params = inputs(), parameters(config)
@@ -227,22 +216,6 @@ def test_packed_examples_do_not_mix(config, attention):
         gradient = np.asarray(gradient_of(vectors, example))
         own = np.broadcast_to(np.asarray(batch.segment_ids == example)[:, :, None], gradient.shape)
         assert (gradient[~own] == 0).all() and np.abs(gradient[own]).max() > 0.1
-
-
-def test_a_packed_example_is_the_same_alone():
-    """The second example of each packed row, alone in a row."""
-    batch, params = inputs(lengths=(12, 10, 11), packed=True), parameters(BERT)
-    together = encode(BERT, params, batch)
-    rows, places = np.nonzero(np.asarray(batch.segment_ids) == 2)
-    alone = [np.zeros((ROWS, LENGTH), np.int32) for _ in range(4)]
-    offsets = np.asarray(batch.position_ids)[rows, places]
-    for array, source in zip(alone, batch[:4], strict=True):
-        array[rows, offsets] = np.asarray(source)[rows, places]
-    alone[2] = (alone[2] > 0).astype(np.int32)
-    lone = type(batch)(*map(jnp.asarray, alone), jnp.zeros((ROWS, 1), jnp.int32))
-    output = encode(BERT, params, lone)
-    np.testing.assert_allclose(output.hidden[rows, offsets], together.hidden[rows, places], rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(output.pooled[:, 0], together.pooled[:, 1], rtol=1e-4, atol=1e-5)
 
 
 def test_padding_is_not_attended_to():

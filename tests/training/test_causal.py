@@ -1,7 +1,6 @@
 """A causal model outside its encoder: targets, metrics, evaluation, and what it refuses."""
 
 import itertools
-import json
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +9,6 @@ import pytest
 
 import bert_jax
 from bert_jax import config as config_lib
-from bert_jax.convert.conversion import convert
-from bert_jax.convert.parity import transformers_forward
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.errors import UserError
@@ -133,25 +130,3 @@ def test_what_a_causal_model_can_do_for_a_user(causal_run, tmp_path):
         with pytest.raises(UserError) as caught:
             use()
         assert message in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_a_causal_run_and_its_export_are_the_same(causal_run, tmp_path, monkeypatch):
-    """To Hugging Face's form and back, bit for bit; the report looks back alone, as the model does."""
-    monkeypatch.setattr(transformers_forward, "available", lambda: False)
-    directory, _ = causal_run
-    report = convert(directory, tmp_path / "theirs", "huggingface")
-    assert report.passed and {part.name for part in report.heads} == {"mlm logits"}
-    described = json.loads((tmp_path / "theirs" / "config.json").read_text())
-    assert described["is_decoder"] is True and described["architectures"] == ["BertLMHeadModel"]
-    assert "fill-mask" not in (tmp_path / "theirs" / "README.md").read_text()
-    convert(tmp_path / "theirs", tmp_path / "ours", "bert-jax")
-    convert(tmp_path / "ours", tmp_path / "again", "huggingface")
-    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("theirs", "again")]
-    assert weights[0] == weights[1]
-    models = [bert_jax.load(place) for place in (directory, tmp_path / "theirs", tmp_path / "ours")]
-    for model in models[1:]:
-        assert model.config.direction == "causal" and model.heads == models[0].heads
-        jax.tree.map(np.testing.assert_array_equal, model.params, models[0].params)
-    with pytest.raises(UserError, match="is_decoder True cannot be written"):
-        convert(directory, tmp_path / "google", "tensorflow1")
-    assert not (tmp_path / "google").exists()

@@ -11,7 +11,7 @@ from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.training import loop, pretraining
 from bert_jax.training.run_directory import goodput
 from bert_jax.training.run_directory.goodput import FILE, KINDS, GoodputRecorder, format_summary, summarize
-from tests.runs import Killed, spoil
+from tests.runs import Killed
 
 
 class Clock:
@@ -153,17 +153,3 @@ def test_a_run_killed_and_continued(config, tiny_corpus, tiny_programs, tmp_path
     assert 500 < found["down"] < 510
     for one, other in itertools.pairwise(first):
         assert all(one["seconds"][kind] <= other["seconds"][kind] for kind in one["seconds"])
-
-
-def test_a_run_that_goes_back(config, tiny_corpus, tiny_programs, tmp_path, ticking):
-    """From step 6 to the save after step 2: what was done in between is lost."""
-    began, programs = ticking.now + 1, tiny_programs(change_task=spoil(32, 48, float("nan")))
-    progress = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run", make_programs=programs)
-    assert progress.ended == "steps" and progress.cursor.skipped
-    found, lines = summarize(tmp_path / "run"), entries(tmp_path / "run")
-    first = [entry for entry in lines if entry["start_time"] == began]
-    (start,) = {entry["step"] for entry in lines[len(first) : len(first) + 1]}
-    assert start == 2 and len({entry["start_time"] for entry in lines}) == 2
-    saved = max(entry["seconds"]["step"] for entry in first if entry["step"] == 2)
-    assert 0 < found["lost"] == first[-1]["seconds"]["step"] - saved
-    assert found["wall"] == ticking.now - began and 0 < found["goodput"] < 1

@@ -13,7 +13,7 @@ from bert_jax.model import bert
 from bert_jax.model.heads import Heads
 from bert_jax.training.optimizers import describe
 from bert_jax.training.optimizers.lamb import FLAVOURS
-from bert_jax.training.optimizers.optimizer import make_optimizer
+from bert_jax.training.optimizers.optimizer import Optimizer
 from bert_jax.training.optimizers.param_rules import ParamRule, param_rules
 from bert_jax.training.param_paths import name_leaves
 from tests.training import optimizer_oracle as oracle
@@ -37,7 +37,7 @@ class Run:
 
     def __init__(self, config, frozen=(), layers=True):
         self.params = jax.tree.map(jnp.asarray, oracle.nest(oracle.start()))
-        optimizer = make_optimizer(config, self.params, frozen, layers=layers)
+        optimizer = Optimizer(config, self.params, frozen, layers=layers)
         self.state = optimizer.init(self.params)
         self.program = jax.jit(optimizer.update)
 
@@ -204,7 +204,7 @@ def test_a_new_parameter_must_be_thought_about():
 )
 def test_patterns_that_mean_nothing(scales, frozen, words):
     with pytest.raises(UserError) as error:
-        make_optimizer(OptimizerConfig(learning_rate_scales=scales), oracle.nest(oracle.start()), frozen)
+        Optimizer(OptimizerConfig(learning_rate_scales=scales), oracle.nest(oracle.start()), frozen)
     assert "\n" not in str(error.value)
     for word in words:
         assert word in str(error.value)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -266,38 +265,3 @@ def test_a_corpus_is_built_on_s3(s3, tiny_corpus, tmp_path):
     assert not {name for name in differ if "array_record" in name or name.endswith(".npy")}
     assert verify_corpus(bucket / "built").extra == ()
     assert not [request for request in requests if request.copies]
-
-
-REACH = """
-from bert_jax import storage
-from bert_jax.errors import UserError
-
-try:
-    storage.check_reachable(storage.to_path("s3://{}/run"))
-except UserError as error:
-    print(error)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("bucket", "settings", "words"),
-    [
-        (None, {}, ""),
-        ("bucked", {}, "s3://bucked/run: there is no bucket 'bucked'"),
-        (None, {"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None}, "(Unable to locate credentials)"),
-        (None, {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "Could not connect to the endpoint URL"),
-    ],
-)
-def test_what_a_user_hears_of_s3(s3, bucket, settings, words):
-    there, requests = s3
-    environment = {k: v for k, v in (os.environ | settings).items() if v is not None}
-    done = subprocess.run(
-        [sys.executable, "-c", REACH.format(bucket or there.name)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=True,
-    )
-    assert words in done.stdout and len(done.stdout.splitlines()) == bool(words)
-    assert not [request for request in requests if request.method in ("PUT", "POST")]
