@@ -17,27 +17,8 @@ from bert_jax.config import (
     Phase,
 )
 
-WORDS = [
-    "the",
-    "a",
-    "river",
-    "mountain",
-    "sings",
-    "falls",
-    "over",
-    "quick",
-    "slow",
-    "light",
-    "dark",
-    "stone",
-    "under",
-    "green",
-    "old",
-    "wind",
-    "runs",
-    "near",
-    "far",
-]
+VOCABULARY = "the a river mountain sings falls over quick slow light dark stone under green old wind runs near far"
+WORDS = VOCABULARY.split()
 
 
 def make_documents(seed: int, count: int) -> list[str]:

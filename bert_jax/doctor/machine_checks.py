@@ -17,10 +17,10 @@ from bert_jax.planning.memory_model import estimate_memory, fewest_micro_batches
 from bert_jax.planning.roofline import predict
 from bert_jax.planning.run_plan import hours_of
 from bert_jax.planning.workload import count_parameters
-from bert_jax.training.loop import check_run
 from bert_jax.training.micro_batch import (
     MEMORY_SHARE,
     available_memory,
+    check_run,
     device_memory,
     requested_accumulation,
     valid_accumulations,

@@ -13,7 +13,7 @@ All assumptions of the model:
 
 - The kinds do not overlap: the step time is their sum. Communication does not overlap with computation, because the
   step gathers before its loop over micro-batches and reduces after it; overlap by XLA at the edges is ignored.
-- Collectives: the step (training/step.py) gathers parameters over fsdp and reduces gradients once per step, by a
+- Collectives: the step (training/programs.py) gathers parameters over fsdp and reduces gradients once per step, by a
   reduce-scatter over fsdp and then a reduction over data, all in float32. XLA splits matrix products over tensor, which
   costs all-reduces in every layer of every micro-batch. They are rings in all dimensions of the torus at once: an
   all-gather or reduce-scatter of V bytes over n devices sends (n - 1)/n V from each device, an all-reduce twice that.

@@ -16,8 +16,7 @@ from bert_jax.planning.roofline import predict
 from bert_jax.planning.schedule import phase_table
 from bert_jax.planning.topologies import Topology
 from bert_jax.report import Note, Section, Table
-from bert_jax.training.loop import check_run
-from bert_jax.training.micro_batch import requested_accumulation, valid_accumulations
+from bert_jax.training.micro_batch import check_run, requested_accumulation, valid_accumulations
 from bert_jax.training.optimizers import describe
 from bert_jax.training.programs import Programs
 from bert_jax.training.sharding import unsharded_dimensions

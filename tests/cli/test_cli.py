@@ -188,7 +188,7 @@ def test_pretrain_and_evaluate_a_mixture(sandbox, second_corpus, tmp_path, capsy
     assert "continuing from step 2" in capsys.readouterr().err
     assert cli.main([*arguments, f"{one}=1", f"{two}=1"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert all(word in line for word in ("other shares", "second 0.25 -> 0.5", "corpus 0.75 -> 0.5")), line
+    assert all(word in line for word in ("different run", "second 0.25 -> 0.5", "corpus 0.75 -> 0.5")), line
     assert cli.main(["evaluate", "run", one, two, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert {name for name in found if "second" in name}, found

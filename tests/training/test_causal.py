@@ -16,7 +16,6 @@ from bert_jax.data.corpus import Corpus
 from bert_jax.data.mixture import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.model import bert
-from bert_jax.model.flops import pretraining_flops
 from bert_jax.model.heads import Heads
 from bert_jax.objectives.causal_lm import add_next_token_targets
 from bert_jax.objectives.masking import Vocabulary
@@ -79,11 +78,6 @@ def test_the_task_hides_nothing(causal_config, evaluating):
     assert {name: float(value.weight) for name, value in sums.items()} == {"causal_loss": 43, "causal_accuracy": 43}
     # Fresh weights know nothing: log 120 per token.
     np.testing.assert_allclose(float(sums["causal_loss"].sum) / 43, np.log(120), atol=0.2)
-
-
-def test_flops_count_all_positions(causal_config):
-    task = Pretraining(causal_config, Vocabulary(64, 60, (0, 7, 30, 31, 60)))
-    assert task.step_flops(0) == pretraining_flops(causal_config.model, 8, 32, 31)
 
 
 def test_a_causal_run(causal_run):

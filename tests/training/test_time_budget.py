@@ -99,12 +99,6 @@ def test_a_run_that_the_clock_ended_gets_more_hours(tmp_path):
     assert last == pytest.approx(3 * step, rel=0.02) and set(more) == {1.0}
 
 
-def test_steps_are_a_bound(tmp_path):
-    machine = Machine(timed(hours=10.0, steps=200), tmp_path / "ledger")
-    steps, rates = machine.run(0, np.inf, 1.0)
-    assert steps == 200 and rates[100] == pytest.approx(5 / 9, abs=0.01)
-
-
 def test_phases_without_hours_have_no_decisions(tmp_path):
     config = dataclasses.replace(timed(), phases=(Phase(steps=5), Phase(steps=7, learning_rate=2.0, warmup_steps=0)))
     machine = Machine(config, tmp_path / "ledger")
