@@ -20,7 +20,7 @@ from typing import Any
 from bert_jax import config as config_lib
 from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, Phase, RecoveryConfig, presets
 from bert_jax.data.corpus import Corpus
-from bert_jax.data.mixture_spec import CorpusWeight
+from bert_jax.data.mixture import CorpusWeight
 from bert_jax.doctor import reference_curve
 from bert_jax.doctor.reference_curve import Curve, Precision, Values
 from bert_jax.training.run_directory.metrics import read_metrics

@@ -1,6 +1,5 @@
 """The table of chips: chip of a device, and plausible figures."""
 
-import re
 from unittest import mock
 
 import jax
@@ -43,7 +42,6 @@ def test_figures_are_in_their_units(chip):
     assert 4e10 < max(1, 2 * chip.torus_dimensions) * chip.link_bandwidth < 1e12
     assert 1e9 < chip.network_bandwidth < 1e11 < chip.memory_bandwidth
     assert all(0 < share <= 1 for share in chip.efficiency)
-    assert re.match(r"https://(cloud\.google|www\.nvidia)\.com/", chip.source)
 
 
 def test_slices():

@@ -127,14 +127,6 @@ def test_a_holder_notices_that_it_was_taken_over(place, monkeypatch):
     assert json.loads((place / LOCK_FILE).read_bytes()) == taker
 
 
-def test_a_lock_that_was_taken_over_is_not_removed(place):
-    """Though no heartbeat has seen it yet."""
-    with DirectoryLock(place) as lock:
-        lock.acquire()
-        taker = leave_lock(place, host="node7", process=3)
-    assert json.loads((place / LOCK_FILE).read_bytes()) == taker
-
-
 def test_an_error_of_the_store_does_not_hide_that_of_the_run(place, monkeypatch, capfd):
     def fail(path):
         raise ConnectionError("no route")

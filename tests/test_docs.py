@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from bert_jax.flags import list_flags
+from bert_jax.launchers.kubernetes import Kubernetes
 from data_prep.cli import main as data_prep_cli
 from tests.cli.test_flags import ARGUMENTS, flags_of
 from tests.pages import PAGES, ROOT, lines_of, run_page
@@ -50,10 +51,10 @@ def test_pages_name_only_flags_that_exist():
     """Flags in running text, too: `--phases.0.batch-size` and the like."""
     known = set(OTHER_FLAGS.split())
     fields = [flag for command in ARGUMENTS for flag in flags_of(command)]
-    fields += [flag for command in data_prep_cli.COMMANDS.values() for flag in list_flags(command)]
+    for command in (*data_prep_cli.COMMANDS.values(), Kubernetes):
+        fields += list_flags(command)
     known |= {name for flag in fields for name in flag.names}
-    for launcher in ("tpu_pod.sh", "kubernetes.py"):
-        known |= set(re.findall(r"--[a-z][a-z-]*\w", (ROOT / "bert_jax" / "launchers" / launcher).read_text()))
+    known |= set(re.findall(r"--[a-z][a-z-]*\w", (ROOT / "bert_jax" / "launchers" / "tpu_pod.sh").read_text()))
     for page in PAGES:
         used = set(re.findall(r"(?<![\w-])--[a-z][\w.\-]*\w", (ROOT / page).read_text()))
         assert used <= known, f"{page}: {sorted(used - known)}"

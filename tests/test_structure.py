@@ -41,7 +41,7 @@ def mentions(attribute: str) -> set[str]:
 @pytest.mark.parametrize(
     ("attribute", "files"),
     [
-        ("jit", "convert/formats/stablehlo inference/loaded_model training/programs training/step"),
+        ("jit", "convert/formats/stablehlo inference/loaded_model training/programs"),
         ("pmap", ""),
         ("pjit", ""),
         ("PartitionSpec", "training/sharding"),

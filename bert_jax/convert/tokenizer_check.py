@@ -11,7 +11,7 @@ import tokenizers
 
 from bert_jax.convert import tokenizer_files
 from bert_jax.convert.parity import transformers_forward
-from bert_jax.convert.parity.parity_report import TokenizerAgreement, tokenizer_agreement
+from bert_jax.convert.parity.parity_report import TokenizerAgreement
 from bert_jax.convert.parity.sample_texts import TEXTS
 from bert_jax.convert.source_model import SourceModel
 from bert_jax.errors import UserError
@@ -52,7 +52,7 @@ def write_hf_tokenizer(source_model: SourceModel, directory: Path) -> None:
     if copied.exists() and FORMAT in copied.read_text()[:100]:
         copied.unlink()
     family, positions = source_model.model.family, source_model.model.config.max_positions
-    tokenizer_files.write_tokenizer_files(tokenizer, directory, family, positions, replace=False)
+    tokenizer_files.write_tokenizer_files(tokenizer, directory, family, positions)
     stated = read_json_object(directory / CONFIG, COPY_AGAIN)
     if missing := _missing_settings(tokenizer, stated):
         (directory / CONFIG).write_text(json.dumps(stated | missing, indent=2) + "\n")
@@ -85,7 +85,9 @@ def compare_tokenizers(source_model: SourceModel, directory: Path, for_transform
         written = _with_transformers(directory, {})
     else:
         written = Tokenizer.load(directory).encode
-    return tokenizer_agreement([reference, tokenizer.encode, written], TEXTS, library)
+    encoders = (reference, tokenizer.encode, written)
+    different = [text for text in TEXTS if len({tuple(encode(text)) for encode in encoders}) > 1]
+    return TokenizerAgreement(len(TEXTS) - len(different), len(TEXTS), next(iter(different), None), library)
 
 
 def _reference_tokenizer(source_model: SourceModel, tokenizer: Tokenizer) -> tuple[Encode, str]:

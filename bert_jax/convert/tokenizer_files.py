@@ -40,17 +40,14 @@ def copy_tokenizer_files(source: StoredPath, destination: StoredPath) -> list[st
     return names
 
 
-def write_tokenizer_files(
-    tokenizer: Tokenizer, destination: StoredPath, family: str, max_length: int, *, replace: bool = True
-) -> list[str]:
-    """Write the files that transformers needs to load a tokenizer.
+def write_tokenizer_files(tokenizer: Tokenizer, destination: StoredPath, family: str, max_length: int) -> list[str]:
+    """Write the files that transformers needs to load a tokenizer; existing files are kept.
 
     Args:
       tokenizer: of any kind.
       destination: existing directory.
       family: model_type in transformers: bert, distilbert, electra, roberta, albert, ...
       max_length: maximum number of tokens of a text, special ones included.
-      replace: whether existing files of the same name are replaced.
 
     Returns:
       names of the files, written or kept.
@@ -81,7 +78,7 @@ def write_tokenizer_files(
         file_contents["merges.txt"] = _merges(description["model"]["merges"]).encode()
     file_contents["tokenizer_config.json"] = (json.dumps(settings, indent=2) + "\n").encode()
     for file, content in file_contents.items():
-        if replace or not (destination / file).exists():
+        if not (destination / file).exists():
             (destination / file).write_bytes(content)
     return list(file_contents)
 

@@ -2,7 +2,7 @@
 
 No record is read here. The random numbers of an example are hashes of (seed, example epoch, document, first sentence of
 the document in its chunk), so an example does not depend on the other examples of its window or on packing.
-Every document has a sentence and every sentence a token; `epoch_plan.chunk_bounds` checks that.
+Every document has a sentence and every sentence a token; `bert-data` writes no others.
 """
 
 from typing import NamedTuple
@@ -47,17 +47,6 @@ class CorpusLayout(NamedTuple):
     """first sentence of each document, int64 [num_documents + 1]"""
 
 
-class WindowExamples(NamedTuple):
-    """The examples of a window."""
-
-    examples: np.ndarray
-    """structured array of `EXAMPLE_DTYPE`"""
-    truncated_tokens: int
-    """tokens that are in no example, because a pair was longer than its row"""
-    forced_random_pairs: int
-    """pairs of one sentence, whose segment B can only be random"""
-
-
 def make_examples(
     layout: CorpusLayout,
     chunks: np.ndarray,
@@ -65,7 +54,7 @@ def make_examples(
     seq_len: int,
     key: np.uint64,
     salt: np.uint64,
-) -> WindowExamples:
+) -> tuple[np.ndarray, int, int]:
     """All examples of some chunks of a corpus, in order.
 
     Pairs (google-research/bert and google-research/albert, create_pretraining_data.py): sentences of a document are
@@ -87,6 +76,11 @@ def make_examples(
       seq_len: tokens per row, special tokens included.
       key: hash of seed and example epoch.
       salt: hash of the corpus, for example ids.
+
+    Returns:
+      the examples, a structured array of `EXAMPLE_DTYPE`,
+      the number of tokens that are in no example, because a pair was longer than its row, and
+      the number of pairs of one sentence, whose segment B can only be random.
     """
     sentences = int(np.diff(chunks).sum())
     if data.paired:
@@ -102,7 +96,7 @@ def make_examples(
         crosses, cuts = data.format == "full_sentences", data.example_end == "row"
         count = _make_single_segments(layout, chunks, crosses, cuts, budget, salt, out)
         truncated, forced_random = 0, 0
-    return WindowExamples(out[:count].copy(), int(truncated), int(forced_random))
+    return out[:count].copy(), int(truncated), int(forced_random)
 
 
 @numba.njit(cache=True, nogil=True)

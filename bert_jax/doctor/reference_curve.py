@@ -17,7 +17,7 @@ import jax
 
 from bert_jax import config as config_lib
 from bert_jax.config import Config, presets
-from bert_jax.data.mixture_spec import CorpusWeight, open_corpora
+from bert_jax.data.mixture import CorpusWeight, open_corpora
 from bert_jax.doctor.check_context import Finding, finding
 from bert_jax.errors import UserError
 from bert_jax.storage import read_json

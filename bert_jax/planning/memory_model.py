@@ -1,4 +1,4 @@
-"""Estimated bytes of a step on each device, by kind: arithmetic for the mesh search, without compilation.
+"""Estimated bytes of a step on each device, by kind: arithmetic, without compilation.
 
 | kind | bytes |
 |---|---|
@@ -26,22 +26,10 @@ LOGIT_BYTES = 8
 """Per logit: value and gradient, float32."""
 BATCH_ARRAYS = 6
 """Arrays of a batch with the length of the row, int32: ids, types, segments, positions, masked ids, and scratch."""
-DROPOUT_MASK_BYTES = 1
-"""Per element of a dropout: a boolean."""
 
 
 def estimate_memory(config: Config, phase: int, sizes: Sizes, accumulation: int) -> dict[str, int]:
-    """Bytes per device by kind, for a step of a phase at its full batch size; their sum must fit.
-
-    Args:
-      config: of the run.
-      phase: index.
-      sizes: of the mesh.
-      accumulation: micro-batches per step.
-
-    Raises:
-      UserError: rows or heads are not divisible by the mesh.
-    """
+    """Bytes per device by kind, for a step of a phase at its full batch size; arguments and errors as `workload`."""
     work = workload(config, phase, sizes, accumulation)
     model, parameters, width = work.model, work.parameters, work.model.hidden_size
     is_bfloat16 = work.bytes_per_activation == 2
@@ -87,12 +75,10 @@ def layer_bytes(work: Workload) -> int:
 
     In the compute type: the layer's input, query, key and value, context, input of the feed-forward layer, and input
     and output of its activation function. In float32: centred and normalised input of both norms. Attention:
-    probabilities in float32, and after dropout in the compute type. Dropouts: their masks.
+    probabilities in float32, and after dropout in the compute type. Dropouts: their masks, one byte per element.
     """
     model, size, hidden = work.model, work.bytes_per_activation, work.tokens * work.model.hidden_size
     activations = size * (2 * hidden + work.tokens * (4 * work.inner + (1 + work.up_projections) * work.wide))
-    norms = 2 * 2 * 4 * hidden
-    masks = DROPOUT_MASK_BYTES * 2 * hidden * (model.hidden_dropout > 0)
-    if model.attention == "cudnn":
-        return activations + norms + masks
-    return activations + norms + masks + work.scores * (4 + size + DROPOUT_MASK_BYTES * (model.attention_dropout > 0))
+    norms, masks = 2 * 2 * 4 * hidden, 2 * hidden * (model.hidden_dropout > 0)
+    scores = 0 if model.attention == "cudnn" else work.scores * (4 + size + (model.attention_dropout > 0))
+    return activations + norms + masks + scores

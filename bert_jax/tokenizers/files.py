@@ -179,23 +179,13 @@ def _merges(text: str, path: epath.Path, vocab: dict[str, int]) -> list[tuple[st
     return merges
 
 
-def _read_json(
-    path: epath.Path, lowercase: bool | None, settings: Settings, add_special_tokens: bool
-) -> TokenizerModel:
-    return from_json(_text(path), str(path), add_special_tokens)
-
-
-def _read_sentencepiece(
-    path: epath.Path, lowercase: bool | None, settings: Settings, add_special_tokens: bool
-) -> TokenizerModel:
-    return from_sentencepiece(path.read_bytes(), str(path), add_special_tokens, settings.preprocessing())
-
-
 READERS: dict[str, Callable[[epath.Path, bool | None, Settings, bool], TokenizerModel]] = {
-    ".json": _read_json,
+    ".json": lambda path, lowercase, settings, add: from_json(_text(path), str(path), add),
     ".txt": _read_wordpiece,
     ".bpe": _read_merges,
-    ".model": _read_sentencepiece,
+    ".model": lambda path, lowercase, settings, add: from_sentencepiece(
+        path.read_bytes(), str(path), add, settings.preprocessing()
+    ),
 }
 """By file type (`hf_settings.FILE_TYPES`): a function of the path, `lowercase` and `add_special_tokens` of
 `Tokenizer.load`, and the settings in the file's directory."""

@@ -119,7 +119,20 @@ def wordpiece(
     strip_accents: bool | None = None,
     split_chinese: bool = True,
 ) -> tokenizers.Tokenizer:
-    """BERT's: see `bert_jax.tokenizers.tokenizer.wordpiece` and `bert_normalizer`."""
+    """BERT's tokenizer with the given pieces: normalization, splitting at punctuation, WordPiece.
+
+    Words are split greedily, longest match first (Devlin et al. 2019, google-research/bert
+    tokenization.py), and a word longer than 100 characters becomes [UNK].
+
+    Args:
+      pieces: the vocabulary in the order of ids.
+      lowercase: lower-case and, unless `strip_accents` is set, strip accents; None: derived from the vocabulary.
+      origin: names the vocabulary in error messages.
+      strip_accents, split_chinese: of `bert_normalizer`.
+
+    Raises:
+      UserError: a piece occurs twice.
+    """
     vocab = {piece: i for i, piece in enumerate(pieces)}
     if len(vocab) != len(pieces):
         twice = next(piece for i, piece in enumerate(pieces) if vocab[piece] != i)
@@ -146,7 +159,13 @@ def wordpiece(
 
 
 def char_bpe(pieces: Sequence[str], merges: Merges, lowercase: bool) -> tokenizers.Tokenizer:
-    """Character-level BPE in BERT's words with the prefix ▁: see `bert_jax.tokenizers.tokenizer.char_bpe`."""
+    """Character-level BPE (Sennrich et al. 2016) on the words of BERT's tokenizer, each with the prefix "▁".
+
+    Args:
+      pieces: in the order of ids, with BERT's special tokens, "▁", and every piece of the merges.
+      merges: pairs of pieces, in the order in which they are joined.
+      lowercase: lower-case and strip accents.
+    """
     vocab = {piece: i for i, piece in enumerate(pieces)}
     library = tokenizers.Tokenizer(models.BPE(vocab, list(merges), unk_token=UNK))
     library.normalizer = bert_normalizer(lowercase)
@@ -163,7 +182,14 @@ def char_bpe(pieces: Sequence[str], merges: Merges, lowercase: bool) -> tokenize
 
 
 def byte_bpe(vocab: Mapping[str, int], merges: Merges, lowercase: bool, *, prefix_space: bool) -> tokenizers.Tokenizer:
-    """GPT-2's byte-level BPE: see `bert_jax.tokenizers.tokenizer.byte_bpe`."""
+    """Byte-level BPE as in GPT-2 (Radford et al. 2019) and RoBERTa, without unknown pieces.
+
+    Args:
+      vocab: ids of the pieces, with RoBERTa's special tokens.
+      merges: pairs of pieces, in the order in which they are joined.
+      lowercase: lower-case.
+      prefix_space: add a space before every text, so that its first word is encoded like others; GPT-2 does not.
+    """
     library = tokenizers.Tokenizer(models.BPE(dict(vocab), list(merges)))
     if lowercase:
         library.normalizer = normalizers.Lowercase()

@@ -190,59 +190,25 @@ class Tokenizer:
 
 
 def wordpiece(pieces: Sequence[str], lowercase: bool | None, origin: str) -> Tokenizer:
-    """BERT's tokenizer with the given pieces: normalization, splitting at punctuation, WordPiece.
-
-    Words are split greedily, longest match first (Devlin et al. 2019, google-research/bert
-    tokenization.py), and a word longer than 100 characters becomes [UNK].
-
-    Args:
-      pieces: the vocabulary in the order of ids.
-      lowercase: lower-case and strip accents; None: derived from the vocabulary.
-      origin: names the vocabulary in error messages.
-
-    Raises:
-      UserError: a special token is missing, or a piece occurs twice.
-    """
+    """BERT's tokenizer: see `kinds.wordpiece`."""
     return Tokenizer(TokenizersBackend(kinds.wordpiece(pieces, lowercase, origin), origin))
 
 
 def char_bpe(pieces: Sequence[str], merges: kinds.Merges, lowercase: bool, origin: str) -> Tokenizer:
-    """Character-level BPE (Sennrich et al. 2016) on the words of BERT's tokenizer, each with the prefix "▁".
-
-    Args:
-      pieces: in the order of ids, with BERT's special tokens, "▁", and every piece of the merges.
-      merges: pairs of pieces, in the order in which they are joined.
-      lowercase: lower-case and strip accents.
-      origin: names the vocabulary in error messages.
-    """
+    """Character-level BPE: see `kinds.char_bpe`; `origin` names the vocabulary in error messages."""
     return Tokenizer(TokenizersBackend(kinds.char_bpe(pieces, merges, lowercase), origin))
 
 
 def byte_bpe(
     vocab: Mapping[str, int], merges: kinds.Merges, lowercase: bool, *, prefix_space: bool, origin: str
 ) -> Tokenizer:
-    """Byte-level BPE as in GPT-2 (Radford et al. 2019) and RoBERTa, without unknown pieces.
-
-    Args:
-      vocab: ids of the pieces, with RoBERTa's special tokens.
-      merges: pairs of pieces, in the order in which they are joined.
-      lowercase: lower-case.
-      prefix_space: add a space before every text, so that its first word is encoded like others; GPT-2 does not.
-      origin: names the vocabulary in error messages.
-
-    Raises:
-      UserError: a special token is missing.
-    """
+    """Byte-level BPE: see `kinds.byte_bpe`; `origin` names the vocabulary in error messages."""
     library = kinds.byte_bpe(vocab, merges, lowercase, prefix_space=prefix_space)
     return Tokenizer(TokenizersBackend(library, origin))
 
 
 def sentencepiece(content: bytes, origin: str) -> Tokenizer:
-    """A SentencePiece model (Kudo and Richardson 2018), run by the `sentencepiece` library.
-
-    Args:
-      content: of a .model file.
-      origin: names the file in error messages.
+    """The content of a .model file (Kudo and Richardson 2018), run by the `sentencepiece` library.
 
     Raises:
       UserError: a special token is missing, or the content is not a SentencePiece model.

@@ -18,28 +18,15 @@ from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath
 from bert_jax.training import recovery
 from bert_jax.training.divergence import DivergenceError
-from bert_jax.training.micro_batch import (
-    MicroBatchRequest,
-    TrainSteps,
-    memory_is_known,
-    micro_batches_of,
-    requested_accumulation,
-)
-from bert_jax.training.programs import Programs
+from bert_jax.training.micro_batch import TrainSteps, micro_batches_of
+from bert_jax.training.programs import Programs, put_step_inputs
 from bert_jax.training.reporter import Reporter
-from bert_jax.training.run_directory.checkpoint import (
-    Checkpoints,
-    broadcast_newest_intact,
-    checkpoint_directory,
-    read_metadata,
-    restore_parts,
-)
+from bert_jax.training.run_directory.checkpoint import Checkpoints, checkpoint_directory
 from bert_jax.training.run_directory.goodput import GoodputRecorder
 from bert_jax.training.run_directory.ledger import Ledger
 from bert_jax.training.run_directory.workdir import LEDGER
-from bert_jax.training.sharding import check_heads, check_processes, check_rows, put_rows
+from bert_jax.training.sharding import put_rows
 from bert_jax.training.state import InitialParams, TrainState
-from bert_jax.training.step import put_step_inputs
 from bert_jax.training.time_budget import WallClockSchedule
 
 
@@ -98,7 +85,7 @@ def train(
 
     Args:
       programs: the task, the mesh, and what is compiled for them.
-      accumulations: of `check_run`, which must have been called.
+      accumulations: of `micro_batch.check_run`, which must have been called.
       workdir: of the run, acquired for it (workdir.acquire).
       metadata: JSON values to keep in every checkpoint.
       initial: initial parameters and moments; None: random initialisation.
@@ -228,49 +215,3 @@ def _ended(config: Config, schedule: WallClockSchedule, cursor: Cursor, evaluati
     if cursor.step >= config.total_steps:
         return "steps"
     return "time" if cursor.step >= schedule.end else ""
-
-
-def check_run(programs: Programs, processes: int, micro_batch: MicroBatchRequest = None) -> tuple[int | None, ...]:
-    """Check once, before a run, that `processes` processes can train and evaluate all phases of a task on its mesh.
-
-    Args:
-      programs: the task and the mesh, which can be abstract.
-      processes: of the run.
-      micro_batch: rows of a micro-batch on each device, "auto", or None for the config's `accumulation`.
-
-    Returns:
-      the number of micro-batches of each phase; None: to be found by the memory of the devices.
-
-    Raises:
-      UserError: batches that cannot be split, patterns that match no parameter.
-    """
-    config, mesh = programs.task.config, programs.mesh
-    check_processes(mesh, processes)
-    check_heads(config.model, mesh)
-    is_searched = micro_batch == "auto" or memory_is_known(mesh)
-    accumulations = []
-    for i, phase in enumerate(config.phases):
-        requested = requested_accumulation(phase, i, mesh, micro_batch)
-        accumulation = requested or phase.fewest_micro_batches
-        first = phase.batch_size_at(0)  # later batch sizes are multiples of it
-        name = "start_batch_size" if phase.start_batch_size else "batch_size"
-        check_rows(first, micro_batches_of(phase, first, accumulation), mesh, f"phases.{i}.{name}")
-        programs.abstract_state(i)  # checks the patterns
-        accumulations.append(requested if is_searched else accumulation)
-    return tuple(accumulations)
-
-
-def evaluate_newest(programs: Programs, workdir: StoredPath) -> dict[str, float]:
-    """Held-out metrics of the newest intact checkpoint of a run; training batches need not divide over the mesh.
-
-    Raises:
-      UserError: the run has no checkpoint.
-    """
-    checkpoint = broadcast_newest_intact(checkpoint_directory(workdir))
-    if checkpoint is None:
-        raise UserError(f"{workdir} has no finished checkpoint yet: train it further with bert-jax pretrain")
-    phase = read_metadata(checkpoint)["phase"]
-    abstract = programs.abstract_state(phase).params
-    params = restore_parts(checkpoint, {"params": abstract})["params"]
-    on_mesh = jax.tree.map(lambda x, shape: jax.device_put(x, shape.sharding), params, abstract)
-    return programs.evaluate(on_mesh, phase)

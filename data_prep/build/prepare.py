@@ -157,7 +157,7 @@ class _BlockBuilder:
         entry = self._skipped.setdefault(skipped.reason, {"count": 0, "first": []})
         entry["count"] += 1
         if len(entry["first"]) < FIRST_PLACES:
-            entry["first"].append([skipped.origin, skipped.detail])
+            entry["first"].append(str(skipped))
 
     def add(self, part: Document) -> None:
         """Adds a document, or a part of one."""

@@ -12,7 +12,7 @@ from etils import epath
 
 from bert_jax.data.corpus import INCOMPLETE
 from bert_jax.errors import UserError
-from bert_jax.storage import is_remote, make_local_directory
+from bert_jax.storage import check_reachable, is_remote, make_local_directory
 from data_prep.build import scratch, writer
 
 _ARGUMENTS = "build.json"
@@ -23,9 +23,17 @@ def scratch_directory(directory: epath.Path, name: str, parent: os.PathLike | st
     """The directory for unfinished work of a build to `directory`: inside it, or a folder of its own below `parent`.
 
     Raises:
-      UserError: the directory contains files that are not from a build.
+      UserError: the directory contains other files, or its store cannot be reached.
     """
-    scratch_dir = writer.prepare_scratch_directory(directory)
+    check_reachable(directory)
+    if directory.exists():
+        if not directory.is_dir():
+            raise UserError(f"{directory}: is a file; choose another --out")
+        writer.check_not_finished(directory)
+        if not (directory / INCOMPLETE).exists() and any(directory.iterdir()):
+            raise UserError(f"{directory}: is not empty and holds no corpus; choose another --out")
+    scratch_dir = directory / INCOMPLETE
+    make_local_directory(scratch_dir)
     if parent is not None:
         scratch_dir = epath.Path(parent) / f"{name}.incomplete"
         make_local_directory(scratch_dir)

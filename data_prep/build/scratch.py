@@ -91,7 +91,7 @@ def unpack_texts(packed: np.ndarray) -> list[str]:
 def read_metadata(path: epath.Path) -> dict:
     """The metadata of a file of `write_arrays`; reads only the header."""
     with path.open("rb") as file:
-        raw = file.read(_header_size(file.read(8), path))
+        raw = file.read(int.from_bytes(file.read(8), "little"))
     try:
         return json.loads(json.loads(raw)["__metadata__"]["facts"])
     except (ValueError, KeyError) as error:
@@ -109,12 +109,6 @@ def read_arrays(path: epath.Path, names: Iterable[str] | None = None) -> dict[st
             return {name: file.get_tensor(name) for name in available if names is None or name in names}
     except safetensors.SafetensorError as error:
         raise _damaged(path) from error
-
-
-def _header_size(raw: bytes, path: epath.Path) -> int:
-    if len(raw) < 8:
-        raise _damaged(path)
-    return int.from_bytes(raw, "little")
 
 
 def _damaged(path: epath.Path) -> UserError:

@@ -52,12 +52,6 @@ class Assembler:
             arrays, counts = writer.finish(target)
         scratch.write_arrays(done, arrays, counts | {"file": target.name} | file_entry(target))
 
-    def first_document_origin(self, plan: str) -> str:
-        """Origin of the first document of a plan, for messages."""
-        directory = epath.Path(self.scratch)
-        blocks, arrays = scratch.read_metadata(directory / plan)["units"], scratch.read_arrays(directory / plan)
-        return next(_parts(directory, blocks, arrays))[1].origin
-
     def _temporary(self) -> str | None:
         """Directory for unfinished shards: the scratch directory, unless it is in an object store."""
         return None if is_remote(self.scratch) else self.scratch

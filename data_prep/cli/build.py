@@ -20,7 +20,6 @@ from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep import sources
 from data_prep.clean import NORMALIZATIONS, CleaningOptions
 from data_prep.cli.arguments import File, Fraction, Sources, Specs, Switch, Workers
-from data_prep.duplicates.decontamination import name_flag_in_errors
 from data_prep.options import BuildOptions, NearDuplicateOptions
 
 _MANY_UNKNOWN = 0.05
@@ -129,8 +128,7 @@ class Build:
         started = time.perf_counter()
         out = epath.Path(self.out)
         options, name = self._options(), self.name or self._default_name(out)
-        with name_flag_in_errors():
-            evaluation = [sources.parse(spec, self.workers) for spec in self.filters.decontaminate]
+        evaluation = [sources.parse(spec, self.workers) for spec in self.filters.decontaminate]
         tokenizer = Tokenizer.load(self.tokenizer)
         if tokenizer.note:
             print(f"note: {tokenizer.note}", file=sys.stderr)

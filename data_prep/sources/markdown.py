@@ -95,7 +95,7 @@ class MarkdownSource(FileSource):
             return super().from_spec(spec, argument, workers)
         if level not in tuple("123456"):
             example = "give the level of a heading, 1 to 6, e.g. `markdown:*.md@2`"
-            raise UserError(f"--source {spec}: after the @, {example}")
+            raise UserError(f"source {spec}: after the @, {example}")
         return dataclasses.replace(super().from_spec(spec, pattern, workers), level=int(level))
 
     @property

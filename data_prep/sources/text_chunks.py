@@ -35,6 +35,8 @@ class TextChunk:
     """the last document ends in this chunk"""
     line_start: bool = True
     """only white space precedes the first byte on its line"""
+    file_properties: tuple[str, ...] = ()
+    """what the source needs from the start of the file; for dumps of MediaWiki, namespaces whose links show no text"""
 
     @property
     def origin(self) -> str:
@@ -89,7 +91,6 @@ class _Window:
 
     def __init__(self, file: DecompressingReader, size: int):
         self._file = file
-        self._size = size
         self.data = file.read(size)
         self.complete = len(self.data) < size
         """nothing follows in the file"""
@@ -105,12 +106,6 @@ class _Window:
             more = self._file.read(missing)
             self.complete = len(more) < missing
             self.data += more
-
-    def read_more(self) -> bytes:
-        """The next bytes, as many as the initial size, for the caller to append; empty at the end of the file."""
-        more = b"" if self.complete else self._file.read(self._size)
-        self.complete = len(more) < self._size
-        return more
 
     def take(self, size: int, begins: bool = True, ends: bool = True) -> TextChunk:
         """Removes bytes from the start and returns them."""
@@ -183,19 +178,14 @@ def record_aligned_blocks(
 
 def _first_end(window: _Window, end_marker: bytes, max_bytes: int) -> int:
     """Reads to the end of the first record and returns its place; 0 if the record is too long."""
-    overlap = len(end_marker) - 1
-    parts, size = [window.data], len(window.data)
-    position, end = window.data.find(end_marker), window.data[-overlap:] if overlap else b""
-    while position < 0 and size <= max_bytes and (more := window.read_more()):
-        place = (end + more).find(end_marker)
-        position = place if place < 0 else size - len(end) + place
-        end = (end + more)[-overlap:] if overlap else b""
-        parts.append(more)
-        size += len(more)
-    window.data = b"".join(parts)
-    if position > max_bytes or (position < 0 and size > max_bytes):
-        return 0
-    return position + len(end_marker) if position >= 0 else size
+    searched = 0
+    while (place := window.data.find(end_marker, searched)) < 0 and len(window.data) <= max_bytes:
+        size = len(window.data)
+        if window.complete:
+            return size
+        searched = max(0, size - len(end_marker) + 1)
+        window.read_up_to(min(2 * size, max_bytes + len(end_marker)))
+    return place + len(end_marker) if 0 <= place <= max_bytes else 0
 
 
 def _skip_record(window: _Window, end_marker: bytes, max_bytes: int) -> Skipped:

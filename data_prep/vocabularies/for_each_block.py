@@ -39,13 +39,14 @@ class Totals:
         self.skipped += other.skipped
         self.first = self.first or other.first
 
-    def report(self, source: Source) -> None:
-        """Prints a note on what was skipped; raises the errors of `Source.check_not_empty`."""
-        source.check_not_empty(self.documents, self.skipped, self.first)
-        if self.first:
-            counts = ", ".join(f"{count} x {reason}" for reason, count in self.skipped.items())
-            first = f"{self.first.origin}: {self.first.detail}"
-            print(f"note: --source {source.spec}: skipped {counts}; the first: {first}", file=sys.stderr)
+
+def report_skipped(sources: Sequence[Source], totals: Sequence[Totals]) -> None:
+    """Prints notes on what was skipped; raises the errors of `Source.check_not_empty`."""
+    for source, total in zip(sources, totals, strict=True):
+        source.check_not_empty(total.documents, total.skipped, total.first)
+        if total.first:
+            counts = ", ".join(f"{count} x {reason}" for reason, count in total.skipped.items())
+            print(f"note: source {source.spec}: skipped {counts}; the first: {total.first}", file=sys.stderr)
 
 
 def for_each_block(

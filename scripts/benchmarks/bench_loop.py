@@ -38,6 +38,7 @@ from bert_jax.data.batches import HostBatch
 from bert_jax.data.cursor import Cursor
 from bert_jax.errors import UserError
 from bert_jax.training import loop
+from bert_jax.training.micro_batch import check_run
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.programs import Programs
 from bert_jax.training.run_directory.checkpoint import COMMIT_MARKER, Checkpoints, find_damage
@@ -104,7 +105,7 @@ def bench_hooks(options: argparse.Namespace) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as workdir:
             programs = Programs(task, step.mesh)
             programs.train_step = lambda *_: step  # compiled already; the bare side runs the same one
-            loop.train(programs, loop.check_run(programs, 1), Path(workdir), {})
+            loop.train(programs, check_run(programs, 1), Path(workdir), {})
         rows = harness.summary(task.samples, "bare", tuple(CLOCKS))
         main, bare = [one["main"] for one in task.samples["loop"]], [one["seconds"] for one in task.samples["bare"]]
         rows["loop"]["main / seconds of bare"] = harness.ratio(main, bare)

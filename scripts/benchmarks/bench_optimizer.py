@@ -27,7 +27,7 @@ import optax
 from bert_jax.config import OptimizerConfig, presets
 from bert_jax.model import bert
 from bert_jax.model.heads import Heads
-from bert_jax.training.optimizers.optimizer import make_optimizer
+from bert_jax.training.optimizers.optimizer import Optimizer
 
 HUGE_PAGES = "glibc.malloc.hugetlb=1"
 BARE_BYTES, LAMB_BYTES = 28, 40
@@ -63,7 +63,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     params = draw(shapes, 0)
     newest = [params, jax.jit(optax.scale_by_adam().init)(params)]
     rest = (draw(shapes, 1), jnp.float32(1e-4), jnp.bool_(True))
-    updates = {name: make_optimizer(OptimizerConfig(name=name), shapes).update for name in ("adamw", "lamb")}
+    updates = {name: Optimizer(OptimizerConfig(name=name), shapes).update for name in ("adamw", "lamb")}
     updates["bare adamw"] = bare_adamw
     programs = {name: compiled(update, (*newest, *rest)) for name, update in updates.items()}
 

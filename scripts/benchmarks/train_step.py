@@ -20,9 +20,8 @@ from bert_jax.model.flops import pretraining_flops
 from bert_jax.objectives import masking
 from bert_jax.objectives.masking import Vocabulary
 from bert_jax.training.pretraining_task import Pretraining
-from bert_jax.training.programs import Programs
+from bert_jax.training.programs import Programs, put_step_inputs
 from bert_jax.training.sharding import check_rows, make_mesh, put_rows
-from bert_jax.training.step import put_step_inputs
 
 # (layers, width): Turc et al. 2019, table 1; Devlin et al. 2019, section 3.
 PRESETS = {

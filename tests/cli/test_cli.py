@@ -91,7 +91,8 @@ BAD = [
             ("flipped", "", f"flipped/corpus-train ... damaged, its SHA-256 is not the recorded one; {REMEDY}"),
             ("cut", "--data.verify counts", f"damaged, it has  ... bytes where corpus.json lists  ... {REMEDY}"),
             ("retokenized", "", f"tokenizer.json is not the tokenizer that the corpus was built with ... {REMEDY}"),
-            ("corpus ./corpus", "", "is given twice"),
+            ("corpus ./corpus", "", "are the same corpus"),
+            ("corpus other", "", "both named 'corpus' ... --name"),
             ("corpus=2 named", "", "has no weight ... give all of them a weight"),
             ("corpus=1 named=99999", "", "rounded to 0 of 10,000 ... give it more"),
             ("corpus foreign", "", "different tokenizers ... --tokenizer"),
@@ -187,7 +188,7 @@ def test_pretrain_and_evaluate_a_mixture(sandbox, second_corpus, tmp_path, capsy
     assert "continuing from step 2" in capsys.readouterr().err
     assert cli.main([*arguments, f"{one}=1", f"{two}=1"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert all(word in line for word in ("other shares", "second 0.25 -> 0.5", "corpus 0.75 -> 0.5")), line
+    assert all(word in line for word in ("different run", "second 0.25 -> 0.5", "corpus 0.75 -> 0.5")), line
     assert cli.main(["evaluate", "run", one, two, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert {name for name in found if "second" in name}, found

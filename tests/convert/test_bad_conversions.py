@@ -129,6 +129,8 @@ def test_shapes_that_contradict_the_config(refuses, spoil):
         ({"hidden_dropout_prob": 10**400}, "it must be from 0 to 1"),
         ({"model_type": "t5"}, "model_type 't5' is not supported: use one of bert, roberta"),
         ({"model_type": None}, "is not supported: use one of bert, roberta"),
+        ({"position_embedding_type": "relative_key"}, "only absolute positions can be read"),
+        ({"hidden_act": "swish"}, "hidden_act 'swish' is not one of gelu"),
         ({"architectures": ["BertForMultipleChoice"]}, "architecture 'BertForMultipleChoice' is not supported"),
     ):
         shutil.copy(config, source / "kept")

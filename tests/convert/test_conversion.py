@@ -191,10 +191,10 @@ def test_a_program_is_served_without_bert_jax(made, tmp_path):
     assert {name.split(" ")[1] for name in found} == {"hidden", "pooled", "mlm", "pair"}
     for name, batch in batches.items():
         expected, real = jax_forward.run(source_model.model, batch), batch.attention_mask_BS > 0
-        np.testing.assert_allclose(found[f"{name} hidden"][real], expected.hidden_states[-1][real], rtol=0, atol=1e-5)
-        np.testing.assert_allclose(found[f"{name} mlm"][real], expected.logits["mlm"][real], rtol=0, atol=1e-4)
-        np.testing.assert_allclose(found[f"{name} pair"], expected.logits["pair"], rtol=0, atol=1e-5)
-        np.testing.assert_allclose(found[f"{name} pooled"], expected.pooled_BH, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(found[f"{name} hidden"][real], expected["layer 1"][real], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(found[f"{name} mlm"][real], expected["mlm logits"][real], rtol=0, atol=1e-4)
+        np.testing.assert_allclose(found[f"{name} pair"], expected["pair logits"], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(found[f"{name} pooled"], expected["pooled vector"], rtol=0, atol=1e-5)
 
 
 def test_json(made, tmp_path, capsys):
@@ -202,9 +202,9 @@ def test_json(made, tmp_path, capsys):
     captured = capsys.readouterr()
     report = json.loads(captured.out)
     assert captured.err == "" and report["passed"] is True and report["failures"] == []
-    assert report["library"] == "numpy" and set(report["layers"]) == {"embeddings", "layer 1"}
-    assert set(report["heads"]) == {"mlm logits", "pair logits", "pooled vector"}
-    assert all(0 <= part["largest"] <= part["limit"] for part in report["layers"].values())
+    parts = {"embeddings", "layer 1", "mlm logits", "pair logits", "pooled vector"}
+    assert report["library"] == "numpy" and set(report["differences"]) == parts
+    assert all(0 <= part["largest"] <= part["limit"] for part in report["differences"].values())
     assert report["tokenizer"]["equal"] == report["tokenizer"]["total"] > 10
     assert cli.main(["convert", str(made["huggingface"]), str(tmp_path / "two"), "--to", "bert-jax"]) == 0
     *table, last = capsys.readouterr().out.splitlines()

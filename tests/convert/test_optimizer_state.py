@@ -16,16 +16,15 @@ from bert_jax.convert.conversion import convert
 from bert_jax.convert.formats import input_formats
 from bert_jax.convert.init_from import load_initial_params
 from bert_jax.data.cursor import Cursor
-from bert_jax.data.mixture_spec import CorpusWeight
+from bert_jax.data.mixture import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training import pretraining
 from bert_jax.training.divergence import init_divergence_state
-from bert_jax.training.programs import Programs
+from bert_jax.training.programs import Programs, put_step_inputs
 from bert_jax.training.run_directory.checkpoint import Checkpoints, checkpoint_directory
 from bert_jax.training.sharding import make_mesh, put_rows
 from bert_jax.training.state import Moments
-from bert_jax.training.step import put_step_inputs
 
 pretrain = functools.partial(pretraining.pretrain, load_initial_params=load_initial_params)
 

@@ -9,7 +9,6 @@ import pytest
 
 from bert_jax import config as config_lib
 from bert_jax.data import epoch_plan as plan_module
-from bert_jax.data.batch import empty_rows
 from bert_jax.data.batches import TrainingStream
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.cursor import CorpusPosition, Cursor
@@ -257,9 +256,3 @@ def test_mixture_order(two_phases):
     halves = [TrainingStream(corpora, shares, config, SPECIAL_IDS, i, 2).read(Cursor()) for i in (0, 1)]
     for update, left, right in zip(updates[:20], *halves, strict=False):
         assert_same(update.rows, {n: np.concatenate([left.rows[n], right.rows[n]]) for n in update.rows})
-
-
-def test_empty_rows_are_padding():
-    rows = empty_rows(2, 8, 3, 9)
-    assert (rows["input_ids"] == 9).all() and (rows["segment_ids"] == 0).all() and (rows["example_id"] == -1).all()
-    assert rows["pair_labels"].shape == (2, 3) and (rows["pair_labels"] == -1).all()

@@ -24,7 +24,6 @@ from bert_jax.data.batch import SpecialIds
 from bert_jax.data.batches import TrainingStream
 from bert_jax.data.corpus import MAX_RECORD_TOKENS, Corpus, token_dtype
 from bert_jax.data.cursor import Cursor
-from bert_jax.data.record import parse_record
 from bert_jax.errors import UserError
 from bert_jax.tokenizers.tokenizer import wordpiece
 from data_prep.cli import main as data_cli
@@ -79,15 +78,6 @@ def corpus_and_documents(tmp_path_factory):
     return directory, documents
 
 
-def test_round_trip_over_shards(corpus_and_documents):
-    directory, documents = corpus_and_documents
-    assert len(list(directory.glob("*-train.array_record-*"))) > 3
-    check(directory, documents)
-    corpus = Corpus.open(directory)
-    assert (corpus.name, corpus.split, corpus.vocab_size) == ("tiny", "train", 300)
-    assert corpus.tokenizer_fingerprint == make_tokenizer().fingerprint
-
-
 def test_any_range_of_sentences(corpus_and_documents):
     directory, documents = corpus_and_documents
     corpus = Corpus.open(directory)
@@ -116,7 +106,7 @@ def test_long_documents_and_sentences_span_records(tmp_path):
     assert corpus.sentence_lengths.tolist() == [5, 8192, 8192, 20_001 - 2 * 8192, 8192, 3, 8189]
     source = tfds.builder_from_directory(tmp_path / "c").as_data_source("train")
     assert [(int(r["document"]), int(r["part"])) for r in source] == [(0, i) for i in range(6)]
-    assert verify_corpus(tmp_path / "c").files == 13
+    assert verify_corpus(tmp_path / "c").startswith("intact; 13 files")
 
 
 def test_large_vocabulary_needs_uint32(tmp_path):
@@ -133,6 +123,10 @@ def test_tfds_opens_it(corpus_and_documents):
     directory, documents = corpus_and_documents
     builder = tfds.builder_from_directory(directory)
     assert set(builder.info.splits) == {"train", "validation"}
+    assert len(list(directory.glob("*-train.array_record-*"))) > 3
+    corpus = Corpus.open(directory)
+    assert (corpus.name, corpus.split, corpus.vocab_size) == ("tiny", "train", 300)
+    assert corpus.tokenizer_fingerprint == make_tokenizer().fingerprint
     for split in builder.info.splits:
         source = builder.as_data_source(split)
         expected = [sentences for s, sentences in documents if s == split]
@@ -142,15 +136,6 @@ def test_tfds_opens_it(corpus_and_documents):
             np.testing.assert_array_equal(source[i]["sentence_ends"], np.cumsum([len(s) for s in expected[i]]))
             assert source[i]["document"] == i
     assert "tensorflow" not in sys.modules
-
-
-def test_same_documents_give_the_same_bytes(tmp_path):
-    for name in "ab":
-        write(tmp_path / name, random_documents(3, 60), max_shard_bytes=10_000)
-    names = sorted(path.name for path in (tmp_path / "a").iterdir())
-    assert names == sorted(path.name for path in (tmp_path / "b").iterdir())
-    for name in names:
-        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
 
 
 def test_identity_and_batches_do_not_depend_on_paths_or_names(tmp_path, monkeypatch):
@@ -227,23 +212,6 @@ def test_round_trip_property(documents, max_shard_bytes):
         verify_corpus(f"{scratch}/c")
 
 
-def test_decoder_and_protobuf_agree():
-    from tensorflow_datasets.proto import tf_example_pb2
-
-    example = tf_example_pb2.Example()
-    feature = example.features.feature
-    feature["document"].int64_list.value.append(2**40 + 5)
-    feature["part"].int64_list.value.append(300)
-    feature["tokens"].bytes_list.value.append(np.arange(900, dtype="<u2").tobytes())
-    feature["sentence_ends"].bytes_list.value.append(np.array([3, 900], "<u2").tobytes())
-    record = parse_record(example.SerializeToString(), np.dtype("<u2"))
-    assert (record.document, record.part, record.sentence_ends.tolist()) == (2**40 + 5, 300, [3, 900])
-    np.testing.assert_array_equal(record.tokens, np.arange(900))
-    for bad in (b"", b"\x08\x01", b"\n\x02\n\x00"):
-        with pytest.raises(ValueError, match="not a record"):
-            parse_record(bad, np.dtype("<u2"))
-
-
 DROP = object()
 
 
@@ -268,23 +236,11 @@ def set_in(*path_and_value):
     [
         (lambda d: (d / "corpus.json").unlink(), "not a finished corpus"),
         (lambda d: (d / "corpus.json").write_text("{"), "corpus.json is not JSON"),
-        (lambda d: (d / "corpus.json").write_text("[" * 100_000), "corpus.json is (not JSON|nested too deeply)"),
-        (lambda d: (d / "corpus.json").write_text("[]"), r"corpus.json is not a JSON object, but \[\]: build"),
-        (set_in("format_version", "3"), "format_version is '3': it must be a whole"),
         (set_in("name", DROP), "field 'name' is missing: build the corpus again"),
-        (set_in("splits", DROP), "field 'splits' is missing"),
-        (set_in("vocab_size", True), "vocab_size is True: it must be a whole"),
-        (set_in("tokenizer", "fingerprint", 5), r"tokenizer\.fingerprint is 5: it must be a string"),
-        (set_in("splits", "train", 5), r"splits\.train is 5: it must be an object"),
-        (set_in("splits", "train", "tokens", -1), r"splits\.train\.tokens is -1: it must be a whole"),
         (set_in("splits", "train", "tokens", 10**13), "counts 10{13} tokens in train, but train.token_counts.npy"),
-        (set_in("splits", "train", "shards", None), r"splits\.train\.shards is None: it must be a list"),
-        (set_in("splits", "train", "shards", 0, "file", 5), r"splits\.train\.shards\.0\.file is 5: it must be"),
         (set_in("splits", "train", "shards", 0, "records", 10**30), r"shards\.0\.records is 10+: it must be a whole"),
-        (set_in("files", "tokenizer.json", "bytes", "9"), r"files\.tokenizer\.json\.bytes is '9': it must be a whole"),
         (set_in("format_version", 99), "format version 99, .*: update bert_jax"),
         (set_in("format_version", 1), "format version 1, .*: build the corpus again"),
-        (set_in("files", DROP), "corpus.json: field 'files' is missing"),
         (set_in("splits", "train", DROP), "no split 'train'; it has validation"),
         (set_in("splits", "train", "records", 17), "record_offsets.npy: contradicts"),
         (set_in("splits", "train", "shards", 0, DROP), "shards hold"),

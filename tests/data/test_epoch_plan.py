@@ -60,16 +60,6 @@ def test_packing_changes_no_example(small, form):
         np.testing.assert_array_equal(one.examples, two.examples)
 
 
-def test_any_window_without_the_others(small):
-    corpus = make_corpus(random_documents(4, 200))
-    plan = EpochPlan(corpus, DataConfig(), 32, 0)
-    in_order = [plan.window(3, index) for index in range(plan.windows)]
-    for index in reversed(range(plan.windows)):
-        np.testing.assert_array_equal(
-            EpochPlan(corpus, DataConfig(), 32, 0).window(3, index).order, in_order[index].order
-        )
-
-
 def test_chunks_come_in_an_order_of_seed_and_epoch(small):
     """So that different texts are neighbours in a window and in a packed row in every epoch."""
     corpus = make_corpus(random_documents(4, 200))
@@ -116,19 +106,10 @@ def test_pairs_need_two_documents(form):
         EpochPlan(make_corpus([]), DataConfig(format=form), 16, 0)
 
 
-@pytest.mark.parametrize(
-    ("documents", "what"),
-    [([[5, 6], [], [7, 3]], "document 1 has no sentence"), ([[5], [4, 0]], "sentence 2 has no token")],
-)
-def test_lengths_that_no_corpus_has(documents, what):
-    with pytest.raises(UserError, match=f"{what} in split 'train'; build the corpus again"):
-        EpochPlan(make_corpus(documents), DataConfig(format="doc_sentences"), 16, 0)
-
-
 def test_chunks_are_whole_records_of_like_length(small):
     """For any records: tiny documents from one source followed by long ones from another."""
     corpus = make_corpus([[3]] * 2000 + [[20] * 300] * 4, per_record=30)
-    bounds = plan_module.chunk_bounds(corpus)
+    bounds = plan_module.chunk_bounds(corpus.sentence_lengths, corpus.record_offsets, plan_module.CHUNK_TOKENS)
     assert bounds[0] == 0 and bounds[-1] == len(corpus.record_offsets) - 1
     tokens = np.diff(corpus.token_offsets[corpus.record_offsets[bounds]])
     assert len(tokens) > 60 and (tokens[:-1] >= 200).all() and (tokens <= 200 + 30 * 20).all()

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.config import DataConfig
@@ -48,16 +48,7 @@ def slow_best_fit(seq_len, lengths):
     return len(room)
 
 
-def test_known_examples():
-    """Rows of 10 hold 8 tokens of text: 3 + 5 | 4 | 8, 8, 4 + 1 (a sentence of 20, then one of 1) || 2."""
-    counts = histogram(10, [[3, 5, 4, 20, 1], [2]])
-    assert counts.tolist() == [0, 0, 0, 0, 1, 0, 1, 1, 0, 0, 3]
-    estimate = packing.estimate_packing(counts)
-    assert (estimate["seq_len"], estimate["examples"]) == (10, 6)
-    assert estimate["rows"] == 5  # 4 and 6 share one
-    assert estimate["unpacked_efficiency"] == 47 / 60 and estimate["packing_efficiency"] == 47 / 50
-
-
+@settings(deadline=None)  # the first call compiles
 @given(documents, st.integers(3, 50))
 def test_examples_equal_the_reference(some_documents, seq_len):
     counts = histogram(seq_len, some_documents)
@@ -68,24 +59,13 @@ def test_examples_equal_the_reference(some_documents, seq_len):
     assert estimate["unpacked_efficiency"] == tokens / (counts.sum() * seq_len)
 
 
+@settings(deadline=None)  # the first call compiles
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=80))
 def test_rows_are_those_of_best_fit(lengths):
     counts = np.bincount(lengths, minlength=31)
     estimate = packing.estimate_packing(counts)
     assert estimate["rows"] == slow_best_fit(30, lengths)
     assert 0 < estimate["unpacked_efficiency"] <= estimate["packing_efficiency"] <= 1
-
-
-def test_best_fit_beats_worst_fit_where_they_differ():
-    """9 of 9 + 4 leaves room 6 and 7 beside 9 and 8: best fit keeps the large gap for the 7."""
-    lengths = [9, 8, 6, 3, 2, 2]
-    assert packing.estimate_packing(np.bincount(lengths, minlength=16))["rows"] == slow_best_fit(15, lengths) == 2
-
-
-def test_blocks_of_documents_add_up():
-    both = histogram(12, [[3, 9], [5], [40, 1]])
-    parts = histogram(12, [[3, 9]]) + histogram(12, [[5], [40, 1]])
-    np.testing.assert_array_equal(both, parts)
 
 
 def test_expected_pairs_of_short_documents():

@@ -1,8 +1,6 @@
 """Markup becomes plain text: Markdown, WikiExtractor's files, MediaWiki's dumps and wikitext."""
 
 import bz2
-import os
-import pathlib
 
 import pytest
 
@@ -153,17 +151,6 @@ def test_markdown_without_text(tmp_path, pyromark):
     assert reading.texts == ["a ruler, no metadata"]
     reasons = ["empty_document", "empty_file", "invalid_utf8"]
     assert [reason for reason, _ in reading.places] == reasons
-
-
-@pytest.mark.skipif("BERT_JAX_SHARED_DATA" not in os.environ, reason="needs the shared data")
-def test_real_books(pyromark):
-    books = pathlib.Path(os.environ["BERT_JAX_SHARED_DATA"]) / "books"
-    whole = read(f"markdown:{books}/*.md@3")
-    assert len(whole.documents) > 3000 and not whole.skipped
-    cut = read(f"markdown:{books}/*.md@3", block_bytes=1 << 14)
-    assert [text.rstrip() for text in cut.texts] == whole.texts
-    everything = "".join(whole.texts)
-    assert "\n# " not in everything and "](" not in everything
 
 
 WIKIEXTRACTOR = """\

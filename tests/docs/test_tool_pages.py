@@ -17,7 +17,7 @@ def models(folder, tiny_export):
     import torch
 
     from tests.convert.test_nvidia import examples_name
-    from tests.live import zoo
+    from tests.golden.make_families import make
 
     tests = ROOT / "tests"
     shutil.copytree(tiny_export, folder / "all-MiniLM-L6-v2")
@@ -25,7 +25,7 @@ def models(folder, tiny_export):
     for place in ("roberta.large.mnli", "nvidia"):
         (folder / place).mkdir()
     shutil.copy(tests / "convert/fixtures/fairseq/new.pt", folder / "roberta.large.mnli/model.pt")
-    hf_model = zoo.build("bert", "ForPreTraining")
+    hf_model = make("BertForPreTraining", 0)
     state = {examples_name(name): t for name, t in hf_model.state_dict().items() if not name.endswith("decoder.bias")}
     torch.save({"model": state}, folder / "nvidia/ckpt_8601.pt")
     hf_model.config.to_json_file(folder / "nvidia/bert_config.json")

@@ -81,7 +81,7 @@ def written(saved, tmp_path_factory):
 def proved(report, tokenizer: bool) -> None:
     """The report has all layers and heads, used transformers, and passed."""
     assert report.passed and report.library.startswith("transformers"), report.lines()
-    assert report.tokens > 30 and report.layers
+    assert report.tokens > 30 and report.differences
     assert (report.tokenizer is not None) == tokenizer
     assert not tokenizer or report.tokenizer.equal == report.tokenizer.total > 10
 

@@ -8,8 +8,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_jax.planning.hlo import Collective
 from bert_jax.training.pretraining_task import Pretraining
+from bert_jax.training.programs import combine
 from bert_jax.training.sharding import DATA_AXES
-from bert_jax.training.step import combine
 
 REDUCTIONS = ("all-reduce", "reduce-scatter")
 

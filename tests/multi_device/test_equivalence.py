@@ -65,6 +65,17 @@ def test_training_agrees_with_one_device(cases, name):
     np.testing.assert_allclose(other, reference, rtol=1e-4)
 
 
+def test_trust_ratios_span_devices(cases):
+    """LAMB's norms are those of logical tensors, which are split over devices."""
+    reference, other = cases["one, lamb"], cases["cube/8, lamb"]
+    assert other["word_shard"] == [256, 64] and other["gradient_distance"] <= 1e-5
+    np.testing.assert_allclose(other["losses"], reference["losses"], rtol=1e-4)
+    assert "trust_ratio/layer_01" in reference["norms"] and reference["norms"].keys() == other["norms"].keys()
+    for name, value in reference["norms"].items():
+        np.testing.assert_allclose(other["norms"][name], value, rtol=1e-4, err_msg=name)
+    assert abs(reference["losses"][-1] - cases["one"]["losses"][-1]) > 1e-2, "the optimizers should differ"
+
+
 def test_a_partial_batch_is_split_over_devices(outcome):
     """Each of 8 devices has its 3 of 24 rows, in order, followed by padding: no text, no example, no label."""
     shards = outcome["ramp"]["shards"]

@@ -13,10 +13,9 @@ from bert_jax import config as config_lib
 from bert_jax.convert.conversion import convert
 from bert_jax.convert.parity import transformers_forward
 from bert_jax.data.corpus import Corpus
-from bert_jax.data.mixture_spec import CorpusWeight
+from bert_jax.data.mixture import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.model import bert
-from bert_jax.model.flops import pretraining_flops
 from bert_jax.model.heads import Heads
 from bert_jax.objectives.causal_lm import add_next_token_targets
 from bert_jax.objectives.masking import Vocabulary
@@ -81,11 +80,6 @@ def test_the_task_hides_nothing(causal_config, evaluating):
     np.testing.assert_allclose(float(sums["causal_loss"].sum) / 43, np.log(120), atol=0.2)
 
 
-def test_flops_count_all_positions(causal_config):
-    task = Pretraining(causal_config, Vocabulary(64, 60, (0, 7, 30, 31, 60)))
-    assert task.step_flops(0) == pretraining_flops(causal_config.model, 8, 32, 31)
-
-
 def test_a_causal_run(causal_run):
     """Training and evaluation speak of causal, never of masked tokens."""
     _, place = causal_run
@@ -147,7 +141,7 @@ def test_a_causal_run_and_its_export_are_the_same(causal_run, tmp_path, monkeypa
     monkeypatch.setattr(transformers_forward, "available", lambda: False)
     directory, _ = causal_run
     report = convert(directory, tmp_path / "theirs", "huggingface")
-    assert report.passed and {part.name for part in report.heads} == {"mlm logits"}
+    assert report.passed and [part.name for part in report.differences][-1] == "mlm logits"
     described = json.loads((tmp_path / "theirs" / "config.json").read_text())
     assert described["is_decoder"] is True and described["architectures"] == ["BertLMHeadModel"]
     assert "fill-mask" not in (tmp_path / "theirs" / "README.md").read_text()

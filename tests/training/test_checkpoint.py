@@ -83,14 +83,6 @@ def test_parameters_alone(saved):
     assert_equal(params, jax.tree.map(np.asarray, state_of(4)["params"]))
 
 
-def test_retention_keeps_the_newest(tmp_path):
-    with Checkpoints(tmp_path, keep=2) as checkpoints:
-        for step in (1, 2, 3, 10):
-            checkpoints.save(step, state_of(step), METADATA)
-        checkpoints.wait()
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["00000003", "00000010"]
-
-
 def test_retention_counts_only_complete_ones(tmp_path):
     """What a killed save left behind, even of a later step, is no checkpoint and goes with the next commit."""
     (tmp_path / "00000005" / "state").mkdir(parents=True)
@@ -131,15 +123,6 @@ def test_the_commit_comes_last(tmp_path, monkeypatch):
     assert json.loads((target / COMMIT_MARKER).read_text())["sha256"].keys() == before
 
 
-def test_what_is_not_committed_does_not_count(saved):
-    (saved / "00000004" / COMMIT_MARKER).unlink()
-    state, metadata = restore(saved)
-    assert metadata["step"] == 2
-    assert_equal(state, state_of(2))
-    (saved / "00000002" / COMMIT_MARKER).unlink()
-    assert restore(saved) is None
-
-
 def test_saving_again_replaces_an_unfinished_save(saved):
     (saved / "00000004" / COMMIT_MARKER).unlink()
     (saved / "00000004" / "leftover").write_text("half")
@@ -164,12 +147,6 @@ def flip(directory):
     return f"{path.relative_to(directory).as_posix()} has changed"
 
 
-def truncate(directory):
-    path = largest(directory)
-    path.write_bytes(path.read_bytes()[:-1])
-    return f"{path.relative_to(directory).as_posix()} has changed"
-
-
 def remove(directory):
     path = largest(directory)
     path.unlink()
@@ -187,18 +164,7 @@ def cut_commit(directory):
     return f"{COMMIT_MARKER} is incomplete"
 
 
-def untyped_commit(directory):
-    (directory / COMMIT_MARKER).write_text('{"sha256": []}')
-    return f"{COMMIT_MARKER} is incomplete"
-
-
-def damage_metadata(directory):
-    path = directory / "run.json"
-    path.write_text(path.read_text().replace('"step": 4', '"step": 5'))
-    return "run.json has changed"
-
-
-@pytest.mark.parametrize("damage", [flip, truncate, remove, add, cut_commit, untyped_commit, damage_metadata])
+@pytest.mark.parametrize("damage", [flip, remove, add, cut_commit])
 def test_damage_is_noticed_and_passed_over(saved, capsys, damage):
     newest = saved / "00000004"
     what = damage(newest)

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from bert_jax.cli import main as cli
-from bert_jax.data.mixture_spec import CorpusWeight
+from bert_jax.data.mixture import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.training import pretraining
 from bert_jax.training.run_directory.metrics import read_metrics

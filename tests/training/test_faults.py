@@ -10,12 +10,11 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.data.mixture_spec import CorpusWeight
+from bert_jax.data.mixture import CorpusWeight
 from bert_jax.data.row_reader import CorpusRows
 from bert_jax.errors import UserError
 from bert_jax.inference import loaded_model
 from bert_jax.training import pretraining
-from bert_jax.training.run_directory import checkpoint
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -64,49 +63,6 @@ def test_a_full_disk(tmp_path):
     done = subprocess.run(["unshare", *own, "--mount", "sh", "-c", fill], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "No space left on device; free some space and run the same command again" in done.stdout
-
-
-def test_what_other_writers_say_of_a_full_disk(tiny_corpus, tmp_path, monkeypatch, capsys):
-    from bert_jax.cli import main
-
-    def full(*_, **__):
-        raise OSError(28, "No space left on device", "/disk/metrics.jsonl")
-
-    monkeypatch.setattr(pretraining, "pretrain", full)
-    asked = ["pretrain", "bert_tiny", "--corpus", str(tiny_corpus), "--workdir", str(tmp_path / "run")]
-    assert main.main(asked) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: /disk/metrics.jsonl: No space left on device; free some space and run")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("damage", ["flipped", "truncated", "removed"])
-def test_every_file_of_the_newest_checkpoint_is_guarded(tiny_config, tiny_corpus, tiny_run, tmp_path, capfd, damage):
-    """Whatever file it is: the run goes on from the one before, says so, and ends as before."""
-    newest = next(checkpoint.committed_checkpoint_paths(checkpoint.checkpoint_directory(tiny_run)))
-    names = [Path(path).relative_to(newest) for path in sorted(Path(newest).rglob("*")) if path.is_file()]
-    assert len(names) > 5
-    expected = jax.tree.leaves(loaded_model.load(tiny_run).params)
-    for i, name in enumerate(names):
-        workdir = Path(shutil.copytree(tiny_run, tmp_path / f"run{i}"))
-        path = workdir / "checkpoints" / Path(newest).name / name
-        whole = path.read_bytes()
-        if damage == "flipped" and whole:
-            path.write_bytes(
-                whole[: len(whole) // 2] + bytes([whole[len(whole) // 2] ^ 1]) + whole[len(whole) // 2 + 1 :]
-            )
-        elif damage == "truncated" and whole:
-            path.write_bytes(whole[: len(whole) // 2])
-        else:
-            path.unlink()
-        found = checkpoint.newest_intact(checkpoint.checkpoint_directory(workdir))
-        assert found is not None and Path(found).name == "00000004", name
-        said = capfd.readouterr().err
-        assert name.name == checkpoint.COMMIT_MARKER or "is damaged" in said, name
-    progress = pretraining.pretrain(tiny_config, [CorpusWeight(tiny_corpus)], workdir)
-    assert progress.ended == "steps" and "continuing from step 4" in capfd.readouterr().err
-    for a, b in zip(expected, jax.tree.leaves(loaded_model.load(workdir).params), strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.slow

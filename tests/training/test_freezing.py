@@ -5,9 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from bert_jax.cli import main as cli
 from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig
-from bert_jax.data.mixture_spec import CorpusWeight
+from bert_jax.data.mixture import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.training import pretraining
 from bert_jax.training.run_directory import checkpoint
@@ -68,10 +67,3 @@ def test_a_pattern_that_matches_nothing_is_refused_before_anything_is_written(co
     ):
         pretraining.pretrain(wrong, [CorpusWeight(tiny_corpus)], tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_a_frozen_pattern_on_the_command_line(tiny_corpus, tmp_path, capsys):
-    run = ["pretrain", "bert_tiny", "--corpus", str(tiny_corpus), "--workdir", str(tmp_path / "run")]
-    assert cli.main([*run, "--phases.0.frozen", "wrod"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: phases: frozen: 'wrod'") and said.count("\n") == 1 and "word" in said

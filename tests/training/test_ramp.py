@@ -8,11 +8,11 @@ import pytest
 
 from bert_jax.config import Config, EvaluationConfig, LogConfig
 from bert_jax.data.cursor import Cursor
-from bert_jax.data.mixture_spec import CorpusWeight
+from bert_jax.data.mixture import CorpusWeight
 from bert_jax.training import pretraining
 from bert_jax.training.pretraining_task import Pretraining
+from bert_jax.training.programs import put_step_inputs
 from bert_jax.training.sharding import make_mesh, put_rows
-from bert_jax.training.step import put_step_inputs
 from tests.runs import arrays, numbers
 
 SIZES = [4, 4, 8, 8, 12, 12, 16, 16]

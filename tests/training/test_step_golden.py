@@ -16,9 +16,8 @@ import pytest
 from bert_jax.config import Config, ModelConfig, OptimizerConfig, Phase
 from bert_jax.objectives.masking import Vocabulary
 from bert_jax.training.pretraining_task import Pretraining
-from bert_jax.training.programs import Programs
+from bert_jax.training.programs import Programs, put_step_inputs
 from bert_jax.training.sharding import make_mesh, put_rows
-from bert_jax.training.step import put_step_inputs
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "step.json"
 ROWS, SEQ_LEN = 8, 24

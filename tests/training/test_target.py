@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, TargetConfig
-from bert_jax.data.mixture_spec import CorpusWeight
+from bert_jax.data.mixture import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.training import pretraining
 from bert_jax.training.pretraining_task import Pretraining
@@ -95,16 +95,6 @@ def test_a_run_ends_where_it_reaches_its_target(config, scored_run, evaluations,
     assert [line["step"] for line in numbers(workdir, "train")] == list(range(1, 23))
 
 
-def test_a_target_reached_in_parts_is_the_same_run(config, scored_run, evaluations, tmp_path):
-    whole = tmp_path / "whole"
-    scored_run(aiming(config, 0.9, 20), whole)
-    evaluations.clear()
-    scored_run(aiming(config, 0.1, 20), tmp_path / "run")
-    scored_run(aiming(config, 0.9, 20), tmp_path / "run")
-    for split in ("train", "validation"):
-        assert numbers(tmp_path / "run", split) == numbers(whole, split)
-
-
 def test_a_finished_run_is_lengthened(config, run, tmp_path):
     """By two steps and a second phase: bit-identical to the longer run at once. With another schedule it is refused."""
     first = dataclasses.replace(config.phases[0], decay="constant")
@@ -135,19 +125,6 @@ def test_a_second_run_is_refused_while_the_first_goes_on(config, run, tmp_path):
     run(aiming(config, 1.0, 200), workdir, before_step=start_another)
     assert refused == [3] and [line["step"] for line in numbers(workdir, "train")] == list(range(1, 23))
     assert not (workdir / "run.lock").exists()
-
-
-def test_a_real_figure_is_looked_at(config, run, tmp_path):
-    """Its own accuracy ends the run at once, and one a little higher does not."""
-    whole = tmp_path / "whole"
-    assert run(aiming(config, 1.0, 32), whole).ended == "steps"
-    validation = numbers(whole, "validation")
-    assert [line["step"] for line in validation] == [4, 12, 20, 22]
-    first = next(line for line in validation if line["mlm_accuracy"] > 0)
-    progress = run(aiming(config, first["mlm_accuracy"], 32), tmp_path / "run")
-    assert (progress.ended, progress.cursor.step) == ("target", first["step"]) and first["step"] < 22
-    progress = run(aiming(config, first["mlm_accuracy"] + 1e-6, 32), tmp_path / "run")
-    assert progress.cursor.step > first["step"]
 
 
 def test_evaluations_change_nothing_of_the_run(config, run, tmp_path):

@@ -59,13 +59,16 @@ def _function(model: NativeModel):
     return apply
 
 
-def run(directory: Path, inputs: ForwardInputs) -> ForwardOutputs:
-    """Run the program as a server would; it returns only the last hidden state."""
+def run(directory: Path, model: NativeModel, inputs: ForwardInputs) -> ForwardOutputs:
+    """Run the program as a server would; it returns only the last hidden state.
+
+    Args:
+      directory: where the program of `model` was written.
+      model: names the outputs.
+      inputs: a batch.
+    """
     program = export.deserialize((directory / PROGRAM).read_bytes())
-    outputs = program.call(safetensors.numpy.load_file(directory / PARAMS), *inputs)
-    arrays = {name: np.asarray(values) for name, values in outputs.items()}
-    logits = {name: arrays[name] for name in ("mlm", "pair", "task") if name in arrays}
-    return ForwardOutputs([arrays["hidden"]], logits, pooled_BH=arrays.get("pooled"))
+    return jax_forward.name_outputs(model, program.call(safetensors.numpy.load_file(directory / PARAMS), *inputs))
 
 
 OUTPUT = OutputFormat(write, PROGRAM)

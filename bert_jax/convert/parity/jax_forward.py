@@ -1,6 +1,7 @@
 """The forward pass of bert_jax in float32, for the parity report and for exported programs."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -8,33 +9,31 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.config import ModelConfig
-from bert_jax.convert.forward_types import ForwardInputs, ForwardOutputs, TaskKind
+from bert_jax.convert.forward_types import ForwardInputs, ForwardOutputs, name_states
 from bert_jax.convert.translate import NativeModel
 from bert_jax.model import bert
 from bert_jax.model.encoder import EncoderInputs
 from bert_jax.model.heads import Heads
 from bert_jax.shapes import Array, Int
 
-TASKS = {
-    "classification": TaskKind.SEQUENCE,
-    "tagging": TaskKind.TOKENS,
-    "span": TaskKind.SPAN,
-    "replaced": TaskKind.REPLACED,
-}
-
 
 def run(native_model: NativeModel, inputs: ForwardInputs) -> ForwardOutputs:
-    """All hidden states and the logits of the heads that the model has.
-
-    Values at padded positions have no meaning.
-    """
+    """All outputs. Values at padded positions have no meaning."""
     _, config, heads, params = native_model
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
-    outputs = forward(config, heads, params, *map(jnp.asarray, inputs), hidden_states=True)
+    return name_outputs(native_model, forward(config, heads, params, *map(jnp.asarray, inputs), hidden_states=True))
+
+
+def name_outputs(native_model: NativeModel, outputs: Mapping[str, Array]) -> ForwardOutputs:
+    """Outputs of `forward` by their names in the report; `hidden` may have the last layer alone."""
     arrays = {name: np.asarray(values) for name, values in outputs.items()}
-    logits = {name: arrays[name] for name in ("mlm", "pair", "task") if name in arrays}
-    task = None if heads.task is None else TASKS[heads.task.kind]
-    return ForwardOutputs(list(arrays["hidden"]), logits, task, arrays.get("pooled"))
+    states = arrays["hidden"] if arrays["hidden"].ndim == 4 else arrays["hidden"][None]
+    named = name_states(states, native_model.config.num_layers + 1 - len(states))
+    task = native_model.heads.task
+    if task is not None and task.kind == "replaced":
+        arrays["task"] = arrays["task"][..., None]
+    named |= {f"{name} logits": arrays[name] for name in ("mlm", "pair", "task") if name in arrays}
+    return named | ({"pooled vector": arrays["pooled"]} if "pooled" in arrays else {})
 
 
 def forward(
@@ -47,7 +46,8 @@ def forward(
     *,
     hidden_states: bool = False,
 ) -> dict[str, Array]:
-    """Outputs by name: `hidden` [B, S, H]; `pooled`, `mlm`, `pair` and `task` as in `ForwardOutputs`, if they exist.
+    """Outputs by name: `hidden` [B, S, H]; `pooled`, `mlm`, `pair` and `task` as in `ForwardOutputs`, if they exist
+    (but `task` is [B, S] for replaced tokens).
 
     Whatever the config says, this uses float32, the reference attention and full precision of matrix products: by
     default, accelerators round the factors, to three digits on a TPU.

@@ -10,27 +10,27 @@ depends on them.
 import json
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypedDict
 
 from bert_jax.distributed.agreement import broadcast_from_first
 from bert_jax.storage import StoredPath, write_atomic
 from bert_jax.training.run_directory.json_lines import JsonLines, truncate_lines
 
-REQUIRED_FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
-    "rollback": {"to": int, "skipped_rows": list},
-    "time": {"step": int, "hours": (int, float), "seconds": (int, float), "end": int},
-    "micro_batch": {"accumulation": int},
-}
-"""By event: the fields that a resumed run reads, and their types."""
+
+class _Event(TypedDict):
+    event: str
 
 
-def _is_decision(entry: dict[str, Any]) -> bool:
-    event = entry.get("event")
-    if not isinstance(event, str):
-        return False
-    fields = all(isinstance(entry.get(name), kind) for name, kind in REQUIRED_FIELDS.get(event, {}).items())
-    rows = entry.get("skipped_rows", [0, 0])
-    return fields and isinstance(rows, list) and len(rows) == 2 and all(isinstance(row, int) for row in rows)
+class Decision(_Event, total=False):
+    """A line, with the fields that a resumed run reads; each event has some of them."""
+
+    to: int
+    skipped_rows: tuple[int, int]
+    step: int
+    hours: float
+    seconds: float
+    end: int
+    accumulation: int
 
 
 class Ledger:
@@ -47,7 +47,7 @@ class Ledger:
         """
         self.path: StoredPath = path
         self.entries: list[dict[str, Any]] = broadcast_from_first(
-            "the ledger", lambda: truncate_lines(path, _is_decision, cut_at_damage=True)
+            "the ledger", lambda: truncate_lines(path, Decision, cut_at_damage=True)
         )
         self._file = JsonLines(path, durable=True)
 

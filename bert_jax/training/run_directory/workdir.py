@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from bert_jax import config as config_lib
@@ -123,27 +124,22 @@ def _run_identity(config: Config, mixture: dict[str, float]) -> dict[str, Any]:
 
 def _check_same_run(workdir: StoredPath, config: Config, identity: dict[str, Any], paths: list[str]) -> Config:
     saved = read_run(workdir)
-    advice = "choose another --workdir, or the settings it was started with"
-    before = saved["config"]
-    # Not the fingerprint in the file: an older version may not have had all fields.
-    if changed := describe_config_diff(*(config_lib.identity_fields(c) | {"phases": []} for c in (before, config))):
-        raise UserError(f"work directory {workdir} holds a different run ({'; '.join(changed[:4])}): {advice}")
-    if saved["stream_version"] != identity["stream_version"]:
+    names: dict[str, str] = {}
+    if saved["corpora"] != identity["corpora"]:
+        names = _paths_by_identity([*saved["corpus_paths"], *paths])
+
+    def described(config: Config, run: Mapping[str, Any]) -> dict[str, Any]:
+        # Not the fingerprint in the file: an older version may not have had all fields.
+        shares = {names.get(one, f"identity {one[:12]}"): share for one, share in run["corpora"].items()}
+        fields = {"phases": [], "stream_version": run["stream_version"], "corpora": shares}
+        return config_lib.identity_fields(config) | fields
+
+    if changed := describe_config_diff(described(saved["config"], saved), described(config, identity)):
         raise UserError(
-            f"work directory {workdir} holds a run of another version of bert_jax, which reads corpora in "
-            "another order: continue it with that version, or choose another --workdir"
+            f"work directory {workdir} holds a different run ({'; '.join(changed[:4])}): choose another --workdir, or "
+            "the settings it was started with"
         )
-    was, now = saved["corpora"], identity["corpora"]
-    if was == now:
-        return before
-    names = _paths_by_identity(saved["corpus_paths"]) | _paths_by_identity(paths)
-    shown = {one: names.get(one, f"one with identity {one[:12]}") for one in was | now}
-    lost, new = (", ".join(shown[one] for one in a if one not in b) for a, b in ((was, now), (now, was)))
-    if lost or new:
-        change = f"{lost} instead of {new}" if lost and new else f"{lost} too" if lost else f"without {new}"
-        raise UserError(f"work directory {workdir} holds a run on other corpora ({change}): {advice}")
-    moved = [f"{shown[one]} {was[one]:g} -> {now[one]:g}" for one in was if was[one] != now[one]]
-    raise UserError(f"work directory {workdir} holds a run with other shares ({'; '.join(moved[:4])}): {advice}")
+    return saved["config"]
 
 
 def describe_config_diff(before: Any, now: Any) -> list[str]:

@@ -34,7 +34,7 @@ class LocalEngine(Engine):
     def assemble(self, assembler: Assembler, plans: Sequence[str]) -> None:
         """Phase 3; each worker writes one shard at a time."""
         with progress("writing", len(plans), "shard") as bar:
-            for _ in self._workers.map(assembler, plans, assembler.first_document_origin):
+            for _ in self._workers.map(assembler, plans, str):
                 bar.update()
 
 
