@@ -61,7 +61,7 @@ def test_measures_without_the_other_requirements(tmp_path):
     # With random weights, the loss is that of a uniform prediction, ln 30522 = 10.33.
     assert measured["loss"] == pytest.approx(10.33, abs=0.3)
     assert refused["status"].startswith("failed: model.attention 'cudnn'") and "dropout" in refused["status"]
-    assert "preset bert_tiny, seq_len 16" in printed and refused["status"] in printed
+    assert "cases, seq_len 16, batch 2" in printed and refused["status"] in printed
 
 
 @pytest.mark.slow
