@@ -53,27 +53,6 @@ def test_checked_cases_did_not_serve_to_fit(calibrate):
     assert len(set(names)) == len(names)
 
 
-def test_report_counts_cases_within_the_target(calibrate):
-    cases = [
-        {"case": "x", "role": role, "measured": 1.0, "ratio": ratio, "bound": "memory"}
-        for role, ratio in (("fitted", 3.0), ("checked", 0.9), ("checked", 1.4))
-    ]
-    printed = calibrate.render({"cases": cases, "fit": None})
-    assert "checked cases within 25%: 1 of 2; largest deviation: 40%" in printed
-
-
-@pytest.mark.slow
-def test_calibration_runs(calibrate, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(calibrate, "FITTED", (calibrate.Case("bert_tiny", 16, 2),))
-    monkeypatch.setattr(calibrate, "CHECKED", (calibrate.Case("bert_tiny", 16, 2, optimizer="lamb"),))
-    monkeypatch.setattr(calibrate, "MEMORY_ELEMENTS", 2**12)
-    calibrate.main(["--rounds", "1", "--seconds", "0.001", "--json", str(tmp_path / "out.json")])
-    out = capsys.readouterr().out
-    assert "| bert_tiny 16 x 2, lamb, dropout 0.1 | checked |" in out and "efficiencies that fit: matmul " in out
-    written = json.loads((tmp_path / "out.json").read_text())
-    assert [case["role"] for case in written["cases"]] == ["fitted", "checked"]
-
-
 def test_weak_scaling_keeps_rows_and_loses_only_to_links(weak_scaling, tmp_path, capsys):
     plot, written = tmp_path / "plot.png", tmp_path / "out.json"
     weak_scaling.main(["--chips", "v5e,h100", "--rows", "16", "--plot", str(plot), "--json", str(written)])
