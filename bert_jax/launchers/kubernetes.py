@@ -15,10 +15,10 @@ from bert_jax.field_validation import Count, CountOrZero
 PORT = 8476
 NAME_LENGTH = 40
 """Keeps NAME-hosts-0-INDEX with the five characters that a Job adds below 63 characters."""
-PLATFORM_FLAGS = {"gpu": ("hosts", "gpus"), "tpu": ("accelerator", "topology")}
+NEEDED = {"gpu": ("hosts", "gpus"), "tpu": ("accelerator", "topology")}
 """Fields that one platform needs and the other does not have."""
-TOPOLOGY_DIMENSIONS = {"tpu-v4-podslice": 3, "tpu-v5p-slice": 3, "tpu-v5-lite-podslice": 2, "tpu-v6e-slice": 2}
-"""Accelerator of GKE (cloud.google.com/gke-tpu-accelerator) -> dimensions of the topology of its multi-host slices."""
+THREE_DIMENSIONAL = ("tpu-v4-podslice", "tpu-v5p-slice")
+"""Accelerators whose multi-host slices have topologies of three dimensions; the others have two."""
 CHIPS_PER_HOST = 4
 """In slices of all these accelerators, if the topology has at least 4 chips."""
 
@@ -45,7 +45,7 @@ class Kubernetes:
     gpus: Count | None = None
     """GPUs per host."""
     accelerator: Literal["tpu-v4-podslice", "tpu-v5p-slice", "tpu-v5-lite-podslice", "tpu-v6e-slice"] | None = None
-    """Accelerator of the slice."""
+    """Accelerator of the slice (cloud.google.com/gke-tpu-accelerator)."""
     topology: str | None = None
     """Topology of the slice, in chips: 4x4, or 2x2x4. It determines the number of hosts."""
     chips_per_host: Count | None = None
@@ -68,10 +68,11 @@ class Kubernetes:
     """Restarts of all pods together."""
 
     def __post_init__(self) -> None:
-        for platform, fields in PLATFORM_FLAGS.items():
+        for platform, fields in NEEDED.items():
             for field in fields:
                 given, needed = getattr(self, field) is not None, platform == self.platform
                 require(given == needed, f"--{field}: {self.platform} {'needs it' if needed else 'has no such flag'}")
+        require(self.platform == "tpu" or self.chips_per_host is None, "--chips-per-host: gpu has no such flag")
         require(
             len(self.name) <= NAME_LENGTH and re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", self.name) is not None,
             f"--name {self.name}: use lower-case letters, digits and hyphens, a letter first, {NAME_LENGTH} at most",
@@ -96,7 +97,7 @@ class Kubernetes:
         Raises:
           UserError: no such slice exists.
         """
-        dimensions = TOPOLOGY_DIMENSIONS[self.accelerator]
+        dimensions = 3 if self.accelerator in THREE_DIMENSIONAL else 2
         require(
             re.fullmatch(r"[1-9]\d*(x[1-9]\d*)" + f"{{{dimensions - 1}}}", self.topology) is not None,
             f"--topology {self.topology}: {self.accelerator} has {dimensions} dimensions, as in "

@@ -85,18 +85,6 @@ def test_a_sample_counts_its_windows(small, form):
     assert measure_epoch(plan, budget=1).windows == 1
 
 
-@pytest.mark.parametrize("form", PAIRS)
-def test_negatives_match_the_formula(form):
-    """Within five deviations of some 8,000 fair coins."""
-    data = DataConfig(format=form)
-    counts = measure_epoch(EpochPlan(make_corpus(random_documents(3, 4000)), data, 48, 0))
-    coins = counts.labelled - counts.singles
-    assert coins > 5000 and counts.singles > 500
-    assert abs(counts.negatives - counts.singles - coins / 2) < 5 * np.sqrt(coins / 4)
-    lone = measure_epoch(EpochPlan(make_corpus([[20]] * 50), data, 48, 0))
-    assert lone.singles == lone.negatives == lone.labelled == lone.examples
-
-
 SHORT = (Phase(steps=3, seq_len=32, batch_size=20),)
 
 
@@ -184,6 +172,7 @@ def test_warnings(small):
         assert [finding.level for finding in findings_of([plain], config_of(phases=halves))][4::5] == ["ok", level]
     lone = findings_of([make_corpus([[20]] * 90)], config_of())
     assert level_of(lone, "pairs") == "warning" and level_of(lone, "coverage") == "ok"
+    assert [lone[3].values[name] for name in ("negatives", "expected_negatives", "single_chunks")] == [1, 1, 1]
     long = findings_of([make_corpus([[200, 30]] * 20)], config_of())
     assert level_of(long, "coverage") == "warning"
     short = make_corpus([[3, 3]] * 200)

@@ -72,13 +72,6 @@ def test_differences_are_named_and_the_other_checks_still_run(tiny_config, tiny_
     assert {"rows", "rate", "mesh", "disk"} <= {finding.name for finding in findings}
 
 
-def test_a_work_directory_that_one_process_cannot_write(tiny_config, tiny_corpus, tmp_path):
-    codes, findings = run_together([tiny_config] * 2, [tiny_corpus] * 2, [tmp_path / "run", Path("/proc/run")])
-    assert codes == [2, 2]
-    (finding,) = named(findings, "workdir")
-    assert finding.level == "error" and "process 1 (" in finding.text and "cannot write to /proc" in finding.text
-
-
 @pytest.mark.parametrize("index", [0, 1])
 def test_missing_processes_are_named(tiny_config, tiny_corpus, index):
     info = ProcessInfo("127.0.0.1", free_port(), index, 2, None)
