@@ -58,16 +58,6 @@ def test_blocks_are_repeated_in_their_order():
         assert found["layers"]["bias"].tolist() == expected and found["embeddings"]["word"].tolist() == [0, 1, 2, 3, 4]
 
 
-def test_a_repeated_stack_computes_something_else(tiny_run):
-    """Stacking preserves no function; a test that it did would be wrong."""
-    model = loaded_model.load(tiny_run)
-    deeper = loaded_model.LoadedModel(
-        dataclasses.replace(model.config, num_layers=2), model.heads, repeat_layers(model.params, 2), model.tokenizer
-    )
-    vectors = [m.encode(["the river sings"]) for m in (model, deeper)]
-    assert np.abs(vectors[0] - vectors[1]).max() > 1e-2
-
-
 def test_a_head_that_the_source_lacks_is_drawn(tiny_config, tiny_corpus, tiny_run, tmp_path, capsys):
     config = config_lib.replace(starting(tiny_config, tiny_run), objective={"pair": "none"})
     found = leaves(load_initial_params(config, Tokenizer.load(tiny_corpus)).params)
