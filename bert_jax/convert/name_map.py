@@ -78,17 +78,6 @@ def _view(params: Params, entry: Entry) -> np.ndarray:
     return node
 
 
-def _view_shape(shapes: Params, entry: Entry) -> tuple[int, ...]:
-    """The shape of `_view`, from a tree with the shape of every parameter."""
-    node: Any = shapes
-    for name in entry.param_path.split("/"):
-        node = node[name]
-    shape = node.shape if entry.layer is None else node.shape[1:]
-    if entry.part is None:
-        return shape
-    return shape[1:] if entry.kind is Layout.VECTOR else (shape[0], *shape[2:])
-
-
 def _hf_shape(shape: tuple[int, ...], entry: Entry) -> tuple[int, ...]:
     """Shape of the block in transformers."""
     if entry.kind is not Layout.VECTOR:
@@ -130,8 +119,10 @@ def from_hf_tensors(
     """
     entries = list(entries)
     source_tensors = to_lazy(hf_model.tensors)
-    for entry in entries:  # before anything is allocated: sizes in a config are not trusted
-        _check_shape(hf_model, source_tensors, entry, _hf_shape(_view_shape(shapes, entry), entry))
+    # Views of one number: sizes in a config are not trusted, so nothing is allocated before they are checked.
+    unallocated = jax.tree.map(lambda leaf: np.broadcast_to(np.float32(0), leaf.shape), shapes)
+    for entry in entries:
+        _check_shape(hf_model, source_tensors, entry, _hf_shape(_view(unallocated, entry).shape, entry))
     params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), shapes)
     for path, value in unused_params.items():
         _view(params, Entry("", path, Layout.VECTOR))[...] = value

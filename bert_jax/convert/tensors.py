@@ -66,5 +66,8 @@ def lazy_transpose(tensor: LazyTensor) -> LazyTensor:
 
 
 def lazy_row_slice(tensor: LazyTensor, start: int, stop: int) -> LazyTensor:
-    """Rows start to stop - 1."""
-    return tensor._replace(shape=(stop - start, *tensor.shape[1:]), read=lambda: tensor.read()[start:stop])
+    """Rows start to stop - 1, or fewer if the tensor ends before; a tensor without axes stays as it is."""
+    if not tensor.shape:
+        return tensor
+    rows = len(range(tensor.shape[0])[start:stop])
+    return tensor._replace(shape=(rows, *tensor.shape[1:]), read=lambda: tensor.read()[start:stop])

@@ -9,7 +9,7 @@ import numpy as np
 from bert_jax import __version__
 from bert_jax.config import ModelConfig
 from bert_jax.convert.families import FAMILIES
-from bert_jax.convert.families.family import Family, Settings, TensorNames
+from bert_jax.convert.families.family import Family, Settings
 from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.name_map import Params, check_names, from_hf_tensors, to_hf_tensors
 from bert_jax.convert.tensors import LazyTensors, to_lazy
@@ -52,9 +52,9 @@ def from_huggingface(hf_model: HuggingFaceModel) -> NativeModel:
     return NativeModel(family.model_type, config, heads, params)
 
 
-def _read_heads(family: Family, settings: Settings, tensors: Mapping[str, np.ndarray], config: ModelConfig) -> Heads:
+def _read_heads(family: Family, settings: Settings, tensors: Mapping, config: ModelConfig) -> Heads:
     """The heads of a model; mlm_activation is None where the MLM head has the activation of the layers."""
-    heads = family.read_heads(settings, TensorNames(tensors, settings))
+    heads = family.read_heads(settings, to_lazy(tensors))
     same = not heads.mlm or heads.mlm_activation == config.activation
     return dataclasses.replace(heads, mlm_activation=None) if same else heads
 
@@ -69,9 +69,7 @@ def _check_tied_decoder(family: Family, heads: Heads, hf_model: HuggingFaceModel
         )
 
 
-def moments_from_huggingface(
-    model: NativeModel, hf_model: HuggingFaceModel, moments: Mapping[str, np.ndarray]
-) -> Params:
+def moments_from_huggingface(model: NativeModel, hf_model: HuggingFaceModel, moments: Mapping) -> Params:
     """First or second moments of an optimizer, by tensor name of transformers, as a tree like the parameters.
 
     Args:
@@ -84,8 +82,9 @@ def moments_from_huggingface(
     absent = {entry.hf_name for entry in entries} - set(moments)
     zeros = {name: np.zeros_like(hf_model.tensors[name]) for name in absent if ".pooler." in name}
     unused_params = dict.fromkeys(family.unused_params, 0.0)
-    moments = HuggingFaceModel(hf_model.config, dict(moments) | zeros, f"{hf_model.source}, moments")
-    return from_hf_tensors(entries, moments, shapes, unused_params)
+    hf_moments = HuggingFaceModel(hf_model.config, dict(moments) | zeros, f"{hf_model.source}, moments")
+    check_names(entries, hf_moments, {}, ())
+    return from_hf_tensors(entries, hf_moments, shapes, unused_params)
 
 
 def moments_to_huggingface(model: NativeModel, tree: Params) -> dict[str, np.ndarray]:
@@ -196,7 +195,7 @@ def find_family(settings: Settings) -> Family:
     return FAMILIES[name]
 
 
-def _add_base_prefix(tensors: Mapping[str, np.ndarray], family: Family) -> LazyTensors:
+def _add_base_prefix(tensors: Mapping, family: Family) -> LazyTensors:
     """The same tensors, with the names of a model with heads: with the family's prefix."""
     bare = not any(name.startswith(f"{family.base}.") for name in tensors)
     prefix = f"{family.base}." if bare else ""

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import json
-import shutil
 
 import jax
 import numpy as np
@@ -171,12 +170,6 @@ def test_runs_that_start_with_moments(made, tmp_path, tiny_config, tiny_corpus, 
     assert max(np.abs(one - two).max() for one, two in pairs) > 1e-4
 
 
-def test_init_from_is_in_the_help(capsys):
-    for arguments in (["pretrain", "--help"], ["pretrain", "bert_tiny", "--help"]):
-        assert cli.main(arguments) == 0
-        assert "--init-from" in capsys.readouterr().out
-
-
 def test_init_from_nothing(tmp_path, tiny_corpus, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     common = ["pretrain", "bert_tiny", "--corpus", str(tiny_corpus), "--workdir", "new"]
@@ -189,15 +182,3 @@ def test_init_from_nothing(tmp_path, tiny_corpus, capsys, monkeypatch):
     (line,) = capsys.readouterr().err.splitlines()
     assert "--start.source" in line or "--init-from" in line
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_a_run_with_moments_of_its_own_is_continued(made, tmp_path, tiny_config, tiny_corpus):
-    """The source counts at the start only: the same command goes on from the run's own checkpoint."""
-    source = shutil.copytree(made["native"], tmp_path / "source")
-    config = starting(tiny_config, source)
-    pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
-    shutil.rmtree(source)
-    before = moments_of(tmp_path / "run")
-    assert pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run").ended == "steps"
-    jax.tree.map(np.testing.assert_array_equal, moments_of(tmp_path / "run"), before)

@@ -1,10 +1,11 @@
 """ELECTRA, generator and discriminator (transformers modeling_electra.py; Clark et al. 2020)."""
 
+from collections.abc import Mapping
+
 from bert_jax.config import ModelConfig
 from bert_jax.convert.families.family import (
     Family,
     Settings,
-    TensorNames,
     bert_layers,
     embeddings,
     mlm_head,
@@ -14,13 +15,14 @@ from bert_jax.convert.families.family import (
     write_fields,
 )
 from bert_jax.convert.name_map import dense
+from bert_jax.convert.tensors import LazyTensor
 from bert_jax.model.heads import TaskHead
 
 
-def _read_task(settings: Settings, names: TensorNames, pooler: bool) -> TaskHead | None:
-    if names.has("discriminator_predictions.dense.weight"):
+def _read_task(settings: Settings, tensors: Mapping[str, LazyTensor], pooler: bool) -> TaskHead | None:
+    if "discriminator_predictions.dense.weight" in tensors:
         return TaskHead("replaced", ("replaced",), "tokens", activation=settings.activation("hidden_act"))
-    return task_of_cls(names, "classifier.out_proj", "gelu")
+    return task_of_cls(settings, tensors, "classifier.out_proj", "gelu")
 
 
 def _read_config(settings: Settings) -> ModelConfig:

@@ -9,13 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from bert_jax import field_validation
 from bert_jax.config import ModelConfig
 from bert_jax.convert.name_map import Entry, Params, dense, norm, same_layout
-from bert_jax.convert.tensors import to_lazy
-from bert_jax.errors import UserError
+from bert_jax.convert.tensors import LazyTensor
+from bert_jax.errors import require
 from bert_jax.model.heads import Heads, TaskHead
 from bert_jax.training.param_paths import name_leaves
 
@@ -56,8 +54,8 @@ class Family:
     read_config: Callable[["Settings"], ModelConfig]
     write_config: Callable[[ModelConfig, Heads], dict[str, Any]]
     """The family's config.json fields."""
-    read_task: Callable[["Settings", "TensorNames", bool], TaskHead | None]
-    """The task head, from config, names and whether there is a pooler."""
+    read_task: Callable[["Settings", Mapping[str, LazyTensor], bool], TaskHead | None]
+    """The task head, from config, tensors and whether there is a pooler."""
     class_prefix: str
     """Of the classes in transformers."""
     class_suffixes: Mapping[str, str] = field(default_factory=dict)
@@ -102,16 +100,16 @@ class Family:
         copies = {f"{self.decoder}.weight": word, f"{self.decoder}.bias": bias}
         return {copy: original for copy, original in copies.items() if copy != original}
 
-    def read_heads(self, settings: "Settings", names: "TensorNames") -> Heads:
+    def read_heads(self, settings: "Settings", tensors: Mapping[str, LazyTensor]) -> Heads:
         """The heads that a model has tensors of."""
-        present = {entry.param_path for entry in self.names if names.has(entry.hf_name)}
+        present = {entry.param_path for entry in self.names if entry.hf_name in tensors}
         pooler = "encoder/pooler/kernel" in present
         return Heads(
             mlm="mlm/bias" in present,
             mlm_activation=self.mlm_activation(settings),
             pair="pair/dense/kernel" in present,
             pooler=pooler,
-            task=self.read_task(settings, names, pooler),
+            task=self.read_task(settings, tensors, pooler),
         )
 
     def architecture(self, config: ModelConfig, heads: Heads) -> str:
@@ -140,14 +138,10 @@ class Settings:
         """A size without a default.
 
         Raises:
-          UserError: the field is missing, or not a positive integer.
+          UserError: the field is missing.
         """
-        value = self.values.get(name)
-        if value is None:
-            raise UserError(f"{self.source}: config.json lacks '{name}', which is required")
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise UserError(f"{self.source}: {name} is {value!r} in config.json: it must be a whole number above 0")
-        return value
+        require(self.get(name) is not None, f"{self.source}: its config lacks '{name}', which is required")
+        return self.values[name]
 
     def model(self, **values: Any) -> ModelConfig:
         """A `ModelConfig` with these values.
@@ -163,22 +157,36 @@ class Settings:
         Raises:
           UserError: bert_jax does not have it.
         """
-        hf_activation = self.get(name, default)
-        if hf_activation not in _ACTIVATIONS:
-            raise UserError(f"{self.source}: {name} '{hf_activation}' is not one of {', '.join(_ACTIVATIONS)}")
+        hf_activation, known = self.get(name, default), ", ".join(_ACTIVATIONS)
+        require(hf_activation in _ACTIVATIONS, f"{self.source}: {name} '{hf_activation}' is not one of {known}")
         return _ACTIVATIONS[hf_activation]
 
     def require_value(self, name: str, supported: Any, why: str) -> None:
         """Raise UserError if a field has another value than the supported one, which is also its default."""
-        if self.get(name, supported) != supported:
-            raise UserError(f"{self.source}: {name} is {self.get(name)!r}: {why}")
+        value = self.get(name, supported)
+        require(value == supported, f"{self.source}: {name} is {value!r}: {why}")
 
-    def labels(self, count: int) -> tuple[str, ...]:
-        """Label names: those of id2label if it has `count` entries, else transformers' default names."""
+    def find_task_head(
+        self, tensors: Mapping[str, LazyTensor], output: str, kind: str, reads: str, **parts: Any
+    ) -> TaskHead | None:
+        """The head that ends in the dense layer `output`, or None if there is no such layer.
+
+        Its labels are those of id2label if it has as many, else transformers' default names.
+
+        Raises:
+          UserError: the layer's weight is empty, or does not have two axes.
+        """
+        name = f"{output}.weight"
+        if name not in tensors:
+            return None
+        shape = tensors[name].shape
+        fits = len(shape) == 2 and 0 not in shape
+        require(fits, f"{self.source}: tensor '{name}' has shape {list(shape)}: it must be [labels, inputs]")
         label_names = self.get("id2label", {})
-        if len(label_names) == count:
-            return tuple(str(label_names[i]) for i in sorted(label_names, key=int))
-        return tuple(f"LABEL_{i}" for i in range(count))
+        labels = tuple(f"LABEL_{i}" for i in range(shape[0]))
+        if len(label_names) == len(labels):
+            labels = tuple(str(label_names[i]) for i in sorted(label_names, key=int))
+        return TaskHead(kind, SPAN_LABELS if kind == "span" else labels, reads, **parts)
 
     @property
     def architecture(self) -> str:
@@ -186,54 +194,30 @@ class Settings:
         return (self.get("architectures") or [""])[0]
 
 
-class TensorNames:
-    """The names of a model's tensors."""
-
-    def __init__(self, tensors: Mapping[str, np.ndarray], settings: Settings):
-        """The encoder's names have the family's prefix."""
-        self._tensors, self._settings = to_lazy(tensors), settings
-
-    def has(self, name: str) -> bool:
-        """Whether there is such a tensor."""
-        return name in self._tensors
-
-    def find_task_head(self, output: str, kind: str, reads: str, **parts: Any) -> TaskHead | None:
-        """The head that ends in the dense layer `output`, or None if there is no such layer.
-
-        Raises:
-          UserError: the layer's weight is empty, or does not have two axes.
-        """
-        weight = self._tensors.get(f"{output}.weight")
-        if weight is None:
-            return None
-        if len(weight.shape) != 2 or 0 in weight.shape:
-            shape = f"has shape {list(weight.shape)}: it must be [labels, inputs]"
-            raise UserError(f"{self._settings.source}: tensor '{output}.weight' {shape}")
-        labels = SPAN_LABELS if kind == "span" else self._settings.labels(weight.shape[0])
-        return TaskHead(kind, labels, reads, **parts)
-
-
-def task_of_pooled(settings: Settings, names: TensorNames, pooler: bool) -> TaskHead | None:
+def task_of_pooled(settings: Settings, tensors: Mapping[str, LazyTensor], pooler: bool) -> TaskHead | None:
     """The task head in families whose sequence classifiers read the pooler.
 
     A `classifier` labels tokens if the class says so or, if the class is unknown, if there is no pooler.
     """
-    span = names.find_task_head("qa_outputs", "span", "tokens")
-    if span is not None:
-        return span
     by_token = settings.architecture.endswith("ForTokenClassification")
-    if by_token or not (pooler or settings.architecture.endswith("ForSequenceClassification")):
-        return names.find_task_head("classifier", "tagging", "tokens")
-    return names.find_task_head("classifier", "classification", "pooled")
+    by_sequence = settings.architecture.endswith("ForSequenceClassification")
+    if "qa_outputs.weight" in tensors or by_token or not (pooler or by_sequence):
+        return task_of_tokens(settings, tensors)
+    return settings.find_task_head(tensors, "classifier", "classification", "pooled")
 
 
-def task_of_cls(names: TensorNames, classifier: str, activation: str) -> TaskHead | None:
+def task_of_cls(
+    settings: Settings, tensors: Mapping[str, LazyTensor], classifier: str, activation: str
+) -> TaskHead | None:
     """The task head in families whose sequence classifiers have a dense layer on [CLS]."""
-    return (
-        names.find_task_head(classifier, "classification", "cls", activation=activation)
-        or names.find_task_head("classifier", "tagging", "tokens")
-        or names.find_task_head("qa_outputs", "span", "tokens")
-    )
+    head = settings.find_task_head(tensors, classifier, "classification", "cls", activation=activation)
+    return head or task_of_tokens(settings, tensors)
+
+
+def task_of_tokens(settings: Settings, tensors: Mapping[str, LazyTensor]) -> TaskHead | None:
+    """The task head for spans or labels of tokens."""
+    span = settings.find_task_head(tensors, "qa_outputs", "span", "tokens")
+    return span or settings.find_task_head(tensors, "classifier", "tagging", "tokens")
 
 
 class Field(NamedTuple):

@@ -5,7 +5,7 @@ import difflib
 import fnmatch
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bert_jax.convert.families.family import Settings
 from bert_jax.convert.families.hf_config import normalize_hf_config
@@ -39,15 +39,6 @@ class InputFormat(NamedTuple):
     """Whether a source is in this format."""
     read: Callable[[StoredPath, ReadOptions, Path], SourceModel]
     """(source, options, an empty directory that exists as long as the model is read)."""
-
-
-class TrainerFormat(NamedTuple):
-    """One kind of training checkpoint in a file of torch.save."""
-
-    matches: Callable[[Any], bool]
-    """Whether the content of a file is in this format."""
-    read: Callable[[Any, StoredPath, ReadOptions, Path], SourceModel]
-    """(content, its file, and the last two arguments of `InputFormat.read`)."""
 
 
 class OutputFormat(NamedTuple):
@@ -98,8 +89,8 @@ def to_source_model(
         hf_model = _drop_tensors(hf_model, options.drop)
     size = None if tokenizer is None else Tokenizer.load(tokenizer).vocab_size
     if options.trim_vocabulary:
-        rows = Settings(hf_model.config, hf_model.source).required_size("vocab_size") if size is None else size
-        hf_model = trim_vocabulary(hf_model, rows)
+        rows = Settings(hf_model.config, hf_model.source).required_size("vocab_size")
+        hf_model = trim_vocabulary(hf_model, rows if size is None else size)
     model = from_huggingface(hf_model)
     if size is not None and size > model.config.vocab_size:
         raise UserError(
@@ -135,31 +126,10 @@ def trim_vocabulary(hf_model: HuggingFaceModel, vocab_size: int) -> HuggingFaceM
     Trainers add such rows for sizes that divide evenly: NVIDIA's BERT pads to a multiple of 8 (DeepLearningExamples
     PyTorch/LanguageModeling/BERT/run_pretraining.py), Megatron to a multiple of 128 times the number of tensor-parallel
     parts. Hidden states stay the same. Probabilities are then over the tokenizer's tokens only.
-
-    Args:
-      hf_model: with at least vocab_size rows.
-      vocab_size: number of the tokenizer's tokens.
-
-    Raises:
-      UserError: there are fewer rows than tokens, or the tables differ in size.
     """
-    source, family = hf_model.source, find_family(Settings(hf_model.config, hf_model.source))
-    tensors = to_lazy(hf_model.tensors)
-    tables = {family.name_of("encoder/embeddings/word"), f"{family.decoder}.weight"}
-    names = tables | {family.name_of("mlm/bias"), f"{family.decoder}.bias"}
-    bare = {name.removeprefix(f"{family.base}.") for name in tables}
-    rows = {name: (*tensors[name].shape, 0)[0] for name in tensors if name in names | bare}
-    if not rows.keys() & (tables | bare):
-        raise UserError(f"{source}: there is no table of word embeddings")
-    if len(set(rows.values())) != 1:
-        sizes = ", ".join(f"{name} {size}" for name, size in sorted(rows.items()))
-        raise UserError(f"{source}: the vocabulary's tables differ in their number of rows: {sizes}")
-    num_rows = next(iter(rows.values()))
-    if num_rows < vocab_size:
-        raise UserError(
-            f"{source}: the word table has {num_rows} rows, the tokenizer {vocab_size} tokens: "
-            "the tokenizer belongs to another model"
-        )
-    kept = {name: lazy_row_slice(tensors[name], 0, vocab_size) for name in rows}
+    family, tensors = find_family(Settings(hf_model.config, hf_model.source)), to_lazy(hf_model.tensors)
+    word, bias = family.name_of("encoder/embeddings/word"), family.name_of("mlm/bias")
+    tables = {word, word.removeprefix(f"{family.base}."), bias, f"{family.decoder}.weight", f"{family.decoder}.bias"}
+    kept = {name: lazy_row_slice(tensors[name], 0, vocab_size) for name in tables & tensors.keys()}
     config = hf_model.config | {"vocab_size": vocab_size}
     return dataclasses.replace(hf_model, config=config, tensors=LazyTensors(tensors | kept))

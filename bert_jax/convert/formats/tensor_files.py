@@ -40,8 +40,7 @@ def open_tensors(directory: StoredPath) -> LazyTensors:
             return _weights(opener(place / name))
         if (place / f"{name}.index.json").exists():
             return _weights(_shards(place / f"{name}.index.json", opener))
-    looked_for = ", ".join(name + end for name in openers for end in ("", ".index.json"))
-    raise UserError(f"{directory}: no Hugging Face checkpoint: looked for {looked_for}")
+    raise UserError(f"{directory}: has no weights of transformers")
 
 
 def _weights(tensors: LazyTensors) -> LazyTensors:

@@ -120,12 +120,6 @@ def _refused_global(error: pickle.UnpicklingError) -> str | None:
     return match[1] if "." in match[1] else f"builtins.{match[1]}"
 
 
-def is_state_dict(content: object) -> bool:
-    """Whether the content of a file has tensors by name."""
-    torch = require_torch("this file")
-    return isinstance(content, Mapping) and any(isinstance(value, torch.Tensor) for value in content.values())
-
-
 def lazy_state_dict(state: object, source: object) -> LazyTensors:
     """The tensors of a state dict.
 
