@@ -178,16 +178,6 @@ class Tokenizer:
         """Write a tokenizer.json."""
         epath.Path(path).write_text(self.to_json())
 
-    def save_vocab(self, path: os.PathLike | str) -> None:
-        """Write a vocab.txt, one piece per line in the order of ids; only for WordPiece.
-
-        Raises:
-          UserError: the model is not WordPiece.
-        """
-        if self.kind != "WordPiece":
-            raise UserError(f"{path}: only a WordPiece vocabulary can be written as vocab.txt; this one is {self.kind}")
-        epath.Path(path).write_text("".join(f"{piece}\n" for piece in self._model.pieces))
-
 
 def wordpiece(pieces: Sequence[str], lowercase: bool | None, origin: str) -> Tokenizer:
     """BERT's tokenizer: see `kinds.wordpiece`."""

@@ -51,7 +51,9 @@ def test_families(case):
     sides = {1e-5: numpy_forward.run(hf_model, golden["inputs"])}
     refusal = next((refusal for name, refusal in REFUSED.items() if re.fullmatch(name, case)), None)
     if refusal is None:
-        sides[1e-4] = jax_forward.run(from_huggingface(hf_model), golden["inputs"])
+        model = from_huggingface(hf_model)
+        assert to_huggingface(model, case).config["architectures"] == [case.partition(" ")[0]]
+        sides[1e-4] = jax_forward.run(model, golden["inputs"])
     else:
         with pytest.raises(UserError, match=refusal):
             from_huggingface(hf_model)
@@ -66,6 +68,7 @@ def test_families(case):
     ("case", "changes"),
     [
         ("ElectraForMaskedLM 0", {"hidden_act": "gelu_new"}),
+        ("ElectraForPreTraining 0", {"hidden_act": "gelu_new"}),
         ("RobertaForMaskedLM 0", {"hidden_act": "gelu_fast"}),
         ("ModernBertForMaskedLM 0", {"hidden_activation": "relu", "global_attn_every_n_layers": 2}),
         ("ModernBertForMaskedLM 0", {"classifier_activation": "relu"}),

@@ -132,7 +132,6 @@ def compare(
     *,
     library: str,
     tokenizer: TokenizerAgreement | None = None,
-    limit: float = LIMIT,
 ) -> ParityReport:
     """Compare two forward passes of the same batch.
 
@@ -143,7 +142,6 @@ def compare(
       attention_mask_BS: padded positions are not compared, but a value there that is not finite is an error.
       library: name of the reference library.
       tokenizer: agreement of the tokenizers, if they were compared.
-      limit: see `LIMIT`.
     """
     real_BS = np.asarray(attention_mask_BS) > 0
     differences, problems = [], []
@@ -151,7 +149,7 @@ def compare(
         if name in outputs and name in reference:
             actual, expected = outputs[name], reference[name]
             if actual.shape == expected.shape:
-                differences.append(_difference(name, actual, expected, real_BS, limit))
+                differences.append(_difference(name, actual, expected, real_BS))
             else:
                 problems.append(f"{name}: shape {list(actual.shape)}, the reference has {list(expected.shape)}")
         elif name != "pooled vector":
@@ -160,19 +158,19 @@ def compare(
     return ParityReport(library, len(real_BS), tokens, tuple(differences), tokenizer, tuple(problems))
 
 
-def _difference(name: str, actual: np.ndarray, expected: np.ndarray, real_BS: np.ndarray, limit: float) -> Difference:
+def _difference(name: str, actual: np.ndarray, expected: np.ndarray, real_BS: np.ndarray) -> Difference:
     """The difference of arrays of the same shape; those with three axes are [B, S, ...], and have padding."""
     largest, squares, count = 0.0, 0.0, 0
     # By row, because all logits in float64 need much memory.
     for row, (actual_row, expected_row) in enumerate(zip(actual, expected, strict=True)):
         if not (np.isfinite(actual_row).all() and np.isfinite(expected_row).all()):
-            return Difference(name, math.nan, limit)
+            return Difference(name, math.nan, LIMIT)
         if actual.ndim == 3:
             actual_row, expected_row = actual_row[real_BS[row]], expected_row[real_BS[row]]
         expected_row = expected_row.astype(np.float64)
         largest = max(largest, float(np.abs(actual_row - expected_row).max()))
         squares, count = squares + float((expected_row**2).sum()), count + expected_row.size
-    return Difference(name, largest, limit * max(1.0, math.sqrt(squares / count)))
+    return Difference(name, largest, LIMIT * max(1.0, math.sqrt(squares / count)))
 
 
 def bitwise_differences(before: SourceModel, after: SourceModel) -> tuple[str, ...]:

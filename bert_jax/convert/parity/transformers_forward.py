@@ -93,16 +93,16 @@ def run(hf_model: HuggingFaceModel, inputs: ForwardInputs) -> ForwardOutputs:
     """All outputs, in float32 on the CPU, with eager attention. Values at padded positions have no meaning.
 
     Raises:
-      UserError: no class has these heads, or it refuses the config.
+      UserError: no class has these heads, or it refuses the config or lacks a tensor.
     """
     import torch
 
-    arrays = {"input_ids": inputs.input_ids_BS, "attention_mask": inputs.attention_mask_BS}
+    batch = {"input_ids": inputs.input_ids_BS, "attention_mask": inputs.attention_mask_BS}
     if family_of(hf_model) not in ("distilbert", "modernbert"):
-        arrays["token_type_ids"] = inputs.token_type_ids_BS
-    arguments = {name: torch.tensor(array).long() for name, array in arrays.items()}
+        batch["token_type_ids"] = inputs.token_type_ids_BS
+    batch = {name: torch.tensor(array).long() for name, array in batch.items()}
     with torch.no_grad():
-        output = _load(hf_model)(**arguments, output_hidden_states=True, return_dict=True)
+        output = _load(hf_model)(**batch, output_hidden_states=True, return_dict=True)
     mlm, _, task = heads_of(hf_model)
     heads = {name: output[hf_name] for hf_name, name in _HEADS.items() if output.get(hf_name) is not None}
     if task == SPAN:
@@ -110,15 +110,15 @@ def run(hf_model: HuggingFaceModel, inputs: ForwardInputs) -> ForwardOutputs:
     elif output.get("logits") is not None:
         name = "task logits" if task else "mlm logits" if mlm else "pair logits"
         heads[name] = output.logits[..., None] if task == REPLACED else output.logits
-    arrays = {name: values.numpy() for name, values in heads.items()}
-    return name_states(state.numpy() for state in output.hidden_states) | arrays
+    states = name_states(state.numpy() for state in output.hidden_states)
+    return states | {name: values.numpy() for name, values in heads.items()}
 
 
 def _load(hf_model: HuggingFaceModel) -> Any:
     """A model of transformers with the given tensors, whose decoder is tied to the word embeddings.
 
     Raises:
-      UserError: no class has these heads, or it refuses the config.
+      UserError: no class has these heads, or it refuses the config or lacks a tensor.
     """
     import torch
     import transformers
@@ -135,9 +135,9 @@ def _load(hf_model: HuggingFaceModel) -> Any:
         state[target] = torch.tensor(np.asarray(hf_model.tensors[key], np.float32))
     has_pooler = any(key.startswith("pooler.") for key in state)
     try:
-        config = model_class.config_class.from_dict(
-            hf_model.config | {"chunk_size_feed_forward": 0, "tie_word_embeddings": True}  # the former saves memory
-        )
+        # Chunks change only the use of memory; the reader of the source has checked that a stored decoder is a copy.
+        changes = {"chunk_size_feed_forward": 0, "tie_word_embeddings": True}
+        config = model_class.config_class.from_dict(hf_model.config | changes)
         config._attn_implementation = "eager"
         num_labels = next((len(state[key]) for key in _CLASSIFIERS if key in state), config.num_labels)
         if config.num_labels != num_labels:
