@@ -277,12 +277,8 @@ class StartConfig:
     def __post_init__(self) -> None:
         check(self, "start.")
         require(
-            self.source is not None or self.embeddings == "keep",
-            "start.embeddings 'new' needs start.source: new parameters have new embeddings anyway",
-        )
-        require(
-            self.source is not None or self.optimizer_state == "new",
-            "start.optimizer_state 'keep' needs start.source: new parameters have no optimizer state",
+            self.source is not None or (self.embeddings, self.optimizer_state) == ("keep", "new"),
+            f"start.embeddings '{self.embeddings}', start.optimizer_state '{self.optimizer_state}': set start.source",
         )
         require(
             self.embeddings == "keep" or self.optimizer_state == "new",

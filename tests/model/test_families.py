@@ -8,23 +8,17 @@ import numpy as np
 import pytest
 from scipy import special
 
-from bert_jax.config import ModelConfig
 from bert_jax.convert.translate import NativeModel, to_huggingface
 from bert_jax.errors import UserError
 from bert_jax.model import bert, families
 from bert_jax.model.heads import Heads
 from bert_jax.model.layers import DropoutKey, hash_combine
-from bert_jax.training.param_paths import name_leaves
 from tests.model.toy import BERT, encode, inputs, parameters
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 ROBERTA = families.roberta(1, 64, vocab_size=50)
 DISTILBERT = families.bert(1, 64, vocab_size=50, type_vocab_size=0)
-
-
-def shapes(config: ModelConfig, pair: bool):
-    return bert.shapes(config, Heads(pair=pair))
 
 
 def numpy_norm(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
@@ -52,21 +46,6 @@ def test_gated_feed_forward(biases):
     np.testing.assert_allclose(after, numpy_norm(x, final["scale"]) + final.get("bias", 0.0), rtol=0, atol=1e-5)
 
 
-def test_without_biases_only_output_layers_have_one():
-    names = name_leaves(shapes(dataclasses.replace(BERT, biases="none", embedding_size=16), pair=True))
-    assert {name for name in names if name.endswith("bias")} == {"mlm/bias", "pair/dense/bias"}
-
-
-def test_a_model_without_token_types():
-    config = dataclasses.replace(BERT, type_vocab_size=0)
-    batch, params = inputs(), parameters(config)
-    assert "token_type" not in params["encoder"]["embeddings"]
-    other = batch._replace(token_type_ids=1 - batch.token_type_ids)
-    np.testing.assert_array_equal(encode(config, params, batch).hidden, encode(config, params, other).hidden)
-    one, two = (encode(BERT, parameters(BERT), rows).hidden for rows in (batch, other))
-    assert np.abs(one - two).max() > 0.1
-
-
 def test_narrow_embeddings_are_dropped_before_they_are_projected():
     config = dataclasses.replace(BERT, embedding_size=16, hidden_dropout=0.5)
     params, dropout_key = parameters(config), DropoutKey(hash_combine(jnp.uint32(1)), jnp.arange(3))
@@ -78,29 +57,6 @@ def test_narrow_embeddings_are_dropped_before_they_are_projected():
     dense = params["encoder"]["embeddings"]["projection"]
     expected = np.asarray(narrow) @ np.asarray(dense["kernel"]) + np.asarray(dense["bias"])
     np.testing.assert_allclose(embeddings(inputs(), None, dropout_key), expected, rtol=0, atol=1e-5)
-
-
-def test_mlm_head_of_narrow_tables():
-    """Logits by numpy: H -> E, gelu, LayerNorm, the table transposed."""
-    config = dataclasses.replace(BERT, embedding_size=16)
-    params = parameters(config)
-    model = bert.merge_params(config, Heads(pair="pair" in params), params)
-    hidden = np.random.default_rng(0).normal(size=(2, 3, 24)).astype(np.float32)
-    head = jax.tree.map(lambda x: np.asarray(x, np.float64), params["mlm"])
-    x = hidden @ head["transform"]["kernel"] + head["transform"]["bias"]
-    normal = numpy_norm(x * special.ndtr(x), head["norm"]["scale"]) + head["norm"]["bias"]
-    expected = normal @ np.asarray(params["encoder"]["embeddings"]["word"], np.float64).T + head["bias"]
-    np.testing.assert_allclose(model.mlm(jnp.asarray(hidden), model.encoder.embeddings.attend), expected, atol=1e-4)
-
-
-def test_a_gate_does_not_change_the_other_initial_weights():
-    """Each layer is initialised from its own key."""
-    plain, gated = (
-        bert.init(config, jax.random.key(3), Heads(pair=False))
-        for config in (BERT, dataclasses.replace(BERT, feed_forward="gated"))
-    )
-    del gated["encoder"]["layers"]["gate"]
-    jax.tree.map(np.testing.assert_array_equal, plain, gated)
 
 
 @pytest.mark.parametrize(

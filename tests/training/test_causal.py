@@ -32,11 +32,10 @@ def causal_config(tiny_config):
 
 
 @pytest.fixture(scope="module")
-def causal_run(tmp_path_factory, tiny_corpus, tiny_programs, causal_config):
+def causal_run(tmp_path_factory, train, causal_config):
     """A finished causal run and what its last evaluation found."""
     directory = tmp_path_factory.mktemp("causal") / "run"
-    parts = [CorpusWeight(tiny_corpus)]
-    return directory, pretraining.pretrain(causal_config, parts, directory, make_programs=tiny_programs())
+    return directory, train(causal_config, directory)
 
 
 def pairs_by_loops(batch: dict) -> set[tuple[int, int, int]]:

@@ -1,8 +1,11 @@
 """Checkpoints: what was saved comes back, and damage never goes unnoticed."""
 
 import json
+import os
 import pathlib
 import shutil
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -233,3 +236,46 @@ def test_a_failed_save_is_not_silent(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="disk full"), Checkpoints(tmp_path, keep=1) as checkpoints:
         checkpoints.save(1, state_of(1), METADATA)
     assert restore(tmp_path) is None
+
+
+FILL_UP = """
+import sys
+from pathlib import Path
+import jax
+from bert_jax.errors import UserError
+from bert_jax.training.run_directory.checkpoint import Checkpoints, committed_checkpoint_paths, find_damage
+
+directory = Path(sys.argv[1])
+noise = jax.random.normal(jax.random.key(0), (1_000_000,))  # which nothing compresses
+state, saved, refused = {"params": {"kernel": noise}}, 0, ""
+try:
+    with Checkpoints(directory, keep=99) as checkpoints:
+        for step in range(1, 9):
+            checkpoints.save(step, state, {"step": step})
+            checkpoints.wait()
+            saved = step
+except UserError as error:
+    refused = str(error)
+left = sorted(path.name for path in directory.iterdir())
+assert 0 < saved < 8, saved
+assert left == [f"{step:08d}" for step in range(1, saved + 1)], left
+assert not any(find_damage(save) for save in committed_checkpoint_paths(directory))
+print(refused)
+"""
+
+
+@pytest.mark.slow
+def test_a_full_disk(tmp_path):
+    """A real one, of 12 MB. Saves are of 4 MB at most; those that were committed stay."""
+    script = tmp_path / "fill_up.py"
+    script.write_text(FILL_UP)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = f"mount -t tmpfs -o size=12m tmpfs {disk}"
+    own = [] if os.geteuid() == 0 else ["--map-root-user"]
+    if subprocess.run(["unshare", *own, "--mount", "sh", "-c", mount], capture_output=True).returncode:
+        pytest.skip("this machine lets nobody mount a small disk")
+    fill = f"{mount} && exec {sys.executable} {script} {disk}/checkpoints"
+    done = subprocess.run(["unshare", *own, "--mount", "sh", "-c", fill], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "No space left on device; free some space and run the same command again" in done.stdout

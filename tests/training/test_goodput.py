@@ -7,11 +7,10 @@ import json
 import pytest
 
 from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, RecoveryConfig
-from bert_jax.data.mixture import CorpusWeight
 from bert_jax.training import loop, pretraining
 from bert_jax.training.run_directory import goodput
 from bert_jax.training.run_directory.goodput import FILE, KINDS, GoodputRecorder, format_summary, summarize
-from tests.runs import Killed
+from tests.runs import Killed, spoil
 
 
 class Clock:
@@ -89,18 +88,6 @@ def test_going_back_behind_several_attempts_loses_of_all(clock, tmp_path):
     assert (found["step"], found["lost"]) == (12, 2 + 6 + 3)
 
 
-@pytest.mark.parametrize(
-    "damage", [{"start_time": "then"}, {"step": None}, {"seconds": dict.fromkeys((*KINDS, "step"), "")}]
-)
-def test_a_line_with_values_of_other_types_is_left_out(clock, tmp_path, damage, capfd):
-    attempt(clock, tmp_path, 0, 5)
-    line = json.loads((tmp_path / FILE).read_text().splitlines()[-1])
-    with (tmp_path / FILE).open("a") as file:
-        file.write(json.dumps(line | damage) + "\n")
-    assert nonzero(summarize(tmp_path)) == {"init": 10, "checkpoint": 3, "step": 5, "wall": 18}
-    assert "is incomplete or damaged; skipped" in capfd.readouterr().err
-
-
 @pytest.fixture(scope="module")
 def config(tiny_config) -> Config:
     """Eight steps, saved every two; nothing is found good before it is two steps old."""
@@ -126,10 +113,10 @@ def entries(workdir) -> list[dict]:
     return [json.loads(line) for line in (workdir / FILE).read_text().splitlines()]
 
 
-def test_a_run_killed_and_continued(config, tiny_corpus, tiny_programs, tmp_path, ticking):
+def test_a_run_killed_and_continued(config, train, tmp_path, ticking):
     """Everything that happened is counted once, and nothing twice: kinds add up to the time that passed."""
     config = dataclasses.replace(config, checkpoint=CheckpointConfig(every=3, keep=4))
-    began, parts, workdir = ticking.now + 1, [CorpusWeight(tiny_corpus)], tmp_path / "run"
+    began, workdir = ticking.now + 1, tmp_path / "run"
 
     def die(count, state):
         if count == 6:
@@ -137,9 +124,9 @@ def test_a_run_killed_and_continued(config, tiny_corpus, tiny_programs, tmp_path
         return state
 
     with pytest.raises(Killed):
-        pretraining.pretrain(config, parts, workdir, make_programs=tiny_programs(after_step=die))
+        train(config, workdir, after_step=die)
     ticking.now += 500
-    pretraining.pretrain(config, parts, workdir, make_programs=tiny_programs())
+    train(config, workdir)
     found = summarize(workdir)
     # Five steps up to the last line, then five from the save after the third; evaluated and saved after 3, 6 and 8.
     steps = 5 + 5
@@ -153,3 +140,17 @@ def test_a_run_killed_and_continued(config, tiny_corpus, tiny_programs, tmp_path
     assert 500 < found["down"] < 510
     for one, other in itertools.pairwise(first):
         assert all(one["seconds"][kind] <= other["seconds"][kind] for kind in one["seconds"])
+
+
+def test_a_run_that_goes_back(config, train, tmp_path, ticking):
+    """From step 6 to the save after step 2: what was done in between is lost."""
+    began = ticking.now + 1
+    progress = train(config, tmp_path / "run", change_task=spoil(32, 48, float("nan")))
+    assert progress.ended == "steps" and progress.cursor.skipped
+    found, lines = summarize(tmp_path / "run"), entries(tmp_path / "run")
+    first = [entry for entry in lines if entry["start_time"] == began]
+    (start,) = {entry["step"] for entry in lines[len(first) : len(first) + 1]}
+    assert start == 2 and len({entry["start_time"] for entry in lines}) == 2
+    saved = max(entry["seconds"]["step"] for entry in first if entry["step"] == 2)
+    assert 0 < found["lost"] == first[-1]["seconds"]["step"] - saved
+    assert found["wall"] == ticking.now - began and 0 < found["goodput"] < 1

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, MeshConfig, Phase
+from bert_jax.config import CheckpointConfig, Config, MeshConfig, Phase
 from bert_jax.data.mixture import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.planning.aot_compile import compile_only_task
@@ -199,15 +199,13 @@ def test_a_number_is_taken_or_refused(mesh):
 
 
 @pytest.fixture(scope="module")
-def config(tiny_config) -> Config:
+def config(plain_config) -> Config:
     """Four steps of 64 rows, so that activations need more memory than parameters."""
-    phase = dataclasses.replace(tiny_config.phases[0], steps=4, batch_size=64, warmup_steps=0)
+    phase = dataclasses.replace(plain_config.phases[0], steps=4, batch_size=64, warmup_steps=0)
     return dataclasses.replace(
-        tiny_config,
+        plain_config,
         phases=(phase,),
         checkpoint=CheckpointConfig(every=2, keep=2),
-        log=LogConfig(every=1, tensorboard=False),
-        evaluation=EvaluationConfig(every=0, rows=8, batch_size=8),
     )
 
 
@@ -219,12 +217,11 @@ def assert_close(found: list[dict], expected: list[dict]) -> None:
                 np.testing.assert_allclose(a[name], b[name], rtol=1e-5, err_msg=f"{name} at {b['step']}")
 
 
-def test_runs_agree_whatever_the_micro_batch(config, tiny_corpus, tiny_programs, tmp_path, monkeypatch):
+def test_runs_agree_whatever_the_micro_batch(config, train, tmp_path, monkeypatch):
     """Whole batches; what --micro-batch says; what fits into less memory than a whole batch needs."""
 
     def run(workdir, micro_batch):
-        arguments = {"micro_batch": micro_batch, "make_programs": tiny_programs()}
-        return pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], workdir, **arguments)
+        return train(config, workdir, micro_batch=micro_batch)
 
     give_memory(monkeypatch, 1e15)
     run(tmp_path / "whole", "auto")

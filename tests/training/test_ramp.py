@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.config import Config, EvaluationConfig, LogConfig
+from bert_jax.config import Config
 from bert_jax.data.cursor import Cursor
 from bert_jax.data.mixture import CorpusWeight
 from bert_jax.training import pretraining
@@ -21,15 +21,10 @@ EXACT = {4: 1, 12: 3}
 
 
 @pytest.fixture(scope="module")
-def config(tiny_config) -> Config:
+def config(plain_config) -> Config:
     """Eight steps of 4 to 16 rows, in micro-batches of 4."""
-    phase = dataclasses.replace(tiny_config.phases[0], batch_size=16, start_batch_size=4, ramp_steps=8, accumulation=4)
-    return dataclasses.replace(
-        tiny_config,
-        phases=(phase,),
-        log=LogConfig(every=1, tensorboard=False),
-        evaluation=EvaluationConfig(every=0, rows=8, batch_size=8),
-    )
+    phase = dataclasses.replace(plain_config.phases[0], batch_size=16, start_batch_size=4, ramp_steps=8, accumulation=4)
+    return dataclasses.replace(plain_config, phases=(phase,))
 
 
 def one_step(task: Pretraining, make_programs, rows: dict[str, np.ndarray], micro_batches: int) -> tuple[dict, dict]:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, RecoveryConfig, StartConfig
+from bert_jax.config import CheckpointConfig, Config, RecoveryConfig, StartConfig
 from bert_jax.convert.init_from import load_initial_params
 from bert_jax.data.cursor import Cursor, count_rows
 from bert_jax.data.mixture import CorpusWeight
@@ -26,15 +26,13 @@ from tests.runs import Killed, arrays, assert_same_run, final_state, numbers, sp
 
 
 @pytest.fixture(scope="module")
-def config(tiny_config) -> Config:
+def config(plain_config) -> Config:
     """20 steps of 8 rows in two phases, a checkpoint every 4."""
-    phase = dataclasses.replace(tiny_config.phases[0], steps=14)
+    phase = dataclasses.replace(plain_config.phases[0], steps=14)
     return dataclasses.replace(
-        tiny_config,
+        plain_config,
         phases=(phase, dataclasses.replace(phase, steps=6, batch_size=4, warmup_steps=0)),
         checkpoint=CheckpointConfig(every=4, keep=1),
-        log=LogConfig(every=1, tensorboard=False),
-        evaluation=EvaluationConfig(every=0, rows=8, batch_size=8),
         recovery=RecoveryConfig(max_skipped=2, spike=3.0, stable_steps=3, max_rollbacks=2),
     )
 
@@ -49,12 +47,11 @@ def lines(workdir) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def run(config, tiny_corpus, tiny_programs):
+def run(config, train):
     """Trains in a directory; the loss of the stream's rows [first, last) is multiplied with `factor`."""
 
     def run(workdir, first=0, last=0, factor=float("nan"), config=config, after_step=None, **arguments):
-        programs = tiny_programs(after_step=after_step, change_task=spoil(first, last, factor))
-        return pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], workdir, make_programs=programs, **arguments)
+        return train(config, workdir, None, after_step, spoil(first, last, factor), **arguments)
 
     return run
 

@@ -18,12 +18,11 @@ from bert_jax.config.presets import load_config
 from bert_jax.convert.formats.tensor_files import SAFETENSORS as WEIGHTS
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.integrity import check_corpus_files
-from bert_jax.data.mixture import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.inference import loaded_model
-from bert_jax.training import pretraining
 from bert_jax.training.run_directory import checkpoint
 from bert_jax.training.run_directory.checkpoint import COMMIT_MARKER
+from bert_jax.training.run_directory.ledger import Ledger
 from bert_jax.training.run_directory.metrics import read_metrics
 from data_prep.verify import verify_corpus
 from tests.runs import assert_same_run, committed
@@ -54,11 +53,9 @@ def config(tiny_config):
 
 
 @pytest.fixture(scope="module")
-def run(config, tiny_programs):
+def run(config, train):
     """Trains on a corpus in a directory."""
-    return lambda corpus, workdir, **arguments: pretraining.pretrain(
-        config, [CorpusWeight(corpus)], workdir, make_programs=tiny_programs(), **arguments
-    )
+    return lambda corpus, workdir, **arguments: train(config, workdir, corpus=corpus, **arguments)
 
 
 @pytest.fixture(scope="module")
@@ -265,3 +262,13 @@ def test_a_corpus_is_built_on_s3(s3, tiny_corpus, tmp_path):
     assert not {name for name in differ if "array_record" in name or name.endswith(".npy")}
     assert "not of this corpus" not in verify_corpus(bucket / "built")
     assert not [request for request in requests if request.copies]
+
+
+def test_a_ledger_in_a_store(bucket):
+    path = bucket / "ledger.jsonl"
+    ledger = Ledger(path)
+    ledger.record_decision("rollback", lambda: {"to": 4, "skipped_rows": [4, 9]})
+    path.write_bytes(path.read_bytes() + b'{"event": "roll')
+    again = Ledger(path)
+    again.record_decision("rollback", lambda: {"to": 8, "skipped_rows": [8, 9]})
+    assert [entry["to"] for entry in Ledger(path).entries_of("rollback")] == [4, 8]

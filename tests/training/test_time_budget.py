@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from bert_jax.config import Config, Phase
-from bert_jax.data.mixture import CorpusWeight
-from bert_jax.training import pretraining, time_budget
+from bert_jax.training import time_budget
 from bert_jax.training.run_directory.ledger import Ledger
 from bert_jax.training.run_directory.metrics import read_metrics
 from bert_jax.training.time_budget import FIRST_ESTIMATE, WallClockSchedule
@@ -106,7 +105,7 @@ def test_phases_without_hours_have_no_decisions(tmp_path):
     assert steps == 12 and not (tmp_path / "ledger").exists() and rates[5] == 2.0
 
 
-def test_a_run_that_the_clock_ends(tiny_config, tiny_corpus, tiny_programs, tmp_path, monkeypatch):
+def test_a_run_that_the_clock_ends(tiny_config, train, tmp_path, monkeypatch):
     """Every reading of the clock takes a minute: an hour has 60 steps. A finished run does nothing more."""
     phase = dataclasses.replace(tiny_config.phases[0], steps=1000, warmup_steps=100, hours=0.5)
     config = dataclasses.replace(tiny_config, phases=(phase,))
@@ -118,13 +117,8 @@ def test_a_run_that_the_clock_ends(tiny_config, tiny_corpus, tiny_programs, tmp_
         lambda self, *args: original(self, *args, clock=lambda: 60.0 * next(minutes)),
     )
 
-    def run():
-        return pretraining.pretrain(
-            config, [CorpusWeight(tiny_corpus)], tmp_path / "run", make_programs=tiny_programs()
-        )
-
-    progress = run()
+    progress = train(config, tmp_path / "run")
     assert progress.ended == "time" and 28 <= progress.cursor.step <= 31
     rates = [line["learning_rate"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl") if "loss" in line]
     assert rates[-1] < 0.2 * max(rates)
-    assert run() == progress
+    assert train(config, tmp_path / "run") == progress

@@ -241,3 +241,10 @@ def test_a_damaged_config_is_reported(tmp_path, text):
     for use in (lambda: workdir.read_config(tmp_path), lambda: acquire_as_a_run(tmp_path, CONFIG, MIXTURE, PATHS, "t")):
         with pytest.raises(UserError, match=r"config\.json"):
             use()
+
+
+def test_a_file_that_is_renamed_meanwhile_is_not_missed(tmp_path, monkeypatch):
+    """run.lock is written by a thread of the same process."""
+    monkeypatch.setattr(workdir, "_partial_files", lambda directory: {"run.lock.f.partial"})
+    acquire_as_a_run(tmp_path, CONFIG, MIXTURE, PATHS, "t")
+    assert workdir.read_config(tmp_path) == CONFIG
