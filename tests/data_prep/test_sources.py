@@ -223,9 +223,3 @@ def test_specs():
     for kind, (path, usage) in sources._KINDS.items():
         assert importlib.import_module(f"data_prep.sources.{path.partition('.')[0]}") and usage.startswith(kind)
         assert f"| `{usage.partition(' ')[0]}` |" in page
-
-
-@pytest.mark.parametrize("kind", ["text:{}", "markdown:{}@2", "jsonl:{}@text", "parquet:{}@text"])
-def test_no_file_matches(tmp_path, kind):
-    with pytest.raises(UserError, match=r"no file matches .*/\*\.none"):
-        parse(kind.format(f"{tmp_path}/*.none")).inputs()

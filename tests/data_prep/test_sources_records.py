@@ -79,16 +79,6 @@ def test_dotted_fields(tmp_path, orjson):
     ]
 
 
-def test_a_mistyped_json_field(tmp_path, orjson):
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"content": "x", "id": 1}\n' * 3)
-    message = (
-        r"nothing could be used.*3 x missing_field.*no field 'contnet', did you mean 'content'; there are: content, id"
-    )
-    with pytest.raises(UserError, match=message):
-        read(f"jsonl:{path}@contnet")
-
-
 def test_long_json_lines(tmp_path, orjson):
     path = tmp_path / "a.jsonl"
     texts = ["a" * 5, "b" * 500, "c" * 7]
