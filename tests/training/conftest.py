@@ -3,9 +3,9 @@
 import dataclasses
 
 import pytest
-from bert_jax.data.mixture import CorpusWeight
 
 from bert_jax.config import Config, EvaluationConfig, LogConfig
+from bert_jax.data.mixture import CorpusWeight
 from bert_jax.training import pretraining
 
 
