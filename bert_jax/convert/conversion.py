@@ -139,16 +139,27 @@ def _full_disk_as_user_error(destination: StoredPath) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _scratch_directory(destination: StoredPath) -> Iterator[Path]:
-    """An empty directory on the destination's file system, so that `_move_into_place` is a rename."""
-    parent = None if is_remote(destination) else next(path for path in destination.parents if path.exists())
+    """An empty directory on the destination's file system, so that `_move_into_place` is a rename.
+
+    Parents of the destination that were created for it are removed if nothing is written.
+    """
+    parent = None if is_remote(destination) else destination.parent
+    missing = [] if parent is None else [parent for parent in (parent, *parent.parents) if not parent.exists()]
     try:
-        scratch_directory = tempfile.TemporaryDirectory(dir=parent, prefix=".bert-jax-convert-")
-    except OSError as error:
-        raise _unwritable_error(destination, error) from error
-    with scratch_directory as scratch:
-        output_directory = Path(scratch) / "model"
-        output_directory.mkdir()
-        yield output_directory
+        try:
+            if parent is not None:
+                parent.mkdir(parents=True, exist_ok=True)
+            scratch_directory = tempfile.TemporaryDirectory(dir=parent, prefix=".bert-jax-convert-")
+        except OSError as error:
+            raise _unwritable_error(destination, error) from error
+        with scratch_directory as scratch:
+            output_directory = Path(scratch) / "model"
+            output_directory.mkdir()
+            yield output_directory
+    finally:
+        for parent in missing:
+            if os.path.lexists(parent) and not any(parent.iterdir()):
+                parent.rmdir()
 
 
 def _unwritable_error(destination: StoredPath, error: OSError) -> UserError:
@@ -162,7 +173,6 @@ def _move_into_place(output_directory: Path, destination: StoredPath, final_file
             shutil.copymode(output_directory / CARD, file)  # some libraries create files that only the owner can read
     if not is_remote(destination):
         try:
-            destination.parent.mkdir(parents=True, exist_ok=True)
             output_directory.rename(destination)
         except OSError as error:
             if not destination.exists():
