@@ -139,6 +139,6 @@ def chip_of(device_kind: str) -> Chip | None:
     return CHIPS[max(matches)[1]] if matches else None
 
 
-def slices_for(chip: Chip, devices: int) -> int:
+def min_slices(chip: Chip, devices: int) -> int:
     """The minimum number of slices with this number of devices."""
     return math.ceil(devices / chip.slice_devices)

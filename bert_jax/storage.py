@@ -170,7 +170,7 @@ class _Versioned(TypedDict):
     format_version: int
 
 
-def read_json(path: StoredPath, kind: Any, advice: str, version: int | None = None) -> Any:
+def read_json_as(path: StoredPath, kind: Any, advice: str, version: int | None = None) -> Any:
     """Read a file that holds a JSON object, as a dataclass or TypedDict.
 
     Args:
@@ -218,7 +218,7 @@ def _children(value: Any) -> Iterable[Any]:
     return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
-def make_local_directory(path: StoredPath) -> None:
+def make_directory_if_local(path: StoredPath) -> None:
     """Create a directory on disk, with its parents. Does nothing in a store, which might create a bucket instead."""
     if not is_remote(path):
         path.mkdir(parents=True, exist_ok=True)
@@ -245,7 +245,7 @@ def copy_tree(source: StoredPath, target: StoredPath) -> None:
         copies = []
         for file in walk_files(epath.Path(source)):
             copy = epath.Path(target) / file.relative_to(source).as_posix()
-            make_local_directory(copy.parent)
+            make_directory_if_local(copy.parent)
             copies.append(pool.submit(file.copy, copy, overwrite=True))
         for future in copies:
             future.result()
@@ -307,7 +307,7 @@ def needs_staging(path: StoredPath, native_schemes: tuple[str, ...]) -> bool:
     return is_remote(path) and os.fspath(path).partition("://")[0] not in native_schemes
 
 
-def local_path(path: StoredPath, sha256: str) -> str:
+def cached_path(path: StoredPath, sha256: str) -> str:
     """Return a local path of a file. A store's file is copied once per host, to $BERT_JAX_CACHE or ~/.cache/bert_jax.
 
     Args:

@@ -22,12 +22,12 @@ from bert_jax.data.integrity import (
     DATASET_INFO,
     check_checksums,
     check_file_sizes,
-    complete_files,
+    require_all_files,
 )
 from bert_jax.data.record import Record, StoredFile, open_shard, parse_record
 from bert_jax.errors import UserError
-from bert_jax.progress import progress
-from bert_jax.storage import local_path
+from bert_jax.progress import progress_bar
+from bert_jax.storage import cached_path
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 _BATCH_RECORDS = 256
@@ -44,7 +44,7 @@ def verify_corpus(directory: os.PathLike | str) -> str:
     """
     directory = epath.Path(directory)
     manifest = read_manifest(directory)
-    files = complete_files(directory, manifest)
+    files = require_all_files(directory, manifest)
     check_file_sizes(files.values())
     check_checksums(files.values(), "comparing checksums")
     tokenizer = Tokenizer.load(directory / TOKENIZER)
@@ -74,7 +74,7 @@ def _verify_split(
         raise UserError(f"{directory / array_file(split, 'document_offsets')}: not ascending; rebuild the corpus")
     token_counts = np.zeros(corpus.vocab_size, np.int64)
     first = 0  # record of the next batch
-    with progress(f"reading {split}", counts["records"], "record") as bar:
+    with progress_bar(f"reading {split}", counts["records"], "record") as bar:
         for shard in counts["shards"]:
             for records in _batches(files[shard["file"]], token_dtype(corpus.vocab_size)):
                 if (invalid := _first_invalid(corpus, first, records)) is not None:
@@ -101,7 +101,7 @@ def _batches(file: StoredFile, dtype: np.dtype) -> Iterator[list[Record]]:
     """The records of a shard in order, 256 at a time: about 12 MB at most."""
     open_shard(file).close()
     try:
-        local = local_path(file.path, file.sha256)
+        local = cached_path(file.path, file.sha256)
         reader = array_record_module.ArrayRecordReader(local, options="readahead_buffer_size:0")
         for start in range(0, file.records, _BATCH_RECORDS):
             raw = reader.read(start, min(start + _BATCH_RECORDS, file.records))

@@ -119,7 +119,10 @@ def trained(arguments: argparse.Namespace, variant: str, flags: str = "", **chan
 
 def spread(runs: Sequence[Values], reference: Values) -> Values:
     """Largest deviation of each window's mean among runs."""
-    off = {metric: [reference_curve.deviations(run[metric], reference[metric]) for run in runs] for metric in METRICS}
+    off = {
+        metric: [reference_curve.window_deviations(run[metric], reference[metric]) for run in runs]
+        for metric in METRICS
+    }
     return {metric: [float(f"{max(column):.2g}") for column in zip(*rows, strict=True)] for metric, rows in off.items()}
 
 

@@ -42,10 +42,10 @@ class CorpusWriter:
                 target = self._directory / shard_file(self._name, split, index, len(shards))
                 with ShardWriter(self._tokenizer.vocab_size, self._tokenizer.unk_id, document) as shard:
                     for part in parts:
-                        shard.add([part])
+                        shard.add_document([part])
                     arrays, counts = shard.finish(target)
                 counts |= {"file": target.name} | file_entry(target)
-                scratch.write_arrays(scratch_dir / scratch.shard_name(split, index), arrays, counts)
+                scratch.write_arrays(scratch_dir / scratch.shard_marker_name(split, index), arrays, counts)
                 document += len(parts)
         manifest = writer.finish_corpus(self._directory, scratch_dir, self._name, self._tokenizer, report)
         scratch_dir.rmtree()

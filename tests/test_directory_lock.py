@@ -74,7 +74,7 @@ def test_a_second_process(tmp_path, capfd):
 def leave_lock(place, **changes) -> dict:
     """A lock file of a process that did not release it."""
     owner = DirectoryLock(place)._owner | changes
-    directory_lock.make_local_directory(place)
+    directory_lock.make_directory_if_local(place)
     (place / LOCK_FILE).write_bytes(json.dumps(owner).encode())
     return owner
 

@@ -50,14 +50,14 @@ def test_writes_are_atomic_with_many_writers(tmp_path):
 
 
 def test_a_store_gets_one_write_per_file_and_no_directories(bucket, tmp_path):
-    storage.make_local_directory(bucket / "a" / "b")
+    storage.make_directory_if_local(bucket / "a" / "b")
     assert tree(bucket) == {}
     for content in (b"1", b"23"):
         storage.write_atomic(bucket / "a" / "file", content)
     assert (bucket / "a" / "file").read_bytes() == b"23"
     assert MemoryStore.written == ["bucket/a/file"] * 2
     for _ in range(2):
-        storage.make_local_directory(tmp_path / "a" / "b")
+        storage.make_directory_if_local(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").is_dir()
 
 
@@ -95,22 +95,22 @@ def test_a_file_is_copied_once_per_host(bucket, cache):
     sha256 = hashlib.sha256(content).hexdigest()
     (bucket / "shard").write_bytes(content)
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        (local,) = set(pool.map(lambda _: storage.local_path(bucket / "shard", sha256), range(8)))
+        (local,) = set(pool.map(lambda _: storage.cached_path(bucket / "shard", sha256), range(8)))
     assert Path(local).read_bytes() == content and Path(local).parent == cache
     (bucket / "shard").unlink()
-    assert storage.local_path(bucket / "elsewhere", sha256) == local
-    assert storage.local_path(Path("here"), sha256) == "here"
+    assert storage.cached_path(bucket / "elsewhere", sha256) == local
+    assert storage.cached_path(Path("here"), sha256) == "here"
 
 
 def test_a_damaged_copy_is_not_kept(bucket, cache):
     sha256 = hashlib.sha256(b"good").hexdigest()
     (bucket / "shard").write_bytes(b"bad")
     with pytest.raises(UserError, match="az://bucket/shard: damaged, its SHA-256 is not the recorded one"):
-        storage.local_path(bucket / "shard", sha256)
+        storage.cached_path(bucket / "shard", sha256)
     (bucket / "shard").write_bytes(b"good")
-    assert Path(storage.local_path(bucket / "shard", sha256)).read_bytes() == b"good"
+    assert Path(storage.cached_path(bucket / "shard", sha256)).read_bytes() == b"good"
     with pytest.raises(FileNotFoundError):
-        storage.local_path(bucket / "nothing", "0" * 64)
+        storage.cached_path(bucket / "nothing", "0" * 64)
 
 
 def error_of(capfd, *arguments: str) -> str:

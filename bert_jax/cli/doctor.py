@@ -43,7 +43,7 @@ class Doctor:
 
     def run(self) -> int:
         """Print the findings; returns 2 if one of them is an error, otherwise 0."""
-        mixture = [mixture_lib.parse(text) for text in self.corpus]
+        mixture = [mixture_lib.parse_corpus_weight(text) for text in self.corpus]
         from bert_jax.distributed import worker
 
         worker.disable_absent_tpu_backend()

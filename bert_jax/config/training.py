@@ -255,7 +255,7 @@ class TargetConfig:
     def __post_init__(self) -> None:
         check(self, "target.")
 
-    def rows_between(self, batch_size: int) -> int:
+    def rows_between_evaluations(self, batch_size: int) -> int:
         """Rows between evaluations (mlcommons/training, retired_benchmarks/bert/README.md)."""
         if self.every is not None:
             return self.every

@@ -201,7 +201,9 @@ def _check_parity(source_model: SourceModel, output_directory: Path, to: str) ->
     hf_model = source_model.hf_model or to_huggingface(source_model.model, source_model.source)
     inputs = sample_inputs(hf_model, source_model.loaded_tokenizer)
     reference, library = parity_report.reference_forward(hf_model, inputs)
-    agreement = tokenizer_check.compare_tokenizers(source_model, output_directory, OUTPUT_FORMATS[to].for_transformers)
+    agreement = tokenizer_check.compare_written_tokenizer(
+        source_model, output_directory, OUTPUT_FORMATS[to].for_transformers
+    )
     problems = ()
     if to == "stablehlo":  # returns only the last hidden state
         outputs = stablehlo.run(output_directory, source_model.model, inputs)
@@ -212,7 +214,9 @@ def _check_parity(source_model: SourceModel, output_directory: Path, to: str) ->
         ) as written:
             outputs = jax_forward.run(written.model, inputs)
             problems = parity_report.bitwise_differences(source_model, written)
-    report = parity_report.compare(outputs, reference, inputs.attention_mask_BS, library=library, tokenizer=agreement)
+    report = parity_report.compare_outputs(
+        outputs, reference, inputs.attention_mask_BS, library=library, tokenizer=agreement
+    )
     return dataclasses.replace(report, problems=(*report.problems, *problems))
 
 
@@ -221,7 +225,7 @@ def _write_sentence_embedding(source_model: SourceModel, directory: Path, poolin
     if pooling is None:
         embedding = source_model.sentence_embedding
     else:
-        sentence_transformers.resolve_pooling(pooling, config.direction)
+        sentence_transformers.validate_pooling(pooling, config.direction)
         embedding = sentence_transformers.make(pooling, config.hidden_size, config.max_positions)
     if embedding is not None:
         sentence_transformers.write(directory, embedding)

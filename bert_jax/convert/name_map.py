@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from bert_jax.convert.hf_model import HuggingFaceModel
-from bert_jax.convert.tensors import WEIGHT_TYPES, LazyTensor, to_lazy, weight_dtype_message
+from bert_jax.convert.tensors import WEIGHT_TYPES, LazyTensor, to_lazy_tensors, weight_dtype_message
 from bert_jax.errors import UserError
 
 Params = dict[str, Any]
@@ -118,7 +118,7 @@ def from_hf_tensors(
       UserError: a tensor is missing, has another shape than the config says, or a value that is not finite in float32.
     """
     entries = list(entries)
-    source_tensors = to_lazy(hf_model.tensors)
+    source_tensors = to_lazy_tensors(hf_model.tensors)
     # Views of one number: sizes in a config are not trusted, so nothing is allocated before they are checked.
     unallocated = jax.tree.map(lambda leaf: np.broadcast_to(np.float32(0), leaf.shape), shapes)
     for entry in entries:
@@ -186,7 +186,7 @@ def _nearest(name: str, names: Iterable[str]) -> str:
     return f"; the nearest name is '{near[0]}'" if near else ""
 
 
-def check_names(
+def refuse_unknown_tensors(
     entries: Iterable[Entry], hf_model: HuggingFaceModel, copies: Mapping[str, str], buffers: Iterable[str]
 ) -> None:
     """Check that every tensor of the source is known.

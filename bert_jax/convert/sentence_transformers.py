@@ -87,7 +87,7 @@ class SentenceEmbedding:
     """Contents of the files, by path inside the directory."""
 
 
-def resolve_pooling(pooling: str | Sequence[str], direction: str) -> tuple[str, ...]:
+def validate_pooling(pooling: str | Sequence[str], direction: str) -> tuple[str, ...]:
     """Check one or several pooling modes for a model of this attention direction; returns a tuple.
 
     Raises:

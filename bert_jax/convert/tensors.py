@@ -22,11 +22,11 @@ class LazyTensor(NamedTuple):
 
 
 # Not Mapping[str, np.ndarray]: where annotations are checked at run time, that would read a tensor each time.
-class LazyTensors(Mapping):
+class LazyStateDict(Mapping):
     """Name -> array; each access reads that tensor."""
 
-    def __init__(self, to_lazy: Mapping[str, LazyTensor]):
-        self.lazy_tensors = dict(to_lazy)
+    def __init__(self, lazy_tensors: Mapping[str, LazyTensor]):
+        self.lazy_tensors = dict(lazy_tensors)
         """By name, not read."""
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -43,9 +43,9 @@ class LazyTensors(Mapping):
         return name in self.lazy_tensors
 
 
-def to_lazy(tensors: Mapping) -> dict[str, LazyTensor]:
+def to_lazy_tensors(tensors: Mapping) -> dict[str, LazyTensor]:
     """The tensors of any mapping, without reading those that are lazy already."""
-    if isinstance(tensors, LazyTensors):
+    if isinstance(tensors, LazyStateDict):
         return dict(tensors.lazy_tensors)
     return {name: lazy_from_array(array) for name, array in tensors.items()}
 

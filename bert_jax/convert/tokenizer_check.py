@@ -16,7 +16,7 @@ from bert_jax.convert.parity.sample_texts import TEXTS
 from bert_jax.convert.source_model import SourceModel
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath, read_json_object
-from bert_jax.tokenizers.files import vocabulary_name
+from bert_jax.tokenizers.files import vocab_name_for_merges
 from bert_jax.tokenizers.hf_settings import CONFIG, COPY_AGAIN
 from bert_jax.tokenizers.sentencepiece_backend import FORMAT
 from bert_jax.tokenizers.tokenizer import Tokenizer
@@ -63,7 +63,9 @@ def _missing_settings(tokenizer: Tokenizer, stated: dict[str, Any]) -> dict[str,
     return {name: value for name, value in tokenizer.settings.items() if name not in stated}
 
 
-def compare_tokenizers(source_model: SourceModel, directory: Path, for_transformers: bool) -> TokenizerAgreement | None:
+def compare_written_tokenizer(
+    source_model: SourceModel, directory: Path, for_transformers: bool
+) -> TokenizerAgreement | None:
     """Compare the ids of the sample texts: source in a reference library, source in bert_jax, and written tokenizer.
 
     Args:
@@ -126,7 +128,7 @@ def _with_libraries(file: StoredPath, stated: dict[str, Any], tokenizer: Tokeniz
             lowercase=settings["do_lower_case"],
         )
     else:
-        vocabulary = str(file.parent / vocabulary_name(file))
+        vocabulary = str(file.parent / vocab_name_for_merges(file))
         library = tokenizers.ByteLevelBPETokenizer(vocabulary, str(file), add_prefix_space=settings["add_prefix_space"])
     return lambda text: library.encode(text, add_special_tokens=False).ids
 

@@ -11,8 +11,8 @@ from bert_jax.config import ModelConfig
 from bert_jax.convert.families import FAMILIES
 from bert_jax.convert.families.family import Family, Settings
 from bert_jax.convert.hf_model import HuggingFaceModel
-from bert_jax.convert.name_map import Params, check_names, from_hf_tensors, to_hf_tensors
-from bert_jax.convert.tensors import LazyTensors, to_lazy
+from bert_jax.convert.name_map import Params, from_hf_tensors, refuse_unknown_tensors, to_hf_tensors
+from bert_jax.convert.tensors import LazyStateDict, to_lazy_tensors
 from bert_jax.errors import UserError
 from bert_jax.model import bert
 from bert_jax.model.heads import Heads
@@ -47,14 +47,16 @@ def from_huggingface(hf_model: HuggingFaceModel) -> NativeModel:
     _check_tied_decoder(family, heads, hf_model)
     shapes = bert.shapes(config, heads)
     entries = list(family.entries(shapes, heads))
-    check_names(entries, hf_model, family.copies, [rf"{family.base}\.{pattern}" for pattern in family.buffers])
+    refuse_unknown_tensors(
+        entries, hf_model, family.copies, [rf"{family.base}\.{pattern}" for pattern in family.buffers]
+    )
     params = from_hf_tensors(entries, hf_model, shapes, family.unused_params)
     return NativeModel(family.model_type, config, heads, params)
 
 
 def _read_heads(family: Family, settings: Settings, tensors: Mapping, config: ModelConfig) -> Heads:
     """The heads of a model; mlm_activation is None where the MLM head has the activation of the layers."""
-    heads = family.read_heads(settings, to_lazy(tensors))
+    heads = family.read_heads(settings, to_lazy_tensors(tensors))
     same = not heads.mlm or heads.mlm_activation == config.activation
     return dataclasses.replace(heads, mlm_activation=None) if same else heads
 
@@ -83,7 +85,7 @@ def moments_from_huggingface(model: NativeModel, hf_model: HuggingFaceModel, mom
     zeros = {name: np.zeros_like(hf_model.tensors[name]) for name in absent if ".pooler." in name}
     unused_params = dict.fromkeys(family.unused_params, 0.0)
     hf_moments = HuggingFaceModel(hf_model.config, dict(moments) | zeros, f"{hf_model.source}, moments")
-    check_names(entries, hf_moments, {}, ())
+    refuse_unknown_tensors(entries, hf_moments, {}, ())
     return from_hf_tensors(entries, hf_moments, shapes, unused_params)
 
 
@@ -166,7 +168,7 @@ def _effective_value(config: ModelConfig, name: str) -> Any:
     return getattr(config, name)
 
 
-def family_of(config: ModelConfig, heads: Heads) -> str:
+def infer_model_type(config: ModelConfig, heads: Heads) -> str:
     """The family of transformers that a model trained by bert_jax belongs to, from its distinctive settings."""
     if config.positions == "rotary":
         return "modernbert"
@@ -195,8 +197,8 @@ def find_family(settings: Settings) -> Family:
     return FAMILIES[name]
 
 
-def _add_base_prefix(tensors: Mapping, family: Family) -> LazyTensors:
+def _add_base_prefix(tensors: Mapping, family: Family) -> LazyStateDict:
     """The same tensors, with the names of a model with heads: with the family's prefix."""
     bare = not any(name.startswith(f"{family.base}.") for name in tensors)
     prefix = f"{family.base}." if bare else ""
-    return LazyTensors({prefix + name: tensor for name, tensor in to_lazy(tensors).items()})
+    return LazyStateDict({prefix + name: tensor for name, tensor in to_lazy_tensors(tensors).items()})

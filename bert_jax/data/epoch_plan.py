@@ -35,7 +35,7 @@ EXAMPLE_STREAM, ORDER_STREAM, PACKING_STREAM, ID_STREAM = 0xE4A, 0x04D, 0xFAC, 0
 
 
 @dataclass(frozen=True)
-class Window:
+class WindowPlan:
     """The rows of one window, in the order of training."""
 
     examples: np.ndarray
@@ -57,7 +57,7 @@ class Window:
         return len(self.order)
 
 
-class EpochPlan:
+class EpochPlanner:
     """All windows of all epochs of one corpus, for rows of one length."""
 
     def __init__(self, corpus: Corpus, data: DataConfig, seq_len: int, seed: int):
@@ -82,7 +82,7 @@ class EpochPlan:
         self._layout = CorpusLayout(lengths, np.asarray(corpus.document_offsets))
         self.salt = np.uint64(int(hashlib.sha256(corpus.identity.encode()).hexdigest()[:16], 16))
 
-    def window(self, epoch: int, index: int) -> Window:
+    def window(self, epoch: int, index: int) -> WindowPlan:
         """Plans one window; takes tens of milliseconds for any size of corpus."""
         count = len(self._bounds) - 1
         first, last = (count * i // self.windows for i in (index, index + 1))
@@ -99,7 +99,7 @@ class EpochPlan:
         row_starts, members = pack(lengths, self.seq_len, self.data.max_examples_per_row(self.seq_len), packing)
         rows = len(row_starts) - 1
         order = permute(np.arange(rows), rows, make_key(self.seed, ORDER_STREAM, epoch, index))
-        return Window(examples, row_starts, members, order, records, truncated, forced_random)
+        return WindowPlan(examples, row_starts, members, order, records, truncated, forced_random)
 
 
 @numba.njit(cache=True, nogil=True)

@@ -11,7 +11,7 @@ import numba
 import numpy as np
 
 from bert_jax.config import DataConfig
-from bert_jax.data.hash_random import HALF, bernoulli, bernoulli_threshold, hash64, hash_combine, uniform_int
+from bert_jax.data.hash_random import HALF, bernoulli_threshold, draw_bernoulli, draw_uniform_int, hash64, hash_combine
 
 EXAMPLE_DTYPE = np.dtype(
     [
@@ -126,8 +126,8 @@ def _make_pairs(layout, chunks, kind, room, short, key, salt, out):
                     a_length += lengths[sentence]
                 single = stop - position == 1
                 forced_random += single
-                random = single or (kind != ORDER and bernoulli(state, HALF))
-                swapped = kind == ORDER and not single and bernoulli(state, HALF)
+                random = single or (kind != ORDER and draw_bernoulli(state, HALF))
+                swapped = kind == ORDER and not single and draw_bernoulli(state, HALF)
                 if random:
                     b_start, b_stop, b_length = _random_segment(
                         state, layout, document, 0 if kind == SENTENCES else target - a_length
@@ -163,8 +163,8 @@ def _target_tokens(state, key, document, kind, room, short):
     """Target length of the pairs of a document, in tokens; the same in all chunks that contain parts of it."""
     state[0] = hash64(hash_combine(hash_combine(key, DOCUMENT), np.uint64(document)))
     state[1] = np.uint64(0)
-    if kind != SENTENCES and bernoulli(state, short):
-        return 2 + uniform_int(state, room - 1)
+    if kind != SENTENCES and draw_bernoulli(state, short):
+        return 2 + draw_uniform_int(state, room - 1)
     return room
 
 
@@ -178,7 +178,7 @@ def _take_sentences(state, lengths, start, end, kind, target):
         stop += 1
     a_stop = start + 1
     if kind != SENTENCES and stop - start >= 2:
-        a_stop = start + 1 + uniform_int(state, stop - start - 1)
+        a_stop = start + 1 + draw_uniform_int(state, stop - start - 1)
     return stop, tokens, a_stop
 
 
@@ -186,11 +186,11 @@ def _take_sentences(state, lengths, start, end, kind, target):
 def _random_segment(state, layout, document, min_tokens):
     """Sentences of another document from a random one on: (start, stop, tokens), at least one sentence."""
     lengths, documents = layout
-    other = uniform_int(state, len(documents) - 2)
+    other = draw_uniform_int(state, len(documents) - 2)
     if other >= document:
         other += 1
     first, last = documents[other], documents[other + 1]
-    start = first + uniform_int(state, last - first)
+    start = first + draw_uniform_int(state, last - first)
     stop = start
     length = 0
     while stop < last and (stop == start or length < min_tokens):
@@ -204,7 +204,7 @@ def _truncate_pair(state, a_length, b_length, room):
     """Removes single tokens from the longer segment, at the front or back with equal probability, until both fit."""
     a_skip, b_skip = 0, 0
     while a_length + b_length > room:
-        front = bernoulli(state, HALF)
+        front = draw_bernoulli(state, HALF)
         if a_length > b_length:
             a_skip += front
             a_length -= 1

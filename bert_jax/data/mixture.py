@@ -28,7 +28,7 @@ class CorpusWeight:
     """Rows of it per row of a corpus with weight 1; None: weights follow from the sizes of the corpora."""
 
 
-def parse(text: str) -> CorpusWeight:
+def parse_corpus_weight(text: str) -> CorpusWeight:
     """Parses ``--corpus DIR`` or ``--corpus DIR=WEIGHT``. If the whole text is an existing path, it has no weight.
 
     Raises:

@@ -61,7 +61,7 @@ def all_gather(name: str, value: T) -> list[T]:
     return [json.loads(texts[process]) for process in range(count)]
 
 
-def broadcast_from_first(name: str, make: Callable[[], T]) -> T:
+def compute_and_broadcast(name: str, make: Callable[[], T]) -> T:
     """Compute a value in process 0 and return it in all processes.
 
     Args:
@@ -125,13 +125,13 @@ def check_shared_directory(directory: epath.PathLike) -> None:
     Raises:
       UserError: a process does not see it.
     """
-    probe = epath.Path(directory) / broadcast_from_first("a probe's name", lambda: f"probe-{uuid.uuid4().hex}")
+    probe = epath.Path(directory) / compute_and_broadcast("a probe's name", lambda: f"probe-{uuid.uuid4().hex}")
 
     def check() -> None:
         advice = "put it on a shared file system or in a bucket"
         require(becomes_visible(probe), f"{directory} is not the same directory on all hosts: {advice}")
 
-    broadcast_from_first("writing a probe", lambda: probe.write_text("") and None)
+    compute_and_broadcast("writing a probe", lambda: probe.write_text("") and None)
     try:
         raise_on_all(check)
     finally:

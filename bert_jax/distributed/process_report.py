@@ -26,7 +26,7 @@ def make_report(config: Config, **options: Any) -> Report:
     return {
         "host": socket.gethostname(),
         "config": flatten(to_dict(config)) | {name: str(value) for name, value in options.items()},
-        "code": {"SHA-256 of bert_jax": code_hash()},
+        "code": {"SHA-256 of bert_jax": _code_hash()},
         "environment": {name: value for name, value in os.environ.items() if _is_compared(name)},
         "versions": {"python": platform.python_version()} | {name: metadata.version(name) for name in PACKAGES},
     }
@@ -40,7 +40,7 @@ def _is_compared(variable: str) -> bool:
     )
 
 
-def code_hash() -> str:
+def _code_hash() -> str:
     """Return a hash of the names and contents of all source files of this package."""
     root, digest = Path(__file__).parents[1], hashlib.sha256()
     for path in sorted(root.rglob("*.py")):

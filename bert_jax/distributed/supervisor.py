@@ -1,5 +1,5 @@
 """The supervisor of a training process: starts it when all processes are connected, and names the one that fails first.
-The functions from `connect` on are for the training process, its child.
+The functions from `connect_to_supervisor` on are for the training process, its child.
 
 When a peer dies, collective libraries abort a process in C++ with a stack trace that does not name the peer. The
 supervisors have connections of their own. All of them name the first process that failed, and end the others.
@@ -215,12 +215,12 @@ def _forward_signals(children: list[subprocess.Popen]) -> Iterator[list[int]]:
             raise PeerError(f"stopped by {signal.Signals(number).name} before the start")
         children[0].send_signal(signal.SIGTERM)
 
-    with handle_signals(stop):
+    with handling_signals(stop):
         yield interrupts
 
 
 @contextmanager
-def handle_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
+def handling_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
     """Call a handler on SIGTERM and Ctrl-C. An ignored Ctrl-C stays ignored, as for a command that a script starts with
     `&`.
     """
@@ -238,7 +238,7 @@ _process_index = 0
 _exit_announced = False
 
 
-def connect(descriptor: int, process_index: int) -> None:
+def connect_to_supervisor(descriptor: int, process_index: int) -> None:
     """Take this process's end of the socket; from now on the process ends when the supervisor does."""
     global _link, _process_index
     _link, _process_index = socket.socket(fileno=descriptor), process_index
@@ -254,7 +254,7 @@ def announce_exit() -> None:
         _exit_announced = True
 
 
-def has_unannounced_exit() -> bool:
+def must_announce_exit() -> bool:
     """Whether this process has a supervisor and has not announced its exit."""
     return _link is not None and not _exit_announced
 

@@ -67,7 +67,7 @@ def streams(context: CheckContext) -> Iterator[Finding]:
 
 
 def _rows(counts: EpochStatistics, seq_len: int, batch_share: float) -> Finding:
-    rows, examples = (round(count * counts.scale) for count in (counts.rows, counts.examples))
+    rows, examples = (round(count * counts.scale_factor) for count in (counts.rows, counts.examples))
     steps = rows / batch_share
     text = f"the first epoch has {rows:,} rows of {seq_len} tokens with {examples:,} examples, {steps:,.1f} steps"
     values = {"windows": counts.windows, "all_windows": counts.all_windows}

@@ -130,7 +130,7 @@ def run_summary(config: Config, parts: Sequence[CorpusWeight], micro_batch: Micr
       micro_batch: same as the flag of `bert-jax pretrain`.
     """
     mixture = _open_mixture(config, parts)
-    devices = machine_checks.devices_of_run()
+    devices = machine_checks.current_machine()
     context = CheckContext(config, *mixture, devices, micro_batch=micro_batch, planned_tokens=SUMMARY_TOKENS)
     checks = machine_checks.CHECKS | data_checks.CHECKS | schedule_checks.CHECKS
     del checks["files"]  # `pretrain` has compared their checksums

@@ -9,9 +9,9 @@ import numpy as np
 
 from bert_jax.config import Config
 from bert_jax.data.corpus import Corpus
-from bert_jax.data.epoch_plan import EpochPlan, Window
+from bert_jax.data.epoch_plan import EpochPlanner, WindowPlan
 from bert_jax.data.mixture import CYCLE_ROWS, MixtureOrder
-from bert_jax.progress import progress
+from bert_jax.progress import progress_bar
 
 PROGRESS_BAR_WINDOWS = 50
 """A progress bar is shown for at least this number of windows (about 200 M tokens)."""
@@ -45,12 +45,12 @@ class EpochStatistics:
     """pairs with a random B because their chunk has only one sentence"""
 
     @property
-    def scale(self) -> float:
+    def scale_factor(self) -> float:
         """Factor from the counts to those of the whole epoch; 1 if all windows were counted."""
         return 1.0 if self.windows == self.all_windows else self.all_tokens / self.tokens
 
 
-def measure_epoch(plan: EpochPlan, budget: float = math.inf) -> EpochStatistics:
+def measure_epoch(plan: EpochPlanner, budget: float = math.inf) -> EpochStatistics:
     """Count the first epoch, or evenly spaced windows of it if the corpus has more than `budget` tokens."""
     windows, total = plan.windows, plan.corpus.num_tokens
     planned = windows if total <= budget else max(1, int(windows * budget // total))
@@ -61,17 +61,17 @@ def measure_epoch(plan: EpochPlan, budget: float = math.inf) -> EpochStatistics:
     return EpochStatistics(planned, windows, total, *counts.tolist())
 
 
-def _windows(plan: EpochPlan, chosen: list[int]) -> Iterator[Window]:
+def _windows(plan: EpochPlanner, chosen: list[int]) -> Iterator[WindowPlan]:
     if len(chosen) < PROGRESS_BAR_WINDOWS:
         yield from (plan.window(0, index) for index in chosen)
         return
-    with progress(f"planning {plan.corpus.name} at {plan.seq_len}", len(chosen), "window") as bar:
+    with progress_bar(f"planning {plan.corpus.name} at {plan.seq_len}", len(chosen), "window") as bar:
         for index in chosen:
             yield plan.window(0, index)
             bar.update()
 
 
-def _counts(plan: EpochPlan, window: Window) -> tuple[int, ...]:
+def _counts(plan: EpochPlanner, window: WindowPlan) -> tuple[int, ...]:
     """The fields of `EpochStatistics` from `tokens` on."""
     examples, sentences = window.examples, np.asarray(plan.corpus.record_offsets)[window.chunks]
     lengths = np.asarray(plan.corpus.sentence_lengths)
@@ -89,7 +89,7 @@ def _counts(plan: EpochPlan, window: Window) -> tuple[int, ...]:
     )
 
 
-def rows_by_phase(config: Config, turns: MixtureOrder) -> np.ndarray:
+def rows_by_phase_and_corpus(config: Config, turns: MixtureOrder) -> np.ndarray:
     """Rows that each phase reads of each corpus, int64 [num_phases, num_corpora]."""
     bounds = np.cumsum([0, *(phase.rows_before(phase.steps) for phase in config.phases)])
     taken = [
@@ -126,14 +126,14 @@ def estimate_epochs(
         second for corpora of any size.
 
     Raises:
-      UserError: see `EpochPlan`.
+      UserError: see `EpochPlanner`.
     """
     found = {}
-    for corpus, rows in zip(corpora, rows_by_phase(config, turns).T.tolist(), strict=True):
+    for corpus, rows in zip(corpora, rows_by_phase_and_corpus(config, turns).T.tolist(), strict=True):
         first, phases = 0, []
         for phase, count in zip(config.phases, rows, strict=True):
-            statistics = measure_epoch(EpochPlan(corpus, config.data, phase.seq_len, config.seed), budget=budget)
-            phases.append(PhaseEpochs(first, count / (statistics.rows * statistics.scale), statistics))
+            statistics = measure_epoch(EpochPlanner(corpus, config.data, phase.seq_len, config.seed), budget=budget)
+            phases.append(PhaseEpochs(first, count / (statistics.rows * statistics.scale_factor), statistics))
             first += math.ceil(phases[-1].epochs)
         found[corpus.name] = phases
     return found

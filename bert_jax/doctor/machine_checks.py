@@ -53,7 +53,7 @@ def describe_local_devices(info: ProcessInfo | None) -> dict[str, Any]:
     }
 
 
-def devices_of_run() -> Machine:
+def current_machine() -> Machine:
     """Devices of all processes of the current run; all processes have the same number of devices."""
     slices = {getattr(device, "slice_index", None) or 0 for device in jax.devices()}
     reports = [describe_local_devices(None)] * jax.process_count()

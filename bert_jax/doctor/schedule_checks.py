@@ -14,7 +14,7 @@ from bert_jax.doctor.epochs import PhaseEpochs, estimate_epochs
 from bert_jax.training.optimizers.schedules import learning_rate
 
 
-class ReferenceLearningRate(NamedTuple):
+class _ReferenceLearningRate(NamedTuple):
     """A published learning rate, scaled to other batch sizes by the square-root rule."""
 
     rate: float
@@ -30,10 +30,10 @@ class ReferenceLearningRate(NamedTuple):
 REFERENCE_RATES = {
     # RoBERTa's 6e-4 at 8,192 and 1e-3 at 8,000 (table 3) are 1.1 and 1.8 times the scaled rate, 24-hour BERT's 1e-3 at
     # 4,096 2.5 times.
-    "adamw": ReferenceLearningRate(1e-4, 256, 256, 4.0, "Devlin et al. 2019, 1e-4 at 256 rows"),
+    "adamw": _ReferenceLearningRate(1e-4, 256, 256, 4.0, "Devlin et al. 2019, 1e-4 at 256 rows"),
     # The scaled rate equals all values of table 4, 6.25e-4 at 512 to 5e-3 at 32,768, and ALBERT's 1.76e-3 at 4,096;
     # MLPerf's 2.88e-3 at 8,192 is 1.15 times the scaled rate.
-    "lamb": ReferenceLearningRate(
+    "lamb": _ReferenceLearningRate(
         5e-3, 32_768, 512, 2.0, "You et al. 2020, table 4: 6.25e-4 at 512 to 5e-3 at 32,768 rows"
     ),
 }

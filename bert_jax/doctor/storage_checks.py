@@ -26,7 +26,7 @@ FREE_SPACE_MARGIN = 1.1
 GIVE_WORKDIR = "give --workdir to check it"
 
 
-def nearest_existing(directory: StoredPath) -> StoredPath:
+def _nearest_existing(directory: StoredPath) -> StoredPath:
     """The directory or its nearest existing parent; a path in a bucket is returned as it is."""
     if is_remote(directory):
         return directory
@@ -48,7 +48,7 @@ def probe_file(workdir: StoredPath | None) -> Iterator[dict[str, str]]:
     if workdir is None:
         yield {"file": "", "error": ""}
         return
-    directory = nearest_existing(workdir)
+    directory = _nearest_existing(workdir)
     file = directory / f"{workdir_lib.PROBE_PREFIX}{uuid.uuid4().hex}"
     error = _write_and_read(directory, file)
     try:
@@ -126,7 +126,7 @@ def disk(context: CheckContext) -> Iterator[Finding]:
         return
     saved = checkpoint_directory(context.workdir)
     present = sum(1 for _ in committed_checkpoint_paths(saved)) if context.workdir.is_dir() else 0
-    free = shutil.disk_usage(nearest_existing(context.workdir)).free
+    free = shutil.disk_usage(_nearest_existing(context.workdir)).free
     most, least = (max(1, config.checkpoint.keep + more - present) * size for more in (2, 1))
     text += (
         f"; keep {config.checkpoint.keep}, {present} present: {least / GIB:,.2f} to {most / GIB:,.2f} GiB more needed, "

@@ -17,13 +17,13 @@ import tokenizers
 from bert_jax.config import MeshConfig, ModelConfig
 from bert_jax.convert.formats import input_formats
 from bert_jax.convert.parity.jax_forward import whole_rows
-from bert_jax.convert.sentence_transformers import SentenceEmbedding, resolve_pooling
+from bert_jax.convert.sentence_transformers import SentenceEmbedding, validate_pooling
 from bert_jax.errors import UserError
 from bert_jax.inference import embedding
 from bert_jax.model import bert
 from bert_jax.model.encoder import EncoderInputs, EncoderOutput
 from bert_jax.model.heads import Heads
-from bert_jax.progress import progress as progress_bar
+from bert_jax.progress import progress_bar
 from bert_jax.storage import StoredPath
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.sharding import make_mesh, replicated, row_sharding
@@ -157,7 +157,7 @@ class LoadedModel:
             with a causal model.
         """
         defaults = self.sentence_embedding
-        modes = resolve_pooling(defaults.pooling if pooling is None else pooling, self.config.direction)
+        modes = validate_pooling(defaults.pooling if pooling is None else pooling, self.config.direction)
         prompt = _checked_text((defaults.default_prompt or "") if prompt is None else prompt, "the prompt")
         normalize = defaults.normalize if normalize is None else normalize
         if batch_size < 1:
@@ -305,7 +305,7 @@ def _inference_config(config: ModelConfig) -> ModelConfig:
 def _mlm_probabilities(
     config: ModelConfig, heads: Heads, params: bert.Params, input_ids: jax.Array, mask: jax.Array
 ) -> jax.Array:
-    model = bert.merge_params(config, heads, params)
+    model = bert.model_from_params(config, heads, params)
     hidden = model.encoder(whole_rows(input_ids, jnp.zeros_like(input_ids), mask)).hidden
     return jax.nn.softmax(model.mlm(hidden, model.encoder.embeddings.attend), axis=-1)
 
@@ -321,11 +321,11 @@ def _outputs(
     mask: jax.Array,
 ) -> EncoderOutput:
     inputs = whole_rows(input_ids, jnp.zeros_like(input_ids), mask)
-    encoder = bert.merge_params(config, heads, params).encoder
+    encoder = bert.model_from_params(config, heads, params).encoder
     return encoder(inputs, hidden_states=hidden_states, attentions=attentions)
 
 
-_vectors = functools.partial(jax.jit, static_argnums=(0, 1, 2))(embedding.pool_packed_inputs)
+_vectors = functools.partial(jax.jit, static_argnums=(0, 1, 2))(embedding.embed_packed_inputs)
 
 
 def load(source: str | StoredPath) -> LoadedModel:

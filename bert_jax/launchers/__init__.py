@@ -27,7 +27,7 @@ class Scripts:
     """Directory for the scripts, which is created if it does not exist. No file in it is overwritten."""
 
 
-def launch(arguments: Sequence[str]) -> None:
+def write_launcher(arguments: Sequence[str]) -> None:
     """Run the command with these arguments.
 
     Raises:

@@ -75,7 +75,7 @@ def attend(
     # Attention dropout needs probabilities; ModelConfig refuses it.
     assert dropout_rate == 0.0 or dropout_key is None
     if implementation == "deferred":
-        return AttentionResult(deferred_softmax(query, key, value, mask), None)
+        return AttentionResult(_deferred_softmax(query, key, value, mask), None)
     fused = jax.nn.dot_product_attention(query, key, value, mask=mask, implementation=implementation)
     return AttentionResult(fused, None)
 
@@ -91,7 +91,7 @@ def reference_probabilities(
     return jax.nn.softmax(scores_BNST, axis=-1)
 
 
-def deferred_softmax(
+def _deferred_softmax(
     query: Float[Array, "B S N D"],
     key: Float[Array, "B S N D"],
     value: Float[Array, "B S N D"],

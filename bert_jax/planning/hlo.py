@@ -60,7 +60,7 @@ def parse_collectives(hlo: str, unknown_trip_count: int = 1) -> list[Collective]
     return list(_walk(computations, entry, 1, unknown_trip_count, int(partitions[1]) if partitions else 0))
 
 
-def bytes_by_kind(collectives: Iterable[Collective]) -> dict[str, int]:
+def array_bytes_by_kind(collectives: Iterable[Collective]) -> dict[str, int]:
     """Bytes of whole arrays over all executions, by kind."""
     totals: Counter[str] = Counter()
     for collective in collectives:

@@ -16,7 +16,7 @@ The model ignores fragmentation, padding to tiles and recomputation that the com
 
 from bert_jax.chips import Sizes
 from bert_jax.config import Config
-from bert_jax.planning.workload import Workload, shard_size, workload
+from bert_jax.planning.workload import Workload, even_shard_size, workload
 from bert_jax.training.micro_batch import MEMORY_SHARE, valid_accumulations
 from bert_jax.training.optimizers import describe
 
@@ -34,10 +34,10 @@ def estimate_memory(config: Config, phase: int, sizes: Sizes, accumulation: int)
     model, parameters, width = work.model, work.parameters, work.model.hidden_size
     is_bfloat16 = work.bytes_per_activation == 2
     over_fsdp, several = sizes.fsdp > 1, accumulation > 1
-    table = shard_size(model.vocab_size, sizes.tensor) * model.embedding_width
+    table = even_shard_size(model.vocab_size, sizes.tensor) * model.embedding_width
     layers_stored = model.parameter_groups or model.num_layers
     kernels = layers_stored * width * (4 * work.inner + (1 + work.up_projections) * work.wide)
-    layer = layer_bytes(work)
+    layer = _layer_bytes(work)
     products = 3 * work.inner + 2 * width + work.up_projections * work.wide  # outputs, which remat "dots" saves
     saved = {
         "none": layer,
@@ -70,7 +70,7 @@ def fewest_micro_batches_that_fit(config: Config, phase: int, sizes: Sizes, avai
     return next(fitting, None)
 
 
-def layer_bytes(work: Workload) -> int:
+def _layer_bytes(work: Workload) -> int:
     """Bytes that one layer saves for its backward pass without remat, in a micro-batch on one device.
 
     In the compute type: the layer's input, query, key and value, context, input of the feed-forward layer, and input

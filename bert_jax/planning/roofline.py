@@ -29,7 +29,7 @@ from typing import Literal, NamedTuple
 
 from bert_jax.chips import Chip, Sizes
 from bert_jax.config import Config
-from bert_jax.planning.workload import Workload, shard_size, workload
+from bert_jax.planning.workload import Workload, even_shard_size, workload
 from bert_jax.training.optimizers import describe
 from bert_jax.training.pretraining_task import train_step_flops
 
@@ -128,7 +128,7 @@ def program_flops(work: Workload) -> float:
     recomputed = {"none": 0.0, "dots": attention, "full": linear + attention}[model.remat]
     layers = model.num_layers * work.tokens * (3 * (linear + attention) + recomputed)
     projection = 0 if model.embedding_size is None else 2 * tables * width
-    head = work.rows * work.predictions * 2 * tables * (width + shard_size(model.vocab_size, tensor))
+    head = work.rows * work.predictions * 2 * tables * (width + even_shard_size(model.vocab_size, tensor))
     return work.micro_batches * (layers + 3 * (head + work.tokens * projection))
 
 
@@ -166,7 +166,7 @@ def expected_bytes_sent(work: Workload) -> BytesSent:
     # A split table: each device looks up its own rows, and the sum over devices is the embedding of every token; the
     # backward pass of the decoded positions does the same.
     tables = 4 * model.embedding_width * (work.tokens + work.rows * work.predictions)
-    table_is_split = shard_size(model.vocab_size, sizes.tensor) < model.vocab_size
+    table_is_split = even_shard_size(model.vocab_size, sizes.tensor) < model.vocab_size
     return {
         "data": 2 * _remote_share(inside) * per_device,
         "fsdp": 4 * _remote_share(sizes.fsdp) * (2 * parameters.gathered + 2 * copied),

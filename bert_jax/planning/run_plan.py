@@ -102,7 +102,7 @@ def plan_phase(config: Config, index: int, topology: Topology, accumulation: int
         "rows": settings.batch_size // (sizes.row_shards * accumulation),
         "flops": prediction.flops,
         "compiled": program is not None,
-        "collectives": None if collectives is None else hlo.bytes_by_kind(collectives),
+        "collectives": None if collectives is None else hlo.array_bytes_by_kind(collectives),
         "memory": memory | {"available": int(chip.memory)},
         "fits": memory["total"] <= chip.memory,
         "short_by": max(0, memory["total"] - int(chip.memory)),

@@ -19,7 +19,7 @@ from bert_jax.objectives.masking import predictions_per_row
 from bert_jax.training.sharding import AXES, manual_specs, state_shardings
 
 
-class ParameterCounts(NamedTuple):
+class DeviceParameterCounts(NamedTuple):
     """Numbers of parameters on one device and in total."""
 
     total: int
@@ -44,7 +44,7 @@ class Workload(NamedTuple):
     seq_len: int
     predictions: int
     """Predicted positions per row, which pass through the vocabulary head."""
-    parameters: ParameterCounts
+    parameters: DeviceParameterCounts
     inner: int
     """Width of all attention heads."""
     wide: int
@@ -62,7 +62,7 @@ class Workload(NamedTuple):
         return self.rows * self.seq_len
 
 
-def shard_size(size: int, devices: int) -> int:
+def even_shard_size(size: int, devices: int) -> int:
     """Size of a dimension on one device; the full size if it is not divisible, as in the shardings."""
     return size // devices if size % devices == 0 else size
 
@@ -103,16 +103,16 @@ def workload(config: Config, phase: int, sizes: Sizes, accumulation: int) -> Wor
         predictions,
         count_parameters(model, config.objective.pair != "none", sizes),
         inner=heads * model.size_per_head,
-        wide=shard_size(model.intermediate_size, tensor),
+        wide=even_shard_size(model.intermediate_size, tensor),
         up_projections=2 if model.feed_forward == "gated" else 1,
         scores=rows * heads * settings.seq_len**2,
-        logits=rows * predictions * shard_size(model.vocab_size, tensor),
+        logits=rows * predictions * even_shard_size(model.vocab_size, tensor),
         bytes_per_activation=2 if model.compute_dtype == "bfloat16" else 4,
     )
 
 
 @functools.lru_cache(maxsize=256)
-def count_parameters(model: ModelConfig, pair: bool, sizes: Sizes) -> ParameterCounts:
+def count_parameters(model: ModelConfig, pair: bool, sizes: Sizes) -> DeviceParameterCounts:
     """Count the parameters of a model on a mesh.
 
     Args:
@@ -131,7 +131,7 @@ def count_parameters(model: ModelConfig, pair: bool, sizes: Sizes) -> ParameterC
         owned += own
         whole += own * (sizes.fsdp if over_fsdp else 1)
         gathered += own * sizes.fsdp if over_fsdp else 0
-    return ParameterCounts(total, owned, whole, gathered)
+    return DeviceParameterCounts(total, owned, whole, gathered)
 
 
 @functools.lru_cache(maxsize=64)

@@ -23,7 +23,7 @@ COPY_AGAIN = "copy it again"
 """Advice for a damaged file."""
 
 
-class FileType(NamedTuple):
+class _FileType(NamedTuple):
     """What transformers has for a kind of vocabulary file."""
 
     classes: tuple[str, ...]
@@ -35,10 +35,10 @@ class FileType(NamedTuple):
 _WORDPIECE = ("Bert", "DistilBert", "Electra", "MobileBert", "SqueezeBert", "ConvBert")
 _BYTE_BPE = ("Roberta", "GPT2", "Longformer", "Bart")
 FILE_TYPES = {
-    ".txt": FileType(_WORDPIECE, ("do_lower_case", "strip_accents", "tokenize_chinese_chars")),
-    ".bpe": FileType(_BYTE_BPE, ("add_prefix_space",)),
-    ".model": FileType(("Albert",), ("do_lower_case", "keep_accents")),
-    ".json": FileType(
+    ".txt": _FileType(_WORDPIECE, ("do_lower_case", "strip_accents", "tokenize_chinese_chars")),
+    ".bpe": _FileType(_BYTE_BPE, ("add_prefix_space",)),
+    ".model": _FileType(("Albert",), ("do_lower_case", "keep_accents")),
+    ".json": _FileType(
         (
             *(*_WORDPIECE, *_BYTE_BPE, "Albert"),
             *("XLMRoberta", "Camembert", "MPNet", "Deberta", "DebertaV2", "BigBird"),
@@ -109,7 +109,7 @@ _IGNORED = frozenset(
 )
 
 
-class AddedTokenEntry(NamedTuple):
+class _AddedTokenEntry(NamedTuple):
     """A token that a file adds to a vocabulary."""
 
     file: str
@@ -136,7 +136,7 @@ class Settings:
     """Of config.json."""
 
     @functools.cached_property
-    def tokenizer_class(self) -> str:
+    def _tokenizer_class(self) -> str:
         """The class in transformers, without "Fast"; empty if unknown."""
         named = self.stated.get("tokenizer_class") or self.config.get("tokenizer_class")
         return str(named or _CLASS_OF_MODEL_TYPE.get(str(self.config.get("model_type")), "")).removesuffix("Fast")
@@ -147,7 +147,7 @@ class Settings:
 
     def preprocessing(self) -> AlbertPreprocessing | None:
         """What ALBERT's class does to text; None where the tokenizer is not an ALBERT's."""
-        if self.tokenizer_class != "AlbertTokenizer" and not (self.vocabulary.parent / "albert_config.json").exists():
+        if self._tokenizer_class != "AlbertTokenizer" and not (self.vocabulary.parent / "albert_config.json").exists():
             return None
         lowercase, keep = self.switch("do_lower_case"), self.switch("keep_accents")
         return AlbertPreprocessing(True if lowercase is None else lowercase, bool(keep))
@@ -204,15 +204,15 @@ class Settings:
         return FILE_TYPES[next(of_class, ".bpe")].settings
 
     def _is_class_of(self, file_type: str) -> bool:
-        return self.tokenizer_class in {f"{name}Tokenizer" for name in FILE_TYPES[file_type].classes}
+        return self._tokenizer_class in {f"{name}Tokenizer" for name in FILE_TYPES[file_type].classes}
 
-    def check_names(self) -> None:
+    def check_supported(self) -> None:
         """Check that all settings are supported.
 
         Raises:
           UserError: an unknown class, setting or value.
         """
-        name = self.tokenizer_class
+        name = self._tokenizer_class
         if name not in _GENERIC_CLASSES and not self._is_class_of(self.file_type):
             advice = "move the tokenizer's files away to convert the model without a tokenizer"
             if self._is_class_of(".json"):
@@ -238,7 +238,7 @@ class Settings:
             if not any(name in names for names in (_IGNORED, _FIXED, _ROLES, _TOKENS, _Used.__annotations__)):
                 raise UserError(f"{where}: the setting '{name}' is unknown: remove it if it does not affect ids")
 
-    def _added_tokens(self) -> Iterator[AddedTokenEntry]:
+    def _added_tokens(self) -> Iterator[_AddedTokenEntry]:
         special = []
         for file, values in ((CONFIG, self.stated), (SPECIAL, self.special)):
             for name in _TOKENS:
@@ -246,14 +246,14 @@ class Settings:
                 value = list(value.values()) if isinstance(value, dict) and "content" not in value else value
                 contents = [_content(token) for token in (value if isinstance(value, list) else [value])]
                 special += contents
-                yield from (AddedTokenEntry(file, content, True, None) for content in contents if content is not None)
+                yield from (_AddedTokenEntry(file, content, True, None) for content in contents if content is not None)
             special += [_content(values.get(name)) for name in _ROLES]
         decoder = self.stated.get("added_tokens_decoder")
         for token_id, token in decoder.items() if isinstance(decoder, dict) else ():
             is_special = isinstance(token, dict) and token.get("special") is True
-            yield AddedTokenEntry(CONFIG, _content(token), is_special, token_id)
+            yield _AddedTokenEntry(CONFIG, _content(token), is_special, token_id)
         for content, token_id in self.added.items():
-            yield AddedTokenEntry(ADDED, content, content in special, str(token_id))
+            yield _AddedTokenEntry(ADDED, content, content in special, str(token_id))
 
     def _path(self, file: str) -> str:
         return str(self.vocabulary.parent / file)
@@ -276,5 +276,5 @@ def read(vocabulary: epath.Path, file_type: str) -> Settings:
     """
     paths = (vocabulary.parent / name for name in (CONFIG, SPECIAL, ADDED, "config.json"))
     settings = Settings(vocabulary, file_type, *(read_json_object(path, COPY_AGAIN, missing_ok=True) for path in paths))
-    settings.check_names()
+    settings.check_supported()
     return settings

@@ -113,7 +113,7 @@ class Tokenizer:
           the number of ids of each text, int64 [num_sentences].
         """
         if self._fast is not None and sentences:
-            return self._fast.encode(sentences)
+            return self._fast.encode_flat(sentences)
         encoded = self._model.encode(sentences)
         lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
         ids = np.fromiter(itertools.chain.from_iterable(encoded), np.uint32, int(lengths.sum()))

@@ -19,7 +19,7 @@ from bert_jax.storage import StoredPath
 from bert_jax.training import recovery
 from bert_jax.training.divergence import DivergenceError
 from bert_jax.training.micro_batch import TrainSteps, micro_batches_of
-from bert_jax.training.programs import Programs, put_step_inputs
+from bert_jax.training.programs import Programs, put_step_scalars
 from bert_jax.training.reporter import Reporter
 from bert_jax.training.run_directory.checkpoint import Checkpoints, checkpoint_directory
 from bert_jax.training.run_directory.goodput import GoodputRecorder
@@ -86,7 +86,7 @@ def train(
     Args:
       programs: the task, the mesh, and what is compiled for them.
       accumulations: of `micro_batch.check_run`, which must have been called.
-      workdir: of the run, acquired for it (workdir.acquire).
+      workdir: of the run, acquired for it (workdir.write_identity).
       metadata: JSON values to keep in every checkpoint.
       initial: initial parameters and moments; None: random initialisation.
       profile: write a trace of steps [first, last) to workdir/profile.
@@ -112,8 +112,8 @@ def train(
                         progress = _attempt(run, checkpoints, goodput)
                         break
                     except DivergenceError as divergence:
-                        goodput.record(divergence.last)
-                        recovery.decide_rollback(divergence, config, checkpoints, ledger)
+                        goodput.write_totals(divergence.last)
+                        recovery.record_rollback(divergence, config, checkpoints, ledger)
             start_time = time.time()
     if stop_requested.interrupted and not progress.ended:
         done = f"stopped and saved at step {progress.cursor.step} of {config.total_steps}"
@@ -131,12 +131,12 @@ def _attempt(run: Run, checkpoints: Checkpoints, goodput: GoodputRecorder) -> Pr
         if ended := _ended(config, schedule, cursor, evaluation):
             return dataclasses.replace(progress, ended=ended)
         with goodput.measure("compile"):
-            run.train_steps.compile_ahead(cursor.phase)
+            run.train_steps.precompile(cursor.phase)
         so_far = cursor.step, progress.tokens_seen
         report = stack.enter_context(Reporter(task, run.workdir, mesh, *so_far, goodput, run.profile))
         batches = stack.enter_context(contextlib.closing(task.batches(cursor)))
         goodput.ready(cursor.step)
-        for rows, size, following in report.timed(batches):
+        for rows, size, following in report.timed_batches(batches):
             schedule.update_estimate(cursor.step)
             report.before_step(cursor.step)
             with goodput.measure("compile"):
@@ -146,7 +146,7 @@ def _attempt(run: Run, checkpoints: Checkpoints, goodput: GoodputRecorder) -> Pr
                 train_step, accumulation = run.train_steps.of_phase(phase)
             batch = put_rows(rows, mesh, config.phases[phase].batch_size)
             micro_batches = micro_batches_of(config.phases[phase], size, accumulation)
-            inputs = put_step_inputs(schedule.learning_rate(cursor.step), micro_batches, mesh)
+            inputs = put_step_scalars(schedule.learning_rate(cursor.step), micro_batches, mesh)
             with jax.transfer_guard("disallow"):
                 state, metrics = train_step(state, batch, inputs)
             report.add_step(following.step, size * config.phases[phase].seq_len, metrics)
@@ -164,7 +164,7 @@ def _attempt(run: Run, checkpoints: Checkpoints, goodput: GoodputRecorder) -> Pr
                 progress = Progress(cursor, phase, report.tokens_seen, evaluation, ended)
                 with goodput.measure("checkpoint"):
                     _save(run, checkpoints, state, progress)
-                goodput.record(cursor.step)
+                goodput.write_totals(cursor.step)
             if ended or stop:
                 break
     return progress
@@ -172,7 +172,7 @@ def _attempt(run: Run, checkpoints: Checkpoints, goodput: GoodputRecorder) -> Pr
 
 def _restore_or_init(run: Run, checkpoints: Checkpoints) -> tuple[TrainState, Progress]:
     config = run.programs.task.config
-    restored = checkpoints.restore(lambda metadata: run.programs.abstract_state(metadata["phase"]))
+    restored = checkpoints.restore_newest(lambda metadata: run.programs.abstract_state(metadata["phase"]))
     if restored is not None:
         state, saved = restored
         run.ledger.restore(saved["ledger"])
@@ -201,7 +201,7 @@ def _save(run: Run, checkpoints: Checkpoints, state: TrainState, progress: Progr
 def _evaluation_due(config: Config, before: Cursor, after: Cursor) -> bool:
     """Whether to evaluate after a step: by rows if there is a target, else by steps."""
     if config.target.mlm_accuracy is not None:
-        every = config.target.rows_between(config.phases[before.phase].batch_size)
+        every = config.target.rows_between_evaluations(config.phases[before.phase].batch_size)
         return before.rows // every < after.rows // every
     every = config.evaluation.every
     return every > 0 and after.step % every == 0
@@ -214,4 +214,4 @@ def _ended(config: Config, schedule: WallClockSchedule, cursor: Cursor, evaluati
         return "target"
     if cursor.step >= config.total_steps:
         return "steps"
-    return "time" if cursor.step >= schedule.end else ""
+    return "time" if cursor.step >= schedule.end_step else ""

@@ -47,7 +47,7 @@ class TrainSteps:
         self._programs, self._ledger, self._accumulations = programs, ledger, accumulations
         self._steps: dict[int, tuple[TrainStep, int]] = {}
 
-    def compile_ahead(self, first: int) -> None:
+    def precompile(self, first: int) -> None:
         """Compile the train steps of all phases from `first` on, if the memory of the devices is known.
 
         Raises:
@@ -69,8 +69,8 @@ class TrainSteps:
         if accumulation is None:
             accumulation, program = fit_to_memory(config, phase, mesh, self._ledger, compile_step)
         if program is None:
-            program, needed = try_compile(compile_step, accumulation)
-            check_fits(phase, mesh, accumulation, needed)
+            program, needed = _try_compile(compile_step, accumulation)
+            _check_fits(phase, mesh, accumulation, needed)
         return program, accumulation
 
 
@@ -144,7 +144,7 @@ def check_run(programs: Programs, processes: int, micro_batch: MicroBatchRequest
     return tuple(accumulations)
 
 
-def check_fits(index: int, mesh: Mesh, count: int, needed: float) -> None:
+def _check_fits(index: int, mesh: Mesh, count: int, needed: float) -> None:
     """Check that a train step with a given number of micro-batches fits into device memory.
 
     Args:
@@ -205,7 +205,7 @@ def fit_to_memory(
     first = next((i for i, size in enumerate(tokens) if size <= FIRST_TOKENS), len(candidates) - 1)
 
     def fitting(count: int) -> tuple[int, Any, float] | None:
-        program, needed = try_compile(compile_step, count)
+        program, needed = _try_compile(compile_step, count)
         needed = max(all_gather("the memory of a program", needed))  # programs may differ between hosts
         return (count, program, needed) if needed <= limit else None
 
@@ -219,11 +219,11 @@ def fit_to_memory(
             "model.remat full"
         )
     count, program, needed = best
-    ledger.record_decision(EVENT, lambda: setup | {"accumulation": count, "bytes": int(needed), "limit": int(limit)})
+    ledger.make_decision(EVENT, lambda: setup | {"accumulation": count, "bytes": int(needed), "limit": int(limit)})
     return count, program
 
 
-def try_compile(compile_step: Callable[[int], Any], count: int) -> tuple[Any | None, float]:
+def _try_compile(compile_step: Callable[[int], Any], count: int) -> tuple[Any | None, float]:
     """The program for `count` micro-batches and its bytes of memory; None and infinity if they are too many."""
     try:
         program = compile_step(count)

@@ -17,7 +17,13 @@ from bert_jax.data.corpus import TOKENIZER, Corpus
 from bert_jax.data.integrity import check_corpus_files
 from bert_jax.data.mixture import CorpusWeight, common_tokenizer, open_corpora, resolve_shares
 from bert_jax.directory_lock import DirectoryLock
-from bert_jax.distributed.agreement import barrier, broadcast_from_first, check_shared_directory, is_first, raise_on_all
+from bert_jax.distributed.agreement import (
+    barrier,
+    check_shared_directory,
+    compute_and_broadcast,
+    is_first,
+    raise_on_all,
+)
 from bert_jax.errors import UserError
 from bert_jax.objectives.masking import Vocabulary
 from bert_jax.storage import StoredPath
@@ -61,9 +67,9 @@ def open_task(config: Config, parts: list[CorpusWeight]) -> Pretraining:
     # Check all splits now: a phase that begins after hours must not fail here.
     for rows in train.corpora:
         for phase in config.phases:
-            rows.epoch_plan(phase.seq_len)
+            rows.epoch_planner(phase.seq_len)
     for rows in held_out.corpora:
-        rows.epoch_plan(config.phases[-1].seq_len)
+        rows.epoch_planner(config.phases[-1].seq_len)
     return Pretraining(config, vocabulary, train, held_out)
 
 
@@ -109,7 +115,7 @@ def pretrain(
     initial = _initial_params(config, directory, corpora[0], load_initial_params)
     identity = config, mixture, [str(part.directory) for part in parts], tokenizer_text
     with DirectoryLock(directory) as lock:
-        broadcast_from_first("the work directory", lambda: _acquire(lock, directory, *identity))
+        compute_and_broadcast("the work directory", lambda: _acquire(lock, directory, *identity))
         if jax.process_count() > 1:
             check_shared_directory(directory)
         if is_first():
@@ -135,7 +141,7 @@ def _initial_params(
     load_initial_params: Callable[[Config, Tokenizer], InitialParams] | None,
 ) -> InitialParams | None:
     """Initial parameters for a config with `start.source`, unless the run has a checkpoint."""
-    has_checkpoint = broadcast_from_first(
+    has_checkpoint = compute_and_broadcast(
         "a first checkpoint", lambda: any(committed_checkpoint_paths(checkpoint_directory(directory)))
     )
     if config.start.source is None or has_checkpoint:
@@ -159,7 +165,7 @@ def _acquire(
     before = workdir.matching_config(directory, config, mixture, paths)
     if before is not None:
         continuation.check_phase_changes(directory, before, config)
-    workdir.acquire(directory, before, config, mixture, paths, tokenizer_text)
+    workdir.write_identity(directory, before, config, mixture, paths, tokenizer_text)
 
 
 class EvaluationResult(NamedTuple):

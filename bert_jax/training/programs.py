@@ -44,7 +44,7 @@ Metrics = dict[str, Float[Array, ""]]
 DROPOUT_STREAM = 0x0D0
 
 
-class StepInputs(NamedTuple):
+class StepScalars(NamedTuple):
     """Inputs that the host sets for each step without recompilation: replicated scalars on the device."""
 
     learning_rate: Any
@@ -53,12 +53,12 @@ class StepInputs(NamedTuple):
     """Number of the batch's micro-batches that hold rows, int32; fewer than all only during a batch ramp."""
 
 
-def put_step_inputs(learning_rate: float, micro_batches: int, mesh: Mesh) -> StepInputs:
+def put_step_scalars(learning_rate: float, micro_batches: int, mesh: Mesh) -> StepScalars:
     """The inputs of one step, on the device."""
-    return put_replicated(StepInputs(np.asarray(learning_rate, np.float32), np.asarray(micro_batches, np.int32)), mesh)
+    return put_replicated(StepScalars(np.asarray(learning_rate, np.float32), np.asarray(micro_batches, np.int32)), mesh)
 
 
-TrainStep = Callable[[TrainState, Batch, StepInputs], tuple[TrainState, Metrics]]
+TrainStep = Callable[[TrainState, Batch, StepScalars], tuple[TrainState, Metrics]]
 
 
 class Programs:
@@ -136,7 +136,7 @@ class Programs:
         program = self.once(("enter", phase), lambda: jax.jit(enter, out_shardings=self._shardings(phase)))
         return program(state)
 
-    def step_arguments(self, phase: int) -> tuple[TrainState, Batch, StepInputs]:
+    def step_arguments(self, phase: int) -> tuple[TrainState, Batch, StepScalars]:
         """Shapes, types and shardings of the arguments of a phase's train step."""
         size = self.task.config.phases[phase].batch_size
         rows, everywhere = row_sharding(self.mesh), replicated(self.mesh)
@@ -144,7 +144,9 @@ class Programs:
             name: jax.ShapeDtypeStruct((size, *array.shape[1:]), array.dtype, sharding=rows)
             for name, array in self.task.at(phase).blank_row().items()
         }
-        inputs = StepInputs(*(jax.ShapeDtypeStruct((), kind, sharding=everywhere) for kind in (jnp.float32, jnp.int32)))
+        inputs = StepScalars(
+            *(jax.ShapeDtypeStruct((), kind, sharding=everywhere) for kind in (jnp.float32, jnp.int32))
+        )
         return self.abstract_state(phase), batch, inputs
 
     def trace_train_step(self, phase: int, accumulation: int) -> jax.stages.Traced:
@@ -206,7 +208,7 @@ def make_train_step(task: Task, abstract: TrainState, accumulation: int) -> jax.
       task: the task in the phase to compile.
       abstract: shapes and shardings of the state in that phase. The data and fsdp axes of its mesh split the rows.
       accumulation: micro-batches per step. Each device splits its rows, and gradients cross devices once per step. In
-        a phase with a batch ramp, `StepInputs.micro_batches` of them are computed, and the other rows are padding.
+        a phase with a batch ramp, `StepScalars.micro_batches` of them are computed, and the other rows are padding.
     """
     mesh, shardings = abstract.step.sharding.mesh, jax.tree.map(lambda x: x.sharding, abstract)
     optimizer = task_optimizer(task)
@@ -229,7 +231,7 @@ def make_train_step(task: Task, abstract: TrainState, accumulation: int) -> jax.
         check_vma=False,
     )
 
-    def train_step(state: TrainState, batch: Batch, inputs: StepInputs) -> tuple[TrainState, Metrics]:
+    def train_step(state: TrainState, batch: Batch, inputs: StepScalars) -> tuple[TrainState, Metrics]:
         gradients, metrics = gradients_of(state.params, state.step, batch, inputs.micro_batches)
         gradients = jax.lax.with_sharding_constraint(gradients, shardings.params)
         finite = jnp.isfinite(metrics["loss"])
@@ -268,7 +270,7 @@ def _local_gradients(
     """
     params = gather_parameters(param_shards, shardings)
     batch = task.prepare(batch, evaluating=False)
-    weights = sum_over_rows(task.loss_weights(batch), mesh)
+    weights = sum_over_rows(task.loss_weight_sums(batch), mesh)
     key = hash_combine(jnp.uint32(task.config.seed), DROPOUT_STREAM, step)
     rules = param_rules(params, frozen=task.config.phases[task.phase].frozen)
 
@@ -288,7 +290,7 @@ def _local_gradients(
         gradients, sums = _accumulate(micro_step, batch, *micro_batches)
     sums = sum_over_rows(sums, mesh)
     tokens = sum_over_rows((batch["segment_ids"] > 0).sum(), mesh)
-    metrics = means(sums) | {"loss": combine(sums, weights), "tokens": tokens}
+    metrics = _means(sums) | {"loss": combine(sums, weights), "tokens": tokens}
     return reduce_gradients(gradients, shardings), metrics
 
 
@@ -310,7 +312,7 @@ def combine(sums: dict[str, WeightedSum], weights: dict[str, Float[Array, ""]]) 
     return sum(sums[name].sum / jnp.maximum(weight, 1.0) for name, weight in weights.items())
 
 
-def means(sums: dict[str, WeightedSum]) -> Metrics:
+def _means(sums: dict[str, WeightedSum]) -> Metrics:
     """Mean of every summed quantity: total / weight."""
     return {name: value.sum / jnp.maximum(value.weight, 1.0) for name, value in sums.items()}
 

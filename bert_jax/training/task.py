@@ -23,7 +23,7 @@ Score = Callable[[dict[str, np.ndarray]], tuple[dict[str, np.ndarray], dict[str,
 
 @runtime_checkable
 class Task(Protocol):
-    """A training job. jax traces `init_params`, `prepare`, `loss_weights` and `sums`; the others run on the host."""
+    """A training job. jax traces `init_params`, `prepare`, `loss_weight_sums` and `sums`; the rest runs on the host."""
 
     config: Config
     phase: int
@@ -41,12 +41,12 @@ class Task(Protocol):
         """Transform a device's rows before they are split into micro-batches, e.g. masking."""
         ...
 
-    def loss_weights(self, batch: Batch) -> dict[str, Float[Array, ""]]:
+    def loss_weight_sums(self, batch: Batch) -> dict[str, Float[Array, ""]]:
         """Weight of each loss term over prepared rows. The loss is the sum over terms of total / global weight."""
         ...
 
     def sums(self, params: Params, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, WeightedSum]:
-        """Sums of all quantities over prepared rows, at least of the terms of `loss_weights`."""
+        """Sums of all quantities over prepared rows, at least of the terms of `loss_weight_sums`."""
         ...
 
     def blank_row(self) -> dict[str, np.ndarray]:

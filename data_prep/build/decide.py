@@ -14,7 +14,7 @@ import numpy as np
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.progress import progress
+from bert_jax.progress import progress_bar
 from data_prep.build import scratch
 from data_prep.build.prepare import FIRST_PLACES
 from data_prep.build.tables import BLOCK_ARRAYS, DocumentTables
@@ -64,15 +64,15 @@ def decide(
     metadata = [block.metadata for block in blocks]
     tables = DocumentTables(local, metadata, options)
     read = collections.defaultdict(collections.Counter)
-    with progress("deciding", len(blocks), "block") as bar:
+    with progress_bar("deciding", len(blocks), "block") as bar:
         for index, block in enumerate(blocks):
             arrays = scratch.read_arrays(directory / block.name, BLOCK_ARRAYS)
             before = tables.num_documents
-            tables.add(index, arrays)
+            tables.add_block(index, arrays)
             read[block.source]["documents"] += tables.num_documents - before
             read[block.source]["text_bytes"] += int(arrays["part_bytes"].sum())
             bar.update()
-    tables.finish()
+    tables.freeze()
     decisions, paragraph_repeats, dropped = _decide_documents(tables, options, decontaminates)
     if options.drop_repeated_lines:
         dropped["repeated_lines"] = _sum_counts(entry["repeated_lines"] for entry in metadata)

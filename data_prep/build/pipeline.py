@@ -89,7 +89,7 @@ def build(request: BuildRequest, engine: Engine) -> dict:
     )
     with resume.exclusive_build(directory, scratch_dir):
         resume.resume_or_start(scratch_dir, directory, {"units": preparation, "decisions": decisions}, keys)
-        with resume.remove_if_nothing_prepared(scratch_dir, directory, existed), engine:
+        with resume.cleanup_on_early_failure(scratch_dir, directory, existed), engine:
             engine.prepare(job, [place for place in inputs if not _is_prepared(job, place)])
             plans, report = _decide(job, inputs, token_dtype(request.tokenizer.vocab_size).itemsize)
             ids = request.tokenizer.vocab_size, request.tokenizer.unk_id
@@ -112,7 +112,7 @@ def _is_prepared(job: PrepareJob, place: IndexedInput) -> bool:
 
 def _note_path(job: PrepareJob, source: int, number: int) -> epath.Path:
     """The file that records that all blocks of an input were read."""
-    return epath.Path(job.scratch) / scratch.input_name(job.keys[source], number)
+    return epath.Path(job.scratch) / scratch.input_marker_name(job.keys[source], number)
 
 
 def _block_names(job: PrepareJob, source: int, number: int) -> list[str]:

@@ -73,7 +73,7 @@ def block_tasks(
         blocks += 1
     if reader == 0:
         note = {"blocks": blocks, "files": files, "input": scratch.fingerprint(source_input)}
-        scratch.write_json(directory / scratch.input_name(key, part), note)
+        scratch.write_json(directory / scratch.input_marker_name(key, part), note)
 
 
 class _Checksum:

@@ -12,7 +12,7 @@ from etils import epath
 
 from bert_jax.data.corpus import INCOMPLETE
 from bert_jax.errors import UserError
-from bert_jax.storage import check_reachable, is_remote, make_local_directory
+from bert_jax.storage import check_reachable, is_remote, make_directory_if_local
 from data_prep.build import scratch, writer
 
 _ARGUMENTS = "build.json"
@@ -33,10 +33,10 @@ def scratch_directory(directory: epath.Path, name: str, parent: os.PathLike | st
         if not (directory / INCOMPLETE).exists() and any(directory.iterdir()):
             raise UserError(f"{directory}: is not empty and holds no corpus; choose another --out")
     scratch_dir = directory / INCOMPLETE
-    make_local_directory(scratch_dir)
+    make_directory_if_local(scratch_dir)
     if parent is not None:
         scratch_dir = epath.Path(parent) / f"{name}.incomplete"
-        make_local_directory(scratch_dir)
+        make_directory_if_local(scratch_dir)
     return scratch_dir
 
 
@@ -69,7 +69,7 @@ def _lock(place: epath.Path, locks: contextlib.ExitStack) -> None:
 
 
 @contextlib.contextmanager
-def remove_if_nothing_prepared(scratch_dir: epath.Path, directory: epath.Path, existed: bool) -> Iterator[None]:
+def cleanup_on_early_failure(scratch_dir: epath.Path, directory: epath.Path, existed: bool) -> Iterator[None]:
     """If a build fails before any block is prepared, removes its scratch directory and the directory it created."""
     try:
         yield
@@ -108,11 +108,11 @@ def resume_or_start(scratch_dir: epath.Path, directory: epath.Path, arguments: d
             )
     elif scratch_dir.exists() and any(path.name != _LOCK for path in scratch_dir.iterdir()):
         raise UserError(f"{scratch_dir}: is not empty and not from an unfinished build; choose another directory")
-    remove_decisions(scratch_dir, directory)
+    _remove_decisions(scratch_dir, directory)
     scratch.write_json(recorded, current)
 
 
-def remove_decisions(scratch_dir: epath.Path, directory: epath.Path) -> None:
+def _remove_decisions(scratch_dir: epath.Path, directory: epath.Path) -> None:
     """Removes plans and shards; keeps prepared blocks."""
     (scratch_dir / scratch.PLANS).unlink(missing_ok=True)  # first: the others are ignored without it
     for path in (*scratch_dir.glob("plan-*"), *scratch_dir.glob("shard-*"), *directory.glob("*.array_record-*")):

@@ -25,7 +25,7 @@ def block_name(key: str, part: int, block: int) -> str:
     return f"unit-{key}-{part:08d}-{block:08d}.safetensors"
 
 
-def input_name(key: str, part: int) -> str:
+def input_marker_name(key: str, part: int) -> str:
     """File that records that all blocks of an input were read, and their number."""
     return f"input-{key}-{part:08d}.json"
 
@@ -49,13 +49,13 @@ def shard_plan_file_name(split: str, index: int) -> str:
     return f"plan-{split}-{index:05d}.safetensors"
 
 
-def shard_name(split: str, index: int) -> str:
+def shard_marker_name(split: str, index: int) -> str:
     """File that marks a shard as written, with its arrays."""
     return f"shard-{split}-{index:05d}.safetensors"
 
 
 def shard_markers(directory: epath.Path, split: str) -> list[epath.Path]:
-    """The `shard_name` files of a split, in order."""
+    """The `shard_marker_name` files of a split, in order."""
     return sorted(directory.glob(f"shard-{split}-*.safetensors"))
 
 

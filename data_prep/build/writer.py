@@ -28,7 +28,7 @@ def finish_corpus(
 
     Args:
       directory: of the shards.
-      scratch_dir: the directory with the arrays and metadata of each shard, see `scratch.shard_name`.
+      scratch_dir: the directory with the arrays and metadata of each shard, see `scratch.shard_marker_name`.
       name: of the corpus.
       tokenizer: that made the ids.
       report: further content of corpus.json; JSON values.

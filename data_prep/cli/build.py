@@ -37,7 +37,7 @@ Similarity = Annotated[
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Cleaning:
+class _Cleaning:
     """Cleaning:"""
 
     normalization: Literal[NORMALIZATIONS] = CleaningOptions.normalization
@@ -49,7 +49,7 @@ class Cleaning:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Filters:
+class _Filters:
     """Filters; corpus.json counts what they remove:"""
 
     min_characters: Count = BuildOptions.min_characters
@@ -114,8 +114,8 @@ class Build:
     """Processes of this machine, or an Apache Beam runner."""
     runner: str | None = None
     """Beam's runner, e.g. DataflowRunner; flags after -- are passed to it. Default: Beam's."""
-    cleaning: Annotated[Cleaning, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Cleaning)
-    filters: Annotated[Filters, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Filters)
+    cleaning: Annotated[_Cleaning, tyro.conf.arg(name="")] = dataclasses.field(default_factory=_Cleaning)
+    filters: Annotated[_Filters, tyro.conf.arg(name="")] = dataclasses.field(default_factory=_Filters)
     runner_flags: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[-- FLAG ...]")] = ()
     """Flags of Beam's runner."""
 
@@ -135,14 +135,14 @@ class Build:
         read = [sources.parse(spec, self.workers) for spec in self.source]
         request = BuildRequest(read, tokenizer, out, name, options, evaluation, self.scratch)
         manifest = build(request, self._engine())
-        print(text.render(report.counts(manifest)))
+        print(text.render(report.summary_sections(manifest)))
         train = manifest["splits"]["train"]
         if train["unknown_tokens"] > _MANY_UNKNOWN * train["tokens"]:
             share = train["unknown_tokens"] / train["tokens"]
             print(
                 f"note: {share:.0%} of the tokens are unknown; is {self.tokenizer} for this language?", file=sys.stderr
             )
-        if warning := report.short_documents(statistics.measure_lengths(Corpus.open(out))):
+        if warning := report.short_documents_warning(statistics.measure_lengths(Corpus.open(out))):
             print(f"note: {warning}", file=sys.stderr)
         seconds = time.perf_counter() - started
         print(f"{out}: ready in {seconds:.0f} s; look at it with `bert-data inspect {os.fspath(out)}`")

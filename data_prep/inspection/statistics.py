@@ -16,7 +16,7 @@ from bert_jax.data.corpus import MANIFEST, REBUILD, SPLITS, TOKENIZER, Corpus, S
 from bert_jax.data.mixture import smoothed_shares
 from bert_jax.errors import UserError
 from bert_jax.field_validation import from_json
-from bert_jax.progress import progress
+from bert_jax.progress import progress_bar
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep.inspection import packing
 
@@ -137,11 +137,11 @@ def measure_lengths(corpus: Corpus) -> dict:
     pairs = np.zeros((len(ROW_LENGTHS), 2))
     documents: collections.Counter[int] = collections.Counter()
     lengths = np.asarray(corpus.sentence_lengths)
-    with progress(f"measuring {corpus.split}", corpus.num_sentences, "sentence") as bar:
+    with progress_bar(f"measuring {corpus.split}", corpus.num_sentences, "sentence") as bar:
         for offsets in _blocks(corpus):
             documents.update(_block_lengths(sentence_counts, lengths, offsets).tolist())
             for index, counts in enumerate(examples):
-                packing.count_example_lengths(counts, lengths, offsets)
+                packing.add_example_lengths(counts, lengths, offsets)
                 pairs[index] += packing.expected_pairs(lengths, offsets, ROW_LENGTHS[index])
             bar.update(int(offsets[-1] - offsets[0]))
     if sentence_counts[0]:
@@ -210,7 +210,7 @@ def _samples(corpus: Corpus, tokenizer: Tokenizer) -> Iterator[dict]:
         first, end = (int(i) for i in corpus.document_offsets[document : document + 2])
         sentences, left, sentence = [], _SAMPLE_TOKENS, first
         while left > 0 and sentence < end:
-            ids = corpus.sentences(sentence, sentence + 1)
+            ids = corpus.read_sentences(sentence, sentence + 1)
             sentences.append(tokenizer.decode(ids[:left]))
             left -= len(ids)
             sentence += 1

@@ -16,7 +16,10 @@ __all__ = ["BLOCK_BYTES", "KINDS", "KINDS_HELP", "Block", "Document", "Input", "
 _KINDS = {
     "text": ("text_files.TextSource", "text:GLOB (a blank line between documents)"),
     "text-files": ("text_files.WholeFileSource", "text-files:GLOB (a file is a document)"),
-    "lines": ("text_files.LinesSource", "lines:GLOB (one sentence on each line, a blank line between documents)"),
+    "lines": (
+        "text_files.SentencePerLineSource",
+        "lines:GLOB (one sentence on each line, a blank line between documents)",
+    ),
     "markdown": ("markdown.MarkdownSource", "markdown:GLOB[@LEVEL]"),
     "jsonl": ("jsonl.JsonLinesSource", "jsonl:GLOB@FIELD"),
     "parquet": ("parquet.ParquetSource", "parquet:GLOB@FIELD"),

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from data_prep.sources.base import Document, Skipped, import_optional
-from data_prep.sources.field_validation import document_from_text, json_type_name, missing_field_message
+from data_prep.sources.field_validation import json_type_name, missing_field_message, validate_text_field
 from data_prep.sources.text_chunks import TextChunk
 from data_prep.sources.text_files import RecordSource, decode_utf8
 
@@ -55,4 +55,4 @@ def _document(record: Any, names: list[str], origin: str) -> Document | Skipped:
         if name not in record:
             return Skipped("missing_field", origin, missing_field_message(name, record))
         record = record[name]
-    return document_from_text(record, ".".join(names), origin)
+    return validate_text_field(record, ".".join(names), origin)

@@ -41,18 +41,18 @@ _BLOCKS = frozenset(
 _LONGEST_BREAK = 100
 
 
-class MarkdownRule(BoundaryRule):
+class _MarkdownRule(BoundaryRule):
     """A file is a document, or a heading begins a document."""
 
     def __init__(self, level: int | None):
         """With `level`, headings up to that level begin a document."""
         self._heading = level and re.compile(rb"(?s:.*\n)(?= {0,3}#{1,%d}[ \t\r\n])" % level)
 
-    def boundary(self, window: bytes, stop: int, line_start: bool) -> int:
+    def last_document_end(self, window: bytes, stop: int, line_start: bool) -> int:
         """Before the last heading."""
         return _last(self._heading, window, stop) if self._heading else 0
 
-    def paragraph(self, window: bytes, stop: int) -> int:
+    def last_paragraph_end(self, window: bytes, stop: int) -> int:
         """After the last blank line before text that is not indented."""
         return _last(_LAST_PARAGRAPH_END, window, stop)
 
@@ -101,7 +101,7 @@ class MarkdownSource(FileSource):
     @property
     def rule(self) -> BoundaryRule:
         """Headings end documents."""
-        return MarkdownRule(self.level)
+        return _MarkdownRule(self.level)
 
     def _documents(self, chunk: TextChunk) -> Iterator[Document | Skipped]:
         # In the middle of a file, three hyphens are a ruler.

@@ -51,7 +51,7 @@ class BoundaryRule:
         """Number of bytes at the start of the window that belong to no document."""
         return 0
 
-    def boundary(self, window: bytes, stop: int, line_start: bool) -> int:
+    def last_document_end(self, window: bytes, stop: int, line_start: bool) -> int:
         """The last place in [0, stop] where a document ends, except the end of the file; 0 for none.
 
         Args:
@@ -61,7 +61,7 @@ class BoundaryRule:
         """
         return 0
 
-    def paragraph(self, window: bytes, stop: int) -> int:
+    def last_paragraph_end(self, window: bytes, stop: int) -> int:
         """The last place in [0, stop] where a paragraph ends; 0 for none."""
         match = _LAST_BLANK_LINE.match(window, 0, stop)
         return match.end() if match else 0
@@ -74,14 +74,14 @@ class BlankLineRule(BoundaryRule):
         """Blank lines."""
         return _BLANK_LINES.match(window).end()
 
-    def boundary(self, window: bytes, stop: int, line_start: bool) -> int:
+    def last_document_end(self, window: bytes, stop: int, line_start: bool) -> int:
         """After the last blank line."""
         match = _LAST_BLANK_LINE.match(window, 0, stop)
         if not match and line_start:
             match = _BLANK_LINE.match(window, 0, stop)
         return match.end() if match else 0
 
-    def paragraph(self, window: bytes, stop: int) -> int:
+    def last_paragraph_end(self, window: bytes, stop: int) -> int:
         """None: the end of a paragraph is the end of the document."""
         return 0
 
@@ -119,7 +119,7 @@ class _Window:
         return chunk
 
 
-def document_aligned_blocks(file: DecompressingReader, rule: BoundaryRule, block_bytes: int) -> Iterator[TextChunk]:
+def document_aligned_chunks(file: DecompressingReader, rule: BoundaryRule, block_bytes: int) -> Iterator[TextChunk]:
     """Chunks of at most `block_bytes` (at least 4) bytes; one empty chunk for a file of white space."""
     window = _Window(file, block_bytes + 1)
     begins, any_yet = True, False
@@ -130,7 +130,7 @@ def document_aligned_blocks(file: DecompressingReader, rule: BoundaryRule, block
                 window.read_up_to(block_bytes + 1)
         if window.complete and len(window.data) <= block_bytes:
             break
-        end = rule.boundary(window.data, block_bytes, window.line_start)
+        end = rule.last_document_end(window.data, block_bytes, window.line_start)
         chunk = window.take(end or _split_place(window.data, rule, block_bytes), begins, ends=end > 0)
         begins, any_yet = chunk.ends, True
         yield chunk
@@ -144,14 +144,14 @@ def document_aligned_blocks(file: DecompressingReader, rule: BoundaryRule, block
 
 def _split_place(window: bytes, rule: BoundaryRule, stop: int) -> int:
     """Where to split a document that is longer than a block."""
-    place = rule.paragraph(window, stop) or window.rfind(b"\n", 0, stop) + 1 or window.rfind(b" ", 0, stop) + 1
+    place = rule.last_paragraph_end(window, stop) or window.rfind(b"\n", 0, stop) + 1 or window.rfind(b" ", 0, stop) + 1
     if place:
         return place
     # In UTF-8 a character has at most 4 bytes; those after the first start with the bits 10.
     return next((end for end in range(stop, stop - 4, -1) if window[end] & 0xC0 != 0x80), stop)
 
 
-def record_aligned_blocks(
+def record_aligned_chunks(
     file: DecompressingReader, end_marker: bytes, block_bytes: int, max_bytes: int = MAX_RECORD_BYTES
 ) -> Iterator[TextChunk | Skipped]:
     """Chunks of about `block_bytes` bytes that end after an `end_marker`, or at the end of the file.

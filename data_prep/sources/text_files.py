@@ -12,8 +12,8 @@ from data_prep.sources.text_chunks import (
     BlankLineRule,
     BoundaryRule,
     TextChunk,
-    document_aligned_blocks,
-    record_aligned_blocks,
+    document_aligned_chunks,
+    record_aligned_chunks,
 )
 
 _BLANK_LINES = re.compile(rb"(?:[ \t\r\f\v]*+\n)++")
@@ -62,7 +62,7 @@ class FileSource(Source):
 
     def _chunks(self, file: files.DecompressingReader) -> Iterator[TextChunk | Skipped]:
         """Splits a file into chunks; reads it to its end."""
-        return document_aligned_blocks(file, self.rule, self.block_bytes)
+        return document_aligned_chunks(file, self.rule, self.block_bytes)
 
     @abc.abstractmethod
     def _documents(self, chunk: TextChunk) -> Iterator[Document | Skipped]:
@@ -88,7 +88,7 @@ class RecordSource(FileSource):
     end_marker: ClassVar[bytes]
 
     def _chunks(self, file: files.DecompressingReader) -> Iterator[TextChunk | Skipped]:
-        return record_aligned_blocks(file, self.end_marker, self.block_bytes, self.max_record_bytes)
+        return record_aligned_chunks(file, self.end_marker, self.block_bytes, self.max_record_bytes)
 
 
 class TextSource(FileSource):
@@ -127,7 +127,7 @@ def _spans(chunk: TextChunk) -> Iterator[tuple[int, int]]:
         yield begin, len(data)
 
 
-class LinesSource(TextSource):
+class SentencePerLineSource(TextSource):
     """`lines:GLOB`: one sentence on each line, and blank lines separate documents."""
 
     sentence_per_line = True

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from bert_jax.progress import progress
+from bert_jax.progress import progress_bar
 from data_prep.clean import clean
 from data_prep.parallel import ordered_map
 from data_prep.sources.base import Block, Skipped, Source
@@ -77,7 +77,7 @@ def for_each_block(
     totals = [Totals() for _ in sources]
     parts = [(index, source, part) for index, source in enumerate(sources) for part in source.inputs()]
     rates = tuple(rates) if rates is not None else (1.0,) * len(sources)
-    with progress(description, sum(part.size for _, _, part in parts), "B") as bar:
+    with progress_bar(description, sum(part.size for _, _, part in parts), "B") as bar:
         state = tuple(sources), function, rates
         for index, size, block, result in ordered_map(_map_block, _tasks(parts), workers, _name, _initialize, state):
             totals[index].add(block)

@@ -14,8 +14,8 @@ from data_prep.vocabularies.counting import (
     MAX_WORDS,
     WEIGHT_SCALE,
     BertWordCounter,
+    BoundedWordCounts,
     ByteWordCounter,
-    WordCounts,
     weighted_counts,
 )
 from data_prep.vocabularies.for_each_block import Totals, for_each_block, report_skipped
@@ -71,7 +71,7 @@ def _train_on_counts(recipe: Recipe, sources: Sequence[Source], workers: int) ->
         sizes = _measure(sources, workers)
         rates = sampling_rates(sizes, smoothed_shares(sizes, recipe.sampling_exponent), recipe.sample_bytes)
     is_mixture = recipe.sampling_exponent != 1 and len(sources) > 1
-    tables = [WordCounts(MAX_WORDS // len(sources)) for _ in sources] if is_mixture else [WordCounts()]
+    tables = [BoundedWordCounts(MAX_WORDS // len(sources)) for _ in sources] if is_mixture else [BoundedWordCounts()]
     words = (ByteWordCounter if recipe.kind == "byte-bpe" else BertWordCounter)(recipe.lowercase)
 
     def add(source: int, counts: dict[str, int]) -> None:

@@ -51,7 +51,7 @@ def measure_tokenizer(options: argparse.Namespace, directory: Path) -> dict[str,
     if fast is None:
         raise UserError("--tokenizer: not BERT's WordPiece, so it has no compiled encoder; give a BERT vocab.txt")
     sides = {
-        "bert_jax": lambda: fast.encode(sentences),
+        "bert_jax": lambda: fast.encode_flat(sentences),
         "library": lambda: library.encode_batch_fast(sentences, add_special_tokens=False),
     }
     (ids, lengths), encodings = (side() for side in sides.values())

@@ -51,9 +51,9 @@ def make_config(form: str, seq_len: int, batch: int) -> Config:
 def stream_batches(corpus: Corpus, form: str, seq_len: int) -> Iterator[dict[str, np.ndarray]]:
     """Batches of bert_jax's stream, read in this thread."""
     stream = TrainingStream([corpus], [1.0], make_config(form, seq_len, BATCH_TOKENS // seq_len), SPECIAL_IDS)
-    cursor = stream.resolve_cursor(Cursor())
+    cursor = stream.normalize_cursor(Cursor())
     while True:
-        yield stream.batch(cursor)
+        yield stream.rows_at(cursor)
         cursor = stream.next_cursor(cursor)
 
 
@@ -61,7 +61,7 @@ def grain_batches(corpus: Corpus, form: str, seq_len: int) -> Iterator[dict[str,
     """Batches of rows that Grain's FirstFit packs from the examples of the stream."""
     config = config_lib.replace(make_config(form, seq_len, 4096), data={"examples_per_row": 1})
     stream = TrainingStream([corpus], [1.0], config, SPECIAL_IDS)
-    rows = stream.batch(stream.resolve_cursor(Cursor()))
+    rows = stream.rows_at(stream.normalize_cursor(Cursor()))
     lengths = (rows["segment_ids"] > 0).sum(1)
     examples = [ids[:n].copy() for ids, n in zip(rows["input_ids"], lengths, strict=True)]
     source = grain.MapDataset.source(examples).map(lambda ids: {"ids": ids})
@@ -151,9 +151,9 @@ def bench_plan(options: argparse.Namespace) -> list[dict[str, Any]]:
 
     def first_batch(form: str, seq_len: int, in_middle: bool) -> None:
         stream = TrainingStream([corpus], [1.0], make_config(form, seq_len, 256), SPECIAL_IDS)
-        windows = stream.corpora[0].epoch_plan(seq_len).windows
+        windows = stream.corpora[0].epoch_planner(seq_len).windows
         middle = Cursor(step=5, rows=1280, positions=(CorpusPosition(0, windows // 2, 100),))
-        stream.batch(stream.resolve_cursor(middle if in_middle else Cursor()))
+        stream.rows_at(stream.normalize_cursor(middle if in_middle else Cursor()))
 
     for form, seq_len in itertools.product(FORMATS, options.seq_lens):
         first, middle = (harness.timed(partial(first_batch, form, seq_len, one))[1] for one in (False, True))

@@ -20,7 +20,7 @@ from bert_jax.model.flops import pretraining_flops
 from bert_jax.objectives import masking
 from bert_jax.objectives.masking import Vocabulary
 from bert_jax.training.pretraining_task import Pretraining
-from bert_jax.training.programs import Programs, put_step_inputs
+from bert_jax.training.programs import Programs, put_step_scalars
 from bert_jax.training.sharding import check_rows, make_mesh, put_rows
 
 # (layers, width): Turc et al. 2019, table 1; Devlin et al. 2019, section 3.
@@ -96,7 +96,7 @@ def config_of(case: Case) -> Config:
 
 def predictions(seq_len: int) -> int:
     """Masked positions in a full row."""
-    return int(masking.prediction_counts(ObjectiveConfig().mask_rate, seq_len)[-1])
+    return int(masking.prediction_counts_by_length(ObjectiveConfig().mask_rate, seq_len)[-1])
 
 
 def step_flops(case: Case) -> float:
@@ -144,7 +144,7 @@ class TrainStep:
         check_rows(phase.batch_size, self.accumulation, self.mesh, "batch")
         rows = put_rows(synthetic_rows(phase.batch_size, phase.seq_len), self.mesh, phase.batch_size)
         # A tiny learning rate, as in a long warmup: the loss stays that of random weights.
-        self.inputs = rows, put_step_inputs(1e-8, 1, self.mesh)
+        self.inputs = rows, put_step_scalars(1e-8, 1, self.mesh)
         programs = Programs(self.task, self.mesh)
         self.compiled = programs.train_step(0, self.accumulation)
         memory = self.memory_analysis()

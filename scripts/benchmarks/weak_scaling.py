@@ -18,7 +18,7 @@ from typing import Any
 import harness
 from harness import listed, one_of, positive
 
-from bert_jax.chips import CHIPS, Sizes, slices_for
+from bert_jax.chips import CHIPS, Sizes, min_slices
 from bert_jax.config import Config
 from bert_jax.config.presets import load_config
 from bert_jax.errors import UserError
@@ -32,7 +32,7 @@ def predict_at(config: Config, chip: str, count: int, rows: int, micro_batch: in
     *phases, last = config.phases
     last = dataclasses.replace(last, batch_size=rows * count, accumulation=rows // micro_batch)
     scaled = dataclasses.replace(config, phases=(*phases, last))
-    sizes = Sizes(count, 1, 1, slices_for(CHIPS[chip], count))
+    sizes = Sizes(count, 1, 1, min_slices(CHIPS[chip], count))
     return predict(scaled, len(phases), sizes, rows // micro_batch, CHIPS[chip])
 
 
@@ -69,7 +69,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                 "chip": chip,
                 "rows": rows,
                 "chips": count,
-                "slices": slices_for(CHIPS[chip], count),
+                "slices": min_slices(CHIPS[chip], count),
                 "step_seconds": prediction.step_seconds,
                 "links": seconds["data"] + seconds["fsdp"] + seconds["tensor"],
                 "network": seconds["network"],

@@ -133,7 +133,7 @@ def losses_and_gradients(config: Config, params, batch):
 
     def loss(params):
         sums = task.sums(params, masked, dropout_key)
-        means = {name: sums[name].sum / sums[name].weight for name in task.loss_weights(masked)}
+        means = {name: sums[name].sum / sums[name].weight for name in task.loss_weight_sums(masked)}
         return sum(means.values()), means
 
     return jax.value_and_grad(loss, has_aux=True)(params)

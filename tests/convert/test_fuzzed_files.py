@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from bert_jax.convert.conversion import convert
-from bert_jax.convert.families.hf_config import HfConfig
+from bert_jax.convert.families.hf_config_validation import HfConfig
 from bert_jax.convert.formats import tensor_files
 from bert_jax.errors import UserError
 from tests.golden import recipe

@@ -11,7 +11,7 @@ import safetensors.numpy
 import yaml
 
 from bert_jax.convert import conversion
-from bert_jax.convert.families.hf_config import normalize_hf_config
+from bert_jax.convert.families.hf_config_validation import validate_hf_config
 from bert_jax.convert.formats import input_formats, tensor_files
 from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.parity import jax_forward, parity_report
@@ -90,7 +90,9 @@ def test_a_wider_window_is_seen():
     model, reference = from_huggingface(hf_model), run_numpy(hf_model, inputs)
     narrower = model._replace(config=dataclasses.replace(model.config, attention_window=29))
     reports = [
-        parity_report.compare(jax_forward.run(each, inputs), reference, inputs.attention_mask_BS, library="numpy")
+        parity_report.compare_outputs(
+            jax_forward.run(each, inputs), reference, inputs.attention_mask_BS, library="numpy"
+        )
         for each in (model, narrower)
     ]
     assert [report.passed for report in reports] == [True, False]
@@ -157,12 +159,12 @@ def test_half_precision_becomes_float32_exactly(encoder, tmp_path):
 
 
 def test_nulls_and_defaults():
-    assert normalize_hf_config({"model_type": "albert", "pad_token_id": None}, "x") == {
+    assert validate_hf_config({"model_type": "albert", "pad_token_id": None}, "x") == {
         "model_type": "albert",
         "hidden_act": "gelu_new",
     }
     kept = {"model_type": "modernbert", "pad_token_id": None}
-    assert normalize_hf_config(kept, "x") == kept | {"hidden_activation": "gelu"}
+    assert validate_hf_config(kept, "x") == kept | {"hidden_activation": "gelu"}
 
 
 @pytest.mark.parametrize(

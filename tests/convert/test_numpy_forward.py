@@ -12,7 +12,7 @@ from bert_jax.convert.forward_types import SEQUENCE, SPAN, TOKENS, heads_of
 from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.parity import jax_forward, numpy_forward, parity_report, transformers_forward
 from bert_jax.convert.parity.sample_texts import sample_inputs
-from bert_jax.convert.translate import NativeModel, family_of, from_huggingface, to_huggingface
+from bert_jax.convert.translate import NativeModel, from_huggingface, infer_model_type, to_huggingface
 from bert_jax.errors import UserError
 from bert_jax.model import bert
 from bert_jax.model.heads import Heads
@@ -79,7 +79,9 @@ def test_the_activation_of_the_layers_is_not_that_of_the_head(case, changes):
     """Both sides agree, and what is written again is the same model; a wrong head would be seen."""
     hf_model, inputs = golden_model(case, **changes), GOLDENS[case]["inputs"]
     model, expected = from_huggingface(hf_model), numpy_forward.run(hf_model, inputs)
-    report = parity_report.compare(jax_forward.run(model, inputs), expected, inputs.attention_mask_BS, library="numpy")
+    report = parity_report.compare_outputs(
+        jax_forward.run(model, inputs), expected, inputs.attention_mask_BS, library="numpy"
+    )
     assert report.passed, report.lines()
     assert from_huggingface(to_huggingface(model, case))[1:3] == model[1:3]
 
@@ -109,15 +111,15 @@ def test_causal_models(family):
         lambda leaf: np.random.default_rng(leaf.size).normal(0.1, 0.3, leaf.shape).astype(np.float32),
         bert.shapes(config, heads),
     )
-    hf_model = to_huggingface(NativeModel(family_of(config, heads), config, heads, params), "native model")
+    hf_model = to_huggingface(NativeModel(infer_model_type(config, heads), config, heads, params), "native model")
     assert hf_model.config["architectures"] == [{"bert": "BertLMHeadModel", "roberta": "RobertaForCausalLM"}[family]]
     inputs = sample_inputs(hf_model, None)
     assert transformers_forward.class_name(hf_model) == hf_model.config["architectures"][0]
     found, jax_outputs = numpy_forward.run(hf_model, inputs), jax_forward.run(from_huggingface(hf_model), inputs)
-    assert parity_report.compare(jax_outputs, found, inputs.attention_mask_BS, library="x").passed
+    assert parity_report.compare_outputs(jax_outputs, found, inputs.attention_mask_BS, library="x").passed
     both_ways = dataclasses.replace(hf_model, config=hf_model.config | {"is_decoder": False})
     both_ways = numpy_forward.run(both_ways, inputs)
-    assert not parity_report.compare(jax_outputs, both_ways, inputs.attention_mask_BS, library="x").passed
+    assert not parity_report.compare_outputs(jax_outputs, both_ways, inputs.attention_mask_BS, library="x").passed
     row = int(inputs.attention_mask_BS.sum(1).argmax())
     last = int(inputs.attention_mask_BS[row].sum()) - 1
     changed = inputs.input_ids_BS.copy()

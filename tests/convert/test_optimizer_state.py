@@ -20,7 +20,7 @@ from bert_jax.errors import UserError
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training import pretraining
 from bert_jax.training.divergence import init_divergence_state
-from bert_jax.training.programs import Programs, put_step_inputs
+from bert_jax.training.programs import Programs, put_step_scalars
 from bert_jax.training.run_directory.checkpoint import Checkpoints, checkpoint_directory
 from bert_jax.training.sharding import make_mesh, put_rows
 from bert_jax.training.state import Moments
@@ -118,9 +118,9 @@ def test_the_first_update_is_that_of_the_run_continued(made, tiny_config, tiny_c
     mesh = make_mesh(tiny_config.mesh, jax.devices()[:1])
     programs = Programs(task, mesh)
     with Checkpoints(checkpoint_directory(made["run"]), 2) as checkpoints:
-        continued, about = checkpoints.restore(lambda about: programs.abstract_state(0))
+        continued, about = checkpoints.restore_newest(lambda about: programs.abstract_state(0))
     assert about["phase"] == 0 and int(continued.step) == tiny_config.total_steps
-    batch = put_rows(task.train.batch(task.train.resolve_cursor(Cursor())), mesh, 8)
+    batch = put_rows(task.train.rows_at(task.train.normalize_cursor(Cursor())), mesh, 8)
     update = programs.train_step(0, 1)
     shardings = jax.tree.map(lambda x: x.sharding, programs.abstract_state(0))
 
@@ -131,7 +131,7 @@ def test_the_first_update_is_that_of_the_run_continued(made, tiny_config, tiny_c
         )
         return jax.device_get(update(dataclasses.replace(state, step=step, divergence=divergence), batch, inputs)[0])
 
-    inputs = put_step_inputs(1e-3, 1, mesh)
+    inputs = put_step_scalars(1e-3, 1, mesh)
     expected = after(continued)
     assert int(expected.optimizer.count) == 9
     for name in WITH_MOMENTS:

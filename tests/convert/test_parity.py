@@ -12,7 +12,7 @@ import pytest
 from bert_jax.convert.forward_types import ForwardInputs, ForwardOutputs
 from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.parity import jax_forward, numpy_forward, parity_report, transformers_forward
-from bert_jax.convert.parity.parity_report import TokenizerAgreement, compare
+from bert_jax.convert.parity.parity_report import TokenizerAgreement, compare_outputs
 from bert_jax.convert.parity.sample_texts import sample_inputs
 from bert_jax.convert.translate import from_huggingface
 from tests.golden import recipe
@@ -32,7 +32,7 @@ def reference() -> ForwardOutputs:
 def report_on(changed: dict[str, np.ndarray]) -> parity_report.ParityReport:
     """Of a conversion that got these tensors wrong."""
     model = from_huggingface(dataclasses.replace(HF_MODEL, tensors=HF_MODEL.tensors | changed))
-    return compare(jax_forward.run(model, INPUTS), reference(), INPUTS.attention_mask_BS, library="numpy")
+    return compare_outputs(jax_forward.run(model, INPUTS), reference(), INPUTS.attention_mask_BS, library="numpy")
 
 
 def test_a_right_conversion_passes():
@@ -83,7 +83,7 @@ def test_not_a_number():
     params = jax.tree.map(np.array, model.params)
     params["encoder"]["layers"]["down"]["bias"][0, 3] = np.nan
     actual = jax_forward.run(model._replace(params=params), INPUTS)
-    report = compare(actual, reference(), INPUTS.attention_mask_BS, library="numpy")
+    report = compare_outputs(actual, reference(), INPUTS.attention_mask_BS, library="numpy")
     assert "  layer 1        not a number (1.0e-04)  <- FAILS" in report.lines()
     described = json.loads(json.dumps(report.to_dict(), allow_nan=False))
     assert described["differences"]["layer 1"]["largest"] is None and not described["passed"]
@@ -91,7 +91,7 @@ def test_not_a_number():
 
 def judge(actual: ForwardOutputs, expected: ForwardOutputs, **options) -> parity_report.ParityReport:
     """Of two rows, with two tokens and one."""
-    return compare(actual, expected, np.array([[1, 1, 0], [1, 0, 0]]), library="x", **options)
+    return compare_outputs(actual, expected, np.array([[1, 1, 0], [1, 0, 0]]), library="x", **options)
 
 
 @pytest.mark.parametrize(("size", "passes"), [(1.0, False), (0.1, False), (100.0, True)])

@@ -10,7 +10,7 @@ import safetensors.numpy
 from etils import epath
 
 from bert_jax.convert.formats import tensor_files, torch_checkpoint
-from bert_jax.convert.tensors import LazyTensor, LazyTensors, to_lazy
+from bert_jax.convert.tensors import LazyStateDict, LazyTensor, to_lazy_tensors
 from bert_jax.errors import UserError
 
 EVERY_BFLOAT16 = np.arange(2**16, dtype=np.uint16).view(ml_dtypes.bfloat16)
@@ -108,12 +108,12 @@ def test_nothing_is_read_before_it_is_asked_for():
     def read():
         raise AssertionError("read")
 
-    tensors = LazyTensors({"a": LazyTensor((2, 3), "float32", read)})
+    tensors = LazyStateDict({"a": LazyTensor((2, 3), "float32", read)})
     assert "a" in tensors and "b" not in tensors and len(tensors) == 1 and list(tensors) == ["a"]
-    assert to_lazy(tensors)["a"].shape == (2, 3)
+    assert to_lazy_tensors(tensors)["a"].shape == (2, 3)
     with pytest.raises(AssertionError, match="read"):
         tensors["a"]
-    assert to_lazy({"x": np.zeros((1, 2), np.float16)})["x"][:2] == ((1, 2), "float16")
+    assert to_lazy_tensors({"x": np.zeros((1, 2), np.float16)})["x"][:2] == ((1, 2), "float16")
 
 
 def fails(directory, *words):

@@ -120,7 +120,7 @@ def test_copies_that_never_come_again(corpus, special_ids, tiny_config, copies, 
         {"data.example_copies", "data.mask_copies"} if warned else set()
     )
     epochs = {}
-    cursor = stream.resolve_cursor(Cursor())
+    cursor = stream.normalize_cursor(Cursor())
     for _ in range(config.total_steps):
         epochs.setdefault(config.phases[cursor.phase].seq_len, set()).add(cursor.positions[0].epoch)
         cursor = stream.next_cursor(cursor)

@@ -64,7 +64,7 @@ def check(directory, documents):
         assert corpus.num_documents == len(expected)
         for i, sentences in enumerate(expected):
             first, end = corpus.document_offsets[i : i + 2]
-            np.testing.assert_array_equal(corpus.sentences(first, end), np.concatenate(sentences))
+            np.testing.assert_array_equal(corpus.read_sentences(first, end), np.concatenate(sentences))
         assert corpus.num_tokens == corpus.sentence_lengths.sum(dtype=np.int64)
         flat = np.concatenate([sentence for sentences in expected for sentence in sentences])
         np.testing.assert_array_equal(corpus.token_counts, np.bincount(flat, minlength=corpus.vocab_size))
@@ -86,13 +86,13 @@ def test_any_range_of_sentences(corpus_and_documents):
     rng = np.random.default_rng(1)
     for start in rng.integers(0, len(flat), 200):
         stop = int(rng.integers(start, min(len(flat), start + 60) + 1))
-        tokens = corpus.sentences(int(start), stop)
+        tokens = corpus.read_sentences(int(start), stop)
         assert tokens.dtype == np.int32
         np.testing.assert_array_equal(tokens, np.concatenate([np.zeros(0, np.int32), *flat[start:stop]]))
-    np.testing.assert_array_equal(corpus.sentences(0, len(flat)), np.concatenate(flat))
+    np.testing.assert_array_equal(corpus.read_sentences(0, len(flat)), np.concatenate(flat))
     for bad in ((-1, 2), (3, 2), (0, len(flat) + 1)):
         with pytest.raises(IndexError):
-            corpus.sentences(*bad)
+            corpus.read_sentences(*bad)
 
 
 def test_long_documents_and_sentences_span_records(tmp_path):
@@ -154,7 +154,7 @@ def test_identity_and_batches_do_not_depend_on_paths_or_names(tmp_path, monkeypa
         assert data_cli.main(["build", "--source", f"text-files:{glob}", "--out", out, *fixed]) == 0
         found = [Corpus.open(out, split) for split in ("train", "validation")]
         stream = TrainingStream(found[:1], [1.0], config, SpecialIds(0, 2, 3))
-        return found, stream.batch(stream.resolve_cursor(Cursor()))
+        return found, stream.rows_at(stream.normalize_cursor(Cursor()))
 
     first, batch = built("one", "./texts/*.txt")
     for out, glob in (("two", f"{texts}/*.txt"), ("three", f"{copy}/*.txt")):
@@ -172,7 +172,7 @@ def test_identity_and_batches_do_not_depend_on_paths_or_names(tmp_path, monkeypa
 def test_pickle_and_threads(corpus_and_documents):
     directory, _ = corpus_and_documents
     corpus = Corpus.open(directory)
-    whole = corpus.sentences(0, corpus.num_sentences)
+    whole = corpus.read_sentences(0, corpus.num_sentences)
     raw = pickle.dumps(corpus)
     assert len(raw) < 1000, "arrays must be opened again, not copied"
     copy = pickle.loads(raw)
@@ -183,7 +183,7 @@ def test_pickle_and_threads(corpus_and_documents):
         starts = np.concatenate([[0], np.cumsum(corpus.sentence_lengths, dtype=np.int64)])
         for first in rng.integers(0, corpus.num_sentences - 5, 300):
             expected = whole[starts[first] : starts[first + 5]]
-            if not np.array_equal(copy.sentences(int(first), int(first) + 5), expected):
+            if not np.array_equal(copy.read_sentences(int(first), int(first) + 5), expected):
                 failures.append(first)
 
     threads = [threading.Thread(target=read, args=(seed,)) for seed in range(8)]
@@ -263,11 +263,11 @@ def test_shards_that_are_missing_or_exchanged(tmp_path):
     last = shards[-1].read_bytes()
     shards[-1].unlink()
     with pytest.raises(UserError, match="missing"):
-        Corpus.open(tmp_path / "c").sentences(0, Corpus.open(tmp_path / "c").num_sentences)
+        Corpus.open(tmp_path / "c").read_sentences(0, Corpus.open(tmp_path / "c").num_sentences)
     shards[-1].write_bytes(last)
     shards[0].write_bytes(last)
     with pytest.raises(UserError, match=r"where corpus\.json lists"):
-        Corpus.open(tmp_path / "c").sentences(0, 1)
+        Corpus.open(tmp_path / "c").read_sentences(0, 1)
 
 
 def test_a_record_that_contradicts_the_lengths(tmp_path):
@@ -276,14 +276,14 @@ def test_a_record_that_contradicts_the_lengths(tmp_path):
     lengths[0] += 1
     np.save(tmp_path / "c" / "train.sentence_lengths.npy", lengths)
     with pytest.raises(UserError, match=r"record 0, document 0 .* contradicts train\.sentence_lengths"):
-        Corpus.open(tmp_path / "c").sentences(0, 1)
+        Corpus.open(tmp_path / "c").read_sentences(0, 1)
 
 
 @pytest.mark.slow
 def test_no_flipped_bit_is_read_as_something_else(tmp_path):
     write(tmp_path / "c", random_documents(6, 12))
     corpus = Corpus.open(tmp_path / "c")
-    expected = corpus.sentences(0, corpus.num_sentences)
+    expected = corpus.read_sentences(0, corpus.num_sentences)
     (shard,) = (tmp_path / "c").glob("*-train.array_record-*")
     intact = shard.read_bytes()
     used = [i for i, byte in enumerate(intact) if byte]
@@ -291,7 +291,7 @@ def test_no_flipped_bit_is_read_as_something_else(tmp_path):
     for position in used[:: len(used) // 150]:
         shard.write_bytes(intact[:position] + bytes([intact[position] ^ 4]) + intact[position + 1 :])
         try:
-            tokens = Corpus.open(tmp_path / "c").sentences(0, corpus.num_sentences)
+            tokens = Corpus.open(tmp_path / "c").read_sentences(0, corpus.num_sentences)
         except UserError as error:
             assert str(shard) in str(error) and "\n" not in str(error)
             refused += 1
@@ -315,7 +315,7 @@ def test_works_where_jax_is_absent(corpus_and_documents):
         from bert_jax.data.corpus import Corpus
 
         corpus = Corpus.open(sys.argv[1])
-        assert len(corpus.sentences(0, 3)) == corpus.sentence_lengths[:3].sum()
+        assert len(corpus.read_sentences(0, 3)) == corpus.sentence_lengths[:3].sum()
         sys.exit(data_prep.cli.main.main(["verify", sys.argv[1]]))
     """
     root = pathlib.Path(__file__).parents[2]

@@ -6,7 +6,7 @@ from scipy import stats
 
 from bert_jax.config import DataConfig
 from bert_jax.data import epoch_plan as plan_module
-from bert_jax.data.epoch_plan import EpochPlan
+from bert_jax.data.epoch_plan import EpochPlanner
 from bert_jax.data.hash_random import make_key, permute
 from bert_jax.errors import UserError
 from tests.data.memory import make_corpus, random_documents
@@ -23,7 +23,7 @@ def small(monkeypatch):
 
 
 def windows(corpus, epoch=0, seq_len=32, seed=0, **data):
-    plan = EpochPlan(corpus, DataConfig(**data), seq_len, seed)
+    plan = EpochPlanner(corpus, DataConfig(**data), seq_len, seed)
     return [plan.window(epoch, index) for index in range(plan.windows)]
 
 
@@ -101,9 +101,9 @@ def test_pairs_need_two_documents(form):
         with pytest.raises(
             UserError, match=r"has 1 document\(s\), but .* needs at least 2.*: build it again with more text"
         ):
-            EpochPlan(one, DataConfig(format=form), 16, 0)
+            EpochPlanner(one, DataConfig(format=form), 16, 0)
     with pytest.raises(UserError, match="split 'train' is empty: build it again with more text"):
-        EpochPlan(make_corpus([]), DataConfig(format=form), 16, 0)
+        EpochPlanner(make_corpus([]), DataConfig(format=form), 16, 0)
 
 
 def test_chunks_are_whole_records_of_like_length(small):

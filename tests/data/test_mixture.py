@@ -13,7 +13,7 @@ from bert_jax.data.mixture import (
     CorpusWeight,
     MixtureOrder,
     open_corpora,
-    parse,
+    parse_corpus_weight,
     resolve_shares,
     rows_per_cycle,
     smoothed_shares,
@@ -82,7 +82,7 @@ def test_parse(tmp_path, monkeypatch, text, part):
     """A directory named `weird=7` exists."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "weird=7").mkdir()
-    assert parse(text) == part
+    assert parse_corpus_weight(text) == part
 
 
 def test_parse_a_bucket():
@@ -93,7 +93,7 @@ def test_parse_a_bucket():
         ("az://bucket/b=2", "az://bucket/b", 2.0),
         ("az://bucket/date=3", "az://bucket/date=3", None),
     ):
-        part = parse(text)
+        part = parse_corpus_weight(text)
         assert (str(part.directory), part.weight) == (directory, weight)
 
 
@@ -102,7 +102,7 @@ def test_weights_that_are_none(weight):
     with pytest.raises(
         UserError, match=r"--corpus books=.*: .*'.*' is not a weight: write a positive number"
     ) as caught:
-        parse(f"books={weight}")
+        parse_corpus_weight(f"books={weight}")
     assert "\n" not in str(caught.value)
 
 

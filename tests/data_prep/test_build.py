@@ -100,8 +100,8 @@ def test_adding_text_moves_no_document(text):
         before, after = Corpus.open("before", split), Corpus.open("after", split)
         assert before.num_documents < after.num_documents
         np.testing.assert_array_equal(after.sentence_lengths[: before.num_sentences], before.sentence_lengths)
-        tokens = before.sentences(0, before.num_sentences)
-        np.testing.assert_array_equal(after.sentences(0, before.num_sentences), tokens)
+        tokens = before.read_sentences(0, before.num_sentences)
+        np.testing.assert_array_equal(after.read_sentences(0, before.num_sentences), tokens)
 
 
 def test_duplicates_up_to_space_and_empty_documents(text):
@@ -225,7 +225,7 @@ def test_sentences_longer_than_a_record(text):
         corpus = Corpus.open("c", split)
         lengths = [len(record.tokens) for record in corpus.records(range(len(corpus.record_offsets) - 1))]
         assert max(lengths) <= 8192 and corpus.sentence_lengths.max() <= 8192
-        found += [corpus.sentences(a, b).tolist() for a, b in itertools.pairwise(corpus.document_offsets.tolist())]
+        found += [corpus.read_sentences(a, b).tolist() for a, b in itertools.pairwise(corpus.document_offsets.tolist())]
     for one in long:
         expected = tokenizer.encode_flat([one])[0].tolist()
         assert len(expected) >= 9000 and expected in found

@@ -158,7 +158,7 @@ def test_samples_are_the_beginnings_of_documents(corpus, capsys):
         assert sample["tokens"] == documents[document]
         assert sample["cut"] == (documents[document] > 96)
         first = opened.document_offsets[document]
-        ids = opened.sentences(int(first), int(first) + 1)
+        ids = opened.read_sentences(int(first), int(first) + 1)
         words = [(*SPECIAL_TOKENS, *PIECES)[i] for i in ids]
         assert sample["sentences"][0] == " ".join(words).replace(" ##", "")
 
@@ -231,9 +231,9 @@ def test_bars_are_as_long_as_what_they_show():
 
 def test_what_a_build_prints(corpus):
     manifest = json.loads((corpus / "corpus.json").read_text())
-    printed = text.render(report.counts(manifest))
+    printed = text.render(report.summary_sections(manifest))
     assert printed.startswith("sample\n======\n") and "repeated lines" in printed and "tokens in" not in printed
-    printed = text.render(report.counts(manifest | {"dropped": {}, "cleaned": {}, "skipped": {}}))
+    printed = text.render(report.summary_sections(manifest | {"dropped": {}, "cleaned": {}, "skipped": {}}))
     assert "Nothing was filtered or cleaned." in printed and "Nothing was skipped while reading." in printed
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.config import DataConfig
-from bert_jax.data.epoch_plan import EpochPlan
+from bert_jax.data.epoch_plan import EpochPlanner
 from data_prep.inspection import packing
 from tests.data.memory import make_corpus
 
@@ -17,7 +17,7 @@ def histogram(seq_len, some_documents):
     counts = np.zeros(seq_len + 1, np.int64)
     lengths = np.concatenate([np.array(d, np.uint16) for d in some_documents])
     offsets = np.cumsum([0, *map(len, some_documents)])
-    packing.count_example_lengths(counts, lengths, offsets)
+    packing.add_example_lengths(counts, lengths, offsets)
     return counts
 
 
@@ -82,7 +82,7 @@ def test_expected_pairs_are_those_of_the_stream():
     documents = [rng.integers(1, 40, rng.integers(1, 25)).tolist() for _ in range(400)]
     corpus = make_corpus(documents, per_record=25)
     for seq_len in (32, 128):
-        plan = EpochPlan(corpus, DataConfig(short_example_rate=0.0), seq_len, 0)
+        plan = EpochPlanner(corpus, DataConfig(short_example_rate=0.0), seq_len, 0)
         labels = [plan.window(epoch, i).examples["pair_label"] for epoch in range(8) for i in range(plan.windows)]
         labels = np.concatenate(labels)
         pairs, random = packing.expected_pairs(corpus.sentence_lengths, corpus.document_offsets, seq_len)

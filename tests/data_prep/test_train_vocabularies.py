@@ -12,7 +12,7 @@ from bert_jax.errors import UserError
 from bert_jax.tokenizers.kinds import bert_normalizer
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep.vocabularies import counting, sentencepiece_training
-from data_prep.vocabularies.counting import BertWordCounter, ByteWordCounter, WordCounts, weighted_counts
+from data_prep.vocabularies.counting import BertWordCounter, BoundedWordCounts, ByteWordCounter, weighted_counts
 from data_prep.vocabularies.train import KINDS, Recipe, sampling_rates, train
 from tests.data_prep.fakes import fake
 
@@ -63,7 +63,7 @@ def test_words_are_those_of_gpt2(lowercase):
 
 
 def test_rare_words_are_forgotten_beyond_the_limit(capsys):
-    table = WordCounts(limit=6)
+    table = BoundedWordCounts(limit=6)
     table.add({"a": 3, "b": 1, "c": 2, "d": 1})
     assert len(table.counts) == 4 and not capsys.readouterr().err
     table.add({"e": 1, "f": 2, "g": 2, "a": 1})
@@ -200,9 +200,9 @@ def test_a_sample_is_about_as_large_as_asked_and_always_the_same(monkeypatch):
     words = [f"{i:x}g" for i in range(4000)]
     size = sum(map(len, words))
     seen = []
-    real = counting.WordCounts.add
+    real = counting.BoundedWordCounts.add
     monkeypatch.setattr(
-        counting.WordCounts, "add", lambda self, counts: seen.append(dict(counts)) or real(self, counts)
+        counting.BoundedWordCounts, "add", lambda self, counts: seen.append(dict(counts)) or real(self, counts)
     )
 
     def sample(per_block, limit):

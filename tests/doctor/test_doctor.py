@@ -16,13 +16,13 @@ from bert_jax.data.batch import empty_rows
 from bert_jax.data.batches import TrainingStream
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.cursor import CorpusPosition, Cursor
-from bert_jax.data.epoch_plan import EpochPlan
+from bert_jax.data.epoch_plan import EpochPlanner
 from bert_jax.data.mixture import CorpusWeight, MixtureOrder
 from bert_jax.data.row_reader import CorpusRows
 from bert_jax.doctor.check_context import ONE_DEVICE, CheckContext
 from bert_jax.doctor.data_checks import streams
 from bert_jax.doctor.doctor import DoctorOptions, check_run, run_summary
-from bert_jax.doctor.epochs import measure_epoch, rows_by_phase
+from bert_jax.doctor.epochs import measure_epoch, rows_by_phase_and_corpus
 from bert_jax.training import loop
 from bert_jax.training.run_directory.workdir import read_config
 from tests.data.memory import FIRST, SPECIAL_IDS, make_corpus, random_documents
@@ -44,7 +44,7 @@ def counted(corpus, data: DataConfig, seq_len: int, windows=None) -> dict[str, i
     document_of = np.repeat(np.arange(corpus.num_documents), np.diff(corpus.document_offsets))
     document_of = np.repeat(document_of, corpus.sentence_lengths)
     found = dict.fromkeys(("examples", "rows", "filled", "labelled", "negatives"), 0)
-    for index in range(rows_of_corpus.epoch_plan(seq_len).windows) if windows is None else windows:
+    for index in range(rows_of_corpus.epoch_planner(seq_len).windows) if windows is None else windows:
         start = CorpusPosition(0, index, 0)
         count = len(rows_of_corpus.window(seq_len, start).window)
         rows = empty_rows(count, seq_len, data.max_examples_per_row(seq_len), SPECIAL_IDS.pad_id)
@@ -73,7 +73,7 @@ def test_a_sample_counts_its_windows(small, form):
     """Evenly spaced, counted right, and scaled to the epoch."""
     corpus = make_corpus(random_documents(2, 600, longest=14))
     data = DataConfig(format=form)
-    plan = EpochPlan(corpus, data, 32, 0)
+    plan = EpochPlanner(corpus, data, 32, 0)
     counts, every = measure_epoch(plan, budget=corpus.num_tokens // 3 + 1), measure_epoch(plan)
     assert counts.all_windows == plan.windows > 20 and counts.windows == plan.windows // 3
     step = plan.windows / counts.windows
@@ -81,7 +81,7 @@ def test_a_sample_counts_its_windows(small, form):
     expected = counted(corpus, data, 32, chosen)
     assert {name: getattr(counts, name) for name in expected} == expected
     assert counts.tokens < counts.all_tokens == corpus.num_tokens
-    assert counts.rows * counts.scale == pytest.approx(every.rows, rel=0.03)
+    assert counts.rows * counts.scale_factor == pytest.approx(every.rows, rel=0.03)
     assert measure_epoch(plan, budget=1).windows == 1
 
 
@@ -132,7 +132,7 @@ def test_epochs_of_a_phase_are_those_of_the_stream(small, steps):
     corpora = [make_corpus(random_documents(i, count), name=str(i)) for i, count in enumerate((12, 60))]
     stream = TrainingStream(corpora, (0.35, 0.65), config, SPECIAL_IDS)
     found = [finding.values for finding in findings_of(corpora, config, (0.35, 0.65)) if finding.name == "epochs"]
-    cursor = stream.resolve_cursor(Cursor())
+    cursor = stream.normalize_cursor(Cursor())
     while cursor.step < config.total_steps - 1:
         before, cursor = cursor, stream.next_cursor(cursor)
         if cursor.phase == before.phase:
@@ -150,7 +150,7 @@ def test_rows_of_each_corpus_by_phase():
     config = config_of(phases=(Phase(steps=333, batch_size=7), Phase(steps=41, batch_size=9)))
     turns = MixtureOrder([0.2, 0.5, 0.3])
     expected = [np.bincount(turns.corpus_of_rows(start, count)) for start, count in ((0, 2331), (2331, 369))]
-    np.testing.assert_array_equal(rows_by_phase(config, turns), expected)
+    np.testing.assert_array_equal(rows_by_phase_and_corpus(config, turns), expected)
 
 
 def level_of(findings, name) -> str:
@@ -185,7 +185,7 @@ def test_warnings(small):
 def test_findings_of_a_sample_name_it(small):
     corpus = make_corpus(random_documents(2, 400))
     context = CheckContext(config_of(), [corpus], MixtureOrder([1.0]), planned_tokens=corpus.num_tokens // 4)
-    windows = EpochPlan(corpus, DataConfig(), 32, 0).windows
+    windows = EpochPlanner(corpus, DataConfig(), 32, 0).windows
     for finding in streams(context):
         assert finding.text.startswith(f"memory, phase 0, from {windows // 4} of {windows} windows: ")
 
@@ -211,7 +211,7 @@ def test_the_command(preset, tiny_corpus, tiny_config, capsys):
     assert all(one["text"] in line for one, line in zip(findings, printed, strict=True) if one["name"] != "memory")
     values = {line["name"]: line["values"] for line in findings}
     assert values.keys() >= {"mixture", "files", "vocabulary", "rows", "coverage", "held-out"}
-    counts = measure_epoch(EpochPlan(Corpus.open(tiny_corpus), tiny_config.data, 32, tiny_config.seed))
+    counts = measure_epoch(EpochPlanner(Corpus.open(tiny_corpus), tiny_config.data, 32, tiny_config.seed))
     assert values["rows"]["rows_per_epoch"] == counts.rows
     assert values["epochs"]["epochs"] == pytest.approx(5 * 8 / counts.rows, rel=0.1)
     assert values["held-out"] == {"corpus": "corpus", "rows": 12, "hosts": 1} and values["mixture"]["shares"] == {

@@ -14,7 +14,7 @@ from bert_jax.config import presets
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.mixture import CorpusWeight
 from bert_jax.doctor import reference_curve
-from bert_jax.doctor.reference_curve import Curve, compare, read_curve, reference_config
+from bert_jax.doctor.reference_curve import Curve, compare, comparison_config, read_curve
 from bert_jax.errors import UserError
 from bert_jax.training import pretraining
 
@@ -90,7 +90,7 @@ def test_free_settings_are_kept_and_the_others_are_the_curves(name):
         phases=(dataclasses.replace(preset.phases[0], accumulation=4), *preset.phases[1:]),
     )
     wanted = config_lib.from_dict(curve.config)
-    config = reference_config(user, preset, curve)
+    config = comparison_config(user, preset, curve)
     assert config == config_lib.replace(
         wanted,
         model=free,
@@ -113,7 +113,7 @@ def test_free_settings_are_kept_and_the_others_are_the_curves(name):
 def test_settings_that_decide_the_results_are_refused(changes, named):
     preset = presets.load_config("bert_tiny")
     with pytest.raises(UserError, match=f"^{named}"):
-        reference_config(config_lib.replace(preset, **changes), preset, read_curve("bert_tiny"))
+        comparison_config(config_lib.replace(preset, **changes), preset, read_curve("bert_tiny"))
 
 
 def test_refusals_on_the_command_line(tiny_corpus, capsys):

@@ -41,7 +41,7 @@ def mixed_texts(model, lengths):
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def last_layer(config, heads, params, inputs):
-    return bert.merge_params(config, heads, params).encoder(inputs).hidden
+    return bert.model_from_params(config, heads, params).encoder(inputs).hidden
 
 
 def alone(model, texts, pooling=("mean", "cls")):

@@ -78,7 +78,7 @@ def test_numbers_and_names(name, size, tmp_path):
             bound = limit * max(1, np.abs(expected).max())
             found = at_real(found, inputs.attention_mask_BS)
             np.testing.assert_allclose(found, expected, rtol=0, atol=bound, err_msg=f"{part}, {limit}")
-    assert parity_report.compare(sides[1e-4], sides[0], inputs.attention_mask_BS, library="x").passed
+    assert parity_report.compare_outputs(sides[1e-4], sides[0], inputs.attention_mask_BS, library="x").passed
 
     (tmp_path / "written").mkdir()
     huggingface.OUTPUT.write(source_model, tmp_path / "written")
@@ -157,7 +157,7 @@ def test_other_files_of_the_same_model(change, names):
         found = [side.run(changed, inputs) for side in (transformers_forward, numpy_forward)]
         found.append(jax_forward.run(from_huggingface(changed), inputs))
         for outputs in found:
-            report = parity_report.compare(outputs, expected, inputs.attention_mask_BS, library=library)
+            report = parity_report.compare_outputs(outputs, expected, inputs.attention_mask_BS, library=library)
             assert report.passed, (name, report.lines())
             assert change is not without_pooler or "pooled vector" not in outputs
 

@@ -69,7 +69,7 @@ def weighted(hidden, batch):
 def looped(config, params, batch):
     """All layers in a Python loop: no scan, no stack, no repetition."""
     graph, _ = nnx.split(nnx.eval_shape(lambda: Block(config, jax.random.key(0))))
-    model = bert.merge_params(config, Heads(pair=True), params)
+    model = bert.model_from_params(config, Heads(pair=True), params)
     hidden = model.encoder.embeddings(batch, None, None)
     for layer, plan in enumerate(layer_plans(config)):
         group = parameter_groups(config)[layer]

@@ -49,7 +49,7 @@ def test_gated_feed_forward(biases):
 def test_narrow_embeddings_are_dropped_before_they_are_projected():
     config = dataclasses.replace(BERT, embedding_size=16, hidden_dropout=0.5)
     params, dropout_key = parameters(config), DropoutKey(hash_combine(jnp.uint32(1)), jnp.arange(3))
-    embeddings = bert.merge_params(config, Heads(pair="pair" in params), params).encoder.embeddings
+    embeddings = bert.model_from_params(config, Heads(pair="pair" in params), params).encoder.embeddings
     projection, embeddings.projection = embeddings.projection, None
     narrow = embeddings(inputs(), None, dropout_key)
     assert narrow.shape[-1] == 16 and 0.4 < float((narrow == 0).mean()) < 0.6

@@ -5,7 +5,7 @@ collectives of the compiled programs (promise 2). All tests share one training r
 import numpy as np
 import pytest
 
-from bert_jax.planning.hlo import bytes_by_kind, parse_collectives
+from bert_jax.planning.hlo import array_bytes_by_kind, parse_collectives
 from tests.multi_device.exchanges import gradients_sent, table_gathers
 
 pytestmark = pytest.mark.slow
@@ -53,7 +53,7 @@ def test_programs_differ(cases):
     """Otherwise their agreement would mean nothing."""
     assert not parse_collectives(cases["one"]["hlo"])
     for name in ("data8", "fsdp8", "cube/8"):
-        assert sum(bytes_by_kind(parse_collectives(cases[name]["hlo"])).values()) > 1_000_000
+        assert sum(array_bytes_by_kind(parse_collectives(cases[name]["hlo"])).values()) > 1_000_000
     assert "known_trip_count" in cases["data8/8"]["hlo"]
 
 

@@ -22,7 +22,7 @@ from bert_jax.objectives.masking import Vocabulary
 from bert_jax.tokenizers.tokenizer import wordpiece
 from bert_jax.training.param_paths import name_leaves
 from bert_jax.training.pretraining_task import Pretraining
-from bert_jax.training.programs import Programs, put_step_inputs
+from bert_jax.training.programs import Programs, put_step_scalars
 from bert_jax.training.sharding import make_mesh, put_rows
 from tests.multi_device.exchanges import compile_naive
 
@@ -84,7 +84,7 @@ def make_task(mesh: MeshConfig, optimizer: str = "adamw", **phase: int) -> Pretr
 def run(data: int, fsdp: int, tensor: int, accumulation: int, optimizer: str) -> tuple[dict, dict[str, np.ndarray]]:
     task = make_task(MeshConfig(data, fsdp, tensor), optimizer)
     mesh = make_mesh(task.config.mesh, jax.devices()[: data * fsdp * tensor])
-    programs, inputs = Programs(task, mesh), put_step_inputs(3e-3, 1, mesh)
+    programs, inputs = Programs(task, mesh), put_step_scalars(3e-3, 1, mesh)
     state, compiled = programs.init_state(), programs.train_step(0, accumulation)
     losses, norms, first_moments = [], {}, {}
     for step in range(STEPS):
@@ -143,7 +143,7 @@ def one_step(task: Pretraining, accumulation: int, rows: dict, micro_batches: in
     }
     programs = Programs(task, mesh)
     state, metrics = programs.train_step(0, accumulation)(
-        programs.init_state(), batch, put_step_inputs(3e-3, micro_batches, mesh)
+        programs.init_state(), batch, put_step_scalars(3e-3, micro_batches, mesh)
     )
     moments = {name: np.asarray(value) for name, value in name_leaves(jax.device_get(state.optimizer.mu)).items()}
     return {name: float(value) for name, value in metrics.items()}, moments, shards

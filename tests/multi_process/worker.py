@@ -93,7 +93,7 @@ def lateness(process: int, processes: int, corpora: list[str]) -> dict[str, np.n
     from bert_jax.errors import PeerError
 
     agreement.set_timeout(60)
-    found = {"broadcast": np.array(agreement.broadcast_from_first("a word", lambda: f"from {process}"))}
+    found = {"broadcast": np.array(agreement.compute_and_broadcast("a word", lambda: f"from {process}"))}
     found["gathered"] = np.array(agreement.all_gather("numbers", process))
     agreement.set_timeout(5)
     if process == 2:

@@ -30,7 +30,7 @@ def parameters(pair: bool):
 def sums_of(params, batch):
     pair = "pair" in params
     objectives = active_objectives(CONFIG, ObjectiveConfig(pair="nsp" if pair else "none"))
-    return pretraining_sums(objectives, bert.merge_params(CONFIG, Heads(pair=pair), params), batch, None)
+    return pretraining_sums(objectives, bert.model_from_params(CONFIG, Heads(pair=pair), params), batch, None)
 
 
 def loss_weights(batch, objective):
@@ -41,7 +41,7 @@ def loss_weights(batch, objective):
 @jax.jit
 def logits_of(params, batch):
     """Of every position, and of every slot."""
-    model = bert.merge_params(CONFIG, Heads(pair="pair" in params), params)
+    model = bert.model_from_params(CONFIG, Heads(pair="pair" in params), params)
     output = model.encoder(EncoderInputs(*(batch[name] for name in EncoderInputs._fields)))
     return model.mlm(output.hidden, model.encoder.embeddings.attend), model.pair(output.pooled)
 

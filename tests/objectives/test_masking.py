@@ -20,7 +20,7 @@ from bert_jax.objectives.masking import (
     REPLACE,
     SELECT,
     mask_tokens,
-    prediction_counts,
+    prediction_counts_by_length,
     predictions_per_row,
 )
 from tests.objectives.masking_batches import (
@@ -253,9 +253,9 @@ def test_predictions_per_row_is_the_largest_sum(rate):
 
 def test_predictions_of_one_example_per_row():
     for seq_len in (8, 128, 512):
-        assert predictions_per_row(0.15, seq_len, 1) == prediction_counts(0.15, seq_len)[-1]
+        assert predictions_per_row(0.15, seq_len, 1) == prediction_counts_by_length(0.15, seq_len)[-1]
     assert predictions_per_row(0.15, 512, 8) > 77
-    assert prediction_counts(0.15, 512, 80)[-1] == 77 and prediction_counts(0.15, 128, 19)[-1] == 19
+    assert prediction_counts_by_length(0.15, 512, 80)[-1] == 77 and prediction_counts_by_length(0.15, 128, 19)[-1] == 19
     assert predictions_per_row(0.15, 128, 1, 15) == 15 and predictions_per_row(0.15, 128, 2, 6) == 12
 
 

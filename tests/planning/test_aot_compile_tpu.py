@@ -104,7 +104,7 @@ def test_slices(config, parameters):
     mesh = topology.mesh(MeshConfig())
     assert [device.slice_index for device in mesh.devices.flat] == [0] * 4 + [1] * 4
     program = aot_compile.compile_step(config, 0, mesh, 1)
-    sent = hlo.bytes_by_kind(program.collectives)[hlo.BETWEEN_SLICES]
+    sent = hlo.array_bytes_by_kind(program.collectives)[hlo.BETWEEN_SLICES]
     assert 0.1 * 4 * parameters < sent <= 1.05 * 4 * parameters
 
 

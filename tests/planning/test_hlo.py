@@ -4,7 +4,7 @@ import pytest
 
 from bert_jax.chips import Sizes
 from bert_jax.planning import hlo
-from bert_jax.planning.hlo import Collective, bytes_by_kind, parse_collectives
+from bert_jax.planning.hlo import Collective, array_bytes_by_kind, parse_collectives
 
 ADD = "%add (x: f32[], y: f32[]) -> f32[] {\n  ROOT %sum = f32[] add(%x, %y)\n}\n"
 REDUCED = "%r = f32[2048]{0} all-reduce(%x), channel_id=1, replica_groups={{0,1,2,3}}, to_apply=%add"
@@ -22,7 +22,7 @@ def computation(name: str, lines: str) -> str:
 def test_a_collective():
     found = parse_collectives(module(f'{REDUCED}, metadata={{op_name="jit(f)/psum" stack_frame_id=3}}'))
     assert found == [Collective("all-reduce", ("f32[2048]",), 8192, 1, (0, 1, 2, 3))]
-    assert found[0].bytes_sent == 2 * 8192 and bytes_by_kind(found) == {"all-reduce": 8192}
+    assert found[0].bytes_sent == 2 * 8192 and array_bytes_by_kind(found) == {"all-reduce": 8192}
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_loops_multiply(condition, note, unknown, times):
     loop = "%w = f32[2048]{0} while(%a), condition=%cond, body="
     others = computation("cond", condition) + computation("body", f"  {REDUCED}")
     found = parse_collectives(module(f"{loop}%body{note}", others), unknown)
-    assert bytes_by_kind(found) == {"all-reduce": times * 8192} and found[0].executions == times
+    assert array_bytes_by_kind(found) == {"all-reduce": times * 8192} and found[0].executions == times
     outer = computation("outer", f"  {loop}%body{note}")
     assert parse_collectives(module(f"{loop}%outer{note}", others + outer), unknown)[0].executions == times**2
 
@@ -115,7 +115,7 @@ PROGRAMS = {
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs(name):
     entry, others, expected = PROGRAMS[name]
-    assert bytes_by_kind(parse_collectives(module(entry, others))) == expected
+    assert array_bytes_by_kind(parse_collectives(module(entry, others))) == expected
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,9 @@ def test_rows_are_those_of_single_steps(start, ramp):
     sizes = [phase.batch_size_at(step) for step in range(phase.steps)]
     assert (len(set(sizes)) > 1) == (start not in (None, 24))
     assert [phase.rows_before(step) for step in range(61)] == [sum(sizes[:step]) for step in range(61)]
-    assert phase.rows_before(60) == epochs.rows_by_phase(Config(name="x", phases=(phase,)), MixtureOrder([1.0]))
+    assert phase.rows_before(60) == epochs.rows_by_phase_and_corpus(
+        Config(name="x", phases=(phase,)), MixtureOrder([1.0])
+    )
 
 
 def test_values():

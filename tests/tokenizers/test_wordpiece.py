@@ -81,7 +81,7 @@ texts = st.lists(characters, max_size=30).map("".join) | st.text("abcdeing", max
 @example(sentences=["the [MASK]", "", "cabbages!abcd", " \n", "bcde\ncab"])
 @example(sentences=["ÿ" * 3, "a" + TONE + KILLER, "한글 a", "a" + KILLER + "\u0301" + TONE])
 def test_ids_are_the_librarys(which, sentences):
-    assert divided(*FAST[which].encode(sentences)) == expected(BACKENDS[which], sentences)
+    assert divided(*FAST[which].encode_flat(sentences)) == expected(BACKENDS[which], sentences)
 
 
 def test_the_options_matter():
@@ -92,12 +92,12 @@ def test_the_options_matter():
 
 def test_pieces_and_unknown_words():
     backend = make()
-    ids, lengths = FastWordPiece.from_tokenizer(backend).encode(["Cabbages, the [MASK]", "", "q aq"])
+    ids, lengths = FastWordPiece.from_tokenizer(backend).encode_flat(["Cabbages, the [MASK]", "", "q aq"])
     unknown = "[UNK]"
     pieces = ["cabbages", unknown, "the", "[", "mask", "]", unknown, unknown]
     assert [backend.id_to_token(i) for i in ids] == pieces
     assert lengths.tolist() == [6, 0, 2]
-    ids, lengths = FAST[0].encode([])
+    ids, lengths = FAST[0].encode_flat([])
     assert ids.shape == lengths.shape == (0,)
 
 
@@ -107,13 +107,13 @@ def test_words_at_the_limit():
         sentences = [f"{character * size}the {character * size}! {character}" for size in (33, 34, 99, 100, 101)]
         sentences += [character * size for size in (33, 34, 99, 100, 101)]
         for backend, fast in zip(BACKENDS[:2], FAST[:2], strict=True):
-            assert divided(*fast.encode(sentences)) == expected(backend, sentences), character
+            assert divided(*fast.encode_flat(sentences)) == expected(backend, sentences), character
     unknown = [BACKENDS[0].token_to_id("[UNK]")]
     # A syllable decomposes into three characters; an accent is stripped.
-    assert divided(*FAST[0].encode(["한" * 33, "한" * 34]))[1] == unknown
-    assert len(FAST[0].encode(["한" * 33])[0]) == 99
-    assert len(FAST[0].encode(["e\u0301" * 100])[0]) == 100
-    assert FAST[1].encode(["e\u0301" * 100])[0].tolist() == [BACKENDS[1].token_to_id("[UNK]")]
+    assert divided(*FAST[0].encode_flat(["한" * 33, "한" * 34]))[1] == unknown
+    assert len(FAST[0].encode_flat(["한" * 33])[0]) == 99
+    assert len(FAST[0].encode_flat(["e\u0301" * 100])[0]) == 100
+    assert FAST[1].encode_flat(["e\u0301" * 100])[0].tolist() == [BACKENDS[1].token_to_id("[UNK]")]
 
 
 def test_only_sentences_whose_marks_may_change_places_go_to_the_library():
@@ -122,9 +122,9 @@ def test_only_sentences_whose_marks_may_change_places_go_to_the_library():
     # "abc" puts its mark where the sentence before it had one.
     apart = ["abc" + TONE, "a" + TONE + "b" + KILLER, "a" + TONE, TONE + " " + KILLER, "the"]
     sentences = [moving[0], *apart, moving[1], "abc"]
-    fast.encode(sentences)
+    fast.encode_flat(sentences)
     fast._backend = spy = Spy(BACKENDS[0])
-    assert divided(*fast.encode(sentences)) == expected(BACKENDS[0], sentences)
+    assert divided(*fast.encode_flat(sentences)) == expected(BACKENDS[0], sentences)
     assert spy.seen == moving
     turned = "a" + KILLER + TONE + "b"
     assert expected(BACKENDS[0], moving[:1]) == expected(BACKENDS[0], [turned]), "the library no longer reorders"
@@ -136,7 +136,7 @@ def test_a_character_of_no_known_kind_goes_to_the_library():
     fast._table[ord("b")] = wordpiece._FOREIGN << wordpiece._KIND
     fast._backend = spy = Spy(BACKENDS[0])
     sentences = ["abc the", "the", "b", "c"]
-    assert divided(*fast.encode(sentences)) == expected(BACKENDS[0], sentences)
+    assert divided(*fast.encode_flat(sentences)) == expected(BACKENDS[0], sentences)
     assert spy.seen == ["abc the", "b"]
 
 
@@ -168,7 +168,7 @@ def test_a_hash_alone_is_no_match():
 
 def test_half_a_surrogate_pair_is_an_error():
     with pytest.raises(UnicodeEncodeError, match="surrogates"):
-        FAST[0].encode(["a", "b\ud800"])
+        FAST[0].encode_flat(["a", "b\ud800"])
 
 
 def test_threads_and_processes_may_share_one():
@@ -177,7 +177,7 @@ def test_threads_and_processes_may_share_one():
     expected_ids = [expected(BACKENDS[0], batch) for batch in batches]
     for each in (fast, pickle.loads(pickle.dumps(fast))):
         with ThreadPoolExecutor(4) as pool:
-            assert [divided(*result) for result in pool.map(each.encode, batches)] == expected_ids
+            assert [divided(*result) for result in pool.map(each.encode_flat, batches)] == expected_ids
 
 
 UNSUPPORTED = [
@@ -219,4 +219,4 @@ def test_published_vocabularies(case):
     fast = FastWordPiece.from_tokenizer(backend)
     for path in sorted((data / "wikipedia_sample").glob("wiki_*")):
         sentences = path.read_text().split("\n")
-        assert divided(*fast.encode(sentences)) == expected(backend, sentences)
+        assert divided(*fast.encode_flat(sentences)) == expected(backend, sentences)

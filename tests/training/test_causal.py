@@ -71,7 +71,9 @@ def test_the_task_hides_nothing(causal_config, evaluating):
     batch = make_batch([[(11, 20)], [(9, 16), (3, 10)]], 32)
     prepared = task.prepare(batch, evaluating=evaluating)
     np.testing.assert_array_equal(prepared["input_ids"], batch["input_ids"])
-    assert {name: float(weight) for name, weight in task.loss_weights(prepared).items()} == {"causal_loss": 19 + 15 + 9}
+    assert {name: float(weight) for name, weight in task.loss_weight_sums(prepared).items()} == {
+        "causal_loss": 19 + 15 + 9
+    }
     params = bert.init(causal_config.model, jax.random.key(0), Heads(pair=False))
     sums = task.sums(params, prepared, None)
     assert {name: float(value.weight) for name, value in sums.items()} == {"causal_loss": 43, "causal_accuracy": 43}

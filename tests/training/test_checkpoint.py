@@ -56,7 +56,7 @@ def all_files(directory: pathlib.Path) -> list[str]:
 
 def restore(directory):
     with Checkpoints(directory, keep=3) as checkpoints:
-        return checkpoints.restore(lambda metadata: ABSTRACT)
+        return checkpoints.restore_newest(lambda metadata: ABSTRACT)
 
 
 def assert_equal(left, right):

@@ -41,11 +41,11 @@ def attempt(clock: Clock, workdir, begin: int, last: int, save_every: int = 4) -
     meter.ready(begin)
     for step in range(begin + 1, last + 1):
         clock.now += 1
-        meter.record(step)
+        meter.write_totals(step)
         if step % save_every == 0:
             with meter.measure("checkpoint"):
                 clock.now += 3
-            meter.record(step)
+            meter.write_totals(step)
     return meter
 
 
@@ -62,7 +62,7 @@ def test_all_kinds_of_one_attempt(clock, tmp_path):
             clock.now += 10 * i
             raise ValueError  # what went wrong took its time as well
         clock.now += 100
-    meter.record(4)
+    meter.write_totals(4)
     expected = {"init": 7, "compile": 10, "data_wait": 20, "evaluation": 30, "checkpoint": 40, "step": 400}
     found = summarize(tmp_path)
     assert nonzero(found) == expected | {"wall": 507} and found["goodput"] == pytest.approx(400 / 507)

@@ -155,16 +155,16 @@ def test_without_a_number_devices_with_known_memory_decide(mesh, tmp_path, monke
         return TrainSteps(programs, Ledger(tmp_path / name), check_run(programs, 1))
 
     here = train_steps("cpu")
-    here.compile_ahead(0)
+    here.precompile(0)
     assert [here.of_phase(i)[1] for i in (0, 1)] == [1, 1] and not Ledger(tmp_path / "cpu").entries
     monkeypatch.setattr(micro_batch, "device_memory", lambda device: 5100 / micro_batch.MEMORY_SHARE)
     there = train_steps("gpu")
-    there.compile_ahead(0)
+    there.precompile(0)
     entries = Ledger(tmp_path / "gpu").entries_of("micro_batch")
     assert [(entry["phase"], entry["accumulation"]) for entry in entries] == [(0, 1), (1, 4)]
     assert [there.of_phase(i)[1] for i in (0, 1)] == [1, 4]
     again = train_steps("gpu")
-    again.compile_ahead(1)
+    again.precompile(1)
     assert again.of_phase(1)[1] == 4 and len(Ledger(tmp_path / "gpu").entries) == 2
 
 
@@ -235,14 +235,14 @@ def test_runs_agree_whatever_the_micro_batch(config, train, tmp_path, monkeypatc
     ], "the programs should differ"
 
     give_memory(monkeypatch, whole["bytes"] - 1)
-    decide, cut = Ledger.record_decision, tmp_path / "cut"
+    decide, cut = Ledger.make_decision, tmp_path / "cut"
 
     def decide_and_die(self, event, make):
         if decide(self, event, make) is not None:
             raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "record_decision", decide_and_die)
+        patch.setattr(Ledger, "make_decision", decide_and_die)
         with pytest.raises(Killed):
             run(cut, "auto")
     # The decision is there before the first step. It is not made again, whatever memory there is then.

@@ -10,7 +10,7 @@ import pytest
 
 from bert_jax.config import CheckpointConfig, Config, RecoveryConfig, StartConfig
 from bert_jax.convert.init_from import load_initial_params
-from bert_jax.data.cursor import Cursor, count_rows
+from bert_jax.data.cursor import Cursor, rows_before_step
 from bert_jax.data.mixture import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.training import pretraining, recovery
@@ -142,14 +142,14 @@ def test_a_good_checkpoint_is_kept_while_divergence_begins(run, config, tmp_path
 
 
 def test_a_damaged_checkpoint_is_not_gone_back_to(run, tmp_path, monkeypatch):
-    workdir, decide_rollback = tmp_path / "run", recovery.decide_rollback
+    workdir, record_rollback = tmp_path / "run", recovery.record_rollback
 
     def damage_and_decide(*arguments):
         data = max((workdir / "checkpoints" / "00000004").rglob("d/*"), key=lambda path: path.stat().st_size)
         data.write_bytes(data.read_bytes()[:-1])
-        decide_rollback(*arguments)
+        record_rollback(*arguments)
 
-    monkeypatch.setattr(recovery, "decide_rollback", damage_and_decide)
+    monkeypatch.setattr(recovery, "record_rollback", damage_and_decide)
     progress = run(workdir, 64, 80)
     assert [entry["to"] for entry in rollbacks(workdir)] == [0] and progress.ended == "steps"
 
@@ -184,7 +184,7 @@ def test_killed_while_going_back(run, rolled_back, config, tmp_path, monkeypatch
 
     with monkeypatch.context() as patch:
         if point == "before the ledger":
-            patch.setattr(recovery, "decide_rollback", die)
+            patch.setattr(recovery, "record_rollback", die)
         elif point == "after the ledger":
             apply_rollback, calls = recovery.apply_rollback, iter((False, True))
             patch.setattr(recovery, "apply_rollback", lambda *a: die() if next(calls) else apply_rollback(*a))
@@ -202,7 +202,7 @@ def test_rows_are_counted_as_the_stream_counts_them(two_phases, tiny_corpus):
     task = pretraining.open_task(two_phases, [CorpusWeight(tiny_corpus)])
     start = Cursor(skipped=((30, 50), (48, 60), (200, 205)))
     for step in range(two_phases.total_steps + 1):
-        assert count_rows(two_phases, start, step) == task.train.cursor_at(start, step).rows
+        assert rows_before_step(two_phases, start, step) == task.train.cursor_at(start, step).rows
 
 
 def test_the_loss_average():
@@ -240,7 +240,7 @@ def test_a_damaged_ledger_line_takes_later_decisions_along(tmp_path, capfd):
 
     path = tmp_path / "ledger.jsonl"
     ledger = Ledger(path)
-    saved = [ledger.record_decision("rollback", lambda to=to: {"to": to, "skipped_rows": (to, 9)}) for to in range(4)]
+    saved = [ledger.make_decision("rollback", lambda to=to: {"to": to, "skipped_rows": (to, 9)}) for to in range(4)]
     lines = path.read_bytes().splitlines(keepends=True)
     untyped = b'{"event": "rollback", "to": 1, "skipped_rows": [1]}\n'
     for damaged in (b"\xff\n", lines[1].replace(b"1", b"7"), untyped):
@@ -249,6 +249,6 @@ def test_a_damaged_ledger_line_takes_later_decisions_along(tmp_path, capfd):
         again.restore(saved[:3])
         assert again.entries == Ledger(path).entries == saved[:3]
         assert "restored 3 from the checkpoint; later ones are made again" in capfd.readouterr().err
-    again.record_decision("rollback", lambda: {"to": 8, "skipped_rows": [8, 9]})
+    again.make_decision("rollback", lambda: {"to": 8, "skipped_rows": [8, 9]})
     again.restore(saved[:3])
     assert [entry["to"] for entry in Ledger(path).entries] == [0, 1, 2, 8]

@@ -172,7 +172,7 @@ def test_shards_are_cached_and_checked(bucket, cache):
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
     shard.write_bytes(bytes(content))
-    assert len(Corpus.open(bucket / "corpus").sentences(0, 50)) > 50, "it is read from the cache"
+    assert len(Corpus.open(bucket / "corpus").read_sentences(0, 50)) > 50, "it is read from the cache"
     for path in cache.iterdir():
         path.unlink()
     for level in ("checksums", "counts"):
@@ -267,8 +267,8 @@ def test_a_corpus_is_built_on_s3(s3, tiny_corpus, tmp_path):
 def test_a_ledger_in_a_store(bucket):
     path = bucket / "ledger.jsonl"
     ledger = Ledger(path)
-    ledger.record_decision("rollback", lambda: {"to": 4, "skipped_rows": [4, 9]})
+    ledger.make_decision("rollback", lambda: {"to": 4, "skipped_rows": [4, 9]})
     path.write_bytes(path.read_bytes() + b'{"event": "roll')
     again = Ledger(path)
-    again.record_decision("rollback", lambda: {"to": 8, "skipped_rows": [8, 9]})
+    again.make_decision("rollback", lambda: {"to": 8, "skipped_rows": [8, 9]})
     assert [entry["to"] for entry in Ledger(path).entries_of("rollback")] == [4, 8]

@@ -142,19 +142,19 @@ def test_evaluations_change_nothing_of_the_run(config, train, tmp_path):
     ],
 )
 def test_mlperf_says_how_often(batch_size, rows):
-    assert TargetConfig(0.72).rows_between(batch_size) == rows
-    assert TargetConfig(0.72, every=1000).rows_between(batch_size) == 1000
+    assert TargetConfig(0.72).rows_between_evaluations(batch_size) == rows
+    assert TargetConfig(0.72, every=1000).rows_between_evaluations(batch_size) == 1000
 
 
 def test_an_mlperf_run_evaluates_by_its_formula(config, scored_run, tmp_path, monkeypatch):
     """The loop asks for the batch size of the phase that it is in."""
     asked = []
 
-    def rows_between(self, batch_size):
+    def rows_between_evaluations(self, batch_size):
         asked.append(batch_size)
         return 52
 
-    monkeypatch.setattr(TargetConfig, "rows_between", rows_between)
+    monkeypatch.setattr(TargetConfig, "rows_between_evaluations", rows_between_evaluations)
     scored_run(aiming(config, 1.0), tmp_path / "run")
     assert asked == [8] * 4 + [4] * 18
     assert [line["step"] for line in numbers(tmp_path / "run", "validation")] == [9, 22]

@@ -32,7 +32,7 @@ class Machine:
     def run(self, step: int, until: float, seconds_per_step: float) -> tuple[int, list[float]]:
         """Steps until the end, or until the clock shows `until`; the step count at that time, and the rates used."""
         rates = []
-        while step < self.schedule.end and self.seconds < until:
+        while step < self.schedule.end_step and self.seconds < until:
             self.schedule.update_estimate(step)
             rates.append(self.schedule.learning_rate(step))
             self.seconds += seconds_per_step
@@ -93,7 +93,7 @@ def test_a_run_that_the_clock_ended_gets_more_hours(tmp_path):
     step, rates = first.run(0, np.inf, 2.0)
     longer = dataclasses.replace(config, phases=(dataclasses.replace(config.phases[0], hours=3.0),))
     machine = Machine(longer, tmp_path / "ledger", seconds=5.0)
-    assert first.schedule.end == step and [machine.schedule.learning_rate(s) for s in range(step)] == rates
+    assert first.schedule.end_step == step and [machine.schedule.learning_rate(s) for s in range(step)] == rates
     last, more = machine.run(step, np.inf, 2.0)
     assert last == pytest.approx(3 * step, rel=0.02) and set(more) == {1.0}
 

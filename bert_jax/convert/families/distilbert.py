@@ -7,8 +7,8 @@ from bert_jax.convert.families.family import (
     Field,
     Settings,
     embeddings,
-    layers,
     mlm_head,
+    post_norm_layers,
     read_fields,
     task_heads,
     task_of_tokens,
@@ -43,7 +43,7 @@ DISTILBERT = Family(
     base="distilbert",
     names=(
         *embeddings("distilbert"),
-        *layers(
+        *post_norm_layers(
             "distilbert.transformer.layer.{n}",
             qkv=("attention.q_lin", "attention.k_lin", "attention.v_lin"),
             attention_out="attention.out_lin",

@@ -8,10 +8,10 @@ from bert_jax.convert.families.family import (
     Settings,
     bert_layers,
     embeddings,
+    find_task_head_without_pooler,
     mlm_head,
     read_fields,
     task_heads,
-    task_of_cls,
     write_fields,
 )
 from bert_jax.convert.name_map import dense
@@ -22,7 +22,7 @@ from bert_jax.model.heads import TaskHead
 def _read_task(settings: Settings, tensors: Mapping[str, LazyTensor], pooler: bool) -> TaskHead | None:
     if "discriminator_predictions.dense.weight" in tensors:
         return TaskHead("replaced", ("replaced",), "tokens", activation=settings.activation("hidden_act"))
-    return task_of_cls(settings, tensors, "classifier.out_proj", "gelu")
+    return find_task_head_without_pooler(settings, tensors, "classifier.out_proj", "gelu")
 
 
 def _read_config(settings: Settings) -> ModelConfig:

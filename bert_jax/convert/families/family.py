@@ -89,14 +89,14 @@ class Family:
                     if n >= entry.first:
                         yield entry._replace(hf_name=entry.hf_name.replace("{n}", str(n)), layer=n)
 
-    def name_of(self, param_path: str) -> str:
+    def tensor_name(self, param_path: str) -> str:
         """The tensor of a parameter that belongs to no layer."""
         return next(entry.hf_name for entry in self.names if entry.param_path == param_path)
 
     @property
     def copies(self) -> dict[str, str]:
         """Tied copies that some files contain: name of the copy -> name of the original."""
-        word, bias = self.name_of("encoder/embeddings/word"), self.name_of("mlm/bias")
+        word, bias = self.tensor_name("encoder/embeddings/word"), self.tensor_name("mlm/bias")
         copies = {f"{self.decoder}.weight": word, f"{self.decoder}.bias": bias}
         return {copy: original for copy, original in copies.items() if copy != original}
 
@@ -194,7 +194,7 @@ class Settings:
         return (self.get("architectures") or [""])[0]
 
 
-def task_of_pooled(settings: Settings, tensors: Mapping[str, LazyTensor], pooler: bool) -> TaskHead | None:
+def find_task_head_with_pooler(settings: Settings, tensors: Mapping[str, LazyTensor], pooler: bool) -> TaskHead | None:
     """The task head in families whose sequence classifiers read the pooler.
 
     A `classifier` labels tokens if the class says so or, if the class is unknown, if there is no pooler.
@@ -206,7 +206,7 @@ def task_of_pooled(settings: Settings, tensors: Mapping[str, LazyTensor], pooler
     return settings.find_task_head(tensors, "classifier", "classification", "pooled")
 
 
-def task_of_cls(
+def find_task_head_without_pooler(
     settings: Settings, tensors: Mapping[str, LazyTensor], classifier: str, activation: str
 ) -> TaskHead | None:
     """The task head in families whose sequence classifiers have a dense layer on [CLS]."""
@@ -296,7 +296,7 @@ def embeddings(base: str) -> tuple[Entry, ...]:
     )
 
 
-def layers(
+def post_norm_layers(
     prefix: str,
     *,
     qkv: tuple[str, str, str],
@@ -320,7 +320,7 @@ def layers(
 
 def bert_layers(base: str) -> tuple[Entry, ...]:
     """Layers with the names of BERT, RoBERTa and ELECTRA."""
-    return layers(
+    return post_norm_layers(
         f"{base}.encoder.layer.{{n}}",
         qkv=("attention.self.query", "attention.self.key", "attention.self.value"),
         attention_out="attention.output.dense",

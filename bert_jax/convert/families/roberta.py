@@ -14,10 +14,10 @@ from bert_jax.convert.families.family import (
     bert_layers,
     decoder_flag,
     embeddings,
+    find_task_head_without_pooler,
     mlm_head,
     read_fields,
     task_heads,
-    task_of_cls,
     write_fields,
 )
 from bert_jax.convert.name_map import dense
@@ -49,7 +49,9 @@ ROBERTA = Family(
     decoder="lm_head.decoder",
     read_config=_read_config,
     write_config=_write_config,
-    read_task=lambda settings, tensors, pooler: task_of_cls(settings, tensors, "classifier.out_proj", "tanh"),
+    read_task=lambda settings, tensors, pooler: find_task_head_without_pooler(
+        settings, tensors, "classifier.out_proj", "tanh"
+    ),
     mlm_activation=lambda settings: "gelu",
     class_prefix="Roberta",
     class_suffixes={"causal": "ForCausalLM"},

@@ -23,7 +23,7 @@ from bert_jax.convert.formats import torch_checkpoint
 from bert_jax.convert.formats.format import ReadOptions, to_source_model
 from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.source_model import SourceModel
-from bert_jax.convert.tensors import LazyTensor, LazyTensors, lazy_from_array, lazy_row_slice
+from bert_jax.convert.tensors import LazyStateDict, LazyTensor, lazy_from_array, lazy_row_slice
 from bert_jax.errors import UserError, require
 from bert_jax.storage import StoredPath, read_json_object
 from bert_jax.tokenizers.files import find_tokenizer_file
@@ -54,7 +54,7 @@ UNUSED = re.compile(r"\.version$|\.layers\.\d+\.((in|out)_proj|fc[12])_(weight|b
 filled in from the modules (`self_attn`, `fc1`, `fc2`) on loading (0.12.2 fairseq/modules/transformer_layer.py)."""
 
 
-def matches(content: object) -> bool:
+def matches_content(content: object) -> bool:
     """Whether the content of a file is a checkpoint of fairseq: a state dict with settings."""
     has_model = isinstance(content, Mapping) and isinstance(content.get("model"), Mapping)
     return has_model and bool({"args", "cfg"} & content.keys())
@@ -77,7 +77,7 @@ def read(content: Mapping, source: StoredPath, options: ReadOptions, scratch: Pa
     elif heads:
         notes.append(f"left out: classification heads {', '.join(heads)}")
     config = _config(_settings(content, source), tensors, classifier, source)
-    hf_model = HuggingFaceModel(config, LazyTensors(tensors | classifier), str(source))
+    hf_model = HuggingFaceModel(config, LazyStateDict(tensors | classifier), str(source))
     missing = [name for name in (DICTIONARY, ENCODER, MERGES) if not (source.parent / name).exists()]
     if missing:
         notes.append(f"no tokenizer files, because {', '.join(missing)} is not in the checkpoint's directory")

@@ -16,7 +16,7 @@ from bert_jax.convert.formats import tensor_files
 from bert_jax.convert.formats.format import InputFormat, ReadOptions, to_source_model
 from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.source_model import SourceModel
-from bert_jax.convert.tensors import LazyTensor, LazyTensors, lazy_from_array, lazy_transpose
+from bert_jax.convert.tensors import LazyStateDict, LazyTensor, lazy_from_array, lazy_transpose
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath, read_json_object
 from bert_jax.tokenizers.files import find_tokenizer_file
@@ -46,7 +46,7 @@ def read(source: StoredPath, options: ReadOptions, scratch: Path) -> SourceModel
     whole = (directory / WEIGHTS).exists()
     files = {WEIGHTS} if whole else set(tensor_files.read_index(directory / INDEX).values())
     leaves = {path: array for file in sorted(files) for path, array in _leaves(directory / file).items()}
-    tensors = LazyTensors(dict(_renamed(path, array) for path, array in leaves.items()))
+    tensors = LazyStateDict(dict(_renamed(path, array) for path, array in leaves.items()))
     hf_model = HuggingFaceModel(config, tensors, str(directory))
     return to_source_model("flax", hf_model, find_tokenizer_file(source), options)
 

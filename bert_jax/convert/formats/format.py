@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bert_jax.convert.families.family import Settings
-from bert_jax.convert.families.hf_config import normalize_hf_config
+from bert_jax.convert.families.hf_config_validation import validate_hf_config
 from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.source_model import SourceModel
-from bert_jax.convert.tensors import BUFFERS, LazyTensors, lazy_row_slice, to_lazy
+from bert_jax.convert.tensors import BUFFERS, LazyStateDict, lazy_row_slice, to_lazy_tensors
 from bert_jax.convert.translate import find_family, from_huggingface
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath
@@ -83,7 +83,7 @@ def to_source_model(
     Raises:
       UserError: the model or an option does not fit the family or the tokenizer.
     """
-    hf_model = dataclasses.replace(hf_model, config=normalize_hf_config(hf_model.config, hf_model.source))
+    hf_model = dataclasses.replace(hf_model, config=validate_hf_config(hf_model.config, hf_model.source))
     buffers = {key: hf_model.tensors[key] for key in hf_model.tensors if key.endswith(BUFFERS)}
     if options.drop:
         hf_model = _drop_tensors(hf_model, options.drop)
@@ -116,8 +116,12 @@ def _drop_tensors(hf_model: HuggingFaceModel, patterns: tuple[str, ...]) -> Hugg
             raise UserError(
                 f"--drop '{pattern}' matches no tensor of {hf_model.source}, which has for example '{''.join(near)}'"
             )
-    kept = {k: v for k, v in to_lazy(hf_model.tensors).items() if not any(fnmatch.fnmatchcase(k, p) for p in patterns)}
-    return dataclasses.replace(hf_model, tensors=LazyTensors(kept))
+    kept = {
+        k: v
+        for k, v in to_lazy_tensors(hf_model.tensors).items()
+        if not any(fnmatch.fnmatchcase(k, p) for p in patterns)
+    }
+    return dataclasses.replace(hf_model, tensors=LazyStateDict(kept))
 
 
 def trim_vocabulary(hf_model: HuggingFaceModel, vocab_size: int) -> HuggingFaceModel:
@@ -127,9 +131,9 @@ def trim_vocabulary(hf_model: HuggingFaceModel, vocab_size: int) -> HuggingFaceM
     PyTorch/LanguageModeling/BERT/run_pretraining.py), Megatron to a multiple of 128 times the number of tensor-parallel
     parts. Hidden states stay the same. Probabilities are then over the tokenizer's tokens only.
     """
-    family, tensors = find_family(Settings(hf_model.config, hf_model.source)), to_lazy(hf_model.tensors)
-    word, bias = family.name_of("encoder/embeddings/word"), family.name_of("mlm/bias")
+    family, tensors = find_family(Settings(hf_model.config, hf_model.source)), to_lazy_tensors(hf_model.tensors)
+    word, bias = family.tensor_name("encoder/embeddings/word"), family.tensor_name("mlm/bias")
     tables = {word, word.removeprefix(f"{family.base}."), bias, f"{family.decoder}.weight", f"{family.decoder}.bias"}
     kept = {name: lazy_row_slice(tensors[name], 0, vocab_size) for name in tables & tensors.keys()}
     config = hf_model.config | {"vocab_size": vocab_size}
-    return dataclasses.replace(hf_model, config=config, tensors=LazyTensors(tensors | kept))
+    return dataclasses.replace(hf_model, config=config, tensors=LazyStateDict(tensors | kept))

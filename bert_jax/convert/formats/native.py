@@ -27,7 +27,7 @@ from bert_jax.convert.translate import NativeModel
 from bert_jax.errors import UserError
 from bert_jax.model import bert
 from bert_jax.model.heads import Heads
-from bert_jax.storage import StoredPath, read_json
+from bert_jax.storage import StoredPath, read_json_as
 from bert_jax.tokenizers.files import find_tokenizer_file
 from bert_jax.training.param_paths import map_with_paths, name_leaves
 from bert_jax.training.state import Moments
@@ -115,7 +115,7 @@ def read(directory: StoredPath, options: ReadOptions, scratch: Path) -> SourceMo
 
 def _read_description(directory: StoredPath) -> Description:
     path, advice = directory / DESCRIPTION, "convert the model again"
-    about = read_json(path, Description, advice, FORMAT_VERSION)
+    about = read_json_as(path, Description, advice, FORMAT_VERSION)
     files = about["sha256"].keys()
     if about["family"] not in FAMILIES or not {PARAMS} <= files <= {PARAMS, MOMENTS, BUFFERS}:
         raise UserError(f"{path} is damaged: {advice}")

@@ -16,12 +16,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bert_jax.convert.families.family import Settings
-from bert_jax.convert.families.hf_config import normalize_hf_config
+from bert_jax.convert.families.hf_config_validation import validate_hf_config
 from bert_jax.convert.formats import torch_checkpoint
 from bert_jax.convert.formats.format import ReadOptions, to_source_model, trim_vocabulary
 from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.source_model import SourceModel
-from bert_jax.convert.tensors import LazyTensors
+from bert_jax.convert.tensors import LazyStateDict
 from bert_jax.storage import StoredPath, read_json_object
 from bert_jax.tokenizers.files import find_tokenizer_file
 
@@ -48,7 +48,7 @@ RENAMED = (
 """(pattern in the checkpoint's name, replacement), applied in this order."""
 
 
-def matches(content: object) -> bool:
+def matches_content(content: object) -> bool:
     """Whether the content of a file is a checkpoint of NVIDIA, or of another trainer without settings."""
     return isinstance(content, Mapping) and isinstance(content.get("model"), Mapping)
 
@@ -64,12 +64,12 @@ def read(content: Mapping, source: StoredPath, options: ReadOptions, scratch: Pa
     file = source.parent / CONFIG
     given = read_json_object(file, f"copy the model's {CONFIG} there")
     config = {"model_type": "bert", **{name: given.get(name) for name in SETTINGS}, "layer_norm_eps": 1e-12}
-    config = normalize_hf_config(config | {"tie_word_embeddings": True}, str(file))
+    config = validate_hf_config(config | {"tie_word_embeddings": True}, str(file))
     if renamed.keys() & {"cls.predictions.bias", "cls.predictions.decoder.bias"}:
         pair = "cls.seq_relationship.weight" in renamed
         config["architectures"] = ["BertForPreTraining" if pair else "BertForMaskedLM"]
     rows = Settings(config, str(file)).required_size("vocab_size")
-    hf_model = trim_vocabulary(HuggingFaceModel(config, LazyTensors(renamed), str(source)), rows)
+    hf_model = trim_vocabulary(HuggingFaceModel(config, LazyStateDict(renamed), str(source)), rows)
     return to_source_model("nvidia", hf_model, find_tokenizer_file(source.parent), options)
 
 

@@ -18,7 +18,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from bert_jax.convert.formats import leveldb_table
-from bert_jax.convert.tensors import LazyTensor, LazyTensors
+from bert_jax.convert.tensors import LazyStateDict, LazyTensor
 from bert_jax.errors import UserError, require
 from bert_jax.storage import StoredPath, write_atomic
 
@@ -88,7 +88,7 @@ def shard_path(prefix: StoredPath, shard: int, num_shards: int) -> StoredPath:
     return prefix.parent / f"{prefix.name}.data-{shard:05}-of-{num_shards:05}"
 
 
-def open_bundle(prefix: StoredPath) -> LazyTensors:
+def open_bundle(prefix: StoredPath) -> LazyStateDict:
     """The tensors of a checkpoint by name, sorted, without those whose dtype is not in DTYPES, such as strings.
 
     The checksum of a tensor is verified when it is read.
@@ -111,7 +111,7 @@ def open_bundle(prefix: StoredPath) -> LazyTensors:
         entry = _parse(_Entry, value, f"tensor '{name}'", index)
         if entry.dtype in DTYPES:
             tensors[name] = _lazy(name, entry, shard_path(prefix, entry.shard_id, header.num_shards), index)
-    return LazyTensors(tensors)
+    return LazyStateDict(tensors)
 
 
 def _parse(message: Any, value: bytes, what: str, index: StoredPath) -> Any:

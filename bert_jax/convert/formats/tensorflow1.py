@@ -18,7 +18,7 @@ from bert_jax.convert.formats.google_config import google_config, read_config
 from bert_jax.convert.formats.tensorflow1_names import GLOBAL_STEP, SLOTS, huggingface_name, slot_of, tensorflow_name
 from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.source_model import SourceModel
-from bert_jax.convert.tensors import LazyTensors, lazy_transpose
+from bert_jax.convert.tensors import LazyStateDict, lazy_transpose
 from bert_jax.convert.tokenizer_check import write_hf_tokenizer
 from bert_jax.convert.translate import moments_from_huggingface, moments_to_huggingface, to_huggingface
 from bert_jax.errors import UserError, require
@@ -96,14 +96,14 @@ def read(source: StoredPath, options: ReadOptions, scratch: Path) -> SourceModel
     return dataclasses.replace(source_model, optimizer_state=Moments(int(step.read()), *moments))
 
 
-def _renamed(bundle: LazyTensors, slot: str, family: str, source: str) -> LazyTensors:
+def _renamed(bundle: LazyStateDict, slot: str, family: str, source: str) -> LazyStateDict:
     """The parameters, or with a slot one of their moments, by the names of transformers."""
     tensors = {}
     for stored_name, tensor in bundle.lazy_tensors.items():
         if slot_of(stored_name) == slot:
             name, transposed = huggingface_name(stored_name.removesuffix(slot), family, source)
             tensors[name] = lazy_transpose(tensor) if transposed else tensor
-    return LazyTensors(tensors)
+    return LazyStateDict(tensors)
 
 
 def write(source_model: SourceModel, directory: Path) -> None:

@@ -58,7 +58,7 @@ def forward(
       hidden_states: `hidden` is [L + 1, B, S, H]: the embeddings, and the output of every layer.
     """
     config = dataclasses.replace(config, compute_dtype="float32", attention="reference", remat="none")
-    model, batch = bert.merge_params(config, heads, params), whole_rows(input_ids, token_type_ids, attention_mask)
+    model, batch = bert.model_from_params(config, heads, params), whole_rows(input_ids, token_type_ids, attention_mask)
     with jax.default_matmul_precision("highest"):
         output = model.encoder(batch, hidden_states=hidden_states)
         outputs = {"hidden": output.hidden_states if hidden_states else output.hidden}

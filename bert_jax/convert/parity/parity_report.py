@@ -125,7 +125,7 @@ def reference_forward(hf_model: HuggingFaceModel, inputs: ForwardInputs) -> tupl
     return numpy_forward.run(hf_model, inputs), "numpy"
 
 
-def compare(
+def compare_outputs(
     outputs: ForwardOutputs,
     reference: ForwardOutputs,
     attention_mask_BS: np.ndarray,

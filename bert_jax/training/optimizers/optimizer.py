@@ -14,9 +14,9 @@ from bert_jax.training.optimizers.norms import (
     Metrics,
     group_names,
     group_sums,
-    measure_ratios,
     norm_metrics,
-    tensor_sums,
+    sum_per_tensor,
+    trust_ratio_metrics,
 )
 from bert_jax.training.optimizers.param_rules import ParamRule, param_rules
 from bert_jax.training.param_paths import name_leaves, path_name
@@ -62,7 +62,7 @@ class Optimizer:
 
         Metrics, float32 scalars: `skipped`; 2-norms over all parameters: `gradient_norm` (of trained parameters,
         before clipping), `update_norm` (of the applied change), `parameter_norm` (after the update); with trust ratios
-        and with groups, those of `norms.norm_metrics` and `norms.measure_ratios`.
+        and with groups, those of `norms.norm_metrics` and `norms.trust_ratio_metrics`.
         """
         config, rules = self._config, self._rules
         gradient_sums = jax.tree.map(_trained_squares, rules, gradients)
@@ -95,7 +95,7 @@ class Optimizer:
         changes = jax.tree.map(lambda f, u: jnp.where(applied, jnp.square(f) * u, 0), factors, update_sums)
         metrics = norm_metrics(gradient_sums, changes, jax.tree.map(_squares, rules, new_params), self._groups)
         if self._description.is_adapted is not None:
-            metrics |= measure_ratios(ratios, update_sums, self._adapted, self._groups)
+            metrics |= trust_ratio_metrics(ratios, update_sums, self._adapted, self._groups)
         return new_params, new_state, metrics | {"skipped": 1 - applied.astype(jnp.float32)}
 
     def _keep_state(self, applied: Bool[Array, ""], new_state: Any, state: Any) -> Any:
@@ -108,7 +108,7 @@ class Optimizer:
 
 
 def _squares(rule: ParamRule, array: Array) -> Array:
-    return tensor_sums(jnp.square(array), rule.tensor_axes)
+    return sum_per_tensor(jnp.square(array), rule.tensor_axes)
 
 
 def _trained_squares(rule: ParamRule, array: Array) -> Array:

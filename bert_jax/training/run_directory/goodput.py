@@ -53,9 +53,9 @@ class GoodputRecorder:
     def ready(self, step: int) -> None:
         """Initialisation has finished before step `step`: the time until now is `init`."""
         self.seconds["init"] += time.time() - self.start_time - sum(self.seconds.values())
-        self.record(step)
+        self.write_totals(step)
 
-    def record(self, step: int) -> None:
+    def write_totals(self, step: int) -> None:
         """Add a line after `step` steps; only the first process writes."""
         if self._file is None:
             return

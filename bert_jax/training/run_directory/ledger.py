@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypedDict
 
-from bert_jax.distributed.agreement import broadcast_from_first
+from bert_jax.distributed.agreement import compute_and_broadcast
 from bert_jax.storage import StoredPath, write_atomic
 from bert_jax.training.run_directory.json_lines import JsonLines, truncate_lines
 
@@ -46,7 +46,7 @@ class Ledger:
           path: the file; created with the first decision.
         """
         self.path: StoredPath = path
-        self.entries: list[dict[str, Any]] = broadcast_from_first(
+        self.entries: list[dict[str, Any]] = compute_and_broadcast(
             "the ledger", lambda: truncate_lines(path, Decision, cut_at_damage=True)
         )
         self._file = JsonLines(path, durable=True)
@@ -60,7 +60,7 @@ class Ledger:
         if self.entries[: len(saved)] == saved:
             return
         self._file.close()
-        broadcast_from_first("the decisions of a checkpoint", lambda: self._rewrite(saved))
+        compute_and_broadcast("the decisions of a checkpoint", lambda: self._rewrite(saved))
         self.entries, self._file = list(saved), JsonLines(self.path, durable=True)
 
     def _rewrite(self, entries: list[dict[str, Any]]) -> None:
@@ -75,7 +75,7 @@ class Ledger:
         """The decisions with this event, oldest first."""
         return [entry for entry in self.entries if entry["event"] == event]
 
-    def record_decision(self, event: str, make: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
+    def make_decision(self, event: str, make: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
         """Make and add a decision; it is on disk, or in the store, when this returns.
 
         Args:
@@ -93,7 +93,7 @@ class Ledger:
             self._file.write({"event": event, **values})
             return json.loads(json.dumps({"event": event, **values}))  # the value that a resumed run reads
 
-        entry = broadcast_from_first(f"a decision on {event}", written)
+        entry = compute_and_broadcast(f"a decision on {event}", written)
         if entry is not None:
             self.entries.append(entry)
         return entry

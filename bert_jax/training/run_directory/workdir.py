@@ -12,7 +12,7 @@ from bert_jax.data.epoch_plan import STREAM_VERSION
 from bert_jax.data.mixture import CYCLE_ROWS, rows_per_cycle
 from bert_jax.directory_lock import LOCK_FILE
 from bert_jax.errors import UserError
-from bert_jax.storage import StoredPath, check_reachable, make_local_directory, read_json, write_atomic
+from bert_jax.storage import StoredPath, check_reachable, make_directory_if_local, read_json_as, write_atomic
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
@@ -21,7 +21,7 @@ PROBE_PREFIX = "doctor-mark-"
 """Prefix of temporary files of `bert-jax doctor`."""
 
 
-class RunFile(TypedDict):
+class ConfigFile(TypedDict):
     """The content of config.json."""
 
     config: Config
@@ -32,7 +32,7 @@ class RunFile(TypedDict):
     corpus_paths: list[str]
 
 
-def acquire(
+def write_identity(
     workdir: StoredPath,
     before: Config | None,
     config: Config,
@@ -58,7 +58,7 @@ def acquire(
     if before is not None and config_lib.fingerprint(before) == config_lib.fingerprint(config):
         return
     try:
-        make_local_directory(workdir)
+        make_directory_if_local(workdir)
         for name in _partial_files(workdir):
             (workdir / name).unlink(missing_ok=True)  # the thread of the lock may have renamed its file
         if before is None:
@@ -81,7 +81,7 @@ def matching_config(
     Nothing is written.
 
     Args:
-      workdir, config, mixture, corpus_paths: as in `acquire`.
+      workdir, config, mixture, corpus_paths: as in `write_identity`.
 
     Returns:
       None if there is no run yet and the directory can be acquired.
@@ -157,7 +157,7 @@ def _paths_by_identity(paths: list[str]) -> dict[str, str]:
     return by_identity
 
 
-def read_run(workdir: StoredPath) -> RunFile:
+def read_run(workdir: StoredPath) -> ConfigFile:
     """The content of ``config.json``.
 
     Raises:
@@ -168,7 +168,7 @@ def read_run(workdir: StoredPath) -> RunFile:
     if not path.exists():
         raise UserError(f"{workdir} holds no run of bert_jax (there is no {CONFIG})")
     advice = "it is damaged, or of another version of bert_jax: restore a copy of it, or choose another --workdir"
-    return read_json(path, RunFile, advice)
+    return read_json_as(path, ConfigFile, advice)
 
 
 def read_config(workdir: StoredPath) -> Config:

@@ -37,7 +37,7 @@ class _ModernBert(TypedDict, total=False):
     rope_parameters: dict[str, _Rotary | None]
 
 
-def normalize_hf_config(config: dict[str, Any], source: str) -> dict[str, Any]:
+def validate_hf_config(config: dict[str, Any], source: str) -> dict[str, Any]:
     """Check the known fields of a config and fill in defaults; unknown fields stay as they are.
 
     Raises:
