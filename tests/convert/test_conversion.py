@@ -238,7 +238,7 @@ def spoiling(monkeypatch):
     [
         (change_bias, "parameter encoder/layers/"),
         (change_far_row, "parameter encoder/embeddings/position"),
-        (lose_pair_head, "only the reference model has a head 'pair'"),
+        (lose_pair_head, "only the reference model has 'pair logits'"),
     ],
 )
 def test_a_different_model_is_not_kept(made, spoiling, tmp_path, capsys, change, words):

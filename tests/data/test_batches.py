@@ -78,7 +78,7 @@ def test_cursors_against_counting_rows_one_by_one(whole, make, two_phases):
     (source,) = stream.corpora
     at, step, epochs_seen, straddled = [0, 0, 0], 0, set(), 0
     for number, phase in enumerate(two_phases.phases):
-        plan = source.epoch_plan(phase.seq_len)
+        plan = source.epoch_planner(phase.seq_len)
         if at[1:] != [0, 0]:
             at = [at[0] + 1, 0, 0]
         for _ in range(phase.steps):

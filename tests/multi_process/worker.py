@@ -62,7 +62,7 @@ def stream(process: int, processes: int, corpora: list[str]) -> dict[str, np.nda
         data = dataclasses.replace(config.data, prefetch=PREFETCH[processes], reader_processes=readers)
         task = open_task(dataclasses.replace(config, data=data), corpora[:2] if name == "mixture" else corpora[:1])
         assert (task.train.process_index, task.train.process_count) == (process, processes)
-        found[f"{name}/windows"] = np.array([rows.epoch_plan(48).windows for rows in task.train.corpora])
+        found[f"{name}/windows"] = np.array([rows.epoch_planner(48).windows for rows in task.train.corpora])
         found |= {f"{name}/{key}": value for key, value in read_stream(task).items()}
     return found
 
