@@ -6,7 +6,7 @@ from typing import Any
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath
 from bert_jax.tokenizers.kinds import ROLE_NAMES
-from bert_jax.tokenizers.sentencepiece_backend import FORMAT, parse_model_json
+from bert_jax.tokenizers.sentencepiece_backend import FORMAT, model_bytes_from_json
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 NAMES = (
@@ -68,7 +68,7 @@ def write_tokenizer_files(tokenizer: Tokenizer, destination: StoredPath, family:
                 f"a {tokenizer.kind} tokenizer cannot be written for model_type '{family}': transformers reads such "
                 "files for albert (unigram models) only; export it as albert, or train with WordPiece or byte-bpe"
             )
-        file_contents["spiece.model"], _ = parse_model_json(description, "the tokenizer")
+        file_contents["spiece.model"], _ = model_bytes_from_json(description, "the tokenizer")
     else:
         file_contents["tokenizer.json"] = tokenizer.to_json().encode()
     if tokenizer.kind == "WordPiece":

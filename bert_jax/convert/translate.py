@@ -9,7 +9,7 @@ import numpy as np
 from bert_jax import __version__
 from bert_jax.config import ModelConfig
 from bert_jax.convert.families import FAMILIES
-from bert_jax.convert.families.family import Family, Settings
+from bert_jax.convert.families.family import Family, HuggingFaceConfig
 from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.name_map import Params, from_hf_tensors, refuse_unknown_tensors, to_hf_tensors
 from bert_jax.convert.tensors import LazyStateDict, to_lazy_tensors
@@ -39,7 +39,7 @@ def from_huggingface(hf_model: HuggingFaceModel) -> NativeModel:
       UserError: an unsupported architecture, a setting that contradicts the tensors, or a tensor that is missing,
         unexpected, or of another shape.
     """
-    settings = Settings(hf_model.config, hf_model.source)
+    settings = HuggingFaceConfig(hf_model.config, hf_model.source)
     family = find_family(settings)
     hf_model = dataclasses.replace(hf_model, tensors=_add_base_prefix(hf_model.tensors, family))
     config = family.read_config(settings)
@@ -54,7 +54,7 @@ def from_huggingface(hf_model: HuggingFaceModel) -> NativeModel:
     return NativeModel(family.model_type, config, heads, params)
 
 
-def _read_heads(family: Family, settings: Settings, tensors: Mapping, config: ModelConfig) -> Heads:
+def _read_heads(family: Family, settings: HuggingFaceConfig, tensors: Mapping, config: ModelConfig) -> Heads:
     """The heads of a model; mlm_activation is None where the MLM head has the activation of the layers."""
     heads = family.read_heads(settings, to_lazy_tensors(tensors))
     same = not heads.mlm or heads.mlm_activation == config.activation
@@ -126,7 +126,7 @@ def strip_base_prefix(hf_model: HuggingFaceModel) -> HuggingFaceModel:
 
 def _check_round_trip(model: NativeModel, family: Family, hf_config: dict[str, Any], written: set[str]) -> None:
     """Raise UserError if the written config, read again, is another model, or if a parameter has no tensor."""
-    again = family.read_config(Settings(hf_config, "what was written"))
+    again = family.read_config(HuggingFaceConfig(hf_config, "what was written"))
     name = first_architecture_difference(model.config, again)
     if name is not None:
         before, after = getattr(model.config, name), getattr(again, name)
@@ -138,7 +138,7 @@ def _check_round_trip(model: NativeModel, family: Family, hf_config: dict[str, A
 
 def _check_mlm_activation(model: NativeModel, family: Family, hf_model: HuggingFaceModel) -> None:
     """Raise UserError if the MLM head, read again, has another activation: in some families it is fixed."""
-    again = _read_heads(family, Settings(hf_model.config, "what was written"), hf_model.tensors, model.config)
+    again = _read_heads(family, HuggingFaceConfig(hf_model.config, "what was written"), hf_model.tensors, model.config)
     before, after = (heads.mlm_activation or model.config.activation for heads in (model.heads, again))
     if before != after:
         raise UserError(f"an MLM head with {before} cannot be written as {family.model_type}, whose head has {after}")
@@ -181,7 +181,7 @@ def infer_model_type(config: ModelConfig, heads: Heads) -> str:
     return "bert" if config.type_vocab_size else "distilbert"
 
 
-def find_family(settings: Settings) -> Family:
+def find_family(settings: HuggingFaceConfig) -> Family:
     """The family of a config.json.
 
     Raises:

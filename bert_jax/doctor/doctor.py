@@ -78,7 +78,7 @@ def run_doctor(
         report = make_report(config, corpus=weighed, **options._asdict()) | {
             "corpora": process_checks.read_corpus_identities([str(part.directory) for part in parts]),
             "storage_probe": probe,
-            "devices": None if planned else machine_checks.describe_local_devices(info),
+            "devices": None if planned else machine_checks.local_device_report(info),
         }
         if info is None:
             return check([report])

@@ -34,7 +34,7 @@ MAX_LISTED = 4
 """Parameters that are listed by name."""
 
 
-def describe_local_devices(info: ProcessInfo | None) -> dict[str, Any]:
+def local_device_report(info: ProcessInfo | None) -> dict[str, Any]:
     """Devices of this process as plain values: `count`, `kind`, `slices`, `memory` (bytes of each device) and
     `reports_memory` (whether the devices report their memory themselves).
     """
@@ -56,7 +56,7 @@ def describe_local_devices(info: ProcessInfo | None) -> dict[str, Any]:
 def current_machine() -> Machine:
     """Devices of all processes of the current run; all processes have the same number of devices."""
     slices = {getattr(device, "slice_index", None) or 0 for device in jax.devices()}
-    reports = [describe_local_devices(None)] * jax.process_count()
+    reports = [local_device_report(None)] * jax.process_count()
     return resolve_devices(None, None, None, reports)._replace(slices=len(slices))
 
 
@@ -70,7 +70,7 @@ def resolve_devices(
       hosts: number of planned processes; None: the present ones, or the slices of the topology.
       devices: number of planned devices of all processes; None: those of the topology, or per process as many as are
         visible.
-      reports: result of `describe_local_devices` in each process; not read if devices or a topology are given.
+      reports: result of `local_device_report` in each process; not read if devices or a topology are given.
 
     Raises:
       UserError: contradicting numbers, or unknown topology.

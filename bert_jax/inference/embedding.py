@@ -15,11 +15,11 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from bert_jax.array_types import Array, Float, Int
 from bert_jax.config import ModelConfig
 from bert_jax.model import bert
 from bert_jax.model.encoder import EncoderInputs
 from bert_jax.model.heads import Heads, mean_pool_examples
-from bert_jax.shapes import Array, Float, Int
 
 ROW_LENGTH_STEP = 32
 """Row lengths are multiples of this up to 8 times this; longer ones of an eighth of the next power of two."""

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from bert_jax.array_types import Array, Bool, Float, Int
 from bert_jax.errors import UserError
 from bert_jax.model.layers import DropoutKey, dropout
-from bert_jax.shapes import Array, Bool, Float, Int
 
 
 class AttentionResult(NamedTuple):

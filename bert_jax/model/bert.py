@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from bert_jax.array_types import Array, Float, Key
 from bert_jax.config import ModelConfig
 from bert_jax.model.encoder import Encoder, EncoderInputs, EncoderOutput
 from bert_jax.model.heads import Heads, MlmHead, PairHead, TaskHeadModule, mean_pool_examples
-from bert_jax.shapes import Array, Float, Key
 
 Params = dict[str, Any]
 

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from bert_jax.array_types import Array, Float, Int, Key
 from bert_jax.config import ModelConfig
 from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, truncated_normal
-from bert_jax.shapes import Array, Float, Int, Key
 
 
 @dataclass(frozen=True)

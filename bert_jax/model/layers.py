@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from bert_jax.shapes import Array, Float, Int, UInt32
+from bert_jax.array_types import Array, Float, Int, UInt32
 
 
 @jax.custom_jvp

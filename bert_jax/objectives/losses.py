@@ -6,12 +6,12 @@ Shapes: B rows, S positions, K packed examples per row, M predictions per row, V
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from bert_jax.array_types import Array, Float, Int
 from bert_jax.config import Config, ModelConfig, ObjectiveConfig
 from bert_jax.model.bert import BertModel
 from bert_jax.model.encoder import EncoderOutput
 from bert_jax.model.heads import gather_positions, label_log_likelihoods
 from bert_jax.objectives.masking import Batch
-from bert_jax.shapes import Array, Float, Int
 
 
 class WeightedSum(NamedTuple):

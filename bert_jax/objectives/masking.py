@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bert_jax.array_types import Array, Bool, Float, Int, UInt32
 from bert_jax.config import ObjectiveConfig
 from bert_jax.model.layers import hash_combine
 from bert_jax.objectives.mask_groups import find_groups, find_words, group_length_probabilities
-from bert_jax.shapes import Array, Bool, Float, Int, UInt32
 
 SELECT, REPLACE, RANDOM_TOKEN, GROUP_LENGTH = range(4)
 """Streams of random bits, as words of `hash_combine`."""

@@ -59,7 +59,9 @@ def trace_step(config: Config, phase: int, mesh: Mesh | AbstractMesh, accumulati
     return Programs(compile_only_task(config), mesh).trace_train_step(phase, accumulation)
 
 
-def compile_step(config: Config, phase: int, mesh: Mesh, accumulation: int) -> CompiledStepStats | OutOfMemoryReport:
+def compiled_step_stats(
+    config: Config, phase: int, mesh: Mesh, accumulation: int
+) -> CompiledStepStats | OutOfMemoryReport:
     """Compile the train step of a phase for the devices of a mesh, present or not; arguments as of `trace_step`."""
     lowered = trace_step(config, phase, mesh, accumulation).lower()
     # Read from the compiler's dump: jax cannot print the parts that libtpu moves to the SparseCores of v5p.

@@ -89,7 +89,7 @@ def plan_phase(config: Config, index: int, topology: Topology, accumulation: int
     if topology.devices is None:
         aot_compile.trace_step(config, index, mesh, accumulation).lower(lowering_platforms=("cuda",))
     else:
-        program = aot_compile.compile_step(config, index, mesh, accumulation)
+        program = aot_compile.compiled_step_stats(config, index, mesh, accumulation)
     memory = _memory(estimate_memory(config, index, sizes, accumulation), program)
     collectives = getattr(program, "collectives", None)
     sent = None if collectives is None else hlo.bytes_sent_by_axis(collectives, sizes)

@@ -30,7 +30,7 @@ def read(path: epath.Path, lowercase: bool | None, add_special_tokens: bool) -> 
     model = READERS[file_type](path, lowercase, settings, add_special_tokens)
     if lowercase not in (None, model.lowercase):
         raise UserError(f"{path}: it sets lowercase={model.lowercase}; lowercase={lowercase} contradicts it")
-    settings.check(model, lowercase)
+    settings.check_against(model, lowercase)
     return model
 
 
@@ -42,9 +42,9 @@ def from_json(text: str, origin: str, add_special_tokens: bool = False) -> Token
     """
     # Only files of SentencePieceBackend have this at the beginning; this avoids parsing the JSON twice.
     if '"bert_jax.' in text[:100]:
-        from bert_jax.tokenizers.sentencepiece_backend import parse_model_json
+        from bert_jax.tokenizers.sentencepiece_backend import model_bytes_from_json
 
-        content, preprocessing = parse_model_json(parse_json(text, origin, COPY_AGAIN), origin)
+        content, preprocessing = model_bytes_from_json(parse_json(text, origin, COPY_AGAIN), origin)
         return from_sentencepiece(content, origin, add_special_tokens, preprocessing)
     try:
         library = tokenizers.Tokenizer.from_str(text)

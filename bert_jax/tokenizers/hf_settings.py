@@ -152,7 +152,7 @@ class Settings:
         lowercase, keep = self.switch("do_lower_case"), self.switch("keep_accents")
         return AlbertPreprocessing(True if lowercase is None else lowercase, bool(keep))
 
-    def check(self, model: TokenizerModel, lowercase: bool | None) -> None:
+    def check_against(self, model: TokenizerModel, lowercase: bool | None) -> None:
         """Compare the files with the tokenizer that was built from them.
 
         Args:

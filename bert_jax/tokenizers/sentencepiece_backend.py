@@ -106,7 +106,7 @@ class SentencePieceBackend(TokenizerModel):
         return hashlib.sha256(self.content + front).hexdigest()
 
 
-def parse_model_json(wrapped: dict, origin: str) -> tuple[bytes, AlbertPreprocessing | None]:
+def model_bytes_from_json(wrapped: dict, origin: str) -> tuple[bytes, AlbertPreprocessing | None]:
     """The model and the preprocessing from the JSON object of `SentencePieceBackend.to_json`.
 
     Raises:

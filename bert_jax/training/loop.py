@@ -18,7 +18,7 @@ from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath
 from bert_jax.training import recovery
 from bert_jax.training.divergence import DivergenceError
-from bert_jax.training.micro_batch import TrainSteps, micro_batches_of
+from bert_jax.training.micro_batch import TrainSteps, micro_batch_count
 from bert_jax.training.programs import Programs, put_step_scalars
 from bert_jax.training.reporter import Reporter
 from bert_jax.training.run_directory.checkpoint import Checkpoints, checkpoint_directory
@@ -47,7 +47,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunContext:
     """The constants of a run, which survive rollbacks."""
 
     programs: Programs
@@ -86,7 +86,7 @@ def train(
     Args:
       programs: the task, the mesh, and what is compiled for them.
       accumulations: of `micro_batch.check_run`, which must have been called.
-      workdir: of the run, acquired for it (workdir.write_identity).
+      workdir: of the run, acquired for it (workdir.write_run_config).
       metadata: JSON values to keep in every checkpoint.
       initial: initial parameters and moments; None: random initialisation.
       profile: write a trace of steps [first, last) to workdir/profile.
@@ -103,7 +103,7 @@ def train(
     config, ledger, start_time = programs.task.config, Ledger(workdir / LEDGER), start_time or time.time()
     train_steps = TrainSteps(programs, ledger, accumulations)
     with stop_request() as stop_requested:
-        run = Run(programs, workdir, metadata, initial, ledger, train_steps, profile, stop_requested, check)
+        run = RunContext(programs, workdir, metadata, initial, ledger, train_steps, profile, stop_requested, check)
         while True:
             with Checkpoints(checkpoint_directory(workdir), config.checkpoint.keep) as checkpoints:
                 recovery.apply_rollback(checkpoints, ledger)
@@ -121,7 +121,7 @@ def train(
     return progress
 
 
-def _attempt(run: Run, checkpoints: Checkpoints, goodput: GoodputRecorder) -> Progress:
+def _attempt(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder) -> Progress:
     """Train from the newest checkpoint to the end, to SIGTERM, or to DivergenceError."""
     task, mesh, programs = run.programs.task, run.programs.mesh, run.programs
     config, schedule = task.config, WallClockSchedule(task.config, run.ledger)
@@ -145,7 +145,7 @@ def _attempt(run: Run, checkpoints: Checkpoints, goodput: GoodputRecorder) -> Pr
                     state = programs.enter_phase(state, phase)
                 train_step, accumulation = run.train_steps.of_phase(phase)
             batch = put_rows(rows, mesh, config.phases[phase].batch_size)
-            micro_batches = micro_batches_of(config.phases[phase], size, accumulation)
+            micro_batches = micro_batch_count(config.phases[phase], size, accumulation)
             inputs = put_step_scalars(schedule.learning_rate(cursor.step), micro_batches, mesh)
             with jax.transfer_guard("disallow"):
                 state, metrics = train_step(state, batch, inputs)
@@ -170,7 +170,7 @@ def _attempt(run: Run, checkpoints: Checkpoints, goodput: GoodputRecorder) -> Pr
     return progress
 
 
-def _restore_or_init(run: Run, checkpoints: Checkpoints) -> tuple[TrainState, Progress]:
+def _restore_or_init(run: RunContext, checkpoints: Checkpoints) -> tuple[TrainState, Progress]:
     config = run.programs.task.config
     restored = checkpoints.restore_newest(lambda metadata: run.programs.abstract_state(metadata["phase"]))
     if restored is not None:
@@ -191,7 +191,7 @@ def _restore_or_init(run: Run, checkpoints: Checkpoints) -> tuple[TrainState, Pr
     return state, progress
 
 
-def _save(run: Run, checkpoints: Checkpoints, state: TrainState, progress: Progress) -> None:
+def _save(run: RunContext, checkpoints: Checkpoints, state: TrainState, progress: Progress) -> None:
     config, step = run.programs.task.config, progress.cursor.step
     # The most recent steps may have been skipped without being detected as divergence yet.
     good = recovery.trusted_until_step(step - config.recovery.max_skipped + 1, config, run.ledger)

@@ -53,7 +53,7 @@ class TrainSteps:
         Raises:
           UserError: a phase needs more memory than a device has.
         """
-        if None in self._accumulations or memory_is_known(self._programs.mesh):
+        if None in self._accumulations or devices_report_memory(self._programs.mesh):
             for phase in range(first, len(self._accumulations)):
                 self.of_phase(phase)
 
@@ -74,7 +74,7 @@ class TrainSteps:
         return program, accumulation
 
 
-def micro_batches_of(phase: Phase, size: int, accumulation: int) -> int:
+def micro_batch_count(phase: Phase, size: int, accumulation: int) -> int:
     """Micro-batches of a batch of `size` rows, if the phase's full batch has `accumulation`."""
     return size * accumulation // phase.batch_size
 
@@ -131,14 +131,14 @@ def check_run(programs: Programs, processes: int, micro_batch: MicroBatchRequest
     config, mesh = programs.task.config, programs.mesh
     check_processes(mesh, processes)
     check_heads(config.model, mesh)
-    is_searched = micro_batch == "auto" or memory_is_known(mesh)
+    is_searched = micro_batch == "auto" or devices_report_memory(mesh)
     accumulations = []
     for i, phase in enumerate(config.phases):
         requested = requested_accumulation(phase, i, mesh, micro_batch)
         accumulation = requested or phase.fewest_micro_batches
         first = phase.batch_size_at(0)  # later batch sizes are multiples of it
         name = "start_batch_size" if phase.start_batch_size else "batch_size"
-        check_rows(first, micro_batches_of(phase, first, accumulation), mesh, f"phases.{i}.{name}")
+        check_rows(first, micro_batch_count(phase, first, accumulation), mesh, f"phases.{i}.{name}")
         programs.abstract_state(i)  # checks the patterns
         accumulations.append(requested if is_searched else accumulation)
     return tuple(accumulations)
@@ -248,7 +248,7 @@ def device_memory(device: jax.Device) -> float | None:
     return None if limit is None else float(limit)
 
 
-def memory_is_known(mesh: Mesh | AbstractMesh) -> bool:
+def devices_report_memory(mesh: Mesh | AbstractMesh) -> bool:
     """Whether the devices of a mesh are present and report their memory."""
     return not isinstance(mesh, AbstractMesh) and device_memory(mesh.local_devices[0]) is not None
 

@@ -165,7 +165,7 @@ def _acquire(
     before = workdir.matching_config(directory, config, mixture, paths)
     if before is not None:
         continuation.check_phase_changes(directory, before, config)
-    workdir.write_identity(directory, before, config, mixture, paths, tokenizer_text)
+    workdir.write_run_config(directory, before, config, mixture, paths, tokenizer_text)
 
 
 class EvaluationResult(NamedTuple):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bert_jax.array_types import Array, Float, Key
 from bert_jax.config import Config, ModelConfig
 from bert_jax.data.batch import empty_rows
 from bert_jax.data.cursor import Cursor
@@ -20,7 +21,6 @@ from bert_jax.model.layers import DropoutKey
 from bert_jax.objectives.losses import Objective, WeightedSum
 from bert_jax.objectives.masking import Batch, Vocabulary
 from bert_jax.objectives.objectives import active_objectives, pretraining_sums
-from bert_jax.shapes import Array, Float, Key
 from bert_jax.training.eval_metrics import EvaluationSums
 from bert_jax.training.task import Params, Score
 
@@ -39,7 +39,7 @@ class Pretraining:
     validation: "HeldOutRows | None" = None
     phase: int = -1
 
-    def at(self, phase: int) -> "Pretraining":
+    def in_phase(self, phase: int) -> "Pretraining":
         """The same task in a phase of the run."""
         return dataclasses.replace(self, phase=phase)
 

@@ -13,11 +13,11 @@ import numpy as np
 import optax
 from jax.sharding import AbstractMesh, Mesh
 
+from bert_jax.array_types import Array, Float
 from bert_jax.errors import UserError
 from bert_jax.model.layers import DropoutKey, hash_combine
 from bert_jax.objectives.losses import WeightedSum
 from bert_jax.objectives.masking import Batch
-from bert_jax.shapes import Array, Float
 from bert_jax.training.divergence import init_divergence_state, reset_for_phase, update_divergence_state
 from bert_jax.training.optimizers.optimizer import Optimizer
 from bert_jax.training.optimizers.param_rules import param_rules
@@ -86,7 +86,7 @@ class Programs:
         """
 
         def make() -> TrainState:
-            shapes = jax.eval_shape(_initializer(self.task.at(phase)), jax.random.key(0))
+            shapes = jax.eval_shape(_initializer(self.task.in_phase(phase)), jax.random.key(0))
             shardings = state_shardings(self.mesh, shapes)
             return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
 
@@ -96,7 +96,7 @@ class Programs:
         """A new state; each array is initialised in its sharding. The values are the same on every mesh."""
         initializer = self.once(
             ("initializer", phase),
-            lambda: jax.jit(_initializer(self.task.at(phase)), out_shardings=self._shardings(phase)),
+            lambda: jax.jit(_initializer(self.task.in_phase(phase)), out_shardings=self._shardings(phase)),
         )
         return initializer(jax.random.key(self.task.config.seed))
 
@@ -104,7 +104,7 @@ class Programs:
         """A state at step 0 with given parameters and, if there are any, given moments."""
         shardings = self._shardings(phase)
         params = jax.device_put(initial.params, shardings.params)
-        state = jax.jit(_with_new_optimizer(self.task.at(phase)), out_shardings=shardings)(params)
+        state = jax.jit(_with_new_optimizer(self.task.in_phase(phase)), out_shardings=shardings)(params)
         if initial.optimizer_state is None:
             return state
         if not isinstance(state.optimizer, optax.ScaleByAdamState):
@@ -125,7 +125,7 @@ class Programs:
 
         def enter(state: TrainState) -> TrainState:
             params, kept = (repeat_layers(tree, depth) for tree in (state.params, state.optimizer))
-            new = task_optimizer(self.task.at(phase)).init(params)
+            new = task_optimizer(self.task.in_phase(phase)).init(params)
             optimizer = jax.tree_util.tree_map_with_path(choose, kept, new)
             return TrainState(state.step, params, optimizer, reset_for_phase(state.divergence))
 
@@ -142,7 +142,7 @@ class Programs:
         rows, everywhere = row_sharding(self.mesh), replicated(self.mesh)
         batch = {
             name: jax.ShapeDtypeStruct((size, *array.shape[1:]), array.dtype, sharding=rows)
-            for name, array in self.task.at(phase).blank_row().items()
+            for name, array in self.task.in_phase(phase).blank_row().items()
         }
         inputs = StepScalars(
             *(jax.ShapeDtypeStruct((), kind, sharding=everywhere) for kind in (jnp.float32, jnp.int32))
@@ -151,7 +151,7 @@ class Programs:
 
     def trace_train_step(self, phase: int, accumulation: int) -> jax.stages.Traced:
         """The traced train step of a phase, to lower for any platform (`make_train_step`)."""
-        step = make_train_step(self.task.at(phase), self.abstract_state(phase), accumulation)
+        step = make_train_step(self.task.in_phase(phase), self.abstract_state(phase), accumulation)
         return step.trace(*self.step_arguments(phase))
 
     def train_step(self, phase: int, accumulation: int) -> TrainStep:
@@ -164,13 +164,13 @@ class Programs:
         """The jitted evaluation step for the depth of a phase (`make_eval_step`)."""
         return self.once(
             ("eval step", self.task.config.model_of(phase)),
-            lambda: make_eval_step(self.task.at(phase), self.abstract_state(phase).params),
+            lambda: make_eval_step(self.task.in_phase(phase), self.abstract_state(phase).params),
         )
 
     def evaluate(self, params: Params, phase: int) -> dict[str, float]:
         """Held-out metrics of parameters on the mesh, which have the depth of a phase."""
         rows, step = round_up_to_shards(self.task.config.evaluation.batch_size, self.mesh), self.eval_step(phase)
-        return self.task.at(phase).evaluate(
+        return self.task.in_phase(phase).evaluate(
             lambda batch: jax.device_get(step(params, put_rows(batch, self.mesh, rows))), rows
         )
 

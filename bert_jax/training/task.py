@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
+from bert_jax.array_types import Array, Float, Key
 from bert_jax.config import Config
 from bert_jax.data.cursor import Cursor
 from bert_jax.model.bert import Params
 from bert_jax.model.layers import DropoutKey
 from bert_jax.objectives.losses import WeightedSum
 from bert_jax.objectives.masking import Batch
-from bert_jax.shapes import Array, Float, Key
 
 if TYPE_CHECKING:
     # A step can be compiled and timed where no reader (grain, numba) is installed.
@@ -27,9 +27,9 @@ class Task(Protocol):
 
     config: Config
     phase: int
-    """Phase of the run, which determines the model's depth; the last one unless `at` was called."""
+    """Phase of the run, which determines the model's depth; the last one unless `in_phase` was called."""
 
-    def at(self, phase: int) -> "Task":
+    def in_phase(self, phase: int) -> "Task":
         """The same task in another phase."""
         ...
 

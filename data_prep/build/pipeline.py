@@ -78,7 +78,7 @@ def build(request: BuildRequest, engine: Engine) -> dict:
         "inputs": scratch.fingerprint(inputs),
     }
     existed = is_remote(directory) or directory.exists()  # a store has no directories
-    scratch_dir = resume.scratch_directory(directory, request.name, request.scratch)
+    scratch_dir = resume.make_scratch_directory(directory, request.name, request.scratch)
     job = PrepareJob(
         scratch=os.fspath(scratch_dir),
         sources=tuple(request.sources),
@@ -117,7 +117,7 @@ def _note_path(job: PrepareJob, source: int, number: int) -> epath.Path:
 
 def _block_names(job: PrepareJob, source: int, number: int) -> list[str]:
     blocks = scratch.read_json(_note_path(job, source, number))["blocks"]
-    return [scratch.block_name(job.keys[source], number, block) for block in range(blocks)]
+    return [scratch.block_file_name(job.keys[source], number, block) for block in range(blocks)]
 
 
 def _decide(job: PrepareJob, inputs: Sequence[IndexedInput], token_bytes: int) -> tuple[list[str], dict]:

@@ -66,7 +66,7 @@ def block_tasks(
     blocks = 0
     for block in job.sources[source].blocks(source_input, files):
         if blocks % readers == reader:
-            task = Task(source, scratch.block_name(key, part, blocks), block)
+            task = Task(source, scratch.block_file_name(key, part, blocks), block)
             path = directory / task.target
             done = path.exists() and scratch.read_metadata(path)["checksum"] == block_checksum(block)
             yield dataclasses.replace(task, done=done)

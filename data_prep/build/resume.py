@@ -19,7 +19,7 @@ _ARGUMENTS = "build.json"
 _LOCK = "build.lock"
 
 
-def scratch_directory(directory: epath.Path, name: str, parent: os.PathLike | str | None) -> epath.Path:
+def make_scratch_directory(directory: epath.Path, name: str, parent: os.PathLike | str | None) -> epath.Path:
     """The directory for unfinished work of a build to `directory`: inside it, or a folder of its own below `parent`.
 
     Raises:

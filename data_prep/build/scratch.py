@@ -20,7 +20,7 @@ from bert_jax.errors import UserError
 from bert_jax.storage import is_remote, write_atomic
 
 
-def block_name(key: str, part: int, block: int) -> str:
+def block_file_name(key: str, part: int, block: int) -> str:
     """File of a prepared block; sorted by name, the blocks of a source are in the order of the text."""
     return f"unit-{key}-{part:08d}-{block:08d}.safetensors"
 

@@ -11,7 +11,7 @@ from typing import Any
 from data_prep.sources.base import Document, Skipped, import_optional
 from data_prep.sources.field_validation import json_type_name, missing_field_message, validate_text_field
 from data_prep.sources.text_chunks import TextChunk
-from data_prep.sources.text_files import RecordSource, decode_utf8
+from data_prep.sources.text_files import RecordSource, decode_or_skipped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ class JsonLinesSource(RecordSource):
         try:
             yield _document(orjson.loads(data[begin:end]), self.field.split("."), origin)
         except orjson.JSONDecodeError as error:
-            text = decode_utf8(chunk, begin, end, origin)
+            text = decode_or_skipped(chunk, begin, end, origin)
             if isinstance(text, Skipped):
                 yield text
             elif text.strip():

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from xml.etree import ElementTree
 
-from data_prep.sources import files, wikitext_markup
+from data_prep.sources import files, mediawiki_markup
 from data_prep.sources.base import Document, Skipped
 from data_prep.sources.text_chunks import TextChunk
 from data_prep.sources.text_files import RecordSource
@@ -66,7 +66,7 @@ def _article(page: ElementTree.Element, chunk: TextChunk, origin: str) -> Iterat
         yield Skipped("missing_text", origin, "the page has no revision with text")
     elif (model := revision.findtext("model", "wikitext")) != "wikitext":
         yield Skipped("not_wikitext", origin, f"the page's content model is {model}")
-    elif plain := wikitext_markup.plain_text(text, frozenset(chunk.file_properties)):
+    elif plain := mediawiki_markup.plain_text(text, frozenset(chunk.file_properties)):
         yield Document(origin, plain)
     else:
         yield Skipped("empty_document", origin, "the page has no text besides templates, tables and links")

@@ -69,7 +69,7 @@ class FileSource(Source):
         """The documents of a chunk that is not empty."""
 
 
-def decode_utf8(chunk: TextChunk, begin: int, end: int, origin: str) -> str | Skipped:
+def decode_or_skipped(chunk: TextChunk, begin: int, end: int, origin: str) -> str | Skipped:
     """Bytes of a chunk as text, or a `Skipped` if they are not UTF-8.
 
     If such bytes are a part of a document, the caller yields an empty part, because other parts may have been read.
@@ -105,7 +105,7 @@ class TextSource(FileSource):
             counted = begin
             begins, ends = chunk.begins or index > 0, chunk.ends or index < len(spans) - 1
             origin = f"{chunk.path}:{line}"
-            text = decode_utf8(chunk, begin, end, origin)
+            text = decode_or_skipped(chunk, begin, end, origin)
             if isinstance(text, Skipped):
                 yield text
                 if begins and ends:
@@ -138,7 +138,7 @@ class WholeFileSource(FileSource):
 
     def _documents(self, chunk: TextChunk) -> Iterator[Document | Skipped]:
         origin = chunk.path if chunk.begins else chunk.origin
-        text = decode_utf8(chunk, 0, len(chunk.data), origin)
+        text = decode_or_skipped(chunk, 0, len(chunk.data), origin)
         if isinstance(text, Skipped):
             yield text
             if chunk.begins and chunk.ends:

@@ -5,8 +5,8 @@ import bz2
 import pytest
 
 from bert_jax.errors import UserError
-from data_prep.sources import wikitext_markup
-from data_prep.sources.wikitext_markup import plain_text
+from data_prep.sources import mediawiki_markup
+from data_prep.sources.mediawiki_markup import plain_text
 from tests.data_prep.test_sources_reading import read
 
 MARKDOWN = """\
@@ -346,9 +346,9 @@ def test_what_bounds_the_time(monkeypatch):
         def search(self, text, place):
             searched.append(place)
 
-    monkeypatch.setitem(wikitext_markup._END_TAGS, "ref", EndTag())
+    monkeypatch.setitem(mediawiki_markup._END_TAGS, "ref", EndTag())
     assert plain_text("a<ref>b<ref>c<ref>d") == "abcd"
     assert searched == [7], "an end tag that is missing is looked for once"
-    assert plain_text("[[a" * 20 + "b]]" * 20).count("[[") == 19 - wikitext_markup._MAX_LINK_DEPTH, (
+    assert plain_text("[[a" * 20 + "b]]" * 20).count("[[") == 19 - mediawiki_markup._MAX_LINK_DEPTH, (
         "all but the innermost"
     )

@@ -48,7 +48,7 @@ def topology():
 def programs(config, topology):
     """Compiled steps by mesh."""
     return {
-        sizes: aot_compile.compile_step(config, 0, topology.mesh(MeshConfig(*sizes)), ACCUMULATION)
+        sizes: aot_compile.compiled_step_stats(config, 0, topology.mesh(MeshConfig(*sizes)), ACCUMULATION)
         for sizes in (DATA, FSDP, TENSOR)
     }
 
@@ -64,7 +64,7 @@ def naive(config, topology):
     """Collectives of a naive program, in which the checks must fail."""
     state, rows, _ = abstract_arguments(config, topology.mesh(MeshConfig(2, 4, 1)))
     with topologies.compiling_for_absent_devices():
-        program = compile_naive(aot_compile.compile_only_task(config).at(0), state.params, rows, ACCUMULATION)
+        program = compile_naive(aot_compile.compile_only_task(config).in_phase(0), state.params, rows, ACCUMULATION)
     return hlo.parse_collectives(program.as_text())
 
 
@@ -103,14 +103,14 @@ def test_slices(config, parameters):
     topology = topologies.parse_topology("2xv5e:2x2")
     mesh = topology.mesh(MeshConfig())
     assert [device.slice_index for device in mesh.devices.flat] == [0] * 4 + [1] * 4
-    program = aot_compile.compile_step(config, 0, mesh, 1)
+    program = aot_compile.compiled_step_stats(config, 0, mesh, 1)
     sent = hlo.array_bytes_by_kind(program.collectives)[hlo.BETWEEN_SLICES]
     assert 0.1 * 4 * parameters < sent <= 1.05 * 4 * parameters
 
 
 def test_programs_that_do_not_fit(config):
     large = with_phase(config, batch_size=2**16)
-    refused = aot_compile.compile_step(large, 0, topologies.parse_topology("v5e:1x1").mesh(MeshConfig()), 1)
+    refused = aot_compile.compiled_step_stats(large, 0, topologies.parse_topology("v5e:1x1").mesh(MeshConfig()), 1)
     assert isinstance(refused, aot_compile.OutOfMemoryReport)
     assert refused.needed_bytes > 16 * GIB
 

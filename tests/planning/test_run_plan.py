@@ -48,8 +48,8 @@ def compiled(monkeypatch):
     def replace(total):
         exchange = Collective("all-reduce", ("f32[262144]",), 2**20, 1, tuple(range(8)))
         program = aot_compile.CompiledStepStats(total // 2, total // 4, total, [exchange])
-        monkeypatch.setattr(aot_compile, "compile_step", mock.Mock(return_value=program))
-        return aot_compile.compile_step
+        monkeypatch.setattr(aot_compile, "compiled_step_stats", mock.Mock(return_value=program))
+        return aot_compile.compiled_step_stats
 
     replace(2 * GIB)
     return replace
@@ -80,7 +80,7 @@ def test_a_phase_that_does_not_fit(config, monkeypatch, compiled):
     stored = 12 * workload.count_parameters(config.model, config.objective.pair != "none", Sizes(data=8)).total
     for counted, more in ((True, 0), (False, stored)):
         report = aot_compile.OutOfMemoryReport(20 * GIB, counted)
-        monkeypatch.setattr(aot_compile, "compile_step", mock.Mock(return_value=report))
+        monkeypatch.setattr(aot_compile, "compiled_step_stats", mock.Mock(return_value=report))
         found = run_plan.plan(config, TPUS)
         (row,) = found["phases"]
         assert row["memory"]["total"] == 20 * GIB + more and row["step_seconds"] is None and not row["fits"]
@@ -124,11 +124,11 @@ def test_parameters_that_cannot_be_divided_are_named(compiled):
 
 def test_search(config, compiled):
     """The plan has the row of the program that the search compiled."""
-    compile_step = compiled(GIB)
+    compiled_step_stats = compiled(GIB)
     phase = config.phases[0]
     config = config_lib.replace(config, phases=(phase, dataclasses.replace(phase, steps=1, batch_size=4096)))
     found = run_plan.plan(config, TPUS, search=True)
-    assert [call.args[1] for call in compile_step.call_args_list] == [0, 1], "the longest first"
+    assert [call.args[1] for call in compiled_step_stats.call_args_list] == [0, 1], "the longest first"
     assert all(row["fits"] for row in found["phases"]) and [row["phase"] for row in found["phases"]] == [0, 1]
     assert "found: --mesh.data" in text_of(found) and "slower" in text_of(found)
     json.dumps(found)

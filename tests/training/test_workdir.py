@@ -24,7 +24,7 @@ PATHS = ["/books", "/wiki"]
 def acquire_as_a_run(directory, config, mixture, paths, tokenizer_text):
     """As a run does that starts or continues."""
     before = workdir.matching_config(directory, config, mixture, paths)
-    workdir.write_identity(directory, before, config, mixture, paths, tokenizer_text)
+    workdir.write_run_config(directory, before, config, mixture, paths, tokenizer_text)
 
 
 def contents(directory):

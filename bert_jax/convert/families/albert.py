@@ -7,7 +7,7 @@ from bert_jax.convert.families.family import (
     SHARED_FIELDS,
     Family,
     Field,
-    Settings,
+    HuggingFaceConfig,
     embeddings,
     find_task_head_with_pooler,
     mlm_head,
@@ -27,7 +27,7 @@ FIELDS = (
 )
 
 
-def _read_config(settings: Settings) -> ModelConfig:
+def _read_config(settings: HuggingFaceConfig) -> ModelConfig:
     settings.require_value("inner_group_num", 1, "only one layer in a group can be read")
     return read_fields(settings, FIELDS)
 

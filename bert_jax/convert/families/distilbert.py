@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from bert_jax.convert.families.family import (
     Family,
     Field,
-    Settings,
+    HuggingFaceConfig,
     embeddings,
     mlm_head,
     post_norm_layers,
@@ -32,7 +32,7 @@ FIELDS = (
 FIXED = {"sinusoidal_pos_embds": False, "tie_weights_": True}
 
 
-def _read_task(settings: Settings, tensors: Mapping[str, LazyTensor], pooler: bool) -> TaskHead | None:
+def _read_task(settings: HuggingFaceConfig, tensors: Mapping[str, LazyTensor], pooler: bool) -> TaskHead | None:
     if "pre_classifier.weight" in tensors:
         return settings.find_task_head(tensors, "classifier", "classification", "cls", activation="relu")
     return task_of_tokens(settings, tensors)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from bert_jax.config import ModelConfig
 from bert_jax.convert.families.family import (
     Family,
-    Settings,
+    HuggingFaceConfig,
     bert_layers,
     embeddings,
     find_task_head_without_pooler,
@@ -19,13 +19,13 @@ from bert_jax.convert.tensors import LazyTensor
 from bert_jax.model.heads import TaskHead
 
 
-def _read_task(settings: Settings, tensors: Mapping[str, LazyTensor], pooler: bool) -> TaskHead | None:
+def _read_task(settings: HuggingFaceConfig, tensors: Mapping[str, LazyTensor], pooler: bool) -> TaskHead | None:
     if "discriminator_predictions.dense.weight" in tensors:
         return TaskHead("replaced", ("replaced",), "tokens", activation=settings.activation("hidden_act"))
     return find_task_head_without_pooler(settings, tensors, "classifier.out_proj", "gelu")
 
 
-def _read_config(settings: Settings) -> ModelConfig:
+def _read_config(settings: HuggingFaceConfig) -> ModelConfig:
     width = settings.get("embedding_size", 128)
     return read_fields(settings, embedding_size=None if width == settings.required_size("hidden_size") else width)
 

@@ -51,10 +51,10 @@ class Family:
     """By kind of task head: the parameter of every tensor in it."""
     decoder: str
     """Name of the layer that is tied to the word embeddings."""
-    read_config: Callable[["Settings"], ModelConfig]
+    read_config: Callable[["HuggingFaceConfig"], ModelConfig]
     write_config: Callable[[ModelConfig, Heads], dict[str, Any]]
     """The family's config.json fields."""
-    read_task: Callable[["Settings", Mapping[str, LazyTensor], bool], TaskHead | None]
+    read_task: Callable[["HuggingFaceConfig", Mapping[str, LazyTensor], bool], TaskHead | None]
     """The task head, from config, tensors and whether there is a pooler."""
     class_prefix: str
     """Of the classes in transformers."""
@@ -62,7 +62,7 @@ class Family:
     """By head: suffixes that differ from CLASS_SUFFIXES; "pair alone" is a pair head without an MLM head."""
     defaults: Mapping[str, Any] = field(default_factory=lambda: {"hidden_act": "gelu"})
     """Defaults of transformers' configuration_*.py for fields that the readers require."""
-    mlm_activation: Callable[["Settings"], str | None] = lambda settings: None
+    mlm_activation: Callable[["HuggingFaceConfig"], str | None] = lambda settings: None
     """Activation of the MLM head; None: that of the layers."""
     buffers: tuple[str, ...] = ("embeddings.position_ids", "embeddings.token_type_ids")
     """Patterns of names, after `base`, that are not parameters."""
@@ -100,7 +100,7 @@ class Family:
         copies = {f"{self.decoder}.weight": word, f"{self.decoder}.bias": bias}
         return {copy: original for copy, original in copies.items() if copy != original}
 
-    def read_heads(self, settings: "Settings", tensors: Mapping[str, LazyTensor]) -> Heads:
+    def read_heads(self, settings: "HuggingFaceConfig", tensors: Mapping[str, LazyTensor]) -> Heads:
         """The heads that a model has tensors of."""
         present = {entry.param_path for entry in self.names if entry.hf_name in tensors}
         pooler = "encoder/pooler/kernel" in present
@@ -122,7 +122,7 @@ class Family:
         return self.class_prefix + suffixes[head]
 
 
-class Settings:
+class HuggingFaceConfig:
     """The fields of a config.json."""
 
     def __init__(self, values: dict[str, Any], source: str):
@@ -194,7 +194,9 @@ class Settings:
         return (self.get("architectures") or [""])[0]
 
 
-def find_task_head_with_pooler(settings: Settings, tensors: Mapping[str, LazyTensor], pooler: bool) -> TaskHead | None:
+def find_task_head_with_pooler(
+    settings: HuggingFaceConfig, tensors: Mapping[str, LazyTensor], pooler: bool
+) -> TaskHead | None:
     """The task head in families whose sequence classifiers read the pooler.
 
     A `classifier` labels tokens if the class says so or, if the class is unknown, if there is no pooler.
@@ -207,14 +209,14 @@ def find_task_head_with_pooler(settings: Settings, tensors: Mapping[str, LazyTen
 
 
 def find_task_head_without_pooler(
-    settings: Settings, tensors: Mapping[str, LazyTensor], classifier: str, activation: str
+    settings: HuggingFaceConfig, tensors: Mapping[str, LazyTensor], classifier: str, activation: str
 ) -> TaskHead | None:
     """The task head in families whose sequence classifiers have a dense layer on [CLS]."""
     head = settings.find_task_head(tensors, classifier, "classification", "cls", activation=activation)
     return head or task_of_tokens(settings, tensors)
 
 
-def task_of_tokens(settings: Settings, tensors: Mapping[str, LazyTensor]) -> TaskHead | None:
+def task_of_tokens(settings: HuggingFaceConfig, tensors: Mapping[str, LazyTensor]) -> TaskHead | None:
     """The task head for spans or labels of tokens."""
     span = settings.find_task_head(tensors, "qa_outputs", "span", "tokens")
     return span or settings.find_task_head(tensors, "classifier", "tagging", "tokens")
@@ -247,7 +249,9 @@ SHARED_FIELDS = (
 TIED = {"tie_word_embeddings": True}
 
 
-def read_fields(settings: "Settings", fields: tuple[Field, ...] = SHARED_FIELDS, **changes: Any) -> ModelConfig:
+def read_fields(
+    settings: "HuggingFaceConfig", fields: tuple[Field, ...] = SHARED_FIELDS, **changes: Any
+) -> ModelConfig:
     """A `ModelConfig` from config.json; `changes` are values that no field has as it is."""
     settings.require_value("position_embedding_type", "absolute", "only absolute positions can be read")
     values: dict[str, Any] = {"direction": "causal" if settings.get("is_decoder", False) else "bidirectional"}

@@ -8,7 +8,7 @@ from bert_jax.convert.families.family import (
     ACTIVATION_NAMES,
     SPAN_LABELS,
     Family,
-    Settings,
+    HuggingFaceConfig,
     describe_labels,
 )
 from bert_jax.convert.name_map import Entry, Layout, dense, norm, same_layout
@@ -20,11 +20,11 @@ TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "se
 GLOBAL_BASE, LOCAL_BASE = 160_000.0, 10_000.0
 
 
-def _mlm_activation(settings: Settings) -> str:
+def _mlm_activation(settings: HuggingFaceConfig) -> str:
     return settings.activation("classifier_activation")
 
 
-def _read_task(settings: Settings, tensors: Mapping[str, LazyTensor], pooler: bool) -> TaskHead | None:
+def _read_task(settings: HuggingFaceConfig, tensors: Mapping[str, LazyTensor], pooler: bool) -> TaskHead | None:
     parts = {"activation": _mlm_activation(settings), "norm": True}
     if settings.architecture.endswith("ForTokenClassification"):
         return settings.find_task_head(tensors, "classifier", "tagging", "tokens", **parts)
@@ -37,7 +37,7 @@ def _read_task(settings: Settings, tensors: Mapping[str, LazyTensor], pooler: bo
     return settings.find_task_head(tensors, "classifier", "classification", pooling, **parts)
 
 
-def _global_every(settings: Settings) -> int:
+def _global_every(settings: HuggingFaceConfig) -> int:
     """Every n-th layer has global attention; 1: all layers.
 
     Raises:
@@ -55,7 +55,7 @@ def _global_every(settings: Settings) -> int:
     )
 
 
-def _rotary_base(settings: Settings, kind: str, legacy_name: str, default: float) -> float:
+def _rotary_base(settings: HuggingFaceConfig, kind: str, legacy_name: str, default: float) -> float:
     """From the config of transformers 5 (rope_parameters) or 4 (legacy_name)."""
     rope = settings.get("rope_parameters", {}).get(kind) or {}
     if rope.get("rope_type", "default") != "default":
@@ -63,7 +63,7 @@ def _rotary_base(settings: Settings, kind: str, legacy_name: str, default: float
     return float(rope.get("rope_theta") or settings.get(legacy_name, default))
 
 
-def _read_config(settings: Settings) -> ModelConfig:
+def _read_config(settings: HuggingFaceConfig) -> ModelConfig:
     for name in ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"):
         settings.require_value(name, False, "only models without biases, except in output layers, can be read")
     settings.require_value("decoder_bias", True, "only decoders with a bias can be read")

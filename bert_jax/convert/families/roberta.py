@@ -10,7 +10,7 @@ from typing import Any
 from bert_jax.config import ModelConfig
 from bert_jax.convert.families.family import (
     Family,
-    Settings,
+    HuggingFaceConfig,
     bert_layers,
     decoder_flag,
     embeddings,
@@ -24,7 +24,7 @@ from bert_jax.convert.name_map import dense
 from bert_jax.model.heads import Heads
 
 
-def _read_config(settings: Settings) -> ModelConfig:
+def _read_config(settings: HuggingFaceConfig) -> ModelConfig:
     offset = settings.get("pad_token_id", 1) + 1
     max_positions = settings.required_size("max_position_embeddings") - offset
     return read_fields(settings, position_offset=offset, max_positions=max_positions)

@@ -101,7 +101,7 @@ def _tensors(model: Mapping, path: StoredPath) -> tuple[dict[str, LazyTensor], d
     """The encoder and the MLM head with the names of transformers; and by head, the tensors of classification heads."""
     tensors: dict[str, LazyTensor] = {}
     heads: dict[str, dict[str, LazyTensor]] = {}
-    for full_name, tensor in torch_checkpoint.lazy_state_dict(model, path).lazy_tensors.items():
+    for full_name, tensor in torch_checkpoint.as_lazy_state_dict(model, path).lazy_tensors.items():
         name = re.sub(r"^(encoder|decoder)\.", "", full_name)
         if UNUSED.search(name):
             continue

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from bert_jax.convert.families.family import Settings
+from bert_jax.convert.families.family import HuggingFaceConfig
 from bert_jax.convert.families.hf_config_validation import validate_hf_config
 from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.source_model import SourceModel
@@ -56,7 +56,7 @@ class OutputFormat(NamedTuple):
     """Whether it includes the files of sentence-transformers."""
 
 
-def refuse_edits(source: StoredPath, options: ReadOptions) -> None:
+def refuse_drop_and_trim(source: StoredPath, options: ReadOptions) -> None:
     """Raise UserError for options that a run or a model in the native format does not have."""
     if options.drop or options.trim_vocabulary:
         raise UserError(
@@ -89,7 +89,7 @@ def to_source_model(
         hf_model = _drop_tensors(hf_model, options.drop)
     size = None if tokenizer is None else Tokenizer.load(tokenizer).vocab_size
     if options.trim_vocabulary:
-        rows = Settings(hf_model.config, hf_model.source).required_size("vocab_size")
+        rows = HuggingFaceConfig(hf_model.config, hf_model.source).required_size("vocab_size")
         hf_model = trim_vocabulary(hf_model, rows if size is None else size)
     model = from_huggingface(hf_model)
     if size is not None and size > model.config.vocab_size:
@@ -131,7 +131,10 @@ def trim_vocabulary(hf_model: HuggingFaceModel, vocab_size: int) -> HuggingFaceM
     PyTorch/LanguageModeling/BERT/run_pretraining.py), Megatron to a multiple of 128 times the number of tensor-parallel
     parts. Hidden states stay the same. Probabilities are then over the tokenizer's tokens only.
     """
-    family, tensors = find_family(Settings(hf_model.config, hf_model.source)), to_lazy_tensors(hf_model.tensors)
+    family, tensors = (
+        find_family(HuggingFaceConfig(hf_model.config, hf_model.source)),
+        to_lazy_tensors(hf_model.tensors),
+    )
     word, bias = family.tensor_name("encoder/embeddings/word"), family.tensor_name("mlm/bias")
     tables = {word, word.removeprefix(f"{family.base}."), bias, f"{family.decoder}.weight", f"{family.decoder}.bias"}
     kept = {name: lazy_row_slice(tensors[name], 0, vocab_size) for name in tables & tensors.keys()}

@@ -18,7 +18,7 @@ import safetensors.numpy
 from bert_jax import __version__
 from bert_jax.config import ModelConfig
 from bert_jax.convert.families import FAMILIES
-from bert_jax.convert.formats.format import InputFormat, OutputFormat, ReadOptions, refuse_edits
+from bert_jax.convert.formats.format import InputFormat, OutputFormat, ReadOptions, refuse_drop_and_trim
 from bert_jax.convert.formats.tensor_files import open_safetensors
 from bert_jax.convert.name_map import Params, check_finite
 from bert_jax.convert.source_model import SourceModel
@@ -88,7 +88,7 @@ def read(directory: StoredPath, options: ReadOptions, scratch: Path) -> SourceMo
     Raises:
       UserError: a file is missing, damaged or of an unknown version, or has a value that is not finite.
     """
-    refuse_edits(directory, options)
+    refuse_drop_and_trim(directory, options)
     about = _read_description(directory)
     for name, digest in about["sha256"].items():
         if not (directory / name).is_file() or _digest(directory / name) != digest:

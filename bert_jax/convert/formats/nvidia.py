@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from bert_jax.convert.families.family import Settings
+from bert_jax.convert.families.family import HuggingFaceConfig
 from bert_jax.convert.families.hf_config_validation import validate_hf_config
 from bert_jax.convert.formats import torch_checkpoint
 from bert_jax.convert.formats.format import ReadOptions, to_source_model, trim_vocabulary
@@ -59,7 +59,7 @@ def read(content: Mapping, source: StoredPath, options: ReadOptions, scratch: Pa
     Raises:
       UserError: the config is missing, incomplete, or has a larger vocabulary.
     """
-    tensors = torch_checkpoint.lazy_state_dict(content["model"], source).lazy_tensors
+    tensors = torch_checkpoint.as_lazy_state_dict(content["model"], source).lazy_tensors
     renamed = {rename(name): tensor for name, tensor in tensors.items()}
     file = source.parent / CONFIG
     given = read_json_object(file, f"copy the model's {CONFIG} there")
@@ -68,7 +68,7 @@ def read(content: Mapping, source: StoredPath, options: ReadOptions, scratch: Pa
     if renamed.keys() & {"cls.predictions.bias", "cls.predictions.decoder.bias"}:
         pair = "cls.seq_relationship.weight" in renamed
         config["architectures"] = ["BertForPreTraining" if pair else "BertForMaskedLM"]
-    rows = Settings(config, str(file)).required_size("vocab_size")
+    rows = HuggingFaceConfig(config, str(file)).required_size("vocab_size")
     hf_model = trim_vocabulary(HuggingFaceModel(config, LazyStateDict(renamed), str(source)), rows)
     return to_source_model("nvidia", hf_model, find_tokenizer_file(source.parent), options)
 

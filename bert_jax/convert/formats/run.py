@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from bert_jax.convert.formats.format import InputFormat, ReadOptions, refuse_edits
+from bert_jax.convert.formats.format import InputFormat, ReadOptions, refuse_drop_and_trim
 from bert_jax.convert.name_map import check_finite
 from bert_jax.convert.source_model import SourceModel
 from bert_jax.convert.translate import NativeModel, infer_model_type
@@ -41,7 +41,7 @@ def read(directory: StoredPath, options: ReadOptions, scratch: Path) -> SourceMo
     Raises:
       UserError: no run, no intact checkpoint, or a value that is not finite.
     """
-    refuse_edits(directory, options)
+    refuse_drop_and_trim(directory, options)
     config = workdir.read_config(directory)
     save = checkpoint.newest_intact(checkpoint.checkpoint_directory(directory))
     if save is None:

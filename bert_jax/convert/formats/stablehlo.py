@@ -14,6 +14,7 @@ import numpy as np
 import safetensors.numpy
 from jax import export
 
+from bert_jax.array_types import Array
 from bert_jax.convert.formats.format import OutputFormat
 from bert_jax.convert.forward_types import ForwardInputs, ForwardOutputs
 from bert_jax.convert.parity import jax_forward
@@ -21,7 +22,6 @@ from bert_jax.convert.source_model import SourceModel
 from bert_jax.convert.tokenizer_check import write_native_tokenizer
 from bert_jax.convert.translate import NativeModel
 from bert_jax.errors import UserError, install_command
-from bert_jax.shapes import Array
 from bert_jax.training.param_paths import map_with_paths, name_leaves
 
 PROGRAM, PARAMS = "model.stablehlo", "params.safetensors"

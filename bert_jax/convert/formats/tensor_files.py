@@ -108,7 +108,7 @@ def _stored(file: safetensors.safe_open, name: str, path: Path) -> LazyTensor:
 
 def _open_pickle(path: Path) -> LazyStateDict:
     """The tensors of a file of torch.save with a plain state dict; see torch_checkpoint.load."""
-    return torch_checkpoint.lazy_state_dict(torch_checkpoint.load(path), path)
+    return torch_checkpoint.as_lazy_state_dict(torch_checkpoint.load(path), path)
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:

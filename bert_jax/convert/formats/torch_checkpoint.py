@@ -120,7 +120,7 @@ def _refused_global(error: pickle.UnpicklingError) -> str | None:
     return match[1] if "." in match[1] else f"builtins.{match[1]}"
 
 
-def lazy_state_dict(state: object, source: object) -> LazyStateDict:
+def as_lazy_state_dict(state: object, source: object) -> LazyStateDict:
     """The tensors of a state dict.
 
     Raises:

@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bert_jax.array_types import Array, Int
 from bert_jax.config import ModelConfig
 from bert_jax.convert.forward_types import ForwardInputs, ForwardOutputs, name_states
 from bert_jax.convert.translate import NativeModel
 from bert_jax.model import bert
 from bert_jax.model.encoder import EncoderInputs
 from bert_jax.model.heads import Heads
-from bert_jax.shapes import Array, Int
 
 
 def run(native_model: NativeModel, inputs: ForwardInputs) -> ForwardOutputs:

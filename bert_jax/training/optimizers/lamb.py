@@ -10,8 +10,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import optax
 
+from bert_jax.array_types import Array, Float
 from bert_jax.config import OptimizerConfig
-from bert_jax.shapes import Array, Float
 from bert_jax.training.optimizers import OptimizerDescription
 from bert_jax.training.optimizers.adamw import scale_by_adam
 from bert_jax.training.optimizers.param_rules import ParamRule

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bert_jax.shapes import Array, Float
+from bert_jax.array_types import Array, Float
 from bert_jax.training.param_paths import name_leaves
 
 Metrics = dict[str, Float[Array, ""]]

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from bert_jax.array_types import Array, Bool, Float
 from bert_jax.config import OptimizerConfig
-from bert_jax.shapes import Array, Bool, Float
 from bert_jax.training.optimizers import describe
 from bert_jax.training.optimizers.norms import (
     Metrics,

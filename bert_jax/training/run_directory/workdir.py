@@ -32,7 +32,7 @@ class ConfigFile(TypedDict):
     corpus_paths: list[str]
 
 
-def write_identity(
+def write_run_config(
     workdir: StoredPath,
     before: Config | None,
     config: Config,
@@ -81,7 +81,7 @@ def matching_config(
     Nothing is written.
 
     Args:
-      workdir, config, mixture, corpus_paths: as in `write_identity`.
+      workdir, config, mixture, corpus_paths: as in `write_run_config`.
 
     Returns:
       None if there is no run yet and the directory can be acquired.
