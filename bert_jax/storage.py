@@ -99,9 +99,10 @@ _FULL = {
     errno.EDQUOT: "free some space and run the same command again",
     errno.EFBIG: "raise the limit of file sizes (`ulimit -f`)",
 }
+_LIMITS = {errno.EMFILE: "raise the limit of open files (`ulimit -n`)"}
 _NOT_BUGS = {
     *(errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR),
-    *(errno.ENAMETOOLONG, errno.ELOOP, errno.EIO, errno.EMFILE),
+    *(errno.ENAMETOOLONG, errno.ELOOP, errno.EIO, *_LIMITS),
 }
 
 
@@ -110,7 +111,8 @@ def describe_error(error: BaseException) -> str | None:
     if line := describe_full_disk(error):
         return line
     if isinstance(error, OSError) and error.errno in _NOT_BUGS:
-        return f"{_file_of(error)}{error.strerror}; choose another path, or check its permissions and its disk"
+        advice = _LIMITS.get(error.errno, "choose another path, or check its permissions and its disk")
+        return f"{_file_of(error)}{error.strerror}; {advice}"
     link: BaseException | None = error
     while link is not None:
         if type(link).__module__.startswith(STORE_LIBRARIES):

@@ -276,10 +276,11 @@ class StartConfig:
 
     def __post_init__(self) -> None:
         check(self, "start.")
-        require(
-            self.source is not None or (self.embeddings, self.optimizer_state) == ("keep", "new"),
-            f"start.embeddings '{self.embeddings}', start.optimizer_state '{self.optimizer_state}': set start.source",
-        )
+        for name, value, default in (
+            ("embeddings", self.embeddings, "keep"),
+            ("optimizer_state", self.optimizer_state, "new"),
+        ):
+            require(self.source is not None or value == default, f"start.{name} '{value}' needs start.source: set it")
         require(
             self.embeddings == "keep" or self.optimizer_state == "new",
             "start.optimizer_state 'keep' does not go with start.embeddings 'new': new embeddings have no moments",

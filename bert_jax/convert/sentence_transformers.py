@@ -8,10 +8,11 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 from bert_jax import field_validation
 from bert_jax.errors import UserError
+from bert_jax.field_validation import Interval
 from bert_jax.storage import StoredPath, parse_json, read_json_object
 
 MODULES, SETTINGS, TOKENIZER = "modules.json", "config_sentence_transformers.json", "tokenizer_config.json"
@@ -50,7 +51,7 @@ class _Settings(TypedDict, total=False):
 class _Encoder(TypedDict, total=False):
     """Of the Transformer module."""
 
-    max_seq_length: int | None
+    max_seq_length: Annotated[int | None, Interval("[3, 2e9]")]
     do_lower_case: bool | None
     transformer_task: Literal["feature-extraction"]
 

@@ -3,6 +3,7 @@
 All processes must make the same calls in the same order. With one process nothing is sent.
 """
 
+import contextlib
 import itertools
 import json
 import time
@@ -56,7 +57,8 @@ def all_gather(name: str, value: T) -> list[T]:
         late = sorted({*range(count)} - texts.keys()) if texts else [0]
         shown = ", ".join(map(str, late[:8] or [index]))
         raise PeerError(
-            f"process(es) {shown} of {count} did not reach '{name}' within {_timeout_seconds:g} s"
+            f"process(es) {shown} of {count} did not reach '{name}' within {_timeout_seconds:g} s "
+            f"({str(error).splitlines()[0]})"
         ) from error
     return [json.loads(texts[process]) for process in range(count)]
 
@@ -69,18 +71,18 @@ def compute_and_broadcast(name: str, make: Callable[[], T]) -> T:
       make: called in process 0 only; returns a JSON value.
 
     Raises:
-      UserError: `make` raised it in process 0; the other processes raise one that refers to process 0.
+      UserError: `make` raised it in process 0, which tells the others if they come; they raise one that refers to it.
       PeerError: a process is late.
     """
-    made = error = None
+    made = None
     if is_first():
         try:
             made = make()
-        except UserError as refusal:
-            error = refusal
-    value, refused = all_gather(name, [made, error is not None])[0]
-    if error is not None:
-        raise error
+        except UserError:
+            with contextlib.suppress(PeerError):
+                all_gather(name, [None, True])
+            raise
+    value, refused = all_gather(name, [made, False])[0]
     if refused:
         raise UserError("process 0 refused the run: see its error message")
     return value

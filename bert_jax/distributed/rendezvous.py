@@ -58,9 +58,12 @@ class Rendezvous:
         threading.Thread(target=self._read, args=[process, lines], daemon=True).start()
 
     def _read(self, process: int, lines: Iterable[str]) -> None:
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, RecursionError):
             for line in lines:
-                self.events.put(PeerEvent(process, json.loads(line)))
+                message = json.loads(line)
+                if not isinstance(message, dict):  # a program of another kind
+                    break
+                self.events.put(PeerEvent(process, message))
         self.events.put(PeerEvent(process, None))
 
     def send(self, **message: Any) -> None:
@@ -142,7 +145,7 @@ def _accept(rendezvous: Rendezvous, info: ProcessInfo, report: Report, timeout: 
             lines = connection.makefile()
             try:
                 process, processes, reported = json.loads(lines.readline(MAX_HELLO))
-            except (OSError, ValueError, TypeError):  # late, or a client of another kind
+            except (OSError, ValueError, TypeError, RecursionError):  # late, or a client of another kind
                 process = processes = reported = None
             if process in missing and processes == count:
                 reports[process] = reported
@@ -172,8 +175,8 @@ def _join(rendezvous: Rendezvous, info: ProcessInfo, report: Report, timeout: fl
     _send(connection, [info.process_index, count, report])
     rendezvous.add(0, connection, connection.makefile())
     reply = rendezvous.events.get().message
-    if reply is None:
-        raise PeerError(f"process 0 of {count} ({info.coordinator_host}) ended before the start")
+    if reply is None or not {"refuse", "result"} & reply.keys():
+        raise PeerError(f"process 0 of {count} ({info.coordinator_host}) ended before the start, or is another program")
     if "refuse" in reply:
         raise (UserError if reply["mistake"] else PeerError)(reply["refuse"])
     return reply["result"]

@@ -130,13 +130,15 @@ def on_mesh(context: CheckContext) -> Iterator[Finding]:
     if machine.memory is None:
         text = "the memory of planned devices is not known: give --topology, or try bert-jax plan"
         yield finding("memory", f"not checked: {text}", {"available": None})
+        yield finding("time", "not estimated for planned devices of unknown kind", {"hours": None})
         return
-    counts = []
-    for i in range(len(config.phases)):
-        one = _memory(context, i, programs.mesh, sizes)
-        counts.append(one.values["accumulation"])
-        yield one
-    yield _time(config, machine, sizes, counts)
+    found = [_memory(context, i, programs.mesh, sizes) for i in range(len(config.phases))]
+    yield from found
+    too_large = [i for i, one in enumerate(found) if one.values["needed"] > MEMORY_SHARE * machine.memory]
+    if too_large:
+        yield finding("time", f"not estimated: phase {too_large[0]} does not fit", {"hours": None})
+    else:
+        yield _time(config, machine, sizes, [one.values["accumulation"] for one in found])
 
 
 def _split(config: Config, programs: Programs) -> Finding:

@@ -97,7 +97,7 @@ def _deferred_softmax(
     value: Float[Array, "B S N D"],
     mask: Bool[Array, "B 1 S S"],
 ) -> Float[Array, "B S N D"]:
-    """`reference` with fewer passes over [B, N, S, S]: it scales the queries instead of the scores.
+    """Attention with fewer passes over [B, N, S, S]: it scales the queries instead of the scores.
 
     The division by the sums of the softmax is deferred to the contexts. On two CPU cores a whole encoder took 8 %
     (S = 128) and 16 % (S = 256) less CPU time than with "xla" (docs/LOG.md).

@@ -126,7 +126,7 @@ def compile_until_one_fits(
             continue
         row = plan_phase(config_on(config, one.sizes, one.remat), phase, topology, one.accumulation)
         tried.append((one, row))
-        if row["fits"] or len(tried) == most:
+        if row["fits"] or len(tried) >= most:
             break
         limit = min(limit, one.memory * RETRY_FACTOR)
     return tried

@@ -74,6 +74,7 @@ class _Used(TypedDict, total=False):
     added_tokens_decoder: dict[str, Any] | None
 
 
+_SWITCHES = _Used.__annotations__.keys() - {"added_tokens_decoder"}
 _FIXED = {
     "do_basic_tokenize": (True,),
     "never_split": (None, []),
@@ -227,7 +228,8 @@ class Settings:
         if self.file_type == ".json" and name in _GENERIC_CLASSES:
             return  # tokenizer.json is complete
         where = self._path(CONFIG)
-        field_validation.from_json(_Used, self.stated, where)
+        used = {name: value for name, value in self.stated.items() if name not in _SWITCHES or name in self._used()}
+        field_validation.from_json(_Used, used, where)
         for name, value in self.stated.items():
             if name == "never_split" and isinstance(value, list):
                 value = [token for token in value if token not in SPECIAL_TOKENS]

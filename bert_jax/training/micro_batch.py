@@ -210,8 +210,10 @@ def fit_to_memory(
         return (count, program, needed) if needed <= limit else None
 
     # Larger and larger micro-batches while they fit; if the first one does not, smaller ones until one fits.
-    found = list(itertools.takewhile(bool, map(fitting, candidates[first::-1])))
-    best = found[-1] if found else next(filter(None, map(fitting, candidates[first + 1 :])), None)
+    best = None
+    for larger in itertools.takewhile(bool, map(fitting, candidates[first::-1])):
+        best = larger
+    best = best or next(filter(None, map(fitting, candidates[first + 1 :])), None)
     if best is None:
         raise UserError(
             f"phases.{index}: one row at a time on each device needs more than {limit / 2**30:.1f} GiB, "

@@ -211,6 +211,12 @@ def test_moments_that_tensorflow_wrote_come_back_as_they_were(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, read(tmp_path, optimizer_state=True).optimizer_state, state)
 
 
+def test_moments_of_dropped_tensors_are_dropped():
+    source_model = read(GOLDEN / "bert", optimizer_state=True, drop=("cls.seq_relationship.*",))
+    assert not source_model.model.heads.pair
+    assert "pair" not in source_model.optimizer_state.mu and source_model.optimizer_state.mu["mlm"]["bias"].any()
+
+
 def slots(*names: str) -> list[str]:
     return [f"{name}{slot}" for name in names for slot in ("/adam_m", "/adam_v")]
 

@@ -243,7 +243,8 @@ def test_a_damaged_ledger_line_takes_later_decisions_along(tmp_path, capfd):
     saved = [ledger.make_decision("rollback", lambda to=to: {"to": to, "skipped_rows": (to, 9)}) for to in range(4)]
     lines = path.read_bytes().splitlines(keepends=True)
     untyped = b'{"event": "rollback", "to": 1, "skipped_rows": [1]}\n'
-    for damaged in (b"\xff\n", lines[1].replace(b"1", b"7"), untyped):
+    incomplete = b'{"event": "rollback", "to": 1}\n'
+    for damaged in (b"\xff\n", lines[1].replace(b"1", b"7"), untyped, incomplete):
         path.write_bytes(b"".join([lines[0], damaged, *lines[2:]]))
         again = Ledger(path)
         again.restore(saved[:3])

@@ -13,7 +13,7 @@ from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.source_model import SourceModel
 from bert_jax.convert.tensors import BUFFERS, LazyStateDict, lazy_row_slice, to_lazy_tensors
 from bert_jax.convert.translate import find_family, from_huggingface
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, require
 from bert_jax.storage import StoredPath
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
@@ -137,6 +137,10 @@ def trim_vocabulary(hf_model: HuggingFaceModel, vocab_size: int) -> HuggingFaceM
     )
     word, bias = family.tensor_name("encoder/embeddings/word"), family.tensor_name("mlm/bias")
     tables = {word, word.removeprefix(f"{family.base}."), bias, f"{family.decoder}.weight", f"{family.decoder}.bias"}
+    rows = {tensors[name].shape[0] for name in tables & tensors.keys()}
+    require(
+        len(rows) <= 1, f"{hf_model.source}: tables of the vocabulary have different numbers of rows: {sorted(rows)}"
+    )
     kept = {name: lazy_row_slice(tensors[name], 0, vocab_size) for name in tables & tensors.keys()}
     config = hf_model.config | {"vocab_size": vocab_size}
     return dataclasses.replace(hf_model, config=config, tensors=LazyStateDict(tensors | kept))

@@ -20,7 +20,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     for family, fields in (("bert", SHARED_FIELDS), ("albert", albert.FIELDS))
 }
 DEFAULTS["albert"]["inner_group_num"] = 1
-"""The fields of Google's BertConfig and AlbertConfig besides vocab_size; sizes have no default."""
+"""The fields of Google's BertConfig and AlbertConfig besides vocab_size; most sizes have no default."""
 
 # Google's "gelu" is the exact one (erf) in BERT's first code, and since commit bee6030 (see CyberZHG/keras-bert, issue
 # 129) the approximation with tanh, under the same name; in ALBERT it is the approximation. The files do not say

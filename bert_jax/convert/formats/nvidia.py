@@ -22,6 +22,7 @@ from bert_jax.convert.formats.format import ReadOptions, to_source_model, trim_v
 from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.source_model import SourceModel
 from bert_jax.convert.tensors import LazyStateDict
+from bert_jax.errors import require
 from bert_jax.storage import StoredPath, read_json_object
 from bert_jax.tokenizers.files import find_tokenizer_file
 
@@ -61,6 +62,7 @@ def read(content: Mapping, source: StoredPath, options: ReadOptions, scratch: Pa
     """
     tensors = torch_checkpoint.as_lazy_state_dict(content["model"], source).lazy_tensors
     renamed = {rename(name): tensor for name, tensor in tensors.items()}
+    require(len(renamed) == len(tensors), f"{source}: two of its tensors have the same name in transformers")
     file = source.parent / CONFIG
     given = read_json_object(file, f"copy the model's {CONFIG} there")
     config = {"model_type": "bert", **{name: given.get(name) for name in SETTINGS}, "layer_norm_eps": 1e-12}

@@ -87,6 +87,8 @@ def read(source: StoredPath, options: ReadOptions, scratch: Path) -> SourceModel
     hf_model = HuggingFaceModel(config, tensors, str(prefix))
     source_model = to_source_model("tensorflow1", hf_model, find_tokenizer_file(prefix.parent), options)
     trees = [_renamed(bundle, slot, family, str(prefix)) for slot in SLOTS]
+    dropped = tensors.keys() - source_model.hf_model.tensors.keys()
+    trees = [LazyStateDict({name: x for name, x in tree.lazy_tensors.items() if name not in dropped}) for tree in trees]
     if not options.optimizer_state or not any(trees):
         return source_model
     step = bundle.lazy_tensors.get(GLOBAL_STEP)

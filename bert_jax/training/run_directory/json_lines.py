@@ -11,9 +11,11 @@ from bert_jax.field_validation import from_json
 from bert_jax.storage import BackgroundUpload, StoredPath, is_remote, write_atomic
 
 Value = dict[str, Any]
+Kind = type | Callable[[Value], type]
+"""TypedDict of a line, which may have further keys; or a function of the line that returns it."""
 
 
-def read_lines(path: StoredPath, kind: type) -> list[Value]:
+def read_lines(path: StoredPath, kind: Kind) -> list[Value]:
     """Values of all complete lines, in order. The file is not changed.
 
     Damaged lines are skipped with a warning on stderr. A last line without a newline is skipped silently: a process may
@@ -21,7 +23,7 @@ def read_lines(path: StoredPath, kind: type) -> list[Value]:
 
     Args:
       path: the file; it need not exist.
-      kind: TypedDict of a line, which may have further keys.
+      kind: of its lines.
     """
     parsed = _parse(path, kind)
     damaged = [i for i, (line, value) in enumerate(parsed, 1) if value is None and line.endswith(b"\n")]
@@ -31,7 +33,7 @@ def read_lines(path: StoredPath, kind: type) -> list[Value]:
 
 def truncate_lines(
     path: StoredPath,
-    kind: type,
+    kind: Kind,
     wanted: Callable[[Value], bool] = lambda value: True,
     *,
     cut_at_damage: bool = False,
@@ -42,7 +44,7 @@ def truncate_lines(
 
     Args:
       path: the file; it need not exist.
-      kind: TypedDict of a line, which may have further keys.
+      kind: of its lines.
       wanted: whether to keep a value; the first one that is not wanted is removed with all lines after it.
       cut_at_damage: also remove all lines after a damaged line.
 
@@ -65,17 +67,17 @@ def truncate_lines(
     return [value for _, value in kept]
 
 
-def _parse(path: StoredPath, kind: type) -> list[tuple[bytes, Value | None]]:
+def _parse(path: StoredPath, kind: Kind) -> list[tuple[bytes, Value | None]]:
     """Every line and its value; None if the line is damaged or incomplete."""
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     return [(line, _value(line, kind)) for line in lines]
 
 
-def _value(line: bytes, kind: type) -> Value | None:
+def _value(line: bytes, kind: Kind) -> Value | None:
     try:
         value = json.loads(line)
-        from_json(kind, value, "a line")
-    except (ValueError, RecursionError, UserError):
+        from_json(kind if isinstance(kind, type) else kind(value), value, "a line")
+    except (ValueError, AttributeError, RecursionError, UserError):
         return None
     return value if line.endswith(b"\n") else None
 

@@ -17,20 +17,32 @@ from bert_jax.storage import StoredPath, write_atomic
 from bert_jax.training.run_directory.json_lines import JsonLines, truncate_lines
 
 
-class _Event(TypedDict):
+class _Decision(TypedDict):
     event: str
 
 
-class Decision(_Event, total=False):
-    """A line, with the fields that a resumed run reads; each event has some of them."""
-
+class _Rollback(_Decision):
     to: int
     skipped_rows: tuple[int, int]
+
+
+class _TimeEstimate(_Decision):
     step: int
     hours: float
     seconds: float
     end: int
+
+
+class _MicroBatch(_Decision):
     accumulation: int
+
+
+_KINDS = {"rollback": _Rollback, "time": _TimeEstimate, "micro_batch": _MicroBatch}
+"""By event: the fields that a resumed run reads."""
+
+
+def _kind_of(entry: dict[str, Any]) -> type:
+    return _KINDS.get(str(entry.get("event")), _Decision)
 
 
 class Ledger:
@@ -47,7 +59,7 @@ class Ledger:
         """
         self.path: StoredPath = path
         self.entries: list[dict[str, Any]] = compute_and_broadcast(
-            "the ledger", lambda: truncate_lines(path, Decision, cut_at_damage=True)
+            "the ledger", lambda: truncate_lines(path, _kind_of, cut_at_damage=True)
         )
         self._file = JsonLines(path, durable=True)
 

@@ -137,7 +137,7 @@ def _check_same_run(workdir: StoredPath, config: Config, identity: dict[str, Any
     if changed := describe_config_diff(described(saved["config"], saved), described(config, identity)):
         raise UserError(
             f"work directory {workdir} holds a different run ({'; '.join(changed[:4])}): choose another --workdir, or "
-            "the settings it was started with"
+            "the settings and the version of bert_jax that it was started with"
         )
     return saved["config"]
 
