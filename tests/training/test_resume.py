@@ -39,7 +39,11 @@ def uninterrupted(run, tmp_path_factory) -> tuple[Path, Path]:
     workdir, copies, write_commit = directory / "run", directory / "copies", checkpoint.write_commit
 
     def copy(name: str) -> Path:
-        return Path(shutil.copytree(workdir, copies / name))
+        while True:
+            try:
+                return Path(shutil.copytree(workdir, copies / name))
+            except shutil.Error:  # a thread renamed files of a checkpoint meanwhile
+                shutil.rmtree(copies / name)
 
     def spy(path, *rest):
         step = int(path.name)
