@@ -48,11 +48,13 @@ for _scheme in ("gcs", "gs", "s3"):
 def to_path(text: str | os.PathLike) -> StoredPath:
     """Return a path on disk or in a bucket; pathlib would turn ``gs://bucket/corpus`` into ``gs:/bucket/corpus``.
 
+    A leading ``~`` is the home directory, as in shells, which do not replace it in ``--workdir=~/run``.
+
     Raises:
       UserError: a URL with an unsupported scheme.
     """
     if not is_remote(text):
-        return Path(text)
+        return Path(os.path.expanduser(text))  # noqa: PTH111 (Path.expanduser raises for unknown users)
     scheme = os.fspath(text).partition("://")[0]
     if scheme not in ("az", *PACKAGES):
         raise UserError(f"{text}: {scheme}:// is not supported: write gs://BUCKET/... or s3://BUCKET/...")

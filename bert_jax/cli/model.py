@@ -45,7 +45,7 @@ class Evaluate:
         if self.json:
             print(json.dumps(scored | metrics))
         else:
-            print("scored: " + ", ".join(f"{name} {value}" for name, value in scored.items()))
+            print("scored: " + ", ".join(f"{name} {value}" for name, value in scored.items()) + " at most")
             print_metrics(metrics)
 
 

@@ -280,7 +280,7 @@ class StartConfig:
             ("embeddings", self.embeddings, "keep"),
             ("optimizer_state", self.optimizer_state, "new"),
         ):
-            require(self.source is not None or value == default, f"start.{name} '{value}' needs start.source: set it")
+            require(self.source is not None or value == default, f"start.{name} '{value}': set start.source")
         require(
             self.embeddings == "keep" or self.optimizer_state == "new",
             "start.optimizer_state 'keep' does not go with start.embeddings 'new': new embeddings have no moments",

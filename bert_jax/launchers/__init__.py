@@ -7,6 +7,7 @@ from importlib import resources
 from bert_jax import flags
 from bert_jax.errors import UserError
 from bert_jax.flags import DirectoryArg
+from bert_jax.storage import write_atomic
 
 SCRIPTS = {"slurm": ("slurm.sbatch",), "tpu": ("tpu_pod.sh", "tpu_worker.sh")}
 """Cluster -> the files of this package that the command writes."""
@@ -50,7 +51,7 @@ def write_launcher(arguments: Sequence[str]) -> None:
                 raise UserError(f"{file} exists already: choose another --out, or remove it")
         directory.mkdir(parents=True, exist_ok=True)
         for file in files:
-            file.write_text(resources.files(__package__).joinpath(file.name).read_text())
+            write_atomic(file, resources.files(__package__).joinpath(file.name).read_bytes())
             print(f"wrote {file}")
     else:
         raise UserError(f"launch {cluster}: give slurm, tpu or kubernetes")

@@ -12,6 +12,7 @@ import numpy as np
 from etils import epath
 
 from bert_jax.errors import UserError
+from bert_jax.storage import write_atomic
 from bert_jax.tokenizers import files, kinds
 from bert_jax.tokenizers.kinds import CONTINUATION, SPECIAL_TOKENS
 from bert_jax.tokenizers.models import TokenizerModel, TokenizersBackend
@@ -176,7 +177,7 @@ class Tokenizer:
 
     def save(self, path: os.PathLike | str) -> None:
         """Write a tokenizer.json."""
-        epath.Path(path).write_text(self.to_json())
+        write_atomic(epath.Path(path), self.to_json().encode())
 
 
 def wordpiece(pieces: Sequence[str], lowercase: bool | None, origin: str) -> Tokenizer:

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import re
+import shlex
 import sys
 import time
 from typing import Annotated, Literal
@@ -145,7 +146,7 @@ class Build:
         if warning := report.short_documents_warning(statistics.measure_lengths(Corpus.open(out))):
             print(f"note: {warning}", file=sys.stderr)
         seconds = time.perf_counter() - started
-        print(f"{out}: ready in {seconds:.0f} s; look at it with `bert-data inspect {os.fspath(out)}`")
+        print(f"{out}: ready in {seconds:.0f} s; look at it with `bert-data inspect {shlex.quote(os.fspath(out))}`")
 
     def _default_name(self, out: epath.Path) -> str:
         directory = (out if is_remote(out) else out.resolve()).name
